@@ -72,7 +72,7 @@ def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
     assert first.messages[0]["content"] == "s"
     assert second.messages[0] == own
     assert first.schema == second.schema == {"type": "object"}
-    with pytest.raises(UserError, match=r"`max_tokens` must be a whole number from 1 on, not `0`"):
+    with pytest.raises(UserError, match=r"`max_tokens` must be a whole number from 1 to 10000000, not `0`"):
         read('{"prompt": "a"}', max_tokens=0)
 
 
@@ -81,31 +81,31 @@ def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
     [
         ("{", "not JSON: Expecting property name"),
         ("[1]", "write one object a line"),
-        ('"x"', "a task is an object"),
+        ('"x"', "write one object a line"),
         ("{}", "neither `prompt` nor `messages`"),
-        ('{"promt": "x"}', "`promt` is not a field of a task; did you mean `prompt`?"),
-        ('{"prompt": "x", "top_p": 1}', "goes under `extra`"),
+        ('{"promt": "x"}', "`promt` is not known; did you mean `prompt`?"),
+        ('{"prompt": "x", "top_p": 1}', "`top_p` is not known"),
         ('{"prompt": "x", "prompt": "y"}', "`prompt` is given twice"),
         ('{"prompt": NaN}', "`NaN` is not JSON"),
         ('{"prompt": "x", "temperature": 1e999}', "too large a number"),
         ('{"prompt": "x", "temperature": -1}', "`temperature` must be"),
         ('{"prompt": "x", "max_tokens": true}', "`max_tokens` must be"),
-        ('{"prompt": "x", "priority": "high"}', "one of interactive, normal, batch"),
+        ('{"prompt": "x", "priority": "high"}', "one of `interactive`, `normal`, `batch`"),
         ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
-        ('{"prompt": " "}', "`prompt` is empty"),
+        ('{"prompt": " "}', "`prompt` must be a text that is not blank"),
         ('{"prompt": 5}', "`prompt` must be a text"),
-        ('{"prompt": "x", "messages": []}', "both given"),
+        ('{"prompt": "x", "messages": [{"role": "user", "content": "y"}]}', "both given"),
         ('{"messages": [{"role": "bob", "content": "x"}]}', "`messages[0].role`"),
         ('{"messages": [{"role": "user"}]}', "`messages[0].content`"),
         ('{"id": true, "prompt": "x"}', "`id` must be"),
         ('{"id": "a\\nb", "prompt": "x"}', "printable"),
-        ('{"prompt": "x", "extra": {"stream": false}}', "`extra` must not have `stream`"),
+        ('{"prompt": "x", "extra": {"stream": false}}', "`extra` must be an object, without messages"),
         ('{"prompt": "x", "schema": {"type": "objct"}}', "`schema` is not a JSON schema: $.type"),
         ('{"prompt": "x", "schema": {"$ref": "http://x/y"}}', "nothing is fetched"),
         ('{"prompt": "x", "schema": {"$ref": "#/$defs/y"}}', "nothing is there"),
         ('{"prompt": "x", "schema": {"pattern": "("}}', "$.pattern"),
         ('{"prompt": "x", "schema": {"$id": "http://[x", "$ref": "y"}}', "its references cannot be followed"),
-        ('{"prompt": "x", "schema": 5}', "a schema is an object"),
+        ('{"prompt": "x", "schema": 5}', "`schema` must be an object"),
         ('{"prompt": "x", "checker": {"kind": "contain"}}', "did you mean `contains`?"),
         # Every other fault of a checker is in tests/workload/test_banks.py.
         ("[" * 100_000, "nested too deeply"),
@@ -213,7 +213,7 @@ def test_the_form_follows_the_name_of_the_file(tmp_path):
 def test_tasks_may_come_as_a_list():
     tasks = tasks_of(["hello", {"id": "b", "prompt": "x"}], system="s")
     assert [task.id for task in tasks] == ["1", "b"]
-    with pytest.raises(UserError, match="the list, task 2: a task is an object, not a number"):
+    with pytest.raises(UserError, match="the list, task 2: a task is an object such as"):
         tasks_of(["a", 5])
     circle = {"prompt": "x"}
     circle["extra"] = circle

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -245,75 +246,35 @@ TOO_LONG = "the check of the schema took too long: a `pattern` in it may never f
 COMPUTE_S = 2.0
 PATIENCE_S = 30.0  # of the wall clock, on a busy machine; the child's own computing is bounded far closer
 LONGEST_HERE = 20_000  # characters of JSON that are checked in this process
-_TRIES = 2  # a child that was lost for another reason is started once more
-_LIMIT = 1 << 20  # of a line that it answers
 
 
-class SchemaChecks:
-    """One check at a time in the child, which is started by the first that needs it."""
+async def schema_check(schema: Mapping[str, Any], value: Any, compute_s: float = COMPUTE_S) -> str | None:
+    """Return where the value is not as the schema says, in one line; None: it is. In a child where that may take long.
 
-    def __init__(self, compute_s: float = COMPUTE_S) -> None:
-        self._compute_s = compute_s
-        self._child: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()  # a question and its answer belong together
-        self._slow: dict[int, tuple[Mapping[str, Any], bool]] = {}  # by identity; the schema is kept so that it lives
-
-    async def fault(self, schema: Mapping[str, Any], value: Any) -> str | None:
-        """Return where the value is not as the schema says, in one line; None: it is."""
-        document = json.dumps(value)
-        if id(schema) not in self._slow:
-            self._slow[id(schema)] = (schema, may_be_slow(schema))
-        if len(document) <= LONGEST_HERE and not self._slow[id(schema)][1]:
-            return value_faults(schema, value)
-        line = f'{{"schema": {json.dumps(schema)}, "value": {document}}}\n'.encode()
-        async with self._turn:
-            return await self._asked(line)
-
-    async def close(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            with suppress(ProcessLookupError):
-                child.kill()
+    The child has a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported from the user's folder.
+    """
+    document = json.dumps(value)
+    if len(document) <= LONGEST_HERE and not may_be_slow(schema):
+        return value_faults(schema, value)
+    argv = (sys.executable, "-P", "-m", "skep.swarm.schemas", str(compute_s))
+    pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    child = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True)
+    job = f'{{"schema": {json.dumps(schema)}, "value": {document}}}'.encode()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            answer, _ = await child.communicate(job)
+    except TimeoutError:
+        return TOO_LONG
+    finally:
+        if child.returncode is None:
+            child.kill()
             await asyncio.shield(child.wait())
-
-    async def _asked(self, line: bytes) -> str | None:
-        for _ in range(_TRIES):
-            child = await self._started()
-            assert child.stdin is not None
-            assert child.stdout is not None
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    child.stdin.write(line)
-                    await child.stdin.drain()
-                    answer = await child.stdout.readline()
-                if answer.endswith(b"\n"):
-                    fault: str | None = json.loads(answer)["fault"]
-                    return fault
-                code, self._child = await child.wait(), None
-                if code == -signal.SIGPROF:
-                    return TOO_LONG
-            except TimeoutError:
-                await self.close()
-                return TOO_LONG
-            except (BrokenPipeError, ConnectionResetError):
-                await self.close()
-            except asyncio.CancelledError:
-                await self.close()  # its answer would be taken for that to the next question
-                raise
-        raise SkepError("the process that checks schemas does not stay alive", hint="check that memory is left")
-
-    async def _started(self) -> asyncio.subprocess.Process:
-        """In a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported from the user's folder."""
-        if self._child is None:
-            self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "skep.swarm.schemas", str(self._compute_s)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                limit=_LIMIT,
-            )
-        return self._child
+    if child.returncode == -signal.SIGPROF:
+        return TOO_LONG
+    if child.returncode != 0:
+        raise SkepError("the process that checks a schema was ended", hint="check that memory is left")
+    fault: str | None = json.loads(answer)["fault"]
+    return fault
 
 
 Demand = Callable[[Any], str | None]
@@ -330,14 +291,14 @@ class CheckedAnswer(msgspec.Struct, frozen=True):
 
 
 class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
-    """The checks of a run. A sandbox, or a process for slow schemas, is opened when the first answer needs it."""
+    """The checks of a run. A sandbox is opened when the first answer needs it."""
 
     def __init__(self, demand: Demand | None = None) -> None:
         """`demand`: a further one on every value, beyond its schema: what is wrong with it, or None."""
         self._demand = demand
         self._opened: Sandbox | None = None
         self._judge: Judge | None = None
-        self._schemas = SchemaChecks()
+        self._slow_checks = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._opening = asyncio.Lock()  # there is one sandbox, however many answers need it at once
 
     async def __aexit__(self, *_: object) -> None:
@@ -367,7 +328,6 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
         return CheckedAnswer(complaint is None, said.text, value, complaint)
 
     async def close(self) -> None:
-        await self._schemas.close()
         opened, self._opened, self._judge = self._opened, None, None
         if opened is not None:
             await opened.close()
@@ -376,7 +336,9 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
         """The first value that is as it should be; else what is wrong with the first, or with the largest beside it."""
         faults = []
         for value in values_in(text):
-            if (fault := await self._schemas.fault(schema, value)) is None:
+            async with self._slow_checks:
+                fault = await schema_check(schema, value)
+            if fault is None:
                 return value, None
             faults.append((len(str(value)), fault))
         if not faults:

@@ -9,19 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, BinaryIO, Literal, TypedDict, Unpack
+from typing import Any, BinaryIO, TypedDict, Unpack
 
 import msgspec
-from msgspec import Meta
 
 from skep.errors import UserError
 from skep.swarm.records import Task
 from skep.swarm.schemas import NotJson, check_schema, parse, schema_fault
 from skep.units import shortened
 from skep.workload.banks import checker_faults
-from skep.workload.items import like
+from skep.workload.items import Demand, field_faults, one_of, real_number, short, whole_number
 
 MOST_NAMED = 12  # columns in a message
+_LOOKS = '{"id": "a", "prompt": "..."}'
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -80,43 +80,33 @@ def parse_template(text: str) -> Template:
 
 LONGEST_ID = 200
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# Of a chat request, and no fields of a task: they belong under `extra`.
-CHAT_FIELDS = (
-    *("frequency_penalty", "logit_bias", "logprobs", "parallel_tool_calls", "presence_penalty", "reasoning_effort"),
-    *("response_format", "seed", "stop", "tool_choice", "tools", "top_logprobs", "top_p", "user"),
-    *("chat_template_kwargs", "grammar", "min_p", "repeat_penalty", "top_k"),
-)
 # What the runner says itself: under `extra` it would contradict.
-RESERVED = {
-    "messages": "it is a field of the task",
-    "max_tokens": "it is a field of the task",
-    "temperature": "it is a field of the task",
-    "model": "it is the run's: `--model`",
-    "stream": "answers are always streamed",
-    "stream_options": "answers are always streamed",
-    "n": "a task has one answer",
+RESERVED = ("messages", "max_tokens", "temperature", "model", "stream", "stream_options", "n")
+_MESSAGE_LOOKS = '{"role": "user", "content": "..."}'
+_OBJECT: Demand = ("an object", lambda value: isinstance(value, Mapping))
+
+
+def _is_id(value: Any) -> bool:
+    text = str(value)
+    return type(value) in (str, int) and bool(text.strip()) and len(text) <= LONGEST_ID and text.isprintable()
+
+
+FIELDS: Mapping[str, Demand] = {
+    "id": (f"a whole number or 1 to {LONGEST_ID} printable characters", _is_id),
+    "prompt": ("a text that is not blank", lambda value: isinstance(value, str) and bool(value.strip())),
+    "messages": (f"a list such as [{_MESSAGE_LOOKS}]", lambda value: isinstance(value, list | tuple) and bool(value)),
+    "system": ("a text", lambda value: isinstance(value, str)),
+    "schema": _OBJECT,
+    "max_tokens": whole_number(1, 10_000_000),
+    "temperature": real_number(0, 100),
+    "priority": one_of(("interactive", "normal", "batch")),
+    "checker": _OBJECT,
+    "extra": (f"an object, without {', '.join(RESERVED)}", lambda value: _OBJECT[1](value) and _is_free(value)),
 }
 
 
-# What a value must be, as a type and in words.
-_VALUES: Mapping[str, tuple[Any, str]] = {
-    "id": (str | int, f"a whole number or 1 to {LONGEST_ID} printable characters"),
-    "prompt": (str, "a text"),
-    "system": (str, "a text"),
-    "max_tokens": (Annotated[int, Meta(ge=1, le=10_000_000)], "a whole number from 1 on"),
-    "temperature": (Annotated[float, Meta(ge=0, le=100)], "a number from 0 on"),
-    "priority": (Literal["interactive", "normal", "batch"], "one of interactive, normal, batch"),
-    "extra": (dict[str, Any], "an object"),
-}
-FIELDS = ("id", "prompt", "messages", "system", "schema", "max_tokens", "temperature", "priority", "checker", "extra")
-
-
-def _is_sound(name: str, value: Any) -> bool:
-    try:
-        msgspec.convert(value, _VALUES[name][0])
-    except msgspec.ValidationError:
-        return False
-    return name != "id" or (bool(str(value).strip()) and len(str(value)) <= LONGEST_ID and str(value).isprintable())
+def _is_free(extra: Mapping[str, Any]) -> bool:
+    return not any(name in RESERVED for name in extra)
 
 
 class TaskDefaults(TypedDict, total=False):
@@ -145,26 +135,21 @@ class TaskForm:
         self.template = None if template is None else parse_template(template)
         self._defaults: dict[str, Any] = {name: value for name, value in defaults.items() if value is not None}
         self._checked: dict[tuple[str, str], tuple[Mapping[str, Any], tuple[str, ...]]] = {}
-        for fault in self._value_faults(self._defaults):
+        for fault in self._faults(self._defaults):
             raise UserError(fault)
 
     def task(self, document: Any, default_id: str) -> Task:
         """Faulty where it is none."""
         document = {"prompt": document} if isinstance(document, str) else document
         if not isinstance(document, Mapping):
-            raise Faulty(f"a task is an object, not {_kind(document)}")
+            raise Faulty(f"a task is an object such as {_LOOKS}, not `{short(document)}`")
         told = {name: value for name, value in document.items() if value is not None}
-        faults: list[str] = []
         if self.template is not None and "prompt" not in document and "messages" not in document:
             if (missing := self.template.missing(document)) is not None:
                 raise Faulty(missing)
+            told = {name: value for name, value in told.items() if name in FIELDS}
             told["prompt"] = self.template.fill(document)
-        else:
-            faults += _unknown(document)
-        if not (faults and "prompt" not in told and "messages" not in told):  # misspelt: told once is enough
-            faults += _message_faults(told)
-        faults += self._value_faults(told)
-        if faults:
+        if faults := [*self._faults(told)] or [*_message_faults(told)]:
             raise Faulty(*faults)
         told = {**self._defaults, **told}
         messages = [dict(one) for one in told.get("messages", ())]
@@ -175,17 +160,11 @@ class TaskForm:
         own |= {name: self._check_once(name, told[name])[0] for name in ("schema", "checker") if name in told}
         return Task(id=str(told.get("id", default_id)), messages=tuple(messages), **own)
 
-    def _value_faults(self, told: Mapping[str, Any]) -> Iterator[str]:
-        for name, (_, words) in _VALUES.items():
-            if name in told and not _is_sound(name, told[name]):
-                yield f"`{name}` must be {words}, not {_shown(told[name])}"
+    def _faults(self, told: Mapping[str, Any]) -> Iterator[str]:
+        yield from field_faults(told, {}, FIELDS)
         for name in ("schema", "checker"):
-            if name in told:
+            if isinstance(told.get(name), Mapping):
                 yield from self._check_once(name, told[name])[1]
-        extra = told.get("extra")
-        for name in extra if isinstance(extra, Mapping) else ():
-            if name in RESERVED:
-                yield f"`extra` must not have `{name}`: {RESERVED[name]}"
 
     def _check_once(self, name: str, value: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """Return the first schema or checker that was equal to this one, with its faults."""
@@ -200,55 +179,18 @@ class TaskForm:
         return self._checked[key]
 
 
-def _unknown(told: Mapping[str, Any]) -> Iterator[str]:
-    for name in told:
-        if name in CHAT_FIELDS:
-            yield f'`{name}` is not a field of a task; a field of the request goes under `extra`: {{"{name}": ...}}'
-        elif name not in FIELDS:
-            yield f"`{str(name)[:40]}` is not a field of a task; {like(str(name), FIELDS)}"
-
-
 def _message_faults(told: Mapping[str, Any]) -> Iterator[str]:
-    messages = told.get("messages")
-    if ("prompt" in told) is (messages is not None):
+    if ("prompt" in told) is ("messages" in told):
         given = "`prompt` and `messages` are both given: give one of them"
         yield given if "prompt" in told else "neither `prompt` nor `messages` is given"
-    elif messages is None:
-        if isinstance(told["prompt"], str) and not told["prompt"].strip():
-            yield "`prompt` is empty"
-    elif not isinstance(messages, list | tuple) or not messages:
-        yield "`messages` must be a list of at least one message"
-    else:
-        for place, message in enumerate(messages):
-            yield from _one_message(f"messages[{place}]", message)
-        first = messages[0]
-        if "system" in told and isinstance(first, Mapping) and first.get("role") == "system":
-            yield "`system` is given, and `messages` begins with one of its own"
-
-
-def _one_message(place: str, message: Any) -> Iterator[str]:
-    if not isinstance(message, Mapping):
-        yield f"`{place}` must be an object with `role` and `content`, not {_kind(message)}"
-        return
-    role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
-        yield f"`{place}.role` must be one of {', '.join(ROLES)}, not {_shown(role)}"
-    if content is None and role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
-        return
-    if isinstance(content, list):
-        if not content or not all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content):
-            yield f"`{place}.content` must be a text, or a list of parts that have a `type`"
-    elif not isinstance(content, str):
-        yield f"`{place}.content` must be a text, or a list of parts, not {_kind(content)}"
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
-
-
-def _shown(value: Any) -> str:
-    return f"`{shortened(' '.join(json.dumps(value, ensure_ascii=False, default=str).split()), 60)}`"
+    messages = told.get("messages")
+    for place, message in enumerate(messages if isinstance(messages, list | tuple) else ()):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+        calls = role == "assistant" and (message.get("tool_calls") or message.get("function_call"))
+        if role not in ROLES:
+            yield f"`messages[{place}].role` must be one of {', '.join(ROLES)}, not `{short(role)}`"
+        elif not isinstance(content, str | list) and not (content is None and calls):
+            yield f"`messages[{place}].content` must be a text, or a list of parts, not `{short(content)}`"
 
 
 Rows = Iterable[tuple[int, Any]]  # line and document; a `Faulty` stands for a document that could not be read
@@ -264,10 +206,8 @@ def _json_rows(text: str) -> Rows:
         except NotJson as error:
             why = str(error).replace(" at line 1 column ", " at column ")
             document = Faulty(f"not JSON: {why} in `{shortened(' '.join(line.split()), 50)}`")
-        if isinstance(document, list):
-            document = Faulty("a list; write one object a line (`jq -c '.[]'` does it)")
-        elif not isinstance(document, dict | Faulty):
-            document = Faulty('a task is an object, such as {"id": "a", "prompt": "..."}')
+        if isinstance(document, list | str):
+            document = Faulty(f"write one object a line, such as {_LOOKS}")
         yield number, document
 
 
@@ -319,7 +259,7 @@ def _check_columns(columns: list[str], name: str, line: int, template: Template 
 
 FORMS = ("jsonl", "text", "csv")
 MOST_TOLD = 10
-ENDINGS = {".txt": "text", ".text": "text", ".csv": "csv", ".tsv": "csv"}  # everything else: jsonl
+ENDINGS = {".txt": "text", ".csv": "csv", ".tsv": "csv"}  # everything else: jsonl
 
 
 def read_tasks(
