@@ -4,7 +4,7 @@ from random import Random
 
 from skep.swarm.records import Attempt, AttemptOutcome, Counts, SwarmRun, SwarmRunState, TaskEnding, TaskResult, Why
 from skep.swarm.store import SwarmSession
-from skep.swarm.summary import Rows, story_from
+from skep.swarm.summary import story_from
 
 BEGAN = 1_700_000_000.0
 
@@ -33,9 +33,10 @@ def run_of(total, done, failed=0, **other):
     return SwarmRun(id="20260101-000000-abcdef", counts=Counts(total, done, failed), **known)
 
 
-def rows_of(run, attempts, results, *, sessions=None, facts=(), model="m"):
+def made_story(run, attempts, results, *, sessions=None, facts=(), now=BEGAN + 9999):
     end = max((one.ended_at for one in attempts), default=BEGAN)
-    return Rows(run, sessions or [session(ended=end)], attempts, results, list(facts), model)
+    sessions = sessions or [session(ended=end)]
+    return story_from(run, sessions, attempts, results, list(facts), now=now)
 
 
 LOST = [AttemptOutcome.FAILED, AttemptOutcome.REJECTED, AttemptOutcome.SUPERSEDED, AttemptOutcome.CANCELLED]
@@ -82,4 +83,4 @@ def busy_story(tasks=60, lanes=12, seed=3, **other):
     ]
     failed = sum(one.ending is TaskEnding.FAILED for one in results)
     run = run_of(tasks, tasks - failed, failed, sessions=len(sessions), **other)
-    return story_from(rows_of(run, attempts, results, sessions=sessions, facts=facts), now=BEGAN + 9999)
+    return made_story(run, attempts, results, sessions=sessions, facts=facts)

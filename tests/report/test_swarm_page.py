@@ -6,17 +6,17 @@ import xml.etree.ElementTree as ET
 import pytest
 from msgspec.structs import replace
 from reading import Outline
-from swarm_samples import BEGAN, attempt, busy_story, result, rows_of, run_of, session
+from swarm_samples import BEGAN, attempt, busy_story, made_story, result, run_of, session
 
 from skep.report import swarm_gantt
 from skep.report.swarm import gantt, swarm_page
 from skep.report.swarm_gantt import gantt_element, working_time
 from skep.swarm.records import AttemptOutcome, SwarmRunState, Why
-from skep.swarm.summary import SessionSpan, story_from
+from skep.swarm.summary import SessionSpan
 
 
 def story_of(run, attempts, results):
-    return story_from(rows_of(run, attempts, results), now=BEGAN + 5)
+    return made_story(run, attempts, results, now=BEGAN + 5)
 
 
 def one_attempt(**told):
@@ -35,7 +35,7 @@ def test_an_unfinished_run_says_what_is_left_and_why():
 
 
 def test_a_run_that_nobody_has_begun_has_a_page_without_a_picture():
-    story = story_from(rows_of(run_of(2, 0), [], [], sessions=[session(ended=BEGAN)]), now=BEGAN)
+    story = made_story(run_of(2, 0), [], [], sessions=[session(ended=BEGAN)], now=BEGAN)
     assert gantt_element(story) is None
     Outline(swarm_page(story))
     assert "no attempt yet" in gantt(story)

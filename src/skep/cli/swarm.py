@@ -13,7 +13,6 @@ from skep.files import OutputFile
 from skep.paths import user_paths
 
 RunName = Annotated[str, argument("ID of a run, the start of an ID, or `last`.", metavar="RUN")]
-Price = Annotated[float | None, option("Price of one kWh; adds the cost of the run.", "--price-kwh", min=0)]
 SWARM_REPORT = OutputFile("swarm.html")
 ReportOption = Annotated[OutputFile | None, option("Also write a report: .html or .svg.", "--report", metavar="FILE")]
 
@@ -55,7 +54,7 @@ class TaskRunOptions(SwarmOptions):
         "Tasks": "output overwrite failed_of template form schema system max_tokens temperature priority",
         "Endpoint": "url model key_env",
         "Running": "agents tries timeout deadline stragglers dry_run",
-        "Results": "price_kwh report as_json",
+        "Results": "report as_json",
     }
 
     tasks: Annotated[
@@ -81,7 +80,6 @@ class TaskRunOptions(SwarmOptions):
     stragglers: Annotated[
         bool, option("Resend a task that takes far longer than others (default: yes).", "--stragglers/--no-stragglers")
     ] = True
-    price_kwh: Price = None
     dry_run: Annotated[bool, option("Check the tasks and show what would be sent; send nothing.")] = False
 
 
@@ -160,8 +158,8 @@ def list_(
 
 
 @command(swarm, "skep swarm show last", runs="swarm_session.show_run")
-def show(name: RunName = "last", price_kwh: Price = None, as_json: JsonOption = False) -> None:
-    """Show a run: failures first, then time, tokens, energy and what each agent did."""
+def show(name: RunName = "last", as_json: JsonOption = False) -> None:
+    """Show a run: failures first, then time, tokens, energy and what each replica did."""
 
 
 @command(swarm, "skep swarm trace last task-17", runs="swarm_session.show_trace")
@@ -188,6 +186,5 @@ def report(
     output: Annotated[
         OutputFile, option("HTML file to write; .svg writes only the chart.", "-o", "--output")
     ] = SWARM_REPORT,
-    price_kwh: Price = None,
 ) -> None:
     """Write a self-contained HTML report: figures, chart of all attempts, failures and slowest tasks."""

@@ -84,7 +84,7 @@ def run_tasks(options: TaskRunOptions) -> int:
     paths, as_json = user_paths(os.environ), options.as_json
     source = None if options.tasks in (None, "-") else Path(str(options.tasks))
     output = output_path(options, source)
-    own = _taken(options, "stragglers priority max_tokens price_kwh")
+    own = _taken(options, "stragglers priority max_tokens")
     order = _order_of(options, **own, output=None if output is None else str(output))
     if options.report is not None:
         options.report.checked(suffixes=PAGES)

@@ -30,7 +30,6 @@ from skep.report.swarm import (
     frame,
     gantt,
     named_replicas,
-    print_agents,
     print_capitals,
     result_lines,
     run_lines,
@@ -59,10 +58,10 @@ def print_runs(limit: int, *, as_json: bool) -> None:
     print_list(runs, partial(print_capitals, RUNS), run_json, as_json=as_json, none_yet=none_yet)
 
 
-def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
+def show_run(name: str, *, as_json: bool) -> None:
     with journal() as swarm:
         run = as_it_stands(user_paths(os.environ), swarm.run(name))
-        story = story_of(swarm, run, now=time.time(), price_kwh=price_kwh)
+        story = story_of(swarm, run, now=time.time())
     failures = [one for one in story.results if one.ending is TaskEnding.FAILED]
     if as_json:
         told = {"account": account_json(story.account), "failures": documents(FAILURES, failures)}
@@ -76,7 +75,6 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
         print()  # noqa: T201
     for title, text in run_lines(story):
         print(f"{title:<11}  {text}")  # noqa: T201
-    print_agents(story)
     if replicas := named_replicas(story.account):
         print()  # noqa: T201
         print_capitals(REPLICAS, replicas)
@@ -141,11 +139,11 @@ def write_results(name: str, output: OutputFile | None, *, failed: bool, done: b
         note(f"{len(lines)} results of {run.id} ({run.state.value}) written to {output}")
 
 
-def write_report(name: str, output: OutputFile, price_kwh: float | None) -> None:
+def write_report(name: str, output: OutputFile) -> None:
     with journal() as swarm:
         run = swarm.run(name)
         output = output.checked(run.id, suffixes=PAGES)
-        story = story_of(swarm, run, now=time.time(), price_kwh=price_kwh)
+        story = story_of(swarm, run, now=time.time())
     output.write(gantt(story) if output.suffix == ".svg" else swarm_page(story), run.id)
     note(f"{run.id} ({run.state.value}) written to {output}")
 
@@ -222,7 +220,7 @@ def end_of(run_id: str, *, output: Path | None, report: OutputFile | None, as_js
     if as_json:
         print_json({**account_json(account), "output": file})
     if report is not None:
-        write_report(run_id, report, None)
+        write_report(run_id, report)
     return 1 if run.counts.failed else 0
 
 

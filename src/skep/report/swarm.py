@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from skep.report.columns import Column, Record, as_count, as_percent, at, padded, print_records
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned
 from skep.report.swarm_gantt import MOST_BARS, gantt, gantt_element
-from skep.report.terminal import day_and_time, note
+from skep.report.terminal import day_and_time
 from skep.stats.percentiles import Percentiles
 from skep.swarm.ask_split import GoalSplit
 from skep.swarm.progress import Lane, SwarmProgress, down_words
@@ -25,13 +25,13 @@ from skep.swarm.records import (
     TaskResult,
     given_fields,
 )
-from skep.swarm.summary import Account, AgentRow, ReplicaRow, SwarmStory, task_seconds
+from skep.swarm.summary import Account, ReplicaRow, SwarmStory, task_seconds
 from skep.units import fact_list, format_seconds, milliseconds, number, one_line, printable, public_name, seconds
 
 __all__ = ["gantt", "swarm_page"]
 
 ROWS_SHOWN = 30
-_MOST_FAILURES, _MOST_SLOW, _MOST_AGENTS = 200, 15, 128
+_MOST_FAILURES, _MOST_SLOW = 200, 15
 short = partial(one_line, longest=160)
 _SLOW_FROM = 5  # tasks: with fewer, the picture says it all
 
@@ -70,14 +70,6 @@ FAILURES: Sequence[Column[TaskResult]] = (
     Column("message", "error", lambda one: one.error, short, right=False, style="wide"),
 )
 _LAST_ANSWER = Column[TaskResult]("answer", "last answer", lambda one: one.answer, short, right=False, style="note")
-AGENTS: Sequence[Column[AgentRow]] = (
-    Column("agent", "agent", lambda one: one.agent),
-    Column("tasks", "tasks", lambda one: one.tasks, as_count),
-    Column("attempts", "attempts", lambda one: one.attempts, as_count),
-    Column("busy_s", "busy", lambda one: one.busy_s, seconds),
-    Column("busy_share", "of the time", lambda one: one.busy_share, as_percent),
-    Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
-)
 REPLICAS: Sequence[Column[ReplicaRow]] = (
     Column("replica", "replica", lambda one: one.replica or "unknown", partial(one_line, longest=80), right=False),
     Column("tasks", "tasks", lambda one: one.tasks, as_count),
@@ -158,24 +150,22 @@ def _tokens(account: Account) -> Figures:
 def _energy(account: Account) -> Figures:
     if account.energy is None:
         return []
-    energy, cost = account.energy.energy, account.energy.cost
+    energy = account.energy.energy
     each = "" if energy.joules_per_token is None else f", {energy.joules_per_token:.2f} J per token"
     throttled = f", throttled: {', '.join(energy.throttled)}" if energy.throttled else ""
     return [
         ("energy", f"{account.energy.kwh:.4f} kWh{each} ({energy.source})"),
         ("power", f"{as_count(energy.mean_w)} W on average, {as_count(energy.max_w)} W at most{throttled}"),
-        ("cost", "" if cost is None else f"{cost:.4f} at {account.energy.price_kwh:g} per kWh"),
     ]
 
 
 def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
     """Return all that is known of a run, each with its title, for the terminal."""
     run = story.run
-    moved = f", finally {story.moved_to}" if story.moved_to else ""
     lines = [
         ("run", f"{run.id} ({run.state.value})" + (", simulated" if run.simulated else "")),
         ("from", short(run.name)),
-        ("endpoint", f"{run.url}{moved}  {story.account.model or ''}".rstrip()),
+        ("endpoint", f"{run.url}  {story.account.model or ''}".rstrip()),
         ("results", run.config.get("output")),
         *(line for _, group in figures(story) for line in group),
         ("now" if run.state is SwarmRunState.RUNNING else "ended with", short(run.error)),
@@ -298,10 +288,10 @@ def swarm_main(story: SwarmStory) -> Markup:
         at_once=_at_once(account),
         drawn=gantt_element(story),
         most_bars=MOST_BARS,
-        columns={"failures": (*FAILURES, _LAST_ANSWER), "replicas": REPLICAS, "agents": AGENTS},
+        columns={"failures": (*FAILURES, _LAST_ANSWER), "replicas": REPLICAS},
         one_line=one_line,
         first_token_s=_first_token_s,
-        most={"failures": _MOST_FAILURES, "agents": _MOST_AGENTS},
+        most={"failures": _MOST_FAILURES},
         groups=[*figures(story), ("Asked for", [("run", run.id), *fact_list(shown)])],  # a page is made to be passed on
         slow=_slowest(story),
         replicas=named_replicas(account),
@@ -321,23 +311,12 @@ def named_replicas(account: Account) -> Sequence[ReplicaRow]:
     return account.by_replica if any(one.replica for one in account.by_replica) else ()
 
 
-SHOWN_FAILURES, SHOWN_AGENTS, NEWS_SHOWN = 20, 16, 3
+SHOWN_FAILURES, NEWS_SHOWN = 20, 3
 BAR, LANE_BAR, LONGEST_TASK = 40, 24, 32
 
 
 def print_capitals(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
     print_records([replace(one, title=one.title.upper()) for one in columns], records)
-
-
-def print_agents(story: SwarmStory) -> None:
-    """Those that did least are the ones to look at: where they are too many, the first and the last."""
-    agents, half = story.account.by_agent, SHOWN_AGENTS // 2
-    shown = agents if len(agents) <= SHOWN_AGENTS else (*agents[:half], *agents[-half:])
-    if shown:
-        print()  # noqa: T201
-        print_capitals(AGENTS, shown)
-    if len(shown) < len(agents):
-        note(f"{len(agents) - len(shown)} agents in between are not shown: --json lists all")
 
 
 def frame(progress: SwarmProgress, page: Page, title: str, deadline_s: float | None = None) -> list[Line]:

@@ -175,5 +175,4 @@ class SwarmRunOptions(msgspec.Struct, frozen=True):
     key_env: str | None = None  # which variable holds the endpoint's key; never the key itself
     priority: str | None = None  # of skep's gateway, for tasks that name none
     max_tokens: int | None = None  # for tasks that name none
-    price_kwh: float | None = None
     ask: Mapping[str, Any] | None = None  # of an `ask` run: goal, plan, root

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -12,12 +12,9 @@ from msgspec.structs import replace
 
 from skep.bench.metrics import Energy
 from skep.bench.summary import JOULES_PER_KWH
-from skep.errors import UserError
-from skep.paths import LOOPBACK
 from skep.stats.percentiles import Percentiles, median, percentiles
 from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
 from skep.swarm.store import SwarmSession, SwarmStore
-from skep.wire.heads import parse_url
 
 
 class SessionSpan(msgspec.Struct, frozen=True):
@@ -34,17 +31,6 @@ class SessionSpan(msgspec.Struct, frozen=True):
     @property
     def seconds(self) -> float:
         return max(0.0, self.ended_at - self.started_at)
-
-
-class AgentRow(msgspec.Struct, frozen=True):
-    """One of those that worked at once."""
-
-    agent: int
-    tasks: int  # that it finished
-    attempts: int
-    busy_s: float
-    busy_share: float | None  # of the wall time
-    output_tokens: int | None
 
 
 class ReplicaRow(msgspec.Struct, frozen=True):
@@ -64,8 +50,6 @@ class EnergyAccount(msgspec.Struct, frozen=True):
 
     energy: Energy
     kwh: float
-    cost: float | None  # in whatever the price is in; None: without a price
-    price_kwh: float | None
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -103,7 +87,6 @@ class Account(msgspec.Struct, frozen=True):
     agents_max: int
     queued_share: float | None  # of the agents' time, in the gateway's queue
     errors: tuple[tuple[str, int], ...]  # attempts by kind of error, the most frequent first
-    by_agent: tuple[AgentRow, ...]
     by_replica: tuple[ReplicaRow, ...]
     energy: EnergyAccount | None
 
@@ -136,17 +119,6 @@ class SwarmStory(msgspec.Struct, frozen=True):
     limits: Sequence[AgentLimit] = ()
     downs: Sequence[Down] = ()
     stages: Sequence[tuple[int, int]] = ()  # (stage, tasks in it), where there are several
-    moved_to: str | None = None  # where the last session found the endpoint, if it had moved
-
-
-def same_place(one: str, other: str) -> bool:
-    """Whether two addresses are of the same endpoint: a `/v1` at the end and the loopback's name make no difference."""
-    try:
-        places = [parse_url(url) for url in (one, other)]
-    except UserError:
-        return one == other
-    hosts = [replace(origin, host="loopback") if origin.host in LOOPBACK else origin for origin, _ in places]
-    return hosts[0] == hosts[1] and len({path.removesuffix("/v1") for _, path in places}) == 1
 
 
 def task_seconds(result: TaskResult, spans: Sequence[SessionSpan]) -> float:
@@ -216,45 +188,38 @@ def busy_s(attempts: Iterable[Attempt]) -> float:
 _ERRORS = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
 
 
-class Rows(msgspec.Struct, frozen=True):
-    """What the journal has of one run."""
-
-    run: SwarmRun
-    sessions: Sequence[SwarmSession]
-    attempts: Sequence[Attempt]
-    results: Sequence[TaskResult]
-    facts: Sequence[Fact]
-    model: str | None  # the one that answered, where the run names none
-    stages: Sequence[tuple[int, int]] = ()
-
-
-def story_of(swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None) -> SwarmStory:
-    """`price_kwh`: of this look at it; else the one that the run was given."""
-    sessions = swarm.session_rows(run.id)
-    told = [name for one in sessions if isinstance(name := one.endpoint.get("model"), str)]
-    model = run.model or (told[-1] if told else None)
+def story_of(swarm: SwarmStore, run: SwarmRun, *, now: float) -> SwarmStory:
     staged = run.kind == "ask"  # only those have stages, and a long list need not be read for nothing
     stages = Counter(task.stage for task in swarm.tasks(run.id)) if staged else {}
-    shown = tuple(sorted(stages.items())) if len(stages) > 1 else ()
-    attempts, results, facts = swarm.attempts(run.id), swarm.results(run.id), swarm.facts(run.id)
-    return story_from(Rows(run, sessions, attempts, results, facts, model, shown), now=now, price_kwh=price_kwh)
+    rows = (swarm.session_rows(run.id), swarm.attempts(run.id), swarm.results(run.id), swarm.facts(run.id))
+    return story_from(run, *rows, now=now, stages=stages)
 
 
-def story_from(rows: Rows, *, now: float, price_kwh: float | None = None) -> SwarmStory:
-    spans = spans_of(rows.sessions, rows.attempts, rows.facts, now=now, finished=rows.run.counts.left == 0)
-    downs = downs_of(rows.facts, spans)
+def story_from(
+    run: SwarmRun,
+    sessions: Sequence[SwarmSession],
+    attempts: Sequence[Attempt],
+    results: Sequence[TaskResult],
+    facts: Sequence[Fact],
+    *,
+    now: float,
+    stages: Mapping[int, int] | None = None,
+) -> SwarmStory:
+    spans = spans_of(sessions, attempts, facts, now=now, finished=run.counts.left == 0)
+    downs = downs_of(facts, spans)
     known = {span.session for span in spans}
     limits = [
         AgentLimit(session, at, int(fact["limit"]), str(fact.get("why") or ""))
-        for session, name, at, fact in rows.facts
+        for session, name, at, fact in facts
         if name == "limit" and session in known and isinstance(fact.get("limit"), int | float)
     ]
     limits.sort(key=lambda one: (one.session, one.at))
-    price = price_kwh if price_kwh is not None else rows.run.config.get("price_kwh")
-    account = _account(rows, spans, downs, price)
-    urls = [str(one.endpoint["url"]) for one in rows.sessions if "url" in one.endpoint]
-    moved = urls[-1] if urls and not same_place(urls[-1], rows.run.url) else None
-    return SwarmStory(rows.run, account, spans, rows.attempts, rows.results, limits, downs, rows.stages, moved)
+    account = _account(run, spans, downs, attempts, results, facts)
+    told = [name for one in sessions if isinstance(name := one.endpoint.get("model"), str)]
+    if run.model is None and told:  # the one that answered, where the run names none
+        account = replace(account, model=told[-1])
+    shown = tuple(sorted(stages.items())) if stages and len(stages) > 1 else ()
+    return SwarmStory(run, account, spans, attempts, results, limits, downs, shown)
 
 
 def run_json(run: SwarmRun) -> dict[str, Any]:
@@ -270,9 +235,15 @@ def account_json(account: Account) -> dict[str, Any]:
     return {**msgspec.json.decode(msgspec.json.encode(account)), "errors": dict(account.errors)}
 
 
-def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], price: float | None) -> Account:
-    run, attempts = rows.run, rows.attempts
-    done = [one for one in rows.results if one.ending is TaskEnding.DONE]
+def _account(
+    run: SwarmRun,
+    spans: Sequence[SessionSpan],
+    downs: Sequence[Down],
+    attempts: Sequence[Attempt],
+    results: Sequence[TaskResult],
+    facts: Sequence[Fact],
+) -> Account:
+    done = [one for one in results if one.ending is TaskEnding.DONE]
     wasted = [one for one in attempts if one.outcome is not AttemptOutcome.DONE]
     counts, wall_s = run.counts, sum(span.seconds for span in spans) if spans else None
     output = _told(one.output_tokens for one in done)
@@ -282,9 +253,8 @@ def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], pr
     queued_s, told_s = sum(one.queued_ms or 0.0 for one in told) / 1000, busy_s(told)
     return Account(
         run=run.id,
-        **{name: getattr(run, name) for name in ("kind", "name", "state", "url", "simulated")},
+        **{name: getattr(run, name) for name in ("kind", "name", "state", "url", "model", "simulated")},
         **{name: getattr(counts, name) for name in ("done", "failed", "left")},
-        model=rows.model,
         tasks=counts.total,
         retried=sum(many > 1 for many in Counter(one.task for one in attempts).values()),
         attempts=len(attempts),
@@ -307,9 +277,8 @@ def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], pr
         agents_max=at_once(attempts),
         queued_share=min(1.0, queued_s / told_s) if told_s > 0 else None,
         errors=tuple(Counter(errors).most_common()),
-        by_agent=tuple(_agent(*one, wall_s) for one in sorted(_grouped(attempts, "agent").items())),
         by_replica=tuple(_replicas(attempts)),
-        energy=_energy(rows, price),
+        energy=_energy(facts, attempts),
     )
 
 
@@ -318,24 +287,9 @@ def _ttft(attempts: Iterable[Attempt]) -> Percentiles | None:
     return percentiles([max(0.0, one.first_token_at - one.started_at) for one in done if one.first_token_at])
 
 
-def _grouped(attempts: Sequence[Attempt], name: str) -> dict[Any, list[Attempt]]:
-    groups: dict[Any, list[Attempt]] = {}
-    for one in attempts:
-        groups.setdefault(getattr(one, name), []).append(one)
-    return groups
-
-
-def _agent(agent: int, own: Sequence[Attempt], wall_s: float | None) -> AgentRow:
-    done = [one for one in own if one.outcome is AttemptOutcome.DONE]
-    busy = busy_s(own)
-    share = min(1.0, busy / wall_s) if wall_s else None
-    return AgentRow(agent, len(done), len(own), busy, share, _told(one.output_tokens for one in done))
-
-
 def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
-    by_name = _grouped(attempts, "replica")
-    for name in sorted(by_name, key=lambda name: (name is None, name or "")):
-        own = by_name[name]
+    for name in sorted({one.replica for one in attempts}, key=lambda name: (name is None, name or "")):
+        own = [one for one in attempts if one.replica == name]
         done = [one for one in own if one.outcome is AttemptOutcome.DONE]
         speeds = [
             one.output_tokens / seconds
@@ -347,13 +301,13 @@ def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
         yield ReplicaRow(name, len(done), len(own), failed, output, _ttft(own), median(speeds) if speeds else None)
 
 
-def _energy(rows: Rows, price: float | None) -> EnergyAccount | None:
+def _energy(facts: Sequence[Fact], attempts: Sequence[Attempt]) -> EnergyAccount | None:
     """Over the sessions that measured it; tokens are those of the same sessions."""
-    told = [(session, fact) for session, name, _, fact in rows.facts if name == "energy" and "joules" in fact]
+    told = [(session, fact) for session, name, _, fact in facts if name == "energy" and "joules" in fact]
     if not told:
         return None
     sessions = {session for session, _ in told}
-    counted = [one for one in rows.attempts if one.outcome is AttemptOutcome.DONE and one.session in sessions]
+    counted = [one for one in attempts if one.outcome is AttemptOutcome.DONE and one.session in sessions]
     tokens = _told(one.output_tokens for one in counted)
     joules = sum(float(fact["joules"]) for _, fact in told)
     seconds = sum(float(fact.get("seconds") or 0.0) for _, fact in told)
@@ -366,8 +320,7 @@ def _energy(rows: Rows, price: float | None) -> EnergyAccount | None:
         throttled=tuple(sorted({str(why) for _, fact in told for why in fact.get("throttled") or ()})),
         source=str(told[0][1].get("source", "NVML")),
     )
-    kwh = joules / JOULES_PER_KWH
-    return EnergyAccount(energy, kwh, None if price is None else kwh * price, price)
+    return EnergyAccount(energy, joules / JOULES_PER_KWH)
 
 
 def _told(values: Iterable[int | None]) -> int | None:
