@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from skep.errors import UserError
-from skep.workload.traffic import TrafficClass, parse_classes, with_agents
+from skep.workload.traffic import TrafficClass, parse_classes
 
 STEADY = {"shape": "steady", "agents": 3}
 
@@ -24,7 +24,7 @@ def test_the_documented_example_is_read():
     lengths = {"prompt_tokens": 400, "max_tokens": 200, "turns": 5, "think_s": 8.0}
     assert chat == TrafficClass("chat", "conversation", agents=4, priority="interactive", **lengths)
     assert (hooks.rate, hooks.arrivals, hooks.agents, hooks.priority) == (1.5, "constant", None, "normal")
-    assert (nightly.share, nightly.prefix_tokens, nightly.priority) == (1.0, 4000, "batch")
+    assert (nightly.agents, nightly.prefix_tokens, nightly.priority) == (8, 4000, "batch")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,7 @@ def test_the_documented_example_is_read():
         (STEADY | {"think_s": float("nan")}, "`think_s` must be a number from 0 to 86400, not `NaN`"),
         (STEADY | {"rate": 2}, "`rate` has no meaning for the shape `steady`: it belongs to open"),
         (STEADY | {"turns": 3}, "`turns` has no meaning .* belongs to conversation"),
-        (STEADY | {"share": 0.5}, "`agents` and `share` are both given: give one of the two"),
-        ({"shape": "steady"}, "both missing: give one of the two"),
+        ({"shape": "steady"}, "`agents` is missing: a steady class"),
         ({"shape": "open"}, "`rate` is missing: .* requests per second"),
         (
             {"shape": "open", "rate": 1, "agents": 2},
@@ -70,23 +69,3 @@ def test_names_are_plain_and_there_is_one_at_least(name):
         parse_classes({name: STEADY})
     with pytest.raises(UserError, match="names no class"):
         parse_classes({})
-
-
-@pytest.mark.parametrize("agents", [7, 8, 50, 1001])
-def test_shares_become_whole_agents(agents):
-    """Together as many as asked for, nobody without one, the larger share never the smaller part."""
-    table = {"own": STEADY} | {f"s{i}": {"shape": "steady", "share": share} for i, share in enumerate((0.6, 0.3, 0.1))}
-    classes = with_agents(parse_classes(table), agents)
-    counts = [one.agents for one in classes]
-    assert sum(counts) == agents
-    assert counts[0] == 3
-    assert counts[1] >= counts[2] >= counts[3] >= 1
-    assert all(one.share is None for one in classes)
-
-
-def test_shares_need_agents_to_share():
-    """And say who goes without."""
-    classes = parse_classes({"own": STEADY, "rest": {"shape": "steady", "share": 1}})
-    with pytest.raises(UserError, match="3 agents leave 0 for the shares of `rest`"):
-        with_agents(classes, 3)
-    assert with_agents(classes[:1], 1) == classes[:1]

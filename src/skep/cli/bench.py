@@ -142,9 +142,6 @@ def open_loop(options: OpenOptions) -> None:
 class ClassesOptions(TimedOptions):
     mix: Annotated[Path, argument("TOML file with a [class.NAME] table per kind of traffic.")]
     duration: Annotated[str, option("How long each run sends requests.", "--for")] = "60s"
-    agents: Annotated[
-        int | None, option("Total number of agents, for classes that set a share.", "-c", "--concurrency", min=1)
-    ] = None
     runs: Annotated[int, option("Number of runs of the whole mix.", min=1)] = 1
 
 

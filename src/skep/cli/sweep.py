@@ -43,7 +43,7 @@ from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.units import parse_int_list, parse_positive_seconds, parse_seconds, parse_share
 from skep.workload.prompts import Size, TokenCalibration, workload_fingerprint
-from skep.workload.traffic import TrafficClass, parse_arrivals, parse_classes, parse_rates, read_trace, with_agents
+from skep.workload.traffic import TrafficClass, parse_arrivals, parse_classes, parse_rates, read_trace
 
 MOST_TASKS = 100_000
 MAX_CONCURRENCY = 4096
@@ -210,7 +210,7 @@ def run_open_command(options: OpenOptions) -> None:
 
 
 def run_classes_command(options: ClassesOptions) -> None:
-    classes, runs, seed = read_mix(options.mix, options.agents), options.runs, seed_of(options.seed)
+    classes, runs, seed = read_mix(options.mix), options.runs, seed_of(options.seed)
     for_s = parse_positive_seconds(options.duration, "--for", "60s")
     config = {"classes": [to_builtins(one) for one in classes], "for_s": for_s, "runs": runs, "seed": seed}
 
@@ -239,14 +239,11 @@ def run_replay_command(options: ReplayOptions) -> None:
     _run_timed("replay", config, options, f"{len(items)} requests of {name}{timed}; seed {seed}", prepare)
 
 
-def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
+def read_mix(path: Path) -> tuple[TrafficClass, ...]:
     table = read_user_toml(path).get("class")
     if not isinstance(table, dict):
         raise UserError(f"`{path}` has no table [class.NAME]", hint="docs/measure.md has an example")
-    classes = parse_classes(table)
-    if agents is None and any(one.share is not None for one in classes):
-        raise UserError(f"`{path}` gives shares of agents", hint="give their total number with --concurrency")
-    return classes if agents is None else with_agents(classes, agents)
+    return parse_classes(table)
 
 
 def _run_timed(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import accumulate, count, islice
 from random import Random
@@ -57,12 +57,11 @@ Priority = Literal["interactive", "normal", "batch"]
 
 
 class TrafficClass(msgspec.Struct, frozen=True):
-    """One kind of traffic. An open one has a rate; the others have agents, or a share of those not given to others."""
+    """One kind of traffic. An open one has a rate; the others have agents."""
 
     name: str
     shape: Shape
     agents: int | None = None
-    share: float | None = None
     rate: float | None = None  # requests per second
     arrivals: str = "poisson"
     priority: Priority = "normal"
@@ -76,7 +75,6 @@ class TrafficClass(msgspec.Struct, frozen=True):
 
 _ONLY_IN: Mapping[str, tuple[Shape, ...]] = {
     "agents": ("steady", "conversation"),
-    "share": ("steady", "conversation"),
     "rate": ("open",),
     "arrivals": ("open",),
     "turns": ("conversation",),
@@ -103,7 +101,6 @@ def _class_faults(values: Any) -> Iterator[str]:
         return
     others: dict[str, Demand] = {
         "agents": whole_number(1, 100_000),
-        "share": real_number(0.001, 1000.0),
         "rate": real_number(0.0001, 100_000.0),
         "arrivals": one_of(get_args(ArrivalKind)),
         "priority": one_of(get_args(Priority)),
@@ -121,27 +118,10 @@ def _class_faults(values: Any) -> Iterator[str]:
             yield f"`{field}` has no meaning for the shape `{shape}`: it belongs to {' and '.join(shapes)}"
     if shape == "open" and "rate" not in values:
         yield "`rate` is missing: an open class needs its requests per second"
-    if shape != "open" and ("agents" in values) == ("share" in values):
-        yield f"`agents` and `share` are both {'given' if 'agents' in values else 'missing'}: give one of the two"
+    if shape != "open" and "agents" not in values:
+        yield f"`agents` is missing: a {shape} class needs a number of them"
     if shape == "conversation" and values.get("turns", 1) < 2:
         yield "`turns` is 1: a conversation has two turns or more; else it is `steady`"
-
-
-def with_agents(classes: Sequence[TrafficClass], agents: int) -> tuple[TrafficClass, ...]:
-    """Shares become agents: `agents` in all, less those that classes have of their own; each has one at least."""
-    shares = {one.name: one.share for one in classes if one.share is not None}
-    if not shares:
-        return tuple(classes)
-    free = agents - sum(one.agents or 0 for one in classes)
-    if free < len(shares):
-        names = ", ".join(f"`{name}`" for name in shares)
-        raise UserError(f"{agents} agents leave {max(free, 0)} for the shares of {names}", hint="ask for more agents")
-    rest = free - len(shares)  # by the largest remainder
-    exact = {name: rest * share / sum(shares.values()) for name, share in shares.items()}
-    given = {name: 1 + math.floor(value) for name, value in exact.items()}
-    for name in sorted(exact, key=lambda name: math.floor(exact[name]) - exact[name])[: free - sum(given.values())]:
-        given[name] += 1
-    return tuple(replace(one, agents=given[one.name], share=None) if one.name in given else one for one in classes)
 
 
 MOST_RATE = 2000.0
