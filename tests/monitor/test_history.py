@@ -8,7 +8,7 @@ from monitor_samples import add_probes as add
 
 from skep.config.settings import Monitor
 from skep.monitor import history
-from skep.monitor.alerts import Alarms, findings_of
+from skep.monitor.alerts import Alarms, TrackedAlert, findings_of
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
@@ -286,7 +286,8 @@ def test_another_model_is_no_regression_and_closes_what_was_wrong_with_the_old_o
     now = START + 168 * HOUR_S
     history.find_changes(series, "box", now)
     assert not [one for one in findings_of(series, BOX, Monitor(), now) if one.wrong]
-    alarms = Alarms((Alert(rule, "box", swapped - 9, "wrong"), ()) for rule in (AlertRule.SLOWER, AlertRule.DOWN))
+    wrong = [Alert(rule, "box", swapped - 9, "wrong") for rule in (AlertRule.SLOWER, AlertRule.DOWN)]
+    alarms = Alarms(map(TrackedAlert, wrong))
     (closed,) = alarms.forget_model("box", swapped, now)
     assert (closed.alert.rule, closed.alert.closed_because) == (AlertRule.SLOWER, "another model answers")
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import tzinfo
 from functools import partial
-from itertools import pairwise
+from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -31,7 +31,6 @@ from skep.monitor.notify import Notice, NotificationQueues, Notifier, Secrets, l
 from skep.monitor.records import (
     BUSY,
     DAY_S,
-    HOUR_S,
     Alert,
     AlertRule,
     Heat,
@@ -48,8 +47,6 @@ from skep.monitor.status import TargetState, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import mad, median
 from skep.units import format_bytes, format_seconds
-
-Place = tuple[AlertRule, str | None]
 
 
 class RuleFinding(msgspec.Struct, frozen=True):
@@ -69,35 +66,26 @@ class TrackedAlert:
     """An alert from when it opens until its end is stored and told."""
 
     alert: Alert
-    told: set[tuple[str, str]] = field(default_factory=set)  # what (opened, closed) and through what, or on its way
+    told: set[str] = field(default_factory=set)  # "opened", "closed": or on its way
     end_is_stored: bool = False
-
-    @property
-    def place(self) -> Place:
-        return self.alert.rule, self.alert.target
 
     @property
     def is_open(self) -> bool:
         return self.alert.closed_at is None
 
-    def told_through(self, what: str) -> set[str]:
-        return {via for kind, via in self.told if kind == what and via != "log"}
+    @property
+    def news(self) -> Literal["opened", "closed"]:
+        return "opened" if self.is_open else "closed"
 
 
 class Alarms:
     """The alerts that are open, and others until their end is stored and told.
     Invariant: one at most is open for a rule and target."""
 
-    def __init__(self, known: Iterable[tuple[Alert, Iterable[tuple[str, str]]]] = (), told_until: float = 0.0) -> None:
-        """`known`: alerts of the last process, oldest first, with what was told of each, so that a restart repeats
-        no notice. Nothing more is told of those that ended before `told_until`."""
-        self.tracked: list[TrackedAlert] = []
-        self._last_opened: dict[Place, float] = {}
-        for alert, told in known:
-            self._last_opened[alert.rule, alert.target] = alert.opened_at
-            one = TrackedAlert(alert, set(told), end_is_stored=alert.closed_at is not None)
-            if alert.closed_at is None or alert.closed_at >= told_until:
-                self.tracked.append(one)
+    def __init__(self, known: Iterable[TrackedAlert] = ()) -> None:
+        """`known`: of the last process, oldest first, so that a restart repeats no notice."""
+        self.tracked = list(known)
+        self._last_opened = {(one.alert.rule, one.alert.target): one.alert.opened_at for one in self.tracked}
 
     @property
     def open(self) -> list[TrackedAlert]:
@@ -107,17 +95,14 @@ class Alarms:
         """Return the alerts that these findings open, and those that they close, which have their end."""
         changed: list[TrackedAlert] = []
         for finding in findings:
-            place = (finding.rule, finding.target)
-            standing = next((one for one in self.open if one.place == place), None)
-            last = self._last_opened.get(place)
+            place, last = (finding.rule, finding.target), self._last_opened.get((finding.rule, finding.target))
+            standing = [one for one in self.open if (one.alert.rule, one.alert.target) == place]
             is_news = finding.since is None or last is None or finding.since > last
-            if standing is not None and finding.wrong is False:
-                changed.append(self._end(standing, finding.message, now))
-            elif finding.wrong and is_news and (standing is None or finding.since is not None):
-                if standing is not None:
-                    changed.append(self._end(standing, "another one followed", now))
-                alert = Alert(*place, now, finding.message, finding.value, finding.limit)
-                changed.append(TrackedAlert(alert))
+            if finding.wrong is False:
+                changed += self.end(standing, finding.message, now)
+            elif finding.wrong and is_news and (not standing or finding.since is not None):
+                changed += self.end(standing, "another one followed", now)
+                changed.append(TrackedAlert(Alert(*place, now, finding.message, finding.value, finding.limit)))
                 self.tracked.append(changed[-1])
                 self._last_opened[place] = now
         return changed
@@ -125,39 +110,29 @@ class Alarms:
     def forget(self, targets: Iterable[str], now: float) -> list[TrackedAlert]:
         """Close what is open for targets other than these: they are watched no more."""
         watched = {None, *targets}
-        return [self._end(one, "it is no longer watched", now) for one in self.open if one.alert.target not in watched]
+        return self.end([one for one in self.open if one.alert.target not in watched], "it is no longer watched", now)
 
     def forget_model(self, target: str, began: float, now: float) -> list[TrackedAlert]:
         """Close what was opened before another model answered, but for an outage: it was about the old one."""
         old = [one for one in self.open if one.alert.target == target and one.alert.opened_at < began]
-        return [self._end(one, "another model answers", now) for one in old if one.alert.rule is not AlertRule.DOWN]
+        return self.end([one for one in old if one.alert.rule is not AlertRule.DOWN], "another model answers", now)
 
-    def notices(
-        self, through: Sequence[str], is_quiet: Callable[[Alert], bool] = lambda _: False
-    ) -> list[tuple[Notice, set[str]]]:
-        """Return what is to be told now, with those through whom it was told already. It counts as told from now on.
-        What opened and closed untold is told together."""
-        opened, closed, passed = list[tuple[Notice, set[str]]](), list[tuple[Notice, set[str]]](), list[Alert]()
+    def notices(self, is_quiet: Callable[[Alert], bool]) -> list[TrackedAlert]:
+        """Return those whose beginning or end is to be told now. It counts as told from now on.
+        Of what opened and closed untold nothing is told."""
         for one in self.tracked:
-            known = one.told_through("opened")
-            if is_quiet(one.alert):
-                continue
-            if one.is_open and not known.issuperset(through):
-                opened.append((Notice("opened", (one.alert,)), known))
-                one.told |= {("opened", via) for via in through}
-            elif not one.is_open and not one.told_through("closed"):
-                if known:
-                    closed.append((Notice("closed", (one.alert,)), set()))
-                else:
-                    passed.append(one.alert)
-                one.told |= {("closed", via) for via in through}
-        untold = [one for one in self.tracked if through and not one.told_through("closed")]
-        self.tracked = [one for one in self.tracked if one.is_open or not one.end_is_stored or one in untold]
-        return [*([(Notice("passed", tuple(passed)), set[str]())] if passed else []), *closed, *opened]
+            if not one.is_open and "opened" not in one.told:
+                one.told.add("closed")
+        found = [one for one in self.tracked if one.news not in one.told and not is_quiet(one.alert)]
+        for one in found:
+            one.told.add(one.news)
+        self.tracked = [one for one in self.tracked if not (one.end_is_stored and "closed" in one.told)]
+        return found
 
-    def _end(self, one: TrackedAlert, because: str, now: float) -> TrackedAlert:
-        one.alert = replace(one.alert, closed_at=now, closed_because=because)
-        return one
+    def end(self, ended: Iterable[TrackedAlert], because: str, now: float) -> list[TrackedAlert]:
+        for one in (found := list(ended)):
+            one.alert = replace(one.alert, closed_at=now, closed_because=because)
+        return found
 
 
 LATE = 3  # a single run says little, the median of three a good deal more
@@ -169,9 +144,7 @@ TTFT_CLEARS = 0.9
 QUALITY_RISK = 0.01  # of a false alarm, in a week
 MIN_SHIFT = 0.02
 SHIFT_HOLDS_S = 7 * DAY_S
-DISK_FULL_WITHIN_S = 3 * DAY_S
 DISK_CLEARS = 1.1
-MIN_TREND_HOURS = 6
 MAX_ERROR = 200
 SPEEDS = (SeriesMetric.TOK_S, SeriesMetric.ENGINE_TOK_S, SeriesMetric.EFFECTIVE_TOK_S)
 LOOK_BACK_S = 2 * BASELINE_S  # the three last ones may lie some days back
@@ -275,23 +248,13 @@ def shift(target: str, changes: Sequence[SeriesChange], now: float, zone: tzinfo
     return found(wrong=True, message=text, value=change.after, limit=change.before, since=change.at)
 
 
-def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> RuleFinding | None:
-    """`history`: (time, free bytes) of the last day, oldest first. Of the steps from hour to hour, the middle one
-    counts: a large file that came once is no trend."""
-    hours = {int(at // HOUR_S): (at, then) for at, then in history}
-    steps = [(b - a) / (y - x) * HOUR_S for (x, a), (y, b) in pairwise(hours.values()) if y > x]
-    loss = -median(steps) if len(steps) >= MIN_TREND_HOURS else 0.0
-    left_s = free / loss * HOUR_S if loss > 0 else math.inf
-    room = format_bytes(free)
-    left = f"the disk of the store has {room} left"
+def disk(free: int, limit: int) -> RuleFinding | None:
     found = partial(RuleFinding, AlertRule.DISK, None, value=float(free), limit=float(limit))
+    room = format_bytes(free)
     if free < limit:
-        return found(wrong=True, message=f"{left}, the limit is {format_bytes(limit)}")
-    if left_s < DISK_FULL_WITHIN_S:
-        return found(wrong=True, message=f"{left} and is full in {format_seconds(left_s)} at the pace of the last day")
-    if free > DISK_CLEARS * limit and left_s > DISK_CLEARS * DISK_FULL_WITHIN_S:
-        return found(wrong=False, message=f"{room} are free")
-    return None
+        text = f"the disk of the store has {room} left, the limit is {format_bytes(limit)}"
+        return found(wrong=True, message=text)
+    return found(wrong=False, message=f"{room} are free") if free > DISK_CLEARS * limit else None
 
 
 def worst(findings: Iterable[RuleFinding | None]) -> RuleFinding | None:
@@ -359,7 +322,6 @@ def findings_of(
 
 KNOWN_FOR_S = 30 * DAY_S
 UNTOLD_FOR_S = 2 * DAY_S
-DISK_EVERY_S = 600.0
 
 
 def free_bytes_of(path: Path) -> int | None:
@@ -393,10 +355,9 @@ class AlertWatcher:
         self._host = host or platform.node() or "this machine"
         self._secrets = self._known_secrets(None)
         self._notifiers = notifiers_of(wanted, env, self._secrets, log) if notifiers is None else notifiers
-        self._queues = NotificationQueues(self._notifiers, self._told, log)
+        self._queues = NotificationQueues(self._notifiers, self._told)
         self._alarms = Alarms()
         self._hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
-        self._trend: list[tuple[float, int]] = []  # free bytes of the last day, of this process
         self._now = 0.0
         self._begun = False
         self._lock = asyncio.Lock()  # one event at a time changes the alarms, with all that is stored for it
@@ -423,17 +384,16 @@ class AlertWatcher:
         async with self._lock:
             self._now = now
             await asyncio.to_thread(look, *about)
-            through = [notifier.via for notifier in self._notifiers]
-            for notice, told in self._alarms.notices(through, self._is_quiet):
-                self._queues.hand_over(self._dated(notice), told)
+            for one in self._alarms.notices(self._is_quiet):
+                self._queues.hand_over(self._notice(one))
 
     def _is_quiet(self, alert: Alert) -> bool:
         if self._hours is None or alert.rule in self._wanted.quiet_except:
             return False
         return self._hours.hold(self._now, self._zone)
 
-    def _dated(self, notice: Notice) -> Notice:
-        return replace(notice, at=self._now, host=self._host, zone=self._zone)
+    def _notice(self, one: TrackedAlert) -> Notice:
+        return Notice(one.news, one.alert, self._now, self._host)
 
     def _look_at_target(self, name: str) -> None:
         with self._never_raising("after_probe"):
@@ -454,31 +414,32 @@ class AlertWatcher:
                 self._store(one)
             self._carry_out(self._alarms.forget((target.name for target in self._series.targets()), self._now))
         with self._never_raising("disk"):
-            now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
-            if free is not None and limit:
-                self._trend = [(at, then) for at, then in self._trend if now - DAY_S <= at <= now]
-                if not self._trend or now - self._trend[-1][0] >= DISK_EVERY_S:
-                    self._trend.append((now, free))
-                finding = disk(free, self._trend, limit)
-                self._carry_out(self._alarms.feed([finding], now) if finding is not None else [])
+            free, limit = self._free_bytes(), self._wanted.disk_free_bytes
+            if free is not None and limit and (finding := disk(free, limit)) is not None:
+                self._carry_out(self._alarms.feed([finding], self._now))
 
     def _begin(self) -> None:
         """Read the alerts of the last process from the store, once."""
         if self._begun:
             return
-        known = self._series.alerts(since=self._now - KNOWN_FOR_S)[::-1]
-        told = [[(what, via) for what, _, via, _ in self._series.notices(alert.id)] for alert in known]
-        self._alarms = Alarms(zip(known, told, strict=True), self._now - UNTOLD_FOR_S)
+        known = []
+        for alert in reversed(self._series.alerts(since=self._now - KNOWN_FOR_S)):
+            told = {what for what, _, via, _ in self._series.notices(alert.id) if via != "log"}
+            if alert.closed_at is not None and alert.closed_at < self._now - UNTOLD_FOR_S:
+                told.add("closed")
+            known.append(TrackedAlert(alert, told, end_is_stored=alert.closed_at is not None))
+        self._alarms = Alarms(known)
         self._begun = True
 
     def _carry_out(self, changed: Sequence[TrackedAlert]) -> None:
         for one in changed:
-            one.alert = self._secrets.scrubbed(one.alert)
+            because = one.alert.closed_because
+            message, because = self._secrets.scrub(one.alert.message), because and self._secrets.scrub(because)
+            one.alert = replace(one.alert, message=message, closed_because=because)
             with self._never_raising("store"):
                 self._store(one)
-            notice = self._dated(Notice("opened" if one.is_open else "closed", (one.alert,)))
+            notice = self._notice(one)
             self._log(log_line(notice))  # at once, quiet hours or not
-            one.told.add((notice.what, "log"))
             self._write_down(notice, "log", None)
 
     def _store(self, one: TrackedAlert) -> None:
@@ -486,8 +447,8 @@ class AlertWatcher:
         stored later with what was told: else it would stand there as open for ever, or be told anew."""
         if one.alert.id is None:
             one.alert = replace(one.alert, id=self._series.open_alert(one.alert))
-            for what, via in sorted(one.told):
-                self._series.append_notice(one.alert.id or 0, what, self._now, via, None)
+            for what, notifier in product(sorted(one.told), self._notifiers):
+                self._series.append_notice(one.alert.id or 0, what, self._now, notifier.via, None)
         if one.alert.closed_at is not None and not one.end_is_stored:
             self._series.close_alert(one.alert.id or 0, one.alert.closed_at, one.alert.closed_because or "")
             one.end_is_stored = True
@@ -500,9 +461,8 @@ class AlertWatcher:
 
     def _write_down(self, notice: Notice, via: str, error: str | None) -> None:
         with self._never_raising("notices"):
-            what = "opened" if notice.what == "opened" else "closed"
-            for number in [alert.id for alert in notice.alerts if alert.id is not None]:
-                self._series.append_notice(number, what, self._now, via, error)
+            if notice.alert.id is not None:
+                self._series.append_notice(notice.alert.id, notice.what, self._now, via, error)
 
     def _known_secrets(self, key_env: str | None) -> Secrets:
         names = (self._wanted.webhook_env, self._wanted.webhook_token_env, key_env)
@@ -527,26 +487,19 @@ def check_document(
     known = series.alerts(open_only=True)
     found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now)]
     free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
-    if free is not None and (finding := disk(free, (), wanted.disk_free_bytes)):
+    if free is not None and (finding := disk(free, wanted.disk_free_bytes)):
         found.append(finding)
-    places = {(alert.rule, alert.target) for alert in known}
-    new = [one for one in found if one.wrong and (one.rule, one.target) not in places]
-    judged = [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in new]
-    wrong = [alert_document(alert) for alert in [*known, *judged]]
+    judged = Alarms(map(TrackedAlert, reversed(known))).feed([one for one in found if one.wrong], now)
+    wrong = [alert_document(alert) for alert in [*known, *(one.alert for one in judged if one.is_open)]]
     who = "the monitor runs but is late" if running else "the monitor is not running: `skep monitor run` starts it"
     targets = []
     for one in target_statuses(series, now, with_readings=False):
         name, every_s, last, overdue_s = one.target.name, one.target.every_s, one.last, one.overdue_s(now)
-        document = {
-            "name": name,
-            "state": str(one.state if overdue_s is None else TargetState.SILENT),
-            "every_s": every_s,
-            "last_probe_at": getattr(last, "ended_at", None),
-            "overdue": overdue_s is not None,
-            "overdue_s": overdue_s or 0.0,
-            **{name: getattr(last, name, None) for name in ("error_kind", "error")},
-        }
-        targets.append(document)
+        state = str(one.state if overdue_s is None else TargetState.SILENT)
+        told = {name: getattr(last, name, None) for name in ("error_kind", "error")}
+        probed = {"every_s": every_s, "last_probe_at": getattr(last, "ended_at", None)}
+        late = {"overdue": overdue_s is not None, "overdue_s": overdue_s or 0.0}
+        targets.append({"name": name, "state": state, **probed, **late, **told})
         if overdue_s is not None:
             since = "it was added" if last is None else "the last one"
             text = f"{name}: a probe is overdue by {format_seconds(overdue_s)} since {since}; {who}"

@@ -8,14 +8,12 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
 from html import escape
 from typing import Any, Literal, Protocol
 
 import msgspec
-from msgspec.structs import replace
 
 from skep.config.settings import COMMAND_WORDS, Hook, Monitor, Shape, check_webhook
 from skep.errors import UserError
@@ -39,39 +37,26 @@ _NAMES = {
     AlertRule.SHIFT: "changed for the worse",
 }
 
-What = Literal["opened", "closed", "passed"]
-
 
 class Notice(msgspec.Struct, frozen=True):
-    """One message. `passed`: alerts that opened and closed in quiet hours, told together; else it is of one alert."""
+    """One message: that an alert opened or closed."""
 
-    what: What
-    alerts: tuple[Alert, ...]
+    what: Literal["opened", "closed"]
+    alert: Alert
     at: float = 0.0
     host: str = ""
-    zone: tzinfo | None = None
 
     @property
     def title(self) -> str:
-        if self.what == "passed":
-            many = len(self.alerts)
-            return f"{many} alert{'s' if many != 1 else ''} came and went on {self.host}"
-        (alert,) = self.alerts
-        return f"{alert.target or self.host}: {'no longer ' if self.what == 'closed' else ''}{_NAMES[alert.rule]}"
+        over = "no longer " if self.what == "closed" else ""
+        return f"{self.alert.target or self.host}: {over}{_NAMES[self.alert.rule]}"
 
     @property
     def text(self) -> str:
-        if self.what == "passed":
-            return f"came and went in quiet hours: {'; '.join(map(self._stretch, self.alerts))}"[:MAX_TEXT]
-        (alert,) = self.alerts
-        if self.what == "opened":
+        alert = self.alert
+        if self.what == "opened" or alert.closed_at is None:
             return alert.message
-        lasted = "" if alert.closed_at is None else f" after {format_seconds(alert.closed_at - alert.opened_at)}"
-        return f"{self.title}{lasted}: {alert.closed_because or 'it is over'}"
-
-    def _stretch(self, alert: Alert) -> str:
-        moments = [f"{datetime.fromtimestamp(at, self.zone):%H:%M}" for at in (alert.opened_at, alert.closed_at) if at]
-        return f"{alert.target or 'the machine'} {_NAMES[alert.rule]} {' to '.join(moments)}"
+        return f"{self.title} after {format_seconds(alert.closed_at - alert.opened_at)}: {alert.closed_because}"
 
 
 class Secrets:
@@ -86,43 +71,28 @@ class Secrets:
             text = text.replace(value, "***")
         return one_line(re.sub(r"(?<=://)[^/\s@]+@", "***@", text), MAX_TEXT)
 
-    def scrubbed(self, alert: Alert) -> Alert:
-        because = None if alert.closed_because is None else self.scrub(alert.closed_because)
-        return replace(alert, message=self.scrub(alert.message), closed_because=because)
-
 
 def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
     """Return the JSON body for a webhook."""
     mark = "warning" if notice.what == "opened" else "white_check_mark"
     if shape == "ntfy":
-        urgent = notice.what == "opened" and any(alert.rule in URGENT for alert in notice.alerts)
-        return {
-            "topic": hook.topic,
-            "title": f"{notice.title} ({notice.host})",
-            "message": notice.text,
-            "priority": NTFY_HIGH if urgent else NTFY_DEFAULT,
-            "tags": [mark],
-        }
+        priority = NTFY_HIGH if notice.what == "opened" and notice.alert.rule in URGENT else NTFY_DEFAULT
+        told = {"title": f"{notice.title} ({notice.host})", "message": notice.text}
+        return {"topic": hook.topic, **told, "priority": priority, "tags": [mark]}
     if shape == "slack":
         return {"text": f":{mark}: {escape(f'{notice.text} ({notice.host})', quote=False)}"}  # `<!channel>` calls all
-    documents = [alert_document(alert) for alert in notice.alerts]
-    return {
-        **(documents[0] if len(documents) == 1 else {}),
-        "source": "skep",
-        "event": notice.what,
-        "host": notice.host,
-        "at": notice.at,
-        "title": notice.title,
-        "message": notice.text,
-        "alerts": documents,
-    }
+    return {**told_of(notice), "source": "skep", "at": notice.at}
+
+
+def told_of(notice: Notice) -> dict[str, Any]:
+    words = {"event": notice.what, "message": notice.text, "title": notice.title, "host": notice.host}
+    return {**alert_document(notice.alert), **words}
 
 
 def variables_of(notice: Notice) -> dict[str, str]:
     """Return the variables `SKEP_ALERT_*` for a command; unknown values are empty."""
-    told = {"event": notice.what, "message": notice.text, "title": notice.title, "host": notice.host}
-    one = notice.alerts[0] if len(notice.alerts) == 1 else None
-    values = {name: told[name] if name in told else getattr(one, name, None) for name in COMMAND_WORDS}
+    told = told_of(notice)
+    values = {name: told[name] for name in COMMAND_WORDS}
     return {PREFIX + name.upper(): "" if value is None else _plain(value) for name, value in values.items()}
 
 
@@ -133,9 +103,8 @@ def argv_of(command: Iterable[str], variables: Mapping[str, str]) -> list[str]:
 
 
 def log_line(notice: Notice) -> str:
-    rules = ",".join(alert.rule for alert in notice.alerts)
-    targets = ",".join(alert.target or "-" for alert in notice.alerts)
-    return f'alert.{notice.what} rule={rules} target={targets} message="{notice.text.replace(chr(34), chr(39))}"'
+    alert, text = notice.alert, notice.text.replace('"', "'")
+    return f'alert.{notice.what} rule={alert.rule} target={alert.target or "-"} message="{text}"'
 
 
 def _plain(value: object) -> str:
@@ -148,7 +117,6 @@ RETRIES_S = (2.0, 10.0, 60.0, 300.0)
 MAX_RETRY_AFTER_S = 300.0
 AGAIN = (408, 425, 429)  # and everything from 500 on
 MAX_OUTPUT = 2000
-MAX_WAITING = 100
 GRACE_S = 5.0
 
 Log = Callable[[str], None]
@@ -284,29 +252,22 @@ def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log:
 class NotificationQueues:
     """Sends notices by each notifier, in order. What is not sent when they end is sent by the next process."""
 
-    def __init__(
-        self, notifiers: list[Notifier], done: Callable[[Notice, str, str | None], Awaitable[None]], log: Log
-    ) -> None:
+    def __init__(self, notifiers: list[Notifier], done: Callable[[Notice, str, str | None], Awaitable[None]]) -> None:
         """`done` hears of each notice that was sent or given up, through what, and what went wrong."""
-        self._notifiers, self._done, self._log = notifiers, done, log
-        self._turns = {one.via: asyncio.Lock() for one in notifiers}  # first come, first served
-        self._waiting: dict[str, set[asyncio.Task[None]]] = {one.via: set() for one in notifiers}
+        self._turns = [(one, asyncio.Lock()) for one in notifiers]  # first come, first served
+        self._done = done
+        self._under_way: set[asyncio.Task[None]] = set()
 
-    def hand_over(self, notice: Notice, told: Collection[str] = ()) -> None:
-        """Queue a notice. Call from the loop's own thread. `told`: notifiers that have sent it already."""
-        for notifier in self._notifiers:
-            waiting = self._waiting[notifier.via]
-            if len(waiting) >= MAX_WAITING:  # told by the next process, or in `skep monitor status`
-                self._log(f"alert.dropped via={notifier.via} waiting={len(waiting)}")
-            elif notifier.via not in told:
-                task = asyncio.ensure_future(self._send(notifier, notice))
-                waiting.add(task)
-                task.add_done_callback(waiting.discard)
+    def hand_over(self, notice: Notice) -> None:
+        """Queue a notice. Call from the loop's own thread."""
+        for notifier, turn in self._turns:
+            task = asyncio.ensure_future(self._send(notifier, turn, notice))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
 
     async def delivered(self, limit_s: float) -> bool:
         """Wait until every queued notice is sent or given up. Return False where that takes too long."""
-        waiting = [task for tasks in self._waiting.values() for task in tasks]
-        return not waiting or not (await asyncio.wait(waiting, timeout=limit_s))[1]
+        return not self._under_way or not (await asyncio.wait(self._under_way, timeout=limit_s))[1]
 
     async def end(self, *, hurry: bool = False) -> None:
         """Stop sending; notices under way get a few seconds."""
@@ -314,13 +275,13 @@ class NotificationQueues:
             if not hurry:
                 await self.delivered(GRACE_S)
         finally:
-            left = [task for tasks in self._waiting.values() for task in tasks]
+            left = list(self._under_way)
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    async def _send(self, notifier: Notifier, notice: Notice) -> None:
-        async with self._turns[notifier.via]:
+    async def _send(self, notifier: Notifier, turn: asyncio.Lock, notice: Notice) -> None:
+        async with turn:
             try:
                 error = await notifier.send(notice)
             except Exception as failure:
