@@ -4,7 +4,7 @@ dead ends that it tells of. Values only; whoever shows it says that it is made u
 
 from msgspec.structs import replace
 
-from skep.tuner.records import ConfigFailure, CurvePoint, Knob, KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
+from skep.tuner.records import ConfigFailure, Knob, KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
 from skep.units import Interval
 
 BASELINE = KnobConfig.of(
@@ -78,17 +78,6 @@ def sample_stages():
     made.add({"mtp": 5}, 1.11, why="better with 95 % confidence over 3 starts")
     made.add({"memory_share": 0.97}, 1.01, StageDecision.UNDECIDED, why="time ran out after one start")
     return made.stages
-
-
-def sample_curve():
-    """Baseline and winner at four levels; the winner falls behind C = 4, where it queues."""
-    best = sample_stages()[10].config
-    told = {BASELINE: (12.9, 19.5, 25.1, 27.0), best: (81.8, 154.0, 190.0, 167.0)}
-    return [
-        CurvePoint(c, config, Interval(0.97 * figure, figure, 1.03 * figure), 5000.0 * c / figure, 11.0 + c)
-        for config, figures in told.items()
-        for c, figure in zip((1, 2, 4, 8), figures, strict=True)
-    ]
 
 
 class _Stages:

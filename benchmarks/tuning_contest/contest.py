@@ -81,12 +81,9 @@ class Arena:
         while (request := search.request) is not None:
             if isinstance(request, JudgeRequest):
                 search.took(JudgeResult(ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True))
-            elif isinstance(request, MeasureRequest):
-                starts += len(request.configs)
-                search.took(bench.measured(request))
             else:
                 starts += len(request.configs)
-                search.took(bench.curved(request))
+                search.took(bench.measured(request))
         find = Find("tuner", search.incumbent, self.truth.value(search.incumbent), bench.now_s, starts)
         return TunerRun(find, self.acceptances(search.stages), search.ended or "", tuple(search.stages))
 

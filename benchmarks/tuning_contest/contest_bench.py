@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from dataclasses import dataclass
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailure,
-    CurveRequest,
-    CurveResult,
     KnobConfig,
     MeasurementRound,
     MeasureRequest,
@@ -41,9 +38,6 @@ class ContestBench(SimulatedBench):
         step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one
         starts = [one for config in request.configs[::step] for one in self._side_by_side((config,), request.readings)]
         return MeasurementRound(tuple(starts[::step]), self.now_s - began_s)
-
-    def curved(self, request: CurveRequest) -> CurveResult:
-        return asyncio.run(self.curve(request, unheard))
 
     def _start(self, config: KnobConfig, on_progress: OnProgress) -> Found:
         found = self.truth.figure(config)

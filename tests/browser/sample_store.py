@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sample_swarm import put_swarm_run
-from sample_tuning import sample_curve, sample_stages, sample_tuning
+from sample_tuning import sample_stages, sample_tuning
 from skep.monitor.history import find_changes
 from skep.monitor.records import (
     DAY_S,
@@ -27,8 +27,8 @@ from skep.monitor.records import (
 )
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.tuner.records import CurveResult, TuneGoal
-from skep.tuner.store import SavedAnswer, TuningStore, to_document
+from skep.tuner.records import TuneGoal
+from skep.tuner.store import TuningStore
 
 DAYS = 30
 SLOWER_AFTER_DAY = 21
@@ -72,8 +72,6 @@ def _tune(tunings: TuningStore, now: float) -> None:
     ended = tunings.begin(sample_tuning(created_at=now - HOUR_S))
     session = tunings.begin_session(ended, now - HOUR_S)
     tunings.append_stages(ended, sample_stages(), now - 600)
-    curve = to_document(CurveResult(tuple(sample_curve()), 300.0))
-    tunings.append_answer(ended, session, SavedAnswer(1, now - 300, "curve", 300.0, {}, curve))
     tunings.end_session(ended, session, at=now - 200, outcome="done", reason="nothing is left to try")
     broken = tunings.begin(sample_tuning(created_at=now - 2 * HOUR_S, aim=TuneGoal("effective_tok_s", 16)))
     session = tunings.begin_session(broken, now - 2 * HOUR_S)

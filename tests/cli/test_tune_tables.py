@@ -10,8 +10,6 @@ from skep.report.tuning import stage_columns
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailure,
-    CurvePoint,
-    CurveResult,
     Knob,
     KnobChange,
     KnobConfig,
@@ -67,9 +65,8 @@ def cells(one, stages=STAGES):
     return {column.key: column.cell(one) for column in stage_columns(tuning(), stages)}
 
 
-def record(stages, points=(), state=TuningState.ENDED, **more):
-    curve = CurveResult(tuple(points), 1.0)
-    return TuningRecord(tuning(**more), state, 1, 1, 60.0, 0.0, stages=tuple(stages), curve=curve)
+def record(stages, state=TuningState.ENDED, **more):
+    return TuningRecord(tuning(**more), state, 1, 1, 60.0, 0.0, stages=tuple(stages))
 
 
 def test_a_row_has_figure_interval_ratio_foresight_and_decision():
@@ -103,18 +100,6 @@ def test_what_was_kept_has_a_bar_that_grows_with_its_figure_and_says_if_it_died_
     stages = [*STAGES[:2], died]
     assert cells(stages[1], stages)["decision"] == "accepted, died later"
     assert tuning_report.progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
-
-
-def test_the_curve_has_both_sides_and_their_ratio(capsys):
-    points = [
-        CurvePoint(c, config, Interval(0.9 * value, value, 1.1 * value), 100.0)
-        for c, config, value in ((1, BASE, 20.0), (1, BEST, 30.0), (4, BASE, 25.0))
-    ]
-    tuning_report.print_tuning(record(STAGES, points))
-    first, second, third = (line.split() for line in capsys.readouterr().out.splitlines()[-3:])
-    assert first == ["1", "baseline", "20.0", "18.0–22.0", "100", "ms", "–", "–"]
-    assert second == ["1", "best", "30.0", "27.0–33.0", "100", "ms", "–", "1.50×"]
-    assert third[:3] == ["4", "baseline", "25.0"]
 
 
 def test_the_picture_fits_its_page_and_shows_what_happens_now():

@@ -10,7 +10,7 @@ from swarm_samples import busy_story
 from test_mixed_page import GPT, QWEN
 from test_quality_page import SUMMARY
 
-from sample_tuning import sample_curve, sample_stages, sample_tuning
+from sample_tuning import sample_stages, sample_tuning
 from skep.report import theme
 from skep.report.comparison import comparison_page, comparison_picture
 from skep.report.mixed import mixed_page, mixed_picture
@@ -47,7 +47,7 @@ def made(run, told, rows):
             tuning = replace(tuning, **dict.fromkeys(("model", "rig", "engine", "id"), HOSTILE))
             odd = {"failure": ConfigFailure("no-start", HOSTILE, HOSTILE, HOSTILE), "why": HOSTILE}
             stages[3] = replace(stages[3], **odd, changes=(KnobChange(HOSTILE, None, HOSTILE),))
-        return tuning_page(tuning, stages, sample_curve()), ladder_picture(tuning, stages)
+        return tuning_page(tuning, stages), ladder_picture(tuning, stages)
 
     return make
 

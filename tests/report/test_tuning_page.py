@@ -8,15 +8,15 @@ import pytest
 from msgspec.structs import replace
 from reading import Outline
 
-from sample_tuning import BASELINE, sample_curve, sample_stages, sample_tuning
-from skep.report.tuning import curve_charts, ladder_chart, ladder_picture, tuning_page
+from sample_tuning import sample_stages, sample_tuning
+from skep.report.tuning import ladder_chart, ladder_picture, tuning_page
 from skep.tuner.records import ConfigFailure, StageDecision, TuneGoal
 from skep.tuner.summary import accepted, best_of, headline, ratio_range, ratio_words, total_gain
 from skep.units import Interval
 
 
 def test_the_page_says_what_was_tuned_and_how():
-    page = tuning_page(sample_tuning(), sample_stages(), sample_curve())
+    page = tuning_page(sample_tuning(), sample_stages())
     assert "From 25.1 to 190 tok/s at C = 4: 4 steps that multiply to 7.57× (95 %: 7.34–7.80)." in page.replace(
         "\xa0", " "
     )
@@ -126,16 +126,3 @@ def test_intervals_without_an_end_are_drawn_without_one():
     endless = [one.figure and Interval(0.0, one.figure.estimate, math.inf) for one in sample_stages()]
     stages = [replace(one, figure=figure) for one, figure in zip(sample_stages(), endless, strict=True)]
     assert not re.search("inf|nan", ladder_picture(sample_tuning(), stages))
-
-
-def test_the_curve_has_both_configurations_with_their_intervals():
-    tuning, stages = sample_tuning(), sample_stages()
-    drawn = str(curve_charts(tuning, stages, sample_curve())[0])
-    assert "'baseline'" in drawn
-    assert "'best'" in drawn
-    made = tuning_page(tuning, stages, sample_curve()).partition("Effective tok/s by concurrency")[2]
-    assert "184–196" in made
-    assert "7.57×" in made
-    lone = [replace(one, figure=None) for one in sample_curve() if one.config == BASELINE]
-    assert curve_charts(tuning, stages, lone)[0] is None
-    assert curve_charts(tuning, stages, [])[0] is None

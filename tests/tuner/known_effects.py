@@ -57,9 +57,6 @@ class KnownBench:
         self.requests.append(request)
         if isinstance(request, records.JudgeRequest):
             return self.judged(request.challenger)
-        if isinstance(request, records.CurveRequest):
-            points = [records.CurvePoint(level, config, None) for level in request.levels for config in request.configs]
-            return records.CurveResult(tuple(points), 100.0)
         assert isinstance(request, records.MeasureRequest)
         starts = tuple(self.start(config, request.readings) for config in request.configs)
         each = self.effects.start_seconds + (request.readings + 1) * self.effects.reading_seconds

@@ -64,10 +64,6 @@ class NumberedBench(SimulatedBench):
         await self._begun(request)
         return await super().judge(request, on_progress)
 
-    async def curve(self, request, on_progress):
-        await self._begun(request)
-        return await super().curve(request, on_progress)
-
     async def _begun(self, request):
         self.number += 1
         if self._before is not None:

@@ -12,10 +12,9 @@ from skep.host.facts import NvidiaReport, read_host
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request, RunState
-from skep.tuner.measure import LONGEST_RUN_S, EngineBench, MeasureTimeouts, foreseen_per_s, reading_of
-from skep.tuner.measurements import point_of
+from skep.tuner.measure import EngineBench, MeasureTimeouts, foreseen_per_s, reading_of
 from skep.tuner.predictions import RUN_S, tasks_for
-from skep.tuner.records import CurveRequest, JudgeRequest, JudgeResult, MeasureRequest, TuneGoal
+from skep.tuner.records import JudgeRequest, JudgeResult, MeasureRequest, TuneGoal
 from skep.tuner.trial_server import TrialServers
 
 AIM = TuneGoal("effective_tok_s", 2, input_tokens=64, output_tokens=8, slo="ttft=10s")
@@ -111,23 +110,6 @@ def test_what_may_not_be_up_at_once_is_measured_apart_and_in_another_order_each_
     assert order == [[PLAIN, FASTER], [FASTER, PLAIN]]
 
 
-@pytest.mark.slow
-def test_a_curve_has_every_level_of_every_configuration(bench):
-    points = asyncio.run(bench().curve(CurveRequest((PLAIN, FASTER), (1, 2)), lambda _: None)).points
-    assert [(one.concurrency, one.config) for one in points] == [(1, PLAIN), (1, FASTER), (2, PLAIN), (2, FASTER)]
-    assert all(point.tpot_ms for point in points)
-    figures = [point.figure for point in points if point.figure is not None]  # none: a busy client was the limit
-    assert all(one.low <= one.estimate <= one.high for one in figures)
-
-
-@pytest.mark.slow
-def test_a_level_of_the_curve_that_would_take_too_long_is_left_out(bench):
-    made = bench()
-    made._rates[PLAIN] = 1, 0.9 / LONGEST_RUN_S  # tasks a second
-    points = asyncio.run(made.curve(CurveRequest((PLAIN,), (1, 4)), lambda _: None)).points
-    assert [(point.figure, point.tpot_ms) for point in points] == [(None, None)] * 2
-
-
 class Sheets:
     """A guard that notes where it was asked."""
 
@@ -181,13 +163,6 @@ def test_the_warm_up_foresees_how_long_a_task_takes():
     batch = [answered(0, 0.5, 2.0, 16), answered(1, 2.5, 4.0, 16)]
     assert foreseen_per_s(batch, 76) == pytest.approx(2 / 16, rel=0.05)
     assert foreseen_per_s([replace(row, error_kind="timeout") for row in batch], 76) is None
-
-
-def test_a_speed_is_never_below_nothing():
-    runs = [reading_of([answered(0, 0.5, last, 24)], AIM) for last in (2.0, 12.0)]
-    point = point_of(1, PLAIN, runs)
-    assert (point.figure.low, point.figure.estimate) == (0.0, pytest.approx((24 / 2 + 24 / 12) / 2))
-    assert (point.ttft_ms, point_of(1, PLAIN, runs[:1]).figure) == (500, None)
 
 
 @pytest.mark.parametrize(

@@ -222,16 +222,6 @@ def test_nothing_is_judged_and_it_says_so():
     assert "SIMULATED" in judged.words
 
 
-def test_the_curve_has_an_interval_at_every_level_of_every_configuration():
-    bench = SimulatedBench(Plain(records.ConfigFailure("no-start", "x")), seed=15)
-    points = asyncio.run(bench.curve(records.CurveRequest((SLOW, FAST), (1, 2, 4)), lambda _: None)).points
-    assert [(point.config, point.concurrency) for point in points] == [(c, n) for c in (SLOW, FAST) for n in (1, 2, 4)]
-    for point in points[:3]:
-        assert point.figure.low <= point.figure.estimate <= point.figure.high
-        assert point.figure.estimate == pytest.approx(10 * point.concurrency, rel=0.3)
-    assert all(point.figure is None for point in points[3:])
-
-
 def test_what_is_read_is_what_is_foreseen_but_for_the_noise():
     space, here = planned(replace(AIM, slo="ttft=1s,tpot=10ms"))
     faster = here.turned({"graphs": True})

@@ -158,10 +158,9 @@ def test_answers_are_judged_only_where_they_may_change_and_worse_ones_are_turned
 
 
 @pytest.mark.parametrize("minutes", [20, 60, 180])
-def test_it_ends_within_its_budget_and_with_a_curve(minutes):
-    search, bench = run(GRAPHS, SLOTS, DEPTH, KV, budget_s=60.0 * minutes)
+def test_it_ends_within_its_budget(minutes):
+    search, _ = run(GRAPHS, SLOTS, DEPTH, KV, budget_s=60.0 * minutes)
     assert search.time_budget.spent_s <= 60.0 * minutes
-    assert isinstance(bench.requests[-1], records.CurveRequest)
 
 
 def test_it_stops_at_the_target():

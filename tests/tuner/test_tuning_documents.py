@@ -17,8 +17,6 @@ STARTS = (
     records.ServerStart(BASELINE, 3.5, (READING,), None, "a-run"),
     records.ServerStart(MIXED, 0.0, failure=OUT_OF_MEMORY),
 )
-OPEN = Interval(-INF, 5.0, INF)
-CURVED = records.CurveResult((records.CurvePoint(4, BASELINE, OPEN, 90.0), records.CurvePoint(8, MIXED, None)), 3.0)
 JUDGE, JUDGED = records.JudgeRequest(BASELINE, MIXED), records.JudgeResult(ok=False, words="38 of 40", seconds=12.0)
 
 
@@ -31,7 +29,6 @@ def through_text(value):
     [
         (records.MeasureRequest((BASELINE, MIXED), 3, "screen", "slots 1 → 2"), MeasurementRound(STARTS, 9.5)),
         (JUDGE, JUDGED),
-        (records.CurveRequest((BASELINE, MIXED), (1, 2, 4)), CURVED),
     ],
 )
 def test_request_and_answer_come_out_as_they_went_in(asked, answer):
@@ -70,22 +67,21 @@ def test_readers_document_is_plain_json():
         TuneStage(2, more.changes_from(faster), more, StageDecision.FAILED, "no room", failure=OUT_OF_MEMORY),
     )
     told = store.tuning_json(
-        store.TuningRecord(a_tuning(id="x"), store.TuningState.ENDED, 1, 3, 60.0, 0.0, stages=stages, curve=CURVED)
+        store.TuningRecord(a_tuning(id="x"), store.TuningState.ENDED, 1, 3, 60.0, 0.0, stages=stages)
     )
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert list(told) == ["tuning", "baseline", "best", "gain", "stages", "curve"]
+    assert list(told) == ["tuning", "baseline", "best", "gain", "stages"]
     named = [told["tuning"][name] for name in ("id", "goal", "state")]
     assert named == ["x", "effective_tok_s@4", "ended"]
     assert told["baseline"]["figure"] == {"low": 19.0, "estimate": 20.0, "high": None}
     assert told["best"] == told["stages"][1]
     assert told["best"]["changes"] == [{"knob": "slots", "before": 1, "after": 2}]
     assert told["stages"][2]["failure"]["mended"] == {"slots": 8}
-    assert [(point["concurrency"], point["stage"]) for point in told["curve"]] == [(4, 0), (8, None)]
 
 
 def test_tuning_without_a_stage_has_no_best():
     told = store.tuning_json(store.TuningRecord(a_tuning(id="x"), store.TuningState.RUNNING, 1, 0, 0.0, 0.0))
-    assert (told["baseline"], told["best"], told["stages"], told["curve"]) == (None, None, [], None)
+    assert (told["baseline"], told["best"], told["stages"]) == (None, None, [])
 
 
 def test_round_that_an_earlier_skep_stored_is_read_and_written_with_the_same_keys():

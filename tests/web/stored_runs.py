@@ -6,8 +6,7 @@ from sample_tuning import sample_tuning
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import GatewayRequest, Request
-from skep.tuner.records import CurveResult
-from skep.tuner.store import SavedAnswer, TuningStore, to_document
+from skep.tuner.store import TuningStore
 
 HOST = {"cpu_model": "Test CPU", "cpu_cores": 4, "memory_bytes": 16 << 30, "gpus": [], "driver_version": "570"}
 RTX = {**HOST, "gpus": [{"name": "NVIDIA GeForce RTX 3090"}, {"name": "NVIDIA GeForce RTX 3090"}]}
@@ -59,15 +58,12 @@ def gateway_request(arrived_at, **told):
     return GatewayRequest(arrived_at=arrived_at, **{**facts, **told})
 
 
-def put_tuning(store, stages, *, end="done", reason=None, curve=(), **changed):
+def put_tuning(store, stages, *, end="done", reason=None, **changed):
     """A stored tuning of which this process is the writer; its id. `end`: None for one that still runs."""
     tunings, tuning = TuningStore(store), sample_tuning(**changed)
     made, began = tunings.begin(tuning), tuning.created_at
     session = tunings.begin_session(made, began)
     tunings.append_stages(made, stages, began + 60)
-    if curve:
-        answer = to_document(CurveResult(tuple(curve), 120.0))
-        tunings.append_answer(made, session, SavedAnswer(1, began, "curve", 120.0, {}, answer))
     if end is not None:
         tunings.end_session(made, session, at=began + 90, outcome=end, reason=reason)
     return made

@@ -13,7 +13,7 @@ from running_site import status
 from stored_runs import ENGINE, RTX, WORKLOAD, gateway_request, put_run, put_tuning, requests
 from watched_store import NOW
 
-from sample_tuning import sample_curve, sample_stages
+from sample_tuning import sample_stages
 from skep.monitor.records import Alert, AlertRule, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
 from skep.tuner.records import ConfigFailure, StageDecision
@@ -73,7 +73,7 @@ def _fill_tuning(store, host):
     stages[3] = replace(stages[3], decision=StageDecision.FAILED, why=f"{AT[0]} did not start", failure=dead)
     base = {"model": "m", "engine": "vllm", "listen": AT[0]}
     reason, began = f"{AT[1]} went away", NOW - 9000
-    put_tuning(store, stages, end="failed", reason=reason, curve=sample_curve(), host=host, base=base, created_at=began)
+    put_tuning(store, stages, end="failed", reason=reason, host=host, base=base, created_at=began)
 
 
 def hive(_site):

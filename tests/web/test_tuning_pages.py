@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from running_site import running
 from stored_runs import installation, put_run, put_tuning
 
-from sample_tuning import sample_curve, sample_stages
+from sample_tuning import sample_stages
 from skep.tuner.records import ConfigFailure, StageDecision, TuneGoal
 from skep.web.context import Site
 
@@ -21,7 +21,7 @@ def fill(store):
     measured = partial(put_tuning, store, simulated=False)
     failure = ConfigFailure("no-start", "the file is not there", SECRET_LINE, "give its path")
     dead = replace(stages[0], decision=StageDecision.FAILED, figure=None, why="it did not start", failure=failure)
-    MADE["simulated"] = put_tuning(store, stages, curve=sample_curve())
+    MADE["simulated"] = put_tuning(store, stages)
     MADE["measured"] = measured(stages[:4], created_at=1_785_600_000.0)
     MADE["other shape"] = measured(stages[:3], aim=load)
     MADE["dead"] = measured([dead], end="failed", reason=SECRET_LINE, model="/srv/secret/model.gguf")
@@ -53,7 +53,7 @@ def test_the_list_tells_from_where_to_where_and_the_state(ask):
 def test_one_tuning_shows_its_ladder_pictures_and_words(ask):
     page = ask(f"/tuning/{MADE['simulated']}")[1]
     for part in ("From 25.1 to 190 tok/s", "All attempts and their decisions", "Failed attempts", "Simulated",
-                 "Best and baseline by concurrency", "How this was measured", "torch.OutOfMemoryError"):  # fmt: skip
+                 "How this was measured", "torch.OutOfMemoryError"):  # fmt: skip
         assert part in page
     assert "data-refresh" not in page
     assert " style=" not in page
@@ -70,7 +70,7 @@ def test_a_running_one_is_asked_for_again_until_it_ends(ask):
 def test_json_csv_report_and_picture_of_one(ask):
     name = MADE["simulated"]
     told = ask.json(f"/api/tuning/{name}.json")
-    assert {"tuning", "baseline", "best", "stages", "curve"} <= told.keys()
+    assert {"tuning", "baseline", "best", "stages"} <= told.keys()
     assert told["best"]["title"] == "mtp 3 → 5"
     rows = ask.rows(f"/api/tuning/{name}.csv")
     assert [row["decision"] for row in rows[:2]] == ["baseline", "failed"]

@@ -203,7 +203,7 @@ def print_found(found: TuningRecord, html: OutputFile | None, *, as_json: bool) 
         print_tuning(found)
         say_state(found)
     if html is not None:
-        html.write(tuning_page(found.tuning, found.stages, found.points, state=found.unfinished), found.id)
+        html.write(tuning_page(found.tuning, found.stages, state=found.unfinished), found.id)
         note(f"{found.id} written to {html}")
 
 

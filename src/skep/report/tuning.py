@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 from markupsafe import Markup
 from msgspec.structs import replace
 
 from skep.report import theme
-from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
+from skep.report.charts import Spec, bars_chart, sized
 from skep.report.columns import Column, at, chosen, plain_columns, print_records, record_lines
 from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
@@ -23,7 +22,6 @@ from skep.tuner.records import (
     METRICS,
     BenchProgress,
     BenchRequest,
-    CurvePoint,
     StageDecision,
     TuneEvent,
     TuneStage,
@@ -35,7 +33,6 @@ from skep.tuner.store import TuningRecord, TuningState, failure_json, tuning_jso
 from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, public_name, seconds, shortened
 
 Stages = Sequence[TuneStage]
-Points = Sequence[CurvePoint]
 MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _STYLES = {
     StageDecision.BASELINE: "left",
@@ -70,31 +67,6 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
         Column("readings", "Readings", lambda one: one.readings, rank=4),
         Column("seconds", "Took", lambda one: one.seconds, seconds, rank=4),
     ]
-
-
-def curve_table(tuning: Tuning, stages: Stages, points: Points) -> tuple[list[Column[CurvePoint]], list[CurvePoint]]:
-    """Return the columns, and the points by C, the baseline first."""
-    first = {one.concurrency: one.figure for one in points if one.config == tuning.baseline}
-
-    def gain(point: CurvePoint) -> float | None:
-        base, here = first.get(point.concurrency), point.figure
-        if point.config == tuning.baseline or base is None or here is None or not base.estimate > 0:
-            return None
-        return here.estimate / base.estimate
-
-    def named(point: CurvePoint) -> str:
-        return summary.config_name(point.config, tuning, stages)
-
-    columns: list[Column[CurvePoint]] = [
-        Column("concurrency", "C", lambda one: one.concurrency),
-        Column("configuration", "Configuration", named, right=False),
-        Column("effective_tok_s", "tok/s", at("figure.estimate"), number),
-        Column("interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
-        Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds),
-        Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
-        Column("gain", "Over the baseline", gain, _times),
-    ]
-    return columns, sorted(points, key=lambda one: (one.concurrency, one.config != tuning.baseline))
 
 
 def _note(found: TuningRecord) -> str:
@@ -149,12 +121,6 @@ def _times(ratio: float) -> str:
 
 
 _TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width
-_LOOKS = (
-    (theme.STONE, (6, 4), "square"),
-    (theme.HONEY, (), "circle"),
-    (theme.SKY, (2, 3), "triangle-up"),
-    (theme.PLUM, (9, 3, 2, 3), "diamond"),
-)
 
 
 def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
@@ -179,23 +145,7 @@ def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
     return bars_chart(rows, summary.unit_of(tuning), least=36)
 
 
-def curve_charts(tuning: Tuning, stages: Stages, points: Points) -> tuple[Spec | None, Spec | None]:
-    """Return effective tok/s and TTFT over C, a line for each configuration. None where nothing was measured."""
-    speeds, waits = [], []
-    configs = sorted(dict.fromkeys(one.config for one in points), key=lambda config: config != tuning.baseline)
-    for (colour, dash, shape), config in zip(cycle(_LOOKS), configs, strict=False):
-        name = summary.config_name(config, tuning, stages)
-        own = sorted((one for one in points if one.config == config), key=lambda one: one.concurrency)
-        found = [(one.concurrency, one.figure) for one in own if one.figure is not None and known(one.figure.estimate)]
-        ranges = {c: (one.low, one.high) for c, one in found if known(one.low) and known(one.high)}
-        speeds.append(ChartCurve([(c, one.estimate) for c, one in found], colour, name, dash, shape, ranges=ranges))
-        first = [(one.concurrency, one.ttft_ms) for one in own if one.ttft_ms is not None and known(one.ttft_ms)]
-        end = f"{name}  {milliseconds(first[-1][1] if first else None)}"
-        waits.append(ChartCurve(first, colour, end, dash, shape))
-    return curves_chart(speeds, "tok/s", height=270, labelled=True), curves_chart(waits, "ms", height=270)
-
-
-def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: str | None = None) -> str:
+def tuning_page(tuning: Tuning, stages: Stages, *, state: str | None = None) -> str:
     """`state`: where the search is not at its end."""
     from skep.report.page import render
 
@@ -209,7 +159,7 @@ def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: st
         stages=stages,
         state=state,
         summary=summary,
-        body=tuning_main(tuning, stages, curve),
+        body=tuning_main(tuning, stages),
         footer=f"skep {tuning.skep_version} · tuning {tuning.id}",
     )
 
@@ -226,7 +176,7 @@ def ladder_picture(tuning: Tuning, stages: Stages) -> str:
     return standalone(panel, f"{below}: {said}")
 
 
-def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
+def tuning_main(tuning: Tuning, stages: Stages) -> Markup:
     """Return everything below the headline, without its frame."""
     from skep.report.page import html_table, render
 
@@ -250,8 +200,6 @@ def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
         ladder=drawn and picture({**drawn, "width": 860}, summary.headline(tuning, stages)),
         most_open=MOST_OPEN,
         rungs=rungs,
-        curves=curve_charts(tuning, stages, curve),
-        curve_table=curve_table(tuning, stages, curve),
         knobs={name: titles.get(name, "") for name in turned},
         value_words=value_words,
     )
@@ -276,9 +224,6 @@ def print_tuning(found: TuningRecord) -> None:
     if stages:
         print_records(stage_columns(tuning, stages), stages)
         print("\n".join([*summary.dead_end_lines(stages), "", *progress_lines(stages, summary.unit_of(tuning))]))  # noqa: T201
-    if found.points:
-        print()  # noqa: T201
-        print_records(*curve_table(tuning, stages, found.points))
 
 
 def progress_lines(stages: Stages, unit: str) -> list[str]:

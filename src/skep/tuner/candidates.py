@@ -15,18 +15,17 @@ import msgspec
 
 from skep.tuner.measurements import Belief, Measurements
 from skep.tuner.predictions import Predictor
-from skep.tuner.records import Knob, KnobChange, KnobConfig, TuneGoal, Value
+from skep.tuner.records import Knob, KnobChange, KnobConfig, Value
 
 STARTS = 2  # of either side, before anything is accepted or nothing could be read
 FEWEST, MOST = 3, 8  # readings of a start that decides
-CURVE_SHARE = 0.15  # of the budget kept for the curve, at most
 _FASTEST, _SLOWEST = 0.1, 10.0  # what is measured over what was expected
 
 
 class TimeBudget:
-    def __init__(self, space: Predictor, aim: TuneGoal, budget_s: float) -> None:
+    def __init__(self, space: Predictor, budget_s: float) -> None:
         self.budget_s, self.spent_s = budget_s, 0.0
-        self._space, self._aim = space, aim
+        self._space = space
         self._pace = 1.0  # measured over expected seconds
 
     def learn(self, configs: Sequence[KnobConfig], readings: int, seconds: float) -> None:
@@ -44,16 +43,8 @@ class TimeBudget:
         wanted = self._space.start_s(config) / max(0.1, self._space.reading_s(config))
         return min(MOST, max(FEWEST, round(wanted)))
 
-    def can_afford(self, seconds: float, ends: Sequence[KnobConfig]) -> bool:
-        """`ends`: what the curve will be drawn of."""
-        wanted = self.seconds(ends, 2 * len(curve_levels(self._aim.concurrency)))
-        return seconds <= self.budget_s - self.spent_s - min(CURVE_SHARE * self.budget_s, wanted)
-
-
-def curve_levels(concurrency: int) -> tuple[int, ...]:
-    """1, 2, 4, ... to one doubling beyond the goal's."""
-    steps = [1 << n for n in range(int(math.log2(concurrency)) + 1) if 1 << n < concurrency]
-    return (*steps, concurrency, 2 * concurrency)
+    def can_afford(self, seconds: float) -> bool:
+        return seconds <= self.budget_s - self.spent_s
 
 
 _DRAWN = 250  # configurations tried for one value

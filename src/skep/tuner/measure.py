@@ -8,7 +8,6 @@ with errors or falls silent fails at once, with what its log says. Decides nothi
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -33,15 +32,13 @@ from skep.host.power import PowerMeter
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.tuner.measurements import median_known, point_of
+from skep.tuner.measurements import median_known
 from skep.tuner.predictions import tasks_for
 from skep.tuner.quality_check import QualityGuard, Sheet
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailed,
     ConfigFailure,
-    CurveRequest,
-    CurveResult,
     JudgeRequest,
     JudgeResult,
     KnobConfig,
@@ -54,8 +51,6 @@ from skep.tuner.records import (
 )
 from skep.tuner.trial_server import TrialServer, TrialServers
 from skep.workload.prompts import TokenCalibration
-
-LONGEST_RUN_S = 60.0  # of a curve: a level where one task of every agent would take longer is left without a figure
 
 
 def reading_of(
@@ -125,14 +120,13 @@ class _ServerRun:
     config: KnobConfig
     purpose: str
     round: int
-    width: int
     readings: int
     on_progress: OnProgress
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     start_s: float = 0.0
     run_id: str | None = None
     failure: ConfigFailure | None = None
-    taken: dict[int, list[TuneReading]] = field(default_factory=dict)  # by level
+    taken: list[TuneReading] = field(default_factory=list)
     served: TrialServer = field(init=False)  # this and the next three: once it is up
     maker: TaskMaker = field(init=False)
     recording: Recording = field(init=False)
@@ -163,10 +157,10 @@ class _ServerRun:
             raise await self._errors(error.message) from None
         return self.recording.rows[-width:]
 
-    async def take(self, level: int, repeat: int, count: int, place: tuple[int, int]) -> tuple[list[Request], bool]:
+    async def take(self, level: int, repeat: int, count: int) -> tuple[list[Request], bool]:
         """Return the rows of so many tasks, and whether the client was the limit."""
         tasks = self.maker.tasks(level, repeat, count)
-        self.begin("measuring", len(tasks), place)
+        self.begin("measuring", len(tasks), (len(self.taken) + 1, self.readings))
         rows, limited = await self._watched(self.driver.run_tasks(level, repeat, tasks, level, self._took))
         if self._too_many:
             raise await self._errors(self._error)
@@ -250,7 +244,7 @@ class EngineBench:
     meter: PowerMeter | None = None
     patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
-    _rates: dict[KnobConfig, tuple[int, float]] = field(default_factory=dict)  # a level, and tasks a second there
+    _rates: dict[KnobConfig, float] = field(default_factory=dict)  # tasks a second
     _sides: Sequence[KnobConfig] = ()  # of this round
     _count: int | None = None  # tasks of each reading of this round
     _reading_s: float | None = None  # that the last one took
@@ -261,10 +255,14 @@ class EngineBench:
         self._round = self.first_round
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
-        began, width = time.monotonic(), self.aim.concurrency
-        steps, enough = [(width, number) for number in range(request.readings)], min(2, len(request.configs))
-        runs = await self._round_of(request.configs, request.purpose, steps, on_progress, enough)
-        starts = (ServerStart(o.config, o.start_s, tuple(o.taken.get(width, ())), o.failure, o.run_id) for o in runs)
+        began, configs, enough = time.monotonic(), request.configs, min(2, len(request.configs))
+        self._round, self._count, self._sides = self._round + 1, None, configs
+        runs = [_ServerRun(one, request.purpose, self._round, request.readings, on_progress) for one in configs]
+        in_turns = runs if self._round % 2 else runs[::-1]  # what drifts favours nobody for long
+        for group in [runs] if self._together(configs) else [[run] for run in in_turns]:
+            if sum(one.failure is None for one in runs) >= enough:
+                await self._side_by_side(group, request.readings, min(enough, len(group)))
+        starts = (ServerStart(o.config, o.start_s, tuple(o.taken), o.failure, o.run_id) for o in runs)
         return MeasurementRound(tuple(starts), time.monotonic() - began)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
@@ -283,29 +281,7 @@ class EngineBench:
             return JudgeResult(ok=False, words=words, seconds=seconds, skipped=before is None)
         return replace(self.guard.compare(before, after), seconds=time.monotonic() - began)
 
-    async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
-        began = time.monotonic()
-        *lower, top = sorted(request.levels)  # up and down again; who dies at the highest, the last, has shown all
-        steps = [*((one, 0) for one in lower), *((one, 1) for one in reversed(lower)), (top, 0), (top, 1)]
-        runs = await self._round_of(request.configs, "curve", steps, on_progress)
-        points = [point_of(level, run.config, run.taken.get(level, [])) for level in request.levels for run in runs]
-        return CurveResult(tuple(points), time.monotonic() - began)
-
-    async def _round_of(
-        self, configs: Sequence[KnobConfig], purpose: str, steps: Sequence[tuple[int, int]], on_progress: OnProgress,
-        enough: int = 1,
-    ) -> list[_ServerRun]:  # fmt: skip
-        """`steps`: levels, and which reading of each. Ends where fewer than `enough` configurations are left."""
-        self._round, self._count, self._sides = self._round + 1, None, configs
-        width = max(level for level, _ in steps)
-        runs = [_ServerRun(one, purpose, self._round, width, len(steps), on_progress) for one in configs]
-        in_turns = runs if self._round % 2 else runs[::-1]  # what drifts favours nobody for long
-        for group in [runs] if self._together(configs) else [[run] for run in in_turns]:
-            if sum(one.failure is None for one in runs) >= enough:
-                await self._side_by_side(group, steps, min(enough, len(group)))
-        return runs
-
-    async def _side_by_side(self, runs: Sequence[_ServerRun], steps: Sequence[tuple[int, int]], enough: int) -> None:
+    async def _side_by_side(self, runs: Sequence[_ServerRun], readings: int, enough: int) -> None:
         async with AsyncExitStack() as stack:
             for run in runs:
                 await stack.enter_async_context(run.stack)
@@ -313,19 +289,19 @@ class EngineBench:
             for run in runs:
                 if run.failure is None:
                     await run.carry_out(self._warm(run))
-            for place, (level, repeat) in enumerate(steps):
-                for run in reversed(runs) if place % 2 else runs:
+            for repeat in range(readings):
+                for run in reversed(runs) if repeat % 2 else runs:
                     if run.failure is None and sum(one.failure is None for one in runs) >= enough:
-                        await run.carry_out(self._reading(run, level, repeat))
+                        await run.carry_out(self._reading(run, repeat))
 
     async def _warm(self, run: _ServerRun) -> None:
-        """No longer than what is measured then, and with no more agents than the goal has."""
-        goal, limit_s = self.aim.concurrency, self.patience.warm_up_s
+        """No longer than what is measured then."""
+        limit_s = self.patience.warm_up_s
         if self._reading_s is not None:
             limit_s = min(limit_s, max(WARM_S, self._reading_s))
-        batch = await run.warm_up(min(run.width, goal), limit_s)
+        batch = await run.warm_up(self.aim.concurrency, limit_s)
         if (per_s := foreseen_per_s(batch, self.aim.output_tokens)) is not None:
-            self._rates.setdefault(run.config, (goal, per_s))
+            self._rates.setdefault(run.config, per_s)
 
     async def _up(self, run: _ServerRun) -> None:
         """Started and known; its requests are stored from here on."""
@@ -342,12 +318,12 @@ class EngineBench:
         except EndpointError as error:
             failure = served.trouble() or ConfigFailure("errors-under-load", error.message, served.last_words())
             raise ConfigFailed(failure) from None
-        run.served, run.hang_s = served, self._hang_s(run)
+        run.served, run.hang_s = served, self._hang_s()
         run.recording = await stack.enter_async_context(self._recording(endpoint, run))
         run.run_id = run.recording.run_id
         run.driver = LoadGenerator(
-            endpoint, run.recording, timeout_s=self.patience.request_s, keep_text=False, most_connections=run.width,
-            processes=None, meter=self.meter,
+            endpoint, run.recording, timeout_s=self.patience.request_s, keep_text=False,
+            most_connections=self.aim.concurrency, processes=None, meter=self.meter,
         )  # fmt: skip
         stack.push_async_callback(run.driver.close)
         stack.callback(run.begin, "stopping")
@@ -356,14 +332,14 @@ class EngineBench:
         """Lengths are measured once: all configurations get the same prompts."""
         aim, seed = self.aim, Random(f"{self.tuning}/{self.seed}/{run.round}").getrandbits(48)
         if self._calibration is None:
-            limit_s = max(LENGTHS_S, self._hang_s(run))
+            limit_s = max(LENGTHS_S, self._hang_s())
             self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed, timeout_s=limit_s)
         load = Workload(prompt_tokens=aim.input_tokens, max_tokens=aim.output_tokens, fixed_output=True, seed=seed)
         return TaskMaker(load, self._calibration)
 
     def _recording(self, endpoint: Endpoint, run: _ServerRun) -> Recording:
         plan = SweepPlan(
-            concurrency=(run.width,), runs=run.readings, budget_s=None, workload=run.maker.workload,
+            concurrency=(self.aim.concurrency,), runs=run.readings, budget_s=None, workload=run.maker.workload,
             slo=self._slo, keep_text=False, kind="tune",
         )  # fmt: skip
         config: dict[str, Any] = {
@@ -380,39 +356,23 @@ class EngineBench:
             self.store, endpoint, self.host, Identity("tune", run_fingerprint(plan, endpoint, self.host), config)
         )
 
-    async def _reading(self, run: _ServerRun, level: int, repeat: int) -> None:
-        """All of a level are as long, in a round those of all sides; of a curve one that takes too long is left out."""
-        on_curve = run.purpose == "curve"
-        rates = self._rates_at(level, [run.config] if on_curve else self._sides)
-        if on_curve and rates and level > LONGEST_RUN_S * rates[0]:
-            return
-        if level in run.taken:
-            count = run.taken[level][0].requests
-        else:
-            count = self._count or tasks_for(level, rates, self.patience.reading_s)
-            self._count = None if on_curve else count
-        place = sum(map(len, run.taken.values())) + 1
-        rows, limited = await run.take(level, repeat, count, (place, run.readings))
-        facts = (one.fact for one in run.recording.facts if (one.level, one.repeat) == (level, repeat))
+    async def _reading(self, run: _ServerRun, repeat: int) -> None:
+        """All of a round are as long, those of all sides."""
+        if self._count is None:
+            rates = [self._rates[config] for config in self._sides if config in self._rates]
+            self._count = tasks_for(self.aim.concurrency, rates, self.patience.reading_s)
+        rows, limited = await run.take(self.aim.concurrency, repeat, self._count)
+        facts = (one.fact for one in run.recording.facts if one.repeat == repeat)
         joules = next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
         found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=joules)
-        run.taken.setdefault(level, []).append(found)
-        self._rates[run.config] = level, found.requests / max(found.wall_s, 1e-9)
-        if not on_curve:
-            self._reading_s = found.wall_s
-            self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
+        run.taken.append(found)
+        self._rates[run.config] = found.requests / max(found.wall_s, 1e-9)
+        self._reading_s = found.wall_s
+        self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
 
-    def _rates_at(self, level: int, configs: Sequence[KnobConfig]) -> list[float]:
-        """Return the tasks a second of those that are known, by the level at which each was seen last.
-
-        With more agents they are no fewer, and more by at most the agents' share: the middle of both.
-        """
-        seen = [self._rates[config] for config in configs if config in self._rates]
-        return [per_s * math.sqrt(level / known) for known, per_s in seen]
-
-    def _hang_s(self, run: _ServerRun) -> float:
+    def _hang_s(self) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
-        read_s = self.aim.input_tokens * run.width / FIRST_TOK_S
+        read_s = self.aim.input_tokens * self.aim.concurrency / FIRST_TOK_S
         return max(self.patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
 
     def _together(self, configs: Sequence[KnobConfig]) -> bool:

@@ -11,15 +11,13 @@ from operator import add, mul, sub
 from statistics import NormalDist, fmean
 
 import msgspec
-from msgspec.structs import replace
 
-from skep.stats.percentiles import mean_t_interval, median
+from skep.stats.percentiles import median
 from skep.stats.sequential import MeasurementNoise, mean_of_starts
 from skep.tuner.failures import FailureSuspects, is_of_memory
 from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
     ConfigFailure,
-    CurvePoint,
     Knob,
     KnobConfig,
     MeasurementRound,
@@ -284,14 +282,6 @@ def over_limit(starts: Sequence[ServerStart]) -> float:
 def typical(starts: Sequence[ServerStart], name: str) -> float | None:
     """Return the median of `ttft_ms` or `tpot_ms` over the readings that count."""
     return median_known(getattr(one, name) for start in starts for one in start.readings if one.counts)
-
-
-def point_of(level: int, config: KnobConfig, found: Sequence[TuneReading]) -> CurvePoint:
-    """Of the runs of one level. A speed is never below nothing, however wide two runs lie apart."""
-    interval = mean_t_interval(one.effective_tok_s for one in found if one.effective_tok_s and not one.limited)
-    figure = None if interval is None else replace(interval, low=max(0.0, interval.low))
-    ttft_ms, tpot_ms = median_known(one.ttft_ms for one in found), median_known(one.tpot_ms for one in found)
-    return CurvePoint(level, config, figure, ttft_ms, tpot_ms)
 
 
 def median_known(values: Iterable[float | None]) -> float | None:

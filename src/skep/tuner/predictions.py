@@ -33,8 +33,7 @@ PREDICTED_KNOBS = (
     "layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens", "threads",
     "mtp", "eagle", "draft", "dflash",
 )  # fmt: skip
-CURVE_RUNS = 2  # of each level
-RUN_S = 6.0  # a reading, or a run of the curve, takes at least
+RUN_S = 6.0  # a reading takes at least
 TOO_LONG_S = 40.0  # for a reading, where fewer tasks will do
 LEAST_EACH, LEAST = 3, 6  # tasks of an agent, and of all
 MOST_DOUBLINGS = 6
@@ -103,27 +102,22 @@ class Predictor:
 
     def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
         """Return one reading of the goal's load, `wall_s` long; or why it does not start."""
-        found = self.at(config, self.aim.concurrency)
-        if isinstance(found, ConfigFailure):
-            return found
-        figure, watts = self.predict(config), self.watts(config)
-        return replace(found, figure=figure, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None)
-
-    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
-        """Return the same load at another number of agents; `figure` is effective tok/s."""
         fit = self.fit(config)
         if fit is not None and fit.over_bytes > 0:
             remedy = "fewer slots, a smaller KV type, or another share of the card"
             return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
-        if (outcome := self.outcome(config, concurrency)) is None:
+        if (outcome := self.outcome(config)) is None:
             return ConfigFailure("no-start", "the planner has no figure for it")
-        speed = outcome.effective_tok_s
+        speed, watts = outcome.effective_tok_s, self.watts(config)
         per_s, ttft_ms, tpot_ms = speed / self.aim.output_tokens, 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
-        tasks = tasks_for(concurrency, [per_s])
+        tasks = tasks_for(self.aim.concurrency, [per_s])
         seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": ttft_ms + tpot_ms * self.aim.output_tokens}
         limits = SloLimits.parse(self.aim.slo).limits if self.aim.slo else ()
         over = max((seen[limit.name] / limit.ms for limit in limits), default=0.0)
-        return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
+        return TuneReading(
+            self.predict(config), speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over,
+            tok_per_joule=speed / watts if watts else None,
+        )  # fmt: skip
 
     def spare_bytes(self, config: KnobConfig) -> float | None:
         if (placed := self._placed(config)) is None:
@@ -170,10 +164,9 @@ class Predictor:
         )  # fmt: skip
         return replace(rig, cards=(share,) * replicas)
 
-    def outcome(self, config: KnobConfig, concurrency: int | None = None) -> PredictedOutcome | None:
-        """Of the goal's load, or of the same with another number of agents; None: it has nothing to say."""
-        agents, values = concurrency or self.aim.concurrency, config.as_dict
-        key = (agents, *(values.get(name) for name in self._known))
+    def outcome(self, config: KnobConfig) -> PredictedOutcome | None:
+        """Of the goal's load; None: it has nothing to say."""
+        key = tuple(config.get(name) for name in self._known)
         if key in self._outcomes:
             return self._outcomes[key]
         outcome = None
@@ -183,7 +176,7 @@ class Predictor:
                 setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
             found = prospect(setup, rig, self._basis.constants, context=self._need_tokens, tuning=self._basis.tuning)
             if found.pool_tokens > 0:
-                load = PlannedLoad(agents, self.aim.input_tokens, self.aim.output_tokens)
+                load = PlannedLoad(self.aim.concurrency, self.aim.input_tokens, self.aim.output_tokens)
                 outcome = found.outcome(load)
         self._outcomes[key] = outcome
         return outcome

@@ -162,19 +162,6 @@ class JudgeResult(msgspec.Struct, frozen=True):
     skipped: bool = False  # it could not look, and says why
 
 
-class CurvePoint(msgspec.Struct, frozen=True):
-    concurrency: int
-    config: KnobConfig
-    figure: Interval | None  # effective tok/s
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-
-
-class CurveResult(msgspec.Struct, frozen=True):
-    points: tuple[CurvePoint, ...]
-    seconds: float
-
-
 class StageDecision(StrEnum):
     BASELINE = "baseline"
     ACCEPTED = "accepted"
@@ -296,19 +283,8 @@ class JudgeRequest(msgspec.Struct, frozen=True):
         return f"are the answers as good? {changes_words(self.challenger, self.incumbent)}"
 
 
-class CurveRequest(msgspec.Struct, frozen=True):
-    """Effective tok/s of these over concurrency, in turns."""
-
-    configs: tuple[KnobConfig, ...]
-    levels: tuple[int, ...]
-
-    @property
-    def words(self) -> str:
-        return f"the curve at C={','.join(map(str, self.levels))}"
-
-
-BenchRequest = MeasureRequest | JudgeRequest | CurveRequest
-BenchResult = MeasurementRound | JudgeResult | CurveResult
+BenchRequest = MeasureRequest | JudgeRequest
+BenchResult = MeasurementRound | JudgeResult
 
 
 class BenchProgress(msgspec.Struct, frozen=True):
@@ -330,8 +306,6 @@ class Bench(Protocol):
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound: ...
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult: ...
-
-    async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult: ...
 
 
 class ConfigFailed(Exception):

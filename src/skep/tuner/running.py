@@ -33,7 +33,6 @@ from skep.tuner.records import (
     Bench,
     BenchRequest,
     BenchResult,
-    CurveRequest,
     JudgeRequest,
     TuneEvent,
     TuneStage,
@@ -154,8 +153,6 @@ async def _carried_out(request: BenchRequest, bench: Bench, on_event: OnEvent, l
         async with asyncio.timeout(limit_s) as deadline:
             if isinstance(request, JudgeRequest):
                 return await bench.judge(request, on_event)
-            if isinstance(request, CurveRequest):
-                return await bench.curve(request, on_event)
             return await bench.measure(request, on_event)
     except TimeoutError as error:
         if not deadline.expired():

@@ -3,7 +3,7 @@
 Carry out `request`, give its answer to `took()`, until there is none. Without clock, chance and I/O: the same answers
 lead to the same requests, which is how a stored search is taken up again.
 
-    baseline twice -> screen what promises most a minute -> confirm with fresh readings -> accept or not ... -> curve
+    baseline twice -> screen what promises most a minute -> confirm with fresh readings -> accept or not ...
 
 Readings that made a change look promising do not count when it is decided about: of many that bring nothing, the
 luckiest always looks good.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
-from skep.tuner.candidates import CURVE_SHARE, STARTS, Chooser, Grain, Move, TimeBudget, curve_levels
+from skep.tuner.candidates import STARTS, Chooser, Grain, Move, TimeBudget
 from skep.tuner.failures import apply_remedy
 from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed, typical
 from skep.tuner.predictions import Predictor
@@ -24,8 +24,6 @@ from skep.tuner.records import (
     BenchRequest,
     BenchResult,
     ConfigFailure,
-    CurveRequest,
-    CurveResult,
     JudgeRequest,
     JudgeResult,
     KnobConfig,
@@ -99,11 +97,10 @@ class KnobSearch:
     def __init__(self, space: Predictor, baseline: KnobConfig, aim: TuneGoal, *, budget_s: float) -> None:
         self.aim, self.baseline, self.incumbent = aim, baseline, baseline
         self.stages: list[TuneStage] = []
-        self.curve: CurveResult | None = None
         self.failure: ConfigFailure | None = None  # of the baseline: nothing can be tuned
         self.ended: str | None = None  # why
         self._space = space
-        self.time_budget = TimeBudget(space, aim, budget_s)
+        self.time_budget = TimeBudget(space, budget_s)
         self._book = Measurements(space, baseline)
         self.chooser = Chooser(self._book, self.time_budget)
         self._trial: ConfigTrial | None = None
@@ -120,14 +117,12 @@ class KnobSearch:
         """The answer to `request`. What it decides, and what is asked next, is known when this returns."""
         request = self.request
         self.time_budget.spent_s += answer.seconds
-        if isinstance(answer, CurveResult):
-            self.curve = answer
-        elif isinstance(answer, JudgeResult):
+        if isinstance(answer, JudgeResult):
             self._took_judged(answer)
         else:
             assert isinstance(request, MeasureRequest)
             self._took_round(request, answer)
-        self.request = self._next() if self.failure is None and self.curve is None else None
+        self.request = self._next() if self.failure is None else None
 
     def _next(self) -> BenchRequest | None:
         if self._book.counted_starts(self.baseline) < STARTS and not self.stages:
@@ -136,13 +131,16 @@ class KnobSearch:
         if self._trial is not None:
             if not self._judging:
                 return self._confirm(self._trial)
-            if not self.time_budget.can_afford(self._judging_s, (self.baseline, self.incumbent)):
-                return self._out_of_time(self._trial, "no time was left to judge its answers")
+            if not self.time_budget.can_afford(self._judging_s):
+                self._out_of_time(self._trial, "no time was left to judge its answers")
+                return None
             return JudgeRequest(self.baseline, self._trial.config)  # not the step before: small losses would add up
         if self._has_reached_target():
-            return self._close("the target is reached")
+            self.ended = "the target is reached"
+            return None
         if (chosen := self.chooser.choose(self.incumbent)) is None:
-            return self._close("no promising change is left")
+            self.ended = "no promising change is left"
+            return None
         if isinstance(chosen, Move):
             self._trial = self._trial_of(chosen.config, self.chooser.grain)
             self._trial.alone = len(self.chooser.measured_for(chosen.config, self.incumbent)) == 1
@@ -150,7 +148,8 @@ class KnobSearch:
         while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
         if not chosen:
-            return self._close(_SPENT)
+            self.ended = _SPENT
+            return None
         words = f"a first look at {'; '.join(changes_words(one, self.incumbent) for one in chosen)}"
         return MeasureRequest((self.incumbent, *chosen), SCREENED, "screen", words)
 
@@ -158,29 +157,20 @@ class KnobSearch:
         configs = (trial.config,) if trial.alone else (self.incumbent, trial.config)
         readings = self.time_budget.readings(trial.config)
         if not self._affords(configs, readings):
-            return self._out_of_time(trial, "time ran out before it was decided")
+            self._out_of_time(trial, "time ran out before it was decided")
+            return None
         words = f"{changes_words(trial.config, self.incumbent)}: start {len(trial.starts) + 1}"
         words += "" if trial.alone else " of each"
         return MeasureRequest(configs, readings, "confirm", words)
 
-    def _out_of_time(self, trial: ConfigTrial, why: str) -> BenchRequest | None:
+    def _out_of_time(self, trial: ConfigTrial, why: str) -> None:
         self._trial = None
         if trial.starts:
             self._note(trial, StageDecision.UNDECIDED, why)
-        return self._close(_SPENT)
-
-    def _close(self, why: str) -> BenchRequest | None:
-        self.ended = self.ended or why
-        if len(self.stages) < (2 if self.ended == _SPENT else 1):
-            return None  # where no change could be tried, the curve of the baseline would only cost more time
-        configs = (self.baseline, self.incumbent) if self.incumbent != self.baseline else (self.baseline,)
-        levels, budget = curve_levels(self.aim.concurrency), self.time_budget
-        left_s = max(budget.budget_s - budget.spent_s, CURVE_SHARE * budget.budget_s / 2)
-        affordable = budget.seconds(configs, 2 * len(levels)) <= left_s
-        return CurveRequest(configs, levels if affordable else (self.aim.concurrency,))
+        self.ended = _SPENT
 
     def _affords(self, configs: Sequence[KnobConfig], readings: int) -> bool:
-        return self.time_budget.can_afford(self.time_budget.seconds(configs, readings), (self.baseline, self.incumbent))
+        return self.time_budget.can_afford(self.time_budget.seconds(configs, readings))
 
     # What answers make of it
 

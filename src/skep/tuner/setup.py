@@ -45,7 +45,7 @@ from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.candidates import CURVE_SHARE, STARTS
+from skep.tuner.candidates import STARTS
 from skep.tuner.failures import is_number
 from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
 from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
@@ -226,7 +226,7 @@ def _check(space: Predictor, tuning: Tuning) -> None:
 def prospects(ready: PreparedTuning) -> tuple[list[str], float]:
     """Return a line for each knob, the most hopeful first: `about 5 min  slots 4 → 6, 8 (+0 %), 2 (-12 %)`.
 
-    With the seconds in which the baseline is measured and the quickest change decided, the curve's share included.
+    With the seconds in which the baseline is measured and the quickest change decided.
     """
     search, space, baseline = ready.search(), ready.space, ready.tuning.baseline
     now, budget = space.predict(baseline), search.time_budget
@@ -246,7 +246,7 @@ def prospects(ready: PreparedTuning) -> tuple[list[str], float]:
         values = shortened(f"{knob} {value_words(baseline[knob])} → {told}", 200)
         lines.append(f"{times[knob]:>{width}}  {values}")
     began_s = STARTS * budget.seconds((baseline,), budget.readings(baseline))
-    return lines, (began_s + min(needed_s.values(), default=0.0)) / (1 - CURVE_SHARE)
+    return lines, began_s + min(needed_s.values(), default=0.0)
 
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:

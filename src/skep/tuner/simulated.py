@@ -13,13 +13,10 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from skep.tuner.measurements import point_of
-from skep.tuner.predictions import CURVE_RUNS, Predictor
+from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailure,
-    CurveRequest,
-    CurveResult,
     JudgeRequest,
     JudgeResult,
     KnobConfig,
@@ -58,7 +55,9 @@ class SimulatedBench:
     now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
-        began_s = self._begin("measure")
+        began_s = self.now_s
+        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
+        self._rng = Random(f"{self.seed} measure {began_s:.6f}")  # the noise depends on the time, and on the seed
         step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one
         starts = []
         for config in request.configs[::step]:
@@ -71,24 +70,6 @@ class SimulatedBench:
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         on_progress(BenchProgress(request.challenger, "judging"))
         return JudgeResult(ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True)
-
-    async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
-        began_s = self._begin("curve")
-        points = []
-        for config in request.configs:
-            found, effect, _ = self._start(config, on_progress)
-            for level in request.levels:
-                truth = found if isinstance(found, ConfigFailure) else self.truth.at(config, level)
-                seen = self._readings(config, truth, effect, CURVE_RUNS, on_progress)
-                points.append(point_of(level, config, seen))
-            self.now_s += STOP_S
-        return CurveResult(tuple(points), self.now_s - began_s)
-
-    def _begin(self, what: str) -> float:
-        """Return the time. The noise depends on it, and on the seed."""
-        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
-        self._rng = Random(f"{self.seed} {what} {self.now_s:.6f}")
-        return self.now_s
 
     def _start(self, config: KnobConfig, on_progress: OnProgress) -> tuple[TuneReading | ConfigFailure, float, float]:
         """Return what it does without noise, or why it does not start; what this start makes of it; and its seconds."""

@@ -38,9 +38,6 @@ from skep.tuner.records import (
     BenchRequest,
     BenchResult,
     ConfigFailure,
-    CurvePoint,
-    CurveRequest,
-    CurveResult,
     JudgeRequest,
     JudgeResult,
     MeasurementRound,
@@ -54,7 +51,7 @@ from skep.tuner.summary import baseline_of, best_of, total_gain
 from skep.units import Interval
 
 TuningOutcome = Literal["done", "stopped", "failed"]
-AnswerKind = Literal["round", "judged", "curve"]
+AnswerKind = Literal["round", "judged"]
 
 T = TypeVar("T")
 
@@ -68,7 +65,7 @@ class TuningState(StrEnum):
 
 
 class TuningRecord(msgspec.Struct, frozen=True):
-    """Its state is derived, never stored. `stages`, `curve` and `failure`: where `record` or `records` read them."""
+    """Its state is derived, never stored. `stages` and `failure`: where `record` or `records` read them."""
 
     tuning: Tuning
     state: TuningState
@@ -80,7 +77,6 @@ class TuningRecord(msgspec.Struct, frozen=True):
     reason: str | None = None  # why the last session ended: what went wrong, or why nothing more was tried
     presets: tuple[str, ...] = ()  # that were made of it, in that order
     stages: tuple[TuneStage, ...] = ()
-    curve: CurveResult | None = None
     failure: ConfigFailure | None = None  # of a baseline that never ran
 
     @property
@@ -91,10 +87,6 @@ class TuningRecord(msgspec.Struct, frozen=True):
     def unfinished(self) -> str | None:
         """Its state, where it did not come to its end."""
         return None if self.state is TuningState.ENDED else self.state.value
-
-    @property
-    def points(self) -> tuple[CurvePoint, ...]:
-        return () if self.curve is None else self.curve.points
 
 
 class SavedAnswer(msgspec.Struct, frozen=True):
@@ -114,17 +106,16 @@ class SavedAnswer(msgspec.Struct, frozen=True):
 
     def values(self) -> tuple[BenchRequest, BenchResult]:
         """Return what was asked and what came."""
-        asked, came = _KINDS[self.kind]
         try:
+            asked, came = _KINDS[self.kind]
             return from_document(self.request, asked), from_document(self.answer, came)
-        except msgspec.ValidationError as error:
+        except (KeyError, msgspec.ValidationError) as error:
             raise StoreError(f"this skep cannot read answer {self.number} of the tuning: {error}") from error
 
 
 _KINDS: Mapping[AnswerKind, tuple[type[BenchRequest], type[BenchResult]]] = {
     "round": (MeasureRequest, MeasurementRound),
     "judged": (JudgeRequest, JudgeResult),
-    "curve": (CurveRequest, CurveResult),
 }
 
 
@@ -270,13 +261,12 @@ class TuningStore:
     def record(self, name: str) -> TuningRecord:
         """Return all of one tuning, by its id, by the beginning of it, or "last"."""
         found = self.find(name)
-        stages, curves = tuple(self.stages(found.id)), self.answers(found.id, "curve")
-        curve = from_document(curves[-1].answer, CurveResult) if curves else None
+        stages = tuple(self.stages(found.id))
         failures = [start.failure for start in self.starts(found.id) if start.failure] if not stages else []
-        return replace(found, stages=stages, curve=curve, failure=failures[-1] if failures else None)
+        return replace(found, stages=stages, failure=failures[-1] if failures else None)
 
     def records(self, limit: int | None = None, model: str = "") -> list[TuningRecord]:
-        """Return them newest first, without their curves; of one model, where one is named."""
+        """Return them newest first; of one model, where one is named."""
         found = [one for one in self.tunings(None if model else limit) if not model or one.tuning.model == model]
         return [replace(one, stages=tuple(self.stages(one.id))) for one in found[:limit]]
 
@@ -348,18 +338,6 @@ def tuning_json(found: TuningRecord) -> dict[str, Any]:
     tuning: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
     knobs = [{name: knob[name] for name in ("name", "title", "values")} for knob in tuning["knobs"]]
     told = {name: value for name, value in tuning.items() if name not in ("aim", "baseline", "base", "host")}
-    points = [
-        {
-            "concurrency": point.concurrency,
-            # The last stage of this configuration; null where none has it.
-            "stage": next((one.number for one in reversed(stages) if one.config == point.config), None),
-            "key": point.config.key,
-            "effective_tok_s": _interval(point.figure),
-            "ttft_ms": finite(point.ttft_ms),
-            "tpot_ms": finite(point.tpot_ms),
-        }
-        for point in found.points
-    ]
     state = {"state": found.state, "measured_s": finite(found.measured_s)}
     return {
         "tuning": {**told, "goal": str(found.tuning.aim), **tuning["aim"], **state, "knobs": knobs},
@@ -367,7 +345,6 @@ def tuning_json(found: TuningRecord) -> dict[str, Any]:
         "best": None if best is None else stage_json(best),
         "gain": _interval(total_gain(stages)),
         "stages": [stage_json(one) for one in stages],
-        "curve": None if found.curve is None else points,
     }
 
 

@@ -15,7 +15,6 @@ from skep.stats.sequential import SequentialVerdict
 from skep.tuner.measurements import over_limit
 from skep.tuner.records import (
     ConfigFailure,
-    KnobConfig,
     ServerStart,
     StageDecision,
     TuneGoal,
@@ -159,16 +158,6 @@ def shape_words(tuning: Tuning) -> str:
     aim = tuning.aim
     agents = "one agent" if aim.concurrency == 1 else f"{aim.concurrency} agents at once"
     return f"{number(aim.input_tokens, digits=0)} tokens in, {number(aim.output_tokens, digits=0)} out, {agents}"
-
-
-def config_name(config: KnobConfig, tuning: Tuning, stages: Sequence[TuneStage]) -> str:
-    """Return what a reader calls a configuration: the baseline, the best, or the stage that measured it."""
-    if config == tuning.baseline:
-        return "baseline"
-    if (best := best_of(stages)) is not None and config == best.config:
-        return "best"
-    found = next((one.number for one in stages if one.config == config), None)
-    return config.key if found is None else f"step {found}"
 
 
 def unmet_goal(tuning: Tuning, stages: Sequence[TuneStage], starts: Sequence[ServerStart]) -> SkepError | None:

@@ -40,7 +40,7 @@ STAGES = plain_columns(
 
 def body_of(found: TuningRecord) -> str:
     with alive():
-        main = tuning_main(found.tuning, found.stages, found.points)
+        main = tuning_main(found.tuning, found.stages)
     running = found.state is TuningState.RUNNING
     return render("tuning_body.html", kept=found, running=running, summary=summary, main=main)
 
@@ -71,7 +71,7 @@ class TuningPages:
 
     def report(self, request: Request) -> Response:
         found = self._stored(request)
-        return report_answer(tuning_page(found.tuning, found.stages, found.points, state=found.unfinished))
+        return report_answer(tuning_page(found.tuning, found.stages, state=found.unfinished))
 
     def picture(self, request: Request) -> Response:
         found = self._stored(request)
