@@ -24,7 +24,6 @@ PAGES = {
     "/plan?model=qwen3.6-27b&count=2&card=rtx-3090&agents=4": "Plan",
     "/swarm": "Swarm",
     "/swarm/last": "reviews.jsonl",
-    "/leaderboard": "Runs",
     "/tuning": "Tuning",
     "/tuning/last": "qwen3.6-27b (simulated)",
 }

@@ -1,9 +1,7 @@
 """A dashboard on a random port, in a thread of the test's own process, what is asked of it, and a hive before it."""
 
 import contextlib
-import csv
 import http.client
-import io
 import json
 import queue
 import threading
@@ -81,7 +79,6 @@ def _asking(port):
             connection.close()
 
     ask.json = lambda path: json.loads(ask(path)[1])
-    ask.rows = lambda path: list(csv.DictReader(io.StringIO(ask(path)[1])))
     ask.origin = f"http://127.0.0.1:{port}"
     ask.port = port
     return ask

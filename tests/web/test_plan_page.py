@@ -14,11 +14,8 @@ from skep.store.database import open_store
 from skep.web.context import Site
 from skep.web.plan import (
     MOST_WAITING,
-    MeasuredPoint,
-    MeasuredRun,
     PlanPages,
     PlanQuery,
-    cards_of,
     measured_of,
     plan_picture,
     read_query,
@@ -59,20 +56,16 @@ def test_the_plan_is_that_of_the_command_line(ask, paths):
     found = answer_plan(PlanFlags("qwen3-8b", ("2x rtx-3090",), agents=8), paths.store)
     at = next(point for point in told["plans"][0]["predicted"] if point["concurrency"] == 8)
     assert at["effective_tok_s"] == pytest.approx(found.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3)
-    assert [one["run_id"] for one in told["measured"] if one["same_rig"]] == [MADE["same"], MADE["simulated"]]
-    rows = ask.rows(f"/api/plan.csv?{TWO}&agents=8")
-    sources = [row["source"] for row in rows]
-    assert sources.count("predicted") == sum(len(plan["predicted"]) for plan in told["plans"])
-    assert sources.count("simulated") == 3  # its levels
-    assert {row["run"] for row in rows} == {"", *(one["run_id"] for one in told["measured"])}
+    assert [one["run"] for one in told["measured"] if one["same_rig"]] == [MADE["same"]]
+    assert [level["concurrency"] for level in told["measured"][0]["levels"]] == [1, 2, 4]
 
 
 def test_measured_runs_of_the_model_stand_beside_the_curve(ask):
     page = ask(f"/plan?{TWO}&whole=1")[1]
     assert "Numbers: stored runs on the same GPUs" in page
-    assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page
-    assert all((run in page) is (name not in ("other", "broken")) for name, run in MADE.items())
+    assert all((run in page) is (name not in ("other", "broken", "simulated")) for name, run in MADE.items())
     assert "Predicted, not measured." in page
+    assert "Its prompts had 50 tokens, its answers 100; this plan assumes 16,384 and 1,024" in page
 
 
 def test_a_model_that_does_not_fit_says_what_would(ask):
@@ -126,46 +119,24 @@ def test_an_address_holds_all_that_was_asked_and_no_more():
 
 def test_a_far_endpoint_has_none_of_the_clients_cards(paths):
     with open_store(paths.store, read_only=True) as store:
-        assert cards_of(store.run(MADE["same"])) == ("rtx-3090", "rtx-3090")
-        assert cards_of(store.run(MADE["simulated"])) == ("rtx-3090", "rtx-3090")
-        assert cards_of(store.run(MADE["far"])) == ()
-        own = measured_of(store, RunCache(Site(paths)), "qwen3-8b", ("cpu",), HOST)
-    assert [one.run_id for one in own if one.same_rig] == [MADE["cpu"]]
+        own = measured_of(store, RunCache(), "qwen3-8b", ("cpu",), HOST)
+    assert [one.run.id for one in own if one.same_rig] == [MADE["cpu"]]
+    assert MADE["far"] in [one.run.id for one in own]
 
 
-def test_a_picture_holds_every_curve_point_and_letter():
-    level = {"effective_tok_s": 10.0, "low": 8.0, "high": 13.0, "ttft_ms": 5.0}
-    plan = {"predicted": [{"concurrency": c, **level} for c in (1, 2, 64)], "memory": []}
-    run = MeasuredRun("r", 0.0, "m", "e", "", simulated=False, same_rig=True,
-                   points=(MeasuredPoint(1, 9.0, 8.0, 10.0, None, client_limited=False),))  # fmt: skip
-    drawn = plan_picture([plan, plan], [run], "effective_tok_s", "speed")
-    assert len(re.findall(r"<title>C = \d+: 10\.0 tok/s", drawn)) == 6
-    assert "<title>measured, run r: 9.0 tok/s at C = 1</title>" in drawn
-    assert all(f">{letter}</text>" in drawn for letter in "AB1")
+def test_a_picture_holds_every_curve_point_and_letter_and_they_stand_apart(paths):
+    level = {"low": 8.0, "high": 600.0, "ttft_ms": 5.0}
+    plan = {"predicted": [{"concurrency": c, "effective_tok_s": 100.0 * c, **level} for c in (1, 2, 4)], "memory": []}
+    with open_store(paths.store, read_only=True) as store:
+        runs = measured_of(store, RunCache(), "qwen3-8b", ("rtx-3090",) * 2)[:2]
+    drawn = plan_picture([plan, plan], runs, "effective_tok_s", "speed")
+    assert len(re.findall(r"<title>C = \d+: \d+ tok/s", drawn)) == 6
+    assert f"<title>measured, run {MADE['same']}: 100 tok/s at C = 1</title>" in drawn
     assert "style=" not in drawn
-
-
-def test_the_numbers_of_runs_and_letters_of_curves_that_end_together_stand_apart():
-    level = {"low": 8.0, "high": 300.0, "ttft_ms": 5.0}
-    plan = {"predicted": [{"concurrency": c, "effective_tok_s": 60.0 * c, **level} for c in (1, 2, 4)], "memory": []}
-    points = tuple(MeasuredPoint(c, 60.0 * c, None, None, None, client_limited=False) for c in (1, 2, 4))
-    runs = [MeasuredRun(name, 0.0, "m", "e", "", simulated=True, same_rig=True, points=points) for name in "ab"]
-    words = re.findall(
-        r"<text [^>]*translate\([\d.]+,([\d.]+)\)[^>]*>([A12])</text>",
-        plan_picture([plan], runs, "effective_tok_s", "speed"),
-    )
+    words = re.findall(r"<text [^>]*translate\([\d.]+,([\d.]+)\)[^>]*>([AB12])</text>", drawn)
     places = {word: float(y) for y, word in words}
-    assert set(places) == {"A", "1", "2"}
+    assert set(places) == {"A", "B", "1", "2"}
     assert min(abs(a - b) for a, b in combinations(places.values(), 2)) > 12
-
-
-def test_a_run_under_another_load_says_so_and_leads_to_a_plan_for_its_own(ask):
-    """The stored runs had prompts of 50 tokens and answers of 100: a curve for 1,024 and 512 is none of theirs."""
-    page = ask(f"/plan?{TWO}&whole=1")[1]
-    assert "Its prompts had 50 tokens, its answers 100; this plan assumes 16,384 and 1,024" in page
-    own = f"{TWO}&input_tokens=50&output_tokens=100"
-    assert f'href="/plan?{own.replace("&", "&amp;")}"' in page
-    assert "plan for the load of this run" not in ask(f"/plan?{own}&whole=1")[1]
 
 
 def test_a_context_of_nothing_is_not_told_as_a_figure(paths):

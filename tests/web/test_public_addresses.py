@@ -23,9 +23,8 @@ AT = "10.1.2.3:8000", "gpu-box.internal:8000", "[fd00::7]:8000"
 UPSTREAMS = ("10.1.2.3-8000", "gpu-box.internal-8000")
 BEGINNINGS = (
     "/", "/history", "/history?target=box", "/compare", "/runs", "/plan", "/runs?sort=best", "/tuning", "/metrics",
-    "/api/now.json", "/api/now.csv", "/api/history.json", "/api/history.csv", "/api/compare.json", "/api/compare.csv",
-    "/api/runs.json", "/api/runs.csv", "/api/runs.json?sort=best", "/api/tuning.json", "/api/tuning.csv",
-    "/healthz", "/nowhere", "/api/nowhere.json",
+    "/api/now.json", "/api/history.json", "/api/compare.json", "/api/runs.json", "/api/tuning.json", "/healthz",
+    "/nowhere", "/api/nowhere.json",
 )  # fmt: skip
 
 NOTHING_STORED = ("/static/", "/plan?", "/plan/", "/api/plan")  # on these: a plan is made of the catalogue

@@ -22,7 +22,7 @@ from skep.store.database import open_store
 from skep.web.app import serve
 from skep.web.context import make_site
 from skep.web.layout import PAGES, asset, assets, environment, vega_address, vega_version
-from skep.web.responses import csv_answer, json_answer, way_back
+from skep.web.responses import json_answer, way_back
 
 SECRETS = ("10.9.8.7", "secret-host", "hunter2", "/models/", "no answer from")
 
@@ -109,7 +109,7 @@ def test_what_was_never_stored_is_refused(bare, path, refused):
 
 
 def test_in_public_no_address_path_or_word_of_others_is_shown(public):
-    answers = [public(path)[1] for path in ("/", "/api/now.json", "/api/now.csv", "/metrics")]
+    answers = [public(path)[1] for path in ("/", "/api/now.json", "/metrics")]
     refused = public("/notes", "POST", form={"text": "x"}, headers={"origin": public.origin})[0]
     for answer in answers:
         assert "cloud" in answer
@@ -117,15 +117,11 @@ def test_in_public_no_address_path_or_word_of_others_is_shown(public):
     assert refused.status == 405
 
 
-def test_what_is_on_screen_is_there_as_json_and_csv(ask):
+def test_what_is_on_screen_is_there_as_json(ask):
     document = ask.json("/api/now.json")
-    rows = ask("/api/now.csv")[1].splitlines()
     assert document["hive"]["slots"] == {"total": 104, "active": 6, "releasing": 2}
     assert [target["target"] for target in document["targets"]] == ["box", "cloud", "new"]
     assert document["targets"][1]["url"] == "https://10.9.8.7:8000"
-    assert rows[0] == "section,name,figure,value"
-    assert "replica,m-0,active,3" in rows
-    assert any(row.startswith("hive,,tok_s,") for row in rows)
 
 
 def test_a_name_that_is_not_loopbacks_own_is_refused(bare):
@@ -202,10 +198,8 @@ def test_a_template_escapes_what_it_is_given_and_its_line_breaks_are_not_content
     assert made == "<p>&lt;x&gt;�<b></b>two lines</p>"
 
 
-def test_json_has_no_nan_and_csv_no_formula():
+def test_json_has_no_nan():
     assert json_answer({"a": float("nan"), "b": (1, None)}).body == b'{"a":null,"b":[1,null]}\n'
-    body = csv_answer("x", ("a", "b"), [("=cmd()", -1.5), (None, float("inf"))]).body.decode()
-    assert body == "a,b\n'=cmd(),-1.5\n,\n"
 
 
 def test_a_note_is_written_from_the_page_itself_only(filled):

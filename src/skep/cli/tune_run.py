@@ -23,7 +23,6 @@ from skep.report.columns import document_of, print_records
 from skep.report.liveview import can_draw, live_view
 from skep.report.terminal import byte_progress, note, print_json, print_list
 from skep.report.tuning import (
-    LISTED,
     TUNING_COLUMNS,
     TuneStatus,
     document,
@@ -245,7 +244,7 @@ def print_tunings(limit: int, *, as_json: bool) -> None:
     with read_store(user_paths(os.environ).store) as store:
         found = TuningStore(store).records(limit)
     table = partial(print_records, [one for one in TUNING_COLUMNS if one.title])
-    as_told = partial(document_of, LISTED)
+    as_told = partial(document_of, TUNING_COLUMNS)
     print_list(found, table, as_told, as_json=as_json, none_yet=f"{NONE_YET}; {MAKES_ONE}")
 
 

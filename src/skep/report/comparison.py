@@ -15,7 +15,7 @@ from markupsafe import Markup
 from skep.bench.metrics import Comparison, LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
-from skep.report.columns import Column, at, chosen, plain_columns
+from skep.report.columns import Column, at
 from skep.report.page import html_table, render
 from skep.report.svg import standalone
 from skep.report.sweep import marks_of
@@ -156,15 +156,12 @@ def _side(side: str) -> Column[Comparison]:
     return Column(side, side.upper(), attrgetter(side), html=shown)
 
 
-COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (
+_COMPARED: tuple[Column[Comparison], ...] = (
     Column("concurrency", "C", lambda one: one.concurrency),
     Column("metric", "Figure", lambda one: one.metric, right=False),
     _side("a"),
     _side("b"),
     Column("ratio", "B / A", at("ratio.estimate"), partial(number, digits=3), style="strong"),
-    *plain_columns("ratio_low=ratio.low ratio_high=ratio.high judgement=judgement.value why"),
-)
-_IN_WORDS: tuple[Column[Comparison], ...] = (
     Column("interval", "95 %", lambda one: one.ratio, lambda it: f"{it.low:.2f}..{it.high:.2f}", style="soft"),
     Column(
         "verdict",
@@ -178,10 +175,9 @@ _IN_WORDS: tuple[Column[Comparison], ...] = (
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     """One row for each figure of each level, with the ratio, its interval and what it means."""
-    columns = chosen((*COMPARISON_COLUMNS, *_IN_WORDS), "concurrency metric a b ratio interval verdict")
     counts = Counter(one.judgement for one in comparisons)
     below = ", ".join(f"{counts[one]} {one.value}" for one in Judgement if counts[one])
-    made = html_table("All figures by level", columns, comparisons)
+    made = html_table("All figures by level", _COMPARED, comparisons)
     return made + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(below)
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from skep.report import theme
 from skep.report.charts import Spec, bars_chart, sized
-from skep.report.columns import Column, at, chosen, plain_columns, print_records, record_lines
+from skep.report.columns import Column, at, plain_columns, print_records, record_lines
 from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
 from skep.report.sweep_text import interval_text
@@ -89,31 +89,16 @@ TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("rig", "ON", lambda one: one.tuning.rig, right=False, rank=2),
     Column("goal", "GOAL", lambda one: str(one.tuning.aim), right=False),
     Column("shape", "LOAD", lambda one: one.tuning.aim.shape, right=False, rank=3),
-    *plain_columns(
-        "simulated=tuning.simulated machine=tuning.rig metric=tuning.aim.metric concurrency=tuning.aim.concurrency "
-        "input_tokens=tuning.aim.input_tokens output_tokens=tuning.aim.output_tokens slo=tuning.aim.slo measured_s "
-        "skep_version=tuning.skep_version"
-    ),
-    Column("baseline", "", _of(summary.baseline_of, "figure.estimate")),
-    Column("best", "", _of(summary.best_of, "figure.estimate")),
+    *plain_columns("slo=tuning.aim.slo simulated=tuning.simulated measured_s skep_version=tuning.skep_version"),
+    Column("stages", "", lambda one: len(one.stages)),
     Column("from", "FROM", _of(summary.baseline_of, "figure.estimate"), number),
     Column("to", "TO", _of(summary.best_of, "figure.estimate"), number),
     Column("gain", "TIMES", _of(summary.total_gain, "estimate"), partial(number, digits=2)),
     Column("gain_low", "", _of(summary.total_gain, "low")),
     Column("gain_high", "", _of(summary.total_gain, "high")),
-    Column("step", "", lambda one: won[-1].title if (won := summary.accepted(one.stages)) else None),
-    Column("stages", "", lambda one: len(one.stages)),
-    Column("accepted", "", lambda one: len(summary.accepted(one.stages))),
     Column("presets", "", lambda one: list(one.presets)),
     Column("note", "NOTE", _note, right=False, rank=1),
 )
-# What `skep tune list --json` has, and what the dashboard has in its JSON and CSV.
-LISTED_KEYS = "id created_at state model engine rig goal shape slo simulated stages from to presets skep_version"
-DASHBOARD_KEYS = (
-    "id created_at state model machine simulated engine goal shape metric concurrency input_tokens output_tokens slo "
-    "baseline best gain gain_low gain_high step stages accepted measured_s"
-)
-LISTED, DASHBOARD = (chosen(TUNING_COLUMNS, keys) for keys in (LISTED_KEYS, DASHBOARD_KEYS))
 
 
 def _times(ratio: float) -> str:

@@ -1,1 +1,1 @@
-"""The dashboard: pages that are made on the server, live figures, and everything on screen as JSON and CSV."""
+"""The dashboard: pages that are made on the server, live figures, and everything on screen as JSON."""

@@ -1,4 +1,4 @@
-"""The application: pages, their JSON and CSV, live figures, static files, in one guarded frame."""
+"""The application: pages, their JSON, live figures, static files, in one guarded frame."""
 
 from __future__ import annotations
 

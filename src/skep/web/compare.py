@@ -19,8 +19,7 @@ from skep.monitor.history import SeriesHistory, TargetComparison, compare_target
 from skep.monitor.records import DAY_S, ProbeShape, SeriesKey
 from skep.monitor.store import SeriesStore, all_targets
 from skep.report import theme
-from skep.report.columns import plain_columns
-from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
+from skep.report.comparison import comparison_table
 from skep.report.series_chart import Picture, when, zone_name
 from skep.store.database import Store
 from skep.store.records import StoredRun
@@ -28,8 +27,8 @@ from skep.web import history
 from skep.web.context import Site
 from skep.web.history import HistoryQuery, chosen_key, cold_beside, read_query, shown_values, track_of
 from skep.web.layout import in_words, page, render_macro, streamed
-from skep.web.responses import csv_records, json_answer
-from skep.web.run_cache import Pictures, found_runs, levels_of, runs_named
+from skep.web.responses import json_answer
+from skep.web.run_cache import Pictures, RunCache, found_runs, runs_named
 
 
 def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
@@ -44,29 +43,20 @@ def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
     return compare(*sides)
 
 
-def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
+def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun], pictures: Pictures) -> Iterator[str]:
     """Yield the figures first: drawing the pictures for the first time takes a second."""
     yield _part("run_names", site=site, runs=runs)
     if found := comparisons_of(store, runs):
         yield _part("judgement", comparison=comparison_table(found))
-    yield Pictures(site).body(store, runs)
+    yield pictures.body(store, runs)
 
 
 def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
     told = []
     for run in runs:
         same = {name: getattr(run, name) for name in ("id", "kind", "created_at", "simulated", "config")}
-        told.append({**same, "model": site.label(run.model), "levels": levels_of(store, run)})
+        told.append({**same, "model": site.label(run.model), "levels": RunCache().levels(store, run)})
     return {"runs": told, "comparisons": comparisons_of(store, runs)}
-
-
-TARGETS = plain_columns(
-    "a=pair.a b=pair.b heat=key.heat shape=key.shape concurrency=key.concurrency metric=key.metric "
-    "unit=key.metric.unit median_a=found.a.median median_b=found.b.median ratio=found.ratio.estimate "
-    "ratio_low=found.ratio.low ratio_high=found.ratio.high judgement=found.judgement.value low_a=found.a.low "
-    "high_a=found.a.high low_b=found.b.low high_b=found.b.high cv_a=found.a.cv cv_b=found.b.cv "
-    "count_a=found.a.count count_b=found.b.count"
-)
 
 
 def kinds(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
@@ -109,17 +99,8 @@ def pairs(site: Site, series: SeriesStore, asked: HistoryQuery, since: float) ->
 def document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:
     since, histories = _histories(series, asked, _chosen(series, asked))
     targets = [{"series": str(one.key), "unit": one.key.metric.unit, **shown_values(one)} for one in histories]
-    told = ("a", "b", "model_a", "model_b", "same_model")
-    compared = [
-        {**{name: getattr(pair, name) for name in told}, "rows": [row.document() for row in pair.rows]}
-        for pair in pairs(site, series, asked, since)
-    ]
+    compared = [pair.document() for pair in pairs(site, series, asked, since)]
     return {"since": since, "until": asked.until, "targets": targets, "pairs": compared}
-
-
-def target_rows(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[dict[str, Any]]:
-    for pair in pairs(site, series, asked, _since(series, asked, _chosen(series, asked))):
-        yield from ({"pair": pair, "key": row.key, "found": row.versus} for row in pair.rows)
 
 
 def _chosen(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
@@ -161,31 +142,27 @@ _AT_FIRST = 3  # targets shown where none were picked
 
 
 def routes(site: Site) -> list[BaseRoute]:
+    pictures = Pictures()
+
     def show(request: Request) -> Response:
         if names := request.query_params.get("runs"):
             ids = runs_named(names)
             with site.store() as store:
                 title = f"Compare {len(found_runs(store, ids))} runs"
             frame = page(site, "compare.html", title=title, runs=ids, asked=None)
-            return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids)))
+            return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids), pictures))
         return _targets_page(site, read_query(request.query_params, site.clock()))
 
-    def as_file(request: Request) -> Response:
-        is_csv = request.url.path.endswith(".csv")
+    def as_json(request: Request) -> Response:
         with site.store() as store:
             if names := request.query_params.get("runs"):
-                runs = found_runs(store, runs_named(names))
-                if is_csv:
-                    return csv_records("compare", COMPARISON_COLUMNS, comparisons_of(store, runs))
-                return json_answer(runs_document(site, store, runs))
+                return json_answer(runs_document(site, store, found_runs(store, runs_named(names))))
             series = SeriesStore(store)
             asked = _asked(series, read_query(request.query_params, site.clock()))
-            if is_csv:
-                return csv_records("compare", TARGETS, target_rows(site, series, asked))
             known = site.paths.store.exists()
             return json_answer(document(site, series, asked) if known else {"targets": [], "pairs": []})
 
-    return [Route("/compare", show), Route("/api/compare.json", as_file), Route("/api/compare.csv", as_file)]
+    return [Route("/compare", show), Route("/api/compare.json", as_json)]
 
 
 def _asked(series: SeriesStore, asked: HistoryQuery) -> HistoryQuery:

@@ -7,8 +7,8 @@ written by whoever changed something, is all that the dashboard writes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,11 +29,10 @@ from skep.monitor.records import DAY_S, Heat, Probe, ProbeShape, SeriesKey, Seri
 from skep.monitor.store import SeriesStore, all_targets, known_target
 from skep.report import theme
 from skep.report.series_chart import Picture, Track, local, series_chart, shift_label, trend_svg
-from skep.stats.percentiles import WindowStats, window_stats
 from skep.store.database import open_store
 from skep.web.context import Site
 from skep.web.layout import in_words, page, render_macro, streamed
-from skep.web.responses import csv_answer, form_of, json_answer, way_back
+from skep.web.responses import form_of, json_answer, way_back
 
 WINDOWS: dict[str, tuple[float | None, str]] = {  # by name: its length, None for all there is, and its words
     "1d": (DAY_S, "1 day"),
@@ -134,7 +133,7 @@ def _day(at: float) -> str:
     return f"{local(at):%Y-%m-%d}"
 
 
-_MOST_PROBES = 1500  # of which power, clocks and idle times are read
+_MOST_PROBES = 1500  # of which power and clocks are read
 _MOST_AROUND = 8  # newest events that are compared before and after
 _MOST_MARKS = 2000  # failed and missed ones
 _IN_DETAIL_S = 31 * DAY_S  # longer windows show no single probes
@@ -151,8 +150,6 @@ SELECT count(*) AS made, coalesce(sum(simulated), 0) AS simulated FROM (
     ORDER BY due_at DESC LIMIT ?4
 )
 """
-_IDLE_BINS = ((300.0, "under 5 minutes"), (3600.0, "5 to 60 minutes"), (21_600.0, "1 to 6 hours"),
-              (float("inf"), "over 6 hours"))  # fmt: skip
 _HOST_FIGURES = (("mean power", "W", "mean_w"), ("lowest clock", "MHz", "sm_clock_min_mhz"),
                  ("highest temperature", "°C", "temperature_max_c"))  # fmt: skip
 
@@ -173,7 +170,6 @@ class TargetHistory(msgspec.Struct, frozen=True):
     until: float
     history: SeriesHistory | None = None
     cold: SeriesHistory | None = None
-    idle: tuple[tuple[str, WindowStats], ...] = ()  # cold figures, by how long the target had been left alone
     failed: tuple[float, ...] = ()
     missed: tuple[tuple[float, float], ...] = ()
     around: Mapping[int, str] = {}  # by id of an event: before and after it, in words
@@ -239,22 +235,11 @@ def complete(series: SeriesStore, view: TargetHistory) -> TargetHistory:
     return replace(
         view,
         cold=cold,
-        idle=_idle_rows(cold.points, probes) if cold else (),
         around={event.id: around_event(series, event, key).sentence for event in events if event.id is not None},
         host=_host_lines(probes),
         throttled=tuple(dict.fromkeys(str(one) for probe in probes for one in probe.host.get("throttled") or ())),
         alerts=tuple(alert for alert in alerts if alert.target in (view.target, None) and alert.opened_at < view.until),
     )
-
-
-def _idle_rows(points: Iterable[SeriesPoint], probes: Iterable[Probe]) -> tuple[tuple[str, WindowStats], ...]:
-    """Cold figures by how long the target had been idle; only where it is known."""
-    idle = {probe.id: probe.idle_s for probe in probes if probe.idle_s is not None}
-    bins: dict[str, list[float]] = {name: [] for _, name in _IDLE_BINS}
-    for point in points:
-        if (waited := idle.get(point.probe_id)) is not None:
-            bins[next(name for limit, name in _IDLE_BINS if waited < limit)].append(point.value)
-    return tuple((name, stats) for name, values in bins.items() if (stats := window_stats(values)) is not None)
 
 
 def _host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
@@ -337,11 +322,6 @@ def host_picture(view: TargetHistory, line: HostLine, words: str) -> Markup:
     return series_chart(drawn, small=True)
 
 
-CSV_COLUMNS = (
-    "target", "series", "kind", "at_utc", "at", "until", "value", "count", "low", "p10", "p90", "high", "busy", "text",
-)  # fmt: skip
-
-
 def view_document(view: TargetHistory) -> dict[str, Any]:
     as_they_are = ("target", "since", "until", "failed", "missed", "throttled", "alerts")
     return {
@@ -352,7 +332,6 @@ def view_document(view: TargetHistory) -> dict[str, Any]:
         "simulated_share": view.simulated,
         "history": view.history and history_document(view.history),
         "cold": view.cold and history_document(view.cold),
-        "cold_by_idle_time": [{"idle": name, **to_builtins(stats)} for name, stats in view.idle],
         "host": [
             {**to_builtins(line), "points": [[point.at, point.value] for point in line.points]} for line in view.host
         ],
@@ -366,38 +345,6 @@ def history_document(history: SeriesHistory) -> dict[str, Any]:
 def shown_values(history: SeriesHistory) -> dict[str, Any]:
     points = [[point.at, point.value, point.busy] for point in history.points]
     return {"points": points, "spans": history.spans, "band": history.band}
-
-
-def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:
-    """Yield one kind of row after the other; what a kind does not have is empty."""
-
-    def row(kind: str, at: float, series: str = "", target: str | None = view.target, **more: Any) -> tuple[Any, ...]:
-        at_utc = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        told = {"target": target or "", "series": series, "kind": kind, "at_utc": at_utc, "at": at, **more}
-        return tuple(told.get(column) for column in CSV_COLUMNS)
-
-    for history in filter(None, (view.history, view.cold)):
-        series = str(history.key)
-        for point in history.points:
-            yield row("point", point.at, series, value=point.value, busy=int(point.busy))
-        for span in history.spans:
-            figures = {name: getattr(span, name) for name in ("count", "low", "p10", "p90", "high", "busy")}
-            yield row("span", span.start, series, value=span.median, **figures)
-        for change in history.changes:
-            bounds: dict[str, Any] = {"low": change.ratio_low, "high": change.ratio_high}
-            yield row("change", change.at, series, value=change.ratio, **bounds, text=change.because)
-    for at in view.failed:
-        yield row("failed", at)
-    for start, end in view.missed:
-        yield row("missed", start, until=end)
-    for line in view.host:
-        for point in line.points:
-            yield row("host", point.at, f"{line.name} ({line.unit})", value=point.value)
-    for event in view.history.events if view.history else ():
-        yield row(f"event: {event.kind.value}", event.at, target=event.target, text=event.text)
-    for alert in view.alerts:
-        more: dict[str, Any] = {"until": alert.closed_at, "value": alert.value, "text": alert.message}
-        yield row(f"alert: {alert.rule.value}", alert.opened_at, target=alert.target, **more)
 
 
 def routes(site: Site) -> list[BaseRoute]:
@@ -416,9 +363,6 @@ def routes(site: Site) -> list[BaseRoute]:
     def as_json(request: Request) -> Response:
         return json_answer({"views": [view_document(view) for view in _views(site, request)]})
 
-    def as_csv(request: Request) -> Response:
-        return csv_answer("history", CSV_COLUMNS, [row for view in _views(site, request) for row in csv_rows(view)])
-
     async def add_note(request: Request) -> Response:
         """Of one target, or of all where none is named. The moment is now."""
         form = await form_of(request)
@@ -430,7 +374,7 @@ def routes(site: Site) -> list[BaseRoute]:
         await asyncio.to_thread(write)
         return RedirectResponse(way_back(form.get("next")), 303)
 
-    shown = [Route("/history", show), Route("/api/history.json", as_json), Route("/api/history.csv", as_csv)]
+    shown = [Route("/history", show), Route("/api/history.json", as_json)]
     return [*shown] if site.public else [*shown, Route("/notes", add_note, methods=["POST"])]
 
 

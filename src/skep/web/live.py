@@ -23,7 +23,7 @@ from skep.stats.percentiles import percentile
 from skep.supervisor.control import HiveReadings, NotRunning, ReplicaStatus, Status, read_status
 from skep.web.context import Site
 from skep.web.layout import environment, page
-from skep.web.responses import csv_answer, json_answer, json_text
+from skep.web.responses import json_answer, json_text
 
 WEEK_S = 7 * 24 * HOUR_S
 TTFT_WINDOW_S = 300.0
@@ -326,42 +326,11 @@ def routes_of_now(site: Site, live: Live) -> list[BaseRoute]:
         targets = [one.target.name for one in live.watched.standings]
         return page(site, "now.html", parts=parts(site, live.document, live.watched), targets=targets)
 
-    async def whole() -> dict[str, Any]:
-        return {**await live.fresh(), **live.watched.document(site)}
-
     async def as_json(_request: Request) -> Response:
-        return json_answer(await whole())
-
-    async def as_csv(_request: Request) -> Response:
-        return csv_answer("now", ("section", "name", "figure", "value"), figure_rows(await whole()))
+        return json_answer({**await live.fresh(), **live.watched.document(site)})
 
     return [
         Route("/", show),
         Route("/api/now.json", as_json),
-        Route("/api/now.csv", as_csv),
         Route("/live", Stream(live, partial(parts, site)), methods=["GET"]),
-    ]
-
-
-def figure_rows(document: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
-    """Everything that is one number or one word, a row each."""
-    hive, targets = document.get("hive") or {}, document.get("targets") or ()
-    sections = [
-        ("hive", "", {key: document.get(key) for key in ("at", "state", "message")} | hive),
-        ("ended", "", hive.get("ended") or {}),
-        ("slots", "", hive.get("slots") or {}),
-        ("ttft", "", document.get("ttft") or {}),
-        *(("replica", one["name"], one) for one in hive.get("replicas") or ()),
-        *(("queue", one["model"], one["waiting"]) for one in hive.get("queues") or ()),
-    ]
-    for target in targets:
-        sections.append(("target", target["target"], target))
-        sections += [("series", reading["series"], reading) for reading in target["readings"]]
-    for kind in ("alert", "event"):
-        sections += [(kind, one["target"] or "", one) for one in document.get(f"{kind}s") or ()]
-    return [
-        (section, name, figure, value)
-        for section, name, facts in sections
-        for figure, value in facts.items()
-        if not isinstance(value, dict | list) and figure not in ("name", "target")
     ]

@@ -21,10 +21,9 @@ from skep.bench.metrics import LevelSummary
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 from skep.catalog.gpus import device, devices, find_device
 from skep.catalog.models import find_geometry, geometries, geometry
-from skep.config.rigs import find_rig
 from skep.deploy.commands import document
 from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, nothing_fits
-from skep.errors import DoesNotFit, SkepError, UserError
+from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS, ENGINES
 from skep.planner.setup import QUANTS
@@ -32,20 +31,21 @@ from skep.report import theme
 from skep.report.charts import ChartCurve
 from skep.report.plan import Document, layout_name, level_of, predicted_chart
 from skep.report.svg import alive, picture
+from skep.report.sweep_text import level_columns
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.units import number
 from skep.web.context import Site, is_near
 from skep.web.layout import page, render
-from skep.web.responses import csv_answer, json_answer
-from skep.web.run_cache import RunCache, engine_of, layout_of, machine_of
+from skep.web.responses import json_answer
+from skep.web.run_cache import RunCache, RunFigures, where_of
 
 OWN = "this"  # machine
 MOST_DRAWN, MOST_TOLD = 3, 12  # measured runs
 MOST_CARDS, MOST_AGENTS, MOST_TOKENS = 64, 4096, 1_000_000
 LONGEST_RIG = 200
 _SHAPES = ("diamond", "square", "triangle-up")  # of runs
-_SAME_LOAD = 0.25  # as a share
+_MEASURED = {"effective_tok_s": "effective_tok_s", "ttft_ms": "ttft_p50_ms"}  # of a level, by its name in a plan
 _COLOURS = (theme.HONEY, theme.SKY, theme.PLUM, theme.MOSS, theme.ROSE, theme.STONE, *theme.SERIES)
 
 
@@ -149,57 +149,27 @@ def _one_of(query: QueryParams, name: str, known: tuple[str, ...]) -> str:
     return said or str(getattr(USUAL, name))
 
 
-class MeasuredPoint(msgspec.Struct, frozen=True):
-    concurrency: int
-    effective_tok_s: float
-    low: float | None  # 95 % of the mean, where runs were repeated
-    high: float | None
-    ttft_ms: float | None
-    client_limited: bool
-
-
 class MeasuredRun(msgspec.Struct, frozen=True):
     """One stored run of the model. `same_rig`: on cards of the kind and number that are planned."""
 
-    run_id: str
-    created_at: float
-    machine: str
-    engine: str
-    layout: str
-    simulated: bool
+    run: StoredRun
+    figures: RunFigures
+    levels: tuple[LevelSummary, ...]
     same_rig: bool
-    points: tuple[MeasuredPoint, ...]
-    input_tokens: int | None = None  # of a request, on the average: a plan is for a load, and the run had its own
-    output_tokens: int | None = None
-
-    @property
-    def best(self) -> MeasuredPoint:
-        return max(self.points, key=lambda point: point.effective_tok_s)
-
-    @property
-    def alone_ttft_ms(self) -> float | None:
-        return next((point.ttft_ms for point in self.points if point.concurrency == 1), None)
-
-    def has_other_load(self, input_tokens: int, output_tokens: int) -> bool:
-        """A curve for other prompts and answers than those of the run says little about it."""
-        if self.input_tokens is None or self.output_tokens is None:
-            return False
-        shares = (self.input_tokens / input_tokens, self.output_tokens / output_tokens)
-        return any(abs(share - 1) > _SAME_LOAD for share in shares)
+    input_tokens: int | None  # of a request, on the average: a plan is for a load, and the run had its own
+    output_tokens: int | None
 
 
 def plan_picture(plans: Sequence[Document], measured: Sequence[MeasuredRun], field: str, label: str) -> Markup:
-    """Return predicted curves over C, named by letters, beside measured points, hollow where nothing real ran."""
-    unit, curves = "ms" if field == "ttft_ms" else "tok/s", []
-    for place, run in enumerate(measured):
-        points = [(one.concurrency, value) for one in run.points if (value := getattr(one, field)) is not None]
-        ranged = field == "effective_tok_s"
-        ranges = {one.concurrency: (one.low, one.high) for one in run.points if ranged and one.low and one.high}
-        how = f"{'simulated' if run.simulated else 'measured'}, run {run.run_id}"
-        tips = {c: f"{how}: {number(value)} {unit} at C = {c}" for c, value in points}
-        hollow = [c for c, _ in points] if run.simulated else []
+    """Return predicted curves over C, named by letters, beside measured points, named by numbers."""
+    unit, (column,), curves = "ms" if field == "ttft_ms" else "tok/s", level_columns(_MEASURED[field]), []
+    for place, one in enumerate(measured):
+        points = [(level.concurrency, value) for level in one.levels if (value := column.value(level)) is not None]
+        sure = {level.concurrency: level.effective_interval for level in one.levels if field == "effective_tok_s"}
+        ranges = {c: (some.low, some.high) for c, some in sure.items() if some is not None}
+        tips = {c: f"measured, run {one.run.id}: {number(value)} {unit} at C = {c}" for c, value in points}
         look = (theme.ROSE, str(place + 1), (), _SHAPES[place % 3])
-        curves.append(ChartCurve(points, *look, hollow, ranges, tips, joined=False))
+        curves.append(ChartCurve(points, *look, (), ranges, tips, joined=False))
     spec = predicted_chart(plans, field, unit, curves)
     words = f"{label}, and measured" if measured else label
     with alive():
@@ -212,69 +182,36 @@ def term_colours(plans: Sequence[Document]) -> dict[str, str]:
     return dict(zip(names, cycle(_COLOURS), strict=False))
 
 
-COLUMNS = ("rig", "layout", "engine", "quant", "kv_dtype", "slots", "context", "concurrency", "effective_tok_s", "low",
-           "high", "task_tok_s", "ttft_ms", "tpot_ms", "source", "run")  # fmt: skip
-
-
-def plan_rows(found: Document, measured: Sequence[MeasuredRun]) -> list[list[Any]]:
-    """Return the layouts and their predicted levels for `/api/plan.csv`, and the levels of the runs beside them."""
-    rows: list[list[Any]] = [
-        [plan["rig"], layout_name(plan), *(plan[name] for name in COLUMNS[2:7]),
-         *(point[name] for name in COLUMNS[7:14]), "predicted", None]
-        for plan in found["plans"] for point in plan["predicted"]
-    ]  # fmt: skip
-    return rows + [
-        [one.machine, one.layout, one.engine, None, None, None, None, point.concurrency, point.effective_tok_s,
-         point.low, point.high, None, point.ttft_ms, None, "simulated" if one.simulated else "measured", one.run_id]
-        for one in measured for point in one.points
-    ]  # fmt: skip
-
-
 def measured_of(
     store: Store, book: RunCache, model: str, cards: Sequence[str], host: Document | None = None
 ) -> list[MeasuredRun]:
-    """Of this model; on the same cards, or on this `host`, first, measured before simulated, then newest first."""
-    known = [run for run in book.runs(store) if _takes(run, model)]
-    told = sorted(known, key=lambda run: (not _same(run, cards, host), run.simulated, -run.created_at))[:MOST_TOLD]
+    """Of this model; on the same cards, or on this `host`, first, then newest first."""
+    known = [(_same(run, cards, host), run) for run in book.runs(store) if _takes(run, model)]
     found = []
-    for run in told:
-        levels = book.levels(store, run)
-        points = []
-        for level in levels:
-            if (speed := level.effective_tok_s) is not None:
-                low, high = (sure.low, sure.high) if (sure := level.effective_interval) else (None, None)
-                ttft_ms = level.ttft_ms.p50 if level.ttft_ms else None
-                points.append(MeasuredPoint(level.concurrency, speed, low, high, ttft_ms, level.client_limited))
+    for same, run in sorted(known, key=lambda one: (not one[0], -one[1].created_at))[:MOST_TOLD]:
+        figures, levels = book.figures(store, [run])[run.id], book.levels(store, run)
         means = (_mean(levels, name) for name in ("prompt_tokens", "output_tokens_each"))
-        where = (machine_of(run), engine_of(run), layout_of(run))
-        if points:
-            same = _same(run, cards, host)
-            found.append(MeasuredRun(run.id, run.created_at, *where, run.simulated, same, tuple(points), *means))
+        if figures.best_tok_s is not None:
+            found.append(MeasuredRun(run, figures, levels, same, *means))
     return found
 
 
 def _takes(run: StoredRun, model: str) -> bool:
-    if run.kind in (*JUDGED, *TIMED, *OF_A_TUNING) or run.state is not RunState.DONE:
+    """What was simulated is the planner's own prediction: it says nothing about a plan."""
+    if run.simulated or run.kind in (*JUDGED, *TIMED, *OF_A_TUNING) or run.state is not RunState.DONE:
         return False
     found = find_geometry(run.model)
     return found is not None and found.id == model
 
 
 def _same(run: StoredRun, cards: Sequence[str], host: Document | None) -> bool:
+    """Of a far endpoint no cards are known."""
+    if not is_near(run.url):
+        return False
     if host is not None:
-        return not run.simulated and is_near(run.url) and _likeness(run.host) == _likeness(host)
-    return bool(cards) and Counter(cards_of(run)) == Counter(cards)
-
-
-def cards_of(run: StoredRun) -> tuple[str, ...]:
-    """Return the catalogue's names of the cards it ran on; none where they are not known."""
-    if run.simulated:
-        try:
-            return tuple(card.id for card in find_rig(machine_of(run), None).rig.cards)
-        except SkepError:
-            return ()
-    found = [find_device(name) for name in _card_names(run.host)] if is_near(run.url) else []
-    return tuple(card.id for card in found if card is not None) if all(found) else ()
+        return _likeness(run.host) == _likeness(host)
+    found = [find_device(name) for name in _card_names(run.host)]
+    return bool(cards) and Counter(card and card.id for card in found) == Counter(cards)
 
 
 def _likeness(host: Document) -> tuple[object, ...]:
@@ -297,7 +234,7 @@ MOST_WAITING = 8  # plans at a time; one takes up to some seconds
 class PlanPages:
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.book = RunCache(site)
+        self.book = RunCache()
         self._plans: OrderedDict[PlanQuery, dict[str, Any]] = OrderedDict()
         self._one_at_a_time = threading.Lock()  # planning is all CPU: two at once would only be slower
         self._queue = threading.BoundedSemaphore(MOST_WAITING)  # so that other pages are still answered
@@ -317,19 +254,17 @@ class PlanPages:
         return HTMLResponse(self._shown(asked) if asked.model else "")
 
     def as_json(self, request: Request) -> Response:
-        found, measured = self._beside(request)
-        return json_answer({**found, "measured": [msgspec.to_builtins(one) for one in measured]})
-
-    def as_csv(self, request: Request) -> Response:
-        return csv_answer("plan", COLUMNS, plan_rows(*self._beside(request)))
-
-    def _beside(self, request: Request) -> tuple[dict[str, Any], list[MeasuredRun]]:
-        """Return a plan, and what was measured of its model."""
         asked = read_query(request.query_params)
         if not asked.model:
             raise UserError("no model is named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2")
         found = self._plan(asked)
-        return found, self._measured(asked, found)
+        measured = self._measured(asked, found)
+        told = [
+            {"run": one.run.id, "created_at": one.run.created_at, "where": where_of(one.run), "same_rig": one.same_rig,
+             "input_tokens": one.input_tokens, "output_tokens": one.output_tokens, "levels": one.levels}
+            for one in measured
+        ]  # fmt: skip
+        return json_answer({**found, "measured": told})
 
     def _shown(self, asked: PlanQuery) -> str:
         try:
@@ -340,11 +275,6 @@ class PlanPages:
     def _drawn(self, asked: PlanQuery, found: dict[str, Any]) -> str:
         plans = found["plans"]
         measured = self._measured(asked, found)
-
-        def again(run: MeasuredRun) -> str:
-            prompt, answer = run.input_tokens or asked.input_tokens, run.output_tokens or asked.output_tokens
-            return f"/plan?{replace(asked, input_tokens=prompt, output_tokens=answer).query()}"
-
         return render(
             "plan_found.html",
             **{name: found[name] for name in ("model", "goal", "plans", "rejected", "notes")},
@@ -356,7 +286,7 @@ class PlanPages:
             beside=[one for one in measured if one.same_rig][:MOST_DRAWN],
             colours=term_colours(plans[:2]),
             command=asked.command(),
-            again=again,
+            where_of=where_of,
             layout_name=layout_name,
             level_of=level_of,
             plan_picture=plan_picture,
@@ -393,6 +323,5 @@ class PlanPages:
 
 def routes(site: Site) -> list[BaseRoute]:
     pages = PlanPages(site)
-    shown = {"/plan": pages.show, "/plan/fragment": pages.fragment, "/api/plan.json": pages.as_json,
-             "/api/plan.csv": pages.as_csv}  # fmt: skip
+    shown = {"/plan": pages.show, "/plan/fragment": pages.fragment, "/api/plan.json": pages.as_json}
     return [Route(path, answer) for path, answer in shown.items()]

@@ -1,9 +1,8 @@
-"""Answers as JSON, CSV or an error page, and the fields of a form."""
+"""Answers as JSON or an error page, and the fields of a form."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -13,8 +12,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from skep.errors import SkepError, UserError
-from skep.monitor.status import harmless
-from skep.report.columns import Column, Record, csv_text
 from skep.web.context import Site
 from skep.web.layout import page
 
@@ -38,23 +35,6 @@ def json_answer(document: Any, status: int = 200) -> Response:
 def json_text(document: Any) -> str:
     """Return the document as one line. Dataclasses become objects, NaN and infinity become null."""
     return msgspec.json.encode(document, enc_hook=str).decode()
-
-
-def csv_records(name: str, columns: Sequence[Column[Record]], records: Iterable[Record]) -> Response:
-    rows = ([one.value(record) for one in columns] for record in records)
-    return csv_answer(name, [one.key for one in columns], rows)
-
-
-def csv_answer(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
-    """A file `skep-NAME.csv`. None is an empty cell; a text that a spreadsheet would carry out gets an apostrophe."""
-
-    def cell(value: Any) -> Any:
-        infinite = isinstance(value, float) and not math.isfinite(value)
-        return "" if infinite else harmless(value) if isinstance(value, str) else value
-
-    headers = {"content-disposition": f'attachment; filename="skep-{name}.csv"'}
-    body = csv_text(columns, (map(cell, row) for row in rows))
-    return Response(body, media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def wants_json(request: Request) -> bool:

@@ -1,49 +1,36 @@
-"""The stored runs, their key figures, pages and pictures. An ended run is final, so all is worked out once.
-Runs are kept in memory, figures there and in files, pages and pictures in files: drawing one takes up to a second."""
+"""The stored runs and what is worked out of them, once where they have ended: key figures, levels, reports."""
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 from markupsafe import Markup
 
-from skep import __version__
 from skep.bench.metrics import LevelSummary
 from skep.bench.stored_run import JUDGED, QUALITY, TIMED, TUNE_QUALITY, check_drawn_together, load_run
 from skep.errors import SkepError, UserError
-from skep.files import write_whole
 from skep.quality.trial_figures import conclusion
 from skep.report.stored import drawn, mixed_of, quality_of
 from skep.report.svg import alive
 from skep.store.database import Store
-from skep.store.records import RunState, StoredRun
-from skep.web.context import Site, is_near
+from skep.store.records import StoredRun
+from skep.web.context import is_near
 
-# What a hive with `--simulate` says of itself.
-_SIMULATED = re.compile(
-    r"simulated: .+?, (?:KV [^,]+, )?(?:[^,]+, )?"
-    r"(?P<layout>(?:\d+ x )?TP=.+?) on (?P<rig>.+), as (?P<engine>\w+)"
-)
-_LONGEST = 400  # letters of such a sentence
 _MAKERS = re.compile(r"^(NVIDIA |AMD |Intel\(R\) )(GeForce |Radeon )?")
 
 
 def machine_of(run: StoredRun) -> str:
     """Return the cards, or the CPU where there is none. Of a far endpoint only its address is known."""
-    if found := _simulated(run):
-        return found["rig"]
     if run.simulated:
-        return "no machine: simulated"
+        return "no machine"
     if is_near(run.url):
         return host_words(run.host)
     try:
@@ -62,9 +49,7 @@ def host_words(host: Mapping[str, Any]) -> str:
 
 
 def engine_of(run: StoredRun) -> str:
-    """Return its name and version, as the endpoint told."""
-    if found := _simulated(run):
-        return f"{found['engine']} (simulated)"
+    """Return its name and version, as the endpoint told; a simulated one tells its model, layout and cards."""
     names = (run.engine.get(key) for key in ("engine", "server", "measured_by"))
     told = str(next(filter(None, names), "unknown engine"))
     version = run.engine.get("version") or run.engine.get("build")
@@ -72,24 +57,19 @@ def engine_of(run: StoredRun) -> str:
 
 
 def layout_of(run: StoredRun) -> str:
-    """Replicas and slots, where the endpoint told; of a simulated rig how its cards are divided."""
-    if found := _simulated(run):
-        return found["layout"]
+    """Return replicas and slots, where the endpoint told."""
     replicas, slots = run.engine.get("replicas"), run.engine.get("slots")
     if not isinstance(slots, int):
         return ""
     return f"{replicas} replicas, {slots} slots" if isinstance(replicas, int) and replicas > 1 else f"{slots} slots"
 
 
-def _simulated(run: StoredRun) -> re.Match[str] | None:
-    told = run.engine.get("engine")
-    return _SIMULATED.match(told[:_LONGEST]) if run.simulated and isinstance(told, str) else None
+def where_of(run: StoredRun) -> str:
+    return " · ".join(filter(None, (machine_of(run), engine_of(run), layout_of(run))))
 
 
-_MOST = 20_000
 _A_REQUEST_S = 0.0004  # what the figures of a run take for each of its requests, about
 _FEW = 20  # runs that are read one by one
-_ENDED = (RunState.DONE, RunState.FAILED, RunState.INTERRUPTED)  # what is worked out of them stays true
 PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown without them
 
 
@@ -107,8 +87,7 @@ class RunFigures(msgspec.Struct, frozen=True):
 class RunCache:
     """One for a dashboard. Safe to be asked by several threads. Keeps what is of ended runs, by their ids."""
 
-    def __init__(self, site: Site, clock: Callable[[], float] = time.monotonic) -> None:
-        self._files = FileCache(site.paths.cache / "web" / "figures", most=_MOST)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._runs: dict[str, StoredRun] = {}
         self._figures: dict[str, RunFigures] = {}
@@ -125,7 +104,7 @@ class RunCache:
             for name in missing:
                 with suppress(SkepError):  # deleted between two reads
                     known[name] = store.run(name)
-        self._runs = {name: run for name, run in known.items() if run.state in _ENDED}
+        self._runs = {name: run for name, run in known.items() if run.state.is_final}
         return [known[name] for name in ids if name in known]
 
     def figures(
@@ -135,36 +114,25 @@ class RunCache:
         found: dict[str, RunFigures] = {}
         began = self._clock()
         for run in runs:
-            known, wait = self._known(run), _A_REQUEST_S * run.requests
+            known, wait = self._figures.get(run.id), _A_REQUEST_S * run.requests
             if known is None and (patience_s is None or self._clock() - began + wait < patience_s):
                 with self._making:
-                    known = self._known(run) or figures_of(store, run)
-                    if run.state in _ENDED and run.id not in self._figures:
+                    known = self._figures.get(run.id) or figures_of(store, run)
+                    if run.state.is_final:
                         self._figures[run.id] = known
-                        self._files.put(f"{run.id}.json", msgspec.json.encode(known).decode())
             if known is not None:
                 found[run.id] = known
         return found
 
     def levels(self, store: Store, run: StoredRun) -> tuple[LevelSummary, ...]:
-        """Of one run, as measured; empty where nothing was."""
-        if (known := self._levels.get(run.id)) is not None:
-            return known
-        try:
-            found = tuple(load_run(store, run.id)[1].levels)
-        except SkepError:
-            found = ()
-        if run.state in _ENDED:
-            self._levels[run.id] = found
+        """Of one run, as measured; empty where nothing was, or where its levels are no loads."""
+        found = self._levels.get(run.id, ())
+        if not found and run.kind not in JUDGED:
+            with suppress(SkepError):
+                found = tuple(load_run(store, run.id)[1].levels)
+            if run.state.is_final:
+                self._levels[run.id] = found
         return found
-
-    def _known(self, run: StoredRun) -> RunFigures | None:
-        if run.state not in _ENDED:
-            return None
-        if run.id not in self._figures and (stored := self._files.get(f"{run.id}.json")):
-            with suppress(msgspec.MsgspecError):
-                self._figures[run.id] = msgspec.json.decode(stored, type=RunFigures)
-        return self._figures.get(run.id)
 
 
 def figures_of(store: Store, run: StoredRun) -> RunFigures:
@@ -193,84 +161,38 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
     return RunFigures(best.effective_tok_s, at, ttft_ms, failed, best.client_limited)
 
 
-_PRUNED_EVERY = 50  # looking through the folder takes longer than writing one file
-_FILE = re.compile(r"[\w+-][\w+.-]{0,250}", re.ASCII)
 _STACKED = ' style="display:grid;gap:16px"'
 _STYLED = re.compile(r' style="[^"]*"')  # headings that begin a little lower
 _LEAD = re.compile(r'<p class="lead">.*?</p>', re.DOTALL)
-
-
-class FileCache:
-    """Texts in files of one folder, by name. What cannot be written is only not kept; now and then the oldest go."""
-
-    def __init__(self, folder: Path, most: int = 400) -> None:
-        self.folder = folder / __version__
-        self._most = most
-        self._put = 0
-
-    def get(self, name: str) -> str | None:
-        if not _FILE.fullmatch(name):
-            return None
-        try:
-            return (self.folder / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            return None
-
-    def put(self, name: str, body: str) -> None:
-        if not _FILE.fullmatch(name):
-            return  # of a run whose id is none of skep's own
-        with suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self.folder / name, body, 0o600)
-            self._put += 1
-            if self._put % min(_PRUNED_EVERY, self._most) == 1:
-                files = [entry for entry in os.scandir(self.folder) if entry.is_file()]
-                files.sort(key=lambda entry: entry.stat().st_mtime)
-                for entry in files[: len(files) - self._most * 3 // 4] if len(files) > self._most else ():
-                    Path(entry.path).unlink(missing_ok=True)
+_MOST_KEPT = 64
 
 
 class Pictures:
-    """What is drawn of stored runs for one dashboard. A public one has reports without texts and addresses."""
+    """What pages show of reports. Those of ended runs are kept, the newest few: drawing one takes up to a second."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._files = FileCache(site.paths.cache / "web" / "pages")
-
-    def document(self, store: Store, runs: Sequence[StoredRun], kind: str) -> str:
-        """Return the HTML (`html`) or SVG (`svg`) document that `skep runs report` writes."""
-        return self._kept(runs, kind, lambda: drawn(store, runs, as_picture=kind == "svg"))
+    def __init__(self) -> None:
+        self._drawn: dict[tuple[str, ...], Markup] = {}
 
     def body(self, store: Store, runs: Sequence[StoredRun]) -> Markup:
-        """Return what a page of the dashboard shows of a report: the sentence above its first figure, its main part."""
-
-        def make() -> str:
-            with alive():
-                report = drawn(store, runs, as_picture=False)
-            lead = _LEAD.search(report.partition("<main>")[0])
-            main = report.partition("<main>")[2].rpartition("</main>")[0]
-            plain = _STYLED.sub("", main.replace(_STACKED, ' class="stack"'))  # the headers forbid inline styles
-            return f'{lead[0] if lead else ""}<div class="report">{plain}</div>'
-
-        return Markup(self._kept(runs, "body", make))  # noqa: S704
+        """Return the sentence above the first figure of a report, and its main part."""
+        name = tuple(run.id for run in runs)
+        if (known := self._drawn.get(name)) is not None:
+            return known
+        with alive():
+            report = drawn(store, runs, as_picture=False)
+        lead = _LEAD.search(report.partition("<main>")[0])
+        main = report.partition("<main>")[2].rpartition("</main>")[0]
+        plain = _STYLED.sub("", main.replace(_STACKED, ' class="stack"'))  # the headers forbid inline styles
+        made = Markup(f'{lead[0] if lead else ""}<div class="report">{plain}</div>')  # noqa: S704
+        if all(run.state.is_final for run in runs):
+            self._drawn[name] = made
+            for oldest in list(self._drawn)[:-_MOST_KEPT]:
+                self._drawn.pop(oldest, None)
+        return made
 
     def ready(self, run: StoredRun) -> Markup | None:
         """Return the body, where it was drawn before and cannot change any more."""
-        found = self._files.get(self._name([run], "body")) if run.state in _ENDED else None
-        return Markup(found) if found else None  # noqa: S704
-
-    def _kept(self, runs: Sequence[StoredRun], kind: str, make: Callable[[], str]) -> str:
-        """Only what is of ended runs is kept."""
-        name, final = self._name(runs, kind), all(run.state in _ENDED for run in runs)
-        if final and (found := self._files.get(name)) is not None:
-            return found
-        made = make()
-        if final:
-            self._files.put(name, made)
-        return made
-
-    def _name(self, runs: Sequence[StoredRun], kind: str) -> str:
-        return "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + f".{kind}"
+        return self._drawn.get((run.id,))
 
 
 MOST_COMPARED = 8
@@ -288,7 +210,3 @@ def found_runs(store: Store, ids: Sequence[str]) -> list[StoredRun]:
     runs = [store.run(name) for name in ids]
     check_drawn_together(runs)
     return runs
-
-
-def levels_of(store: Store, run: StoredRun) -> Sequence[LevelSummary]:
-    return () if run.kind in JUDGED else load_run(store, run.id)[1].levels

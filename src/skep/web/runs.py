@@ -17,29 +17,25 @@ from starlette.routing import BaseRoute, Route
 from skep.bench.stored_run import OF_A_TUNING, TIMED
 from skep.errors import UserError
 from skep.report.columns import Column, at, documents, plain_columns
-from skep.report.sweep_text import LEVEL_COLUMNS
+from skep.report.stored import drawn
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web import run_cache
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import csv_records, json_answer, or_not_found, report_answer, svg_answer
-from skep.web.run_cache import MOST_COMPARED, PATIENCE_S, Pictures, RunCache, RunFigures
+from skep.web.responses import json_answer, or_not_found, report_answer, svg_answer
+from skep.web.run_cache import MOST_COMPARED, PATIENCE_S, Pictures, RunCache, RunFigures, where_of
 
 PAGE = 50
-SIMULATED = {"": "measured and simulated", "yes": "simulated only", "no": "measured only"}
-STATES = [one.value for one in RunState]
 SORTS = {"": "newest first", "best": "best tok/s first"}
 Listed = dict[str, Any]  # the `run`, and what is `told` of it
 
 
 class RunsQuery(msgspec.Struct, frozen=True):
-    """All of it is in the address. `page` counts from 1; 0: all of them, for files."""
+    """All of it is in the address. `text`: words that each stand somewhere in what is told of a run."""
 
     kind: str = ""
     model: str = ""
-    state: str = ""
-    simulated: str = ""
     text: str = ""
     page: int = 1
     sort: str = ""  # "best": by effective tok/s
@@ -57,13 +53,11 @@ class RunsQuery(msgspec.Struct, frozen=True):
         """Runs of tunings are many and small: they are listed where their kind, or words of them, are asked for."""
         if run.kind in OF_A_TUNING and not (self.kind or self.text):
             return False
-        if self.simulated and run.simulated is not (self.simulated == "yes"):
+        if self.kind not in ("", run.kind) or self.model not in ("", run.model):
             return False
-        exact = ((self.kind, run.kind), (self.model, run.model), (self.state, run.state.value))
-        if any(wanted and wanted != has for wanted, has in exact):
-            return False
-        told = (run.id, run.model, run.kind, run.fingerprint, where_of(run), run.url, run.error or "")
-        return all(word in " ".join(told).lower() for word in self.text.lower().split())
+        how = "simulated" if run.simulated else "measured"
+        told = (run.id, run.model, run.kind, run.state.value, how, run.fingerprint, where_of(run), run.url)
+        return all(word in " ".join([*told, run.error or ""]).lower() for word in self.text.lower().split())
 
 
 class RunListing(msgspec.Struct, frozen=True):
@@ -90,15 +84,12 @@ def page_count(total: int) -> int:
 
 
 def read_query(query: QueryParams) -> RunsQuery:
-    state, simulated, sort = (query.get(name, "") for name in ("state", "simulated", "sort"))
-    if state and state not in STATES:
-        raise UserError(f"`state={state}` is not a state of a run", hint=f"one of {', '.join(STATES)}")
-    if simulated not in SIMULATED:
-        raise UserError(f"`simulated={simulated}` is neither yes nor no", hint="leave it out for both")
+    kind, model, words, sort, said = (query.get(name, "") for name in ("kind", "model", "q", "sort", "page"))
     if sort not in SORTS:
         raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
-    return RunsQuery(query.get("kind", ""), query.get("model", ""), state, simulated, query.get("q", "").strip()[:200],
-                 0 if query.get("page") == "all" else _page(query), sort)  # fmt: skip
+    if said and (not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8):
+        raise UserError(f"`page={said}` is not a page", hint="pages count from 1")
+    return RunsQuery(kind, model, words.strip()[:200], int(said[:9] or 1), sort)
 
 
 def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, RunFigures] | None = None) -> RunListing:
@@ -114,15 +105,11 @@ def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, Ru
 
         found.sort(key=rank)
     asked = replace(asked, page=min(asked.page, page_count(len(found))))
-    shown = found if asked.page == 0 else found[(asked.page - 1) * PAGE : asked.page * PAGE]
+    shown = found[(asked.page - 1) * PAGE : asked.page * PAGE]
     models = tuple(sorted({run.model for run in runs}))
     kinds = tuple(sorted({run.kind for run in runs}))
     aside = 0 if asked.kind or asked.text else sum(run.kind in OF_A_TUNING for run in runs)
     return RunListing(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside, figures or {})
-
-
-def where_of(run: StoredRun) -> str:
-    return " · ".join(filter(None, (run_cache.machine_of(run), run_cache.engine_of(run), run_cache.layout_of(run))))
 
 
 def tuning_of(run: StoredRun) -> str | None:
@@ -148,20 +135,13 @@ def run_columns(site: Site) -> list[Column[Listed]]:
     ]
 
 
-def _page(query: QueryParams) -> int:
-    said = query.get("page") or "1"
-    if not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8:
-        raise UserError(f"`page={said}` is not a page", hint="pages count from 1")
-    return int(said[:9])
-
-
 class RunsPages:
     """The handlers, with what they keep between two of them."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.book = RunCache(site)
-        self.pictures = Pictures(site)
+        self.book = RunCache()
+        self.pictures = Pictures()
         self.columns = run_columns(site)
 
     def listing(self, request: Request) -> Response:
@@ -174,8 +154,6 @@ class RunsPages:
             "runs.html",
             found=found,
             asked=found.asked,
-            STATES=STATES,
-            SIMULATED=SIMULATED,
             SORTS=SORTS,
             rows=self._rows(found),
             waiting=f"/runs/rows?{found.asked.query()}" if len(found.figures) < wanted else None,
@@ -189,9 +167,6 @@ class RunsPages:
         found = self._found(request)
         pages = {"total": found.total, "page": found.asked.page, "pages": found.pages}
         return json_answer({**pages, "runs": documents(self.columns, found.rows)})
-
-    def as_csv(self, request: Request) -> Response:
-        return csv_records("runs", self.columns, self._found(request).rows)
 
     def one(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
@@ -213,50 +188,20 @@ class RunsPages:
 
     def report(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
-            return report_answer(self.pictures.document(store, [run], "html"))
+            return report_answer(drawn(store, [run], as_picture=False))
 
     def picture(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
-            return svg_answer(self.pictures.document(store, [run], "svg"), final=run.state.is_final)
-
-    def requests(self, request: Request) -> Response:
-        with self._stored(request.path_params["id"]) as (store, run):
-            rows = store.requests(run.id)
-        query = request.query_params
-        text, failed = query.get("level", ""), query.get("failed") == "yes"
-        if text and not text.isdecimal():
-            raise UserError(f"`level={text}` is not a level", hint="levels are numbers, as in level=4")
-        level = int(text[:9]) if text else None
-        found = [row for row in rows if level in (None, row.level) and not (failed and row.ok)]
-        pages = page_count(len(found))
-        number = min(_page(query), pages)
-
-        def address(page: int) -> str:
-            told = {"level": level, "failed": "yes" if failed else None, "page": page}
-            chosen = urlencode({name: value for name, value in told.items() if value is not None})
-            return f"/runs/{run.id}/requests?{chosen}"
-
-        values: dict[str, Any] = {
-            "asked": {"level": level, "failed": failed, "page": number, "address": address},
-            "rows": found[(number - 1) * PAGE : number * PAGE],
-            "levels": sorted({row.level for row in rows}),
-            "any_failed": any(not row.ok for row in rows),
-        }
-        return page(self.site, "run_requests.html", run=run, total=len(found), pages=pages, **values)
+            return svg_answer(drawn(store, [run], as_picture=True), final=run.state.is_final)
 
     def run_json(self, request: Request) -> Response:
         """Return the run as the list tells it, its configuration and every level's figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
-            levels = run_cache.levels_of(store, run)
+            levels = self.book.levels(store, run)
         (told,) = documents(self.columns, [{"run": run, "told": figures}])
         facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
         return json_answer({**told, **facts, "levels": levels})
-
-    def run_csv(self, request: Request) -> Response:
-        """Return a row a level, as `skep export` writes it."""
-        with self._stored(request.query_params.get("id", "")) as (store, run):
-            return csv_records(f"run-{run.id}", LEVEL_COLUMNS, run_cache.levels_of(store, run))
 
     def compare(self, request: Request) -> Response:
         """From the ticked boxes to the page that compares: its address holds the two runs."""
@@ -265,18 +210,6 @@ class RunsPages:
             hint = f"tick two runs of the list, or up to {MOST_COMPARED}, then press Compare"
             raise UserError(f"{len(ids)} runs cannot be compared", hint=hint)
         return RedirectResponse(f"/compare?runs={quote(','.join(ids), safe=',')}", status_code=303)
-
-    def comparison(self, request: Request) -> Response:
-        """Return one picture of several runs, for a page that shows them side by side."""
-        ids = run_cache.runs_named(request.query_params.get("runs", ""))
-        with self.site.store() as store:
-            runs = run_cache.found_runs(store, ids)
-            drawn = self.pictures.document(store, runs, "svg")
-        return svg_answer(drawn, final=all(run.state.is_final for run in runs))
-
-    def leaderboard(self, request: Request) -> Response:
-        """Was a page of its own: its address leads to the best runs."""
-        return RedirectResponse(RunsQuery(model=request.query_params.get("model", ""), sort="best").address())
 
     def _found(self, request: Request, patience_s: float | None = None) -> RunListing:
         """Return one page of runs with their figures; of all that are asked for, where the figures decide the order."""
@@ -305,10 +238,8 @@ class RunsPages:
 def routes(site: Site) -> list[BaseRoute]:
     pages = RunsPages(site)
     shown = {
-        "/runs": pages.listing, "/leaderboard": pages.leaderboard, "/runs/rows": pages.rows,
-        "/runs/compare": pages.compare, "/runs/compare.svg": pages.comparison, "/runs/{id}": pages.one,
+        "/runs": pages.listing, "/runs/rows": pages.rows, "/runs/compare": pages.compare, "/runs/{id}": pages.one,
         "/runs/{id}/body": pages.body, "/runs/{id}/report.html": pages.report, "/runs/{id}/picture.svg": pages.picture,
-        "/runs/{id}/requests": pages.requests, "/api/runs.json": pages.as_json, "/api/runs.csv": pages.as_csv,
-        "/api/run.json": pages.run_json, "/api/run.csv": pages.run_csv,
+        "/api/runs.json": pages.as_json, "/api/run.json": pages.run_json,
     }  # fmt: skip
     return [Route(path, answer) for path, answer in shown.items()]

@@ -19,9 +19,9 @@ from skep.swarm.store import SwarmStore, cancel, resume_in_background
 from skep.swarm.summary import SwarmStory, account_json, story_of
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import csv_records, json_answer, or_not_found, report_answer, svg_answer
+from skep.web.responses import json_answer, or_not_found, report_answer, svg_answer
 
-MOST = 200  # that the page lists; JSON and CSV have all
+MOST = 200  # that the page lists; JSON has all
 ENDS_S, BEGINS_S = 10.0, 10.0  # within which the process of a run ends, or is at work
 
 
@@ -35,9 +35,6 @@ class SwarmPages:
 
     def as_json(self, _request: Request) -> Response:
         return json_answer({"runs": documents(RUNS, self._runs())})
-
-    def as_csv(self, _request: Request) -> Response:
-        return csv_records("swarm", RUNS, self._runs())
 
     def one(self, request: Request) -> Response:
         story = self._story(request)
@@ -95,7 +92,7 @@ def routes(site: Site) -> list[BaseRoute]:
     shown = {
         "/swarm": pages.listing, "/swarm/{id}": pages.one, "/swarm/{id}/body": pages.body,
         "/swarm/{id}/report.html": pages.report, "/swarm/{id}/picture.svg": pages.picture,
-        "/api/swarm.json": pages.as_json, "/api/swarm.csv": pages.as_csv, "/api/swarm/{id}.json": pages.one_json,
+        "/api/swarm.json": pages.as_json, "/api/swarm/{id}.json": pages.one_json,
     }  # fmt: skip
     done = {"/swarm/{id}/cancel": pages.cancel, "/swarm/{id}/resume": pages.resume}
     return [*(Route(path, answer) for path, answer in shown.items()),

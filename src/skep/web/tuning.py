@@ -10,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.report.columns import documents, plain_columns
+from skep.report.columns import documents
 from skep.report.svg import alive
-from skep.report.tuning import DASHBOARD, ladder_picture, tuning_main, tuning_page
+from skep.report.tuning import TUNING_COLUMNS, ladder_picture, tuning_main, tuning_page
 from skep.tuner import summary
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, tuning_json
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import csv_records, json_answer, or_not_found, report_answer, svg_answer
+from skep.web.responses import json_answer, or_not_found, report_answer, svg_answer
 
-MOST = 200  # that the page lists; JSON and CSV have all
+MOST = 200  # that the page lists; JSON has all
 
 
 def grouped(found: Sequence[TuningRecord]) -> list[list[TuningRecord]]:
@@ -29,13 +29,6 @@ def grouped(found: Sequence[TuningRecord]) -> list[list[TuningRecord]]:
         tuning = one.tuning
         groups.setdefault((tuning.simulated, tuning.model, tuning.rig, tuning.aim.shape), []).append(one)
     return [groups[key] for key in sorted(groups, key=lambda key: tuple(map(str, key)))]
-
-
-STAGES = plain_columns(
-    "number change=title decision=decision.value why figure=figure.estimate figure_low=figure.low "
-    "figure_high=figure.high ratio=ratio.estimate ratio_low=ratio.low ratio_high=ratio.high predicted_ratio=predicted "
-    "ttft_ms tpot_ms starts readings seconds failure=failure.cause log_line=failure.evidence remedy=failure.remedy"
-)
 
 
 def body_of(found: TuningRecord) -> str:
@@ -55,10 +48,7 @@ class TuningPages:
         return page(self.site, "tunings.html", **values, summary=summary)
 
     def as_json(self, request: Request) -> Response:
-        return json_answer({"tunings": documents(DASHBOARD, self._found(request))})
-
-    def as_csv(self, request: Request) -> Response:
-        return csv_records("tuning", DASHBOARD, self._found(request))
+        return json_answer({"tunings": documents(TUNING_COLUMNS, self._found(request))})
 
     def one(self, request: Request) -> Response:
         found = self._stored(request)
@@ -80,10 +70,6 @@ class TuningPages:
     def one_json(self, request: Request) -> Response:
         return json_answer(tuning_json(self._stored(request)))
 
-    def one_csv(self, request: Request) -> Response:
-        found = self._stored(request)
-        return csv_records(f"tuning-{found.tuning.id}", STAGES, found.stages)
-
     def _found(self, request: Request, limit: int | None = None) -> list[TuningRecord]:
         with self.site.store() as store:
             model = request.query_params.get("model", "")
@@ -103,7 +89,7 @@ def routes(site: Site) -> list[BaseRoute]:
     shown = {
         "/tuning": pages.listing, "/tuning/{id}": pages.one, "/tuning/{id}/body": pages.body,
         "/tuning/{id}/report.html": pages.report, "/tuning/{id}/picture.svg": pages.picture,
-        "/api/tuning.json": pages.as_json, "/api/tuning.csv": pages.as_csv,
-        "/api/tuning/{id}.json": pages.one_json, "/api/tuning/{id}.csv": pages.one_csv,
+        "/api/tuning.json": pages.as_json,
+        "/api/tuning/{id}.json": pages.one_json,
     }  # fmt: skip
     return [Route(path, answer) for path, answer in shown.items()]
