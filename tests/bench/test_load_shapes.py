@@ -31,7 +31,7 @@ CLASSES = (
     TrafficClass("agents", "steady", agents=5, prompt_tokens=40, max_tokens=2, think_s=0.01, priority="batch"),
     TrafficClass("alone", "steady", agents=1, prompt_tokens=40, prefix_tokens=120, max_tokens=2),
     TrafficClass("chat", "conversation", agents=3, prompt_tokens=40, max_tokens=2, turns=3, think_s=0.01),
-    TrafficClass("cron", "open", rate=400.0, prompt_tokens=40, max_tokens=2),
+    TrafficClass("cron", "open", rate=400.0, prompt_tokens=40, max_tokens=2, arrivals="gamma:2.0"),
 )
 
 

@@ -54,15 +54,16 @@ def test_header_tells_what_the_model_is(saved, version):
     assert (read["list"], read["words"], read["deep"]) == ((1, -2), ("a", "b"), ((1, 2), ("x",)))
 
 
-def test_large_arrays_are_passed_over(saved):
+def test_large_arrays_are_read_only_on_request(saved):
     """A vocabulary is passed over in pieces, wherever a piece ends, and what follows it is still found."""
     words = [*(f"word{i}" for i in range(5000)), "x" * 300_000, *["y" * 4000] * 100]
     pairs = (("tokens", ARRAY, (TEXT, words)), ("scores", ARRAY, (F32, [0.5] * 5000)), *DEFAULT_PAIRS)
     path = saved(gguf(pairs=pairs))
-    short = read_header(path)
+    short, whole = read_header(path), read_header(path, keep_arrays=True)
     assert (short.metadata["tokens"], short.metadata["scores"]) == (SkippedArray(5101), SkippedArray(5000))
-    assert short.name == "Tiny"
-    assert check_file(path).tensors == short.tensors
+    assert short.name == whole.name == "Tiny"
+    assert short.tensors == whole.tensors
+    assert (whole.metadata["tokens"], sum(whole.metadata["scores"])) == (tuple(words), 2500)
 
 
 def test_truncation_anywhere_is_noticed(saved):
@@ -164,15 +165,16 @@ EXTREMES = st.sampled_from([0, 1, 8, 9, 255, 1 << 31, 1 << 40, 1 << 62, (1 << 63
 @given(
     edits=st.lists(st.tuples(st.integers(4, len(RICH) - 8), EXTREMES | st.integers(0, HUGE)), max_size=4),
     length=st.just(len(RICH)) | st.integers(0, len(RICH)),
+    keep=st.booleans(),
 )
-def test_damaged_files_end_in_a_header_or_a_weights_error(saved, edits, length):
+def test_damaged_files_end_in_a_header_or_a_weights_error(saved, edits, length, keep):
     """Whatever bytes a file holds, the reader answers with a header or with one error."""
     content = bytearray(RICH)
     for at, number in edits:
         content[at : at + 8] = struct.pack("<Q", number)
     path = saved(bytes(content[:length]))
     with suppress(WeightsError):
-        assert isinstance(read_header(path), GgufHeader)
+        assert isinstance(read_header(path, keep_arrays=keep), GgufHeader)
         check_file(path)
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 
 import msgspec
 import pytest
@@ -98,6 +99,19 @@ def test_damaged_file_in_the_cache_is_pulled_again(at_hand, cache, content):
     os.utime(path, ns=(1, 1))
     assert not pull_from_catalogue(at_hand, cache_dir=cache).already_there
     assert path.read_bytes() == gguf()
+
+
+def test_damaged_file_that_cannot_be_replaced_is_named(monkeypatch, at_hand, cache, tmp_path):
+    """The error says that the file is damaged and why it could not be replaced: here, as the interpreter of a virtual
+    environment was removed.
+    """
+    path = pull_from_catalogue(at_hand, cache_dir=cache).path
+    path.write_bytes(b"half")
+    monkeypatch.delenv("SKEP_WHEELS")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    said = refused(at_hand, cache).message
+    assert f"`{path}` is damaged and could not be replaced: cannot start" in said
+    assert "no-python" in said
 
 
 @pytest.mark.parametrize("note", [None, "not json", "{}"])

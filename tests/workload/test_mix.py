@@ -23,7 +23,7 @@ def test_the_documented_example_is_read():
     chat, hooks, nightly = parse_classes(example())
     lengths = {"prompt_tokens": 400, "max_tokens": 200, "turns": 5, "think_s": 8.0}
     assert chat == TrafficClass("chat", "conversation", agents=4, priority="interactive", **lengths)
-    assert (hooks.rate, hooks.arrivals, hooks.agents, hooks.priority) == (1.5, "constant", None, "normal")
+    assert (hooks.rate, hooks.arrivals, hooks.agents, hooks.priority) == (1.5, "gamma:2.0", None, "normal")
     assert (nightly.agents, nightly.prefix_tokens, nightly.priority) == (8, 4000, "batch")
 
 
@@ -50,7 +50,7 @@ def test_the_documented_example_is_read():
             {"shape": "open", "rate": 1, "agents": 2},
             "`agents` has no meaning .* steady and conversation",
         ),
-        ({"shape": "open", "rate": 1, "arrivals": "gama:2"}, "`arrivals` must be one of .*, not `gama:2`"),
+        ({"shape": "open", "rate": 1, "arrivals": "gama:2"}, "`arrivals` must be .*gamma:CV.*, not `gama:2`"),
         ({"shape": "conversation", "agents": 2}, "`turns` is 1: a conversation has two turns or more"),
         (7, "not a table of fields, such as `shape`"),
     ],

@@ -125,7 +125,7 @@ class TimedOptions(BenchOptions):
 @dataclass(frozen=True, kw_only=True)
 class OpenOptions(TimedOptions, WorkloadOptions):
     rate: Annotated[str, option("Request rates to measure, in requests per second, such as 0.5,1,2.")] = "1"
-    arrivals: Annotated[str, option("Arrival times: poisson or constant.")] = "poisson"
+    arrivals: Annotated[str, option("Arrival times: poisson, constant, or gamma:CV such as gamma:2.0.")] = "poisson"
     duration: Annotated[str, option("How long to send requests at each rate.", "--for")] = "60s"
     runs: Annotated[int, option("Number of runs per rate.", min=1)] = 1
     api: Api = "openai"

@@ -79,7 +79,7 @@ class DamagedFile(Exception):
 
 
 class SkippedArray(msgspec.Struct, frozen=True):
-    """An array of more than 64 values, such as the vocabulary, that was passed over."""
+    """An array that was passed over; read the header with `keep_arrays=True` to have it."""
 
     count: int
 
@@ -87,9 +87,10 @@ class SkippedArray(msgspec.Struct, frozen=True):
 class GgufReader:
     """Reads forward only. Each key, text and array element is a step; steps are limited for the whole header."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BinaryIO, size: int, *, keep_arrays: bool) -> None:
         self._file = file
         self._size = size
+        self._keep_arrays = keep_arrays
         self._steps_left = _MAX_STEPS
         self._text_bytes_left = _MAX_TEXT_BYTES
 
@@ -133,7 +134,7 @@ class GgufReader:
         if depth > _MAX_DEPTH:
             raise DamagedFile("its header is damaged: arrays are nested too deep")
         type_id, count = self.unsigned(4), self.unsigned(8)
-        kept = count <= _SMALL_ARRAY
+        kept = self._keep_arrays or count <= _SMALL_ARRAY
         if type_id == _TEXT_VALUE:
             self._spend(count)
             self._need(count * 8)
@@ -239,10 +240,11 @@ class GgufHeader(msgspec.Struct, frozen=True):
     tensors: tuple[TensorInfo, ...]
 
 
-def read_header(path: Path) -> GgufHeader:
+def read_header(path: Path, *, keep_arrays: bool = False) -> GgufHeader:
+    """`keep_arrays=True` also reads arrays with more than 64 values, such as the vocabulary."""
     try:
         with _open_regular(path) as file:
-            return _parse(file)
+            return _parse(file, keep_arrays=keep_arrays)
     except DamagedFile as error:
         raise WeightsError(f"`{path}` is not a usable GGUF: {error}", hint=error.hint) from None
     except OSError as error:
@@ -274,14 +276,14 @@ def _open_regular(path: Path) -> BinaryIO:
     return path.open("rb", buffering=1 << 18)
 
 
-def _parse(file: BinaryIO) -> GgufHeader:
+def _parse(file: BinaryIO, *, keep_arrays: bool) -> GgufHeader:
     size = os.fstat(file.fileno()).st_size
     start = file.read(512)
     if not start.startswith(MAGIC):
         what, hint = looks_like(start)
         raise DamagedFile(what, hint=hint)
     file.seek(len(MAGIC))
-    reader = GgufReader(file, size)
+    reader = GgufReader(file, size, keep_arrays=keep_arrays)
     _check_version(reader.unsigned(4))
     tensor_count = reader.count("tensors", _MAX_TENSORS, bytes_each=24)
     metadata = {reader.text(): reader.value() for _ in range(reader.count("metadata keys", _MAX_KEYS, bytes_each=13))}

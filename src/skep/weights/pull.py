@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.models import PullableModel, find_pullable, pullable
-from skep.errors import UserError, WeightsError
+from skep.errors import SkepError, UserError, WeightsError
 from skep.weights import cache
 from skep.weights.gguf import check_file
 from skep.weights.hub import parse_hub_source, pull_hub
@@ -218,9 +218,22 @@ def pull_from_catalogue(
         with _signals_unwind(), cache.locked(path.parent, follow):
             if cache.is_verified(path, model.gguf_sha256, model.gguf_bytes):
                 return already_there
-            with cache.staging(path.parent) as scratch:
+            with cache.staging(path.parent) as scratch, _mention_damaged(path):
                 cache.put_in_place(fetch_gguf(model, scratch, progress), path, model.gguf_sha256)
     return replace(already_there, already_there=False)
+
+
+@contextmanager
+def _mention_damaged(path: Path) -> Iterator[None]:
+    """A failed pull says so when a file is there that would not do."""
+    damaged = path.exists()
+    try:
+        yield
+    except SkepError as error:
+        if not damaged:
+            raise
+        message = f"`{path}` is damaged and could not be replaced: {error.message}"
+        raise type(error)(message, hint=error.hint) from error
 
 
 @contextmanager

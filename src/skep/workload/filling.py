@@ -47,6 +47,20 @@ def capped_exponential(rng: Random, mean: float) -> float:
     return min(exponential(rng, scale), 5.0 * scale)
 
 
+def gamma(rng: Random, shape: float) -> float:
+    """Mean and variance `shape`, by Marsaglia and Tsang's method; a shape below 1 by way of the next one above."""
+    if shape < 1.0:
+        return gamma(rng, shape + 1.0) * math.pow(1.0 - rng.random(), 1.0 / shape)
+    d = shape - 1.0 / 3.0
+    c = 1.0 / math.sqrt(9.0 * d)
+    while True:
+        radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
+        x = radius * math.cos(2.0 * math.pi * rng.random())  # normal, by Box and Muller's method
+        v = (1.0 + c * x) ** 3
+        if v > 0.0 and math.log(1.0 - rng.random()) < 0.5 * x * x + d - d * v + d * math.log(v):
+            return d * v
+
+
 @cache
 def read_data(name: str) -> dict[str, Any]:
     return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))

@@ -21,11 +21,14 @@ from msgspec.structs import replace
 
 from skep.errors import UserError
 from skep.workload.filling import Lengths, cut, endless_functions, exponential, pieces, pieces_for
+from skep.workload.filling import gamma as draw_gamma
 from skep.workload.items import Demand, field_faults, one_of, real_number, whole_number
 
 # When requests arrive, of a rate per second: endless offsets in seconds from the beginning of a load, never falling.
 # The first of a random process comes after a gap as well: it has no beginning of its own.
 Arrivals = Callable[[float, Random], Iterator[float]]
+_ARRIVALS = "`poisson`, `constant` or `gamma:CV` with a CV from 0 to 20, such as `gamma:2.0`"
+_LARGEST_CV = 20.0
 
 
 def constant(rate: float) -> Iterator[float]:
@@ -39,19 +42,40 @@ def poisson(rate: float, rng: Random) -> Iterator[float]:
     return accumulate(exponential(rng, 1.0 / rate) for _ in count())
 
 
+def gamma(rate: float, cv: float, rng: Random) -> Iterator[float]:
+    """`cv` is the gaps' deviation over their mean: 1 is Poisson, above it is burstier, 0 gives constant gaps."""
+    if cv == 0:
+        return constant(rate)
+    _check_rate(rate)
+    shape = 1.0 / (cv * cv)
+    return accumulate(draw_gamma(rng, shape) / (shape * rate) for _ in count())
+
+
 def _check_rate(rate: float) -> None:
     if not (math.isfinite(rate) and rate > 0):
         raise UserError(f"`{rate}` requests per second is not a rate", hint="give a number above zero")
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """ "poisson" or "constant": what makes offsets of a rate and a generator."""
-    if text not in get_args(ArrivalKind):
-        raise UserError(f"arrivals `{text}` are not known", hint="write `poisson` or `constant`")
-    return poisson if text == "poisson" else lambda rate, _: constant(rate)
+    """ "poisson", "constant" or "gamma:2.0": what makes offsets of a rate and a generator."""
+    name, _, value = text.strip().lower().partition(":")
+    if not _is_arrivals(text):
+        raise UserError(f"arrivals `{text}` are not known", hint=f"write {_ARRIVALS}; 1 is Poisson")
+    if name == "gamma":
+        return lambda rate, rng: gamma(rate, float(value), rng)
+    return poisson if name == "poisson" else lambda rate, _: constant(rate)
 
 
-ArrivalKind = Literal["poisson", "constant"]
+def _is_arrivals(text: str) -> bool:
+    name, colon, value = text.strip().lower().partition(":")
+    if name != "gamma" or not colon:
+        return not colon and name in ("poisson", "constant")
+    try:
+        return 0 <= float(value) <= _LARGEST_CV
+    except ValueError:
+        return False
+
+
 Shape = Literal["steady", "open", "conversation"]
 Priority = Literal["interactive", "normal", "batch"]
 
@@ -102,7 +126,7 @@ def _class_faults(values: Any) -> Iterator[str]:
     others: dict[str, Demand] = {
         "agents": whole_number(1, 100_000),
         "rate": real_number(0.0001, 100_000.0),
-        "arrivals": one_of(get_args(ArrivalKind)),
+        "arrivals": (_ARRIVALS, lambda value: isinstance(value, str) and _is_arrivals(value)),
         "priority": one_of(get_args(Priority)),
         "prompt_tokens": whole_number(30, 1_000_000),
         "max_tokens": whole_number(1, 1_000_000),
