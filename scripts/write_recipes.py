@@ -42,7 +42,7 @@ in the range in brackets. `skep plan` also prints published measurements, where 
 def page() -> str:
     parts = [HEAD]
     for title, rig, model, agents in RIGS:
-        found = answer_plan(PlanFlags(model, (rig,), agents=agents), Path("/nonexistent"))
+        found = answer_plan(PlanFlags(model, (rig,), agents=agents), Path("/nonexistent"), files=False)
         _, best = found.ranked[0]
         at = next(level for level in best.predicted if level.concurrency == agents)
         speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"

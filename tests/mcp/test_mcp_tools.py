@@ -5,14 +5,11 @@ The SDK takes a second to import: only a process that runs these tests does so.
 
 import asyncio
 import json
-import sys
 import time
 from functools import cache
 
 import pytest
-from click.testing import CliRunner
 
-from skep.cli.main import tree_of
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
@@ -33,17 +30,17 @@ class CurrentPaths:
 
 
 @cache
-def server(url, longest_wait_s):
+def server(url, longest_wait_s, files):
     from skep.mcp_server.read_tools import ServerContext
     from skep.mcp_server.server import make_server
 
-    return make_server(ServerContext(CurrentPaths(), {}, url=url), longest_wait_s=longest_wait_s)
+    return make_server(ServerContext(CurrentPaths(), {}, url=url, files=files), longest_wait_s=longest_wait_s)
 
 
-def client(url=NOBODY, longest_wait_s=45.0):
+def client(url=NOBODY, longest_wait_s=45.0, files=True):
     from mcp import Client
 
-    return Client(server(url, longest_wait_s))
+    return Client(server(url, longest_wait_s, files))
 
 
 @pytest.fixture
@@ -56,9 +53,9 @@ def paths(env):
 def call(paths):
     """Calls a tool; its answer as JSON, or the text of its error."""
 
-    def ask(tool, url=NOBODY, longest_wait_s=45.0, **arguments):
+    def ask(tool, url=NOBODY, longest_wait_s=45.0, files=True, **arguments):
         async def asked():
-            async with client(url, longest_wait_s) as session:
+            async with client(url, longest_wait_s, files) as session:
                 return await session.call_tool(tool, arguments)
 
         answer = asyncio.run(asked())
@@ -104,6 +101,9 @@ async def test_every_tool_says_what_it_does_and_whether_it_changes_anything():
     assert all(40 < len(tool.description) < 700 for tool in tools)
     assert sum(len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in tools) < 10_000
     assert [prompt.name for prompt in prompts] == ["swarm"]
+    async with client(files=False) as session:
+        elsewhere = (await session.list_tools()).tools
+    assert {tool.name for tool in tools} - {tool.name for tool in elsewhere} == {"swarm_dispatch_file"}
 
 
 async def test_the_prompt_tells_an_orchestrator_how_to_go_about_it():
@@ -222,10 +222,23 @@ def test_a_plan_is_compact_and_a_wrong_name_has_near_ones(call):
     assert call("plan_model", model="qwen3-235b-a22b", gpu="rtx-3060").startswith("error: ")
 
 
-@pytest.mark.parametrize(("words", "said"), [(["--url", "ftp://x"], "ftp"), ([], "needs the MCP SDK")])
-def test_what_cannot_be_served_is_said_in_one_line(monkeypatch, words, said):
-    monkeypatch.setitem(sys.modules, "mcp", None)
-    assert said in str(CliRunner().invoke(tree_of(["mcp"]), ["mcp", *words]).exception)
+def test_over_http_a_plan_does_not_tell_which_files_there_are(call, tmp_path, monkeypatch):
+    """The answer is the same before a file is there and after, however it is named."""
+    monkeypatch.chdir(tmp_path)
+    names = ("mine.gguf", f"{tmp_path}/mine.gguf", "models/mine", f"{tmp_path}/models/mine/config.json", "./models")
+
+    def told():
+        return [call("plan_model", files=False, model=name, gpu="rtx-3090") for name in names]
+
+    before = told()
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "models" / "mine" / "config.json").write_text("{}")
+    (tmp_path / "mine.gguf").write_bytes(b"GGUF")
+    assert told() == before
+    assert all(said.startswith(f"error: no model is called `{name}`") for name, said in zip(names, before, strict=True))
+    assert "truncated" in call("plan_model", model="mine.gguf", gpu="rtx-3090")  # over stdio it is read
+    for name in ("qwen3-8b", "Qwen/Qwen3-8B-AWQ"):
+        assert call("plan_model", files=False, model=name, gpu="rtx-3090")["layouts"]
 
 
 def test_benchmarks_are_told_by_their_best_and_one_in_full(call, paths):

@@ -89,8 +89,9 @@ class PlanAnswer(Struct, frozen=True):
         return [pairs[id(rated)] for rated in ranked(plan.rated for _, plan in pairs.values())]
 
 
-def answer_plan(flags: PlanFlags, store: Path) -> PlanAnswer:
-    model = read_model(flags.model)
+def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAnswer:
+    """`files`: the model may be a file or a folder of this machine."""
+    model = read_model(flags.model) if files else model_by_name(flags.model)
     goal = goal_of(flags, model)
     rigs = read_rigs(flags, store)
     pins = pins_of(flags, model)

@@ -39,6 +39,7 @@ class ServerContext(msgspec.Struct, frozen=True):
     url: str | None = None  # None: what SKEP_URL says, or the hive that runs here
     model: str | None = None  # None: the only one that is served
     key_env: str | None = None
+    files: bool = False  # the client is this machine's user, who may name files
     clock: Callable[[], float] = time.time
 
     def named_url(self) -> str | None:
@@ -150,7 +151,9 @@ class ReadTools:
 
     def plan_model(
         self,
-        model: Annotated[str, Field(description="Model name, such as qwen3-30b-a3b, or the path of a GGUF file.")],
+        model: Annotated[
+            str, Field(description="Model name, such as qwen3-30b-a3b; over stdio also the path of a GGUF file.")
+        ],
         gpu: Annotated[
             str | None, Field(description='GPUs, such as "2x rtx-3090" (default: the GPUs of this machine).')
         ] = None,
@@ -166,7 +169,7 @@ class ReadTools:
 
         lengths: dict[str, Any] = {"input_tokens": input_tokens, "output_tokens": output_tokens}
         flags = PlanFlags(model, (gpu,) if gpu else (), agents=agents, quant=quant, context=context, **lengths)
-        found = answer_plan(flags, self._place.paths.store)
+        found = answer_plan(flags, self._place.paths.store, files=self._place.files)
         if (error := nothing_fits(found)) is not None:
             raise error
         return {

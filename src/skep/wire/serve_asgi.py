@@ -27,7 +27,7 @@ LIMITS = ServerLimits(max_connections=512)  # far more than browsers and MCP cli
 class AsgiServer(uvicorn.Server):
     """Ends quietly: a signal is an end as good as any, and streams do not hold it up. A port in use is a GatewayError.
 
-    `guarded`: those who may not come in are turned away by the application. `on_ready` hears the URL,
+    `guarded`: those who may not come in are turned away by the application. `on_ready` hears the URL, `path` added,
     once it answers; `on_end` ends the streams that are open at the end. Of `limits`, what h11 and uvicorn limit in
     their own way is left out: the number of headers, pipelined requests, and bodies, which applications limit.
     """
@@ -40,12 +40,13 @@ class AsgiServer(uvicorn.Server):
         port: int,
         guarded: bool,
         grace_s: int,
+        path: str = "",
         limits: ServerLimits = LIMITS,
         on_ready: Callable[[str], None],
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._listener = bind(host, port, guarded=guarded)
-        self._sweep_s, self._on_ready, self._on_end = limits.sweep_s, on_ready, on_end
+        self._path, self._sweep_s, self._on_ready, self._on_end = path, limits.sweep_s, on_ready, on_end
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -77,7 +78,7 @@ class AsgiServer(uvicorn.Server):
         await super().startup(sockets)
         self._sweep()
         host, port = self._listener.getsockname()[:2]
-        self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}{self._path}")
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
