@@ -32,7 +32,7 @@ class ContestBench(SimulatedBench):
     together: bool = True  # up side by side, as small engines on a CPU are; else each has the cards alone
 
     def measured(self, request: MeasureRequest) -> MeasurementRound:
-        began_s = self._begin("measure")
+        began_s = self._begin()
         if self.together:
             return MeasurementRound(self._side_by_side(request.configs, request.readings), self.now_s - began_s)
         step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one

@@ -91,9 +91,6 @@ class RuggedTruth:
         failure = self._failure(config)
         return failure if failure is not None and failure.kind == "crash-under-load" else None
 
-    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
-        return self._failure(config) or self._reading(config, self.planned.of(config, concurrency))
-
     def start_s(self, config: KnobConfig) -> float:
         return self.planned.start_s(config)
 

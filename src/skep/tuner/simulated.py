@@ -55,9 +55,7 @@ class SimulatedBench:
     now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
-        began_s = self.now_s
-        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
-        self._rng = Random(f"{self.seed} measure {began_s:.6f}")  # the noise depends on the time, and on the seed
+        began_s = self._begin()
         step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one
         starts = []
         for config in request.configs[::step]:
@@ -70,6 +68,12 @@ class SimulatedBench:
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         on_progress(BenchProgress(request.challenger, "judging"))
         return JudgeResult(ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True)
+
+    def _begin(self) -> float:
+        """Return the time. The noise depends on it, and on the seed."""
+        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
+        self._rng = Random(f"{self.seed} measure {self.now_s:.6f}")
+        return self.now_s
 
     def _start(self, config: KnobConfig, on_progress: OnProgress) -> tuple[TuneReading | ConfigFailure, float, float]:
         """Return what it does without noise, or why it does not start; what this start makes of it; and its seconds."""
