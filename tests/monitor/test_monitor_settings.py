@@ -9,6 +9,7 @@ from skep.config.load import file_keys, parse_settings
 from skep.config.settings import COMMAND_WORDS, Monitor, Settings
 from skep.errors import UserError
 from skep.monitor.notify import Notice, variables_of
+from skep.monitor.records import Alert, AlertRule
 from skep.units import GIB
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -87,6 +88,6 @@ def test_every_key_is_in_the_page_of_the_monitor():
 
 
 def test_the_words_of_a_command_are_those_it_is_given():
-    notice = Notice("passed", (), 1.0, "box")
+    notice = Notice("opened", Alert(AlertRule.DISK, None, 1.0, "full"), 1.0, "box")
     assert {f"SKEP_ALERT_{name.upper()}" for name in COMMAND_WORDS} == set(variables_of(notice))
     assert monitor(command=["say", '{"text": 1}']).command == ("say", '{"text": 1}')

@@ -74,7 +74,7 @@ def test_a_file_of_several_parts_is_fetched_with_all_of_them(hub):
         ("org/gated", UserError, "`org/gated` is gated", "HF_TOKEN"),
         ("org/nothing", UserError, "the hub has no `org/nothing`", "check the spelling"),
         ("org/gguf:other.gguf", UserError, "`org/gguf` has no file `other.gguf`", ".gguf names"),
-        ("org/gguf:page.gguf", WeightsError, "it is an HTML page", ""),
+        ("org/gguf:page.gguf", WeightsError, "it is a web page", ""),
     ],
 )
 def test_what_cannot_be_had_is_one_clear_line(hub, tmp_path, source, kind, said, hint):

@@ -12,6 +12,7 @@ from itertools import chain, product
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.tuner.measurements import Belief, Measurements
 from skep.tuner.predictions import Predictor
@@ -88,6 +89,8 @@ BOLD = 0.02  # expected gain of a single change, below which several at once are
 READY = 0.75  # chance of being better, from which on it is decided about
 LARGE = math.log(1.25)  # a gain or loss that no drift of a machine explains
 _FEW = 3  # values of each knob that are combined in pairs
+_SLIGHT = 0.002  # a gain that is worth carrying into a combination
+_TOGETHER = 0.012  # what a combination should promise
 _LEAPS = 6  # times that one value is leapt for from one place
 _DETOURS = 6  # dead ends of one value, after which no way around them is looked for
 _DEAD_ENDS = 3  # of one change, before it is let be for good
@@ -110,6 +113,7 @@ class Move(msgspec.Struct, frozen=True):
     changes: tuple[KnobChange, ...]
     belief: Belief
     trust: float = 1.0  # that it runs at all
+    together: bool = False  # of changes that could not be told from nothing one by one
 
     @property
     def hope(self) -> float:
@@ -226,7 +230,9 @@ class Chooser:
         return sorted(hopeful, key=lambda move: move.hope / max(1e-6, self.minutes(move, incumbent)), reverse=True)
 
     def _is_decidable(self, move: Move) -> bool:
-        """Looked at and promising, or foreseen beyond doubt."""
+        """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by one."""
+        if move.together:
+            return True
         if self._book.counted_starts(move.config) == 0:
             return move.belief.chance >= SURE and move.belief.mean >= SURE_GAIN
         return self.is_promising(move.belief)
@@ -259,6 +265,7 @@ class Chooser:
         best = sorted(singles, key=lambda move: -move.belief.mean)
         several = chain(self._pairs(incumbent, best), self._leaps(incumbent), self._remedies)
         yield from self._moves(several, incumbent)
+        yield from (replace(move, together=True) for move in self._moves(self._combined(best, incumbent), incumbent))
 
     def _values(self, knob: Knob, incumbent: KnobConfig) -> list[Value]:
         """All of an unordered knob; of a ladder the bracket around where one stands and around its best rungs."""
@@ -305,6 +312,16 @@ class Chooser:
                 found.append(last)
             if last is not None:
                 yield last
+
+    def _combined(self, singles: Sequence[Move], incumbent: KnobConfig) -> Iterator[KnobConfig]:
+        """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
+        best: dict[str, Move] = {}
+        for move in singles:
+            closed = self._closed.get(_key(move.changes))
+            if closed is not None and closed.same and move.belief.mean > _SLIGHT:
+                best.setdefault(move.changes[0].knob, move)
+        if len(best) > 1 and sum(move.belief.mean for move in best.values()) >= _TOGETHER:
+            yield incumbent.turned({name: move.changes[0].after for name, move in best.items()})
 
 
 def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:
