@@ -3,6 +3,7 @@
 They are processes like any other, with files, signals and an end of their own. Only their command line is another's.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import importlib
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.forkserver import get_inherited_fds
 from pathlib import Path
@@ -96,7 +98,7 @@ class ForkedProcess(FORKS.Process):
 
 
 class ForkedChild(subprocess.Popen):
-    """What a hive starts, and what its guards start: it goes on in the child that would have become another program."""
+    """What a hive, a guard or a test of replicas starts: it goes on in the child that would have become a program."""
 
     def __init__(self, argv, *args, pass_fds=(), env=None, preexec_fn=None, **how):
         if [*argv[:2]] == [sys.executable, "-m"] and argv[2] in MODULES:
@@ -113,6 +115,8 @@ def go_on(argv, env, kept, before):
         with contextlib.suppress(OSError):
             os.close(number)
     signal.set_wakeup_fd(-1)
+    asyncio._set_running_loop(None)
+    warnings.simplefilter("ignore")
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
