@@ -18,6 +18,8 @@ from skep.errors import UserError
 D1, D2 = digest_of("one"), digest_of("two")
 CREATED = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ONE = f'[[key]]\nname = "ci"\nsha256 = "{D1}"\n'
+NO_NAMES = ["", "a b", "a\n", "ü", "x" * 65, "a/b", 'a"', "a\x1b[31m"]
+NO_RATES = ["", "60", "0/m", "-1/s", "60/min", "1.5/s", "60 / m", "٦/m", "99999999/s", "60/m\n"]
 key = partial(call, "key", check=0)
 
 
@@ -107,9 +109,9 @@ def test_remove_takes_a_key_back(path):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["add", "a b"], "'a b' is not a valid key name"),
+        *((["add", name], "is not a valid key name") for name in NO_NAMES),
         (["add", "x", "--class", "urgent"], "the priority 'urgent' is unknown"),
-        (["add", "x", "--rate", "60"], "'60' is not a rate"),
+        *((["add", "x", f"--rate={rate}"], "is not a rate | write it as 2/s, 60/m") for rate in NO_RATES),
         (["add", "x", "--max-concurrent", 0], "--max-concurrent `0` should be"),
         (["add", "taken"], "there is already a key named `taken`"),
         (["remove", "nobody"], "there is no key named 'nobody'"),
@@ -118,9 +120,10 @@ def test_remove_takes_a_key_back(path):
 def test_bad_input_is_one_line_and_a_hint(path, args, says):
     key("add", "taken")
     before = path.read_text()
-    message, _, hint = refused("key", *args).partition(" | ")
-    assert message.startswith(says)
-    assert hint != "None"
+    said = refused("key", *args)
+    assert says in said
+    assert said.isprintable()
+    assert not said.endswith("None")
     assert path.read_text() == before
 
 
@@ -154,20 +157,9 @@ def test_what_is_added_is_the_toml_that_the_manual_shows_and_is_read_back(path):
     assert sorted(entry.name for entry in path.parent.iterdir()) == [".keys.toml.lock", "keys.toml"]
 
 
-@pytest.mark.parametrize("rate", ["", "60", "0/m", "-1/s", "60/min", "1.5/s", "60 / m", "٦/m", "99999999/s", "60/m\n"])
-def test_a_rate_is_a_bucket_of_its_count_and_what_is_none_is_refused_with_an_example(rate):
+def test_a_rate_is_a_bucket_of_its_count():
     buckets = [parse_rate(known) for known in ("2/s", "60/m", "900/h", "86400/d")]
     assert buckets == [(2.0, 2), (1.0, 60), (0.25, 900), (1.0, 86400)]
-    with pytest.raises(UserError, match="is not a rate") as caught:
-        checked(KeySpec("ci", D1, rate=rate))
-    assert "60/m" in caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a\n", "ü", "x" * 65, "a/b", 'a"', "a\x1b[31m"])
-def test_a_name_of_other_characters_is_refused_in_one_plain_line(name):
-    with pytest.raises(UserError, match="is not a valid key name") as caught:
-        checked(KeySpec(name, D1))
-    assert caught.value.message.isprintable()
 
 
 @pytest.mark.parametrize(
