@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from io import BufferedRWPair
+from io import BufferedReader
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -74,19 +74,19 @@ def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None =
 @contextmanager
 def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
     """Yield a function that sends requests over one connection; it raises as `ask` does."""
-    with _connect(socket_path, timeout_s) as sock, sock.makefile("rwb") as stream:
-        yield partial(_exchange, stream)
+    with _connect(socket_path, timeout_s) as sock, sock.makefile("rb") as answers:
+        yield partial(_exchange, sock, answers)
 
 
 def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
     """Ask the hive to drain for `drain_s` (None: as configured) and stop. Return, then, what could not be ended."""
     said = b""
-    with _connect(socket_path, 10.0) as sock, sock.makefile("rwb") as stream:
-        told = _exchange(stream, {"op": "down", "drain_s": drain_s})
+    with _connect(socket_path, 10.0) as sock, sock.makefile("rb") as answers:
+        told = _exchange(sock, answers, {"op": "down", "drain_s": drain_s})
         left_s = told["drain_s"] + told.get("stop_s", STOP_S)
         sock.settimeout(left_s)
         try:
-            said = stream.readline()
+            said = answers.readline()
         except TimeoutError:
             hint = "run `skep down` again to stop without waiting for running requests"
             raise EngineError(f"skep did not stop within {left_s:g} s", hint=hint) from None
@@ -123,11 +123,10 @@ def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
     return sock
 
 
-def _exchange(stream: BufferedRWPair, message: dict[str, Any]) -> dict[str, Any]:
+def _exchange(sock: socket.socket, answers: BufferedReader, message: dict[str, Any]) -> dict[str, Any]:
     try:
-        stream.write(json.dumps(message).encode() + b"\n")
-        stream.flush()
-        line = stream.readline()
+        sock.sendall(json.dumps(message).encode() + b"\n")
+        line = answers.readline()
     except ConnectionError:  # the hive ended
         raise NotRunning from None
     except OSError as error:
