@@ -43,8 +43,6 @@ NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
 # Streams that wait for a model to be loaded get a head and comments at once: proxies and clients give up on a
 # connection on which nothing happens; a comment is something, and no event.
 STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
-_OWN_LINES = b"x-skep: id=%b; replica=%b; queue-ms=%.1f\r\n"  # one: a header costs a Python client 7 us
-_NOT_QUEUED = b"x-skep: id=%b; replica=%b; queue-ms=0.0\r\n"  # so it mostly is, and a figure takes long to write
 
 
 class ProxyPort(Protocol):
@@ -108,13 +106,16 @@ class Exchange:
         self.granted = self._attempt = action
         self.granted_at = self.heard_at = time.monotonic()
         pool = self._proxy.pool(action.replica)
-        request, plan, body = self.request, self.plan, self._body
-        length = b"content-length: %d\r\n" % len(body) if body or plan.lengthy else b""
-        if action.replica.authorization:
-            length += b"authorization: %b\r\n" % action.replica.authorization.encode()
-        method = b"GET " if request.method == b"HEAD" else request.method + b" "  # the parser takes a length for a body
-        target = (method, pool.prefix, request.target, b" HTTP/1.1\r\n")
-        head = b"".join((*target, pool.host_line, plan.lines, length, b"\r\n"))
+        plan, body = self.plan, self._body
+        name, request = action.replica.name, self.request
+        head = plan.heads.get(name)
+        if head is None:  # all of it but the body's length
+            own = action.replica.authorization
+            lines = plan.lines + (b"authorization: %b\r\n" % own.encode() if own else b"")
+            method = b"GET" if request.method == b"HEAD" else request.method  # the parser takes a length for a body
+            first = (method, pool.prefix, request.target, pool.host_line, lines)
+            head = plan.heads[name] = b"%b %b%b HTTP/1.1\r\n%b%b" % first
+        head += b"content-length: %d\r\n\r\n" % len(body) if body or plan.lengthy else b"\r\n"
         call = pool.send(head, self, body, None if self.aloud else self._on_whole)
         if self._attempt is action:  # it may have failed at once
             self._call = call
@@ -225,10 +226,9 @@ class Exchange:
         lines, self.streamed = head.memo.note
         granted = self.granted
         assert granted is not None
-        named = (self.id.encode(), granted.replica.name.encode())
-        if granted.queued_s < 0.00005:
-            return lines + _NOT_QUEUED % named
-        return lines + _OWN_LINES % (*named, granted.queued_s * 1000)
+        # One header: each costs a Python client 7 us. Mostly nothing was queued, and a figure takes long to write.
+        queued_ms = "0.0" if granted.queued_s < 0.00005 else f"{granted.queued_s * 1000:.1f}"
+        return lines + f"x-skep: id={self.id}; replica={granted.replica.name}; queue-ms={queued_ms}\r\n".encode()
 
     def _on_whole(self, head: ResponseHead, body: bytes, at: float) -> None:
         """The whole answer came at once, with status 200."""

@@ -305,7 +305,9 @@ class Proxy:
             request.respond(*self._refusal(request, refusal))
 
     def _submit(self, request: ServerRequest, plan: RequestPlan, seen: BodySummary) -> Exchange:
-        model, body = self._model(seen, plan, request)
+        model, body = plan.model or seen.model, request.body
+        if model is None or self.policy.aliases:
+            model, body = self._model(seen, plan, request)
         if not plan.for_clients and model in self._own_models:
             raise owners_path(plan.path)
         if plan.key is not None:

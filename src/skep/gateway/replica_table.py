@@ -259,9 +259,10 @@ class Breaker:
     def answered(self, now: float) -> None:
         """A request got an answer that is no complaint about the server."""
         self.heard_at = now
-        self.open_until = self.trial = None
-        self._open_s = 0.0
-        self._bad_answers = self._bad_checks = 0
+        if self._bad_answers or self._bad_checks or self._open_s:
+            self.open_until = self.trial = None
+            self._open_s = 0.0
+            self._bad_answers = self._bad_checks = 0
 
     def failed(self, now: float) -> None:
         """Nobody is there: refused, or silent. A trial lasts until it has `ended`, all the same."""

@@ -129,7 +129,6 @@ class RequestPlan:
     lines: bytes  # of the head for a replica: all headers but the host's and the body's length
     key: KeySpec | None
     priority: Priority
-    label: str  # of the priority
     flow: str
     session: int | None = None  # a digest of `x-skep-session`
     model: str | None = None  # by header
@@ -140,6 +139,7 @@ class RequestPlan:
     light: bool = False
     for_clients: bool = True  # an engine that skep started may be asked for this path
     lengthy: bool = True  # a body's length is told even if there is none
+    heads: dict[str, bytes] = field(default_factory=dict)  # for each replica, up to the length of the body
 
 
 def make_plan(
@@ -166,7 +166,6 @@ def make_plan(
         lines=headers.lines,
         key=key,
         priority=priority,
-        label=priority.label,
         flow=flow or own.get(b"agent", "") or (key.name if key is not None else ""),
         # Apart from the digests of conversations.
         session=zlib.crc32(headers.own[b"session"]) | 1 << 40 if b"session" in own else None,
@@ -185,7 +184,7 @@ def make_plan(
 def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> RequestPlan:
     """Of a request that the gateway makes by itself, for a batch. `key`: the one whose requests it counts among."""
     lines = b"content-type: application/json\r\naccept: application/json\r\n"
-    return RequestPlan(rules, path, lines, key, Priority.BATCH, Priority.BATCH.label, owner or BATCH_FLOW)
+    return RequestPlan(rules, path, lines, key, Priority.BATCH, owner or BATCH_FLOW)
 
 
 KEY_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key"))

@@ -190,8 +190,7 @@ class Worker:
             self.link.send(messages.Refused(arrival.request_id, *refusal.answer(said.path), refusal.code))
             return
         key = next((key for key in proxy.policy.keys if key.name == name), None)
-        priority = arrival.priority
-        plan = RequestPlan(None, said.path, b"", key, priority, priority.label, arrival.flow, light=said.light)
+        plan = RequestPlan(None, said.path, b"", key, arrival.priority, arrival.flow, light=said.light)
         exchange = proxy.exchanges[arrival.request_id] = RelayedRequest(self, said, plan, proxy)
         proxy.place(exchange, arrival, time.monotonic())
 

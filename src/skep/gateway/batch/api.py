@@ -389,7 +389,7 @@ def _refuse(request: ServerRequest, refusal: BatchApiError) -> None:
 
 def file_document(file: StoredFile) -> Document:
     shown = {name: getattr(file, name) for name in ("id", "bytes", "filename", "purpose")}
-    times = {"created_at": int(file.created_at), "expires_at": _whole(file.expires_at)}
+    times = {"created_at": int(file.created_at), "expires_at": file.expires_at and int(file.expires_at)}
     return {**shown, "object": "file", **times, "status": "processed", "status_details": None}
 
 
@@ -404,7 +404,7 @@ def batch_document(batch: StoredBatch) -> Document:
         "status": batch.status.value,
         "created_at": int(order.created_at),
         "expires_at": int(order.expires_at),
-        **{f"{status}_at": _whole(times.get(status)) for status in BatchStatus if status is not BatchStatus.VALIDATING},
+        **{f"{one}_at": (at := times.get(one)) and int(at) for one in BatchStatus if one is not BatchStatus.VALIDATING},
         "request_counts": {"total": detail.get("total", 0), **{name: tally[name] for name in ("completed", "failed")}},
         "usage": _usage(tally) if batch.status.is_final else None,
         "metadata": None if order.metadata is None else dict(order.metadata),
@@ -423,10 +423,6 @@ def _usage(tally: Document) -> Document | None:
         "total_tokens": prompt + output,
     }
     return None if told["prompt"] is None and told["output"] is None else usage
-
-
-def _whole(at: float | None) -> int | None:
-    return None if at is None else int(at)
 
 
 def page(documents: list[Document], limit: int) -> Document:
