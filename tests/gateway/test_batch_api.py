@@ -1,6 +1,5 @@
 """Batches through a real gateway process in front of a real fake engine, with the client that everybody uses."""
 
-import asyncio
 import json
 import re
 import shutil
@@ -12,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from api_clients import openai
-from skep.config.gateway_messages import GatewaySetup
 from skep.config.keys import digest_of
-from skep.gateway.batch.runner import MOST_HELD_BYTES, BatchGatewayPort
-from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_LOST, MOST_OF_KIND, BatchAnswer
+from skep.gateway.batch.scheduler import MOST_LOST, MOST_OF_KIND
 from skep.gateway.batch.store import BatchStore
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine, GatewayProcess
@@ -165,7 +162,7 @@ def test_pages_of_files_and_batches_follow_each_other(shared):
     first = client.api.batches.list(limit=2)
     assert ([one.id for one in first.data], first.has_more) == (batches[:0:-1], True)
     files = [client.api.batches.retrieve(one).input_file_id for one in batches]
-    assert [one.id for one in client.api.files.list(limit=1, order="asc", purpose="batch")] == files
+    assert [one.id for one in client.api.files.list(limit=1, purpose="batch")] == files[::-1]
     for wrong in ({"limit": 0}, {"limit": 101}, {"after": "batch_unknown"}):
         with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
             client.api.batches.list(**wrong)
@@ -202,10 +199,6 @@ def test_what_cannot_be_asked_for_is_refused_at_once(shared):
         client.api.files.create(file=("a.jsonl", b"{}"), purpose="art")
     with pytest.raises(openai.BadRequestError, match="multipart"):
         client.api.post("/files", body={"purpose": "batch"}, cast_to=object)
-    other = client.api.files.create(file=("a.txt", b"notes"), purpose="user_data")
-    assert other.expires_at is None
-    with pytest.raises(openai.BadRequestError, match="purpose"):
-        client.api.batches.create(**{**fine, "input_file_id": other.id})
     for path in ("/files/%00", "/batches/x/y", "/files/file-1/other"):
         with pytest.raises((openai.NotFoundError, openai.BadRequestError)):
             client.api.get(path, cast_to=object)
@@ -376,30 +369,12 @@ def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(b
     engine.wait_for(running=0)
 
 
-def test_who_has_too_many_files_deletes_some_before_the_next_upload(batching, engine, keys, tmp_path):
-    """One key could fill the disk. What others have does not count, what batches wrote does."""
-    gateway = batching(engine, keys=keys, quota_bytes=1500)
-    ann, bob = Client(gateway, "k-ann"), Client(gateway, "k-bob")
-    first = ann.api.files.create(file=("a", b"x" * 900), purpose="user_data")
-    with pytest.raises(openai.APIStatusError, match=r"DELETE /v1/files/ID") as refused:
-        ann.api.files.create(file=("b", b"x" * 601), purpose="user_data")
-    assert (refused.value.status_code, refused.value.code) == (413, "file_quota_exceeded")
-    assert [path.name for path in (tmp_path / "data" / "files").glob("file-*")] == [first.id]
-    assert bob.api.files.create(file=("c", b"x" * 1500), purpose="user_data").bytes == 1500
-    batch = ann.ended(ann.begin([line("one")]))
-    assert batch.status == "completed"
-    with pytest.raises(openai.APIStatusError, match="3 files"):
-        ann.api.files.create(file=("b", b"x" * 600), purpose="user_data")
-    ann.api.files.delete(first.id)
-    assert ann.api.files.create(file=("b", b"x" * 600), purpose="user_data").bytes == 600
-
-
 NAMES = {"../../etc/passwd": "passwd", "C:\\x\\y.txt": "y.txt", "a\r\nb\x1b[31m": "a__b_[31m", "..": "upload"}
 
 
 def test_the_name_of_a_file_is_plain(shared):
     client = Client(shared, "k-refused")
-    told = [client.api.files.create(file=(name, b"x"), purpose="user_data").filename for name in NAMES]
+    told = [client.api.files.create(file=(name, b"x"), purpose="batch").filename for name in NAMES]
     assert told == list(NAMES.values())
 
 
@@ -411,30 +386,3 @@ def test_a_key_for_one_request_at_once_can_be_used_beside_its_batch(shared, engi
         client.api.chat.completions.create(**line("x")["body"])
     client.api.batches.cancel(batch.id)
     assert client.ended(batch).request_counts.failed == 0
-
-
-class Replicas:
-    """Stands for the proxy: keeps the requests, so that a test can answer them."""
-
-    policy = GatewaySetup()
-
-    def __init__(self):
-        self.requests, self.given_up = [], []
-
-    def submit_internal(self, request, _owner):
-        request.on_gone = lambda: self.given_up.append(request)
-        request.start(200, [], None)
-        self.requests.append(request)
-
-
-async def test_when_all_answers_together_are_too_large_the_largest_is_given_up():
-    """It comes again later, when there is room: none of them is too large by itself."""
-    replicas, mib = Replicas(), b"x" * 1_048_576
-    port, count = BatchGatewayPort(replicas), MOST_HELD_BYTES // MOST_ANSWER_BYTES + 1
-    calls = [port.send("ann", "/v1/embeddings", b"{}", lambda: None) for _ in range(count)]
-    for place, request in enumerate(replicas.requests):
-        for _ in range(MOST_ANSWER_BYTES // len(mib) - (1 if place == 3 else 6)):
-            request.write(mib)
-    await asyncio.sleep(0)
-    assert replicas.given_up == [replicas.requests[3]]
-    assert {number: call.answer for number, call in enumerate(calls) if call.answer} == {3: BatchAnswer(None)}

@@ -65,17 +65,6 @@ def spec(**more):
     return json.dumps({"input_file_id": "f", "endpoint": ENDPOINTS[0], "completion_window": "24h", **more}).encode()
 
 
-ODD_SECONDS = (None, 3599, 2_592_001, "3600", True)
-ODD_EXPIRIES = [{"anchor": "created_at", "seconds": seconds} for seconds in ODD_SECONDS]
-
-
-@pytest.mark.parametrize("told", [1, {}, {"anchor": "now", "seconds": 3600}, *ODD_EXPIRIES])
-def test_an_expiry_has_an_anchor_and_is_between_an_hour_and_thirty_days(told):
-    with pytest.raises(BatchApiError, match="output_expires_after") as refused:
-        parse_batch_spec(spec(output_expires_after=told))
-    assert refused.value.param == "output_expires_after"
-
-
 @pytest.mark.parametrize("metadata", [3, {"a": 1}, {"a" * 65: ""}, {str(i): "" for i in range(17)}])
 def test_metadata_is_a_few_short_texts(metadata):
     with pytest.raises(BatchApiError, match="metadata"):

@@ -97,7 +97,7 @@ def test_pages_are_by_age_and_by_owner(store):
     assert [batch.order.id for batch in store.batches(owner="ann")] == ["batch_3", "batch_2", "batch_0"]
     assert [batch.order.id for batch in store.batches(owner="ann", after="batch_3", limit=1)] == ["batch_2"]
     assert len(store.batches()) == 4
-    assert [file.id for file in store.files(owner="ann", ascending=True, after="file-0")] == ["file-2", "file-3"]
+    assert [file.id for file in store.files(owner="ann", after="file-3")] == ["file-2", "file-0"]
     assert [batch.id for batch in store.unfinished(9.0)] == [f"batch_{number}" for number in range(4)]
     store.validated("batch_1", 9.0, "m", requests(1))
     assert store.unfinished(9.0)[1] == UnfinishedBatch("batch_1", "bob", "m")
@@ -169,20 +169,6 @@ def test_what_was_begun_and_never_ended_is_counted(store):
     assert store.become("batch_1", BatchStatus.EXPIRED, 4.0, ())
     store.forget_ended()
     assert store.lost("batch_1") == {}
-
-
-def test_a_quota_holds_for_one_owner_and_for_files_that_are_there(store):
-    def file(name, size, owner="ann", at=0.0, expires_at=None):
-        return StoredFile(name, owner, at, "f", "batch", size, expires_at)
-
-    quota = {"quota_bytes": 10, "most_files": 2}
-    assert store.add_file(file("file-0", 11), **quota) == (0, 0)
-    assert store.add_file(file("file-1", 6, expires_at=5.0), **quota) is None
-    assert store.add_file(file("file-2", 5), **quota) == (1, 6)
-    assert store.add_file(file("file-3", 5, "bob"), **quota) is None
-    assert store.add_file(file("file-4", 4), **quota) is None
-    assert store.add_file(file("file-5", 0), **quota) == (2, 10)
-    assert store.add_file(file("file-6", 6, at=5.0), **quota) is None
 
 
 def test_a_disk_that_is_nearly_full_takes_no_upload(tmp_path):

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Struct
 
 from skep.config.keys import KeySpec
-from skep.units import GIB
 from skep.wire.server_request import ServerLimits
 
 
@@ -74,7 +73,6 @@ class BatchPlaces(Struct, frozen=True):
 
     store: str
     files: str
-    quota_bytes: int = 4 * GIB  # of one owner's files together
 
 
 class UnloadedModel(Struct, frozen=True):

@@ -206,7 +206,6 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     idle_timeout_s: Annotated[float, _seconds("idle_timeout")] = 300.0
     total_timeout_s: Annotated[float, _seconds("total_timeout")] = 7200.0
     body_limit_bytes: Annotated[int, Meta(extra={"key": "body_limit", "parse": _body_limit})] = 64 * MIB
-    files_quota_bytes: Annotated[int, Meta(extra={"key": "files_quota", "parse": parse_bytes})] = 4 * GIB
     cors_origins: tuple[str, ...] = ()
     tls_certificate: str | None = None  # both or none
     tls_key: str | None = None

@@ -137,7 +137,6 @@ def rebuild_hive(
         "port": (old.port, new.port),
         "tls": ((old.tls_certificate, old.tls_key), (new.tls_certificate, new.tls_key)),
         "body_limit": (hive.gateway_setup.server, setup.server),
-        "files_quota": (hive.gateway_setup.batches, setup.batches),
         "cluster": clusters,
         "start_deadline and fallback": (hive.policy, hive.policy if nodes is None else parts["policy"]),
         "store_requests": (hive.gateway_setup.store, setup.store),
@@ -176,7 +175,7 @@ def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
         server=ServerLimits(body_bytes=gateway.body_limit_bytes),
         tls=check_tls(gateway),
         store=str(paths.store) if gateway.store_requests else None,
-        batches=BatchPlaces(str(paths.store), str(paths.data / "files"), gateway.files_quota_bytes),
+        batches=BatchPlaces(str(paths.store), str(paths.data / "files")),
         log=str(paths.logs / "requests.log"),
     )
 

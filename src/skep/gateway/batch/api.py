@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -24,21 +24,20 @@ from msgspec import Meta
 
 from skep.config.gateway_messages import BatchPlaces
 from skep.errors import SkepError
-from skep.gateway.batch.files import FileStorage, FormPart, boundary_of, new_file_id, parts_of
+from skep.gateway.batch.files import FileStorage, boundary_of, new_file_id, parts_of
 from skep.gateway.batch.runner import BatchGatewayPort, BatchRunner
 from skep.gateway.batch.store import BATCH_FILE_S, BatchOrder, BatchStatus, BatchStore, StoredBatch, StoredFile
 from skep.gateway.proxy import Proxy
 from skep.gateway.request_policy import JSON
 from skep.store.database import Store, open_store
 from skep.store.rows import storable
-from skep.units import format_bytes
 from skep.wire.server_request import ServerRequest
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")  # those a client may name
+PURPOSE = "batch"  # files are for batches: nothing else here reads one
 LONGEST_WINDOW_S = 86_400
 PIECE = 262_144  # bytes of a file that are sent at once
-MOST_FILES, MOST_BATCHES, SOME_BATCHES = 10_000, 100, 20  # of one page of a list; also the most files of an owner
+MOST_FILES, MOST_BATCHES, SOME_BATCHES = 10_000, 100, 20  # of one page of a list
 MOST_INPUT = 200_000_000
 LONGEST_NAME = 255
 AGAIN_S = 5.0
@@ -70,7 +69,6 @@ class BatchApi:
         self._room = FileStorage(Path(places.files))
         self._say = say
         self.runner = BatchRunner(self._room, BatchGatewayPort(proxy), say)
-        self._quota_bytes = places.quota_bytes
         self._store: Store | None = None
         self._opening = asyncio.Lock()  # one connection, however many come first
         self._tasks = asyncio.TaskGroup()
@@ -115,41 +113,28 @@ class BatchApi:
             if field not in parts:
                 raise BatchApiError(400, f"the field `{field}` is missing", param=field)
         content, purpose = parts["file"], parts["purpose"].text
-        if purpose not in PURPOSES:
-            raise BatchApiError(400, f"`purpose` `{purpose[:32]}` is not one of {', '.join(PURPOSES)}", param="purpose")
-        now = time.time()
-        expires_s = _expiry(parts) or (BATCH_FILE_S if purpose == "batch" else None)
-        name, expires_at = _plain_name(content.filename), now + expires_s if expires_s else None
-        file = StoredFile(new_file_id(), owner or "", now, name, purpose, len(content.content), expires_at)
-        self._room.require_space(file.bytes)
+        if purpose != PURPOSE:
+            message = f"the `purpose` of a file must be `{PURPOSE}`, not `{purpose[:32]}`"
+            raise BatchApiError(400, message, param="purpose")
+        now, size = time.time(), len(content.content)
+        name = _plain_name(content.filename)
+        file = StoredFile(new_file_id(), owner or "", now, name, purpose, size, now + BATCH_FILE_S)
+        self._room.require_space(size)
         self._room.write(file.id, (content.content,))
-        held: tuple[int, int] | None = (0, 0)
         try:
-            held = store.add_file(file, most_files=MOST_FILES, quota_bytes=self._quota_bytes)
-        finally:
-            if held is not None:
-                self._room.delete(file.id)
-        if held is not None:
-            whose = f"the key `{file.owner}` has" if file.owner else "there are"
-            message = (
-                f"{whose} {held[0]} files of {format_bytes(held[1])} here, and this one has"
-                f" {format_bytes(file.bytes)}; at most {MOST_FILES} files of {format_bytes(self._quota_bytes)}"
-                " are kept. Delete some: `GET /v1/files` lists them, `DELETE /v1/files/ID` deletes one."
-                " `files_quota` in skep.toml is the limit"
-            )
-            raise BatchApiError(413, message, code="file_quota_exceeded", param="file")
+            store.add_file(file)
+        except BaseException:
+            self._room.delete(file.id)
+            raise
         return file_document(file)
 
     def _list_files(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         asked = _query(request)
         limit = _limit(asked, default=MOST_FILES, most=MOST_FILES)
-        order, after = asked.get("order", "desc"), asked.get("after")
-        if order not in ("asc", "desc"):
-            raise BatchApiError(400, "`order` must be `asc` or `desc`", param="order")
+        after = asked.get("after")
         if after is not None:
             _file(store, owner, after)
-        found = store.files(owner, asked.get("purpose"), after, limit=limit + 1, ascending=order == "asc")
-        return page([*map(file_document, found)], limit)
+        return page([*map(file_document, store.files(owner, asked.get("purpose"), after, limit=limit + 1))], limit)
 
     def _show_file(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document | StoredFile:
         name, _, rest = _below(request, "/v1/files/").partition("/")
@@ -171,9 +156,9 @@ class BatchApi:
 
     def _create_batch(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         wanted = parse_batch_spec(request.body)
-        window_s, expiry = window_seconds(wanted.completion_window), wanted.output_expires_after
+        window_s = window_seconds(wanted.completion_window)
         file = _file(store, owner, wanted.input_file_id, param="input_file_id")
-        if file.purpose != "batch":
+        if file.purpose != PURPOSE:
             message = f"{file.id} has the purpose `{file.purpose}`; a batch reads one with the purpose `batch`"
             raise BatchApiError(400, message, param="input_file_id")
         if file.bytes > MOST_INPUT:
@@ -181,7 +166,7 @@ class BatchApi:
         now, batch_id = time.time(), f"batch_{secrets.token_hex(12)}"
         order = BatchOrder(
             batch_id, owner or "", now, wanted.endpoint, file.id,
-            wanted.completion_window, now + window_s, wanted.metadata, expiry.seconds if expiry else None,
+            wanted.completion_window, now + window_s, wanted.metadata,
         )  # fmt: skip
         if not store.add_batch(order):  # deleted a moment ago
             raise _no_such("File", file.id, "input_file_id")
@@ -285,11 +270,6 @@ class BatchApi:
 _Metadata = dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]]
 
 
-class Expiry(msgspec.Struct, frozen=True):
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Meta(ge=3600, le=30 * 86_400)]
-
-
 class BatchSpec(msgspec.Struct, frozen=True):
     """A batch as its client asks for it."""
 
@@ -297,7 +277,6 @@ class BatchSpec(msgspec.Struct, frozen=True):
     input_file_id: str
     completion_window: str
     metadata: Annotated[_Metadata, Meta(max_length=16)] | None = None
-    output_expires_after: Expiry | None = None
 
 
 def parse_batch_spec(body: bytes) -> BatchSpec:
@@ -321,15 +300,6 @@ def window_seconds(window: str) -> int:
         message = f"the completion_window `{window[:32]}` is not `24h` or a shorter one such as `90m`"
         raise BatchApiError(400, message, param="completion_window")
     return seconds
-
-
-def _expiry(parts: dict[str, FormPart]) -> int | None:
-    """Of the fields `expires_after[anchor]` and `expires_after[seconds]`."""
-    told = {name[14:-1]: part.text for name, part in parts.items() if name.startswith("expires_after[")}
-    try:
-        return msgspec.convert(told, Expiry, strict=False).seconds if told else None
-    except msgspec.ValidationError as error:
-        raise BatchApiError(400, f"`expires_after`: {error}", param="expires_after") from None
 
 
 def _plain_name(told: str | None) -> str:

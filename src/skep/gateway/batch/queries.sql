@@ -1,8 +1,5 @@
 -- The longer questions of store.py, by the name that begins the comment before each.
 
--- held: files of an owner that have not expired, and their bytes
-SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)
-
 -- pending: requests of a batch without a result, in the order of its file
 SELECT idx, custom_id, start, length FROM batch_requests AS request
 WHERE batch_id = ?1 AND NOT EXISTS (SELECT 1 FROM batch_results WHERE batch_id = ?1 AND idx = request.idx)
@@ -13,10 +10,10 @@ SELECT coalesce(sum(ok), 0) AS completed, coalesce(sum(NOT ok), 0) AS failed, su
     sum(cached_tokens) AS cached_tokens, sum(output_tokens) AS output_tokens, sum(reasoning_tokens) AS reasoning_tokens
 FROM batch_results WHERE batch_id = ?
 
--- files: a page of files; of all owners and purposes where these are NULL, by age, or from the newest where ?5 is -1
+-- files: a page of files, the newest first
 SELECT * FROM files WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR purpose = ?2)
-    AND (?3 IS NULL OR number * ?5 > ?5 * (SELECT number FROM files WHERE id = ?3))
-ORDER BY number * ?5 LIMIT ?4
+    AND (?3 IS NULL OR number < (SELECT number FROM files WHERE id = ?3))
+ORDER BY number DESC LIMIT ?4
 
 -- batches: a page of batches, the newest first
 SELECT * FROM batches WHERE (?1 IS NULL OR owner = ?1)

@@ -25,12 +25,10 @@ from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_
 from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, BatchAnswer, BatchSchedule, choose, result_of
 from skep.gateway.batch.store import BATCH_FILE_S, BatchOrder, BatchRequest, BatchStatus, BatchStore, StoredFile
 from skep.gateway.proxy import Proxy
-from skep.units import MIB
 from skep.wire.heads import gateway_fields
 from skep.wire.server_request import ServerRequest
 
 READY_POLL_S = 0.05
-MOST_HELD_BYTES = 512 * MIB  # of all answers together while they come in; beyond it the largest is sent for again later
 
 
 class InternalRequest:
@@ -96,11 +94,9 @@ class BatchGatewayPort:
         self.out: set[InternalRequest] = set()
 
     def bound(self, call: InternalRequest) -> None:
-        """Give up an answer that is too large, or the largest of all where they are too large together."""
+        """Give up an answer that is too large."""
         if call.held_bytes > MOST_ANSWER_BYTES:
             call.end(BatchAnswer(None, fault="answer_too_large"))
-        elif sum(one.held_bytes for one in self.out) > MOST_HELD_BYTES:
-            max(self.out, key=lambda one: one.held_bytes).end(BatchAnswer(None))
 
     def complaint_of(self, model: str | None) -> str | None:
         """Return why a request for this model would not be served; None: it would."""
@@ -371,8 +367,7 @@ class BatchRunner:
                 if (first := next(lines, None)) is not None:
                     file_id, name = new_file_id(), f"{order.id}_{kind}.jsonl"
                     size = self.room.write(file_id, chain((first,), lines))
-                    expires_at = now + (order.output_expires_s or BATCH_FILE_S)
-                    file = StoredFile(file_id, order.owner, now, name, "batch_output", size, expires_at)
+                    file = StoredFile(file_id, order.owner, now, name, "batch_output", size, now + BATCH_FILE_S)
                     files[f"{kind}_file_id"] = file
             tally, ids = self.store.tally(order.id), {name: file.id for name, file in files.items()}
             ended = self.store.become(order.id, status, time.time(), [*files.values()], tally=tally, **ids)

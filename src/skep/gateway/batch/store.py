@@ -10,7 +10,6 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from math import inf
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from skep.store.rows import insert, insert_all, queries, read
 
 MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at once
 DELETED_AT_ONCE = 2000
-BATCH_FILE_S = 30 * 86_400  # a file for batches goes after so long unless its client says otherwise
+BATCH_FILE_S = 30 * 86_400  # a file goes after so long
 
 
 class BatchStatus(StrEnum):
@@ -66,7 +65,6 @@ class BatchOrder(msgspec.Struct, frozen=True):
     completion_window: str
     expires_at: float
     metadata: Mapping[str, str] | None = None
-    output_expires_s: int | None = None
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
@@ -119,31 +117,19 @@ class BatchStore:
 
     # Files
 
-    def add_file(
-        self, file: StoredFile, *, most_files: float = inf, quota_bytes: float = inf
-    ) -> tuple[int, int] | None:
-        """None: it is there. Else its owner would have more than the quota: the files, and bytes, there are already.
-
-        Those that expired do not count. Looked up in the transaction: others may add files too.
-        """
+    def add_file(self, file: StoredFile) -> None:
         with self.database.transaction() as connection:
-            files, taken_bytes = connection.execute(_SQL["held"], (file.owner, file.created_at)).fetchone()
-            if files >= most_files or taken_bytes + file.bytes > quota_bytes:
-                return files, taken_bytes
             insert(connection, "files", file)
-        return None
 
     def file(self, file_id: str) -> StoredFile | None:
         found = read(self.database.read("SELECT * FROM files WHERE id = ?", file_id), StoredFile)
         return found[0] if found else None
 
     def files(
-        self, owner: str | None = None, purpose: str | None = None, after: str | None = None, *, limit: int = -1,
-        ascending: bool = False,
-    ) -> list[StoredFile]:  # fmt: skip
-        """`owner` None: of all. `after`: those behind this one, in the order asked for."""
-        way = 1 if ascending else -1
-        return read(self.database.read(_SQL["files"], owner, purpose, after, limit, way), StoredFile)
+        self, owner: str | None = None, purpose: str | None = None, after: str | None = None, *, limit: int = -1
+    ) -> list[StoredFile]:
+        """Newest first; `owner` None: of all."""
+        return read(self.database.read(_SQL["files"], owner, purpose, after, limit), StoredFile)
 
     def delete_file(self, file_id: str) -> str | None:
         """None: it is not there any more. Else the unfinished batch that reads it, and it stays."""
