@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import click
-
 from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
 from skep.files import OutputFile
 
@@ -34,7 +32,7 @@ class BenchOptions(EndpointOptions):
         "Search": "to_saturation slo max_concurrency",
         "Precision and time": "runs repeats precision budget warm_up timeout",
         "Endpoint": "url model models model_b key_env api",
-        "Results": "threshold price store_prompts against_preset shape_of as_json",
+        "Results": "threshold price store_prompts as_json",
         "Advanced": "processes",
     }
 
@@ -76,17 +74,10 @@ class SweepOptions(WorkloadOptions):
     processes: Processes = None
     price: Annotated[float | None, option("Price of a kWh; adds cost per million tokens.", "--price-kwh", min=0)] = None
     store_prompts: StorePrompts = True
-    against_preset: Annotated[
-        str | None,
-        option("Repeat the benchmark published with a preset and report what share you reach.", metavar="NAME"),
-    ] = None
-    shape_of: Annotated[
-        int | None, option("Use the preset's K-th published figure (see `skep presets show`).", metavar="K", min=1)
-    ] = None
 
 
 @command(bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8", runs="sweep.run_sweep_command")
-def sweep(context: click.Context, options: SweepOptions) -> None:
+def sweep(options: SweepOptions) -> None:
     """Send coding tasks at each concurrency; report tok/s and TTFT with intervals, and knee and cliff."""
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, get_args
 
-import click
 from msgspec import to_builtins
 
 from skep.bench.endpoint import Endpoint
@@ -30,7 +29,7 @@ from skep.cli.bench import (
     TimedOptions,
     WorkloadOptions,
 )
-from skep.cli.options import EndpointOptions, Interrupted, existing, implementation, run_measuring
+from skep.cli.options import EndpointOptions, Interrupted, existing, run_measuring
 from skep.errors import EndpointError, UserError
 from skep.files import read_user_text, read_user_toml
 from skep.host.facts import read_host
@@ -96,11 +95,8 @@ def levels_of(text: str, option: str) -> tuple[int, ...]:
     return levels
 
 
-def run_sweep_command(context: click.Context, options: SweepOptions) -> None:
+def run_sweep_command(options: SweepOptions) -> None:
     """Raise EndpointError where requests failed: the exit code is 1."""
-    if options.against_preset is not None or options.shape_of is not None:
-        implementation("against_preset.sweep")(context, options)
-        return
     plan = plan_of(options)
     summary = measure(plan, options, as_json=options.as_json)
     note(*shortfalls(plan, summary))
@@ -128,15 +124,12 @@ def show(
     price: float | None = None,
     title: str = "C",
     names: Sequence[str] = (),
-    more: Mapping[str, Any] | None = None,
-    then: Callable[[], None] = lambda: None,
 ) -> None:
-    """Print the run and raise where requests failed. `more`: for its document; `then`: prints behind its table."""
+    """Print the run and raise where requests failed."""
     if as_json:
-        print_json({**to_builtins(summary), **(more or {})})
+        print_json(to_builtins(summary))
     else:
         print_summary(summary, price=price, title=title, names=names)
-        then()
         note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the report")
     fail_for(summary)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -269,7 +269,20 @@ def _figure_line(figure: Published, needs: Sequence[str]) -> str:
 
 def _next(found: Preset) -> list[str]:
     commands = [f"skep up {found.name}", f"skep export {found.name} --as docker"]
-    return [*commands, f"skep bench sweep --against-preset {found.name}"] if found.published else commands
+    repeat = _repeating_sweep(found)
+    return [*commands, repeat] if repeat else commands
+
+
+def _repeating_sweep(found: Preset) -> str | None:
+    """Return the sweep that repeats the published figures, of the lengths that most of them have."""
+    lengths = [(figure.input_tokens, figure.output_tokens) for figure in found.published]
+    known = Counter(pair for pair in lengths if None not in pair).most_common(1)
+    if not known:
+        return None
+    of_them = zip(found.published, lengths, strict=True)
+    levels = ",".join(map(str, sorted({figure.concurrency for figure, pair in of_them if pair == known[0][0]})))
+    prompt, answer = known[0][0]
+    return f"skep bench sweep -c {levels} --prompt-tokens {prompt} --output-tokens {answer} --fixed-output"
 
 
 def print_calibration(row: CalibrationRecord) -> None:

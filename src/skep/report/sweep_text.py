@@ -9,7 +9,6 @@ from typing import Any
 from markupsafe import Markup, escape
 from msgspec.structs import replace
 
-from skep.bench.against_preset import FigureComparison, PresetComparison
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import Clock, LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.summary import cost_per_million_tokens
@@ -383,29 +382,3 @@ def failure_reasons(rows: Sequence[Request]) -> str:
     for row in rows:
         kinds.setdefault(row.error_kind or "", []).append(row.error or "")
     return ", ".join(f"{len(texts)}x {kind} ({texts[0]})" for kind, texts in kinds.items())
-
-
-def _share(row: FigureComparison) -> str | None:
-    share = None if row.ratio is None else f"{100 * row.ratio:.0f} %"
-    return share if share is None or row.fair else f"({share})"
-
-
-PRESET_COLUMNS: tuple[Column[FigureComparison], ...] = (
-    Column("figure", "figure", lambda row: row.row),
-    Column("concurrency", "C", lambda row: row.published.concurrency),
-    Column("published", "published", lambda row: row.published.tok_s, partial(number, digits=1)),
-    Column("metric", "metric", lambda row: row.published.metric, right=False, rank=1),
-    Column("clock", "clock", lambda row: row.published.clock or "not said", right=False, rank=2),
-    Column("measured", "measured", lambda row: row.measured, partial(number, digits=1)),
-    Column("interval", "95 %", lambda row: range_text(row.interval, row.runs), right=False, rank=1),
-    Column("ratio", "of it", _share),
-)
-
-
-def print_against(verdict: PresetComparison) -> None:
-    print_records(PRESET_COLUMNS, verdict.rows)
-    for row in verdict.rows:
-        if row.why is not None:
-            what = "not compared" if row.ratio is None else "not quite the same"
-            note(f"figure {row.row} ({row.figure}): {what}: {row.why}")
-    note(str(verdict))

@@ -207,7 +207,7 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, baseline: TuneStage, name: st
         notes.append(f"{how}: {figure_words(stage.figure)} {unit_of(tuning)}, 95 % interval")
     published: tuple[Published, ...] = ()
     if not tuning.simulated and stage.figure is not None and tuning.aim.metric == "effective_tok_s":
-        # What `skep bench sweep --against-preset` can hold itself against: real, and of output over wall time.
+        # What a sweep can be held against: real, and of output over wall time.
         load = (tuning.aim.concurrency, tuning.aim.input_tokens, tuning.aim.output_tokens)
         runs = f"{stage.readings} readings in {stage.starts} starts" if stage.starts else None
         measured = Published(stage.figure.estimate, "output", *load, "client", runs=runs)
