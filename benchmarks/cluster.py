@@ -38,7 +38,6 @@ from cluster_rig.load import Asked, Loader, in_turns
 from cluster_rig.rig import EMBEDDED, PACED, Door, Kind, Nodes, cluster, hive, key_of, local_path
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.load_process import LoadProcesses
 
 RESULTS = Path(__file__).parent / "results" / "cluster.json"
 PARTS = ("simulated", "embedded", "up", "node")
@@ -81,13 +80,8 @@ async def paths(owner: Door, local: Door, kind: Kind, key: str, turns: Turns) ->
         "cluster": await find_endpoint(owner.url, kind.model),
         "direct": await find_endpoint(engine, None, key=key),
     }
-    load_processes = LoadProcesses()
-    try:
-        loader = Loader(load_processes, kind, "paths")
-        levels = levels_of(kind, turns.streams)
-        return await in_turns(loader, ways, levels, turns.rounds, turns.budget_s, only_alone="direct")
-    finally:
-        await load_processes.close()
+    levels = levels_of(kind, turns.streams)
+    return await in_turns(Loader(kind, "paths"), ways, levels, turns.rounds, turns.budget_s, only_alone="direct")
 
 
 def compared(nodes: Nodes, kind: Kind, turns: Turns, rest_s: float) -> dict[str, Any]:

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 KEEPER = "skep.supervisor.process_guard"
-LOADER = "skep.bench.load_process"
 
 
 def rays() -> list[int]:
-    """What this process started, directly or not, but for engines with their guards and for load processes."""
+    """What this process started, directly or not, but for engines with their guards."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -26,7 +25,7 @@ def rays() -> list[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if KEEPER not in command and LOADER not in command:
+        if KEEPER not in command:
             found.append(pid)
             left += parents.get(pid, [])
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 import time
@@ -11,10 +12,11 @@ from dataclasses import dataclass
 from cluster_rig.rig import Kind
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_process import LoadJob, LoadProcesses
+from skep.bench.load_shapes import garbage_kept, steady, watch_client
 from skep.bench.metrics import repeat_of, tpot_values, ttft_values
-from skep.bench.tasks import BenchTask, TrafficStream
+from skep.bench.tasks import BenchTask, Sender
 from skep.store.records import Request
+from skep.wire.client import Pool
 
 TIMEOUT_S = 120.0
 _WORDS = ("parser", "value", "list", "test", "empty", "index", "branch", "cache", "token", "field", "graph", "queue")
@@ -28,7 +30,7 @@ class Level:
     ttft_ms: float
     tpot_ms: float
     whole_ms: float
-    cpu_share: float  # of the busiest load process
+    cpu_share: float  # of this process
 
 
 @dataclass(frozen=True)
@@ -42,21 +44,25 @@ class Asked:
 class Loader:
     """No two prompts of a run are alike, so that no cache knows them."""
 
-    def __init__(self, load_processes: LoadProcesses, kind: Kind, seed: str) -> None:
-        self._load_processes = load_processes
+    def __init__(self, kind: Kind, seed: str) -> None:
         self._kind = kind
         self._rng = random.Random(seed)
 
     async def level(self, ways: Sequence[Endpoint], asked: Asked) -> Level:
-        """A load process for each way, the streams divided among them. Every request is answered, or it is no level."""
+        """The streams divided among the ways. Every request is answered, or it is no level."""
         origin_s = time.monotonic()
         rows: list[Request] = []
-        jobs = []
-        for number, way in enumerate(ways):
+        loads, pools = [], [Pool(way.origin, max_idle=asked.streams) for way in ways]
+        for number, (way, pool) in enumerate(zip(ways, pools, strict=True)):
             width = len(range(number, asked.streams, len(ways)))
             tasks = [self._task(asked.streams, index) for index in range(number, asked.requests, len(ways))]
-            jobs.append(LoadJob(way, [TrafficStream(tasks, width)], origin_s, TIMEOUT_S, False))
-        health = await self._load_processes.run(jobs, rows.append)
+            await pool.prepare(width)
+            loads.append(steady(Sender(way, pool, origin_s, timeout_s=TIMEOUT_S), rows.append, tasks, width))
+        with garbage_kept():
+            async with watch_client() as health:
+                await asyncio.gather(*loads)
+        for pool in pools:
+            await pool.close()
         failed = [row.error for row in rows if not row.ok]
         if failed or len(rows) != asked.requests:
             raise SystemExit(f"{len(failed)} of {asked.requests} requests failed: {failed[:3]}")

@@ -103,7 +103,7 @@ def talk(first, turns, *, think_s=()):
 
 def test_a_conversation_grows_by_the_answers_it_got(engine):
     one = talk(10, 3, think_s=(0.01, 0.02))
-    rows = run(engine, lambda sender, took: run_conversations(sender, took, iter([one]), 2, until_s=None))
+    rows = run(engine, lambda sender, took: run_conversations(sender, took, [one], 2))
     assert rows[2].prompt.split("\n") == ["Be brief.", "go on", rows[0].answer, "go on", rows[1].answer, "go on"]
     assert [(row.turn, row.index, row.session) for row in rows] == [(0, 10, 10), (1, 11, 10), (2, 12, 10)]
     assert [row.prompt_tokens for row in rows] == sorted({row.prompt_tokens for row in rows})
@@ -113,7 +113,7 @@ def test_a_conversation_grows_by_the_answers_it_got(engine):
 def test_a_failed_turn_ends_its_conversation_and_the_next_one_begins(engine):
     first, second = talk(0, 3), talk(100, 2)
     engine.fault(kind="close-mid", after_tokens=1)
-    rows = run(engine, lambda sender, took: run_conversations(sender, took, iter([first, second]), 1, until_s=None))
+    rows = run(engine, lambda sender, took: run_conversations(sender, took, [first, second], 1))
     assert [(row.index, row.ok) for row in rows] == [(0, False), (100, True), (101, True)]
 
 
@@ -199,20 +199,11 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
 # What is sent
 
 
-def test_a_recorded_body_is_sent_as_it_was_with_the_benchs_own_fields_over_it(engine):
-    async def load(sender, _took):
-        old = task(body={"temperature": 0.7, "model": "other", "stream": False, "top_p": 0.5})
-        body = body_of(old, sender.endpoint)
-        assert (body["temperature"], body["top_p"], body["model"], body["stream"]) == (0.7, 0.5, "fake-model", True)
-        new = body_of(task(body={"max_completion_tokens": 9}), sender.endpoint)
-        assert (new.get("max_tokens"), new["max_completion_tokens"]) == (None, 9)
+def test_more_fields_of_a_body_are_sent_as_they_are_and_half_a_surrogate_pair_is_no_traceback(engine):
+    async def load(sender, took):
+        assert body_of(task(body={"cache_prompt": False}), sender.endpoint)["cache_prompt"] is False
         assert body_of(task(fixed_output=True), sender.endpoint)["ignore_eos"] is True
+        await steady(sender, took, [task(text="half \ud83d of it")], 1)
 
-    run(engine, load)
-
-
-def test_the_priority_is_a_header_and_half_a_surrogate_pair_is_no_traceback(engine):
-    odd = task(priority="batch", text="half \ud83d of it")
-    (row,) = run(engine, lambda sender, took: steady(sender, took, [odd], 1))
-    assert engine.state()["last_headers"]["x-skep-priority"] == "batch"
+    (row,) = run(engine, load)
     assert row.ok

@@ -1,35 +1,39 @@
-"""Loads that follow a clock, by one process or two, and a run being written: what is stored, however it ends."""
+"""Requests at a rate, conversations, and a run being written: what is stored, however it ends."""
 
 import asyncio
+import gc
 import sqlite3
+import statistics
 import threading
-from itertools import accumulate, islice
+import time
+from itertools import accumulate, islice, pairwise
+from random import Random
 
 import pytest
-from msgspec import to_builtins
-from sample_rows import HOST
+from msgspec.structs import replace
+from sample_rows import HOST, tasks
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_shapes import TimeWindow, run_streams, split_between_workers
-from skep.bench.open_loop import CLASS_STEP, TimedPlan, classes_part, open_part, replay_part, run_timed
-from skep.bench.session import Identity, Recording
+from skep.bench.load_shapes import RARELY, garbage_kept, watch_client
+from skep.bench.open_loop import ARRIVALS, OpenPlan, arrivals_of, run_open, tasks_of
+from skep.bench.session import Identity, LoadGenerator, Recording
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import Sender, TaskMaker, Workload
+from skep.bench.tasks import TaskMaker, Workload
 from skep.errors import StoreError
 from skep.store.database import Store, open_store
 from skep.store.records import Request, RunState
-from skep.wire.client import Pool
 from skep.wire.heads import parse_url
-from skep.workload.prompts import TokenCalibration
-from skep.workload.traffic import TrafficClass, read_trace
 
-PLAN = TimedPlan("open", {"seed": 1}, "f")
 MAKER = TaskMaker(Workload(max_tokens=3, seed=1))
 
 
-def timed(engine, store, *parts, plan=PLAN, maker=MAKER, show=lambda _: None):
+def plan_of(*rates, arrivals="constant", for_s=0.2, seed=1):
+    return OpenPlan(rates, arrivals, for_s, workload=Workload(max_tokens=3, seed=seed))
+
+
+def opened(engine, store, plan, maker=MAKER, show=lambda _: None):
     async def run():
-        return await run_timed(plan, parts, await find_endpoint(engine.url, None), store, HOST, maker, show)
+        return await run_open(plan, await find_endpoint(engine.url, None), store, HOST, maker, show)
 
     summary = asyncio.run(run())
     return summary, [row for row in store.requests(summary.run_id) if row.level]
@@ -44,17 +48,18 @@ async def swept(engine, store, **fields):
 
 
 def test_arrivals_at_a_rate_are_all_sent_and_know_when_they_were_due(engine, store):
-    part = open_part(MAKER, 1, 0, rate=100.0, arrivals="constant", for_s=0.2)
-    assert part.total == 20
-    summary, rows = timed(engine, store, part)
-    first = rows[0].scheduled_s
-    assert [row.scheduled_s - first for row in rows] == pytest.approx([n / 100 for n in range(20)])
+    """One at another rate never came in its time: its level has no figures."""
+    summary, rows = opened(engine, store, plan_of(100.0, 0.001, 50.0, arrivals="constant"))
+    slow = [row for row in rows if row.level == 2]
+    fast = [row for row in rows if row.level == 1]
+    assert [row.scheduled_s - fast[0].scheduled_s for row in fast] == pytest.approx([n / 100 for n in range(20)])
     assert all(row.due_s <= row.started_s for row in rows)
-    assert [row.started_s for row in rows] == sorted(row.started_s for row in rows)
-    assert (summary.levels[0].requests, summary.levels[0].failed) == (20, 0)
-    assert store.run(summary.run_id).kind == "open"
-    nothing = open_part(MAKER, 1, 0, rate=0.001, arrivals="poisson", for_s=0.1)
-    summary, rows = timed(engine, store, nothing)
+    assert [row.started_s for row in fast] == sorted(row.started_s for row in fast)
+    assert [(level.concurrency, level.requests, level.failed) for level in summary.levels] == [
+        (1, 20, 0), (2, 1, 0), (3, 10, 0),
+    ]  # fmt: skip
+    assert (len(slow), store.run(summary.run_id).kind) == (1, "open")
+    summary, rows = opened(engine, store, plan_of(0.001, arrivals="poisson", for_s=0.1))
     assert (rows, summary.levels) == ([], ())
 
 
@@ -68,62 +73,58 @@ class Watched(TaskMaker):
         return super()._task(*args)
 
 
-async def test_nothing_is_made_up_while_it_is_measured(engine):
+def test_nothing_is_made_up_while_it_is_measured(engine, store):
     """A loop that composes a prompt does not see bytes arrive: TTFT p95 of 2000-token prompts was 74 ms, not 54."""
-    maker = Watched(Workload(max_tokens=2, seed=1))
-    part = open_part(maker, 1, 0, rate=100.0, arrivals="constant", for_s=0.2)
-    endpoint = await find_endpoint(engine.url, None)
-    pool, made = Pool(endpoint.origin), []
-    sender = Sender(endpoint, pool, 0.0, timeout_s=20.0)
-    await run_streams(sender, lambda _: made.append(maker.made), part.streams, TimeWindow())
-    await pool.close()
-    assert made == [20] * 20
+    maker, made = Watched(Workload(max_tokens=2, seed=1)), []
+
+    def show(progress):
+        if progress.level:
+            made.append(maker.made)
+
+    opened(engine, store, plan_of(100.0, for_s=0.4), maker, show)
+    assert set(made[1:]) == {42}  # with those of the warm-up
+
+
+def test_prompts_that_come_again_begin_with_another_line():
+    whole = [*islice(tasks_of(MAKER, 1, 0, 2), 5)]
+    assert [task.index for task in whole] == [0, 1, 2, 3, 4]
+    assert whole[2].messages[0]["content"] == f"1. {whole[0].messages[0]['content']}"
+    assert whole[2].messages[1:] == whole[0].messages[1:]
+    assert [*tasks_of(MAKER, 1, 0, 0)] == []
 
 
 def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversations():
-    def totals(seed):
-        maker = TaskMaker(Workload(seed=seed))
-        return [open_part(maker, 1, n, rate=50.0, arrivals="gamma:2", for_s=4.0).total for n in range(3)]
+    def times(seed):
+        return [arrivals_of(plan_of(50.0, arrivals="poisson", for_s=4.0, seed=seed), 1, n) for n in range(3)]
 
-    assert totals(1) == totals(1) != totals(2)
+    assert times(1) == times(1) != times(2)
     first, second = (next(TaskMaker(Workload(), salt=salt).scripts(1, 0)).system for salt in "ab")
     assert first != second
-    stream = TaskMaker(Workload(shape="conversation", turns=4)).conversation_stream(8, 0, 2)
-    assert (stream.width, len(stream.scripts)) == (8, 8), "there is a conversation for every agent"
+    talks = TaskMaker(Workload(shape="conversation", turns=4)).conversations(8, 0, 2)
+    assert len(talks) == 8, "there is a conversation for every agent"
 
 
-# A trace
-
-
-def test_a_trace_with_times_is_followed_and_a_batch_file_is_sent_as_it_was(engine, store):
-    lines = [
-        f'{{"timestamp": {ms}, "input_length": 40, "output_length": 3, "hash_ids": [{place}]}}'
-        for place, ms in enumerate((0, 40, 80))
-    ]
-    part = replay_part(read_trace(lines, speed=2.0), TokenCalibration(), seed=1, default_tokens=9)
-    _, rows = timed(engine, store, part)
-    assert [row.scheduled_s - rows[0].scheduled_s for row in rows] == pytest.approx([0.0, 0.02, 0.04])
-    assert {(row.kind, row.output_tokens) for row in rows} == {("replay", 3)}
-    body = '{"messages": [{"role": "user", "content": "hello \\ud83d"}], "max_tokens": %d, "top_p": 0.5}'
-    lines = [f'{{"custom_id": "{n}", "body": {body % (n + 1)}}}' for n in range(20)]
-    _, rows = timed(engine, store, replay_part(read_trace(lines), TokenCalibration(), seed=1, default_tokens=9))
-    assert [row.output_tokens for row in rows] == list(range(1, 21))
-    assert all(row.ok and row.scheduled_s is None for row in rows)
+def test_poisson_gaps_are_exponential_and_constant_ones_do_not_drift():
+    """Mean and deviation alike, and 1 - 1/e of them below the mean; the hundred thousandth is where it belongs."""
+    moments = [0.0, *islice(ARRIVALS["poisson"](8.0, Random(2)), 20_000)]
+    gaps = [after - before for before, after in pairwise(moments)]
+    assert statistics.mean(gaps) == pytest.approx(1 / 8, rel=0.03)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 8, rel=0.03)
+    assert sum(gap < 1 / 8 for gap in gaps) / len(gaps) == pytest.approx(0.632, abs=0.015)
+    assert next(islice(ARRIVALS["constant"](3.0, Random(2)), 90_000, None)) == 30_000.0
 
 
 # More agents than tasks; no time at all
 
 
-@pytest.mark.parametrize("how", [{}, {"to_saturation": True}, {"kind": "ab"}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"kind": "ab"}], ids=str)
 def test_a_level_is_never_measured_with_fewer_in_flight_than_it_says(how):
-    """A search with --tasks and `ab` do so: the curve is flat from there on, and a knee is found."""
+    """`ab` did so: the curve is flat from there on, and a knee is found."""
     assert SweepPlan(concurrency=(1, 8), tasks=3, **how).tasks_at(8) >= 8
 
 
-async def test_a_budget_that_the_warm_up_has_spent_still_gives_a_figure_and_a_search_keeps_to_it(engine, store):
+async def test_a_budget_that_the_warm_up_has_spent_still_gives_a_figure(engine, store):
     assert (await swept(engine, store, concurrency=(1, 2), runs=None, budget_s=0.001)).levels
-    search = await swept(engine, store, to_saturation=True, max_concurrency=4, runs=2, budget_s=0.001)
-    assert len(search.levels) <= 1
 
 
 # A run being written
@@ -222,24 +223,17 @@ def test_a_store_that_takes_nothing_more_is_told_and_the_run_does_not_go_on_unre
             store.close()
 
     with pytest.raises(Exception, match=r"closed|refused"):
-        timed(engine, store, open_part(MAKER, 1, 0, rate=20.0, arrivals="constant", for_s=0.2), show=show)
+        opened(engine, store, plan_of(20.0), show=show)
     with open_store(tmp_path / "s.sqlite3") as again:
         assert again.run("last").state is not RunState.DONE
 
 
-async def talked(engine, store, processes):
+async def test_conversations_go_turn_after_turn_with_their_think_times(engine, store):
     load = Workload(shape="conversation", turns=3, think_s=0.02, max_tokens=2, seed=1)
-    summary = await swept(engine, store, concurrency=(4,), tasks=21, workload=load, processes=processes)
-    return summary, {row.index: row for row in store.requests(summary.run_id) if row.level}
-
-
-async def test_conversations_stay_whole_and_are_those_of_one_process(engine, store):
-    """Turn after turn with the think times between them, the same words; and a summary of the same form."""
-    spread, rows = await talked(engine, store, 2)
-    here, alone = await talked(engine, store, 1)
-    assert rows.keys() == alone.keys() == set(range(21))
+    summary = await swept(engine, store, concurrency=(4,), tasks=21, workload=load)
+    rows = {row.index: row for row in store.requests(summary.run_id) if row.level}
+    assert rows.keys() == set(range(21))
     assert all((row.session, row.turn) == divmod(index, 3) for index, row in rows.items())
-    assert {index: row.prompt for index, row in rows.items()} == {index: row.prompt for index, row in alone.items()}
     scripts = [*islice(TaskMaker(Workload(shape="conversation", turns=3, think_s=0.02, seed=1)).scripts(4, 0), 7)]
     for row in rows.values():
         if row.turn:
@@ -247,47 +241,50 @@ async def test_conversations_stay_whole_and_are_those_of_one_process(engine, sto
             assert pause >= scripts[row.session].think_s[row.turn - 1] - 0.002
     moments = sorted([(row.started_s, 1) for row in rows.values()] + [(row.ended_s, -1) for row in rows.values()])
     assert max(accumulate(step for _, step in moments)) <= 4
-    assert flat(to_builtins(spread.levels[0])) == flat(to_builtins(here.levels[0]))
-    assert to_builtins(spread).keys() == to_builtins(here).keys()
 
 
-def flat(document):
-    """Which keys hold a value, without the values; whether agents who think were ever all at work is chance, and so is
-    a late beginning on a busy machine.
-    """
-    return {key: value is not None for key, value in document.items() if key not in ("plateau_tok_s", "late_ms")}
+# What is measured of this machine
 
 
-MIX = (
-    TrafficClass("agents", "steady", agents=3, prompt_tokens=40, max_tokens=2, think_s=0.02, priority="batch"),
-    TrafficClass("chat", "conversation", agents=2, prompt_tokens=40, max_tokens=2, turns=3, think_s=0.01),
-    TrafficClass("cron", "open", rate=60.0, prompt_tokens=40, max_tokens=2, priority="interactive"),
-)
+class Stopwatch:
+    """A meter: from when to when what is drawn was counted, and what held when that began."""
+
+    def __init__(self, look):
+        self.look = look
+
+    def begin(self):
+        self.seen, self.began_s = self.look(), time.monotonic()
+
+    def end(self):
+        self.ended_s = time.monotonic()
 
 
-def test_classes_keep_their_shares_and_arrivals_over_processes(engine, store):
-    part = classes_part(MIX, TokenCalibration(), 0, seed=1, for_s=0.4)
-    plans = [TimedPlan("classes", {}, "f", processes=processes) for processes in (2, 1)]
-    (spread, rows), (here, alone) = (timed(engine, store, part, plan=plan) for plan in plans)
-    assert all(row.ok for row in rows)
-    cron = sorted((row for row in rows if row.traffic == "cron"), key=lambda row: row.index)
-    due, cron_stream = [row.scheduled_s for row in cron], part.streams[2]
-    begin = due[0] - cron_stream.offsets[0]
-    assert due == pytest.approx([begin + offset for offset in cron_stream.offsets], abs=1e-6)
-    late = [row for row in rows if row.traffic == "agents" and row.started_s > begin + 0.4]
-    assert len(late) <= 3  # each agent comes back from its pause once
-    assert all(row.index // CLASS_STEP == [one.name for one in MIX].index(row.traffic) for row in rows)
-    assert len({row.index for row in rows}) == sum(level.requests for level in spread.classes) == len(rows)
-    assert spread.turning is None
-    chat = {row.index: row for row in rows if row.traffic == "chat"}
-    assert all(row.index % CLASS_STEP == 3 * row.session + row.turn for row in chat.values())
-    assert all(not row.turn or chat[row.index - 1].ended_s <= row.started_s for row in chat.values())
-    words = {(row.traffic, row.index): row.prompt for row in alone if not row.turn}
-    both = [row for row in rows if (row.traffic, row.index) in words]
-    assert {row.traffic for row in both} == {"agents", "chat", "cron"}
-    assert all(words[row.traffic, row.index] == row.prompt for row in both)
-    assert [level.traffic for level in spread.classes] == [level.traffic for level in here.classes]
-    for stream in [stream for streams in split_between_workers(part.streams, 2) for stream in streams]:
-        one = next(one for one in MIX if one.name == stream.tasks[0].traffic)
-        assert {task.priority for task in stream.tasks} == {one.priority}
-    assert [flat(to_builtins(one)) for one in spread.classes] == [flat(to_builtins(one)) for one in here.classes]
+async def test_what_is_drawn_before_the_first_request_is_not_counted(engine, store):
+    """Connections and the collection of garbage: 0.15 s of a GPU that had nothing to do."""
+    endpoint = await find_endpoint(engine.url, None)
+    async with Recording(store, endpoint, HOST, Identity("sweep", "f", {})) as writing:
+        meter = Stopwatch(lambda: (gc.get_threshold(), repr(driver.pool).rpartition(", ")[2]))
+        driver = LoadGenerator(endpoint, writing, timeout_s=30.0, keep_text=False, most_connections=64, meter=meter)
+        rows, _ = await driver.run_tasks(3, 0, [replace(one, level=3) for one in tasks(4)], 3, lambda _: None)
+        await driver.close()
+    assert meter.seen == (RARELY, "3 idle>")
+    assert meter.began_s <= writing.origin_s + min(row.started_s for row in rows)
+    assert writing.origin_s + max(row.ended_s for row in rows) <= meter.ended_s
+
+
+async def test_garbage_is_collected_before_the_beginning_and_not_at_it():
+    """The first requests of every spread schedule were late by a collection."""
+    seen = []
+
+    def note(phase, info):
+        seen.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        with garbage_kept():
+            before = seen.count(2)
+            async with watch_client():
+                pass
+            assert (before, seen.count(2)) == (2, 2)  # its start and its stop
+    finally:
+        gc.callbacks.remove(note)

@@ -76,7 +76,6 @@ def test_another_word_for_an_option_is_one_that_the_command_has(name):
         ("presets ls", "presets list"),
         ("bench sweep --max-tokens 8 --num-prompts=4", "bench sweep --output-tokens 8 --tasks=4"),
         ("bench sweep --max-concurrency 8", "bench sweep --concurrency 8"),
-        ("bench sweep --slo ttft=1s --max-concurrency 8", "bench sweep --slo ttft=1s --concurrency-limit 8"),
         ("plan m --agents 4 -tp 2", "plan m --concurrency 4 --tp 2"),
         ("serve m --gpu-memory-utilization 0.9", "up m --memory-share 0.9"),
         ("swarm run t --agents 4 -- --agents", "swarm run t --concurrency 4 -- --agents"),

@@ -112,19 +112,18 @@ def _told(level):
 
 @pytest.fixture(scope="session")
 def told(summary):
-    """A sweep of which everything is known: turning points, speedups, energy, drift, clocks and kinds of traffic."""
+    """A sweep of which everything is known: turning points, speedups, energy, drift and clocks."""
     levels = [_told(level) for level in summary.levels]
     late = Disagreement(Clock.FIRST_TOKEN, 498.0, 210.0, "260 ms of it in the gateway's queue")
     levels[3] = replace(levels[3], clocks=(late,))
     return replace(
         summary,
         levels=tuple(levels),
-        classes=tuple(replace(levels[2], traffic=name, contention_pct=None) for name in ("interactive", "batch")),
         turning=Turning(8, (4, 8), 8, (8, 16), 12.0, sure=True),
         serial_wall_s=218.3,
         swarm_wall_s=39.5,
         speedup=5.53,
-        speedups=Speedup(24, 16, 218.3, 39.5, 5.53, 4.9, 3.1, 3.3, 1, 0, 9100, 8700),
+        speedups=Speedup(24, 16, 218.3, 39.5, 5.53, 4.9, 1, 0, 9100, 8700),
         drift=Interval(0.96, 0.98, 1.01),
     )
 

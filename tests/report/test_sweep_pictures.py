@@ -104,11 +104,7 @@ def test_long_waits_are_drawn_in_seconds(levels):
     assert 150.0 in values_of(spec, "value")
 
 
-def test_walls_and_speedups_have_a_bar_for_what_is_known(told, summary):
-    """One wall compares with nothing, and a form that could not be worked out has no bar of length zero."""
+def test_walls_have_a_bar_each_where_both_are_known(summary):
+    """One wall compares with nothing."""
     assert charts.wall_chart(replace(summary, serial_wall_s=None)) is None
     assert set(values_of(charts.wall_chart(summary), "name")) == {"serial", "swarm"}
-    assert charts.speedup_chart(None) is None
-    assert len(set(values_of(charts.speedup_chart(told.speedups), "name"))) == 4
-    some = replace(told.speedups, by_wall_whole=None, by_tokens_whole=None)
-    assert set(values_of(charts.speedup_chart(some), "name")) == {"by wall time", "by tokens"}

@@ -53,15 +53,13 @@ def test_columns_without_a_value_are_left_out(levels, told):
     """Energy, intervals and the rest are absent where nobody measured them."""
     assert level_table("requests", [replace(level, cached_prompt_share=None) for level in levels]) is None
     assert level_table("energy", levels) is None
-    assert level_table("classes", ()) is None
     names = _cells(level_table("levels", levels))[1]
     assert "plateau" not in names
     assert {"plateau", "95 %", "with TTFT"} <= set(_cells(level_table("levels", told.levels))[1])
 
 
-def test_energy_traffic_and_requests_have_tables_of_their_own(told):
-    """Joules per token and why the clocks were held back; a row a kind of traffic; counts, not rounded shares."""
+def test_energy_and_requests_have_tables_of_their_own(told):
+    """Joules per token and why the clocks were held back; counts, not rounded shares."""
     energy = _cells(level_table("energy", told.levels))[2]
     assert energy == ["1", "1.52", "9,000", "312", "349", "power cap", "NVML energy counter"]
-    assert [row[1] for row in _cells(level_table("classes", told.classes))[2:]] == ["interactive", "batch"]
     assert _cells(level_table("requests", told.levels))[4][-2:] == ["stop 45, length 3", "timeout 3"]

@@ -8,7 +8,7 @@ import pytest
 
 from skep.errors import UserError
 from skep.workload.filling import CHARS_PER_PIECE, pieces
-from skep.workload.prompts import FOLLOW_UPS, KINDS, conversations, prefill_heavy, shared_prefix
+from skep.workload.prompts import FOLLOW_UPS, KINDS, conversations, shared_prefix
 
 AS_PIECES = {"chars_per_token": CHARS_PER_PIECE}
 
@@ -84,15 +84,3 @@ def test_agents_share_one_system_prompt_and_another_seed_has_another_one(tokens)
     assert all(pieces(prompt.user) == pytest.approx(80, abs=2) for prompt in prompts)
     (other,) = some(shared_prefix, 1, seed=2, tokens=tokens, task_tokens=80, **AS_PIECES)
     assert other.system.split()[0] != prompts[0].system.split()[0]
-
-
-@pytest.mark.parametrize("tokens", [200, 8192, 20_000])
-def test_heavy_prompts_are_cold_and_ask_for_little(tokens):
-    """Each has a system message of its own that holds nearly all of it."""
-    prompts = some(prefill_heavy, 6, tokens=tokens, **AS_PIECES)
-    assert len({prompt.system.split()[0] for prompt in prompts}) == 6
-    for prompt in prompts:
-        assert pieces(prompt.text) == pytest.approx(tokens, abs=4)
-        assert len(prompt.user) < 400
-        assert prompt.user.endswith("Answer in one line.")
-        assert [m["role"] for m in prompt.messages] == ["system", "user"]

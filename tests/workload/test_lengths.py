@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from skep.errors import UserError
-from skep.workload.filling import CHARS_PER_PIECE, cut, pieces
+from skep.workload.filling import CHARS_PER_PIECE, pieces
 from skep.workload.prompts import KINDS, calibrate, coding_prompts, sample_prompts
 
 
@@ -30,14 +30,6 @@ def test_pieces_are_words_digits_signs_and_line_breaks():
     """One each, whatever the indentation."""
     assert pieces("def f(x_1):\n    return -42.5") == 3 + 1 + 1 + 2 + 1 + 1 + 3 + 1 + 1
     assert pieces("") == pieces("  ") == 0
-
-
-def test_a_cut_is_the_beginning_of_a_longer_cut():
-    """And has the pieces asked for, as far as there are any."""
-    text = some(1, tokens=300)[0].text
-    for count in range(0, 320, 7):
-        assert text.startswith(cut(text, count))
-        assert pieces(cut(text, count)) == min(count, pieces(text))
 
 
 @pytest.mark.parametrize("tokens", [30, 40, 79, 80, 150, 170, 300, 1000, 8192])

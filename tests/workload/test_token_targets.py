@@ -11,8 +11,7 @@ import pytest
 
 from embedded_process import MODEL, serving, weights
 from skep.engines.base import Launch
-from skep.workload.prompts import calibrate, coding_prompts, prefill_heavy, sample_prompts
-from skep.workload.traffic import read_trace, trace_messages
+from skep.workload.prompts import calibrate, coding_prompts, sample_prompts
 
 pytestmark = pytest.mark.engine
 
@@ -48,16 +47,6 @@ def test_prompts_are_within_three_per_cent_on_average(tokens, found, count):
     assert sum(counted) / len(counted) == pytest.approx(tokens, rel=0.03)
 
 
-def test_heavy_prompts_and_trace_blocks_keep_their_length(found, count):
-    """Both are code rather than prose."""
-    options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
-    (heavy,) = islice(prefill_heavy(random.Random(2), tokens=8192, **options), 1)
-    assert count(heavy.text) == pytest.approx(8192, rel=0.03)
-    line = {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": list(range(14))}
-    (item,) = read_trace([json.dumps(line)])
-    assert count(trace_messages(item, **options)[0]["content"]) == pytest.approx(6758, rel=0.03)
-
-
 def test_usage_calibrates_as_well_as_a_tokenizer(ask, count):
     """The chat template's tokens are found as the overhead, and the engine reads as many as were asked for."""
 
@@ -71,15 +60,3 @@ def test_usage_calibrates_as_well_as_a_tokenizer(ask, count):
     assert sum(map(templated, prompts)) / len(prompts) == pytest.approx(120, rel=0.03)
     answer = ask("/v1/chat/completions", messages=prompts[0].messages, max_tokens=1)
     assert answer["usage"]["prompt_tokens"] == templated(prompts[0])
-
-
-@pytest.mark.slow
-def test_a_shared_prefix_of_a_trace_is_served_from_the_cache(ask):
-    """Two requests whose first block is the same: the second reads only the rest."""
-    lines = [{"timestamp": 0, "input_length": 540, "output_length": 1, "hash_ids": [7, last]} for last in (8, 9)]
-    answers = [
-        ask("/v1/chat/completions", messages=trace_messages(item, seed=5), max_tokens=1)
-        for item in read_trace(map(json.dumps, lines))
-    ]
-    assert answers[0]["timings"]["cache_n"] < 50
-    assert answers[1]["timings"]["cache_n"] > 450

@@ -85,7 +85,6 @@ class LevelSummary(msgspec.Struct, frozen=True):
     truncated: int  # answers that ended at the token limit
     client_limited: bool
     repeats: tuple[RepeatSummary, ...] = ()
-    traffic: str = ""  # of which kind of traffic; "": of all together
     thinking: bool = False  # agents in conversation, who pause between turns: fewer than C are in flight
     effective_interval: Interval | None = None  # 95 %, of the mean over runs; None with fewer than three
     ttft_interval: Interval | None = None  # 95 %, of the runs' medians, in ms
@@ -103,7 +102,6 @@ class LevelSummary(msgspec.Struct, frozen=True):
     errors: tuple[tuple[str, int], ...] = ()  # by kind
     energy: Energy | None = None
     clocks: tuple[Disagreement, ...] = ()
-    late_ms: float | None = None  # load processes began so much too late; None: in time
 
     @property
     def counted(self) -> tuple[RepeatSummary, ...]:
@@ -116,7 +114,7 @@ class LevelSummary(msgspec.Struct, frozen=True):
 
 
 class Speedup(msgspec.Struct, frozen=True):
-    """The same tasks one after the other and all at once. Given in several ways, as answers differ in length."""
+    """The same tasks one after the other and all at once, by wall time and by tokens, as answers differ in length."""
 
     tasks: int  # of one run
     concurrency: int
@@ -124,8 +122,6 @@ class Speedup(msgspec.Struct, frozen=True):
     swarm_wall_s: float
     by_wall: float
     by_tokens: float | None  # ratio of effective tok/s
-    by_wall_whole: float | None  # by wall time of the tasks truncated in neither batch
-    by_tokens_whole: float | None
     truncated_serial: int
     truncated_swarm: int
     tokens_serial: int
@@ -160,7 +156,6 @@ class SweepSummary(msgspec.Struct, frozen=True):
     swarm_wall_s: float | None
     speedup: float | None
     client_limited: bool
-    classes: tuple[LevelSummary, ...] = ()  # by kind of traffic, where a load mixes several
     turning: Turning | None = None
     speedups: Speedup | None = None
     promise: Promise | None = None
@@ -332,7 +327,6 @@ class RunMarks(msgspec.Struct, frozen=True):
 
     limited: Mapping[Key, str] = {}  # the client was the limit, and why
     left_out: frozenset[Key] = frozenset()  # of the figures; they are named among the runs
-    late_ms: Mapping[Key, float] = {}
     energy: Mapping[int, Energy] = {}
     counters: Mapping[int, Mapping[str, float]] = {}
 
@@ -350,18 +344,6 @@ def levels_of(
     serial_speed = task_tok_s(alone) if closed else None
     found = (_level(level, by_level[level], serial_speed, marks, closed=closed) for level in sorted(by_level))
     return tuple(level for level in found if level is not None)
-
-
-def classes_of(
-    rows: Sequence[Request], marks: RunMarks | None = None, *, closed: bool = True
-) -> tuple[LevelSummary, ...]:
-    """Return the figures by kind of traffic and level; empty if there is only one kind."""
-    kinds = sorted({row.traffic for row in rows if row.level > 0})
-    if kinds in ([], [""]):
-        return ()
-    own = RunMarks(marks.limited, marks.left_out) if marks else None  # the rest is of all kinds together
-    by_kind = ([row for row in rows if row.traffic == kind] for kind in kinds)
-    return tuple(level for some in by_kind for level in levels_of(some, own, closed=closed))
 
 
 def task_tok_s(rows: Iterable[Request], *, whole: bool = False) -> float | None:
@@ -407,7 +389,6 @@ def _level(
         is_counted = (concurrency, number) not in marks.left_out
         runs.append(replace(one, counted=is_counted, client_limited=bool(why), why=why))
     repeats, counters = [one for one in runs if one.counted], marks.counters.get(concurrency, {})
-    late = [marks.late_ms[key] for one in repeats if (key := (concurrency, one.repeat)) in marks.late_ms]
     tokens = sum(repeat.output_tokens for repeat in repeats)
     wall_s = sum(repeat.wall_s for repeat in repeats)
     speed = task_tok_s(rows)
@@ -420,7 +401,6 @@ def _level(
     if not engine and counters.get("tpot_s"):
         engine = [1 / counters["tpot_s"]]
     answered = [row for row in rows if row.ok]
-    kinds = {row.traffic for row in rows}
     return LevelSummary(
         concurrency=concurrency,
         requests=len(rows),
@@ -439,7 +419,6 @@ def _level(
         truncated=sum(row.finish_reason == "length" for row in rows),
         client_limited=any(repeat.client_limited for repeat in repeats),
         repeats=tuple(runs),
-        traffic=kinds.pop() if len(kinds) == 1 else "",
         thinking=thinking,
         effective_interval=runs_interval(speeds) if tokens else None,
         ttft_interval=_of_medians(rows, ttft_values),
@@ -457,7 +436,6 @@ def _level(
         errors=tuple(Counter(row.error_kind for row in rows if row.error_kind).most_common()),
         energy=marks.energy.get(concurrency),
         clocks=disagreements(rows, counters),
-        late_ms=max(late, default=None),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
+import resource
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
@@ -20,20 +20,10 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_process import LoadJob, LoadProcesses
-from skep.bench.load_shapes import (
-    ClientHealth,
-    Load,
-    OnRow,
-    TimeWindow,
-    garbage_kept,
-    run_streams,
-    split_between_workers,
-    watch_client,
-)
+from skep.bench.load_shapes import Load, OnRow, garbage_kept, steady, watch_client
 from skep.bench.metrics import SweepSummary, delivered, repeat_of
 from skep.bench.summary import LEAST_DELIVERED, counted, summarise
-from skep.bench.tasks import BenchTask, Sender, TaskMaker, TrafficStream
+from skep.bench.tasks import BenchTask, Sender, TaskMaker
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError
 from skep.host.facts import host_json, lasting_json
@@ -48,7 +38,6 @@ from skep.wire.prometheus import parse_metrics
 FLUSH_EVERY_S = 0.5  # of rows to the store
 TICK_S = 0.25  # of the progress
 GATEWAYS_OWN = "skep_build_info"
-BUSY = 0.7  # of a core
 WINDOW_S = 3.0  # over which the present speed is told
 WARM_UP_TOKENS, WARM_UP_BATCHES = 16, 12
 
@@ -174,28 +163,20 @@ class Recording:
             self._store.end_run(self.run_id, time.time(), outcome, why)
 
 
-_RunLoad = Callable[[OnRow], Awaitable[ClientHealth]]
-
-
 class LoadGenerator:
     def __init__(
         self, endpoint: Endpoint, recording: Recording, *, timeout_s: float, keep_text: bool, most_connections: int,
-        processes: int | None = 1, meter: PowerMeter | None = None, load_processes: LoadProcesses | None = None,
+        meter: PowerMeter | None = None,
     ) -> None:  # fmt: skip
-        """`processes` None: one, and more for a level at which one was not enough."""
         self.endpoint = endpoint
         self.recording = recording
         self.pool = Pool(endpoint.origin, max_idle=most_connections)
         self.sender = Sender(endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text)
-        self._timeout_s, self._keep_text, self._most_connections = timeout_s, keep_text, most_connections
-        self._load_processes = load_processes  # None: started when there is work for them
-        self._processes = processes or 1
-        self._may_grow = processes is None
         self._meter = meter
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is a file, and 1024 are few
 
     async def close(self) -> None:
-        if self._load_processes is not None:
-            await self._load_processes.close()
         await self.pool.close()
 
     async def run_tasks(
@@ -203,48 +184,13 @@ class LoadGenerator:
         until_s: float | None = None,
     ) -> tuple[list[Request], bool]:  # fmt: skip
         """`width` at once, none begun after `until_s` on the run's clock. The rows, and if the client was the limit."""
-        streams, span = [TrafficStream([*tasks], width)], TimeWindow(until_s=until_s)
-        return await self.run_streams_at_level(level, repeat, streams, on_row, span, is_closed=True)
-
-    async def run_streams_at_level(
-        self, level: int, repeat: int, streams: Sequence[TrafficStream], on_row: OnRow, span: TimeWindow, *,
-        is_closed: bool = False,
-    ) -> tuple[list[Request], bool]:  # fmt: skip
-        """Run prepared traffic. `is_closed`: its agents have a request in flight all the time."""
-        width = sum(stream.width for stream in streams)
-        if self._processes == 1:
-            load = partial(run_streams, streams=streams, span=span)
-            return await self.run_load(level, repeat, load, width, on_row, is_closed=is_closed)
-        jobs = [
-            LoadJob(self.endpoint, hand, self.recording.origin_s, self._timeout_s, self._keep_text, span=span,
-                    most_connections=self._most_connections)
-            for hand in split_between_workers(streams, self._processes)
-        ]  # fmt: skip
-        self._load_processes = self._load_processes or LoadProcesses()
-        spread = partial(self._load_processes.run, jobs, meter=self._meter)
-        return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
+        load = partial(steady, tasks=tasks, width=min(width, len(tasks)), until_s=until_s)
+        return await self.run_load(level, repeat, load, width, on_row)
 
     async def run_load(
         self, level: int, repeat: int, load: Load, width: int, on_row: OnRow, *, is_closed: bool = True
     ) -> tuple[list[Request], bool]:
-        """Run a load that only this process can make. `is_closed`: `width` requests are in flight all the time."""
-
-        async def here(took: OnRow) -> ClientHealth:
-            await self.pool.prepare(width)
-            with garbage_kept():
-                if self._meter is not None:
-                    self._meter.begin()
-                async with watch_client() as health:
-                    await load(self.sender, took)
-                health.energy = self._meter.end() if self._meter is not None else None
-            self.pool.trim()
-            return health
-
-        return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
-
-    async def _measured(
-        self, level: int, repeat: int, run: _RunLoad, width: int, on_row: OnRow, *, is_closed: bool
-    ) -> tuple[list[Request], bool]:
+        """`is_closed`: `width` requests are in flight all the time."""
         rows: list[Request] = []
 
         def took(row: Request) -> None:
@@ -253,7 +199,14 @@ class LoadGenerator:
             on_row(row)
 
         before = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
-        health = await run(took)
+        await self.pool.prepare(width)
+        with garbage_kept():
+            if self._meter is not None:
+                self._meter.begin()
+            async with watch_client() as health:
+                await load(self.sender, took)
+            energy = self._meter.end() if self._meter is not None else None
+        self.pool.trim()
         after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
         # One refused at once leaves its place empty for a while.
         share = delivered(rows, width) if is_closed and rows and all(row.ok for row in rows) else None
@@ -261,15 +214,10 @@ class LoadGenerator:
         if level:
             self.recording.save()
             lags = health.lag_p99_ms, health.lag_max_ms
-            sample = ClientSample(level, repeat, *lags, health.cpu_share, limited, share, self._processes)
-            self.recording.sampled(sample)
-            late = {"late_ms": health.late_ms} if health.late else None
-            facts = {"counters": counted(before, after), "energy": health.energy, "late": late}
-            for name, fact in facts.items():
+            self.recording.sampled(ClientSample(level, repeat, *lags, health.cpu_share, limited, share))
+            for name, fact in {"counters": counted(before, after), "energy": energy}.items():
                 if fact:
                     self.recording.found(LevelFact(level, repeat, name, fact))
-        if limited and self._may_grow and health.cpu_share > BUSY:  # a machine busy with others is not helped by more
-            self._processes = max(self._processes, min(2 * self._processes, os.cpu_count() or 1))
         return rows, limited
 
 

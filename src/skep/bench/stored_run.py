@@ -12,7 +12,7 @@ from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
 
 IMPORTED = "imported"  # in old stores: what another tool measured
-TIMED = ("open", "classes", "replay")  # their levels are no concurrencies
+TIMED = ("open", "classes", "replay")  # their levels are no concurrencies; the last two are in old stores only
 MIXED, QUALITY = "mixed", "quality"
 JUDGED = (MIXED, QUALITY)  # their answers have verdicts
 TUNE = "tune"  # one start of one configuration at one concurrency

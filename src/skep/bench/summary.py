@@ -19,7 +19,6 @@ from skep.bench.metrics import (
     Speedup,
     SweepSummary,
     by_repeat,
-    classes_of,
     levels_of,
     repeat_of,
     tpot_values,
@@ -35,7 +34,6 @@ from skep.units import Interval
 TOLERATED_FAILURES = 0.05
 LAG_LIMIT_MS = 50.0  # p99 of the event loop's lag
 CPU_LIMIT = 0.85  # of one core
-LATE_LIMIT_MS = 50.0  # after the moment that all were to begin at
 LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
     "ttft": ttft_values,
@@ -71,15 +69,12 @@ def summarise(
     closed: bool = True, slo: SloLimits | None = None, simulated: bool = False,
 ) -> SweepSummary:  # fmt: skip
     """`closed`: a level is a number of agents, not a rate."""
-    late = {(fact.level, fact.repeat): float(fact.fact["late_ms"]) for fact in facts if fact.name == "late"}
     limited = {  # the runs whose client was the limit, each with the reason
-        key: limit_reason(sample.loop_lag_p99_ms, sample.cpu_share, sample.delivered, late.get(key))
-        for sample in samples
-        if sample.client_limited and (key := (sample.level, sample.repeat))
+        (sample.level, sample.repeat): limit_reason(sample) for sample in samples if sample.client_limited
     }
     left_out = _left_out(rows, limited)
     counted = [row for row in rows if (row.level, row.repeat) not in left_out]
-    marks = RunMarks(limited, left_out, late, _energy(facts, counted), _counters(facts, counted))
+    marks = RunMarks(limited, left_out, _energy(facts, counted), _counters(facts, counted))
     levels = levels_of(rows, marks, closed=closed)
     one, many = _same_tasks(counted, levels[-1].concurrency) if closed and levels else ([], [])
     speedups = _speedup(one, many)
@@ -91,7 +86,6 @@ def summarise(
         swarm_wall_s=_wall_s(many),
         speedup=speedups.by_wall if speedups else None,
         client_limited=any(level.client_limited for level in levels),
-        classes=classes_of(rows, marks, closed=closed),
         turning=find_turning(points) if closed and len(levels) > 1 else None,
         speedups=speedups,
         promise=promise_of(slo, counted) if slo is not None else None,
@@ -141,42 +135,19 @@ def _speedup(one: Sequence[Request], many: Sequence[Request]) -> Speedup | None:
     serial_wall_s, swarm_wall_s = _wall_s(one), _wall_s(many)
     if not serial_wall_s or not swarm_wall_s or not all(row.ok for row in (*one, *many)):
         return None
-    cut = {(row.repeat, row.index) for row in (*one, *many) if row.finish_reason == "length"}
-    one_whole = [row for row in one if (row.repeat, row.index) not in cut]
-    many_whole = [row for row in many if (row.repeat, row.index) not in cut]
-    both = bool(one_whole and many_whole)
-
-    def ratio(above: float, below: float) -> float | None:
-        return above / below if below > 0 else None
-
+    tokens_serial, tokens_swarm = (sum(row.output_tokens or 0 for row in some) for some in (one, many))
     return Speedup(
         tasks=len(one) // len(by_repeat(one)),
         concurrency=many[0].level,
         serial_wall_s=serial_wall_s,
         swarm_wall_s=swarm_wall_s,
         by_wall=serial_wall_s / swarm_wall_s,
-        by_tokens=ratio(_speed(many), _speed(one)),
-        by_wall_whole=ratio(_busy_s(one_whole), _busy_s(many_whole)) if both else None,
-        by_tokens_whole=ratio(_speed(many_whole), _speed(one_whole)) if both else None,
+        by_tokens=tokens_swarm / swarm_wall_s * serial_wall_s / tokens_serial if tokens_serial else None,
         truncated_serial=sum(row.finish_reason == "length" for row in one),
         truncated_swarm=sum(row.finish_reason == "length" for row in many),
-        tokens_serial=sum(row.output_tokens or 0 for row in one),
-        tokens_swarm=sum(row.output_tokens or 0 for row in many),
+        tokens_serial=tokens_serial,
+        tokens_swarm=tokens_swarm,
     )
-
-
-def _busy_s(rows: Sequence[Request]) -> float:
-    """Time in which at least one of them was under way: without the others, the batch would have taken that long."""
-    total, until = 0.0, float("-inf")
-    for row in sorted(rows, key=lambda row: (row.repeat, row.started_s)):
-        total += max(0.0, row.ended_s - max(row.started_s, until))
-        until = max(until, row.ended_s)
-    return total
-
-
-def _speed(rows: Sequence[Request]) -> float:
-    busy = _busy_s(rows)
-    return sum(row.output_tokens or 0 for row in rows if row.ok) / busy if busy > 0 else 0.0
 
 
 def _drift(rows: Sequence[Request]) -> Interval | None:
@@ -245,18 +216,14 @@ def counter_names() -> dict[str, dict[str, list[str]]]:
     return tomllib.loads(files("skep.bench").joinpath("engine_counters.toml").read_text(encoding="utf-8"))
 
 
-def limit_reason(
-    lag_p99_ms: float | None, cpu_share: float | None, delivered: float | None, late_ms: float | None
-) -> str:
+def limit_reason(sample: ClientSample) -> str:
     reasons = []
-    if lag_p99_ms is not None and lag_p99_ms > LAG_LIMIT_MS:
-        reasons.append(f"event loop lag {lag_p99_ms:,.0f} ms")
-    if cpu_share is not None and cpu_share > CPU_LIMIT:
-        reasons.append(f"it used {cpu_share:.0%} of a core".replace("%", " %"))
-    if delivered is not None and delivered < LEAST_DELIVERED:
-        reasons.append(f"{delivered:.0%} of the requests asked for were in flight".replace("%", " %"))
-    if late_ms is not None:
-        reasons.append(f"the load began {late_ms:,.0f} ms late")
+    if (sample.loop_lag_p99_ms or 0.0) > LAG_LIMIT_MS:
+        reasons.append(f"event loop lag {sample.loop_lag_p99_ms:,.0f} ms")
+    if (sample.cpu_share or 0.0) > CPU_LIMIT:
+        reasons.append(f"it used {sample.cpu_share:.0%} of a core".replace("%", " %"))
+    if sample.delivered is not None and sample.delivered < LEAST_DELIVERED:
+        reasons.append(f"{sample.delivered:.0%} of the requests asked for were in flight".replace("%", " %"))
     return ", ".join(reasons) or "the reason was not recorded"
 
 

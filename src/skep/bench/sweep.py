@@ -1,32 +1,30 @@
 """A sweep: fresh tasks at each concurrency, in turns, until each level is known well enough. Every request is stored.
 
-It warms up until stationary; `LevelRounds` or `LevelSearch` says which level comes next and when it is enough.
+It warms up until stationary; `LevelRounds` says which level comes next and when it is enough.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_shapes import TimeWindow
+from skep.bench.load_shapes import run_conversations
 from skep.bench.metrics import SweepSummary, repeat_of
 from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
-from skep.bench.summary import worst_share
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.host.power import PowerMeter
 from skep.stats.sequential import Precision, PrecisionGoal
-from skep.stats.slo import SloLimits, SloSearch
-from skep.stats.turning import SaturationSearch
+from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.workload.prompts import workload_fingerprint
 
-WARM_UP_WIDTH = 4  # where the widest level is not known
 WARM_UP_SHARE = 0.15  # of the budget, at most
 CLOSING_SHARE = 0.1
 OVERRUN = 0.7  # of a run's time must be left for another one of its level
@@ -78,44 +76,10 @@ class LevelRounds:
         return self._precision[level].done or self._done[level] >= self._goal.most
 
 
-class LevelSearch:
-    """A search for the knee or for a limit. `closes`: C=1 once more at the end, so that drift is seen."""
-
-    def __init__(
-        self, search: SaturationSearch | SloSearch, figure: Callable[[Sequence[Request], int], float], *,
-        closes: bool = False,
-    ) -> None:  # fmt: skip
-        self._search, self._figure, self._closes = search, figure, closes
-        self._ended = False
-
-    def following(self) -> int | None:
-        level = self._search.next_level()
-        if level is None and self._closes and not self._ended:
-            self._ended = True
-            return 1
-        return level
-
-    def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
-        if not self._ended:
-            self._search.measured(level, self._figure(rows, level), limited=limited)
-
-    def remaining(self) -> dict[int, float]:
-        level = self._search.next_level()
-        return {} if level is None else {level: float(self._search.remaining())}
-
-
 def figure_of(rows: Sequence[Request], level: int) -> float:
     """Tokens a second of one run: over its plateau where it had one, else over the whole batch."""
     summary = repeat_of(0, rows, None if any(row.session is not None for row in rows) else level)
     return summary.effective_tok_s if summary.plateau_tok_s is None else summary.plateau_tok_s
-
-
-def make_level_schedule(plan: SweepPlan) -> LevelRounds | LevelSearch:
-    if plan.to_saturation:
-        return LevelSearch(SaturationSearch(max_concurrency=plan.max_concurrency), figure_of, closes=True)
-    if (slo := plan.slo) is not None:
-        return LevelSearch(SloSearch(max_concurrency=plan.max_concurrency), lambda rows, _: worst_share(slo, rows))
-    return LevelRounds(plan.concurrency, PrecisionGoal(relative=plan.precision, most=plan.most_runs), runs=plan.runs)
 
 
 class SweepPlan(msgspec.Struct, frozen=True):
@@ -129,18 +93,11 @@ class SweepPlan(msgspec.Struct, frozen=True):
     budget_s: float | None = 600.0
     workload: Workload = msgspec.field(default_factory=Workload)
     same_tasks: bool = False  # at every level the same ones, each time with another first line: cold all the same
-    to_saturation: bool = False
-    slo: SloLimits | None = None
-    max_concurrency: int = 256  # of a search
+    slo: SloLimits | None = None  # to be told which levels keep them
     timeout_s: float = 900.0
     keep_text: bool = True
     quick_warm_up: bool = False  # one batch, however it went
-    processes: int | None = None  # None: one, more where one is not enough
     kind: str = "sweep"
-
-    @property
-    def searches(self) -> bool:
-        return self.to_saturation or self.slo is not None
 
     def tasks_at(self, level: int) -> int:
         return level if self.workload.shape == "burst" else max(level, self.tasks or max(6, 3 * level))
@@ -164,8 +121,8 @@ async def run_sweep(
 def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str:
     """Equal for repeats: the seed and the endpoint's address may differ, workload, engine and machine may not."""
     load = plan.workload
-    levels = "search" if plan.searches else ",".join(map(str, plan.concurrency))
     names = ("max_tokens", "fixed_output", "size", "prompt_tokens", "shape", "temperature")
+    levels = ",".join(map(str, plan.concurrency))
     options = {"concurrency": levels, "tasks": plan.tasks, **{name: getattr(load, name) for name in names}}
     return fingerprint_of([workload_fingerprint(options)], endpoint, host)
 
@@ -177,10 +134,10 @@ class Sweep:
     ) -> None:  # fmt: skip
         self.plan = plan
         self.recording = recording
-        self.course = make_level_schedule(plan)
-        widest = plan.max_concurrency if plan.searches else max(plan.concurrency)
-        how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "processes": plan.processes}
-        how |= {"widest": widest, "meter": meter, "more": self._outlook}
+        goal = PrecisionGoal(relative=plan.precision, most=plan.most_runs)
+        self.course = LevelRounds(plan.concurrency, goal, runs=plan.runs)
+        how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "meter": meter}
+        how |= {"widest": max(plan.concurrency), "more": self._outlook}
         self.session = RunSession(endpoint, recording, on_progress, **how)
         self._maker = maker
         self._repeats: dict[int, int] = {}
@@ -208,8 +165,8 @@ class Sweep:
         session.begin(level=level, repeat=repeat, done=0, total=total)
         began, took = time.monotonic(), session.took
         if self.plan.workload.shape == "conversation":
-            talks = [self._maker.conversation_stream(level, repeat, total)]
-            rows, limited = await driver.run_streams_at_level(level, repeat, talks, took, TimeWindow())
+            talks = partial(run_conversations, them=self._maker.conversations(level, repeat, total), width=level)
+            rows, limited = await driver.run_load(level, repeat, talks, level, took, is_closed=False)
         else:
             tasks, left = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks), self._budget_left()
             # from then on, on the run's clock, nothing more is begun, and what is under way is finished
@@ -225,7 +182,7 @@ class Sweep:
 
     async def warm_up(self) -> None:
         plan = self.plan
-        widest = WARM_UP_WIDTH if plan.searches else max(plan.concurrency)
+        widest = max(plan.concurrency)
         width, limit_s = min(widest, plan.tasks_at(widest)), WARM_UP_SHARE * plan.budget_s if plan.budget_s else None
         await self.session.warm_up(self._maker, width, limit_s=limit_s, quick=plan.quick_warm_up)
 
@@ -238,7 +195,7 @@ class Sweep:
         return left > 0 if known is None else left > OVERRUN * known
 
     def _budget_left(self) -> float | None:
-        if self.plan.budget_s is None or (self.plan.runs is not None and not self.plan.searches):
+        if self.plan.budget_s is None or self.plan.runs is not None:
             return None
         return self.plan.budget_s - (time.monotonic() - self._began)
 

@@ -25,13 +25,12 @@ from skep.workload.prompts import ConversationScript, TokenCalibration, calibrat
 
 OLLAMA_CHAT = "/api/chat"
 SHARED_TOKENS = 2048
-PREFILL_TOKENS = 8192
 FIRST_TURN_TOKENS = 120
 TASK_TOKENS = 60  # behind a shared prefix, without the chat template's own
 SAMPLES = 12
 ASKED_OF_USAGE = 6
 
-Shape = Literal["steady", "burst", "conversation", "shared-prefix", "prefill"]
+Shape = Literal["steady", "burst", "conversation", "shared-prefix"]
 
 
 class BenchTask(msgspec.Struct, frozen=True):
@@ -44,30 +43,10 @@ class BenchTask(msgspec.Struct, frozen=True):
     fixed_output: bool = False  # ask the engine to go on to max_tokens (llama.cpp and vLLM know how)
     temperature: float = 0.0
     traffic: str = ""
-    priority: str | None = None  # of skep's gateway; other servers do not see it
     scheduled_s: float | None = None  # on the run's clock
     session: int | None = None
     turn: int | None = None
-    body: Mapping[str, Any] = {}  # sent as it is, over the fields above: a recorded request
-
-
-class Repetition(msgspec.Struct, frozen=True):
-    """How tasks repeat when all were sent: each comes again with another first line."""
-
-    tasks: int  # of the whole stream, of which a worker has some
-    message: int  # the one whose first line changes
-
-
-class TrafficStream(msgspec.Struct, frozen=True):
-    """`width` agents that take tasks in turn: `offsets` says when each is due, `scripts` makes each a conversation."""
-
-    tasks: list[BenchTask]
-    width: int
-    offsets: list[float] | None = None
-    scripts: list[ConversationScript] = []
-    again: Repetition | None = None  # None: each task once
-    think_s: float = 0.0  # mean pause of an agent between two tasks
-    seed: str = ""  # of these pauses
+    body: Mapping[str, Any] = {}  # more fields of the request, as the engine knows them
 
 
 EncodedRequest = tuple[BenchTask, tuple[bytes, bytes]]  # a task, and its head and body as they go over the wire
@@ -87,9 +66,7 @@ def body_of(task: BenchTask, endpoint: Endpoint) -> dict[str, Any]:
     }
     if task.fixed_output:
         body["ignore_eos"] = True
-    if task.body:
-        body.pop("max_tokens" if "max_completion_tokens" in task.body else "", None)
-        body |= {**task.body, "model": endpoint.model, "stream": True, "stream_options": {"include_usage": True}}
+    body |= task.body
     return body
 
 
@@ -120,7 +97,7 @@ class Sender:
         return sum(reading.reads for reading in self._client.in_flight)
 
     def encode(self, task: BenchTask) -> EncodedRequest:
-        return task, self._client.encode(body_of(task, self.endpoint), {"x-skep-priority": task.priority})
+        return task, self._client.encode(body_of(task, self.endpoint))
 
     async def send(self, encoded: EncodedRequest, on_row: Callable[[Request], None]) -> None:
         """Returns when the answer has ended; its row comes soon after. Does not raise for faults."""
@@ -256,8 +233,6 @@ class TaskMaker:
         if load.shape == "shared-prefix":
             least = math.ceil(TASK_TOKENS + self._calibration.overhead_tokens)
             return prompts.shared_prefix(rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=least, **measure)
-        if load.shape == "prefill":
-            return prompts.prefill_heavy(rng, tokens=load.prompt_tokens or PREFILL_TOKENS, **measure)
         if load.prompt_tokens is None:
             return prompts.coding_prompts(rng, size=load.size)
         return prompts.coding_prompts(rng, tokens=load.prompt_tokens, **measure)
@@ -272,15 +247,14 @@ class TaskMaker:
         load = self.workload
         return BenchTask(level, repeat, index, kind, said, load.max_tokens, load.fixed_output, load.temperature)
 
-    def conversation_stream(self, level: int, repeat: int, count: int) -> TrafficStream:
-        """`level` agents in conversation until about `count` turns were had."""
+    def conversations(self, level: int, repeat: int, count: int) -> list[tuple[BenchTask, ConversationScript]]:
+        """For `level` agents, until about `count` turns were had: each with the task of its first turn."""
         turns = self.workload.turns
-        scripts = [*islice(self.scripts(level, repeat), max(level, -(-count // turns)))]
-        firsts = [
-            replace(self._base_task(level, repeat, place * turns, script.kind, []), session=place)
+        scripts = islice(self.scripts(level, repeat), max(level, -(-count // turns)))
+        return [
+            (replace(self._base_task(level, repeat, place * turns, script.kind, []), session=place), script)
             for place, script in enumerate(scripts)
         ]
-        return TrafficStream(firsts, level, scripts=scripts)
 
 
 async def calibrate_on(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
@@ -18,7 +17,6 @@ Concurrency = Annotated[str, option("Numbers of concurrent agents to measure, su
 MaxTokens = Annotated[int, option("Maximum answer length in tokens.", "--output-tokens", min=1)]
 PromptTokens = Annotated[int | None, option("Prompt length in tokens, counted by the engine; replaces --size.", min=1)]
 Budget = Annotated[str, option("Time limit of the whole run; what does not fit is left out.")]
-Processes = Annotated[int | None, option("Number of load processes (default: 1, more if needed).", min=1)]
 StorePrompts = Annotated[bool, option("Store prompts and answers (default: --prompts).", "--prompts/--no-prompts")]
 
 
@@ -27,13 +25,11 @@ class BenchOptions(EndpointOptions):
     """Options of all commands that measure an endpoint."""
 
     PANELS: ClassVar[dict[str, str]] = {
-        "Load": "concurrency levels rate arrivals shape form bank items delta tasks agents duration speed limit "
+        "Load": "concurrency levels rate arrivals shape form bank items delta tasks agents duration "
         "max_tokens fixed_output size prompt_tokens turns think temperature seed",
-        "Search": "to_saturation slo max_concurrency",
         "Precision and time": "runs repeats precision budget warm_up timeout",
         "Endpoint": "url model models model_b key_env api",
-        "Results": "threshold price store_prompts as_json",
-        "Advanced": "processes",
+        "Results": "slo threshold price store_prompts as_json",
     }
 
     seed: Annotated[int | None, option("Random seed for the prompts (default: random).")] = None
@@ -57,12 +53,8 @@ class WorkloadOptions(BenchOptions):
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(WorkloadOptions):
     concurrency: Concurrency = "1,2,4,8"
-    to_saturation: Annotated[bool, option("Raise the concurrency until knee and cliff are found (instead of -c).")] = (
-        False
-    )
-    slo: Annotated[str | None, option("Find the highest concurrency that meets p95 limits: ttft=1s,tpot=50ms.")] = None
-    max_concurrency: Annotated[int, option("Highest concurrency a search tries.", "--concurrency-limit", min=2)] = 256
-    shape: Annotated[str, option("Load shape: steady, burst, conversation, shared-prefix or prefill.")] = "steady"
+    slo: Annotated[str | None, option("Say which of the levels meet p95 limits, such as ttft=1s,tpot=50ms.")] = None
+    shape: Annotated[str, option("Load shape: steady, burst, conversation or shared-prefix.")] = "steady"
     tasks: Annotated[int | None, option("Tasks per level and run (default: 3 per agent, at least 6).", min=1)] = None
     runs: Annotated[int | None, option("Number of runs per level (instead of --precision).", min=1)] = None
     precision: Annotated[str, option("Repeat a level until the 95 % interval of tok/s is within this.")] = "3%"
@@ -71,7 +63,6 @@ class SweepOptions(WorkloadOptions):
     turns: Annotated[int, option("Turns per conversation, with --shape conversation.", min=1)] = 4
     think: Annotated[str, option("Mean pause between two turns of a conversation.")] = "2s"
     api: Api = "openai"
-    processes: Processes = None
     price: Annotated[float | None, option("Price of a kWh; adds cost per million tokens.", "--price-kwh", min=0)] = None
     store_prompts: StorePrompts = True
 
@@ -91,7 +82,6 @@ class SerialVsSwarmOptions(WorkloadOptions):
     size: str = "short"
     api: Api = "openai"
     timeout: Annotated[str, option("Time limit of one request.")] = "1h"
-    processes: Processes = None
     store_prompts: StorePrompts = True
 
 
@@ -106,20 +96,13 @@ def swarm(options: SerialVsSwarmOptions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedOptions(BenchOptions):
-    """Options of loads that follow a clock."""
-
-    processes: Annotated[int, option("Number of load processes.", min=1)] = 1
-    store_prompts: StorePrompts = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenOptions(TimedOptions, WorkloadOptions):
+class OpenOptions(WorkloadOptions):
     rate: Annotated[str, option("Request rates to measure, in requests per second, such as 0.5,1,2.")] = "1"
-    arrivals: Annotated[str, option("Arrival times: poisson, constant, or gamma:CV such as gamma:2.0.")] = "poisson"
+    arrivals: Annotated[str, option("Arrival times: poisson or constant.")] = "poisson"
     duration: Annotated[str, option("How long to send requests at each rate.", "--for")] = "60s"
     runs: Annotated[int, option("Number of runs per rate.", min=1)] = 1
     api: Api = "openai"
+    store_prompts: StorePrompts = True
 
 
 @command(
@@ -127,33 +110,6 @@ class OpenOptions(TimedOptions, WorkloadOptions):
 )
 def open_loop(options: OpenOptions) -> None:
     """Send requests at a fixed rate, even to a server that falls behind. Latency counts from each due time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassesOptions(TimedOptions):
-    mix: Annotated[Path, argument("TOML file with a [class.NAME] table per kind of traffic.")]
-    duration: Annotated[str, option("How long each run sends requests.", "--for")] = "60s"
-    runs: Annotated[int, option("Number of runs of the whole mix.", min=1)] = 1
-
-
-@command(bench, "skep bench classes mix.toml --for 2m", runs="sweep.run_classes_command")
-def classes(options: ClassesOptions) -> None:
-    """Send several kinds of traffic at once, each with its own shape and priority; report each kind."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayOptions(TimedOptions):
-    trace: Annotated[Path, argument("JSONL file: a Mooncake trace or requests of the OpenAI batch API.")]
-    speed: Annotated[float, option("Replay this many times faster; 2 takes half the time.")] = 1.0
-    limit: Annotated[int | None, option("Replay only the first N requests.", min=1)] = None
-    max_tokens: Annotated[int, option("Answer length in tokens, if the trace has none.", "--output-tokens", min=1)] = (
-        512
-    )
-
-
-@command(bench, "skep bench replay trace.jsonl --speed 2", runs="sweep.run_replay_command")
-def replay(options: ReplayOptions) -> None:
-    """Replay recorded traffic with its arrival times, lengths and shared prefixes, or its own prompts."""
 
 
 RunName = Annotated[str, argument("ID of a run, the start of an ID, or `last` (`last~1` is the run before it).")]
@@ -204,7 +160,6 @@ class ABOptions(WorkloadOptions):
     precision: Annotated[str, option("Repeat pairs of runs until the interval of their ratio is within this.")] = "3%"
     budget: Budget = "15m"
     threshold: Annotated[str, option("Exit with code 4 if B is worse by more than this.")] = "5%"
-    processes: Processes = None
 
 
 @command(bench, "skep bench ab http://127.0.0.1:8001 http://127.0.0.1:8002 -c 1,4,8", runs="compare.run_ab_command")

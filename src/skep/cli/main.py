@@ -28,7 +28,6 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = NAMES["groups"]
 PART_OF = {name: part for commands in GROUPS.values() for name, (part, _) in commands.items()}
 PARTS = tuple(dict.fromkeys(PART_OF.values()))
 ALIASES: dict[str, str] = NAMES["commands"]
-SEARCHES = ("--to-saturation", "--slo")  # with these, --max-concurrency is the end of a search, not vLLM's option
 
 
 def plain_words(words: Sequence[str]) -> list[str]:
@@ -42,9 +41,6 @@ def plain_words(words: Sequence[str]) -> list[str]:
         given[1] = NAMES["below"].get(given[1], given[1])
     end = given.index("--") if "--" in given else len(given)
     names = NAMES["options"].get(given[0], {}) if given else {}
-    if given[:1] == ["bench"]:
-        is_search = any(word.partition("=")[0] in SEARCHES for word in given)
-        names = {**names, "--max-concurrency": "--concurrency-limit" if is_search else "--concurrency"}
     for place in range(1, end):
         option, equals, value = given[place].partition("=")
         given[place] = f"{names.get(option, option)}{equals}{value}"

@@ -1,37 +1,26 @@
-"""The loads of `skep bench`: sweep and serial-vs-swarm, and open, classes and replay, which follow a clock."""
+"""The loads of `skep bench`: sweep, serial-vs-swarm and open."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, get_args
 
 from msgspec import to_builtins
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import SweepSummary
-from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
+from skep.bench.open_loop import OpenPlan, run_open
 from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Shape, TaskMaker, Workload, calibrate_on
-from skep.cli.bench import (
-    ABOptions,
-    ClassesOptions,
-    OpenOptions,
-    ReplayOptions,
-    SerialVsSwarmOptions,
-    SweepOptions,
-    TimedOptions,
-    WorkloadOptions,
-)
+from skep.cli.bench import ABOptions, OpenOptions, SerialVsSwarmOptions, SweepOptions, WorkloadOptions
 from skep.cli.options import EndpointOptions, Interrupted, existing, run_measuring
 from skep.errors import EndpointError, UserError
-from skep.files import read_user_text, read_user_toml
 from skep.host.facts import read_host
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, user_paths
@@ -41,12 +30,12 @@ from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.units import parse_int_list, parse_positive_seconds, parse_seconds, parse_share
-from skep.workload.prompts import Size, TokenCalibration, workload_fingerprint
-from skep.workload.traffic import TrafficClass, parse_arrivals, parse_classes, parse_rates, read_trace
+from skep.workload.prompts import Size
 
 MOST_TASKS = 100_000
 MAX_CONCURRENCY = 4096
-NEEDS_LENGTHS = ("conversation", "shared-prefix", "prefill")
+MOST_RATE = 2000.0
+NEEDS_LENGTHS = ("conversation", "shared-prefix")
 
 
 def plan_of(options: SweepOptions) -> SweepPlan:
@@ -55,9 +44,7 @@ def plan_of(options: SweepOptions) -> SweepPlan:
         raise UserError(f"--tasks {options.tasks} is too large", hint=f"at most {MOST_TASKS:,} per run of a level")
     if options.warm_up not in ("steady", "quick"):
         raise UserError(f"--warm-up `{options.warm_up}` is unknown", hint="choose steady or quick")
-    if options.to_saturation and options.slo:
-        raise UserError("--to-saturation and --slo are two different searches", hint="choose one of them")
-    if options.tasks is not None and options.tasks < levels[-1] and not (options.to_saturation or options.slo):
+    if options.tasks is not None and options.tasks < levels[-1]:
         hint = f"use --tasks {levels[-1]} or more, or a smaller --concurrency"
         raise UserError(f"--tasks {options.tasks} cannot keep {levels[-1]} agents busy", hint=hint)
     return sweep_plan(
@@ -66,9 +53,7 @@ def plan_of(options: SweepOptions) -> SweepPlan:
         precision=parse_share(options.precision, "--precision"),
         budget_s=parse_positive_seconds(options.budget, "--budget", "10m"),
         quick_warm_up=options.warm_up == "quick",
-        to_saturation=options.to_saturation,
         slo=SloLimits.parse(options.slo) if options.slo else None,
-        max_concurrency=min(options.max_concurrency, MAX_CONCURRENCY),
         keep_text=options.store_prompts,
     )
 
@@ -83,7 +68,6 @@ def sweep_plan(
         runs=options.runs,
         workload=workload_of(options),
         timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
-        processes=options.processes,
         **more,
     )
 
@@ -183,87 +167,37 @@ async def _sweep_endpoint(plan: SweepPlan, target: EndpointOptions, watch: OnPro
 
 
 def run_open_command(options: OpenOptions) -> None:
-    rates, arrivals, workload = parse_rates(options.rate), options.arrivals, workload_of(options)
-    parse_arrivals(arrivals)
-    for_s = parse_positive_seconds(options.duration, "--for", "60s")
-    timing = {"rates": rates, "arrivals": arrivals, "for_s": for_s, "runs": options.runs}
-    names = [f"{one:g}" for one in rates]
-
-    async def prepare(endpoint: Endpoint) -> tuple[list[LevelRun], TaskMaker]:
-        maker = await maker_for(workload, endpoint)
-        parts = [
-            open_part(maker, place, repeat, rate=one, arrivals=arrivals, for_s=for_s)
-            for repeat in range(options.runs)
-            for place, one in enumerate(rates, start=1)
-        ]
-        return parts, maker
-
-    what = f"{', '.join(names)} requests per second, {arrivals}, {for_s:g} s each; seed {workload.seed}"
-    _run_timed("open", {**to_builtins(workload), **timing}, options, what, prepare, title="rate /s", names=names)
-
-
-def run_classes_command(options: ClassesOptions) -> None:
-    classes, runs, seed = read_mix(options.mix), options.runs, seed_of(options.seed)
-    for_s = parse_positive_seconds(options.duration, "--for", "60s")
-    config = {"classes": [to_builtins(one) for one in classes], "for_s": for_s, "runs": runs, "seed": seed}
-
-    async def prepare(endpoint: Endpoint) -> tuple[list[LevelRun], TaskMaker]:
-        calibration = await calibrate_on(endpoint, None, seed)
-        parts = [classes_part(classes, calibration, repeat, seed=seed, for_s=for_s) for repeat in range(runs)]
-        return parts, TaskMaker(Workload(seed=seed), calibration)
-
-    kinds = ", ".join(f"{one.name} ({one.shape}, {one.priority})" for one in classes)
-    _run_timed("classes", config, options, f"{kinds}; {for_s:g} s, {runs} times; seed {seed}", prepare)
-
-
-def run_replay_command(options: ReplayOptions) -> None:
-    items = read_trace(read_user_text(options.trace).splitlines(), speed=options.speed, limit=options.limit)
-    seed = seed_of(options.seed)
-    name, speed, max_tokens = options.trace.name, options.speed, options.max_tokens
-    config = {"trace": name, "requests": len(items), "speed": speed, "max_tokens": max_tokens, "seed": seed}
-
-    async def prepare(endpoint: Endpoint) -> tuple[list[LevelRun], TaskMaker]:
-        needs = any(item.blocks for item in items)
-        calibration = await calibrate_on(endpoint, None, seed) if needs else TokenCalibration()
-        part = replay_part(items, calibration, seed=seed, default_tokens=max_tokens)
-        return [part], TaskMaker(Workload(seed=seed), calibration)
-
-    timed = f" over {items[-1].at_s:,.0f} s" if items[-1].at_s is not None else ", 16 at a time"
-    _run_timed("replay", config, options, f"{len(items)} requests of {name}{timed}; seed {seed}", prepare)
-
-
-def read_mix(path: Path) -> tuple[TrafficClass, ...]:
-    table = read_user_toml(path).get("class")
-    if not isinstance(table, dict):
-        raise UserError(f"`{path}` has no table [class.NAME]", hint="docs/measure.md has an example")
-    return parse_classes(table)
-
-
-def _run_timed(
-    kind: str,
-    config: dict[str, Any],
-    options: TimedOptions,
-    what: str,
-    prepare: Callable[[Endpoint], Coroutine[Any, Any, tuple[Sequence[LevelRun], TaskMaker]]],
-    *,
-    title: str = "traffic",
-    names: Sequence[str] = ("all",),
-) -> None:
-    """Run a load that follows a clock, and print it. `what` it is, in words; `prepare` makes its parts."""
+    plan = OpenPlan(
+        rates=rates_of(options.rate),
+        arrivals=options.arrivals,
+        for_s=parse_positive_seconds(options.duration, "--for", "60s"),
+        runs=options.runs,
+        workload=workload_of(options),
+        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
+        keep_text=options.store_prompts,
+    )
+    names = [f"{one:g}" for one in plan.rates]
 
     async def run() -> SweepSummary:
         endpoint = await options.find()
-        note(f"{endpoint.model} at {endpoint.url}: {what}")
-        parts, maker = await prepare(endpoint)
-        told = {key: str(value) for key, value in config.items() if key != "seed"}
-        fingerprint = workload_fingerprint({"kind": kind, "model": endpoint.model, **told})[:16]
-        timeout_s = parse_positive_seconds(options.timeout, "--timeout", "15m")
-        plan = TimedPlan(kind, config, fingerprint, timeout_s, options.store_prompts, options.processes)
+        what = f"{', '.join(names)} requests per second, {plan.arrivals}, {plan.for_s:g} s each"
+        note(f"{endpoint.model} at {endpoint.url}: {what}; seed {plan.workload.seed}")
+        maker, meter = await maker_for(plan.workload, endpoint), meter_for(endpoint)
         with open_store(user_paths(os.environ).store) as store, level_view() as progress:
-            meter = meter_for(endpoint)
-            return await run_timed(plan, parts, endpoint, store, read_host(), maker, progress, meter=meter)
+            return await run_open(plan, endpoint, store, read_host(), maker, progress, meter=meter)
 
-    show(run_measuring(run), as_json=options.as_json, title=title, names=names)
+    show(run_measuring(run), as_json=options.as_json, title="rate /s", names=names)
+
+
+def rates_of(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 < rate <= MOST_RATE for rate in rates):
+        hint = f"write it as --rate 0.5,1,2; at most {MOST_RATE:g}"
+        raise UserError(f"--rate `{text}` is not a list of requests per second", hint=hint)
+    return rates
 
 
 # Shared by the commands that measure

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from skep.bench.metrics import LevelSummary, Speedup, SweepSummary
+from skep.bench.metrics import LevelSummary, SweepSummary
 from skep.report import theme
 from skep.stats.turning import Turning
 from skep.units import known, milliseconds, number, percent, printable, seconds, shortened, times
@@ -328,24 +328,6 @@ def wall_chart(summary: SweepSummary) -> Spec | None:
         {"name": "swarm", "value": swarm, "label": f"{seconds(swarm)}{gain}", "colour": theme.MOSS},
     ]
     return bars_chart(rows, "wall time, s")
-
-
-def speedup_chart(speedups: Speedup | None) -> Spec | None:
-    """Return the speedup in each of its forms, green without answers cut at the token limit; unknown ones have none."""
-    if speedups is None:
-        return None
-    forms = (
-        ("by wall time", speedups.by_wall, theme.STONE),
-        ("by tokens", speedups.by_tokens, theme.STONE),
-        ("by wall, uncut", speedups.by_wall_whole, theme.MOSS),
-        ("by tokens, uncut", speedups.by_tokens_whole, theme.MOSS),
-    )
-    rows = [
-        {"name": name, "value": value, "label": times(value), "colour": colour}
-        for name, value, colour in forms
-        if known(value)
-    ]
-    return bars_chart(rows, "times as fast as serial", room=1.25) if rows else None
 
 
 def has_interval(level: LevelSummary) -> bool:

@@ -24,15 +24,12 @@ from skep.units import known, moment
 MOST_BARS = 120
 _BAR_PX = 13
 _LOWEST_PX, _TALLEST_PX = 90, 470
-TITLES = {"serial-vs-swarm": "serial against swarm", "open": "arrivals at a rate", "classes": "a mix of traffic",
-          "replay": "a recorded trace"}  # fmt: skip
+TITLES = {"serial-vs-swarm": "serial against swarm", "open": "arrivals at a rate"}
 # Of levels, by name: caption, and the keys of its columns.
 _TABLES = {
     "levels": """All levels of the sweep: concurrency requests failed effective_tok_s spread plateau_tok_s task_tok_s
         task_with_ttft_tok_s contention_pct ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms engine_tok_s
         wall_s counted notes""",
-    "classes": """Levels by kind of traffic: concurrency traffic requests failed effective_tok_s task_tok_s ttft_p50_ms
-        ttft_p95_ms tpot_p50_ms tpot_p95_ms total_p50_ms total_p95_ms queued_p50_ms notes""",
     "requests": """Requests by level: concurrency prompt_tokens_mean output_tokens_mean cached_prompt_share
         first_byte_p50_ms gap_p50_ms gap_p99_ms total_p50_ms total_p95_ms queued_p50_ms queued_p95_ms delivered_share
         ended failed_by""",
@@ -62,7 +59,7 @@ def run_report(template: str, run: StoredRun, kind: str, name: str, **values: An
 
 
 def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
-    """Of levels of concurrency; of a timed run of what was sent, a mix or a trace."""
+    """Of levels of concurrency, or of rates."""
     levels, timed = summary.levels, run.kind in TIMED
     timeline = choose_timeline(levels, rows)
     return run_report(
@@ -78,7 +75,7 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
         timeline=timeline,
         level_name=partial(level_name, run),
         level_table=level_table,
-        timed_table=partial(timed_table, run),
+        rate_table=partial(rate_table, run),
         rows=rows,
         clock_figure=clock_figure,
     )
@@ -107,14 +104,13 @@ def marks_of(run: StoredRun, incomplete: str = "") -> list[str]:
     return [word for word, holds in marks.items() if holds]
 
 
-def timed_table(run: StoredRun, first: str, levels: Sequence[LevelSummary]) -> Markup:
-    """Return the figures of loads, or of classes of traffic, which their first column names."""
+def rate_table(run: StoredRun, levels: Sequence[LevelSummary]) -> Markup:
     figures = [replace(one, group=None, optional=False) for one in level_columns(_TIMED)]
-    return html_table(f"Figures by {first}", [name_column(run, first), *figures], levels)
+    return html_table("Figures by load", [name_column(run), *figures], levels)
 
 
-def name_column(run: StoredRun, title: str) -> Column[LevelSummary]:
-    return Column(title, title, lambda level: level.traffic or level_name(run, level.concurrency), right=False)
+def name_column(run: StoredRun) -> Column[LevelSummary]:
+    return Column("load", "load", lambda level: level_name(run, level.concurrency), right=False)
 
 
 def level_name(run: StoredRun, level: int) -> str:
@@ -122,7 +118,7 @@ def level_name(run: StoredRun, level: int) -> str:
     rates = run.config.get("rates")
     if run.kind == "open" and isinstance(rates, list):
         return f"{rates[level - 1]:g} requests/s"
-    return {"classes": "all traffic", "replay": "the trace"}.get(run.kind, f"C={level}")
+    return "all traffic" if run.kind in TIMED else f"C={level}"
 
 
 class Timeline(msgspec.Struct, frozen=True):

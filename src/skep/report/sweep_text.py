@@ -50,7 +50,6 @@ def _listed(counts: Sequence[tuple[str, int]]) -> str:
 
 LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
     _figure("concurrency", "C", text=str),
-    _figure("traffic", "class", text=str, right=False),
     _figure("requests", "requests", text=as_count, group=("Requests", "sent")),
     _figure("failed", "failed", text=as_count, group=("Requests", "failed"), style="bad"),
     _figure("truncated", "cut", text=as_count),
@@ -262,9 +261,6 @@ LEVEL_KEYS = (
     "effective_tok_s spread~1 plateau_tok_s~7 task_tok_s~1 contention_pct~2 ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 "
     "engine_tok_s~8 cached_prompt_share~9 counted~6 wall_s~6 failed joules_per_token~3"
 )
-CLASS_KEYS = (
-    "traffic requests ttft_p50_ms ttft_p95_ms~2 tpot_p50_ms~1 total_p95_ms~2 task_tok_s~1 queued_p50_ms~3 failed"
-)
 
 
 def print_summary(
@@ -283,8 +279,6 @@ def print_summary(
     columns = [replace(one, optional=True) for one in level_columns(LEVEL_KEYS)]
     columns.append(Column("cost", "cost per M", cost, partial(number, digits=2), rank=3, optional=True))
     print_records([Column[LevelSummary]("concurrency", title, name), *columns], summary.levels)
-    if summary.classes:
-        print_records(level_columns(CLASS_KEYS), summary.classes)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
     note(*remarks(summary, names))
@@ -309,9 +303,7 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
             told = f"{one.clock.value} is {client} by the client and {engine} by the engine"
             found.append(f"C={level.concurrency}: {told}: {one.cause}")
     if summary.client_limited:
-        late_ms = max((level.late_ms for level in summary.levels if level.late_ms is not None), default=None)
-        why = "" if late_ms is None else f"; load began up to {late_ms:,.0f} ms late"
-        found.append(f"warning: the client was the limit at some level (marked *{why}); its figures are a lower bound")
+        found.append("warning: the client was the limit at some level (marked *); its figures are a lower bound")
     return found
 
 
@@ -321,13 +313,8 @@ def _speedup(found: Speedup) -> list[str]:
         f"{format_seconds(found.swarm_wall_s)}: {found.by_wall:.2f}x by wall time, "
         f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
     )
-    if not found.truncated_serial + found.truncated_swarm:
-        return [first]
-    told = f"{found.truncated_serial} and {found.truncated_swarm} answers reached the token limit"
-    if found.by_wall_whole is None:
-        return [first, f"{told}: no task is left without them"]
-    whole = f"{found.by_wall_whole:.2f}x by wall time, {number(found.by_tokens_whole, digits=2)}x by tokens"
-    return [first, f"{told}; without them {whole}"]
+    cut = found.truncated_serial, found.truncated_swarm
+    return [first, f"{cut[0]} and {cut[1]} answers reached the token limit"] if any(cut) else [first]
 
 
 def _promise(found: Promise) -> str:
@@ -341,7 +328,7 @@ def _promise(found: Promise) -> str:
 
 def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     """Describe what the budget left undone."""
-    if plan.runs is not None or plan.searches:
+    if plan.runs is not None:
         return []
     measured = {level.concurrency: level for level in summary.levels}
     missing = ", ".join(str(level) for level in plan.concurrency if level not in measured)
@@ -356,24 +343,15 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
 
 def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
     load = plan.workload
-    if plan.to_saturation:
-        what = f"to saturation, C up to {plan.max_concurrency}"
-    elif plan.slo is not None:
-        what = f"the highest C with {plan.slo}, up to {plan.max_concurrency}"
-    else:
-        what = f"C={','.join(map(str, plan.concurrency))}"
+    levels = ",".join(map(str, plan.concurrency))
     often = f"each level until ± {100 * plan.precision:g} %"
-    if plan.searches:
-        often = "levels as the search needs them"
-    elif plan.runs:
+    if plan.runs:
         often = f"{plan.runs} run{'s' if plan.runs > 1 else ''} per level"
     budget = f", {format_seconds(plan.budget_s)} at most" if plan.budget_s and not plan.runs else ""
     lengths = f"{load.prompt_tokens} tokens in, " if load.prompt_tokens else ""
     simulated = " (simulated)" if endpoint.simulated else ""
-    return (
-        f"{endpoint.model}{simulated} at {endpoint.url}: {what}; {load.shape}, {lengths}up to {load.max_tokens} out; "
-        f"{often}{budget}; seed {load.seed}"
-    )
+    what = f"{load.shape}, {lengths}up to {load.max_tokens} out; {often}{budget}; seed {load.seed}"
+    return f"{endpoint.model}{simulated} at {endpoint.url}: C={levels}; {what}"
 
 
 def failure_reasons(rows: Sequence[Request]) -> str:

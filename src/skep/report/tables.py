@@ -39,7 +39,7 @@ def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
 
 
 def _readable(run: StoredRun, summary: SweepSummary) -> Table:
-    """Return the level table of a README: what fits beside each other. Classes of traffic follow the whole."""
+    """Return the level table of a README: what fits beside each other."""
     from skep.report.sweep import level_name, name_column
 
     figures = level_columns(
@@ -47,9 +47,9 @@ def _readable(run: StoredRun, summary: SweepSummary) -> Table:
         "requests failed"
     )
     timed = run.kind in TIMED
-    first = [name_column(run, "load")] if timed else level_columns("concurrency")
-    levels = (*summary.levels, *(summary.classes if timed else ()))
-    return Table("Levels", [*first, *figures], levels, tuple(left_out_sentences(levels, partial(level_name, run))))
+    first = [name_column(run)] if timed else level_columns("concurrency")
+    notes = left_out_sentences(summary.levels, partial(level_name, run))
+    return Table("Levels", [*first, *figures], summary.levels, tuple(notes))
 
 
 def requests_text(rows: list[Request], verdicts: list[Verdict], form: str) -> str:
@@ -103,8 +103,8 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def level_rows(summary: SweepSummary) -> Table:
-    """Return every level and kind of traffic with all of its figures, under names that a program can use."""
-    return Table(f"levels of {summary.run_id}", LEVEL_COLUMNS, (*summary.levels, *summary.classes))
+    """Return every level with all of its figures, under names that a program can use."""
+    return Table(f"levels of {summary.run_id}", LEVEL_COLUMNS, summary.levels)
 
 
 def effective_columns(runs: Sequence[NamedSummary]) -> list[Column[NamedSummary]]:
@@ -127,7 +127,7 @@ def _cell(value: str | float) -> str:
 
 
 def speedup_table(forms: Speedup) -> Table:
-    """Serial | Swarm (C=N) | Speedup by wall | by tokens | both without tasks cut at the token limit."""
+    """Serial | Swarm (C=N) | Speedup by wall | by tokens."""
 
     def form(name: str, title: str, unit: str = "x", digits: int = 2) -> Column[Speedup]:
         return Column(name, title, attrgetter(name), partial(number, digits=digits), unit=unit)
@@ -137,8 +137,6 @@ def speedup_table(forms: Speedup) -> Table:
         form("swarm_wall_s", f"Swarm (C={forms.concurrency})", " s", 1),
         form("by_wall", "Speedup by wall"),
         form("by_tokens", "by tokens"),
-        form("by_wall_whole", "by wall, without truncated"),
-        form("by_tokens_whole", "by tokens, without truncated"),
     ]
     serial, swarm = forms.truncated_serial, forms.truncated_swarm
     notes = (f"{serial} serial and {swarm} swarm answers were cut at the token limit",) if serial or swarm else ()

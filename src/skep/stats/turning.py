@@ -1,4 +1,4 @@
-"""Where a curve of effective tok/s against C stops growing, where it falls, and which level to run next to find out.
+"""Where a curve of effective tok/s against C stops growing, and where it falls.
 
 The *knee* is the smallest C that no larger C betters by 5 %. The *cliff* is the last C before the curve lies more than
 5 % under its best, and stays there. Both are judged on the repeats: the relative noise is taken as the same at all
@@ -8,7 +8,7 @@ one-sided and asked at 95 %. Levels where the client was the limit are never use
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from statistics import fmean
 
@@ -49,7 +49,6 @@ class CurveSide(Enum):
 
 
 SideOf = Callable[[int], CurveSide]  # of a level, by index
-RivalOf = Callable[[int], int | None]  # the level that it is held against
 
 
 class TurningPoint(msgspec.Struct, frozen=True):
@@ -106,10 +105,6 @@ class SpeedCurve:
         reach = t_quantile(1 - TAILS / among, self._freedom) * self.noise * math.sqrt(1 / one.count + 1 / two.count)
         spread = math.exp(min(reach, WIDEST))
         return share / spread, share, share * spread
-
-    def rival(self, index: int) -> int | None:
-        """Of the larger levels the one that may be best, as far as the repeats say; None for the last."""
-        return max(range(index + 1, len(self.levels)), key=lambda place: self.ratio(place, index)[:0:-1], default=None)
 
     def best_before(self, index: int) -> int | None:
         """Return the best of the smaller levels; None for the first."""
@@ -185,118 +180,3 @@ def find_turning(levels: Iterable[LevelPoint]) -> Turning:
         sure=not unclear,
         unclear=tuple(curve.levels[place].concurrency for place in told),
     )
-
-
-WIDTH = 0.25  # a bracket no wider than this share of its lower end is narrow enough
-RUNS_A_HALVING = 3  # a new level and the repeats that make its side clear; for the estimate of what is to come
-
-
-class SaturationSearch:
-    """Which level to run next until knee and cliff are bracketed: ask `next_level`, run it, tell `measured`.
-
-    C doubles from 1 until two successive levels bring less than 5 %, or fall; a cliff beyond them is not looked for.
-    Then the brackets are made sure, by repeating the levels whose side is unclear, at most `most_repeats` times, and
-    narrow, by halving them. Every answer is worked out anew from all that was measured, so a step that looked flat by
-    chance does not end the search for good. Simulated with 3 % noise and one run at a time, the brackets held the
-    points in 97 to 100 % for curves that level off or fall at one place, in 16 to 39 runs; on a curve that goes on
-    creeping up by some 3 % a doubling, in two thirds."""
-
-    def __init__(self, *, max_concurrency: int, budget: int = 60, most_repeats: int = 5) -> None:
-        self._max, self._budget, self._most = max_concurrency, budget, most_repeats
-        self._figures: dict[int, list[float]] = {}
-        self._unusable: set[int] = set()
-        self.runs = 0
-
-    def measured(self, concurrency: int, *figures: float, limited: bool = False) -> None:
-        """Runs of a level. Without a figure (zero is one), or where the client is the limit, nothing is asked above."""
-        self.runs += max(1, len(figures))
-        if limited or not figures:
-            self._unusable.add(concurrency)
-        else:
-            self._figures.setdefault(concurrency, []).extend(figures)
-
-    def next_level(self) -> int | None:
-        """Return the level to run next; None when the search is done."""
-        if self.runs >= self._budget:
-            return None
-        curve = SpeedCurve(self.points)
-        return self._next_rung(curve) or next(self._refinements(curve), None)
-
-    @property
-    def points(self) -> tuple[LevelPoint, ...]:
-        usable = {c: values for c, values in self._figures.items() if c not in self._unusable}
-        return tuple(LevelPoint(c, tuple(usable[c])) for c in sorted(usable))
-
-    def remaining(self) -> int:
-        """Runs still to come, roughly: how often a level must be repeated is only known afterwards."""
-        if self.next_level() is None:
-            return 0
-        curve = SpeedCurve(self.points)
-        places = [place for place in (curve.knee(), curve.cliff()) if place is not None]
-        rungs = 0
-        if self._next_rung(curve) is not None:
-            rungs = min(max(1, 2 - self._flat_rungs(curve)), sum(rung not in self._figures for rung in self._rungs()))
-        halvings = sum(_halvings(*curve.bracket(place)) for place in places) if places else 2
-        unsure = sum(not place.sure for place in places)
-        return max(1, min(self._budget - self.runs, rungs + RUNS_A_HALVING * halvings + 2 * unsure))
-
-    def _rungs(self) -> list[int]:
-        return [*(2**power for power in range(self._max.bit_length()) if 2**power < self._max), self._max]
-
-    def _next_rung(self, curve: SpeedCurve) -> int | None:
-        if self._flat_rungs(curve) >= 2:
-            return None
-        rung = next((rung for rung in self._rungs() if rung not in self._figures), None)
-        return rung if rung is not None and rung < min(self._unusable, default=math.inf) else None
-
-    def _flat_rungs(self, curve: SpeedCurve) -> int:
-        """How many of the highest rungs in a row brought less than the margin over the best below the first of them."""
-        rungs = set(self._rungs())
-        places = [place for place, level in enumerate(curve.levels) if level.concurrency in rungs]
-        flat = 0
-        for place in reversed(places):
-            below = curve.best_before(place)
-            if below is None or curve.ratio(place, below)[1] >= 1 + MARGIN:
-                break
-            flat += 1
-        return flat
-
-    def _refinements(self, curve: SpeedCurve) -> Iterator[int]:
-        of_knee, of_cliff = (curve.knee_side, curve.rival), (curve.cliff_side, curve.best_before)
-        knee, cliff = curve.knee(), curve.cliff()
-        if knee is not None:
-            yield from self._refine(curve, knee, *of_knee)
-        elif len(curve.levels) > 1:
-            yield from self._repeats(curve, [len(curve.levels) - 2], *of_knee)
-        if cliff is not None:
-            yield from self._refine(curve, cliff, *of_cliff)
-
-    def _refine(self, curve: SpeedCurve, place: TurningPoint, side: SideOf, against: RivalOf) -> Iterator[int]:
-        low, high = curve.bracket(place)
-        if place.sure and _is_narrow(low, high):
-            return
-        yield from self._repeats(curve, range(max(place.low, 0), place.high + 1), side, against)
-        inside = [level.concurrency for level in curve.levels[place.low + 1 : place.high]]
-        for lower, upper in dict.fromkeys([(low, [*inside, high][0]), ([low, *inside][-1], high)]):
-            middle = min(max(round(math.sqrt(lower * upper)), lower + 1), upper - 1)
-            if not _is_narrow(lower, upper) and middle not in self._unusable:
-                yield middle
-
-    def _repeats(self, curve: SpeedCurve, places: Iterable[int], side: SideOf, against: RivalOf) -> Iterator[int]:
-        """Of each unclear level or of the one it is held against, whichever was run less often."""
-        for place in places:
-            rival = against(place)
-            if rival is not None and side(place) is CurveSide.UNCLEAR:
-                less = min(curve.levels[place], curve.levels[rival], key=lambda level: level.count)
-                if less.count < self._most:
-                    yield less.concurrency
-
-
-def _is_narrow(low: int, high: int) -> bool:
-    return high - low <= 1 or high <= low * (1 + WIDTH)
-
-
-def _halvings(low: int, high: int) -> int:
-    if _is_narrow(low, high):
-        return 0
-    return math.ceil(math.log2(max(2.0, math.log(high / max(low, 1)) / math.log(1 + WIDTH))))

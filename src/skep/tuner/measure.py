@@ -323,7 +323,7 @@ class EngineBench:
         run.run_id = run.recording.run_id
         run.driver = LoadGenerator(
             endpoint, run.recording, timeout_s=self.patience.request_s, keep_text=False,
-            most_connections=self.aim.concurrency, processes=None, meter=self.meter,
+            most_connections=self.aim.concurrency, meter=self.meter,
         )  # fmt: skip
         stack.push_async_callback(run.driver.close)
         stack.callback(run.begin, "stopping")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from random import Random
@@ -45,20 +45,6 @@ def capped_exponential(rng: Random, mean: float) -> float:
     """Exponential, never above five times its scale; the scale is set so that the mean is as asked for."""
     scale = mean / (1.0 - math.exp(-5.0))
     return min(exponential(rng, scale), 5.0 * scale)
-
-
-def gamma(rng: Random, shape: float) -> float:
-    """Mean and variance `shape`, by Marsaglia and Tsang's method; a shape below 1 by way of the next one above."""
-    if shape < 1.0:
-        return gamma(rng, shape + 1.0) * math.pow(1.0 - rng.random(), 1.0 / shape)
-    d = shape - 1.0 / 3.0
-    c = 1.0 / math.sqrt(9.0 * d)
-    while True:
-        radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
-        x = radius * math.cos(2.0 * math.pi * rng.random())  # normal, by Box and Muller's method
-        v = (1.0 + c * x) ** 3
-        if v > 0.0 and math.log(1.0 - rng.random()) < 0.5 * x * x + d - d * v + d * math.log(v):
-            return d * v
 
 
 @cache
@@ -129,14 +115,6 @@ def functions(rng: Random, measure: Measure, room: int) -> str:
         room -= measure(text)
 
 
-def endless_functions(rng: Random) -> Iterator[str]:
-    taken: set[str] = set()
-    while True:
-        name, text = _function(rng, taken)
-        taken.add(name)
-        yield text
-
-
 def _function(rng: Random, taken: set[str]) -> tuple[str, str]:
     for _ in range(_ATTEMPTS):
         idea, names = pick(rng, _IDEAS), draw_names(rng, qualified=True)
@@ -177,16 +155,6 @@ _PIECE = re.compile(r"[^\W\d_]+|\d|_|[^\w\s]+|\n\s*")
 
 def pieces(text: str) -> int:
     return len(_PIECE.findall(text))
-
-
-def cut(text: str, count: int) -> str:
-    """Its first pieces, that many or fewer where it has no more. A shorter cut is the beginning of a longer one."""
-    if count <= 0:
-        return ""
-    for place, match in enumerate(_PIECE.finditer(text), start=1):
-        if place == count:
-            return text[: match.end()]
-    return text
 
 
 class Lengths(TypedDict, total=False):

@@ -122,11 +122,8 @@ def _task(kind: Kind, idea: Idea, names: Names, form: Form) -> str:
 
 
 FEWEST_SYSTEM_PIECES = 60
-PREFILL_TOKENS = 8192
 _ABOUT = "{tag} You write Python for a project of many people. Keep to the style of its code and to its conventions."
 _SHARED_LEAD = "This is what there is so far:"
-_SHORT_ANSWER = "Answer in one line."
-_TASK_PIECES = 50
 
 
 def shared_prefix(
@@ -136,38 +133,23 @@ def shared_prefix(
     task_room = room_for("a task", task_tokens, FEWEST_PIECES, **lengths)
     lengths["overhead_tokens"] = 0.0
     room = room_for("a shared system prompt", tokens, FEWEST_SYSTEM_PIECES, **lengths)
-    system = _system(rng, 0, room)
+    system = _system(rng, room)
     kinds = shuffled(rng, KINDS)
     return (_with_system(rng, system, serial, kinds, task_room) for serial in count())
 
 
-def prefill_heavy(rng: Random, *, tokens: int = PREFILL_TOKENS, **lengths: Unpack[Lengths]) -> Iterator[Prompt]:
-    """Endless prompts of `tokens` tokens, nearly all in a system message never sent before, for a short answer."""
-    fewest = FEWEST_SYSTEM_PIECES + _TASK_PIECES
-    room = room_for("a prompt with a system message of its own", tokens, fewest, **lengths)
-    kinds = shuffled(rng, KINDS)
-
-    def prompt(serial: int) -> Prompt:
-        system = _system(rng, serial, room - _TASK_PIECES)
-        return _with_system(rng, system, serial, kinds, _TASK_PIECES, _SHORT_ANSWER)
-
-    return map(prompt, count())
-
-
-def _system(rng: Random, serial: int, room: int) -> str:
-    text = _ABOUT.format(tag=tag(rng, serial))
+def _system(rng: Random, room: int) -> str:
+    text = _ABOUT.format(tag=tag(rng, 0))
     text += filling.module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _SHARED_LEAD)
     left = room - pieces(text) - pieces("\n\n")
     said = filling.draw_requirements(rng, filling.draw_names(rng), pieces, left, exact=True)
     return f"{text}\n\n{said}" if said else text
 
 
-def _with_system(rng: Random, system: str, serial: int, kinds: Sequence[Kind], room: int, last: str = "") -> Prompt:
+def _with_system(rng: Random, system: str, serial: int, kinds: Sequence[Kind], room: int) -> Prompt:
     """The task, its own tag first, is the user message: agents part ways at its first token."""
-    left = room - pieces(last)
     kind = kinds[serial % len(kinds)]
-    task, _ = compose(rng, kind, serial, Budget(pieces, left), form_for(left))
-    return Prompt(kind, system, f"{task.text} {last}" if last else task.text)
+    return Prompt(kind, system, compose(rng, kind, serial, Budget(pieces, room), form_for(room))[0].text)
 
 
 FEWEST_TURN_PIECES = 12
