@@ -115,7 +115,7 @@ def test_two_runs_are_told_as_two_values_and_no_knee_is_made_of_them(capsys):
     print_summary(summary)
     told = capsys.readouterr()
     assert "112..141 (2 runs)" in told.out
-    assert "C=1, C=2 and C=4 cannot be told apart" in told.err
+    assert "C=1, C=2, C=4 cannot be told apart" in told.err
     assert not any(words in told.err for words in ("knee at", "cliff beyond", "between 0"))
 
 

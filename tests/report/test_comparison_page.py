@@ -4,8 +4,9 @@ import pytest
 from msgspec.structs import replace
 from reading import plain, words_of
 
+from skep.bench.compare import differing
 from skep.bench.metrics import Comparison, SweepSummary
-from skep.report.comparison import MOST_RUNS, comparison_page, comparison_picture, differing, overlay, series_of
+from skep.report.comparison import MOST_RUNS, comparison_page, comparison_picture, overlay, series_of
 from skep.stats.versus import Judgement
 from skep.store.records import RunState
 from skep.units import Interval
@@ -64,19 +65,15 @@ def test_other_work_is_named_key_by_key(run, other, summary):
         return replace(one, fingerprint=fingerprint, config={"tasks": 24, "seed": seed, "workload": load})
 
     text = text_of(asked(run, "1", 1, 256), asked(other, "2", 2, 512), summary)
-    assert "Workloads differ The runs were asked for different work: workload.max_tokens 256 (A), 512 (B)." in text
+    assert "Not alike These settings differ: workload.max_tokens 256 (A), 512 (B)." in text
     assert "differ" not in text_of(run, other, summary).partition("The same figures")[0]
 
 
 def test_same_work_on_another_engine_is_no_other_workload(run, other, summary):
-    """That is what comparisons are made for; it is said all the same."""
+    """That is what comparisons are made for; it is said all the same, and so is a key that one does not have."""
     text = text_of(run, replace(other, fingerprint="2", engine={**run.engine, "version": "0.12.0"}), summary)
-    assert "Same workload These settings differ: engine.version 0.11.0 (A), 0.12.0 (B)." in text
-    assert "Workloads differ" not in text
-
-
-def test_missing_key_differs_from_a_given_one():
-    assert differing([{"a": 1, "b": (1, 2)}, {"b": [1, 2]}]) == {"a": [1, None]}
+    assert "Not alike These settings differ: engine.version 0.11.0 (A), 0.12.0 (B)." in text
+    assert differing([run, replace(other, fingerprint="2", config={**run.config, "x": 1})]) == {"x": ["–", "1"]}
 
 
 def test_judgements_stand_in_words(run, other, summary):

@@ -38,16 +38,6 @@ def test_effective_columns_have_every_level_of_any(summary, slow):
     ]
 
 
-def test_speedup_is_given_in_every_form(told):
-    """Cut answers are counted beneath; Markdown is for people, CSV keeps full precision."""
-    table = tables.speedup_table(told.speedups)
-    assert table.columns[1].title == "Swarm (C=16)"
-    assert shown(table.columns, table.records) == [["218.3 s", "39.5 s", "5.53x", "4.90x"]]
-    assert table.notes == ("1 serial and 0 swarm answers were cut at the token limit",)
-    assert table.markdown().splitlines()[0] == "### Serial against swarm"
-    assert float(_read(table)[1][0]) == told.speedups.serial_wall_s
-
-
 def test_level_rows_have_every_figure(told, summary):
     """Names carry their units; what is unknown is empty, never zero."""
     header, *rows = _read(tables.level_rows(told))

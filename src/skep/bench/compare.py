@@ -32,14 +32,15 @@ from skep.stats.percentiles import percentile
 from skep.stats.versus import Judgement, judge
 from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
+from skep.units import UNKNOWN, shortened
 
 Figure = Callable[[Sequence[Request], int], float | None]
 FEWEST = 3
-WORKLOAD = (
-    "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
-    "arrivals", "for_s", "classes", "trace", "speed",
-)  # fmt: skip
 LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
+# What may differ between repeats of the same work: chance, patience and how the client is built; or is of old stores.
+_NO_MATTER = frozenset({"seed", "chars_per_token", "overhead_tokens", "budget_s", "timeout_s", "keep_text",
+                        "processes", "max_concurrency", "to_saturation", "memory_available_bytes",
+                        "open_files_soft", "open_files_hard"})  # fmt: skip
 OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
 
 
@@ -252,21 +253,28 @@ def check_lengths(a: StoredRun, b: StoredRun) -> None:
         raise UserError(f"the lengths differ: {told}", hint=hint)
 
 
-def differences(a: StoredRun, b: StoredRun) -> list[str]:
-    """Return what makes the two runs hard to compare."""
-    found = []
-    if a.kind != b.kind:
-        found.append(f"one is a {a.kind} run, the other a {b.kind} run")
-    of_a, of_b = _settings(a), _settings(b)
-    changed = [key for key in WORKLOAD if of_a.get(key) != of_b.get(key)]
-    if changed:
-        found.append(f"the workloads differ in {', '.join(changed)}")
-    if a.simulated != b.simulated:
-        found.append("one of the two is simulated")
-    if a.model != b.model:
-        found.append(f"the models differ: {a.model} and {b.model}")
-    if a.host.get("cpu_model") != b.host.get("cpu_model") or a.host.get("gpus") != b.host.get("gpus"):
-        found.append("they were measured from different machines")
+def differing(runs: Sequence[StoredRun]) -> dict[str, list[str]]:
+    """Return the settings in words, dotted where they are nested, that are not the same in all runs.
+
+    Empty where fingerprints are equal: these mean the same work on the same machine.
+    """
+    if len({run.fingerprint for run in runs}) < 2:
+        return {}
+    told = [{**run.config, "model": run.model, "engine": run.engine, "host": run.host} for run in runs]
+    flat = [_flat(one) for one in told]
+    keys = dict.fromkeys(key for one in flat for key in one if key.rpartition(".")[2] not in _NO_MATTER)
+    found = {key: [one.get(key, UNKNOWN) for one in flat] for key in keys}
+    return {key: [shortened(one, 60) for one in values] for key, values in found.items() if len(set(values)) > 1}
+
+
+def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{before}{key}.")
+        else:
+            words = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            found[f"{before}{key}"] = UNKNOWN if value is None else words
     return found
 
 

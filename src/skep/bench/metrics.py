@@ -90,8 +90,6 @@ class LevelSummary(msgspec.Struct, frozen=True):
     ttft_interval: Interval | None = None  # 95 %, of the runs' medians, in ms
     tpot_interval: Interval | None = None
     plateau_tok_s: float | None = None  # while at least 95 % of C were in flight; None: that was never so
-    task_tok_s_whole: float | None = None  # median over tasks of tokens / (last token - sending): TTFT included
-    first_byte_ms: Percentiles | None = None
     gap_ms: Percentiles | None = None  # between two tokens, over all tokens of all requests
     total_ms: Percentiles | None = None  # from sending (or when it was due) to the end
     queued_ms: Percentiles | None = None  # in skep's gateway
@@ -346,13 +344,13 @@ def levels_of(
     return tuple(level for level in found if level is not None)
 
 
-def task_tok_s(rows: Iterable[Request], *, whole: bool = False) -> float | None:
-    """Median over tasks of output tokens over the time from the first token (`whole`: from sending) to the last."""
+def task_tok_s(rows: Iterable[Request]) -> float | None:
+    """Median over tasks of output tokens over the time from the first token to the last."""
     speeds = [
-        row.output_tokens / (row.last_token_s - begin)
+        row.output_tokens / (row.last_token_s - row.first_token_s)
         for row in rows
-        if row.ok and row.output_tokens and (begin := row.due_s if whole else row.first_token_s) is not None
-        if row.last_token_s is not None and row.last_token_s > begin
+        if row.ok and row.output_tokens and row.first_token_s is not None
+        if row.last_token_s is not None and row.last_token_s > row.first_token_s
     ]
     return median(speeds) if speeds else None
 
@@ -424,8 +422,6 @@ def _level(
         ttft_interval=_of_medians(rows, ttft_values),
         tpot_interval=_of_medians(rows, tpot_values),
         plateau_tok_s=median(plateaus) if plateaus else None,
-        task_tok_s_whole=task_tok_s(rows, whole=True),
-        first_byte_ms=percentiles([(r.first_byte_s - r.due_s) * 1000 for r in answered if r.first_byte_s is not None]),
         gap_ms=percentiles([gap for row in rows for gap in gaps_ms(row)]),
         total_ms=percentiles([(row.ended_s - row.due_s) * 1000 for row in answered]),
         queued_ms=percentiles([row.queued_ms for row in rows if row.queued_ms is not None]),

@@ -14,7 +14,7 @@ from skep.bench.compare import (
     check_lengths,
     chosen_runs,
     compare,
-    differences,
+    differing,
     is_higher_better,
     regressions,
     run_ab,
@@ -28,6 +28,7 @@ from skep.errors import Regression, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.columns import print_records
+from skep.report.comparison import MOST_DIFFERENCES
 from skep.report.tables import CompareResult, comparison_columns, group_by_level
 from skep.report.terminal import note, print_json
 from skep.store.database import open_store
@@ -49,7 +50,8 @@ def run_compare_command(options: CompareOptions) -> int:
     if not found:
         hint = "measure both with the same --concurrency"
         raise UserError(f"`{run_a.id}` and `{run_b.id}` have no level in common", hint=hint)
-    note(*(f"warning: {line}" for line in differences(run_a, run_b)))
+    differ = [f"{key} {a} and {b}" for key, (a, b) in differing((run_a, run_b)).items()]
+    note(*([f"warning: these settings differ: {'; '.join(differ[:MOST_DIFFERENCES])}"] if differ else []))
     note(*(f"SIMULATED: no model ran in {one.id}" for one in (run_a, run_b) if one.simulated))
     outcome = CompareResult(found, regressions(*sides, allowed), allowed)
     return tell(outcome, (run_a.id, run_b.id), as_json=options.as_json)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
-from typing import Any
 
 import msgspec
 from markupsafe import Markup
 
+from skep.bench.compare import differing
 from skep.bench.metrics import Comparison, LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
@@ -23,11 +23,12 @@ from skep.report.sweep_text import left_out_sentences, level_columns
 from skep.report.tables import effective_columns
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
-from skep.units import UNKNOWN, known, moment, number, printable, shortened
+from skep.units import known, moment, number, printable, shortened
 
 Entries = Sequence[tuple[StoredRun, SweepSummary]]
 MOST_RUNS = len(theme.SERIES)
 _LONGEST_NAME = 70
+MOST_DIFFERENCES = 12
 _HEIGHT = 200  # of the part of a picture that curves are drawn in: letters keep their distance in its terms
 
 
@@ -99,8 +100,6 @@ def overlay(runs: Sequence[Series], key: str, unit: str, height: int = _HEIGHT) 
 
 Banner = tuple[str, str, str]  # kind, title and words
 
-# What may differ between repeats of the same work: chance, patience and how the client is built.
-_NO_MATTER = frozenset({"seed", "chars_per_token", "processes", "budget_s", "timeout_s", "keep_text"})
 _STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
 
 
@@ -181,47 +180,14 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     return made + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(below)
 
 
-def differing(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The keys, dotted where they are nested, whose values are not the same in all; None where one has no such key."""
-    flat = [_flat(one) for one in facts]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    found = {key: [one.get(key) for one in flat] for key in keys if key.rpartition(".")[2] not in _NO_MATTER}
-    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
-
-
 def _difference(runs: Sequence[Series]) -> list[Banner]:
-    """Only where fingerprints differ: equal ones mean the same work on the same machine."""
-    if len({one.run.fingerprint for one in runs}) < 2:
-        return []
-    if workload := differing([one.run.config for one in runs]):
-        story = f"The runs were asked for different work: {_listed(workload, runs)}."
-        return [("differs", "Workloads differ", story)]
-    about = differing([{"model": one.run.model, "engine": one.run.engine, "host": one.run.host} for one in runs])
-    if not about:
-        return [("differs", "Fingerprints differ", "The runs were made under different conditions.")]
-    return [("differs", "Same workload", f"These settings differ: {_listed(about, runs)}.")]
-
-
-def _listed(found: Mapping[str, Sequence[Any]], runs: Sequence[Series]) -> str:
-    def words(value: Any) -> str:
-        if value is None:
-            return UNKNOWN
-        return shortened(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value), 60)
-
-    parts = []
-    for key, values in list(found.items())[:12]:
-        told = (f"{words(value)} ({one.letter})" for one, value in zip(runs, values, strict=True))
-        parts.append(f"{key} {', '.join(told)}")
-    return "; ".join([*parts, f"and {len(found) - 12} more"] if len(found) > 12 else parts)
-
-
-def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in facts.items():
-        nested = isinstance(value, Mapping)
-        plain = list(value) if isinstance(value, tuple) else value
-        found |= _flat(value, f"{before}{key}.") if nested else {f"{before}{key}": plain}
-    return found
+    found = [
+        f"{key} {', '.join(f'{value} ({one.letter})' for one, value in zip(runs, values, strict=True))}"
+        for key, values in differing([one.run for one in runs]).items()
+    ]
+    more = [f"and {len(found) - MOST_DIFFERENCES} more"] if len(found) > MOST_DIFFERENCES else []
+    told = "; ".join([*found[:MOST_DIFFERENCES], *more])
+    return [("differs", "Not alike", f"These settings differ: {told}.")] if found else []
 
 
 def comparison_heading(runs: Sequence[Series]) -> str:

@@ -19,8 +19,7 @@ from skep.stats.turning import Turning
 from skep.store.records import Request
 from skep.units import UNKNOWN, Interval, format_seconds, known, milliseconds, number, percent, seconds
 
-COLD, WARM = 0.05, 0.5  # the share of the prompts' tokens that a cache held
-FULL = 0.97  # in flight, as a share of C
+COLD = 0.05  # the share of the prompts' tokens that a cache held
 _LevelColumn = Column[LevelSummary]
 
 
@@ -63,14 +62,12 @@ LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
     *_bounds("effective", "effective_ci95_{}_tok_s"),
     _figure("plateau_tok_s", "plateau", group=("Effective tok/s", "plateau"), optional=True),
     _figure("task_tok_s", "task tok/s", group=("Per task", "tok/s")),
-    _figure("task_tok_s_whole", "with TTFT", "task_with_ttft_tok_s", group=("Per task", "with TTFT"), optional=True),
     _figure("contention_pct", "contention", text=percent, group=("Per task", "contention")),
     _figure("engine_tok_s", "engine tok/s", group=("Engine", "tok/s")),
     *_percentiles("ttft", "TTFT"),
     *_bounds("ttft", "ttft_median_ci95_{}_ms"),
     *_percentiles("tpot", "TPOT"),
     *_bounds("tpot", "tpot_median_ci95_{}_ms"),
-    *_percentiles("first_byte", "first byte", optional=True),
     *_percentiles("gap", "gap", optional=True),
     *_percentiles("total", "total", optional=True),
     *_percentiles("queued", "queued", optional=True),
@@ -182,12 +179,8 @@ def _unclear_words(turning: Turning) -> str:
     """Return which levels their runs do not tell apart, and what to do about it."""
     if not turning.unclear:
         return "knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)"
-    missing = [name for name, at in (("knee", turning.knee), ("cliff", turning.cliff)) if at is None]
-    names = [f"C={level}" for level in turning.unclear]
-    levels = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    told = f"{levels} cannot be told apart: their runs differ too much"
-    what = f", so {' and '.join(missing)} are not known" if len(missing) > 1 else f", so the {missing[0]} is not known"
-    return f"{told}{what if missing else ''}; measure more runs of each level (--runs 5)"
+    levels = ", ".join(f"C={level}" for level in turning.unclear)
+    return f"{levels} cannot be told apart: their runs differ too much; measure more runs of each level (--runs 5)"
 
 
 def left_out_sentences(levels: Sequence[LevelSummary], name: Callable[[int], str] = "C={}".format) -> list[str]:
@@ -217,23 +210,10 @@ def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
         return None
     weights = [level.requests * (level.prompt_tokens or 1.0) for level, _ in told]
     share = sum(weight * held for weight, (_, held) in zip(weights, told, strict=True)) / (sum(weights) or 1.0)
-    verdict = "the prompts were cold" if share < COLD else "not all prompts were cold, so TTFT looks better than it is"
-    if share >= WARM:
-        verdict = "most prompts were cached, so TTFT looks better than it is"
     fullest, most = max(told, key=lambda pair: pair[1])
+    cold = "the prompts were cold" if most < COLD else "not all prompts were cold, so TTFT looks better than it is"
     where = f" ({percent(100 * most)} at C = {fullest.concurrency})" if most - share > 0.02 else ""
-    return f"The engine's cache held {percent(100 * share)} of the prompts' tokens{where}: {verdict}."
-
-
-def delivered_sentence(levels: Sequence[LevelSummary]) -> str | None:
-    """Return whether as many requests were in flight as the level says."""
-    told = [(level.concurrency, level.delivered) for level in levels if level.delivered is not None]
-    short = [f"{percent(100 * share)} at C = {c}" for c, share in told if share < FULL]
-    if not told:
-        return None
-    if not short:
-        return "Apart from the end of a level, as many requests were in flight as asked for."
-    return f"Fewer requests were in flight than asked for: {', '.join(short)} of C."
+    return f"The engine's cache held {percent(100 * share)} of the prompts' tokens{where}: {cold}."
 
 
 def check_sentences(summary: SweepSummary) -> list[str]:
@@ -241,7 +221,6 @@ def check_sentences(summary: SweepSummary) -> list[str]:
         turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
         drift_sentence(summary),
         cache_sentence(summary.levels),
-        delivered_sentence(summary.levels),
     )
     return [*left_out_sentences(summary.levels), *filter(None, sentences)]
 
@@ -288,7 +267,7 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     """`names` of the levels, where they are no concurrencies."""
     found = left_out_sentences(summary.levels, (lambda level: names[level - 1]) if names else "C={}".format)
     if summary.speedups is not None:
-        found.extend(_speedup(summary.speedups))
+        found.extend(speedup_sentences(summary.speedups))
     if summary.promise is not None:
         found.append(_promise(summary.promise))
     if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
@@ -307,7 +286,7 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def _speedup(found: Speedup) -> list[str]:
+def speedup_sentences(found: Speedup) -> list[str]:
     first = (
         f"one at a time {format_seconds(found.serial_wall_s)}, {found.concurrency} at once "
         f"{format_seconds(found.swarm_wall_s)}: {found.by_wall:.2f}x by wall time, "

@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import msgspec
 from msgspec import to_builtins
 
 from skep.bench.compare import loss
-from skep.bench.metrics import Comparison, Speedup, SweepSummary, tpot_ms
+from skep.bench.metrics import Comparison, SweepSummary, tpot_ms
 from skep.bench.stored_run import TIMED
 from skep.report.columns import Column, csv_table, csv_text, markdown_cell, markdown_table
-from skep.report.sweep_text import LEVEL_COLUMNS, left_out_sentences, level_columns
+from skep.report.sweep_text import LEVEL_COLUMNS, left_out_sentences, level_columns, speedup_sentences
 from skep.report.terminal import picked
 from skep.stats.versus import Judgement
 from skep.store.records import Request, StoredRun
@@ -31,11 +30,8 @@ def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
         return _json({"run": run.id, "model": run.model, **to_builtins(summary)})
     if form == "csv":
         return level_rows(summary).csv()
-    tables = [_readable(run, summary)]
-    if summary.speedups is not None:
-        tables.append(speedup_table(summary.speedups))
     origin = f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep {run.skep_version}.\n"
-    return "\n".join([origin, *(table.markdown() for table in tables)])
+    return f"{origin}\n{_readable(run, summary).markdown()}"
 
 
 def _readable(run: StoredRun, summary: SweepSummary) -> Table:
@@ -49,6 +45,7 @@ def _readable(run: StoredRun, summary: SweepSummary) -> Table:
     timed = run.kind in TIMED
     first = [name_column(run)] if timed else level_columns("concurrency")
     notes = left_out_sentences(summary.levels, partial(level_name, run))
+    notes += speedup_sentences(summary.speedups) if summary.speedups is not None else []
     return Table("Levels", [*first, *figures], summary.levels, tuple(notes))
 
 
@@ -126,23 +123,6 @@ def _cell(value: str | float) -> str:
     return value if isinstance(value, str) else number(value)
 
 
-def speedup_table(forms: Speedup) -> Table:
-    """Serial | Swarm (C=N) | Speedup by wall | by tokens."""
-
-    def form(name: str, title: str, unit: str = "x", digits: int = 2) -> Column[Speedup]:
-        return Column(name, title, attrgetter(name), partial(number, digits=digits), unit=unit)
-
-    columns = [
-        form("serial_wall_s", "Serial", " s", 1),
-        form("swarm_wall_s", f"Swarm (C={forms.concurrency})", " s", 1),
-        form("by_wall", "Speedup by wall"),
-        form("by_tokens", "by tokens"),
-    ]
-    serial, swarm = forms.truncated_serial, forms.truncated_swarm
-    notes = (f"{serial} serial and {swarm} swarm answers were cut at the token limit",) if serial or swarm else ()
-    return Table("Serial against swarm", columns, [forms], notes)
-
-
 SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
 _RANKS = {"TTFT p50": 1, "TPOT p50": 2, "TTFT p95": 3}  # in a narrow terminal the last goes first
 MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
@@ -183,21 +163,12 @@ class CompareResult(msgspec.Struct, frozen=True):
             if one.judgement in (Judgement.BETTER, Judgement.WORSE) and one.metric not in SHOWN:
                 found.append(f"{_figure_name(one)}, B / A: {_ratio_cell(one)}")
             if one.judgement is Judgement.WORSE and (one.concurrency, one.metric) not in counted:
-                found.append(self._no_regression(one))
+                told = f"{_figure_name(one)} is {100 * loss(one):.1f} % worse: no regression, which is"
+                found.append(f"{told} more than {100 * self.allowed:g} %, at 95 % over all {len(self.found)} figures")
         for why in dict.fromkeys(one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why):
             levels = dict.fromkeys(f"C={one.concurrency}" for one in self.found if one.why == why)
             found.append(f"{' and '.join(levels)} not compared: {why}")
         return found
-
-    def _no_regression(self, one: Comparison) -> str:
-        size, beyond = f"{100 * loss(one):.1f} %", f"{100 * self.allowed:g} %"
-        if loss(one) <= self.allowed:
-            return f"{_figure_name(one)} is {size} worse, within the threshold of {beyond}"
-        return (
-            f"{_figure_name(one)} alone is {size} worse, which is no regression: of unchanged figures, one in "
-            f"twenty looks better or worse by chance, so it must hold at 95 % over all {len(self.found)} figures; "
-            "more runs decide"
-        )
 
 
 def group_by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
