@@ -53,10 +53,9 @@ def test_clocks_that_agree_are_not_mentioned(rows, counters):
         (row(arrivals=evenly(0.1, 1.35, 11)), Clock.DECODE, 8.0, 10.0, "proxy"),
         (row(arrivals=LATE), Clock.FIRST_TOKEN, 500.0, 100.0, "waited"),
         (row(arrivals=LATE, queued_ms=390.0), Clock.FIRST_TOKEN, 500.0, 100.0, "390 ms of it in the gateway's queue"),
-        (row(arrivals=LATE, queued_ms=50.0), Clock.FIRST_TOKEN, 500.0, 100.0, "the rest"),
         (replace(row(), scheduled_s=-1.0), Clock.FIRST_TOKEN, 1100.0, 100.0, ""),
     ],
-    ids=["slower tokens", "a late first token", "in the gateway's queue", "partly there", "a late client"],
+    ids=["slower tokens", "a late first token", "in the gateway's queue", "a late client"],
 )
 def test_what_the_client_saw_later_has_its_cause(one, clock, client, engine, cause):
     found = only(one)

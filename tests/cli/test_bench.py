@@ -111,7 +111,6 @@ WRONG = [
     ("sweep --url ftp://x", "`ftp://x` is not an http(s) URL"),
     ("sweep --concurrency 0,1", "--concurrency `0,1`"),
     ("sweep --concurrency 1,100000", "--concurrency 100000"),
-    ("sweep --size huge", "--size `huge`"),
     ("sweep --key-env NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE"),
     ("sweep --timeout soon", "`soon` is not a duration"),
     ("sweep --tasks 1", "--tasks 1 cannot keep 8 agents busy"),

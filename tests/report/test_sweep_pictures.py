@@ -61,9 +61,8 @@ def test_interval_is_drawn_where_there_is_one_else_the_spread_over_repeats(told,
     mixed = (levels[0], *told.levels[1:])
     low = values_of(charts.effective_chart(mixed), "low")
     assert {told.levels[1].effective_interval.low, levels[0].effective_low} <= set(low)
-    assert charts.band_caption(told.levels) == "band: 95 % interval of the mean; hollow: client-limited"
-    assert charts.band_caption(mixed).endswith("at C = 1 slowest to fastest run; hollow: client-limited")
-    assert charts.band_caption(levels[:3]) == "band: slowest to fastest run"
+    assert charts.band_caption(mixed).endswith("hollow: client-limited")
+    assert "hollow" not in charts.band_caption(levels[:3])
 
 
 def test_interval_of_any_width_leaves_the_curve_readable(levels):

@@ -11,7 +11,7 @@ import pytest
 from skep.workload.filling import FIELDS, FULL, THINGS, TINY
 from skep.workload.prompts import (
     KINDS,
-    TARGETS,
+    SHORT_CHARACTERS,
     VERSION,
     Prompt,
     coding_prompts,
@@ -19,7 +19,7 @@ from skep.workload.prompts import (
     shared_prefix,
 )
 
-sizes = pytest.mark.parametrize("size", list(TARGETS))
+sizes = pytest.mark.parametrize("tokens", [None, 250, 1000])
 
 
 def some(n: int, *, seed: int = 1, **options) -> list[Prompt]:
@@ -27,7 +27,7 @@ def some(n: int, *, seed: int = 1, **options) -> list[Prompt]:
 
 
 def digest() -> str:
-    texts = (prompt.text for size in TARGETS for prompt in some(40, seed=0, size=size))
+    texts = (prompt.text for prompt in some(40, seed=0))
     return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
@@ -41,41 +41,40 @@ def digest_of_the_others() -> str:
 
 def test_four_thousand_prompts_without_a_repeat():
     """No cache of whole prompts helps, and hardly any task is set twice."""
-    prompts = some(4000, size="short")
+    prompts = some(4000, tokens=None)
     assert len({prompt.text for prompt in prompts}) == 4000
     assert len({prompt.user for prompt in prompts}) > 3_990
 
 
 @sizes
-def test_prompts_part_ways_at_the_first_word(size):
+def test_prompts_part_ways_at_the_first_word(tokens):
     """A prefix cache has nothing to share: the first words of all system messages differ."""
-    prompts = some(400, size=size)
+    prompts = some(400, tokens=tokens)
     assert len({prompt.system.split()[0] for prompt in prompts}) == 400
     assert len({prompt.system[:6] for prompt in prompts}) > 395
 
 
-@sizes
 @pytest.mark.parametrize("seed", [1, 2])
-def test_prompts_of_one_size_are_of_one_length(size, seed):
+def test_short_prompts_are_of_one_length(seed):
     """Levels differ in concurrency, not in prompt length: within 15 % of the target, alike on average."""
-    prompts = some(300, seed=seed, size=size)
-    assert all(abs(len(prompt.text) / TARGETS[size] - 1) < 0.15 for prompt in prompts)
+    prompts = some(300, seed=seed)
+    assert all(abs(len(prompt.text) / SHORT_CHARACTERS - 1) < 0.15 for prompt in prompts)
     for kind in KINDS:
         lengths = [len(prompt.text) for prompt in prompts if prompt.kind == kind]
-        assert sum(lengths) / len(lengths) == pytest.approx(TARGETS[size], rel=0.03)
+        assert sum(lengths) / len(lengths) == pytest.approx(SHORT_CHARACTERS, rel=0.03)
 
 
 @sizes
-def test_kinds_take_turns_in_an_order_that_comes_from_the_seed(size):
+def test_kinds_take_turns_in_an_order_that_comes_from_the_seed(tokens):
     """Any five prompts in a row hold each kind once; not every run starts with the same kind."""
-    kinds = [prompt.kind for prompt in some(40, size=size)]
+    kinds = [prompt.kind for prompt in some(40, tokens=tokens)]
     assert all(set(kinds[start : start + 5]) == set(KINDS) for start in range(36))
-    assert len({some(1, seed=seed, size=size)[0].kind for seed in range(40)}) == 5
+    assert len({some(1, seed=seed, tokens=tokens)[0].kind for seed in range(40)}) == 5
 
 
 def test_changed_prompts_need_a_new_version():
     """Runs are compared by fingerprint: whoever changes a word here raises VERSION and these digests together."""
-    assert (VERSION, digest()[:16], digest_of_the_others()[:16]) == ("coding-2", "23035b332283c846", "6ab6e97fcbfd2e17")
+    assert (VERSION, digest()[:16], digest_of_the_others()[:16]) == ("coding-2", "e8a8dbbd6732a871", "6ab6e97fcbfd2e17")
 
 
 @pytest.mark.parametrize("idea", [*TINY, *FULL], ids=lambda idea: idea.name)
@@ -91,9 +90,9 @@ def test_code_is_python_whatever_the_names(idea):
 
 
 @sizes
-def test_prompts_hold_the_code_they_speak_of(size):
+def test_prompts_hold_the_code_they_speak_of(tokens):
     """What is to be tested, mended or documented is in the message, and all code in it parses."""
-    for prompt in some(60, size=size):
+    for prompt in some(60, tokens=tokens):
         assert "{thing" not in prompt.user
         blocks = re.findall(r"```python\n(.*?)\n```", prompt.user, re.DOTALL)
         for block in blocks:
@@ -102,7 +101,7 @@ def test_prompts_hold_the_code_they_speak_of(size):
             assert "Write a Python function `" in prompt.user
         else:
             assert "def " in prompt.user
-        assert bool(blocks) == (size != "short")
+        assert bool(blocks) == (tokens is not None)
 
 
 def test_vocabulary_has_no_repeats():

@@ -78,7 +78,7 @@ class CalibrationPlan(msgspec.Struct, frozen=True):
         return replace(self, answer_tokens=longest, tasks=FEW_TASKS)
 
     def decoding(self) -> SweepPlan:
-        load = Workload(size="short", max_tokens=self.answer_tokens, fixed_output=True, seed=self.seed)
+        load = Workload(max_tokens=self.answer_tokens, fixed_output=True, seed=self.seed)
         return self._sweep(self.levels, load, 1 - PROMPTS_SHARE, tasks=self.tasks)
 
     def prompts(self, token_s: float) -> SweepPlan:
@@ -129,7 +129,7 @@ async def measure(
 
 async def pace(endpoint: Endpoint, plan: CalibrationPlan) -> float:
     """Return seconds a token, from one short answer after another that warms up: enough to choose lengths by."""
-    load = Workload(size="short", max_tokens=PACE_TOKENS, fixed_output=True, seed=plan.seed)
+    load = Workload(max_tokens=PACE_TOKENS, fixed_output=True, seed=plan.seed)
     pool = Pool(endpoint.origin)
     try:
         sender = Sender(endpoint, pool, time.monotonic(), timeout_s=plan.timeout_s)

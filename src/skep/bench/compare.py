@@ -144,12 +144,10 @@ def _compared(
         return empty
     of_both, up = (tuple(of_a.values()), tuple(of_b.values())), metric.higher_is_better
     ratio, judgement = judge(*of_both, higher_is_better=up, paired=paired, confidence=confidence)
-    reasons = ["one run of a level shows no spread; measure two or more"] if judgement is Judgement.UNKNOWN else []
-    for name, one in zip("AB", levels, strict=True) if reasons else ():
-        if one is not None and one.left_out and len(one.counted) < 2:
-            counted = f"{len(one.counted)} of {len(one.repeats)} runs of {name} count"
-            reasons.append(f"{counted}, the client was the limit in the others")
-    return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, "; ".join(reasons))
+    why = "one run of a level shows no spread; measure two or more that count"
+    return Comparison(
+        level, metric.name, shown_a, shown_b, ratio, judgement, why if judgement is Judgement.UNKNOWN else ""
+    )
 
 
 def _brought_nothing(

@@ -275,7 +275,7 @@ def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Di
     events = sum(len(row.arrivals_s) for row in rows)
     if client >= engine:
         cause = "tokens waited on the way: the client, a proxy or the network"
-    elif events > 0 and sum(len(set(row.arrivals_s)) for row in rows) < 0.9 * events:
+    elif sum(len(set(row.arrivals_s)) for row in rows) < 0.9 * events:
         cause = "several tokens came in one read"
     else:
         cause = "the engine counts time it does not stream in"
@@ -300,12 +300,9 @@ def _first_token_verdict(client: float, engine: float, queued: float, inside: fl
         return None
     if ahead < 0:
         cause = "the engine's clock counts more than the wait for the first token, or other requests too"
-    elif queued >= 0.5 * ahead:
-        cause = f"{queued:,.0f} ms of it in the gateway's queue"
-    elif inside >= 0.5 * ahead:
-        cause = f"{inside:,.0f} ms of it in the engine's own queue"
-    elif queued:
-        cause = f"{queued:,.0f} ms of it in the gateway's queue, the rest before the engine started on the prompt"
+    elif max(queued, inside) >= 0.5 * ahead:
+        where = "the gateway's queue" if queued >= inside else "the engine's own queue"
+        cause = f"{max(queued, inside):,.0f} ms of it in {where}"
     else:
         cause = "requests waited inside the engine or on the way: the client, a proxy or the network"
     return Disagreement(Clock.FIRST_TOKEN, client, engine, cause)

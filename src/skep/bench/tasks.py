@@ -180,10 +180,9 @@ class Sender:
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What tasks are like; `prompt_tokens` None: a size, in characters, that needs no calibration."""
+    """What tasks are like; `prompt_tokens` None: short ones, which need no calibration."""
 
     shape: Shape = "steady"
-    size: prompts.Size = "short"
     prompt_tokens: int | None = None
     max_tokens: int = 128
     fixed_output: bool = False
@@ -234,7 +233,7 @@ class TaskMaker:
             least = math.ceil(TASK_TOKENS + self._calibration.overhead_tokens)
             return prompts.shared_prefix(rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=least, **measure)
         if load.prompt_tokens is None:
-            return prompts.coding_prompts(rng, size=load.size)
+            return prompts.coding_prompts(rng)
         return prompts.coding_prompts(rng, tokens=load.prompt_tokens, **measure)
 
     def _task(self, level: int, repeat: int, index: int, prompt: prompts.Prompt, first: str) -> BenchTask:

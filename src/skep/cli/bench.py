@@ -15,7 +15,7 @@ REPORT = OutputFile("report.html")
 Api = Annotated[str, option("API: openai, or ollama for Ollama's own, which reports durations.")]
 Concurrency = Annotated[str, option("Numbers of concurrent agents to measure, such as 1,2,4.", "--concurrency", "-c")]
 MaxTokens = Annotated[int, option("Maximum answer length in tokens.", "--output-tokens", min=1)]
-PromptTokens = Annotated[int | None, option("Prompt length in tokens, counted by the engine; replaces --size.", min=1)]
+PromptTokens = Annotated[int | None, option("Prompt length in tokens, counted by the engine (default: ~45).", min=1)]
 Budget = Annotated[str, option("Time limit of the whole run; what does not fit is left out.")]
 StorePrompts = Annotated[bool, option("Store prompts and answers (default: --prompts).", "--prompts/--no-prompts")]
 
@@ -26,7 +26,7 @@ class BenchOptions(EndpointOptions):
 
     PANELS: ClassVar[dict[str, str]] = {
         "Load": "concurrency levels rate arrivals shape form bank items delta tasks agents duration "
-        "max_tokens fixed_output size prompt_tokens turns think temperature seed",
+        "max_tokens fixed_output prompt_tokens turns think temperature seed",
         "Precision and time": "runs repeats precision budget warm_up timeout",
         "Endpoint": "url model models model_b key_env api",
         "Results": "slo threshold price store_prompts as_json",
@@ -44,7 +44,6 @@ class WorkloadOptions(BenchOptions):
     shape: str = "steady"
     max_tokens: MaxTokens = 128
     fixed_output: Annotated[bool, option("Make every answer --output-tokens long.")] = False
-    size: Annotated[str, option("Prompt size: short (~45 tokens), medium (~250) or long (~1000).")] = "short"
     prompt_tokens: PromptTokens = None
     turns: int = 4
     think: str = "2s"
@@ -79,7 +78,6 @@ class SerialVsSwarmOptions(WorkloadOptions):
     runs: Annotated[int, option("Number of runs of each, in turns.", min=1)] = 1
     prompt_tokens: Annotated[int | None, option("Prompt length in tokens, counted by the engine.", min=1)] = 1024
     max_tokens: MaxTokens = 512
-    size: str = "short"
     api: Api = "openai"
     timeout: Annotated[str, option("Time limit of one request.")] = "1h"
     store_prompts: StorePrompts = True

@@ -30,7 +30,6 @@ from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.units import parse_int_list, parse_positive_seconds, parse_seconds, parse_share
-from skep.workload.prompts import Size
 
 MOST_TASKS = 100_000
 MAX_CONCURRENCY = 4096
@@ -222,11 +221,8 @@ def meter_for(endpoint: Endpoint) -> PowerMeter | None:
 def workload_of(options: WorkloadOptions) -> Workload:
     if options.shape not in get_args(Shape):
         raise UserError(f"--shape `{options.shape}` is unknown", hint=f"choose one of {', '.join(get_args(Shape))}")
-    if options.size not in get_args(Size):
-        raise UserError(f"--size `{options.size}` is unknown", hint=f"choose one of {', '.join(get_args(Size))}")
     return Workload(
         shape=options.shape,  # type: ignore[arg-type]
-        size=options.size,  # type: ignore[arg-type]
         prompt_tokens=options.prompt_tokens,
         max_tokens=options.max_tokens,
         fixed_output=options.fixed_output,

@@ -336,13 +336,8 @@ def has_interval(level: LevelSummary) -> bool:
 
 
 def band_caption(levels: Sequence[LevelSummary]) -> str:
-    """Return what the band of `effective_chart` shows, where it is not the same at every level, and hollow points."""
-    drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
-    ranged = [level for level in drawn if not has_interval(level) and level.effective_low != level.effective_high]
-    where = ", ".join(str(level.concurrency) for level in ranged)
-    words = f"95 % interval of the mean{f'; at C = {where} slowest to fastest run' if ranged else ''}"
-    if not any(has_interval(level) for level in drawn):
-        words = "slowest to fastest run"
+    """Return what the band of `effective_chart` shows, and hollow points."""
+    words = "95 % interval of the mean; slowest to fastest run where there are fewer than three"
     return f"band: {words}{'; hollow: client-limited' if any(level.client_limited for level in levels) else ''}"
 
 

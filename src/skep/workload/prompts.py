@@ -39,11 +39,9 @@ from skep.workload.filling import (
 )
 
 Kind = Literal["implement", "test", "fix", "refactor", "document"]
-Size = Literal["short", "medium", "long"]
 KINDS: tuple[Kind, ...] = ("implement", "test", "fix", "refactor", "document")
 
-# In characters, system and user message together: about 50, 250 and 1000 tokens, fewer or more by tokenizer.
-TARGETS: Mapping[Size, int] = {"short": 155, "medium": 900, "long": 3600}
+SHORT_CHARACTERS = 155  # system and user message together: about 50 tokens, fewer or more by tokenizer
 FEWEST_PIECES = 28
 _PIECES_FOR_CODE = 80
 _PIECES_FOR_FULL_IDEAS = 170
@@ -71,14 +69,12 @@ class Prompt(msgspec.Struct, frozen=True):
         return [{"role": "system", "content": self.system}, {"role": "user", "content": self.user}]
 
 
-def coding_prompts(
-    rng: Random, *, size: Size = "medium", tokens: int | None = None, **lengths: Unpack[Lengths]
-) -> Iterator[Prompt]:
-    """Endless; any five in a row hold each kind. `tokens`, if given, asks for so many tokens instead of a size."""
+def coding_prompts(rng: Random, *, tokens: int | None = None, **lengths: Unpack[Lengths]) -> Iterator[Prompt]:
+    """Endless; any five in a row hold each kind. `tokens` None: short ones."""
     if tokens is not None:
         budget, form = token_budget(tokens, **lengths)
     else:
-        budget, form = Budget(len, TARGETS[size]), "plain" if size == "short" else "full"
+        budget, form = Budget(len, SHORT_CHARACTERS), "plain"
     order = shuffled(rng, KINDS)
     return (compose(rng, order[serial % len(order)], serial, budget, form)[0] for serial in count())
 
@@ -258,7 +254,8 @@ def calibrate(counted: Iterable[tuple[str, int]]) -> TokenCalibration:
     """By medians: a few wrong counts do no harm. Samples of one length do not tell the overhead: it is zero then."""
     pairs = [(pieces(text), tokens) for text, tokens in counted if text and tokens > 0]
     if not pairs:
-        raise UserError("no text was counted, so token lengths cannot be calibrated", hint="ask for a `size` instead")
+        hint = "ask for short prompts instead"
+        raise UserError("no text was counted, so token lengths cannot be calibrated", hint=hint)
     slope, overhead = _line(pairs)
     chars_per_token = round(CHARS_PER_PIECE / slope, 3)
     overhead = round(overhead, 1)
