@@ -85,7 +85,8 @@ def write_secret(path: Path, text: str) -> None:
     write_whole(path, text, 0o600)
 
 
-PAGES = (".html", ".htm", ".svg")
+HTML = (".html", ".htm")
+PAGES = (*HTML, ".svg")
 
 
 class OutputFile(PosixPath):

@@ -67,7 +67,6 @@ def test_a_page_about_the_same_run_is_written_again(stored, tmp_path):
     first, second = stored(), stored()
     for _ in range(2):
         call("runs", "report", first, "-o", "one.html", check=0)
-        call("runs", "report", first, "-o", "one.svg", check=0)
         call("runs", "report", first, second, "-o", "both.html", check=0)
     before = (tmp_path / "one.html").read_text()
     assert "`one.html` exists" in call("runs", "report", second, "-o", "one.html", check=2).error.message

@@ -12,11 +12,11 @@ from test_quality_page import SUMMARY
 
 from sample_tuning import sample_stages, sample_tuning
 from skep.report import theme
-from skep.report.comparison import comparison_page, comparison_picture
-from skep.report.mixed import mixed_page, mixed_picture
-from skep.report.quality import quality_page, quality_picture
+from skep.report.comparison import comparison_page
+from skep.report.mixed import mixed_page
+from skep.report.quality import quality_page
 from skep.report.swarm import gantt, swarm_page
-from skep.report.sweep import sweep_page, sweep_picture
+from skep.report.sweep import sweep_page
 from skep.report.tuning import ladder_picture, tuning_page
 from skep.tuner.records import ConfigFailure, KnobChange
 
@@ -25,29 +25,27 @@ KINDS = ("sweep", "comparison", "quality", "mixed", "swarm", "tuning")
 
 @pytest.fixture(scope="module")
 def made(run, told, rows):
-    """A page and a picture of a kind; `change` is done to every record that they are made of."""
+    """The page of a kind, and its picture where there is one; `change` is done to every record of it."""
 
     def make(kind, change=lambda record: record, *, simulated=False):
         one, other = (change(replace(run, id=name, simulated=simulated)) for name in ("01", "02"))
         if kind == "sweep":
-            return sweep_page(one, change(told), change(rows)), sweep_picture(one, change(told))
+            return [sweep_page(one, change(told), change(rows))]
         if kind == "comparison":
-            entries = [(one, change(told)), (other, change(told))]
-            return comparison_page(entries), comparison_picture(entries)
+            return [comparison_page([(one, change(told)), (other, change(told))])]
         if kind == "quality":
-            return quality_page(one, change(SUMMARY)), quality_picture(one, change(SUMMARY))
+            return [quality_page(one, change(SUMMARY))]
         if kind == "mixed":
-            entries = [(one, change(GPT)), (other, change(QWEN))]
-            return mixed_page(entries), mixed_picture(entries)
+            return [mixed_page([(one, change(GPT)), (other, change(QWEN))])]
         if kind == "swarm":
             story = change(busy_story(simulated=simulated))
-            return swarm_page(story), gantt(story)
+            return [swarm_page(story), gantt(story)]
         tuning, stages = sample_tuning(simulated=simulated), sample_stages()
         if change is spoiled:
             tuning = replace(tuning, **dict.fromkeys(("model", "rig", "engine", "id"), HOSTILE))
             odd = {"failure": ConfigFailure("no-start", HOSTILE, HOSTILE, HOSTILE), "why": HOSTILE}
             stages[3] = replace(stages[3], **odd, changes=(KnobChange(HOSTILE, None, HOSTILE),))
-        return tuning_page(tuning, stages), ladder_picture(tuning, stages)
+        return [tuning_page(tuning, stages), ladder_picture(tuning, stages)]
 
     return make
 
@@ -55,7 +53,7 @@ def made(run, told, rows):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_is_one_closed_small_file_and_the_same_each_time(made, kind):
     """No clock, counter or chance has a part in it, and nothing is loaded from elsewhere."""
-    page, picture = made(kind)
+    page, *pictures = made(kind)
     outline = Outline(page)
     assert page.startswith("<!doctype html>")
     assert {"svg", "table"} <= set(outline.tags)
@@ -64,7 +62,7 @@ def test_a_page_is_one_closed_small_file_and_the_same_each_time(made, kind):
     assert all(value == "data:," or value.startswith("#") for value in targets)
     assert not re.search(r"url\(|@import|@font-face", page)
     assert len(page.encode()) < 150_000
-    assert made(kind) == (page, picture)
+    assert made(kind) == [page, *pictures]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,23 +76,23 @@ def test_every_colour_has_its_night_colour(made, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_from_outside_becomes_markup(made, kind):
     """Names, URLs, errors, reasons and facts are text, whatever they hold."""
-    page, picture = made(kind, spoiled)
+    page, *pictures = made(kind, spoiled)
     outline = Outline(page)
     assert not {"script", "img"} & set(outline.tags)
     assert not [name for name, _ in outline.attributes if name.startswith("on")]
     assert outline.tags.count("style") == 1
     assert "<script>alert(1)</script>" in outline.text
-    tags = {one.tag.rpartition("}")[2] for one in ET.fromstring(picture).iter()}
+    tags = {one.tag.rpartition("}")[2] for picture in pictures for one in ET.fromstring(picture).iter()}
     assert tags <= {"svg", "style", "g", "path", "line", "rect", "text", "tspan", "title"}
-    assert "\x00" not in page + picture
+    assert "\x00" not in "".join([page, *pictures])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_simulated_run_says_so_on_page_and_picture(made, kind):
     """A prediction is never mistaken for a measurement, wherever a picture is passed on to."""
-    page, picture = made(kind, simulated=True)
+    page, *pictures = made(kind, simulated=True)
     assert 'class="banner simulated"' in page
-    assert "SIMULATED" in " ".join(words_of(picture))
-    page, picture = made(kind)
+    assert all("SIMULATED" in " ".join(words_of(picture)) for picture in pictures)
+    page, *pictures = made(kind)
     assert 'class="banner simulated"' not in page
-    assert "SIMULATED" not in picture
+    assert "SIMULATED" not in "".join(pictures)

@@ -4,26 +4,16 @@ from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
-from reading import values_of, words_of
+from reading import values_of
 
 from skep.report import charts
-from skep.report.sweep import sweep_picture
 from skep.stats.percentiles import Percentiles
 from skep.stats.turning import Turning
-from skep.store.records import RunState
 from skep.units import Interval
 
 
 def rows_at(spec, place):
     return spec["layer"][place]["data"]["values"]
-
-
-def test_picture_is_a_document_with_real_text_that_carries_its_marks(run, summary):
-    """Text stays text: it can be selected, searched and read aloud."""
-    words = words_of(sweep_picture(replace(run, simulated=True, state=RunState.RUNNING), summary))
-    for word in ("Qwen/Qwen3-30B-A3B-Instruct-AWQ", "Effective tok/s", "231", "61 %", "Time to first token"):
-        assert word in words
-    assert "SIMULATED · INCOMPLETE" in " ".join(words)
 
 
 def test_level_without_a_value_is_left_out(levels):

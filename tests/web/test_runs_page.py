@@ -108,14 +108,10 @@ def test_a_run_without_requests_says_so(ask, paths):
     assert ask(f"/runs/{run}")[0].status == 404
 
 
-def test_the_report_and_its_picture_are_files_of_their_own(ask):
+def test_the_report_is_a_file_of_its_own(ask):
     response, body = ask(f"/runs/{MADE['slow']}/report.html")
     assert body.startswith("<!doctype html>")
     assert "script" not in response.headers["content-security-policy"]
-    response, body = ask(f"/runs/{MADE['slow']}/picture.svg")
-    assert response.headers["content-type"] == "image/svg+xml"
-    assert body.startswith("<svg")
-    assert ask(f"/runs/{MADE['open']}/picture.svg")[0].status == 400
 
 
 def test_an_unknown_run_is_404_with_the_newest_ones(ask):

@@ -126,7 +126,7 @@ def report(
     run: Annotated[
         tuple[str, ...], argument("ID of a run, the start of an ID, or `last`; several are compared (default: last).")
     ] = (),
-    output: Annotated[OutputFile, option("HTML file to write; .svg writes only the chart.", "-o", "--output")] = REPORT,
+    output: Annotated[OutputFile, option("HTML file to write.", "-o", "--output")] = REPORT,
 ) -> None:
     """Write a self-contained HTML report of one run, or of several side by side."""
 

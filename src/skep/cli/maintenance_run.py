@@ -15,7 +15,7 @@ import msgspec
 from skep.catalog.models import find_geometry, find_pullable
 from skep.cli.options import existing, run_measuring
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
-from skep.files import PAGES, OutputFile
+from skep.files import HTML, OutputFile
 from skep.host.checks import CheckResult
 from skep.host.facts import host_json, read_host
 from skep.paths import Paths, user_paths
@@ -64,7 +64,7 @@ def run_demo(output: OutputFile) -> None:
     from skep.report.demo import DEMO_MODEL, demonstrate
     from skep.supervisor.control import start_detached
 
-    output = output.checked(suffixes=PAGES)
+    output = output.checked(suffixes=HTML)
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
     env = os.environ | {f"XDG_{name}": str(folder) for name in ("STATE_HOME", "RUNTIME_DIR", "CONFIG_HOME")}
@@ -81,7 +81,7 @@ def run_demo(output: OutputFile) -> None:
         engines = [row["url"] for row in ready["replicas"] if row["simulated"]]
         key = replica_key(engines[0], paths)
         store = user_paths(os.environ).store
-        output.write(run_measuring(lambda: demonstrate(ready["url"], engines, key, output, store)))
+        output.write(run_measuring(lambda: demonstrate(ready["url"], engines, key, store)))
     finally:
         with contextlib.suppress(NotRunning):
             ask_down(paths.socket, 0.0)

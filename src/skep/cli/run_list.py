@@ -11,7 +11,7 @@ from typing import Any
 from skep.bench.stored_run import JUDGED, load_run
 from skep.cli.options import existing
 from skep.errors import UserError
-from skep.files import PAGES, OutputFile
+from skep.files import HTML, OutputFile
 from skep.paths import user_paths
 from skep.report.stored import drawn
 from skep.report.tables import levels_text, requests_text
@@ -33,8 +33,8 @@ def write_reports(run: Sequence[str], output: OutputFile) -> None:
     """Write one run, the last one where none is named, or several side by side."""
     with existing() as store:
         runs = [store.run(name) for name in run or ("last",)]
-        output = output.checked(*(one.id for one in runs), suffixes=PAGES)
-        text = drawn(store, runs, as_picture=output.suffix == ".svg")
+        output = output.checked(*(one.id for one in runs), suffixes=HTML)
+        text = drawn(store, runs)
     output.write(text, *(one.id for one in runs))
     what = f"{runs[0].id} ({runs[0].state.value})" if len(runs) == 1 else f"{len(runs)} runs"
     note(f"{what} written to {output}")

@@ -117,12 +117,6 @@ def sized(spec: Spec | None, title: str, subtitle: str, width: int, height: int)
     return {key: value for key, value in (spec or nothing).items() if key != "padding"} | size
 
 
-def panels(main: Spec, above: Spec, below: Spec, spacing: int) -> Spec:
-    """Return a large panel at the left, two small ones at the right."""
-    right = {"vconcat": [above, below], "spacing": spacing, "bounds": "flush"}
-    return {"hconcat": [main, right], "spacing": 90, "bounds": "flush"}
-
-
 def headed(name: str, marks: Sequence[str], *facts: str, lines: Sequence[str] = ()) -> Spec:
     """Return the title of a picture that stands alone; `marks`, as SIMULATED, come first below it, in rose."""
     first = shortened(printable(" · ".join([*marks, *facts])), 130)

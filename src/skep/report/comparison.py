@@ -17,8 +17,6 @@ from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, at
 from skep.report.page import html_table, render
-from skep.report.svg import standalone
-from skep.report.sweep import marks_of
 from skep.report.sweep_text import left_out_sentences, level_columns
 from skep.report.tables import effective_columns
 from skep.stats.versus import Judgement
@@ -74,15 +72,6 @@ _CURVES = (
 )  # fmt: skip
 
 
-def legend_chart(runs: Sequence[Series]) -> Spec:
-    """For a picture that stands alone: a sample of each line with its letter and name."""
-    looks = [{"name": f"{one.letter}   {one.name}", "colour": one.colour, "dash": one.dash, "shape": one.shape}
-             for one in runs]  # fmt: skip
-    ends = [{**look, "x": x} for look in looks for x in (0, 5)]
-    names = [{**look, "x": 2.5} for look in looks]
-    return charts.drawing("legend", {"ends": ends, "names": names}, height=22 * len(runs))
-
-
 def overlay(runs: Sequence[Series], key: str, unit: str, height: int = _HEIGHT) -> Spec | None:
     """Return one curve a run. A level that the client limited is hollow; the letter stands at the end of its curve."""
     (column,) = level_columns(key)
@@ -122,20 +111,6 @@ def comparison_page(
         effective=html_table("Effective tok/s of each run", effective_columns(named), named),
         footer=" · ".join(f"{one.letter}: run {one.run.id}" for one in runs),
     )
-
-
-def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None) -> str:
-    """Return one SVG document: effective tok/s, TTFT and TPOT of each run against C, with the legend above."""
-    runs = series_of(entries, labels)
-    hints = "vertical lines: 95 % interval; hollow: client-limited"
-    gain = charts.sized(overlay(runs, "effective_tok_s", "tok/s", 330), "Effective tok/s", hints, 400, 330)
-    first = charts.sized(overlay(runs, "ttft_p50_ms", "ms", 105), "Time to first token, p50", "", 290, 105)
-    rest = charts.sized(overlay(runs, "tpot_p50_ms", "ms", 105), "Time per output token, p50", "", 290, 105)
-    marks = sorted(f"{word}: {one.letter}" for one in runs for word in marks_of(one.run))
-    drawn = [legend_chart(runs), charts.panels(gain, first, rest, 118)]
-    spec = {"title": charts.headed(comparison_heading(runs), marks), "vconcat": drawn, "spacing": 96, "bounds": "flush"}
-    names = ", ".join(f"{one.letter} {one.name}" for one in runs)
-    return standalone(spec, f"Comparison of {names}: effective tok/s, TTFT and TPOT against C")
 
 
 def comparison_banners(runs: Sequence[Series]) -> Markup:

@@ -15,7 +15,7 @@ from skep.bench.tasks import BenchTask, Sender
 from skep.config.presets import shipped_presets
 from skep.config.settings import EMBEDDED_MODEL
 from skep.errors import EndpointError
-from skep.report.comparison import comparison_page, comparison_picture
+from skep.report.comparison import comparison_page
 from skep.report.terminal import note
 from skep.store.database import open_store
 from skep.units import format_seconds, milliseconds, number, times
@@ -25,7 +25,7 @@ DEMO_QUESTION = "What is a GPU? Answer in one sentence."
 DEMO_MODEL, DEMO_PRESET = "qwen3.6-27b", "qwen3.6-27b-2x3090-replicas"  # of the simulated rig; its published figures
 
 
-async def demonstrate(url: str, engines: Sequence[str], key: str | None, output: Path, store_path: Path) -> str:
+async def demonstrate(url: str, engines: Sequence[str], key: str | None, store_path: Path) -> str:
     """Return the report: the same simulated engines without a gateway and behind skep's."""
     say = partial(print, flush=True)
     note("2/4 one question to the real model")
@@ -56,8 +56,6 @@ async def demonstrate(url: str, engines: Sequence[str], key: str | None, output:
             say(swarm := _swarm_line([await run(agents) for agents in both][-1]))
         runs = [(store.run(one.run_id), one) for one in (without, ours)]
     labels = [f"SIMULATED 2x RTX 3090, {way}" for way in ("no gateway", "skep")]
-    if output.suffix == ".svg":
-        return comparison_picture(runs, labels=labels)
     told = ", ".join(f"{published[n].tok_s:.0f} tok/s with {n} agents" for n in DEMO_LEVELS if n in published)
     return comparison_page(runs, labels=labels, verdict=f"published behind nginx: {told}. {swarm}")
 

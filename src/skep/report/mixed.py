@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from skep.bench.metrics import SweepSummary
 from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
-from skep.report.charts import Spec, drawing, headed
+from skep.report.charts import Spec, drawing
 from skep.report.columns import Column
 from skep.report.comparison import Series, comparison_banners, comparison_heading, series_of
 from skep.report.page import render
-from skep.report.svg import picture, standalone
-from skep.report.sweep import heading, marks_of
+from skep.report.svg import picture
+from skep.report.sweep import heading
 from skep.report.sweep_text import counted
 from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
-from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, printable, seconds, shortened, times
+from skep.units import UNKNOWN, known, milliseconds, number, percent, printable, seconds, shortened, times
 
 Entries = Sequence[tuple[StoredRun, MixedSummary]]
 Verdicts = Mapping[str, Sequence[Verdict]]  # by run
@@ -164,17 +164,6 @@ def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
         tables=tables_of([one for _, one in entries], verdicts or {}),
         footer=ids,
     )
-
-
-def mixed_picture(entries: Entries) -> str:
-    marks = sorted({mark for run, one in entries for mark in marks_of(run, one.incomplete)}, reverse=True)
-    runs = [f"{one.form} form, {moment(run.created_at)}, skep {run.skep_version}" for run, one in entries]
-    letters = [f"{look.letter} {look.name}: " if len(entries) > 1 else "" for look in _looks(entries)]
-    spots = [f"{letter}{spot_words(one)}" for letter, (_, one) in zip(letters, entries, strict=True)]
-    title = headed(_heading(entries), marks, *dict.fromkeys(runs), lines=spots)
-    names = ", ".join(summary.model for _, summary in entries)
-    chart = {name: value for name, value in axes_chart(entries).items() if name != "padding"}
-    return standalone({**chart, "title": title}, f"Axes of the mixed workload of {names}")
 
 
 def axes_chart(entries: Entries) -> Spec:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from textwrap import wrap
 from typing import Any
 
 import msgspec
@@ -30,8 +29,8 @@ from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
 from skep.report.page import html_table
-from skep.report.svg import picture, standalone
-from skep.report.sweep import marks_of, run_report
+from skep.report.svg import picture
+from skep.report.sweep import run_report
 from skep.report.sweep_text import counted
 from skep.report.terminal import note
 from skep.sandbox.runner import Sandbox
@@ -39,7 +38,7 @@ from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.database import open_store
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict, VerdictOutcome
-from skep.units import format_seconds, known, moment, number, percent, seconds
+from skep.units import format_seconds, known, number, percent, seconds
 
 _MOST_NAMED = 5  # levels whose claims fit beside their points
 _BAR_PX = 26
@@ -244,22 +243,6 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         levels=level_table(summary),
         arms=html_table("Latency and outcomes of the same requests", columns, _arm_rows(summary)),
     )
-
-
-def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
-    """Return one SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
-    caption = "Share passed, compared with C = 1 on the same items"
-    gain = charts.sized(difference_chart(summary), caption, _bounds(summary), 440, 330)
-    curves = latency_charts(summary, 100)
-    first, whole = (charts.sized(*one, "p50 solid, p95 dashed", 250, 100) for one in curves)
-    bars = outcome_chart(summary, 640)
-    below = charts.sized(bars, "Outcomes of the answers", "", 640, 80 if bars is None else int(bars["height"]))
-    facts = (f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at), f"skep {run.skep_version}")
-    title = charts.headed(run.model, marks_of(run, summary.incomplete), *facts, lines=wrap(conclusion(summary), 125))
-    apart = {"scale": dict.fromkeys(("fill", "stroke", "shape", "color"), "independent")}
-    drawn = [charts.panels(gain, first, whole, 130), below]
-    spec = {"title": title, "vconcat": drawn, "spacing": 34, "resolve": apart}
-    return standalone(spec, f"Quality under load of {run.model} on {summary.bank}: {conclusion(summary)}")
 
 
 def _bounds(summary: QualitySummary) -> str:

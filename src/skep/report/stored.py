@@ -1,12 +1,11 @@
-"""Stored runs as pages and pictures, for `skep runs report` and the dashboard: which report draws which kind of run."""
+"""Stored runs as pages, for `skep runs report` and the dashboard: which report draws which kind of run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from skep.bench.compare import ComparedRun, compare
-from skep.bench.stored_run import MIXED, QUALITY, TIMED, check_drawn_together, load_run, nothing_measured
-from skep.errors import UserError
+from skep.bench.stored_run import MIXED, QUALITY, check_drawn_together, load_run, nothing_measured
 from skep.quality.mixed_figures import MixedSummary
 from skep.quality.trial_figures import QualitySummary
 from skep.store.database import Store
@@ -14,38 +13,31 @@ from skep.store.records import RunState, StoredRun
 from skep.store.verdicts import Verdict
 
 
-def drawn(store: Store, runs: Sequence[StoredRun], *, as_picture: bool) -> str:
-    """Return the page or the picture of a run, or of several of kinds that can stand beside each other."""
+def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
+    """Return the page of a run, or of several of kinds that can stand beside each other."""
     if len(runs) > 1:
         check_drawn_together(runs)
     if runs[0].kind == MIXED:
-        from skep.report.mixed import mixed_page, mixed_picture
+        from skep.report.mixed import mixed_page
 
-        entries, verdicts = _mixed_entries(store, runs)
-        return mixed_picture(entries) if as_picture else mixed_page(entries, verdicts)
+        return mixed_page(*_mixed_entries(store, runs))
     if runs[0].kind == QUALITY:
-        from skep.report.quality import quality_page, quality_picture
+        from skep.report.quality import quality_page
 
-        return (quality_picture if as_picture else quality_page)(runs[0], quality_of(store, runs[0]))
+        return quality_page(runs[0], quality_of(store, runs[0]))
     if len(runs) > 1:
-        from skep.report.comparison import comparison_page, comparison_picture
+        from skep.report.comparison import comparison_page
 
         loaded = [load_run(store, run.id) for run in runs]
-        summaries = [(run, summary) for run, summary, _ in loaded]
-        if as_picture:
-            return comparison_picture(summaries)
         sides = [ComparedRun(summary, rows) for _, summary, rows in loaded]
         two_alike = len(runs) == 2 and runs[0].kind == runs[1].kind
-        return comparison_page(summaries, compare(*sides) if two_alike else ())
-    from skep.report.sweep import sweep_page, sweep_picture
+        return comparison_page([(run, summary) for run, summary, _ in loaded], compare(*sides) if two_alike else ())
+    from skep.report.sweep import sweep_page
 
-    run = runs[0]
-    if as_picture and run.kind in TIMED:
-        raise UserError(f"run `{run.id}` ({run.kind}) has no curve over C to draw", hint="write .html instead")
-    _, summary, rows = load_run(store, run.id)
+    _, summary, rows = load_run(store, runs[0].id)
     if not summary.levels:
-        raise nothing_measured(run)
-    return sweep_picture(run, summary) if as_picture else sweep_page(run, summary, rows)
+        raise nothing_measured(runs[0])
+    return sweep_page(runs[0], summary, rows)
 
 
 def quality_of(store: Store, run: StoredRun) -> QualitySummary:

@@ -12,13 +12,10 @@ from msgspec.structs import replace
 from skep.bench.metrics import LevelSummary, SweepSummary
 from skep.bench.stored_run import TIMED
 from skep.report import charts
-from skep.report.charts import headed, panels, sized
 from skep.report.columns import Column, present
 from skep.report.page import html_table, render
-from skep.report.svg import standalone
 from skep.report.sweep_text import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
-from skep.store.records import Request, RunState, StoredRun
-from skep.units import moment
+from skep.store.records import Request, StoredRun
 
 TITLES = {"serial-vs-swarm": "serial against swarm", "open": "arrivals at a rate"}
 # Of levels, by name: caption, and the keys of its columns.
@@ -75,27 +72,8 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
     )
 
 
-def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
-    """Return one SVG document of two panels: what concurrency gives, and what it costs."""
-    levels = summary.levels
-    gain = sized(
-        charts.effective_chart(levels, summary.turning), "Effective tok/s", charts.band_caption(levels), 400, 330
-    )
-    first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 solid, p95 dashed, p99 dotted", 290, 100)
-    loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed compared with C = 1", 290, 100)
-    title = headed(run.model, marks_of(run), moment(run.created_at), f"skep {run.skep_version}")
-    spec = {"title": title, **panels(gain, first, loss, 130)}
-    return standalone(spec, f"Concurrency sweep of {run.model}: effective tok/s, TTFT and contention against C")
-
-
 def heading(run: StoredRun) -> str:
     return f"{run.model} (simulated)" if run.simulated else run.model
-
-
-def marks_of(run: StoredRun, incomplete: str = "") -> list[str]:
-    """Return what stands in capitals above a picture. `incomplete`: why a run that is done was cut short."""
-    marks = {"SIMULATED": run.simulated, "INCOMPLETE": incomplete or run.state is not RunState.DONE}
-    return [word for word, holds in marks.items() if holds]
 
 
 def rate_table(run: StoredRun, levels: Sequence[LevelSummary]) -> Markup:

@@ -179,7 +179,7 @@ class Pictures:
         if (known := self._drawn.get(name)) is not None:
             return known
         with alive():
-            report = drawn(store, runs, as_picture=False)
+            report = drawn(store, runs)
         lead = _LEAD.search(report.partition("<main>")[0])
         main = report.partition("<main>")[2].rpartition("</main>")[0]
         plain = _STYLED.sub("", main.replace(_STACKED, ' class="stack"'))  # the headers forbid inline styles

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.stored_run import OF_A_TUNING, TIMED
+from skep.bench.stored_run import OF_A_TUNING
 from skep.errors import UserError
 from skep.report.columns import Column, at, documents, plain_columns
 from skep.report.stored import drawn
@@ -23,7 +23,7 @@ from skep.store.records import RunState, StoredRun
 from skep.web import run_cache
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import json_answer, or_not_found, report_answer, svg_answer
+from skep.web.responses import json_answer, or_not_found, report_answer
 from skep.web.run_cache import MOST_COMPARED, PATIENCE_S, Pictures, RunCache, RunFigures, where_of
 
 PAGE = 50
@@ -175,7 +175,7 @@ class RunsPages:
                 with suppress(UserError):
                     report = self.pictures.body(store, [run])
             figures = None if report else self.book.figures(store, [run], PATIENCE_S).get(run.id)
-        where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run), "has_picture": run.kind not in TIMED}
+        where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run)}
         return page(self.site, "run.html", run=run, **where, figures=figures, report=report)
 
     def body(self, request: Request) -> Response:
@@ -188,11 +188,7 @@ class RunsPages:
 
     def report(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
-            return report_answer(drawn(store, [run], as_picture=False))
-
-    def picture(self, request: Request) -> Response:
-        with self._stored(request.path_params["id"]) as (store, run):
-            return svg_answer(drawn(store, [run], as_picture=True), final=run.state.is_final)
+            return report_answer(drawn(store, [run]))
 
     def run_json(self, request: Request) -> Response:
         """Return the run as the list tells it, its configuration and every level's figures."""
@@ -239,7 +235,7 @@ def routes(site: Site) -> list[BaseRoute]:
     pages = RunsPages(site)
     shown = {
         "/runs": pages.listing, "/runs/rows": pages.rows, "/runs/compare": pages.compare, "/runs/{id}": pages.one,
-        "/runs/{id}/body": pages.body, "/runs/{id}/report.html": pages.report, "/runs/{id}/picture.svg": pages.picture,
+        "/runs/{id}/body": pages.body, "/runs/{id}/report.html": pages.report,
         "/api/runs.json": pages.as_json, "/api/run.json": pages.run_json,
     }  # fmt: skip
     return [Route(path, answer) for path, answer in shown.items()]
