@@ -38,6 +38,7 @@ from skep.monitor.records import (
     SeriesMetric,
     SpanKind,
 )
+from skep.monitor.schedule import LastSlot
 from skep.monitor.store import PUT_SPAN, SeriesStore, series_id, span_row, start_of, update_spans
 from skep.store.database import open_store
 from skep.store.rows import insert, insert_all
@@ -181,7 +182,7 @@ def check(store, rng: random.Random) -> None:
         target, heat, shape, many = tuple(key)
         sample = ProbeSample(row["start"] + 1.0, Heat(heat), ProbeShape(shape), many, *(1.0,) * 4)
         with store.transaction() as connection:
-            update_spans(connection, target, [sample], float("-inf"))
+            update_spans(connection, target, [sample])
         same = "SELECT * FROM spans WHERE series = ? AND kind = 'day' AND start = ?"
         assert tuple(store.read(same, row["series"], row["start"])[0]) == tuple(row)
 
@@ -196,10 +197,10 @@ def timed(function, rounds: int = ROUNDS) -> dict[str, list[float]]:
     return {"passed": passed, "cpu": taken}
 
 
-def queries(series: SeriesStore, end: float, slots: dict[str, tuple[int, int]]):
+def queries(series: SeriesStore, end: float, slots: dict[str, LastSlot]):
     def append(name: str, runs):
         rng = random.Random(10)
-        every, last = TARGETS[name], slots[name][1]
+        every, last = TARGETS[name], slots[name].slot
 
         def one(number: int) -> None:
             slot = last + 1 + number
@@ -228,16 +229,6 @@ def queries(series: SeriesStore, end: float, slots: dict[str, tuple[int, int]]):
     yield "count_samples", lambda _: series.count_samples()
 
 
-def time_gateway(store, series: SeriesStore):
-    with store.transaction() as connection:
-        connection.execute("DELETE FROM watermarks")
-    last = start_of(store.read("SELECT max(arrived_at) FROM gateway_requests")[0][0], HOUR_S)
-    yield "summarise_gateway, 30 d at once", timed(lambda _: series.summarise_gateway(last + 2 * HOUR_S), 1)
-    row = ("late", last + 2 * HOUR_S, "/v1/chat/completions", "model-0", "normal", "agent", "r0", 1, "answered", 200)
-    store.append_gateway_values([(*row, None, True, 0.0, 0.2, 2.0, 200, 0, 90, 900, 9000)])
-    yield "summarise_gateway, one more hour", timed(lambda _: series.summarise_gateway(last + 4 * HOUR_S), 1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", type=Path, help="leave the file here, or time the one that is here")
@@ -257,7 +248,7 @@ def main() -> None:
             f"{many:,} samples and {requests:,} requests, {size / 2**20:,.0f} MiB; the longest series has {longest:,}"
         )
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n{'':42}{'median':>11}{'p95':>11}{'cpu':>11}")
-        times = dict(time_gateway(store, series))
+        times = {}
         for name, function in queries(series, end, series.last_slots()):
             times[name] = timed(function)
         for name, told in times.items():

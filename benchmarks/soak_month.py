@@ -33,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ from skep.monitor.records import (
     ProbeShape,
     ProbeTarget,
 )
-from skep.monitor.schedule import Due, Era, Moment
+from skep.monitor.schedule import Due, Moment
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 
@@ -244,7 +245,7 @@ def change_targets(series: SeriesStore, what: str, now: float) -> None:
     if what == "add late" and "late" not in known:
         series.put_target(ProbeTarget("late", "http://10.0.0.9", every_s=HOUR_S, added_at=now))
     elif what == "pace box" and known["box"].every_s == HOUR_S:
-        series.put_target(replace(known["box"], every_s=HOUR_S / 3))
+        series.put_target(replace(known["box"], every_s=HOUR_S / 3, added_at=now))
     elif what == "remove cloud" and known["cloud"].added_at == EPOCH and known["cloud"].removed_at is None:
         series.remove_target("cloud", now)
     elif what == "revive cloud" and known["cloud"].added_at == EPOCH:
@@ -346,7 +347,7 @@ def audit(path: Path, script: Script, account: Account) -> dict[str, Any]:
     return {
         "targets": rows,
         "samples": {"made": len(made), "acknowledged": len(stored), "stored": len(values)},
-        "not_stored": {"in hand when killed": lost["free"], "in memory when it ended with a full disk": lost["full"]},
+        "not_stored": {"in hand when killed": lost["free"], "lost with a full disk": lost["full"]},
         "ends": dict(account.ends),
         "sleeps": len(script.sleeps),
         "clock_jumps": len(script.jumps),
@@ -357,36 +358,29 @@ def audit(path: Path, script: Script, account: Account) -> dict[str, Any]:
 
 
 def _slots(series: SeriesStore, until: float) -> tuple[dict[str, dict[str, int]], list[str]]:
-    eras = [era for era in map(Era.of, series.events(float("-inf"), float("inf"))) if era is not None]
     rows: dict[str, dict[str, int]] = {}
     wrong: list[str] = []
-    for name in sorted({era.target for era in eras}):
-        probes = series.probes(name, float("-inf"), float("inf"))
+    for target in series.targets(removed=True):
+        name, probes = target.name, series.probes(target.name, float("-inf"), float("inf"))
         counts = Counter[str]()
         for probe in probes:
             kind = probe.outcome.value if probe.outcome is not ProbeOutcome.MISSED else f"missed: {probe.error_kind}"
             counts[kind] += probe.slots
-        own = {era.number: era for era in eras if era.target == name}
-        for number in sorted({probe.era for probe in probes} | set(own)):
-            wrong += _tiles(name, number, own.get(number), sorted(p.slot for p in probes if p.era == number), probes)
-        own_last, target = own[max(own)], series.target(name, removed=True)
-        covered = max((p.slot + p.slots for p in probes if p.era == own_last.number), default=own_last.slot)
+        eras = sorted({probe.era for probe in probes})
+        for era in eras:
+            wrong += _tiles(name, era, sorted((p.slot, p.slots) for p in probes if p.era == era))
+        covered = max((p.slot + p.slots for p in probes if p.era == eras[-1]), default=0) if eras else 0
         if target.removed_at is None and covered * target.every_s < until:
             wrong.append(f"{name}: nothing accounts for the slots from {covered} on")
-        rows[name] = {"eras": len(own), "slots": sum(counts.values()), **dict(sorted(counts.items()))}
+        rows[name] = {"eras": len(eras), "slots": sum(counts.values()), **dict(sorted(counts.items()))}
     return rows, wrong
 
 
-def _tiles(name: str, number: int, era: Era | None, slots: list[int], probes: list[Probe]) -> list[str]:
-    if era is None:
-        return [f"{name}: era {number} has rows and no beginning"]
-    length = {probe.slot: probe.slots for probe in probes if probe.era == number}
-    expected = era.slot
-    for slot in slots:
-        if slot != expected:
-            return [f"{name}: era {number} has slot {slot} where {expected} is due"]
-        expected = slot + length[slot]
-    return [] if len(length) == len(slots) else [f"{name}: era {number} has two rows for a slot"]
+def _tiles(name: str, era: int, rows: list[tuple[int, int]]) -> list[str]:
+    for (slot, slots), (following, _) in pairwise(rows):
+        if slot + slots != following:
+            return [f"{name}: era {era} has slot {following} where {slot + slots} is due"]
+    return []
 
 
 def print_report(report: dict[str, Any]) -> None:

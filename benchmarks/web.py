@@ -171,7 +171,6 @@ def fill(path: Path, end: float) -> None:
     with open_store(path) as store:
         build(store, end)
         build_gateway(store, end)
-        SeriesStore(store).summarise_gateway(end)
 
 
 def main() -> None:

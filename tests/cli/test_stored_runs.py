@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from in_process import call, refused
 
+from skep.monitor.records import Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 from skep.store.records import ClientSample, LevelFact, Request
 from skep.store.verdicts import Verdict, VerdictOutcome
@@ -346,16 +348,23 @@ def request(name, age_s):
     )  # fmt: skip
 
 
-def test_old_gateway_requests_are_counted_told_and_deleted(paths):
+def test_old_gateway_requests_and_probe_samples_are_counted_told_and_deleted(paths):
     with open_store(paths.store) as store:
         store.append_gateway_values([request(name, age * DAY_S) for name, age in (("a", 100), ("b", 200), ("new", 1))])
+        for age in (100, 1):
+            at = time.time() - age * DAY_S
+            sample = ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=50.0)
+            SeriesStore(store).append_probe(Probe("box", 0, int(at), at, at, ProbeOutcome.DONE), [sample])
     assert told("store", "info")["gateway_requests"] == 3
     assert "3 gateway requests" in call("store", "info", check=0).out
     assert told("gc", "--incomplete")["gateway_requests"] == 0  # no age: they are left alone
-    assert "would delete 0 runs, 2 gateway requests and 0 old logs" in call(*OLD, "--dry-run", check=0).err
+    assert (
+        "would delete 0 runs, 2 gateway requests, 1 probe samples and 0 old logs"
+        in call(*OLD, "--dry-run", check=0).err
+    )
     assert told(*OLD, "--dry-run")["gateway_requests"] == 2
     done = told(*OLD)
-    assert (done["gateway_requests"], done["runs"], done["dry_run"]) == (2, [], False)
+    assert (done["gateway_requests"], done["samples"], done["runs"], done["dry_run"]) == (2, 1, [], False)
     with open_store(paths.store, read_only=True) as store:
         assert [kept.id for kept in store.gateway_requests()] == ["new"]
 
@@ -392,7 +401,7 @@ def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
     assert told("gc", "--incomplete")["swarm_runs"] == []
     assert told(*OLD, "--dry-run")["tunings"] == [old_tuning]
     done = call(*OLD, check=0)
-    assert "deleted 0 runs, 1 swarm runs, 1 tunings, 0 gateway requests and 0 old logs" in done.err
+    assert "deleted 0 runs, 1 swarm runs, 1 tunings, 0 gateway requests, 0 probe samples and 0 old logs" in done.err
     assert sorted(done.out.split()) == sorted([old, old_tuning])
     with open_store(paths.store, read_only=True) as store:
         assert [run.id for run in SwarmStore(store).runs()] == [new, resumed]

@@ -2,20 +2,22 @@
 
 import random
 import secrets
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
 
-from skep.monitor.records import EventKind, ProbeTarget
+from skep.monitor.records import Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.schedule import (
     ASLEEP,
+    ASLEEP_OR_CLOCK,
     CLOCK_FORWARD,
     LATE,
     NO_ROOM,
+    LastSlot,
     Moment,
     ProbeSchedule,
     due_at,
-    what_happened,
 )
 
 NOON = 1_800_000_000.0  # a whole number of hours
@@ -31,7 +33,12 @@ def moment(wall, awake=None, boot=None):
 def probed(schedule, agenda):
     for due in agenda.due:
         schedule.started(due.target.name)
-        schedule.finished(due)
+        schedule.covered(row_of(due))
+        schedule.ended(due.target.name)
+
+
+def row_of(due):
+    return Probe(due.target.name, due.era, due.slot, due.at, due.at, ProbeOutcome.DONE)
 
 
 def begun():
@@ -59,8 +66,9 @@ def test_a_probe_comes_late_by_at_most_the_jitter_and_always_at_the_same_moment(
         (Moment(NOON + 4 * HOUR, 60, 60), None, CLOCK_FORWARD),
         (Moment(NOON + 4 * HOUR, 4 * HOUR, 4 * HOUR), None, LATE),
         (Moment(NOON + 4 * HOUR, 4 * HOUR, 4 * HOUR), NO_ROOM, NO_ROOM),
+        (Moment(NOON + 4 * HOUR, 60), None, ASLEEP_OR_CLOCK),
     ],
-    ids=["asleep", "clock set forward", "late", "the caller knows better"],
+    ids=["asleep", "clock set forward", "late", "the caller knows better", "a system without a clock for sleep"],
 )
 def test_a_gap_says_why(later, known, cause):
     schedule = begun()
@@ -73,67 +81,63 @@ def test_a_sleep_during_a_probe_is_the_reason_for_what_it_took():
     agenda = schedule.look([BOX], Moment(NOON, 0, 0))
     schedule.started("box")
     schedule.look([BOX], Moment(NOON + 4 * HOUR, 60, 4 * HOUR + 60))
-    schedule.finished(agenda.due[0])
+    schedule.covered(row_of(agenda.due[0]))
+    schedule.ended("box")
     (gap,) = schedule.look([BOX], Moment(NOON + 4 * HOUR + 5, 65, 4 * HOUR + 65)).missed
     assert (gap.error_kind, gap.slots) == ("asleep", 3)
-
-
-def test_a_system_without_a_clock_for_sleep_leaves_it_open():
-    assert what_happened(Moment(NOON, 0), Moment(NOON + HOUR, 60))[1].startswith("the machine was asleep, or")
-    assert what_happened(Moment(NOON, 0), Moment(NOON + 60, 59)) is None
 
 
 def test_a_clock_that_is_set_back_begins_a_new_era_and_a_little_is_waited_for():
     schedule = begun()
     little = schedule.look([BOX], moment(NOON - 0.9 * HOUR))
-    assert (little.eras, little.missed, little.due) == ((), (), ())
+    assert (little.set_back, little.missed, little.due) == (False, (), ())
     assert little.wake_at == due_at(BOX, int(NOON // HOUR) + 1)
     agenda = schedule.look([BOX], moment(NOON - 30 * HOUR))
-    (era,) = agenda.eras
-    assert (era.number, era.kind, era.slot) == (1, EventKind.CLOCK, NOON // HOUR - 30)
-    assert era.text == "the machine's clock was set back, by 30 h 00 min or more"
-    assert (agenda.due[0].era, agenda.missed) == (1, ())
-
-
-def test_another_pace_begins_a_new_era_and_misses_nothing():
-    schedule = begun()
-    quick = replace(BOX, every_s=600.0)
-    agenda = schedule.look([quick], moment(NOON + 900))
-    assert [(era.number, era.slot, era.every_s) for era in agenda.eras] == [(1, (NOON + 900) // 600, 600.0)]
+    assert (agenda.set_back, agenda.due[0].era, agenda.due[0].slot) == (True, 1, NOON // HOUR - 30)
     assert agenda.missed == ()
-    assert agenda.eras[0].text == "watched every 10 min from now on, not every 1 h"
 
 
-def test_a_target_that_is_taken_up_again_was_not_missed_meanwhile():
+def test_a_target_that_is_added_anew_was_not_missed_meanwhile_whatever_its_pace():
     schedule = begun()
     assert schedule.look([], moment(NOON + 9 * HOUR)).wake_at is None
-    back = replace(BOX, added_at=NOON + 9 * HOUR)
+    back = replace(BOX, added_at=NOON + 9 * HOUR, every_s=600.0)
     agenda = schedule.look([back], moment(NOON + 9 * HOUR))
-    assert (len(agenda.eras), agenda.missed, len(agenda.due)) == (1, (), 1)
+    assert (agenda.missed, [due.era for due in agenda.due]) == ((), [1])
 
 
-def test_rows_of_which_nobody_knows_how_they_count_are_left_alone():
-    schedule = ProbeSchedule((), {"box": (3, 17), "by-hand": (-1, 1_800_000_000)})
-    agenda = schedule.look([BOX, replace(BOX, name="by-hand")], moment(NOON))
-    assert [(era.target, era.number) for era in agenda.eras] == [("box", 4), ("by-hand", 0)]
-    assert agenda.missed == ()
+def test_a_restart_goes_on_after_the_last_row_and_probes_by_hand_are_none():
+    rows = {"box": LastSlot(3, int(NOON // HOUR) - 2, NOON - HOUR), "by-hand": LastSlot(-1, 1_800_000_000, NOON)}
+    here = replace(BOX, added_at=NOON - 9 * HOUR)
+    agenda = ProbeSchedule(rows).look([here, replace(here, name="by-hand")], moment(NOON))
+    assert [(gap.target, gap.era, gap.slots) for gap in agenda.missed] == [("box", 3, 1)]
+    assert [(due.target.name, due.era) for due in agenda.due] == [("by-hand", 0)]
+
+
+def test_a_probe_that_is_lost_is_not_made_again_and_is_missed_later():
+    schedule = ProbeSchedule()
+    (due,) = schedule.look([BOX], moment(NOON)).due
+    schedule.started("box")
+    schedule.lost(row_of(due), NO_ROOM)
+    schedule.ended("box")
+    assert schedule.look([BOX], moment(NOON + 60)).due == ()
+    (gap,) = schedule.look([BOX], moment(NOON + HOUR)).missed
+    assert (gap.slot, gap.slots, gap.error_kind) == (due.slot, 1, "disk")
 
 
 def test_every_slot_is_covered_once_whatever_happens():
-    """Random months of two targets: late looks, broken-off probes, restarts, sleeps, jumps, another pace."""
+    """Random months of two targets: late looks, broken-off and lost probes, restarts, sleeps, jumps, another pace."""
     seed = secrets.randbelow(1_000_000)
     for number in range(30):
-        rng = random.Random(f"{seed}/{number}")
-        rows, eras = _month(rng)
+        rows = _month(random.Random(f"{seed}/{number}"))
         for name in ("a", "b"):
-            _assert_tiled([row for row in rows if row[0] == name], [era for era in eras if era.target == name], seed)
+            _assert_tiled([row for row in rows if row.target == name], seed)
 
 
 def _month(rng):
-    """Rows as (target, era, slot, slots), and the eras."""
+    """Return the rows."""
     targets = [ProbeTarget(name, "u", every_s=rng.choice([600.0, HOUR]), added_at=NOON) for name in ("a", "b")]
     wall, awake, boot = NOON, 0.0, 0.0
-    rows, eras, under_way = [], [], []
+    rows, under_way = [], []
     schedule = ProbeSchedule()
     for _ in range(300):
         match rng.choices(["look", "sleep", "jump", "restart", "pace"], [90, 4, 3, 3, 1])[0]:
@@ -145,33 +149,38 @@ def _month(rng):
             case "restart":
                 under_way.clear()
                 last = {}
-                for name, era, slot, slots in rows:
-                    last[name] = max(last.get(name, (-1, 0)), (era, slot + slots - 1))
-                schedule = ProbeSchedule(eras, last)
+                for row in sorted(rows, key=lambda row: (row.era, row.slot)):
+                    last[row.target] = LastSlot(row.era, row.slot + row.slots - 1, row.ended_at)
+                schedule = ProbeSchedule(last)
             case "pace":
-                targets[0] = replace(targets[0], every_s=rng.choice([600.0, 1200.0, HOUR]))
+                later = max([wall, *(row.ended_at + 1 for row in rows)])  # else it is not told from the one before
+                targets[0] = replace(targets[0], every_s=rng.choice([600.0, 1200.0, HOUR]), added_at=later)
         passed = rng.uniform(1, 900)
         wall, awake, boot = wall + passed, awake + passed, boot + passed
         while under_way and rng.random() < 0.7:
             due = under_way.pop()
-            schedule.finished(due)
-            rows.append((due.target.name, due.era, due.slot, 1))
+            row = replace(row_of(due), ended_at=wall)
+            if rng.random() < 0.9:
+                rows.append(row)
+                schedule.covered(row)
+            else:
+                schedule.lost(row, NO_ROOM)
+            schedule.ended(due.target.name)
         agenda = schedule.look(targets, Moment(wall, awake, boot))
-        eras += agenda.eras
-        rows += [(gap.target, gap.era, gap.slot, gap.slots) for gap in agenda.missed]
+        for gap in agenda.missed:
+            rows.append(gap)
+            schedule.covered(gap)
         for due in agenda.due:
             if rng.random() < 0.8:
                 schedule.started(due.target.name)
                 under_way.append(due)
-    return rows, eras
+    return rows
 
 
-def _assert_tiled(rows, eras, seed):
+def _assert_tiled(rows, seed):
+    """The rows of an era follow each other without a hole."""
     assert rows, seed
-    assert eras, seed
-    assert [era.number for era in eras] == list(range(len(eras))), seed
-    for era in eras:
-        expected = era.slot
-        for _, _, slot, slots in sorted(row for row in rows if row[1] == era.number):
-            assert slot == expected, (seed, era, slot, expected)
-            expected = slot + slots
+    for era in {row.era for row in rows}:
+        found = sorted((row.slot, row.slots) for row in rows if row.era == era)
+        for (slot, slots), (following, _) in pairwise(found):
+            assert slot + slots == following, (seed, era, slot)

@@ -21,6 +21,7 @@ from skep.monitor.records import (
     SpanKind,
     TargetKind,
 )
+from skep.monitor.schedule import LastSlot
 from skep.store import database
 
 DAY = 20_000 * DAY_S  # a midnight of UTC
@@ -101,9 +102,9 @@ def test_the_last_slots_are_those_of_the_highest_era(series):
     add(series, [1.0, 2.0], first=500)
     series.append_probe(gap(502, 40))
     series.append_probe(probe(3, target="cloud"))
-    assert series.last_slots() == {"box": (0, 541), "cloud": (0, 3)}
+    assert [(name, one.era, one.slot) for name, one in series.last_slots().items()] == [("box", 0, 541), ("cloud", 0, 3)]
     series.append_probe(probe(100, era=1))
-    assert series.last_slots() == {"box": (1, 100), "cloud": (0, 3)}
+    assert series.last_slots()["box"] == LastSlot(1, 100, DAY + 9.0)
 
 
 def test_the_last_probe_is_the_last_that_was_made(series):
@@ -150,7 +151,6 @@ def test_points_come_oldest_first_without_what_failed(series):
     assert [one.value for one in series.points(KEY, DAY + HOUR_S, DAY + 2 * HOUR_S)] == [51.0]
     assert [one.value for one in series.points(KEY, *ALWAYS, limit=2)] == [52.0, 30.0]
     assert series.points(KEY, *ALWAYS)[0] == SeriesPoint(DAY, 50.0, probe_id=1)
-    assert series.points(replace(KEY, metric=SeriesMetric.REQUESTS), *ALWAYS) == []
 
 
 def test_keys_are_those_that_ever_had_a_value(series):
@@ -202,30 +202,20 @@ def test_busy_samples_are_counted_and_left_out_of_the_figures(series, store):
     assert [tuple(row) for row in rows] == [(2, 51.0, 2), (0, None, 1)]
 
 
-def test_thinning_takes_whole_days_and_leaves_their_spans(series, monkeypatch):
+def test_deleting_samples_leaves_their_spans_and_their_probes(series, monkeypatch):
     """What the days were is still known when their samples are gone."""
     monkeypatch.setattr(database, "_DELETED_AT_ONCE", 7)
     add(series, [50.0 + number % 5 for number in range(60)], every_s=HOUR_S)
     days, hours = (series.spans(KEY, kind, *ALWAYS) for kind in (SpanKind.DAY, SpanKind.HOUR))
-    assert series.thin(DAY + 1.9 * DAY_S) == 24
+    assert (series.count_samples(DAY + DAY_S), series.delete_samples(DAY + DAY_S)) == (24, 24)
     assert series.points(KEY, *ALWAYS)[0].at == DAY + DAY_S
-    assert series.thin(DAY + 1.9 * DAY_S) == 0
     assert series.spans(KEY, SpanKind.DAY, *ALWAYS) == days
     assert series.spans(KEY, SpanKind.HOUR, *ALWAYS) == hours
-    assert series.coverage("box", *ALWAYS)["done"] == 60
-    assert len(series.probes("box", *ALWAYS)) == 60
+    assert series.coverage("box", *ALWAYS)["done"] == len(series.probes("box", *ALWAYS)) == 60
 
 
-def test_a_thinned_day_is_not_computed_anew_and_thinning_never_reaches_past_the_newest_sample(series):
-    """A late sample would make a day of one sample; a date in the far future would keep days from being summed up."""
-    assert series.thin(float("inf")) == 0
-    add(series, [50.0, 51.0, 52.0])
-    add(series, [60.0], start=DAY + 3 * DAY_S, first=72)
-    (before, _) = series.spans(KEY, SpanKind.DAY, *ALWAYS)
-    assert series.thin(DAY + DAY_S) == 3
-    add(series, [1.0], start=DAY + 5 * HOUR_S, first=5)
-    assert series.spans(KEY, SpanKind.DAY, *ALWAYS)[0] == before
-    assert series.count_samples() == 2
-    assert series.thin(DAY + 1000 * DAY_S) == 2
-    add(series, [52.0, 54.0], start=DAY + 4 * DAY_S, first=96)
-    assert [one.median for one in series.spans(KEY, SpanKind.DAY, *ALWAYS)] == [51.0, 60.0, 53.0]
+def test_series_of_the_gateways_requests_that_an_earlier_skep_kept_are_passed_over(series, store):
+    add(series, [50.0])
+    with store.transaction() as connection:
+        connection.execute("INSERT INTO series VALUES (99, 'gateway:m', 'seen', 'any', 0, 'requests')")
+    assert series.keys() == [KEY]

@@ -35,7 +35,7 @@ def test_targets_that_are_watched_stand_on_one_axis(ask):
     """Without being picked; one that has no figure yet is left out."""
     response, html = ask("/compare?window=30d")
     assert response.status == 200
-    assert html.count('<svg class="wide"') == 2  # hot, and cold against cold
+    assert html.count('<svg class="wide"') == 1
     assert 'value="box" checked' in html
     assert 'value="new" checked' not in html
     assert "cloud compared with box" in html

@@ -18,6 +18,8 @@ from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Setting
 from skep.files import HTML, OutputFile
 from skep.host.checks import CheckResult
 from skep.host.facts import host_json, read_host
+from skep.monitor.records import DAY_S
+from skep.monitor.store import SeriesStore
 from skep.paths import Paths, user_paths
 from skep.report.terminal import byte_progress, note, print_json
 from skep.store.database import Store, open_store
@@ -29,6 +31,7 @@ from skep.tuner.store import TuningState, TuningStore
 from skep.units import format_bytes, format_seconds, parse_seconds
 
 HUMANEVAL = "humaneval"
+SAMPLES_KEPT_S = 90 * DAY_S
 
 
 def pull_model(source: str, *, as_json: bool) -> None:
@@ -141,7 +144,7 @@ def store_backup(to: Path, *, overwrite: bool) -> None:
 def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, as_json: bool) -> None:
     paths = user_paths(os.environ)
     before = None if older_than is None else time.time() - parse_seconds(older_than)
-    gone: dict[str, Any] = {"runs": [], "swarm_runs": [], "tunings": [], "gateway_requests": 0}
+    gone: dict[str, Any] = {"runs": [], "swarm_runs": [], "tunings": [], "gateway_requests": 0, "samples": 0}
     logs = sorted(paths.logs.glob("*.log.[0-9]*")) if paths.logs.is_dir() else []
     freed = sum(log.stat().st_size for log in logs)
     if paths.store.exists():
@@ -158,7 +161,8 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
         return
     counts = {kind: len(gone[kind]) for kind in ("runs", "swarm_runs", "tunings")}
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items() if count or kind == "runs")
-    what = f"{kinds}, {gone['gateway_requests']} gateway requests and {len(logs)} old logs"
+    rows = f"{gone['gateway_requests']} gateway requests, {gone['samples']} probe samples"
+    what = f"{kinds}, {rows} and {len(logs)} old logs"
     note(f"{'would delete' if dry_run else 'deleted'} {what}: {format_bytes(freed)}")
     for name in (name for kind in counts for name in gone[kind]):
         print(name)  # noqa: T201
@@ -190,12 +194,19 @@ def _old(store: Store, paths: Paths, before: float | None, *, incomplete: bool) 
             if one.state is not TuningState.RUNNING and one.worked_at < since
         ],
         "gateway_requests": 0 if before is None else store.count_gateway_requests(before),
+        "samples": 0 if before is None else SeriesStore(store).count_samples(_whole_days(before)),
     }
+
+
+def _whole_days(before: float) -> float:
+    """Return until when probe samples go: change detection needs those of late, and days go whole."""
+    return min(before, time.time() - SAMPLES_KEPT_S) // DAY_S * DAY_S
 
 
 def _delete(store: Store, paths: Paths, before: float | None, gone: dict[str, Any]) -> None:
     if before is not None:
         gone["gateway_requests"] = store.delete_gateway_requests(before)
+        gone["samples"] = SeriesStore(store).delete_samples(_whole_days(before))
     store.delete_runs(gone["runs"])
     SwarmStore(store).delete(gone["swarm_runs"])
     TuningStore(store).delete(gone["tunings"])

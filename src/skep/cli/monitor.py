@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from skep.cli.options import ConfigOption, JsonOption, argument, command, group, option
-from skep.files import OutputFile
 
 monitor_app = group("monitor", "Probe endpoints on a schedule, detect changes and send alerts.")
 
@@ -14,7 +13,6 @@ MOST_TOKENS = 1_000_000
 
 NameArgument = Annotated[str, argument("Target name from `skep monitor list`.", metavar="NAME")]
 TargetOption = Annotated[str | None, option("Only this target (default: all).", metavar="NAME")]
-SinceOption = Annotated[str, option("How far back, such as 7d, or a date and time such as 2026-11-15T14:30.")]
 
 
 @dataclass(frozen=True)
@@ -91,26 +89,6 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Print one line per open problem, for cron. Exit code 4 if there is one."""
 
 
-@command(monitor_app, "skep monitor series box --since 30d", runs="monitor_run.show_series")
-def series(
-    wanted: Annotated[str | None, argument("Target or series name (default: all targets).", metavar="TARGET")] = None,
-    since: SinceOption = "30d",
-    everything: Annotated[bool, option("Include the less important series of a target.", "--all")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show level, spread and drift of each series over 1, 7 and 30 days, and when it changed."""
-
-
-@command(monitor_app, "skep monitor compare box cloud --since 7d", runs="monitor_run.compare_two")
-def compare(
-    a: Annotated[str, argument("First target.", metavar="A")],
-    b: Annotated[str, argument("Target to compare with A.", metavar="B")],
-    since: SinceOption = "7d",
-    as_json: JsonOption = False,
-) -> None:
-    """Compare two targets: ratio of medians with its interval, ranges and consistency."""
-
-
 @command(
     monitor_app, 'skep monitor note "NVLink bridges removed" --target box', name="note", runs="monitor_run.write_note"
 )
@@ -121,28 +99,3 @@ def note_(
     as_json: JsonOption = False,
 ) -> None:
     """Record a change that you made. skep compares each series before and after it."""
-
-
-@command(monitor_app, "skep monitor export --csv --since 30d -o samples.csv", runs="monitor_run.export_samples")
-def export(
-    as_csv: Annotated[bool, option("Write CSV (the default).", "--csv")] = False,
-    as_json: JsonOption = False,
-    target: TargetOption = None,
-    since: Annotated[str | None, option("How far back, such as 30d, or a date and time (default: all).")] = None,
-    key: Annotated[str | None, option("Only this series: box/hot/short/c1/tok_s.", "--series", metavar="KEY")] = None,
-    output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
-) -> None:
-    """Export every raw sample and every missed probe."""
-
-
-@command(monitor_app, "skep monitor thin --older 90d", runs="monitor_run.thin_samples")
-def thin(
-    older: Annotated[str, option("Delete samples of days older than this, such as 90d.")],
-    yes: Annotated[bool, option("Do not ask for confirmation.")] = False,
-) -> None:
-    """Delete raw samples of old days; daily summaries stay. skep never does this automatically."""
-
-
-@command(monitor_app, "skep monitor grafana > skep.json", runs="monitor_run.print_dashboard")
-def grafana() -> None:
-    """Print a Grafana dashboard for the metrics of `skep web`, ready to import."""

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
-from contextlib import nullcontext
-from datetime import UTC, datetime
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +15,21 @@ from skep.cli.monitor import AddTargetOptions
 from skep.cli.options import ask_hive, existing, running_url
 from skep.config.load import find_config, load_settings
 from skep.config.settings import Monitor
-from skep.errors import Regression, SkepError, UserError
-from skep.files import OutputFile
+from skep.errors import Regression, SkepError
 from skep.monitor.alerts import check_document
 from skep.monitor.describe import describe_probe
-from skep.monitor.history import chosen_keys, compare_targets, history_of, model_changes
+from skep.monitor.history import model_changes
 from skep.monitor.history import write_note as store_note
 from skep.monitor.loop import POLL_S, begin_with, log_on_stderr, monitor_pid, probe_by_hand, probe_turns, run_monitor
 from skep.monitor.probe import probe_error
-from skep.monitor.records import DAY_S, ProbeOutcome, ProbeTarget
-from skep.monitor.status import export_rows, monitor_status, write_csv, write_json
+from skep.monitor.records import ProbeOutcome, ProbeTarget
+from skep.monitor.status import monitor_status
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import add_target as store_target
 from skep.monitor.targets import moment_of, parse_percent, target_document
 from skep.paths import user_paths
 from skep.report.columns import print_records
-from skep.report.hive_text import SAMPLES, TARGETS, WINDOWS, comparison_columns, status_columns
+from skep.report.hive_text import SAMPLES, TARGETS, status_columns
 from skep.report.terminal import day_and_time, note, print_json, print_list
 from skep.store.database import open_store, read_store
 from skep.units import parse_seconds
@@ -54,83 +49,6 @@ def series_if_any() -> SeriesStore:
 
 def series_to_write() -> SeriesStore:
     return SeriesStore(open_store(user_paths(os.environ).store))
-
-
-def export_samples(
-    target: str | None, since: str | None, key: str | None, output: OutputFile | None, *, as_csv: bool, as_json: bool
-) -> None:
-    if as_csv and as_json:
-        raise UserError("--csv and --json contradict each other", hint="leave one of them out")
-    start = None if since is None else moment_of(since, time.time(), option="--since")
-    if output is not None:
-        output.checked()
-    with series_to_read() as series:
-        columns, rows = export_rows(series, target, key, start)
-        with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8", newline="") as file:
-            count = (write_json if as_json else write_csv)(columns, rows, file)
-    note(f"{count} row{'' if count == 1 else 's'}" + (f" in {output}" if output else ""))
-
-
-def thin_samples(older: str, *, yes: bool) -> None:
-    """Asks first: what goes cannot be had again."""
-    age_s = parse_seconds(older)
-    if age_s < DAY_S:
-        raise UserError(f"--older {older} is less than a day", hint="samples are deleted by whole days: --older 90d")
-    before = max(0.0, time.time() - age_s) // DAY_S * DAY_S  # whole days of UTC
-    with series_to_read() as series:
-        total = series.count_samples()
-    day = datetime.fromtimestamp(before, UTC).date()
-    note(f"this deletes raw samples before {day}, midnight UTC ({total} are stored); daily summaries stay")
-    if not yes and not _agreed():
-        note("nothing was deleted")
-        return
-    with series_to_write() as series:
-        gone = series.thin(before)
-    note(f"deleted {gone} samples; `skep store gc` frees their disk space")
-
-
-def _agreed() -> bool:
-    if not sys.stdin.isatty():
-        raise UserError("`skep monitor thin` asks before it deletes", hint="add --yes if there is no terminal")
-    note("continue? [y/N] ")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def print_dashboard() -> None:
-    sys.stdout.write(files("skep.monitor").joinpath("grafana.json").read_text(encoding="utf-8"))
-
-
-def show_series(wanted: str | None, since: str, *, everything: bool, as_json: bool) -> None:
-    now = time.time()
-    start = moment_of(since, now, option="--since")
-    with series_to_read() as series:
-        found = [history_of(series, key, start, now) for key in chosen_keys(series, wanted, everything=everything)]
-    if as_json:
-        print_json([history.document() for history in found])
-        return
-    if not found:
-        note("there are no series yet: the first probe of a target creates one")
-        return
-    print_records(WINDOWS, [(history.key, *window) for history in found for window in history.stats.items()])
-    for history in found:
-        for sentence in history.sentences:
-            print(f"{history.key}: {sentence}")  # noqa: T201
-
-
-def compare_two(a: str, b: str, since: str, *, as_json: bool) -> None:
-    now = time.time()
-    start = moment_of(since, now, option="--since")
-    with series_to_read() as series:
-        found = compare_targets(series, a, b, start, now)
-    if as_json:
-        print_json(found.document())
-        return
-    if not found.rows:
-        note(f"`{a}` and `{b}` have no kind of run in common since {day_and_time(start)}")
-        return
-    print_records(comparison_columns(a, b), found.rows)
-    for sentence in found.sentences:
-        print(sentence)  # noqa: T201
 
 
 def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) -> None:

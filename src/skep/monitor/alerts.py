@@ -13,18 +13,16 @@ import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import tzinfo
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 from msgspec.structs import replace
 
 from skep.config.settings import Monitor, parse_quiet_hours
-from skep.errors import SkepError, UserError
+from skep.errors import SkepError, StoreError, UserError
 from skep.monitor.describe import clock, percent
 from skep.monitor.history import primary_keys, series_began
 from skep.monitor.notify import Notice, NotificationQueues, Notifier, Secrets, log_line, notifiers_of
@@ -61,78 +59,22 @@ class RuleFinding(msgspec.Struct, frozen=True):
     since: float | None = None  # when the event itself was, where the rule knows; later ones are events of their own
 
 
-@dataclass(slots=True, eq=False)
-class TrackedAlert:
-    """An alert from when it opens until its end is stored and told."""
-
-    alert: Alert
-    told: set[str] = field(default_factory=set)  # "opened", "closed": or on its way
-    end_is_stored: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        return self.alert.closed_at is None
-
-    @property
-    def news(self) -> Literal["opened", "closed"]:
-        return "opened" if self.is_open else "closed"
-
-
-class Alarms:
-    """The alerts that are open, and others until their end is stored and told.
-    Invariant: one at most is open for a rule and target."""
-
-    def __init__(self, known: Iterable[TrackedAlert] = ()) -> None:
-        """`known`: of the last process, oldest first, so that a restart repeats no notice."""
-        self.tracked = list(known)
-        self._last_opened = {(one.alert.rule, one.alert.target): one.alert.opened_at for one in self.tracked}
-
-    @property
-    def open(self) -> list[TrackedAlert]:
-        return [one for one in self.tracked if one.is_open]
-
-    def feed(self, findings: Sequence[RuleFinding], now: float) -> list[TrackedAlert]:
-        """Return the alerts that these findings open, and those that they close, which have their end."""
-        changed: list[TrackedAlert] = []
-        for finding in findings:
-            place, last = (finding.rule, finding.target), self._last_opened.get((finding.rule, finding.target))
-            standing = [one for one in self.open if (one.alert.rule, one.alert.target) == place]
-            is_news = finding.since is None or last is None or finding.since > last
-            if finding.wrong is False:
-                changed += self.end(standing, finding.message, now)
-            elif finding.wrong and is_news and (not standing or finding.since is not None):
-                changed += self.end(standing, "another one followed", now)
-                changed.append(TrackedAlert(Alert(*place, now, finding.message, finding.value, finding.limit)))
-                self.tracked.append(changed[-1])
-                self._last_opened[place] = now
-        return changed
-
-    def forget(self, targets: Iterable[str], now: float) -> list[TrackedAlert]:
-        """Close what is open for targets other than these: they are watched no more."""
-        watched = {None, *targets}
-        return self.end([one for one in self.open if one.alert.target not in watched], "it is no longer watched", now)
-
-    def forget_model(self, target: str, began: float, now: float) -> list[TrackedAlert]:
-        """Close what was opened before another model answered, but for an outage: it was about the old one."""
-        old = [one for one in self.open if one.alert.target == target and one.alert.opened_at < began]
-        return self.end([one for one in old if one.alert.rule is not AlertRule.DOWN], "another model answers", now)
-
-    def notices(self, is_quiet: Callable[[Alert], bool]) -> list[TrackedAlert]:
-        """Return those whose beginning or end is to be told now. It counts as told from now on.
-        Of what opened and closed untold nothing is told."""
-        for one in self.tracked:
-            if not one.is_open and "opened" not in one.told:
-                one.told.add("closed")
-        found = [one for one in self.tracked if one.news not in one.told and not is_quiet(one.alert)]
-        for one in found:
-            one.told.add(one.news)
-        self.tracked = [one for one in self.tracked if not (one.end_is_stored and "closed" in one.told)]
-        return found
-
-    def end(self, ended: Iterable[TrackedAlert], because: str, now: float) -> list[TrackedAlert]:
-        for one in (found := list(ended)):
-            one.alert = replace(one.alert, closed_at=now, closed_because=because)
-        return found
+def judged(
+    known: Sequence[Alert], findings: Iterable[RuleFinding], now: float
+) -> tuple[list[Alert], list[tuple[Alert, str]]]:
+    """Return the alerts that findings open, and the known ones that they close, with the reason. `known`: newest first.
+    One at most is open for a rule and target."""
+    opened, closed = list[Alert](), list[tuple[Alert, str]]()
+    for finding in findings:
+        own = [alert for alert in known if (alert.rule, alert.target) == (finding.rule, finding.target)]
+        standing = [alert for alert in own if alert.closed_at is None]
+        is_news = finding.since is None or not own or finding.since > own[0].opened_at
+        if finding.wrong is False:
+            closed += [(alert, finding.message) for alert in standing]
+        elif finding.wrong and is_news and (not standing or finding.since is not None):
+            closed += [(alert, "another one followed") for alert in standing]
+            opened.append(Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit))
+    return opened, closed
 
 
 LATE = 3  # a single run says little, the median of three a good deal more
@@ -231,7 +173,7 @@ def quality(
     return found(wrong=False, message=right, limit=minimum)
 
 
-def shift(target: str, changes: Sequence[SeriesChange], now: float, zone: tzinfo | None = None) -> RuleFinding:
+def shift(target: str, changes: Sequence[SeriesChange], now: float) -> RuleFinding:
     """A change for the worse that its series has not made good, in the last 7 days; after them it is the level."""
     last = {change.key: change for change in sorted(changes, key=lambda change: change.at)}
     recent = [change for change in last.values() if now - change.at <= SHIFT_HOLDS_S]
@@ -244,7 +186,7 @@ def shift(target: str, changes: Sequence[SeriesChange], now: float, zone: tzinfo
     low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
     size = f"{_FIGURES.get(change.key.metric, change.key.metric)} {percent(change.ratio)} ({low:+.1f} to {high:+.1f} %)"
     because = f", when {change.because}" if change.because else ""
-    text = f"{describe(change.key)}: {size} since {clock(change.at, zone)}{because}"
+    text = f"{describe(change.key)}: {size} since {clock(change.at)}{because}"
     return found(wrong=True, message=text, value=change.after, limit=change.before, since=change.at)
 
 
@@ -290,12 +232,9 @@ def _baseline(points: Sequence[SeriesPoint], until: float) -> list[float]:
     return [point.value for point in points if until - BASELINE_S <= point.at < until]
 
 
-def findings_of(
-    series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float, zone: tzinfo | None = None
-) -> list[RuleFinding]:
+def findings_of(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> list[RuleFinding]:
     """Of one target. Its own limits go before the configured ones."""
     name = target.name
-
     began = series_began(series, name, now + 1)  # what was before it is of another model
 
     def fresh(key: SeriesKey) -> list[SeriesPoint]:
@@ -305,23 +244,23 @@ def findings_of(
 
     probes = series.probes(name, 0.0, now + 1, limit=wanted.down_after + MISSED_BETWEEN)
     pct = wanted.slower_pct if target.slower_pct is None else target.slower_pct
-    speeds = [key for key in primary_keys(series, name) if key.heat is Heat.HOT and key.metric in SPEEDS]
+    speeds = [key for key in primary_keys(series, name) if key.metric in SPEEDS]
     limit_ms = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
     ttft = SeriesKey(name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
-    tasks = [key for key in series.keys(name) if key.metric is SeriesMetric.QUALITY and key.heat is not Heat.SEEN][:1]
-    changes = [one for one in series.changes(name, max(began, now - SHIFT_HOLDS_S)) if one.key.heat is Heat.HOT]
+    tasks = [key for key in series.keys(name) if key.metric is SeriesMetric.QUALITY][:1]
+    changes = series.changes(name, max(began, now - SHIFT_HOLDS_S))
     found = [
         down(name, probes, wanted.down_after),
         None if pct is None else worst([slower(key, fresh(key), pct) for key in speeds]),
         None if limit_ms is None else first_token(ttft, fresh(ttft), limit_ms),
         *(quality(key, fresh(key), target.quality_items, target.every_s, wanted.quality_min) for key in tasks),
-        shift(name, changes, now, zone),
+        shift(name, changes, now),
     ]
     return [finding for finding in found if finding is not None]
 
 
 KNOWN_FOR_S = 30 * DAY_S
-UNTOLD_FOR_S = 2 * DAY_S
+UNTOLD_FOR_S = 2 * DAY_S  # the end of an alert is no news later
 
 
 def free_bytes_of(path: Path) -> int | None:
@@ -334,7 +273,7 @@ def free_bytes_of(path: Path) -> int | None:
 
 class AlertWatcher:
     """`after_probe` after each probe, `tick` every minute or so. `async with` around it lets notices under way end.
-    Open alerts come from the store: a restart neither forgets nor repeats them, and tells what was not told before it.
+    All it knows is in the store: a restart neither forgets nor repeats an alert, and tells what was not told before it.
     The store is read in a thread: a probe of another target may be under way, and its clock is the loop's."""
 
     def __init__(
@@ -356,11 +295,11 @@ class AlertWatcher:
         self._secrets = self._known_secrets(None)
         self._notifiers = notifiers_of(wanted, env, self._secrets, log) if notifiers is None else notifiers
         self._queues = NotificationQueues(self._notifiers, self._told)
-        self._alarms = Alarms()
+        self._handed_over: set[tuple[int | None, str]] = set()  # alerts by id, opened or closed
+        self._unstored: set[tuple[AlertRule, str | None]] = set()  # alerts that were told and could not be stored
         self._hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
         self._now = 0.0
-        self._begun = False
-        self._lock = asyncio.Lock()  # one event at a time changes the alarms, with all that is stored for it
+        self._lock = asyncio.Lock()  # one event at a time changes the alerts
 
     async def __aenter__(self) -> Self:
         return self
@@ -375,94 +314,92 @@ class AlertWatcher:
     async def after_probe(self, probe: Probe, now: float) -> None:
         """Evaluate the rules of the probed target. Its rows and changes are in the store already."""
         if probe.outcome is not ProbeOutcome.MISSED:
-            await self._look(now, self._look_at_target, probe.target)
+            await self._look("after_probe", now, partial(self._look_at_target, probe.target))
 
     async def tick(self, now: float) -> None:
-        await self._look(now, self._look_around)
+        await self._look("tick", now, self._look_at_disk)
 
-    async def _look(self, now: float, look: Callable[..., None], *about: str) -> None:
+    async def _look(self, when: str, now: float, look: Callable[[], list[Notice]]) -> None:
         async with self._lock:
             self._now = now
-            await asyncio.to_thread(look, *about)
-            for one in self._alarms.notices(self._is_quiet):
-                self._queues.hand_over(self._notice(one))
+            for step in (look, self._find_untold):
+                with self._never_raising(when):
+                    for notice in await asyncio.to_thread(step):
+                        self._queues.hand_over(notice)
+
+    def _look_at_target(self, name: str) -> list[Notice]:
+        target = next((one for one in self._series.targets() if one.name == name), None)
+        if target is None:  # removed while it was probed
+            return []
+        self._secrets = self._known_secrets(target.key_env)
+        began = series_began(self._series, name, self._now + 1)
+        for alert in self._series.alerts(open_only=True):
+            if alert.target == name and alert.opened_at < began and alert.rule is not AlertRule.DOWN:
+                self._close(alert, "another model answers")
+        return self._carry_out(findings_of(self._series, target, self._wanted, self._now))
+
+    def _look_at_disk(self) -> list[Notice]:
+        free, limit = self._free_bytes(), self._wanted.disk_free_bytes
+        finding = disk(free, limit) if free is not None and limit else None
+        return [] if finding is None else self._carry_out([finding])
+
+    def _carry_out(self, findings: Sequence[RuleFinding]) -> list[Notice]:
+        """Store what opens and closes. What cannot be stored is told all the same, once: the disk may be full."""
+        opened, closed = judged(self._series.alerts(since=self._now - KNOWN_FOR_S), findings, self._now)
+        for alert, because in closed:
+            self._close(alert, because)
+        found = []
+        for alert in opened:
+            notice = self._notice(replace(alert, message=self._secrets.scrub(alert.message)))
+            place, is_new = (alert.rule, alert.target), (alert.rule, alert.target) not in self._unstored
+            if is_new:
+                self._log(log_line(notice))  # at once, quiet hours or not
+            try:
+                number = self._series.open_alert(notice.alert)
+            except StoreError as error:
+                self._log(f'watch.failed in=store error="{error.message}"')
+                self._unstored.add(place)
+                found += [notice] if is_new else []
+            else:
+                self._handed_over |= set() if is_new else {(number, "opened")}
+                self._unstored.discard(place)
+        return found
+
+    def _close(self, alert: Alert, because: str) -> None:
+        because = self._secrets.scrub(because)
+        self._log(log_line(self._notice(replace(alert, closed_at=self._now, closed_because=because))))
+        self._series.close_alert(alert.id or 0, self._now, because)
+
+    def _notice(self, alert: Alert) -> Notice:
+        return Notice("opened" if alert.closed_at is None else "closed", alert, self._now, self._host)
+
+    def _find_untold(self) -> list[Notice]:
+        """Return what is to be told now: what opened or closed, is not told yet, and is not held by quiet hours.
+        Of what opened and closed untold nothing is told."""
+        found = []
+        for alert in reversed(self._series.alerts(since=self._now - UNTOLD_FOR_S) if self._notifiers else []):
+            told = {what for what, _, via, _ in self._series.notices(alert.id) if via != "log"}
+            told |= {what for what in ("opened", "closed") if (alert.id, what) in self._handed_over}
+            notice = self._notice(alert)
+            untold = "opened" not in told if notice.what == "opened" else told == {"opened"}
+            if untold and not self._is_quiet(alert):
+                self._handed_over.add((alert.id, notice.what))
+                found.append(notice)
+        return found
 
     def _is_quiet(self, alert: Alert) -> bool:
         if self._hours is None or alert.rule in self._wanted.quiet_except:
             return False
         return self._hours.hold(self._now, self._zone)
 
-    def _notice(self, one: TrackedAlert) -> Notice:
-        return Notice(one.news, one.alert, self._now, self._host)
-
-    def _look_at_target(self, name: str) -> None:
-        with self._never_raising("after_probe"):
-            self._begin()
-            target = next((one for one in self._series.targets() if one.name == name), None)
-            if target is None:  # removed while it was probed
-                return
-            self._secrets = self._known_secrets(target.key_env)
-            began = series_began(self._series, name, self._now + 1)
-            self._carry_out(self._alarms.forget_model(name, began, self._now))
-            findings = findings_of(self._series, target, self._wanted, self._now, self._zone)
-            self._carry_out(self._alarms.feed(findings, self._now))
-
-    def _look_around(self) -> None:
-        with self._never_raising("tick"):
-            self._begin()
-            for one in self._alarms.tracked:
-                self._store(one)
-            self._carry_out(self._alarms.forget((target.name for target in self._series.targets()), self._now))
-        with self._never_raising("disk"):
-            free, limit = self._free_bytes(), self._wanted.disk_free_bytes
-            if free is not None and limit and (finding := disk(free, limit)) is not None:
-                self._carry_out(self._alarms.feed([finding], self._now))
-
-    def _begin(self) -> None:
-        """Read the alerts of the last process from the store, once."""
-        if self._begun:
-            return
-        known = []
-        for alert in reversed(self._series.alerts(since=self._now - KNOWN_FOR_S)):
-            told = {what for what, _, via, _ in self._series.notices(alert.id) if via != "log"}
-            if alert.closed_at is not None and alert.closed_at < self._now - UNTOLD_FOR_S:
-                told.add("closed")
-            known.append(TrackedAlert(alert, told, end_is_stored=alert.closed_at is not None))
-        self._alarms = Alarms(known)
-        self._begun = True
-
-    def _carry_out(self, changed: Sequence[TrackedAlert]) -> None:
-        for one in changed:
-            because = one.alert.closed_because
-            message, because = self._secrets.scrub(one.alert.message), because and self._secrets.scrub(because)
-            one.alert = replace(one.alert, message=message, closed_because=because)
-            with self._never_raising("store"):
-                self._store(one)
-            notice = self._notice(one)
-            self._log(log_line(notice))  # at once, quiet hours or not
-            self._write_down(notice, "log", None)
-
-    def _store(self, one: TrackedAlert) -> None:
-        """Store its beginning and its end, as far as they are not. What could not be stored is told all the same, and
-        stored later with what was told: else it would stand there as open for ever, or be told anew."""
-        if one.alert.id is None:
-            one.alert = replace(one.alert, id=self._series.open_alert(one.alert))
-            for what, notifier in product(sorted(one.told), self._notifiers):
-                self._series.append_notice(one.alert.id or 0, what, self._now, notifier.via, None)
-        if one.alert.closed_at is not None and not one.end_is_stored:
-            self._series.close_alert(one.alert.id or 0, one.alert.closed_at, one.alert.closed_because or "")
-            one.end_is_stored = True
-
     async def _told(self, notice: Notice, via: str, error: str | None) -> None:
         error = None if error is None else self._secrets.scrub(error)
         if error is not None:
             self._log(f'alert.untold via={via} event={notice.what} error="{error}"')
-        await asyncio.to_thread(self._write_down, notice, via, error)
-
-    def _write_down(self, notice: Notice, via: str, error: str | None) -> None:
         with self._never_raising("notices"):
             if notice.alert.id is not None:
-                self._series.append_notice(notice.alert.id, notice.what, self._now, via, error)
+                values = (notice.alert.id, notice.what, self._now, via, error)
+                await asyncio.to_thread(self._series.append_notice, *values)
 
     def _known_secrets(self, key_env: str | None) -> Secrets:
         names = (self._wanted.webhook_env, self._wanted.webhook_token_env, key_env)
@@ -489,8 +426,8 @@ def check_document(
     free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
     if free is not None and (finding := disk(free, wanted.disk_free_bytes)):
         found.append(finding)
-    judged = Alarms(map(TrackedAlert, reversed(known))).feed([one for one in found if one.wrong], now)
-    wrong = [alert_document(alert) for alert in [*known, *(one.alert for one in judged if one.is_open)]]
+    opened, _ = judged(known, [one for one in found if one.wrong], now)
+    wrong = [alert_document(alert) for alert in [*known, *opened]]
     who = "the monitor runs but is late" if running else "the monitor is not running: `skep monitor run` starts it"
     targets = []
     for one in target_statuses(series, now, with_readings=False):

@@ -1,7 +1,8 @@
 """The monitor loop and its process: runs the probes that are due, stores them, and has alerts evaluated.
 
 Targets that share a machine are probed one after the other, others at the same time. Killed at any moment, it loses
-the probe under way and nothing else; told to stop, it breaks that one off, and its slot is due again."""
+the probe under way and nothing else; told to stop, it breaks that one off, and its slot is due again. While nothing
+can be stored, none is begun: slots are missed, and say so later."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,13 +29,12 @@ from skep.files import hold_lock, lock_holder
 from skep.monitor.alerts import AlertWatcher, free_bytes_of
 from skep.monitor.history import ANOTHER_MODEL, begins_anew, find_changes
 from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, ProbeLengths, machine_of, probe_target
-from skep.monitor.records import BUSY, HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
-from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
+from skep.monitor.records import BUSY, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
+from skep.monitor.schedule import NO_ROOM, Agenda, Due, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths, user_paths
-from skep.store.database import is_about_a_row, open_store
+from skep.store.database import open_store
 from skep.supervisor.control import replica_key
-from skep.units import format_seconds
 
 LONGEST_S = 900.0  # nobody is waited for longer: who has stopped with Ctrl-Z never ends
 LOOK_S = 0.1  # between two looks whether it is one's turn; a wait inside the kernel could not be broken off
@@ -64,57 +63,6 @@ async def probe_turn(
                     break
                 await asyncio.sleep(LOOK_S)
         yield
-
-
-MOST = 1000  # entries that wait
-
-
-class WriteBuffer:
-    """Probes and events that wait to be stored. `put` from the event loop; `write` from any thread."""
-
-    def __init__(self, series: SeriesStore, say: Callable[[str], None], most: int = MOST) -> None:
-        self._series, self._say, self._most = series, say, most
-        self._entries: deque[tuple[Probe | None, Sequence[ProbeSample], Sequence[MonitorEvent]]] = deque()
-        self._writing = threading.Lock()  # entries are written in the order in which they were put, each once
-        self._in_trouble = False
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether as many entries wait as may; no probe starts until there is room."""
-        return len(self._entries) >= self._most
-
-    def put(
-        self, probe: Probe | None, samples: Sequence[ProbeSample] = (), events: Sequence[MonitorEvent] = ()
-    ) -> None:
-        self._entries.append((probe, samples, events))
-
-    def write(self) -> bool:
-        """Store what waits, as far as the store takes it. Return whether nothing waits any more."""
-        with self._writing:
-            while self._entries:
-                probe, samples, events = self._entries[0]
-                try:
-                    if probe is not None:
-                        self._series.append_probe(probe, samples, events)
-                    else:
-                        for event in events:
-                            self._series.append_event(event)
-                except (StoreError, OverflowError) as error:
-                    if is_about_a_row(error):  # it has no place there, and must not hold up the others
-                        self._say(f"monitor.dropped why={str(error)!r}")
-                    else:
-                        if not self._in_trouble:
-                            self._say(f"monitor.waits why={str(error)!r} hint={getattr(error, 'hint', None)!r}")
-                        self._in_trouble = True
-                        return False
-                self._entries.popleft()
-            if self._in_trouble:
-                self._in_trouble = False
-                self._say("monitor.writes again=true")
-            return True
 
 
 SAME_BEGIN_S = 2.0
@@ -176,7 +124,6 @@ def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
     return news
 
 
-GRACE_S = 150.0  # after the hour its requests are summarised: the gateway writes its rows in batches
 POLL_S = 5.0  # targets are added and removed while it runs
 TICK_S = 60.0
 BY_HAND = -1  # the era of probes that somebody asked for
@@ -207,25 +154,19 @@ class Loop:
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         turns: Path | None = None,
         poll_s: float = POLL_S,
-        most_waiting: int = MOST,
     ) -> None:
         self._series, self._prober, self._say, self._watch = series, prober, say, watch
         self._moment, self._look_for_changes, self._in_thread = moment, look_for_changes, in_thread
         self._turns, self._poll_s = turns, poll_s
-        self._backlog = WriteBuffer(series, say, most_waiting)
         self._schedule = ProbeSchedule()
-        self._closed_hour: float | None = None  # of the gateway's requests
         self._targets: list[ProbeTarget] = []
-        self._seen: dict[str, LastSeen] = {}
         self._busy: set[str] = set()  # machines that are being probed
-        self._was_full = self._ticking = False
+        self._in_trouble = self._ticking = False  # the last row could not be written; a tick is under way
         self._ticked: float | None = None
         self._stirred = asyncio.Event()
 
     async def run(self, *, once: bool = False) -> None:
-        events = await self._in_thread(self._series.events, -math.inf, math.inf)
-        eras = [era for era in map(Era.of, events) if era is not None]
-        self._schedule = ProbeSchedule(eras, await self._in_thread(self._series.last_slots))
+        self._schedule = ProbeSchedule(await self._in_thread(self._series.last_slots))
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -239,27 +180,24 @@ class Loop:
                     self._stirred.clear()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
-        finally:
-            self._backlog.write()
 
     async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
-        """Start the probes that are due. Return None where the write buffer is full."""
+        """Start the probes that are due. Return None where nothing can be stored: none is begun until it can."""
         now = self._moment()
         if self._series.store.moved:
             raise StoreError("the store was deleted or replaced while the monitor ran", hint="start it again")
         if not self._ticking and (self._ticked is None or now.awake - self._ticked >= TICK_S):
             self._ticking, self._ticked = True, now.awake
             tasks.create_task(self._tick(now.wall))
-        if len(self._backlog):
-            await self._in_thread(self._backlog.write)
-        if self._backlog.is_full:
-            self._was_full = True
-            return None
         with contextlib.suppress(StoreError):  # where it cannot be read, those read last
             self._targets = await self._in_thread(self._series.targets)
-        agenda = self._schedule.look(self._targets, now, NO_ROOM if self._was_full else None)
-        self._was_full = False
-        await self._keep(agenda, now)
+        agenda = self._schedule.look(self._targets, now, NO_ROOM if self._in_trouble else None)
+        if agenda.set_back:
+            self._say("monitor.clock set_back=true")
+        for missed in agenda.missed:
+            if not await self._in_thread(self._write, missed):
+                return None
+            self._say(f"monitor.missed target={missed.target!r} slots={missed.slots} why={missed.error!r}")
         for due in agenda.due:
             machine = machine_of(due.target.url)
             if machine not in self._busy:
@@ -268,22 +206,19 @@ class Loop:
                 tasks.create_task(self._probe(due, machine))
         return agenda
 
-    async def _keep(self, agenda: Agenda, now: Moment) -> None:
-        if not agenda.eras and not agenda.missed:
-            return
-        for era in agenda.eras:
-            self._backlog.put(None, events=[era.event()])
-            self._say(f"monitor.era target={era.target!r} era={era.number} why={era.text!r}")
-        for missed in agenda.missed:
-            self._backlog.put(missed)
-            self._say(f"monitor.missed target={missed.target!r} slots={missed.slots} why={missed.error!r}")
-        told = {NOT_RUNNING[0], ASLEEP[0], CLOCK_FORWARD[0]}
-        if away := [probe for probe in agenda.missed if probe.error_kind in told]:  # one mark for the whole time
-            since = min(probe.due_at for probe in away)
-            text = f"no probes for {format_seconds(now.wall - since)}: {away[0].error}"
-            detail = {"from": since, "error_kind": away[0].error_kind}
-            self._backlog.put(None, events=[MonitorEvent(now.wall, EventKind.MONITOR, text, None, detail)])
-        await self._in_thread(self._backlog.write)
+    def _write(self, probe: Probe, samples: Sequence[ProbeSample] = (), events: Sequence[MonitorEvent] = ()) -> bool:
+        """Return whether it is stored."""
+        try:
+            self._series.append_probe(probe, samples, events)
+        except StoreError as error:
+            if not self._in_trouble:
+                self._say(f"monitor.waits why={str(error)!r} hint={getattr(error, 'hint', None)!r}")
+            self._in_trouble = True
+            self._schedule.lost(probe, NO_ROOM)
+            return False
+        self._in_trouble = False
+        self._schedule.covered(probe)
+        return True
 
     async def _probe(self, due: Due, machine: str) -> None:
         try:
@@ -291,23 +226,20 @@ class Loop:
                 self._turns, machine, lambda: self._say(f"monitor.queued target={due.target.name!r}")
             ):
                 probe, samples = await self._made(due)
-            self._schedule.finished(due)
             news = await self._news(probe)
-            self._backlog.put(probe, samples, news)
-            await self._in_thread(self._backlog.write)
+            self._say(_log_line(probe, samples))
+            if not await self._in_thread(self._write, probe, samples, news):
+                return
             for event in filter(begins_anew, news):
                 self._say(f"monitor.model target={probe.target!r} why={event.text!r}")
-            self._say(_log_line(probe, samples))
             now = self._moment().wall
             with self._going_on(f"after={probe.target!r}"):
                 await self._in_thread(self._look_for_changes, self._series, probe.target, now)
             with self._going_on(f"after={probe.target!r}"):
                 if self._watch is not None:
                     await self._watch.after_probe(probe, now)
-        except asyncio.CancelledError:
-            self._schedule.broken_off(due.target.name)
-            raise
         finally:
+            self._schedule.ended(due.target.name)
             self._busy.discard(machine)
             self._stirred.set()
 
@@ -323,29 +255,17 @@ class Loop:
 
     async def _news(self, probe: Probe) -> list[MonitorEvent]:
         """Return the events since the last probe, be it one by hand."""
-        seen = self._seen.get(probe.target)
         try:
-            seen = await self._in_thread(last_seen, self._series, probe.target, seen)
+            return events_since(await self._in_thread(last_seen, self._series, probe.target), probe)
         except Exception as error:  # what was measured is kept whatever was before it
             self._say(f"monitor.failed before={probe.target!r} why={error!r}")
-        seen = self._seen[probe.target] = seen or LastSeen()
-        news = events_since(seen, probe)
-        seen.take(probe)
-        return news
+            return []
 
     async def _tick(self, now: float) -> None:
-        """Each by itself: hours that cannot be written must not keep anybody from hearing that the disk is full."""
-        try:
-            with self._going_on("tick=true"):
-                hour = (now - GRACE_S) // HOUR_S
-                if hour != self._closed_hour:  # at the start, after each hour, and after a clock that was set back
-                    await self._in_thread(self._series.summarise_gateway, now)
-                    self._closed_hour = hour
-            with self._going_on("tick=true"):
-                if self._watch is not None:
-                    await self._watch.tick(now)
-        finally:
-            self._ticking = False
+        with self._going_on("tick=true"):
+            if self._watch is not None:
+                await self._watch.tick(now)
+        self._ticking = False
 
     @contextlib.contextmanager
     def _going_on(self, where: str) -> Iterator[None]:
@@ -356,14 +276,11 @@ class Loop:
             self._say(f"monitor.failed {where} why={error!r}")
 
 
-def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -> LastSeen:
-    """From the stored probes. `known`: what was seen already, to which only a later probe can add."""
-    seen, (latest, _) = known or LastSeen(), series.latest(target)
-    if known is None:
-        for probe in (*series.last_done(target), *reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK))):
-            seen.take(probe)
-    if latest is not None and (known is None or known.ended_at is None or latest.ended_at > known.ended_at):
-        seen.take(latest)
+def last_seen(series: SeriesStore, target: str) -> LastSeen:
+    """From the stored probes: the newest, and the last one that succeeded."""
+    seen = LastSeen()
+    for probe in (*series.last_done(target), *reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK))):
+        seen.take(probe)
     return seen
 
 

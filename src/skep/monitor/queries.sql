@@ -15,7 +15,7 @@ SELECT target FROM probed WHERE target IS NOT NULL
 SELECT slot + slots FROM probes WHERE target = ? AND era = ? AND slot < ? ORDER BY slot DESC LIMIT 1
 
 -- last_slot: be it one of a gap
-SELECT era, slot + slots - 1 FROM probes WHERE target = ? ORDER BY era DESC, slot DESC LIMIT 1
+SELECT era, slot + slots - 1, ended_at FROM probes WHERE target = ? ORDER BY era DESC, slot DESC LIMIT 1
 
 -- probes: a gap that began before the window may reach into it
 SELECT * FROM probes WHERE target = ?1 AND due_at >= ?2 AND due_at < ?3
@@ -53,36 +53,3 @@ SELECT changes.*, series.target, series.heat, series.shape, series.concurrency, 
 FROM changes JOIN series ON series.id = changes.series
 WHERE (?1 IS NULL OR series.target = ?1) AND changes.at >= ?2
 ORDER BY changes.at, series.id
-
--- thin_some: the oldest samples of one kind of run
-DELETE FROM samples
-WHERE id IN (
-    SELECT id FROM samples
-    WHERE target = ? AND heat = ? AND shape = ? AND concurrency = ? AND at < ? ORDER BY at LIMIT ?
-)
-
--- requests: of each whether a replica had it, whether it failed, its first byte and its speed where they can be told
-SELECT model, replica IS NOT NULL AS served,
-    outcome IN ('broken', 'refused') OR coalesce(status, 0) >= 500 AS failed,
-    CASE WHEN told THEN first_byte_s * 1000 END AS ttft_ms,
-    CASE WHEN told AND output_tokens >= ?6 AND ended_s > first_byte_s
-        THEN output_tokens / (ended_s - first_byte_s) END AS tok_s,
-    arrived_at + ended_s AS ended_at
-FROM (
-    SELECT *, outcome = 'answered' AND streamed AND coalesce(status, 0) < 400 AS told
-    FROM gateway_requests WHERE arrived_at >= ?1 AND arrived_at < ?2 AND coalesce(flow, '') <> ?4
-)
-WHERE arrived_at + ended_s >= ?3 AND ended_s <= ?5
-
--- export: samples with their probe; a probe without any is one row
-SELECT
-    coalesce(samples.at, chosen.started_at, chosen.due_at) AS at, chosen.target, chosen.outcome, chosen.slots,
-    samples.heat, samples.shape, samples.concurrency, samples.tok_s, samples.engine_tok_s, samples.effective_tok_s,
-    samples.ttft_ms, samples.quality, samples.prompt_tokens, samples.output_tokens, chosen.running, chosen.waiting,
-    chosen.idle_s, chosen.model, coalesce(samples.error_kind, chosen.error_kind) AS error_kind,
-    coalesce(samples.error, chosen.error) AS error, chosen.simulated, chosen.versions, chosen.host,
-    chosen.id AS probe_id, chosen.era, chosen.slot
-FROM (
-    SELECT * FROM probes WHERE id > ?1 AND ended_at >= ?2 AND (?3 IS NULL OR target = ?3) ORDER BY id LIMIT ?4
-) AS chosen LEFT JOIN samples ON samples.probe_id = chosen.id
-ORDER BY chosen.id, samples.id

@@ -13,25 +13,23 @@ import msgspec
 
 from skep.store.rows import JOINED, Count, Figure, StoredAs, finite
 
-PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway: passive series are of others' requests
+PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway
 BUSY = "busy"  # the error kind of a target that is there and has no room: neither a figure nor an outage
 HOUR_S = 3600.0
 DAY_S = 86400.0
 
 
 class Heat(StrEnum):
-    """COLD: the first request after a pause, which is kept too. SEEN: requests of others, as the gateway saw them."""
+    """COLD: the first request after a pause, which is kept too."""
 
     COLD = "cold"
     HOT = "hot"
-    SEEN = "seen"
 
 
 class ProbeShape(StrEnum):
     SHORT = "short"
     LONG = "long"
     QUALITY = "quality"  # small tasks with known answers
-    ANY = "any"  # of passive series: whatever was asked
 
 
 class SeriesMetric(StrEnum):
@@ -40,16 +38,14 @@ class SeriesMetric(StrEnum):
     EFFECTIVE_TOK_S = "effective_tok_s"  # all output tokens of the run over its wall time
     TTFT_MS = "ttft_ms"
     QUALITY = "quality"  # share of the small tasks that were answered rightly
-    REQUESTS = "requests"  # of passive series: how many ended in the hour
-    FAILED = "failed"  # of passive series: how many of them failed
 
     @property
     def more_is_better(self) -> bool:
-        return self not in (SeriesMetric.TTFT_MS, SeriesMetric.FAILED)
+        return self is not SeriesMetric.TTFT_MS
 
     @property
     def unit(self) -> str:
-        return {"ttft_ms": "ms", "quality": "", "requests": "requests/h", "failed": "requests/h"}.get(self, "tok/s")
+        return {"ttft_ms": "ms", "quality": ""}.get(self, "tok/s")
 
 
 class SeriesKey(msgspec.Struct, frozen=True, order=True):
@@ -58,7 +54,7 @@ class SeriesKey(msgspec.Struct, frozen=True, order=True):
     target: str
     heat: Heat
     shape: ProbeShape
-    concurrency: int  # 0 for passive series: as many as there were
+    concurrency: int
     metric: SeriesMetric
 
     @property
@@ -259,16 +255,6 @@ class SeriesChange(msgspec.Struct, frozen=True):
     def document(self) -> dict[str, Any]:
         derived = {"series": str(self.key), "key": str(self.key), "ratio": self.ratio, "worse": self.worse}
         return {**msgspec.to_builtins(self), **derived}
-
-
-class SlowDrift(msgspec.Struct, frozen=True):
-    """A stretch that moves slowly one way. `ratio` is its end over its beginning, by the median of slopes."""
-
-    first: float
-    last: float
-    ratio: float
-    ratio_low: float  # 95 %
-    ratio_high: float
 
 
 class AlertRule(StrEnum):

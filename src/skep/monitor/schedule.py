@@ -2,20 +2,19 @@
 
 Slot k of a target is the time from k to k+1 times `every_s`, counted from 1970; its probe comes up to `jitter` after it
 begins, by a hash, so that the same slot is always due at the same moment. An *era* is a stretch in which slots can
-be counted: it ends when the clock is set back, when `every_s` changes and when a target is taken up again. From its
-first slot on, every slot of an era is accounted for exactly once: by a probe, or by one row for a gap of missed ones.
+be counted: it ends when the clock is set back and when a target is added anew. From its first row on, every slot of an
+era is accounted for exactly once: by a probe, or by one row for a gap of missed ones.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from skep.monitor.records import EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeTarget
-from skep.units import format_seconds
+from skep.monitor.records import Probe, ProbeOutcome, ProbeTarget
 
 LATEST_SHARE = 0.9  # of a slot: no probe is due after it
 NOTICED_S = 5.0  # sleep and jumps shorter than this explain nothing
@@ -37,30 +36,12 @@ class Moment(msgspec.Struct, frozen=True):
     boot: float | None = None  # seconds that do; None: the system does not tell
 
 
-class Era(msgspec.Struct, frozen=True):
-    """From `slot` on every slot is accounted for. Kept as an event, so that it outlives the process."""
+class LastSlot(msgspec.Struct, frozen=True):
+    """How far the rows of a target have come. Eras below zero are of probes by hand: they cover nothing."""
 
-    target: str
-    number: int
+    era: int
     slot: int
-    every_s: float
-    added_at: float  # of the target: another value means that it was taken up again
-    at: float
-    kind: EventKind = EventKind.MONITOR
-    text: str = ""
-
-    def event(self) -> MonitorEvent:
-        detail = {"era": self.number, "slot": self.slot, "every_s": self.every_s, "added_at": self.added_at}
-        return MonitorEvent(self.at, self.kind, self.text, self.target, detail)
-
-    @classmethod
-    def of(cls, event: MonitorEvent) -> Era | None:
-        """None: the event is not the beginning of one."""
-        told = event.detail
-        if event.target is None or not {"era", "slot", "every_s", "added_at"} <= told.keys():
-            return None
-        slots = int(told["era"]), int(told["slot"]), float(told["every_s"]), float(told["added_at"])
-        return cls(event.target, *slots, event.at, event.kind, event.text)
+    ended_at: float
 
 
 class Due(msgspec.Struct, frozen=True):
@@ -73,103 +54,75 @@ class Due(msgspec.Struct, frozen=True):
 class Agenda(msgspec.Struct, frozen=True):
     """What is to be written, in this order, what is to be begun, and when (unix time) to look again."""
 
-    eras: tuple[Era, ...]
     missed: tuple[Probe, ...]
     due: tuple[Due, ...]  # the longest due first
     wake_at: float | None  # None: nothing is to come
+    set_back: bool = False  # the clock was
 
 
 @dataclass(slots=True)
 class _TargetProgress:
-    era: Era
+    era: int
     covered: int  # the last slot that is accounted for
+    at: float  # when that was
+    first: int | None = None  # the slot that the era begins with: it is probed at once
+    seen: Moment | None = None  # the last look at it
+    tried: int = -1  # the last slot whose probe was lost
+    cause: Cause | None = None  # why
 
 
 class ProbeSchedule:
-    """`look`, then `started` and `finished` or `broken_off` for each probe. What `look` returns counts as written."""
+    """`look`; `started` and `ended` for each probe; `covered` for each row that was written."""
 
-    def __init__(self, eras: Iterable[Era] = (), last: Mapping[str, tuple[int, int]] | None = None) -> None:
-        """`last`: of each target, the era and slot that its rows have come to."""
-        self._standing: dict[str, _TargetProgress] = {}
-        self._under_way: dict[str, Cause | None] = {}  # and what happened to the machine meanwhile
-        self._excuses: dict[str, Cause] = {}  # for what was missed while a probe was under way
-        self._looked: Moment | None = None
-        for era in sorted(eras, key=lambda era: era.number):
-            self._standing[era.target] = _TargetProgress(era, era.slot - 1)
-        for name, (number, slot) in (last or {}).items():
-            standing = self._standing.get(name)
-            if number >= 0 and (standing is None or standing.era.number < number):
-                era = Era(name, number, slot, 0.0, 0.0, 0.0)  # nobody wrote down how its slots count: the next one does
-                self._standing[name] = _TargetProgress(era, slot)
-            elif standing is not None and standing.era.number == number:
-                standing.covered = max(standing.covered, slot)
+    def __init__(self, last: Mapping[str, LastSlot] | None = None) -> None:
+        known = {name: one for name, one in (last or {}).items() if one.era >= 0}
+        self._progress = {name: _TargetProgress(one.era, one.slot, one.ended_at) for name, one in known.items()}
+        self._under_way: set[str] = set()
 
     def look(self, targets: Sequence[ProbeTarget], now: Moment, excuse: Cause | None = None) -> Agenda:
         """`excuse`: why slots were missed, where the caller knows it."""
-        seen = None if self._looked is None else what_happened(self._looked, now)
-        cause = excuse or seen or (NOT_RUNNING if self._looked is None else LATE)
-        self._looked = now
-        for name in self._under_way:
-            self._under_way[name] = self._under_way[name] or seen
-        eras, missed, following = list[Era](), list[Probe](), list[Due]()
+        missed, following, set_back = list[Probe](), list[Due](), False
         for target in targets:
             if target.name in self._under_way:
                 continue
-            era = self._new_era(target, now.wall)
-            if era is not None:
-                eras.append(era)
-                self._standing[target.name] = _TargetProgress(era, era.slot - 1)
-            standing = self._standing[target.name]
-            why, text = self._excuses.pop(target.name, cause)
-            current, first = int(now.wall // target.every_s), standing.covered + 1
+            progress = self._progress.get(target.name)
+            current = int(now.wall // target.every_s)
+            back = progress is not None and now.wall < (progress.covered - 1) * target.every_s
+            if progress is None or back or target.added_at > progress.at:
+                era = 0 if progress is None else progress.era + 1
+                progress = self._progress[target.name] = _TargetProgress(era, current - 1, now.wall, current)
+                set_back |= back
+            why, text = excuse or progress.cause or _cause(progress.seen, now)
+            progress.seen, first = now, progress.covered + 1
             if first < current:  # slots that are wholly past and that nothing accounts for
-                occasion = (target.name, standing.era.number, first, due_at(target, first), now.wall)
+                occasion = (target.name, progress.era, first, due_at(target, first), now.wall)
                 missed.append(Probe(*occasion, ProbeOutcome.MISSED, slots=current - first, error_kind=why, error=text))
-                standing.covered = current - 1
-            slot = max(current, standing.covered + 1)
-            at_once = slot == standing.era.slot and slot * target.every_s <= now.wall  # the first one of an era
-            due_s = now.wall if at_once else due_at(target, slot)
-            following.append(Due(target, standing.era.number, slot, due_s))
+            slot = max(current, first, progress.tried + 1)
+            at_once = slot == progress.first and slot * target.every_s <= now.wall
+            following.append(Due(target, progress.era, slot, now.wall if at_once else due_at(target, slot)))
         following.sort(key=lambda one: (one.at, one.target.name))
         due = tuple(one for one in following if one.at <= now.wall)
         wake_at = following[len(due)].at if len(due) < len(following) else None
-        return Agenda(tuple(eras), tuple(missed), due, wake_at)
+        return Agenda(tuple(missed), due, wake_at, set_back)
 
     def started(self, name: str) -> None:
-        self._under_way[name] = None
+        self._under_way.add(name)
 
-    def finished(self, due: Due) -> None:
-        """Its slot is accounted for."""
-        name = due.target.name
-        happened = self._under_way.pop(name, None)
-        standing = self._standing.get(name)
-        if standing is not None and standing.era.number == due.era:
-            standing.covered = max(standing.covered, due.slot)
-            if happened is not None:
-                self._excuses[name] = happened
+    def ended(self, name: str) -> None:
+        """Its slot is due again, unless `covered` or `lost` was told before."""
+        self._under_way.discard(name)
 
-    def broken_off(self, name: str) -> None:
-        """Its slot stays open: it is due again, or missed."""
-        self._under_way.pop(name, None)
+    def covered(self, probe: Probe) -> None:
+        """A row of it was written."""
+        progress = self._progress[probe.target]
+        if progress.era == probe.era:
+            progress.covered = max(progress.covered, probe.slot + probe.slots - 1)
+            progress.at, progress.cause = probe.ended_at, None
 
-    def _new_era(self, target: ProbeTarget, now: float) -> Era | None:
-        slot = int(now // target.every_s)
-        standing = self._standing.get(target.name)
-        before = None if standing is None else standing.era
-        kind, every = EventKind.MONITOR, format_interval(target.every_s)
-        if standing is None or before is None:
-            text = f"watched from now on, every {every}"
-        elif before.added_at != target.added_at:
-            text = f"watched again, every {every}"
-        elif before.every_s != target.every_s:
-            text = f"watched every {every} from now on, not every {format_interval(before.every_s)}"
-        elif now < (standing.covered - 1) * target.every_s:
-            back_s = standing.covered * target.every_s - now
-            kind, text = EventKind.CLOCK, f"the machine's clock was set back, by {format_seconds(back_s)} or more"
-        else:
-            return None
-        number = 0 if before is None else before.number + 1
-        return Era(target.name, number, slot, target.every_s, target.added_at, now, kind, text)
+    def lost(self, probe: Probe, cause: Cause) -> None:
+        """It could not be written: its slot will be a missed one, and is not probed again."""
+        progress = self._progress[probe.target]
+        progress.tried, progress.cause = probe.slot, cause
 
 
 def due_at(target: ProbeTarget, slot: int) -> float:
@@ -186,11 +139,13 @@ def format_interval(every_s: float) -> str:
     return f"{every_s:g} s"
 
 
-def what_happened(before: Moment, now: Moment) -> Cause | None:
-    """To the machine, between two moments of one process. None: nothing that explains a gap."""
+def _cause(before: Moment | None, now: Moment) -> Cause:
+    """Return what kept a slot from being probed between two looks. None: nobody looked before."""
+    if before is None:
+        return NOT_RUNNING
     wall, awake = now.wall - before.wall, now.awake - before.awake
     if before.boot is None or now.boot is None:
-        return ASLEEP_OR_CLOCK if wall - awake > NOTICED_S else None
+        return ASLEEP_OR_CLOCK if wall - awake > NOTICED_S else LATE
     boot = now.boot - before.boot
     slept, jumped = boot - awake, wall - boot
-    return None if max(slept, jumped) <= NOTICED_S else ASLEEP if slept >= jumped else CLOCK_FORWARD
+    return LATE if max(slept, jumped) <= NOTICED_S else ASLEEP if slept >= jumped else CLOCK_FORWARD

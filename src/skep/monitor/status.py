@@ -1,16 +1,13 @@
 """How each target stands now: its last value against its own median, when it is due, what is wrong. Reads the store and
-nothing else; times are arguments. `skep monitor status`, the exposition and the pages say the same. Also all that was
-measured, as rows for a file: read in pages, so that a million samples need no memory."""
+nothing else; times are arguments. `skep monitor status`, the exposition and the pages say the same."""
 
 from __future__ import annotations
 
-import csv
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
@@ -20,7 +17,6 @@ from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Alert,
-    Heat,
     Probe,
     ProbeOutcome,
     ProbeTarget,
@@ -30,9 +26,8 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.schedule import due_at
-from skep.monitor.store import SeriesStore, all_targets, known_key, known_target, query
+from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import WindowStats, mad, median, window_stats
-from skep.store.database import Store
 from skep.wire.prometheus import Gauge, metrics_text
 
 WINDOW_S = 7 * DAY_S
@@ -165,13 +160,13 @@ def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = Tr
     for target in series.targets():
         own = tuple(alert for alert in alerts if alert.target == target.name)
         last, _ = series.latest(target.name)
-        era, slot = slots.get(target.name, (-1, 0))
-        following = max(slot + 1, int(now // target.every_s))
+        done = slots.get(target.name)
         readings = []
         for key in primary_keys(series, target.name) if with_readings else ():
             newest, quiet = latest_and_week(series, key, now, fresh_s(target))
             readings.append(SeriesStatus(key, newest, window_stats(quiet)))
-        due = now if era < 0 else due_at(target, following)  # below 0: never probed, or only asked for by hand
+        following = max(done.slot + 1, int(now // target.every_s)) if done else 0
+        due = due_at(target, following) if done and done.era >= 0 else now  # else never probed, or by hand alone
         state = _state(target, last, now, alerts=bool(own))
         coverage = series.coverage(target.name, now - WINDOW_S, now)
         found.append(TargetStatus(target, state, last, due, coverage, tuple(readings), own))
@@ -209,8 +204,6 @@ def _state(target: ProbeTarget, last: Probe | None, now: float, *, alerts: bool)
     return TargetState.ALERT if alerts else TargetState.BUSY if last.busy else TargetState.OK
 
 
-MOST_SERIES = 400
-MOST_TARGETS = 200
 BY_TARGET = ("target",)
 OF_SERIES = ("target", "heat", "shape", "concurrency")
 METRIC_NAMES = {  # in Prometheus, and what it is
@@ -225,21 +218,16 @@ METRIC_NAMES = {  # in Prometheus, and what it is
     ),
     SeriesMetric.TTFT_MS: ("skep_monitor_ttft_seconds", "Time to the first token"),
     SeriesMetric.QUALITY: ("skep_monitor_quality_ratio", "Share of small tasks that were answered correctly"),
-    SeriesMetric.REQUESTS: ("skep_monitor_requests_per_hour", "Requests of others that ended in the last whole hour"),
-    SeriesMetric.FAILED: ("skep_monitor_failed_requests_per_hour", "Failed requests of others in the last whole hour"),
 }
 
 
 def metrics_page(series: SeriesStore, now: float) -> bytes:
-    """Return what `GET /metrics` of the dashboard answers, for so many targets and series; docs/metrics.md has each."""
-    standing = target_statuses(series, now, with_readings=False)[:MOST_TARGETS]
+    """Return what `GET /metrics` of the dashboard answers; docs/metrics.md has each."""
+    standing = target_statuses(series, now, with_readings=False)
     fresh = {one.target.name: fresh_s(one.target) for one in standing}
-    keys = [key for key in series.keys(None) if key.target in fresh or key.heat is Heat.SEEN]
-    # Left out first: what others asked, then cold runs.
-    chosen = sorted(keys, key=lambda key: (key.heat is Heat.SEEN, key.heat is Heat.COLD, key))[:MOST_SERIES]
     families: dict[str, Gauge] = {}
-    for key in sorted(chosen):  # only what is told here: hundreds of them are asked for every few seconds
-        latest, week = latest_and_week(series, key, now, fresh.get(key.target, 2 * HOUR_S))
+    for key in (key for key in series.keys() if key.target in fresh):  # noqa: SIM118
+        latest, week = latest_and_week(series, key, now, fresh[key.target])
         name, what = METRIC_NAMES[key.metric]
         factor = 0.001 if key.metric is SeriesMetric.TTFT_MS else 1.0  # to the base unit
         labels = (key.target, str(key.heat), str(key.shape), str(key.concurrency))
@@ -256,10 +244,8 @@ def metrics_page(series: SeriesStore, now: float) -> bytes:
     for (target, rule), count in sorted(counts.items()):
         if target in fresh or not target:
             opened.set((target, rule), count)
-    left_out = Gauge("skep_monitor_series_left_out", f"Series left out beyond the {MOST_SERIES} reported here.")
-    left_out.set((), len(keys) - len(chosen))
     of_series = [families[name] for name in sorted(families)]
-    return metrics_text([*_of_targets(standing), *of_series, opened, left_out], known_only=True)
+    return metrics_text([*_of_targets(standing), *of_series, opened], known_only=True)
 
 
 def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
@@ -278,84 +264,3 @@ def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
         for outcome, count in one.coverage.items():
             occasions.set((name, str(outcome)), count)
     return [state, probed, due, occasions]
-
-
-PROBES_AT_ONCE = 500
-FAR = 1e12  # later than any sample
-
-SAMPLE_COLUMNS = (
-    "at", "at_utc", "target", "outcome", "slots", "heat", "shape", "concurrency", "tok_s", "engine_tok_s",
-    "effective_tok_s", "ttft_ms", "quality", "prompt_tokens", "output_tokens", "busy", "running", "waiting", "idle_s",
-    "model", "error_kind", "error", "simulated", "versions", "host", "probe_id", "era", "slot",
-)  # fmt: skip
-POINT_COLUMNS = ("at", "at_utc", "series", "value", "unit", "busy", "probe_id")
-
-Row = dict[str, Any]
-
-
-def export_rows(
-    series: SeriesStore, target: str | None, key: str | None, since: float | None
-) -> tuple[Sequence[str], Iterator[Row]]:
-    """Return columns and rows of one series, or of all samples, be it of one target."""
-    if key is not None:
-        return POINT_COLUMNS, point_rows(series, known_key(series, key), since)
-    if target is not None:
-        known_target(target, all_targets(series))
-    return SAMPLE_COLUMNS, sample_rows(series.store, target=target, since=since)
-
-
-def sample_rows(store: Store, *, target: str | None = None, since: float | None = None) -> Iterator[Row]:
-    """In the order in which they were stored. A probe without samples (missed, failed, thinned) is one row."""
-    after = 0
-    earliest = float("-inf") if since is None else since
-    while page := store.read(query("export"), after, earliest, target, PROBES_AT_ONCE):
-        for row in page:
-            told = {name: json.loads(row[name]) for name in ("versions", "host")}
-            told |= {"at_utc": utc(row["at"]), "busy": bool(row["running"] or row["waiting"])}
-            yield {**dict(row), **told, "simulated": bool(row["simulated"])}
-        after = page[-1]["probe_id"]
-
-
-def point_rows(series: SeriesStore, key: SeriesKey, since: float | None = None) -> Iterator[Row]:
-    """One series; what others asked is kept by the hour."""
-    common = {"series": str(key), "unit": key.metric.unit}
-    for point in series.points(key, 0.0 if since is None else since, FAR):
-        yield {**msgspec.to_builtins(point), **common, "at_utc": utc(point.at)}
-
-
-def write_csv(columns: Sequence[str], rows: Iterable[Row], file: TextIO) -> int:
-    """How many. Unknown is an empty cell; what is an object stays JSON."""
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(columns)
-    count = 0
-    for count, row in enumerate(rows, 1):  # noqa: B007
-        writer.writerow([_cell(row.get(column)) for column in columns])
-    return count
-
-
-def write_json(columns: Sequence[str], rows: Iterable[Row], file: TextIO) -> int:
-    """One list, a row a line, written as it is read."""
-    count = 0
-    file.write("[")
-    for count, row in enumerate(rows, 1):
-        text = json.dumps({column: row.get(column) for column in columns}, ensure_ascii=False)
-        file.write(f",\n{text}" if count > 1 else f"\n{text}")
-    file.write("\n]\n")
-    return count
-
-
-def utc(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def harmless(text: str) -> str:
-    """A spreadsheet would take some beginnings for a formula: what a server says is not to be run."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
-def _cell(value: object) -> object:
-    if value is None or value == {}:
-        return ""
-    if isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False, sort_keys=True)
-    return int(value) if isinstance(value, bool) else harmless(value) if isinstance(value, str) else value

@@ -1,8 +1,7 @@
 """The store of watching over time: targets, probes and their samples, series, events, alerts, changes.
 
 Each append is one short transaction. Hours and days are brought up to date with their samples, so that reading a year
-never reads these; series of requests that others sent to the gateway have hours alone, which are closed one by one.
-Times are arguments, unix seconds. A window from `since` to `until` has its beginning and not its end."""
+never reads these. Times are arguments, unix seconds. A window from `since` to `until` has its beginning but no end."""
 
 from __future__ import annotations
 
@@ -21,14 +20,10 @@ from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
 from skep.monitor.records import (
     DAY_S,
-    HOUR_S,
-    PROBES_FLOW,
     Alert,
-    Heat,
     MonitorEvent,
     Probe,
     ProbeSample,
-    ProbeShape,
     ProbeTarget,
     SeriesChange,
     SeriesKey,
@@ -37,24 +32,19 @@ from skep.monitor.records import (
     SeriesSpan,
     SpanKind,
 )
+from skep.monitor.schedule import LastSlot
 from skep.stats.percentiles import mad, percentile
 from skep.store.database import Store
 from skep.store.rows import insert, insert_all, json_text, queries, read
 
-RAW_METRICS = tuple(metric for metric in SeriesMetric if metric not in ("requests", "failed"))
 SERIES_OF = "SELECT id FROM series WHERE target = ? AND heat = ? AND shape = ? AND concurrency = ? AND metric = ?"
 PUT_SPAN = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_THINNED = "thinned"
-_PUT_MARK = "INSERT INTO watermarks VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET at = max(at, ?2)"
 _LAST = "SELECT * FROM probes WHERE target = ? AND outcome {which} ORDER BY id DESC LIMIT 1"
 _GAPS = "SELECT * FROM probes WHERE target = ? AND slots > 1 AND ended_at >= ? AND due_at < ?"
-_KEYS = "SELECT target, heat, shape, concurrency, metric FROM series WHERE ?1 IS NULL OR target = ?1"
+# An earlier skep kept series of the gateway's own requests too: "seen".
+_KEYS = "SELECT * FROM series WHERE heat <> 'seen' AND (target = ?1 OR ?1 IS NULL)"
+_DELETE_SOME = "DELETE FROM samples WHERE id IN (SELECT id FROM samples WHERE at < ? LIMIT ?)"
 _EVENTS = "SELECT * FROM events WHERE at >= ?1 AND at < ?2 {of} ORDER BY at, id"
-LONGEST_S = DAY_S  # from arrival to end
-WRITTEN_WITHIN_S = 120.0
-FEWEST_TOKENS = 8  # a speed of less is the speed of one chunk
-NO_MODEL = "(none)"  # asked for none, or for one that never was here: names that clients make up open no series
-_MARK = "gateway"
 
 
 def query(name: str) -> str:
@@ -118,14 +108,13 @@ class SeriesStore:
             of_probe = {"id": None, "probe_id": probe_id, "target": probe.target, "busy": probe.busy}
             insert_all(connection, "samples", samples, **of_probe)
             insert_all(connection, "events", events, id=None)
-            mark = connection.execute("SELECT at FROM watermarks WHERE name = ?", (_THINNED,)).fetchone()
-            update_spans(connection, probe.target, samples, -math.inf if mark is None else mark[0])
+            update_spans(connection, probe.target, samples)
         return probe_id
 
-    def last_slots(self) -> dict[str, tuple[int, int]]:
-        """By target: its highest era, and the last slot covered in it, be it by a gap."""
+    def last_slots(self) -> dict[str, LastSlot]:
+        """By target: the last slot covered in its highest era, be it by a gap."""
         names = [row["target"] for row in self.store.read(query("targets_with_probes"))]
-        return {name: tuple(self.store.read(query("last_slot"), name)[0]) for name in names}
+        return {name: LastSlot(*self.store.read(query("last_slot"), name)[0]) for name in names}
 
     def latest(self, target: str) -> tuple[Probe | None, list[ProbeSample]]:
         """Return the last probe that was really made; None where none was."""
@@ -143,16 +132,11 @@ class SeriesStore:
         return read(self.store.read(query("probes"), target, since, until, -1 if limit is None else limit), Probe)
 
     def keys(self, target: str | None = None) -> list[SeriesKey]:
-        """In order, passive ones included."""
+        """In order."""
         return sorted(read(self.store.read(_KEYS, target), SeriesKey))
 
     def points(self, key: SeriesKey, since: float, until: float, *, limit: int | None = None) -> list[SeriesPoint]:
-        """Oldest first; the newest `limit` of them. A passive series has a point for each hour: its median."""
-        if key.heat is Heat.SEEN:
-            hours = self.spans(key, SpanKind.HOUR, since, until)
-            return [SeriesPoint(hour.start, hour.median) for hour in (hours if limit is None else hours[-limit:])]
-        if key.metric not in RAW_METRICS:
-            return []
+        """Oldest first; the newest `limit` of them."""
         values = (*key_values(key), since, until, -1 if limit is None else limit)
         rows = self.store.read(query("points").format(metric=key.metric.value), *values)
         return [SeriesPoint(at, value, bool(busy), probe_id) for at, value, busy, probe_id in reversed(rows)]
@@ -220,46 +204,12 @@ class SeriesStore:
         times = itemgetter("earliest_at", "latest_at")
         return read(rows, SeriesChange, key=lambda row: read([row], SeriesKey)[0], between=times)
 
-    def summarise_gateway(self, until: float) -> int:
-        """Close the hours of the gateway's requests that ended two minutes before `until`; how many had any."""
-        end = start_of(until - WRITTEN_WITHIN_S, HOUR_S)
-        marks = self.store.read("SELECT at FROM watermarks WHERE name = ?", _MARK)
-        at = marks[0]["at"] if marks else self.store.read("SELECT min(arrived_at) FROM gateway_requests")[0][0]
-        closed = 0
-        while at is not None and start_of(at, HOUR_S) < end:
-            at, day = start_of(at, HOUR_S), start_of(at, DAY_S)
-            tomorrow = day + DAY_S
-            hours: dict[float, list[Row]] = defaultdict(list)
-            asked = (day - LONGEST_S, min(tomorrow, end), day, PROBES_FLOW, LONGEST_S, FEWEST_TOKENS)
-            for row in self.store.read(query("requests"), *asked):
-                hours[start_of(row["ended_at"], HOUR_S)].append(row)
-            known = sorted(hour for hour in hours if hour < min(tomorrow, end))
-            if new := [hour for hour in known if hour >= at]:
-                with self.store.transaction() as connection:
-                    for hour in new:
-                        _write_requests(connection, SpanKind.HOUR, hour, [hours[hour]])
-                    _write_requests(connection, SpanKind.DAY, day, [hours[hour] for hour in known])
-                    # Not up to `end`: a clock that is wrong for a minute must not close the years to come.
-                    connection.execute("INSERT OR REPLACE INTO watermarks VALUES (?, ?)", (_MARK, new[-1] + HOUR_S))
-            closed += len(new)
-            # Nobody walks through years of nothing: on to the next day on which a request ended or came.
-            later = self.store.read("SELECT min(arrived_at) FROM gateway_requests WHERE arrived_at >= ?", tomorrow)
-            at = tomorrow if any(hour >= tomorrow for hour in hours) else later[0][0]
-        return closed
+    def count_samples(self, before: float = math.inf) -> int:
+        return int(self.store.read("SELECT count(*) FROM samples WHERE at < ?", before)[0][0])
 
-    def thin(self, before: float) -> int:
-        """Delete the samples of whole days (of UTC) before it; their days and hours stay. How many went."""
-        newest = self.store.read("SELECT max(at) FROM samples")[0][0]
-        if newest is None:
-            return 0
-        mark = start_of(min(before, newest + DAY_S), DAY_S)
-        with self.store.transaction() as connection:  # first of all: from now on those days are not computed anew
-            connection.execute(_PUT_MARK, (_THINNED, mark))
-        kinds = self.store.read("SELECT DISTINCT target, heat, shape, concurrency FROM samples")
-        return sum(self.store.delete_in_parts("thinning_before", mark, query("thin_some"), *kind) for kind in kinds)
-
-    def count_samples(self) -> int:
-        return int(self.store.read("SELECT count(*) FROM samples")[0][0])
+    def delete_samples(self, before: float) -> int:
+        """Delete those older; their hours and days stay. Return how many went."""
+        return self.store.delete_in_parts("thinning_before", before, _DELETE_SOME)
 
     def _append(self, table: str, record: object = None, clash: str = "", /, **columns: object) -> int:
         with self.store.transaction() as connection:
@@ -315,8 +265,8 @@ def span_row(
     return series, kind.value, start, len(ordered), *figures, busy
 
 
-def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSample], thinned_before: float) -> None:
-    """Write the hours and days that these stored samples belong to. A day that was thinned stays as it is."""
+def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSample]) -> None:
+    """Write the hours and days that these stored samples belong to."""
     days: dict[tuple[object, ...], list[ProbeSample]] = defaultdict(list)
     for sample in samples:
         if sample.error_kind is None:  # what failed has no figures that count
@@ -324,8 +274,8 @@ def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSam
     for news in days.values():
         one, day = news[0], start_of(news[0].at, DAY_S)
         values = (target, one.heat.value, one.shape.value, one.concurrency, day, day + DAY_S)
-        rows = connection.execute(query("samples_of_a_day"), values).fetchall() if day >= thinned_before else []
-        for metric in RAW_METRICS:
+        rows = connection.execute(query("samples_of_a_day"), values).fetchall()
+        for metric in SeriesMetric:
             if not (told := [sample.at for sample in news if sample.value(metric) is not None]):
                 continue
             series = series_id(connection, SeriesKey(target, one.heat, one.shape, one.concurrency, metric))
@@ -336,38 +286,10 @@ def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSam
                 put_span(connection, series, kind, start, figures, len(inside) - len(figures))
 
 
-def _write_requests(connection: Connection, kind: SpanKind, start: float, hours: Sequence[Sequence[Row]]) -> None:
-    """Write the requests of one hour, or of a day's hours, by model; those for an unknown model are of none. Times and
-    speeds are over all requests; numbers of requests are one for each hour, so a day has a median hour."""
-    seen = connection.execute("SELECT DISTINCT target FROM series WHERE heat = ?", (Heat.SEEN.value,))
-    known = {row["target"] for row in seen}
-    by_target: dict[str, list[list[Row]]] = defaultdict(list)
-    for rows in hours:
-        served = {row["model"] for row in rows if row["served"] and row["model"]}
-        of_hour: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
-            name = f"gateway:{row['model']}"
-            of_hour[name if row["model"] in served or name in known else f"gateway:{NO_MODEL}"].append(row)
-        for target, own in of_hour.items():
-            by_target[target].append(own)
-    for target, seen_hours in by_target.items():
-        every = [row for rows in seen_hours for row in rows]
-        figures = {
-            SeriesMetric.TTFT_MS: [row["ttft_ms"] for row in every if row["ttft_ms"] is not None],
-            SeriesMetric.TOK_S: [row["tok_s"] for row in every if row["tok_s"] is not None],
-            SeriesMetric.REQUESTS: [float(len(rows)) for rows in seen_hours],
-            SeriesMetric.FAILED: [float(sum(row["failed"] for row in rows)) for rows in seen_hours],
-        }
-        for metric, values in figures.items():
-            if values:
-                key = SeriesKey(target, Heat.SEEN, ProbeShape.ANY, 0, metric)
-                put_span(connection, series_id(connection, key), kind, start, values)
-
-
 def all_targets(series: SeriesStore) -> list[str]:
-    """Return the targets that are probed, those that were, and what the gateway saw."""
+    """Return the targets that are probed, then those that were."""
     known = sorted(series.targets(removed=True), key=lambda target: target.removed_at is not None)
-    return list(dict.fromkeys([target.name for target in known] + sorted({key.target for key in series.keys(None)})))
+    return [target.name for target in known]
 
 
 def known_target(name: str, known: Collection[str]) -> str:
@@ -377,17 +299,3 @@ def known_target(name: str, known: Collection[str]) -> str:
         near = similar_names(name, {squeeze(one): one for one in known})
         raise UserError(f"there is no target `{name}`", hint=did_you_mean(near, hint))
     return name
-
-
-def known_key(series: SeriesStore, text: str) -> SeriesKey:
-    """Return the series of that name. Raise UserError where there is none."""
-    try:
-        key = SeriesKey.parse(text)
-    except ValueError:
-        hint = "write it as box/hot/short/c1/tok_s; `skep monitor series --all` lists them"
-        raise UserError(f"`{text}` is not the name of a series", hint=hint) from None
-    known = series.keys(key.target)
-    if key not in known:
-        listed = ", ".join(map(str, known[:6])) or "none of that target"
-        raise UserError(f"there is no series `{text}`", hint=f"there are: {listed}")
-    return key

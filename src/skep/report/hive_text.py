@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter, methodcaller
 from textwrap import wrap
@@ -10,15 +10,13 @@ from typing import Any
 
 from skep.host.checks import CheckResult, HostFinding
 from skep.monitor.describe import ago, ahead, percent
-from skep.monitor.history import TargetComparisonRow
-from skep.monitor.records import ProbeSample, ProbeTarget, SeriesKey
+from skep.monitor.records import ProbeSample, ProbeTarget
 from skep.monitor.schedule import format_interval
 from skep.monitor.status import TargetStatus
 from skep.monitor.targets import runs_of
 from skep.report.columns import Column, as_count, at, print_records, record_lines
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, sparkline
 from skep.report.terminal import note
-from skep.stats.percentiles import WindowStats
 from skep.supervisor.control import HiveReadings, ReplicaStatus
 from skep.units import format_bytes, format_seconds, number
 
@@ -228,12 +226,7 @@ def print_findings(findings: list[HostFinding]) -> None:
             console.print(Text(indent + f"\n{indent}".join(wrap(f"→ {finding.hint}", room)), "dim"))
 
 
-WindowRow = tuple[SeriesKey, str, WindowStats | None]  # a series, the name of the window, what it has
 _one, _two = "{:,.1f}".format, "{:,.2f}".format
-
-
-def _share_text(value: float) -> str:
-    return f"{100 * value:.1f} %"
 
 
 TARGETS: tuple[Column[ProbeTarget], ...] = (
@@ -282,45 +275,3 @@ SAMPLES: tuple[Column[ProbeSample], ...] = (
 )
 
 
-def _window_figure(name: str, title: str, rank: int = 0) -> Column[WindowRow]:
-    """Return a figure of a window, with as many digits as its series has."""
-
-    def text(row: WindowRow) -> str | None:
-        value = None if row[2] is None else getattr(row[2], name)
-        return None if value is None else _one(value) if row[0].metric.unit else _two(value)
-
-    return Column(name, title, text, rank=rank)
-
-
-WINDOWS: tuple[Column[WindowRow], ...] = (
-    Column("series", "SERIES", lambda row: str(row[0]), right=False),
-    Column("over", "OVER", lambda row: row[1], right=False),
-    Column("count", "VALUES", lambda row: row[2].count if row[2] else 0, rank=2),
-    _window_figure("median", "MEDIAN"),
-    Column("unit", "UNIT", lambda row: row[0].metric.unit, rank=3, right=False),
-    _window_figure("mad", "MAD", 5),
-    Column("cv", "CV", lambda row: row[2] and row[2].cv, _share_text),
-    _window_figure("p05", "P05", 6),
-    _window_figure("p95", "P95", 6),
-    _window_figure("low", "LOW", 4),
-    _window_figure("high", "HIGH", 4),
-)
-
-
-def comparison_columns(a: str, b: str) -> tuple[Column[TargetComparisonRow], ...]:
-    """Return both sides, and the ratio of B over A."""
-    return (
-        Column("run", "RUN", lambda row: row.key.kind.replace("/", " "), right=False),
-        Column("unit", "UNIT", lambda row: row.key.metric.unit, rank=4, right=False),
-        *_sides("a", a),
-        *_sides("b", b),
-        Column("ratio", "RATIO", at("versus.ratio.estimate"), lambda x: f"{x:,.3f}"),
-        Column("interval", "95 %", lambda row: row.versus.ratio, lambda x: f"{x.low:.3f} .. {x.high:.3f}", rank=1),
-        Column("judgement", "JUDGEMENT", lambda row: row.versus.judgement.value, right=False),
-    )
-
-
-def _sides(key: str, name: str) -> Iterator[Column[TargetComparisonRow]]:
-    yield Column(f"median_{key}", name.upper(), at(f"versus.{key}.median"), _one)
-    yield Column(f"range_{key}", "RANGE", at(f"versus.{key}"), lambda it: f"{_one(it.low)} .. {_one(it.high)}", rank=2)
-    yield Column(f"cv_{key}", "CV", at(f"versus.{key}.cv"), _share_text, rank=3)

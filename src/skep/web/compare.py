@@ -16,16 +16,24 @@ from skep.bench.metrics import Comparison
 from skep.bench.stored_run import load_run
 from skep.errors import UserError
 from skep.monitor.history import SeriesHistory, TargetComparison, compare_targets, history_of
-from skep.monitor.records import DAY_S, ProbeShape, SeriesKey
-from skep.monitor.store import SeriesStore, all_targets
+from skep.monitor.records import SeriesKey
+from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.report.comparison import comparison_table
 from skep.report.series_chart import Picture, when, zone_name
 from skep.store.database import Store
 from skep.store.records import StoredRun
-from skep.web import history
 from skep.web.context import Site
-from skep.web.history import HistoryQuery, chosen_key, cold_beside, read_query, shown_values, track_of
+from skep.web.history import (
+    HistoryQuery,
+    chosen_key,
+    first_moment,
+    is_simulated,
+    known_targets,
+    read_query,
+    shown_values,
+    track_of,
+)
 from skep.web.layout import in_words, page, render_macro, streamed
 from skep.web.responses import json_answer
 from skep.web.run_cache import Pictures, RunCache, found_runs, runs_named
@@ -59,28 +67,24 @@ def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[s
     return {"runs": told, "comparisons": comparisons_of(store, runs)}
 
 
-def kinds(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
-    """Series that every picked target has, as those of the first; where they share none, all of the first."""
-    first, *more = asked.targets
-    own = history.in_order(series.keys(first), [])
-    others = [kinds_of for name in more if (kinds_of := {key.kind for key in series.keys(name)})]
-    return [key for key in own if all(key.kind in other for other in others)] or own
+def shared_kinds(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
+    """Return the series that every picked target has, as those of the first; where they share none, all of it."""
+    own, *others = [chosen_key(series, name, None)[1] for name in asked.targets]
+    shared = [key for key in own if all(key.kind in {one.kind for one in other} for other in others)]
+    return shared or list(own)
 
 
-def parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]:
-    """Yield the pictures first; the figures of each pair as they are worked out."""
-    since, histories = _histories(series, asked, _chosen(series, asked))
-    shares = {name: history.simulated_share(series, name, since, asked.until) for name in asked.targets}
-    yield _part("told_simulated", shares=shares)
-    cold = [key for one in histories if (key := cold_beside(one.key, series.keys(one.key.target))) is not None]
-    caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
-    for some in (histories, _histories(series, asked, cold)[1] if cold else []):
-        if some:
-            yield _part("figure", picture=_picture(asked, since, some), caption=caption)
+def target_parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]:
+    """Yield the picture first; the figures of each pair as they are worked out."""
+    histories = _histories(series, asked)
+    since = min((one.since for one in histories), default=asked.since or asked.until)
+    if any(is_simulated(series, name, since, asked.until) for name in asked.targets):
+        yield _part("told_simulated")
+    if histories:
+        caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
+        yield _part("figure", picture=_picture(asked, since, histories), caption=caption)
     for place, pair in enumerate(pairs(site, series, asked, since)):
-        said = zip((row.key for row in pair.rows if row.sentence is not None), pair.sentences, strict=True)
-        usual = [words for key, words in said if key.concurrency <= 1 and key.shape is not ProbeShape.LONG]
-        yield _part("pair_of", pair=pair, place=place, sentences=usual)
+        yield _part("pair_of", pair=pair, place=place)
     if len(asked.targets) < 2:
         yield _part("alone")
 
@@ -96,34 +100,24 @@ def pairs(site: Site, series: SeriesStore, asked: HistoryQuery, since: float) ->
         yield replace(found, model_a=models[0], model_b=models[1])
 
 
-def document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:
-    since, histories = _histories(series, asked, _chosen(series, asked))
+def targets_document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:
+    histories = _histories(series, asked)
+    since = min((one.since for one in histories), default=asked.since or asked.until)
     targets = [{"series": str(one.key), "unit": one.key.metric.unit, **shown_values(one)} for one in histories]
     compared = [pair.document() for pair in pairs(site, series, asked, since)]
     return {"since": since, "until": asked.until, "targets": targets, "pairs": compared}
 
 
-def _chosen(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
-    """Return the same series of each where all have it, else the one that stands for each."""
-    if (name := asked.series) is None and asked.targets:
-        usual = [chosen_key(series, target, None)[0] for target in asked.targets]
-        shared = {key.kind for key in kinds(series, asked)}
-        speeds = (one for one in sorted(shared) if one.startswith("hot/short/c1/") and one.endswith("tok_s"))
-        name = next((key.kind for key in usual if key is not None and key.kind in shared), None) or next(speeds, None)
-    return [key for target in asked.targets if (key := chosen_key(series, target, name)[0]) is not None]
-
-
-def _since(series: SeriesStore, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> float:
-    if asked.since is not None:
-        return asked.since
-    return min((history.first_moment(series, key, asked.until) for key in keys), default=asked.until - DAY_S)
-
-
-def _histories(
-    series: SeriesStore, asked: HistoryQuery, keys: Sequence[SeriesKey]
-) -> tuple[float, list[SeriesHistory]]:
-    since = _since(series, asked, keys)
-    return since, [history_of(series, key, since, asked.until) for key in keys]
+def _histories(series: SeriesStore, asked: HistoryQuery) -> list[SeriesHistory]:
+    """Return the same series of each target where all have it, else the one that stands for each."""
+    shared = {key.kind for key in shared_kinds(series, asked)}
+    usual = [key.kind for name in asked.targets if (key := chosen_key(series, name, None)[0]) is not None]
+    kind = asked.series or next((one for one in usual if one in shared), None)
+    keys = [key for name in asked.targets if (key := chosen_key(series, name, kind)[0]) is not None]
+    since = asked.since
+    if since is None:
+        since = min((first_moment(series, key, asked.until) for key in keys), default=asked.until)
+    return [history_of(series, key, since, asked.until) for key in keys]
 
 
 def _picture(asked: HistoryQuery, since: float, histories: Sequence[SeriesHistory]) -> Picture:
@@ -151,38 +145,29 @@ def routes(site: Site) -> list[BaseRoute]:
                 title = f"Compare {len(found_runs(store, ids))} runs"
             frame = page(site, "compare.html", title=title, runs=ids, asked=None)
             return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids), pictures))
-        return _targets_page(site, read_query(request.query_params, site.clock()))
+        with site.series() as series:
+            known, asked = _asked(series, read_query(request.query_params, site.clock()))
+            choices = [(key.kind, in_words(key)) for key in shared_kinds(series, asked)] if asked.targets else []
+        frame = page(site, "compare.html", title="Compare", runs=(), asked=asked, known=known, series=choices)
+        if not asked.targets:
+            return frame
+        return streamed(site, frame, lambda store: target_parts(site, SeriesStore(store), asked))
 
     def as_json(request: Request) -> Response:
         with site.store() as store:
             if names := request.query_params.get("runs"):
                 return json_answer(runs_document(site, store, found_runs(store, runs_named(names))))
             series = SeriesStore(store)
-            asked = _asked(series, read_query(request.query_params, site.clock()))
-            known = site.paths.store.exists()
-            return json_answer(document(site, series, asked) if known else {"targets": [], "pairs": []})
+            _, asked = _asked(series, read_query(request.query_params, site.clock()))
+            return json_answer(targets_document(site, series, asked) if asked.targets else {"targets": [], "pairs": []})
 
     return [Route("/compare", show), Route("/api/compare.json", as_json)]
 
 
-def _asked(series: SeriesStore, asked: HistoryQuery) -> HistoryQuery:
-    """With targets: those that were named, else the first few that are probed."""
-    known = history.known_targets(series, asked)
+def _asked(series: SeriesStore, asked: HistoryQuery) -> tuple[list[str], HistoryQuery]:
+    """Return all targets, and what is asked with targets: those that were named, else the first that have figures."""
+    known = known_targets(series, asked)
     if asked.targets:
-        return asked
-    measured = {key.target for key in series.keys(None)}
-    live = [target.name for target in series.targets() if target.name in measured] or known
-    return asked.of(*live[:_AT_FIRST], series=asked.series)
-
-
-def _targets_page(site: Site, asked: HistoryQuery) -> Response:
-    with site.series() as series:
-        full = _asked(series, asked)
-        if not full.targets:
-            return page(site, "compare.html", title="Compare", runs=(), asked=full)
-        *others, last = asked.targets or ("",)
-        title = f"Compare {', '.join(others)} and {last}" if others else "Compare"
-        choices = [(key.kind, in_words(key)) for key in kinds(series, full)]
-        known = all_targets(series)
-    frame = page(site, "compare.html", title=title, runs=(), asked=full, known=known, series=choices)
-    return streamed(site, frame, lambda store: parts(site, SeriesStore(store), full))
+        return known, asked
+    measured = {key.target for key in series.keys()}  # noqa: SIM118
+    return known, asked.of(*[name for name in known if name in measured][:_AT_FIRST], series=asked.series)

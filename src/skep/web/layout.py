@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from skep import __version__, units
 from skep.errors import EngineError, SkepError
 from skep.monitor.history import LONGEST_NOTE
-from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
+from skep.monitor.records import DAY_S, ProbeShape, SeriesKey, SeriesMetric
 from skep.report import theme
 from skep.report.page import make_environment
 from skep.report.series_chart import series_chart, when, zone_name
@@ -112,7 +112,6 @@ _SHAPES = {
     ProbeShape.SHORT: "short answer",
     ProbeShape.LONG: "long answer",
     ProbeShape.QUALITY: "small tasks",
-    ProbeShape.ANY: "any request",
 }
 _METRICS = {
     SeriesMetric.TOK_S: "tok/s",
@@ -120,15 +119,11 @@ _METRICS = {
     SeriesMetric.EFFECTIVE_TOK_S: "effective tok/s",
     SeriesMetric.TTFT_MS: "time to first token",
     SeriesMetric.QUALITY: "share answered correctly",
-    SeriesMetric.REQUESTS: "requests an hour",
-    SeriesMetric.FAILED: "failed requests an hour",
 }
 
 
 def in_words(key: SeriesKey) -> str:
     """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
-    if key.heat is Heat.SEEN:
-        return f"as the gateway saw it: {_METRICS[key.metric]}"
     streams = f", {key.concurrency} streams" if key.concurrency > 1 else ""
     return f"{key.heat}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
 
