@@ -102,7 +102,8 @@ def test_the_last_slots_are_those_of_the_highest_era(series):
     add(series, [1.0, 2.0], first=500)
     series.append_probe(gap(502, 40))
     series.append_probe(probe(3, target="cloud"))
-    assert [(name, one.era, one.slot) for name, one in series.last_slots().items()] == [("box", 0, 541), ("cloud", 0, 3)]
+    found = series.last_slots()
+    assert [(name, one.era, one.slot) for name, one in found.items()] == [("box", 0, 541), ("cloud", 0, 3)]
     series.append_probe(probe(100, era=1))
     assert series.last_slots()["box"] == LastSlot(1, 100, DAY + 9.0)
 

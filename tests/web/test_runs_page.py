@@ -7,10 +7,9 @@ import pytest
 from stored_runs import HOST, SIMULATED, installation, put_run
 
 from skep.store.database import open_store
-from skep.store.records import RunState
 from skep.web import run_cache
 from skep.web.context import Site
-from skep.web.run_cache import RunCache, engine_of, figures_of, layout_of, machine_of, where_of
+from skep.web.run_cache import RunCache, RunFigures, engine_of, figures_of, layout_of, machine_of, where_of
 from skep.web.runs import RunsQuery, listed
 
 MADE = {}
@@ -49,14 +48,14 @@ def test_every_run_is_listed_newest_first_with_its_key_figures(ask):
 @pytest.mark.parametrize(
     ("query", "names"),
     [
-        ("?kind=open", ["open"]),
+        ("?q=open", ["open"]),
         ("?q=failed", ["broken"]),
         ("?q=interrupted", ["interrupted"]),
         ("?q=running", ["running"]),
         ("?q=simulated", ["simulated"]),
-        ("?q=rtx+vllm+measured+done&kind=sweep", ["fast", "slow"]),
+        ("?q=rtx+vllm+measured+done+sweep", ["fast", "slow"]),
         ("?q=10.9.8.7+done", ["far"]),
-        ("?model=nobody", []),
+        ("?q=nobody", []),
     ],
 )
 def test_the_address_says_which_runs_are_shown(ask, query, names):
@@ -67,7 +66,7 @@ def test_the_address_says_which_runs_are_shown(ask, query, names):
 
 def test_the_best_come_first_where_that_is_asked_for(ask):
     """Simulated runs are never ranked among measured ones; what failed or still runs comes last."""
-    found = runs_of(ask, "?sort=best&kind=sweep&q=measured&model=qwen3-8b")
+    found = runs_of(ask, "?sort=best&q=measured+sweep+qwen3-8b")
     assert [one["id"] for one in found][:2] == [MADE["fast"], MADE["slow"]]
     assert {one["id"] for one in found[-2:]} == {MADE["broken"], MADE["running"]}
     ranked = [one for one in runs_of(ask, "?sort=best") if one["state"] == "done"]
@@ -77,33 +76,19 @@ def test_the_best_come_first_where_that_is_asked_for(ask):
     assert "Stored runs, best tok/s first" in page
 
 
-def test_the_page_of_a_run_paints_before_its_pictures_and_keeps_them(ask):
-    run = MADE["slow"]
-    first = ask(f"/runs/{run}")[1]
-    assert f'data-fetch="/runs/{run}/body"' in first
-    assert f"/runs/{run}?whole=1" in first
-    body = ask(f"/runs/{run}/body")[1]
-    assert "All levels" in body
-    assert "<svg" in body
-    assert "<main" not in body
-    assert "style=" not in body  # the headers forbid it
-    again = ask(f"/runs/{run}")[1]
-    assert "data-fetch" not in again
-    assert body in again
-
-
-def test_a_run_that_is_still_written_is_drawn_anew_each_time(ask):
+def test_a_run_that_is_still_written_is_drawn_all_the_same(ask):
     run = MADE["running"]
     assert "Still running" in ask(f"/runs/{run}")[1]
-    assert "All levels" in ask(f"/runs/{run}?whole=1")[1]
-    assert "data-fetch" in ask(f"/runs/{run}")[1]
+    body = ask(f"/runs/{run}")[1]
+    assert "All levels" in body
+    assert "<svg" in body
+    assert " style=" not in body  # the headers forbid it
 
 
 def test_a_run_without_requests_says_so(ask, paths):
     with open_store(paths.store) as store:
         run = put_run(store, -9, levels=())
-        assert "No report" in ask(f"/runs/{run}/body")[1]
-        assert ask(f"/runs/{run}")[0].status == 200
+        assert "No report" in ask(f"/runs/{run}")[1]
         store.delete_runs([run])
     assert ask(f"/runs/{run}")[0].status == 404
 
@@ -115,7 +100,7 @@ def test_the_report_is_a_file_of_its_own(ask):
 
 
 def test_an_unknown_run_is_404_with_the_newest_ones(ask):
-    for path in ("/runs/nobody", "/runs/nobody/body", "/api/run.json?id=nobody"):
+    for path in ("/runs/nobody", "/api/run.json?id=nobody"):
         response, body = ask(path)
         assert response.status == 404
         assert MADE["running"] in body
@@ -130,7 +115,7 @@ def test_two_ticked_runs_go_to_the_page_that_compares(ask):
 
 def test_a_cell_holds_its_label_and_one_element_for_small_screens(ask):
     """A second one would stand under the label: there the two are columns of a grid."""
-    cells = re.findall(r'<td[^>]* data-label="[^"]+"[^>]*>(.*?)</td>', ask("/runs/rows")[1], re.DOTALL)
+    cells = re.findall(r'<td[^>]* data-label="[^"]+"[^>]*>(.*?)</td>', ask("/runs")[1], re.DOTALL)
     assert len(cells) > 20
     for cell in cells:
         assert re.fullmatch(r"[^<]*|<(span|div)>.*</\1>", cell, re.DOTALL), cell
@@ -154,27 +139,17 @@ def test_figures_of_an_ended_run_are_worked_out_once(monkeypatch, tmp_path):
     site = Site(installation(tmp_path, lambda store: [put_run(store, 0), put_run(store, 1, end=None)]))
     with site.store() as store:
         book = RunCache()
-        runs = book.runs(store)
-        first = book.figures(store, runs)
-        again = book.figures(store, book.runs(store))
+        runs = store.runs()
+        first, again = ([book.figures(store, run) for run in runs] for _ in range(2))
     assert first == again
     assert sorted(asked.count(run.id) for run in runs) == [1, 2]  # the one that is still written is asked each time
-
-
-def test_a_list_does_not_wait_for_figures_that_take_long(paths):
-    ticks = iter(range(1000))
-    with Site(paths).store() as store:
-        book = RunCache(clock=lambda: next(ticks))
-        runs = [run for run in book.runs(store) if run.state is RunState.RUNNING]
-        assert book.figures(store, runs, patience_s=0.1) == {}
-        assert len(book.figures(store, runs)) == 1
 
 
 def test_a_list_has_pages_of_fifty(tmp_path):
     paths = installation(tmp_path, *(partial(put_run, place=place, levels=()) for place in range(52)))
     with open_store(paths.store) as store:
         runs = store.runs()
-    found = listed(runs, RunsQuery(page=9))
+    found = listed(runs, RunsQuery(page=9), lambda _run: RunFigures())
     assert (found.pages, found.asked.page, len(found.runs), found.total) == (2, 2, 2, 52)
 
 

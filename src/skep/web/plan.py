@@ -186,10 +186,10 @@ def measured_of(
     store: Store, book: RunCache, model: str, cards: Sequence[str], host: Document | None = None
 ) -> list[MeasuredRun]:
     """Of this model; on the same cards, or on this `host`, first, then newest first."""
-    known = [(_same(run, cards, host), run) for run in book.runs(store) if _takes(run, model)]
+    known = [(_same(run, cards, host), run) for run in store.runs() if _takes(run, model)]
     found = []
     for same, run in sorted(known, key=lambda one: (not one[0], -one[1].created_at))[:MOST_TOLD]:
-        figures, levels = book.figures(store, [run])[run.id], book.levels(store, run)
+        figures, levels = book.figures(store, run), book.levels(store, run)
         means = (_mean(levels, name) for name in ("prompt_tokens", "output_tokens_each"))
         if figures.best_tok_s is not None:
             found.append(MeasuredRun(run, figures, levels, same, *means))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -68,11 +67,6 @@ def where_of(run: StoredRun) -> str:
     return " · ".join(filter(None, (machine_of(run), engine_of(run), layout_of(run))))
 
 
-_A_REQUEST_S = 0.0004  # what the figures of a run take for each of its requests, about
-_FEW = 20  # runs that are read one by one
-PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown without them
-
-
 class RunFigures(msgspec.Struct, frozen=True):
     """What a list tells of a run. None: not measured, or not of that kind."""
 
@@ -85,43 +79,18 @@ class RunFigures(msgspec.Struct, frozen=True):
 
 
 class RunCache:
-    """One for a dashboard. Safe to be asked by several threads. Keeps what is of ended runs, by their ids."""
+    """One for a dashboard, asked by several threads. Keeps what is worked out of ended runs, by their ids."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._runs: dict[str, StoredRun] = {}
+    def __init__(self) -> None:
         self._figures: dict[str, RunFigures] = {}
         self._levels: dict[str, tuple[LevelSummary, ...]] = {}
-        self._making = threading.Lock()  # figures: two that ask at once share what is worked out
+        self._making = threading.Lock()  # two that ask at once share what is worked out
 
-    def runs(self, store: Store) -> list[StoredRun]:
-        ids = [row[0] for row in store.read("SELECT id FROM runs ORDER BY created_at DESC, rowid DESC")]
-        known = {name: run for name in ids if (run := self._runs.get(name)) is not None}
-        missing = [name for name in ids if name not in known]
-        if len(missing) > _FEW:
-            known |= {run.id: run for run in store.runs() if run.id not in known}
-        else:
-            for name in missing:
-                with suppress(SkepError):  # deleted between two reads
-                    known[name] = store.run(name)
-        self._runs = {name: run for name, run in known.items() if run.state.is_final}
-        return [known[name] for name in ids if name in known]
-
-    def figures(
-        self, store: Store, runs: Sequence[StoredRun], patience_s: float | None = None
-    ) -> dict[str, RunFigures]:
-        """By run. With a patience, those that would take longer are left out, and found the next time."""
-        found: dict[str, RunFigures] = {}
-        began = self._clock()
-        for run in runs:
-            known, wait = self._figures.get(run.id), _A_REQUEST_S * run.requests
-            if known is None and (patience_s is None or self._clock() - began + wait < patience_s):
-                with self._making:
-                    known = self._figures.get(run.id) or figures_of(store, run)
-                    if run.state.is_final:
-                        self._figures[run.id] = known
-            if known is not None:
-                found[run.id] = known
+    def figures(self, store: Store, run: StoredRun) -> RunFigures:
+        with self._making:
+            found = self._figures.get(run.id) or figures_of(store, run)
+            if run.state.is_final:
+                self._figures[run.id] = found
         return found
 
     def levels(self, store: Store, run: StoredRun) -> tuple[LevelSummary, ...]:
@@ -189,10 +158,6 @@ class Pictures:
             for oldest in list(self._drawn)[:-_MOST_KEPT]:
                 self._drawn.pop(oldest, None)
         return made
-
-    def ready(self, run: StoredRun) -> Markup | None:
-        """Return the body, where it was drawn before and cannot change any more."""
-        return self._drawn.get((run.id,))
 
 
 MOST_COMPARED = 8

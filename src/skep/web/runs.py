@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -11,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.bench.stored_run import OF_A_TUNING
@@ -22,9 +23,9 @@ from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web import run_cache
 from skep.web.context import Site
-from skep.web.layout import page, render
+from skep.web.layout import page, render, streamed
 from skep.web.responses import json_answer, or_not_found, report_answer
-from skep.web.run_cache import MOST_COMPARED, PATIENCE_S, Pictures, RunCache, RunFigures, where_of
+from skep.web.run_cache import MOST_COMPARED, Pictures, RunCache, RunFigures, where_of
 
 PAGE = 50
 SORTS = {"": "newest first", "best": "best tok/s first"}
@@ -34,15 +35,13 @@ Listed = dict[str, Any]  # the `run`, and what is `told` of it
 class RunsQuery(msgspec.Struct, frozen=True):
     """All of it is in the address. `text`: words that each stand somewhere in what is told of a run."""
 
-    kind: str = ""
-    model: str = ""
     text: str = ""
     page: int = 1
     sort: str = ""  # "best": by effective tok/s
 
     def query(self, **changed: Any) -> str:
         told = {**msgspec.structs.asdict(self), **changed}
-        told = {**told, "q": told.pop("text"), "page": "" if told["page"] == 1 else told["page"]}
+        told = {"q": told["text"], "page": "" if told["page"] == 1 else told["page"], "sort": told["sort"]}
         return urlencode({name: value for name, value in told.items() if value != ""})
 
     def address(self, **changed: Any) -> str:
@@ -50,10 +49,8 @@ class RunsQuery(msgspec.Struct, frozen=True):
         return f"/runs?{query}" if query else "/runs"
 
     def takes(self, run: StoredRun) -> bool:
-        """Runs of tunings are many and small: they are listed where their kind, or words of them, are asked for."""
-        if run.kind in OF_A_TUNING and not (self.kind or self.text):
-            return False
-        if self.kind not in ("", run.kind) or self.model not in ("", run.model):
+        """Runs of tunings are many and small: they are listed where words of them are asked for."""
+        if run.kind in OF_A_TUNING and not self.text:
             return False
         how = "simulated" if run.simulated else "measured"
         told = (run.id, run.model, run.kind, run.state.value, how, run.fingerprint, where_of(run), run.url)
@@ -61,55 +58,38 @@ class RunsQuery(msgspec.Struct, frozen=True):
 
 
 class RunListing(msgspec.Struct, frozen=True):
+    """One page of the runs that are asked for."""
+
     asked: RunsQuery
     runs: tuple[StoredRun, ...]
     total: int  # of those asked for
-    stored: int  # in all
-    models: tuple[str, ...]
-    kinds: tuple[str, ...]
-    aside: int = 0  # runs of tunings that are not listed
-    figures: Mapping[str, RunFigures] = {}
+    stored: int  # in all, without runs of tunings
 
     @property
     def pages(self) -> int:
-        return page_count(self.total)
-
-    @property
-    def rows(self) -> list[Listed]:
-        return [{"run": run, "told": self.figures.get(run.id)} for run in self.runs]
-
-
-def page_count(total: int) -> int:
-    return max(1, -(-total // PAGE))
+        return max(1, -(-self.total // PAGE))
 
 
 def read_query(query: QueryParams) -> RunsQuery:
-    kind, model, words, sort, said = (query.get(name, "") for name in ("kind", "model", "q", "sort", "page"))
+    words, sort, said = (query.get(name, "") for name in ("q", "sort", "page"))
     if sort not in SORTS:
         raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
     if said and (not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8):
         raise UserError(f"`page={said}` is not a page", hint="pages count from 1")
-    return RunsQuery(kind, model, words.strip()[:200], int(said[:9] or 1), sort)
+    return RunsQuery(words.strip()[:200], int(said[:9] or 1), sort)
 
 
-def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, RunFigures] | None = None) -> RunListing:
-    """`runs` are newest first. `figures` decide the order where the best are asked for."""
+def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Callable[[StoredRun], RunFigures]) -> RunListing:
+    """`runs` are newest first. `figures` decide the order where the best are asked for: simulated runs come after
+    measured ones, and last what has not ended well or has no figure."""
     found = [run for run in runs if asked.takes(run)]
     if asked.sort:
-
-        def rank(run: StoredRun) -> tuple[bool, bool, float]:
-            """Simulated runs come after measured ones, and last what has not ended well or has no figure."""
-            told = (figures or {}).get(run.id) if run.state is RunState.DONE else None
-            best = None if told is None else told.best_tok_s
-            return best is None, run.simulated, -(best or 0.0)
-
-        found.sort(key=rank)
-    asked = replace(asked, page=min(asked.page, page_count(len(found))))
-    shown = found[(asked.page - 1) * PAGE : asked.page * PAGE]
-    models = tuple(sorted({run.model for run in runs}))
-    kinds = tuple(sorted({run.kind for run in runs}))
-    aside = 0 if asked.kind or asked.text else sum(run.kind in OF_A_TUNING for run in runs)
-    return RunListing(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside, figures or {})
+        best = {run.id: figures(run).best_tok_s if run.state is RunState.DONE else None for run in found}
+        found.sort(key=lambda run: (best[run.id] is None, run.simulated, -(best[run.id] or 0.0)))
+    listing = RunListing(asked, (), len(found), sum(run.kind not in OF_A_TUNING for run in runs))
+    number = min(asked.page, listing.pages)
+    shown = tuple(found[(number - 1) * PAGE : number * PAGE])
+    return replace(listing, asked=replace(asked, page=number), runs=shown)
 
 
 def tuning_of(run: StoredRun) -> str | None:
@@ -145,46 +125,24 @@ class RunsPages:
         self.columns = run_columns(site)
 
     def listing(self, request: Request) -> Response:
-        found = self._found(request, PATIENCE_S)
-        if not found.models:
-            return page(self.site, "runs.html", found=None)
-        wanted = found.total if found.asked.sort else len(found.runs)
-        return page(
-            self.site,
-            "runs.html",
-            found=found,
-            asked=found.asked,
-            SORTS=SORTS,
-            rows=self._rows(found),
-            waiting=f"/runs/rows?{found.asked.query()}" if len(found.figures) < wanted else None,
-        )
-
-    def rows(self, request: Request) -> Response:
-        """Return the same table rows with every figure, for the script."""
-        return HTMLResponse(self._rows(self._found(request)))
+        """Its rows come one by one: the figures of a run take a moment the first time."""
+        found = self._found(request)
+        frame = page(self.site, "runs.html", found=found, asked=found.asked, SORTS=SORTS)
+        return streamed(self.site, frame, lambda store: self._rows(store, found.runs)) if found.runs else frame
 
     def as_json(self, request: Request) -> Response:
         found = self._found(request)
+        with self.site.store() as store:
+            rows = [{"run": run, "told": self.book.figures(store, run)} for run in found.runs]
         pages = {"total": found.total, "page": found.asked.page, "pages": found.pages}
-        return json_answer({**pages, "runs": documents(self.columns, found.rows)})
+        return json_answer({**pages, "runs": documents(self.columns, rows)})
 
     def one(self, request: Request) -> Response:
-        with self._stored(request.path_params["id"]) as (store, run):
-            report = self.pictures.ready(run)
-            if request.query_params.get("whole") == "1":
-                with suppress(UserError):
-                    report = self.pictures.body(store, [run])
-            figures = None if report else self.book.figures(store, [run], PATIENCE_S).get(run.id)
-        where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run)}
-        return page(self.site, "run.html", run=run, **where, figures=figures, report=report)
-
-    def body(self, request: Request) -> Response:
-        """Return the drawn part of a run's page, for the script."""
-        with self._stored(request.path_params["id"]) as (store, run):
-            try:
-                return HTMLResponse(self.pictures.body(store, [run]))
-            except UserError as error:
-                return HTMLResponse(render("run_nothing.html", error=error))
+        """The report comes after the rest: drawing it takes up to a second."""
+        with self._stored(request.path_params["id"]) as (_, run):
+            where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run)}
+        frame = page(self.site, "run.html", run=run, **where)
+        return streamed(self.site, frame, lambda store: self._report(store, run))
 
     def report(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
@@ -193,8 +151,7 @@ class RunsPages:
     def run_json(self, request: Request) -> Response:
         """Return the run as the list tells it, its configuration and every level's figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
-            figures = self.book.figures(store, [run]).get(run.id)
-            levels = self.book.levels(store, run)
+            figures, levels = self.book.figures(store, run), self.book.levels(store, run)
         (told,) = documents(self.columns, [{"run": run, "told": figures}])
         facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
         return json_answer({**told, **facts, "levels": levels})
@@ -207,16 +164,10 @@ class RunsPages:
             raise UserError(f"{len(ids)} runs cannot be compared", hint=hint)
         return RedirectResponse(f"/compare?runs={quote(','.join(ids), safe=',')}", status_code=303)
 
-    def _found(self, request: Request, patience_s: float | None = None) -> RunListing:
-        """Return one page of runs with their figures; of all that are asked for, where the figures decide the order."""
+    def _found(self, request: Request) -> RunListing:
         asked = read_query(request.query_params)
         with self.site.store() as store:
-            runs = self.book.runs(store)
-            if asked.sort:
-                figures = self.book.figures(store, [run for run in runs if asked.takes(run)], patience_s)
-                return listed(runs, asked, figures)
-            found = listed(runs, asked)
-            return replace(found, figures=self.book.figures(store, found.runs, patience_s))
+            return listed(store.runs(), asked, partial(self.book.figures, store))
 
     @contextmanager
     def _stored(self, name: str) -> Iterator[tuple[Store, StoredRun]]:
@@ -226,16 +177,28 @@ class RunsPages:
                 run = store.run(name)
             yield store, run
 
-    def _rows(self, found: RunListing) -> str:
-        values = {"runs": found.runs, "figures": found.figures, "tuning_of": tuning_of, "where": where_of}
-        return render("runs_rows.html", site=self.site, **values)
+    def _rows(self, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
+        for run in runs:
+            values = {
+                "run": run,
+                "one": self.book.figures(store, run),
+                "tuning": tuning_of(run),
+                "where": where_of(run),
+            }
+            yield render("runs_row.html", site=self.site, **values)
+
+    def _report(self, store: Store, run: StoredRun) -> Iterator[str]:
+        try:
+            yield self.pictures.body(store, [run])
+        except UserError as error:
+            yield render("run_nothing.html", error=error)
 
 
 def routes(site: Site) -> list[BaseRoute]:
     pages = RunsPages(site)
     shown = {
-        "/runs": pages.listing, "/runs/rows": pages.rows, "/runs/compare": pages.compare, "/runs/{id}": pages.one,
-        "/runs/{id}/body": pages.body, "/runs/{id}/report.html": pages.report,
+        "/runs": pages.listing, "/runs/compare": pages.compare, "/runs/{id}": pages.one,
+        "/runs/{id}/report.html": pages.report,
         "/api/runs.json": pages.as_json, "/api/run.json": pages.run_json,
     }  # fmt: skip
     return [Route(path, answer) for path, answer in shown.items()]

@@ -1,5 +1,5 @@
-// Figures and reports that take a while come after the page; boxes that are ticked are counted, and the arrow keys go
-// from one to the next. Everything else works without it.
+// Plans that take a while come after the page; boxes that are ticked are counted, and the arrow keys go from one to the
+// next. Everything else works without it.
 "use strict";
 
 async function textOf(address) {
@@ -20,24 +20,6 @@ async function fill(place) {
 
 function boxesOf(form) {
   return [...form.querySelectorAll("input[type=checkbox]")];
-}
-
-async function complete(form) {
-  const body = form.querySelector("tbody");
-  let rows;
-  try {
-    rows = await textOf(form.dataset.rows);
-  } catch {
-    return; // the list stands as it is; a reload tries again
-  }
-  const ticked = new Set(boxesOf(form).filter((box) => box.checked).map((box) => box.value));
-  const cell = body.contains(document.activeElement) ? document.activeElement : null;
-  const spot = cell && [cell.tagName, cell.closest("tr").querySelector("input").value];
-  body.innerHTML = rows;
-  for (const box of boxesOf(form)) {
-    box.checked = ticked.has(box.value);
-    if (spot && box.value === spot[1]) box.closest("tr").querySelector(spot[0]).focus();
-  }
 }
 
 function count(form) {
@@ -62,5 +44,4 @@ for (const form of document.querySelectorAll("form.runs")) {
   form.addEventListener("change", () => count(form));
   form.addEventListener("keydown", (event) => walk(form, event));
   count(form);
-  if (form.dataset.rows) complete(form).then(() => count(form));
 }
