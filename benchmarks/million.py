@@ -96,7 +96,7 @@ def probes_of(rng: random.Random, name: str, end: float):
         else:
             busy = 2 if rng.random() < 0.03 else 0
             now = level * (0.96 if slot >= changed else 1.0) * (0.6 if busy else 1.0)
-            made = {"running": busy, "waiting": 0, "idle_s": every - 20, "model": "smol", "host": host}
+            made = {"running": busy, "waiting": 0, "model": "smol", "host": host}
             done = Probe(name, 0, slot, due, due + 20, ProbeOutcome.DONE, started_at=due, versions=versions, **made)
             yield done, samples_at(rng, due, now, runs)
         slot += 1

@@ -169,7 +169,7 @@ class Life:
         true = self.true()
         return Moment(self.script.wall(true), self.loop.passed_s, true)
 
-    async def probe(self, due: Due, idle_s: float | None) -> tuple[Probe, list[ProbeSample]]:
+    async def probe(self, due: Due) -> tuple[Probe, list[ProbeSample]]:
         started = self.moment().wall
         hangs = due.target.name == "hangs" and self.rng.random() < 0.05
         await asyncio.sleep(self.rng.uniform(1200, 4000) if hangs else self.rng.uniform(3, 90))
@@ -177,7 +177,7 @@ class Life:
         outcome = ProbeOutcome.FAILED if hangs else ProbeOutcome.DONE
         where = (due.target.name, due.era, due.slot, due.at)
         kind = "timeout" if hangs else None
-        probe = Probe(*where, started + 60.0, outcome, started_at=started, error_kind=kind, error=kind, idle_s=idle_s)
+        probe = Probe(*where, started + 60.0, outcome, started_at=started, error_kind=kind, error=kind)
         for sample in samples:
             self.tell(f"made {sample.tok_s!r} {self.disk}")
         return probe, samples

@@ -91,7 +91,7 @@ def _of_the_box(slot: int, day: float, chance: random.Random) -> tuple[Probe, li
     speed = 76.9 * (0.959 if late else 1.0) * (0.72 if busy else 1.0)
     driver = "580.95" if late else "570.86"
     host = {"mean_w": chance.gauss(612, 9), "temperature_max_c": chance.gauss(64, 2), "sm_clock_min_mhz": 1695}
-    probe = _probe(BOX, slot, chance, running=3 if busy else 0, waiting=0, idle_s=3400.0,
+    probe = _probe(BOX, slot, chance, running=3 if busy else 0, waiting=0,
                    versions={"driver": driver, "engine": "vllm 0.11.0"}, host=host)  # fmt: skip
     at, cold, hot, short, long = probe.due_at, Heat.COLD, Heat.HOT, ProbeShape.SHORT, ProbeShape.LONG
     return probe, [
@@ -104,7 +104,7 @@ def _of_the_box(slot: int, day: float, chance: random.Random) -> tuple[Probe, li
 
 
 def _of_the_cloud(slot: int, day: float, chance: random.Random) -> tuple[Probe, list[ProbeSample]]:
-    probe = _probe(CLOUD, slot, chance, idle_s=3500.0, versions={"server": "cloudy"})
+    probe = _probe(CLOUD, slot, chance, versions={"server": "cloudy"})
     if chance.random() < 0.01:
         failed = replace(probe, outcome=ProbeOutcome.FAILED, error_kind="timeout", error="no answer within 300 s")
         return failed, []

@@ -318,16 +318,14 @@ def test_check_says_what_is_wrong_and_who_watches(series, tmp_path):
     fine = check_document(series, rig.wanted, rig.now, tmp_path)
     assert [one["rule"] for one in fine["wrong"]] == ([] if fine["ok"] else ["disk"])  # this machine's may be full
     fine = check_document(series, rig.wanted, rig.now)
-    assert (fine["ok"], fine["targets"][0]["state"], fine["targets"][0]["overdue"]) == (True, "ok", False)
+    assert fine["ok"]
     rig.store(failed="x")
     rig.store(failed="x")
     judged = check_document(series, rig.wanted, rig.now)
     assert [one["rule"] for one in judged["wrong"]] == ["down"]
-    assert judged["alerts"] == []
     late = check_document(series, rig.wanted, rig.now + 4 * HOUR, running=False)
     assert [one["rule"] for one in late["wrong"]] == ["down", "unwatched"]
     assert "the monitor is not running" in late["wrong"][1]["message"]
-    assert late["targets"][0]["state"] == "silent"
     json.dumps(late)
 
 
@@ -337,9 +335,7 @@ def test_check_tells_an_open_alert_once_and_a_target_that_was_never_probed(serie
     alive(rig, DOWN)
     document = check_document(series, rig.wanted, rig.now)
     assert [one["rule"] for one in document["wrong"]] == ["down"]
-    assert document["alerts"] == document["wrong"]
     series.put_target(records.ProbeTarget("new", "http://new:1", added_at=rig.now - 60))
-    assert check_document(series, rig.wanted, rig.now)["targets"][1]["state"] == "new"
     overdue = check_document(series, rig.wanted, rig.now + 3 * HOUR, running=True)
     assert {(one["rule"], one["target"]) for one in overdue["wrong"][1:]} == {
         ("unwatched", "box"),

@@ -57,7 +57,7 @@ class World:
         passed = self.loop.passed_s
         return Moment(self.began_at + passed, passed, passed)
 
-    async def probe(self, due, idle_s):
+    async def probe(self, due):
         began = self.moment().wall
         self.log.append(("begin", due.target.name, began - NOON))
         await asyncio.sleep(self.takes_s)
@@ -65,7 +65,7 @@ class World:
         self.log.append(("end", due.target.name, ended - NOON))
         made = Probe(
             due.target.name, due.era, due.slot, due.at, ended, ProbeOutcome.DONE,
-            started_at=began, idle_s=idle_s, versions=self.versions, model=self.model,
+            started_at=began, versions=self.versions, model=self.model,
         )  # fmt: skip
         if self.fails:
             return replace(made, outcome=ProbeOutcome.FAILED, error_kind="connect", error="refused"), []
@@ -118,9 +118,6 @@ def test_a_target_is_probed_at_once_and_every_hour(world, series):
     one = world(BOX)
     one.run(10 * HOUR)
     assert outcomes(series) == ["done"] * 10
-    first, second = list(reversed(series.probes("box", *ALL)))[:2]
-    assert first.idle_s is None
-    assert second.idle_s == pytest.approx(second.started_at - first.ended_at)
     assert series.events(*ALL) == []
 
 
@@ -175,7 +172,7 @@ def test_a_prober_with_a_bug_or_a_past_that_cannot_be_read_does_not_end_the_watc
         def last_done(self, *_):
             raise ValueError("no JSON")
 
-    async def broken(due, idle_s):
+    async def broken(due):
         raise ZeroDivisionError(due.slot)
 
     one = world(BOX)

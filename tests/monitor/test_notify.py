@@ -62,9 +62,8 @@ async def receiving(*answers):
         await asyncio.gather(*receiver.tasks)
 
 
-def status(code, *headers):
-    lines = "".join(f"{header}\r\n" for header in headers)
-    return f"HTTP/1.1 {code} X\r\ncontent-length: 0\r\n{lines}\r\n"
+def status(code):
+    return f"HTTP/1.1 {code} X\r\ncontent-length: 0\r\n\r\n"
 
 
 def send(path, shape, *answers, token=None, limit_s=5.0):
@@ -104,10 +103,10 @@ def test_a_receiver_gets_its_form_at_its_path_with_the_token(shape, path, asked,
 
 
 def test_a_receiver_in_trouble_is_tried_again_with_growing_pauses():
-    receiver, error, pauses = send("/h", "json", status(503), status(429, "retry-after: 77"), OK)
+    receiver, error, pauses = send("/h", "json", status(503), status(429), OK)
     assert error is None
     assert len(receiver.bodies) == 3
-    assert pauses == [2.0, 77.0]
+    assert pauses == [2.0, 10.0]
 
 
 @pytest.mark.parametrize("code", [500, 301, 400, 401, 404, 410])

@@ -6,11 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from msgspec.structs import replace
 
 from skep.errors import StoreError
-from skep.monitor.loop import Loop, idle_before, probe_by_hand, probe_turn
-from skep.monitor.records import Probe, ProbeOutcome, ProbeTarget
+from skep.monitor.loop import Loop, probe_by_hand, probe_turn
+from skep.monitor.records import ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
@@ -86,20 +85,6 @@ def test_a_probe_by_hand_waits_for_the_one_under_way(tmp_path, series):
     with FakeEngine(slots=2, token_ms=1) as engine:
         said, probe = asyncio.run(run(engine))
     assert (said, probe.outcome, probe.busy) == (["waits"], ProbeOutcome.DONE, False)
-
-
-def test_idle_is_counted_from_the_last_probe_that_came_to_the_target(series):
-    """One that found nobody there, or was refused at once, has woken nothing."""
-    done = Probe("box", 0, 1, 100.0, 110.0, ProbeOutcome.DONE)
-    assert idle_before(series, "box", 50.0) is None
-    series.append_probe(done)
-    failed = replace(done, outcome=ProbeOutcome.FAILED, error="x")
-    for slot, kind in ((2, "connect"), (3, "auth"), (4, "busy")):
-        series.append_probe(replace(failed, slot=slot, due_at=100.0 * slot, ended_at=100.0 * slot, error_kind=kind))
-    assert idle_before(series, "box", 1000.0) == 890.0
-    series.append_probe(replace(failed, slot=5, due_at=500.0, ended_at=500.0, error_kind="timeout"))
-    assert idle_before(series, "box", 1000.0) == 500.0
-    assert idle_before(series, "box", 400.0) is None  # the clock was set back
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])

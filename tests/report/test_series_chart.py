@@ -140,8 +140,7 @@ def test_one_value_far_off_does_not_press_the_others_flat():
 
 
 def test_missed_probes_are_shaded_and_failed_ones_are_ticks():
-    missed = [(SINCE + DAY_S, SINCE + 2 * DAY_S), (SINCE + 2 * DAY_S + 1, SINCE + 3 * DAY_S)]
-    picture = _picture(_points(), failed=[SINCE + 3 * DAY_S], missed=missed)
+    picture = _picture(_points(), failed=[SINCE + 3 * DAY_S], missed=[(SINCE + DAY_S, SINCE + 2 * DAY_S)])
     assert len(_rows(picture, "missed")) == 1
     assert [row["tip"] for row in _rows(picture, "failed")] == ["1 failed"]
 

@@ -59,7 +59,7 @@ def _probe(series, name, hour, rng):
     host = {"mean_w": 300.0 + rng.random(), "throttled": ["power cap"]} if name == "box" else {}
     probe = Probe(
         name, 0, slot, at, at + 20, ProbeOutcome.DONE, started_at=at, running=int(hour == 40), waiting=0,
-        idle_s=200.0 if hour % 4 else 9000.0, model="/models/qwen.gguf", host=host,
+        model="/models/qwen.gguf", host=host,
     )  # fmt: skip
     samples = [
         ProbeSample(at, Heat.COLD, ProbeShape.SHORT, 1, tok_s=cold, ttft_ms=900.0),

@@ -41,7 +41,7 @@ from skep.monitor.records import (
     SeriesMetric,
     SeriesPoint,
 )
-from skep.monitor.status import TargetState, alert_document, target_statuses
+from skep.monitor.status import alert_document, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import mad, median
 from skep.units import format_bytes, format_seconds
@@ -429,19 +429,12 @@ def check_document(
     opened, _ = judged(known, [one for one in found if one.wrong], now)
     wrong = [alert_document(alert) for alert in [*known, *opened]]
     who = "the monitor runs but is late" if running else "the monitor is not running: `skep monitor run` starts it"
-    targets = []
     for one in target_statuses(series, now, with_readings=False):
-        name, every_s, last, overdue_s = one.target.name, one.target.every_s, one.last, one.overdue_s(now)
-        state = str(one.state if overdue_s is None else TargetState.SILENT)
-        told = {name: getattr(last, name, None) for name in ("error_kind", "error")}
-        probed = {"every_s": every_s, "last_probe_at": getattr(last, "ended_at", None)}
-        late = {"overdue": overdue_s is not None, "overdue_s": overdue_s or 0.0}
-        targets.append({"name": name, "state": state, **probed, **late, **told})
+        name, overdue_s = one.target.name, one.overdue_s(now)
         if overdue_s is not None:
-            since = "it was added" if last is None else "the last one"
+            since = "it was added" if one.last is None else "the last one"
             text = f"{name}: a probe is overdue by {format_seconds(overdue_s)} since {since}; {who}"
             unwatched = {"rule": "unwatched", "target": name, "message": text, "value": overdue_s}
             never = dict.fromkeys(("opened_at", "closed_at", "closed_because"))
-            wrong.append({**unwatched, "limit": 2 * every_s, **never})
-    told = {"ok": not wrong, "at": now, "monitor_running": running, "wrong": wrong}
-    return {**told, "alerts": [alert_document(alert) for alert in known], "targets": targets}
+            wrong.append({**unwatched, "limit": 2 * one.target.every_s, **never})
+    return {"ok": not wrong, "at": now, "monitor_running": running, "wrong": wrong}

@@ -28,7 +28,7 @@ from skep.errors import EngineError, StoreError
 from skep.files import hold_lock, lock_holder
 from skep.monitor.alerts import AlertWatcher, free_bytes_of
 from skep.monitor.history import ANOTHER_MODEL, begins_anew, find_changes
-from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, ProbeLengths, machine_of, probe_target
+from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, machine_of, probe_target
 from skep.monitor.records import BUSY, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.schedule import NO_ROOM, Agenda, Due, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
@@ -128,10 +128,9 @@ POLL_S = 5.0  # targets are added and removed while it runs
 TICK_S = 60.0
 BY_HAND = -1  # the era of probes that somebody asked for
 _LOOKED_BACK = 50  # probes, for the versions that were seen last
-_AT_WORK = ("timeout", "cut", "closed", "no_usage", "engine_error")  # it failed, and may have made the target work
 
 Made = tuple[Probe, list[ProbeSample]]
-Prober = Callable[[Due, float | None], Awaitable[Made]]  # what is due, and how long the target has been idle
+Prober = Callable[[Due], Awaitable[Made]]
 
 
 def this_moment() -> Moment:
@@ -246,8 +245,7 @@ class Loop:
     async def _made(self, due: Due) -> Made:
         started_at = self._moment().wall
         try:
-            idle_s = await self._in_thread(idle_before, self._series, due.target.name, started_at)
-            return await self._prober(due, idle_s)
+            return await self._prober(due)
         except Exception as error:  # a bug in one probe must not end the watch over all
             self._say(f"monitor.failed target={due.target.name!r} why={error!r}")
             occasion = (due.target.name, due.era, due.slot, due.at, self._moment().wall, ProbeOutcome.FAILED)
@@ -285,24 +283,15 @@ def last_seen(series: SeriesStore, target: str) -> LastSeen:
 
 
 def prober_with(env: Mapping[str, str]) -> Prober:
-    """Real probes, with keys from these variables or of the hive that runs here; what one learns of tokens is kept."""
-    lengths, paths = dict[str, ProbeLengths](), user_paths(env)
+    """Real probes, with keys from these variables or of the hive that runs here."""
+    paths = user_paths(env)
 
-    async def probe(due: Due, idle_s: float | None) -> Made:
+    async def probe(due: Due) -> Made:
         target = due.target
         of_replica = None if target.key_env else await asyncio.to_thread(replica_key, target.url, paths)
-        key = env.get(target.key_env) if target.key_env else of_replica
-        return await probe_target(due, key=key, idle_s=idle_s, lengths=lengths.setdefault(target.name, ProbeLengths()))
+        return await probe_target(due, key=env.get(target.key_env) if target.key_env else of_replica)
 
     return probe
-
-
-def idle_before(series: SeriesStore, target: str, now: float) -> float | None:
-    """Since the last probe whose requests came to the target; None: not known."""
-    made = series.probes(target, -math.inf, math.inf, _LOOKED_BACK)
-    reached = (one for one in made if one.outcome is ProbeOutcome.DONE or one.error_kind in _AT_WORK)
-    ended = next((one.ended_at for one in reached), None)
-    return None if ended is None or ended > now else now - ended
 
 
 async def probe_by_hand(
@@ -318,7 +307,7 @@ async def probe_by_hand(
     async with probe_turn(turns, machine_of(target.url), waits):
         now, seen = clock(), last_seen(series, target.name)
         due = Due(target, BY_HAND, int(now), now)  # seconds: two by hand in one second are one
-        probe, samples = await prober_with(env)(due, idle_before(series, target.name, now))
+        probe, samples = await prober_with(env)(due)
     series.append_probe(probe, samples, events_since(seen, probe))
     find_changes(series, target.name, clock())
     return probe, samples

@@ -114,7 +114,6 @@ def _plain(value: object) -> str:
 COMMAND_S = 30.0
 WEBHOOK_S = 10.0
 RETRIES_S = (2.0, 10.0, 60.0, 300.0)
-MAX_RETRY_AFTER_S = 300.0
 AGAIN = (408, 425, 429)  # and everything from 500 on
 MAX_OUTPUT = 2000
 GRACE_S = 5.0
@@ -196,29 +195,26 @@ class Webhook:
 
     async def send(self, notice: Notice) -> str | None:
         for pause_s in self.retries_s:
-            error, wait_s = await self._try(notice)
-            if wait_s is None:
+            error, again = await self._try(notice)
+            if not again:
                 return error
-            await self.sleep(max(pause_s, wait_s))
+            await self.sleep(pause_s)
         return (await self._try(notice))[0]
 
-    async def _try(self, notice: Notice) -> tuple[str | None, float | None]:
-        """Return what went wrong and the shortest wait before a retry; a wait of None means no retry."""
+    async def _try(self, notice: Notice) -> tuple[str | None, bool]:
+        """Return what went wrong, and whether it may go better later."""
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
         body, hook, limit_s = body_of(notice, self.shape, self.hook), self.hook, self.limit_s
         try:
             answer = await fetch_once(hook.origin, "POST", hook.path, body=body, headers=headers, timeout_s=limit_s)
         except WireFailure as failure:
             why = "its certificate is not trusted" if "certificate" in str(failure).lower() else failure.kind
-            return f"{hook}: {KINDS[why][1] if why in KINDS else why}", 0.0
+            return f"{hook}: {KINDS[why][1] if why in KINDS else why}", True
         except (OSError, ValueError) as failure:
-            return f"{hook}: {type(failure).__name__}", 0.0
+            return f"{hook}: {type(failure).__name__}", True
         if 200 <= answer.status < 300:
-            return None, None
-        told = (answer.head.get(b"retry-after") or b"").strip()
-        wait_s = min(float(told), MAX_RETRY_AFTER_S) if told.isdigit() else 0.0
-        again = answer.status in AGAIN or answer.status >= 500
-        return f"{hook} answered {answer.status}", wait_s if again else None
+            return None, False
+        return f"{hook} answered {answer.status}", answer.status in AGAIN or answer.status >= 500
 
 
 def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:

@@ -11,7 +11,6 @@ import math
 import re
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -38,7 +37,7 @@ from skep.wire.heads import parse_url
 from skep.wire.prometheus import count_busy, parse_metrics
 from skep.workload.drills import drills
 from skep.workload.filling import CHARS_PER_PIECE
-from skep.workload.prompts import FEWEST_PIECES, Prompt, TokenCalibration, calibrate, coding_prompts
+from skep.workload.prompts import FEWEST_PIECES, Prompt, TokenCalibration, coding_prompts
 from skep.workload.reading_checks import read_check
 
 ASK_S = 5.0
@@ -114,29 +113,10 @@ def other_requests(before: TargetLoad, after: TargetLoad, own_tokens: int | None
     return running, waiting
 
 
-REMEMBERED = 24  # prompts that were counted
-_SANE = (1.0, 12.0)  # characters to a token
-
-
-class ProbeLengths:
-    """Characters per token of a target, learnt from its answers alone: a request for it would warm it up."""
-
-    def __init__(self) -> None:
-        self._counted: deque[tuple[str, int]] = deque(maxlen=REMEMBERED)
-        self.calibration = TokenCalibration()
-
-    def learn(self, prompt: Prompt, tokens: int | None) -> None:
-        """Take a token count, unless it is implausible."""
-        if not tokens or not _SANE[0] <= len(prompt.text) / tokens <= _SANE[1]:
-            return
-        self._counted.append((prompt.text, tokens))
-        self.calibration = calibrate(self._counted)
-
-    def fresh_prompt(self, rng: Random, tokens: int) -> Prompt:
-        """Return a prompt that no cache has seen, of the length asked for, or the shortest possible one."""
-        known = self.calibration
-        fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / known.chars_per_token + known.overhead_tokens)
-        return next(coding_prompts(rng, tokens=max(tokens, fewest), **known.lengths))
+def fresh_prompt(rng: Random, tokens: int) -> Prompt:
+    """Return a prompt that no cache has seen, of about the length asked for, or the shortest possible one."""
+    fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / TokenCalibration().chars_per_token)
+    return next(coding_prompts(rng, tokens=max(tokens, fewest)))
 
 
 HERE = "here"
@@ -195,18 +175,16 @@ async def probe_target(
     due: Due,
     *,
     key: str | None = None,
-    idle_s: float | None = None,
     clock: Callable[[], float] = time.time,
     nvidia: Callable[[], NvidiaReport] = read_nvidia,
     meter: Callable[[], PowerMeter | None] = open_meter,
-    lengths: ProbeLengths | None = None,
     nonce: str | None = None,
 ) -> tuple[Probe, list[ProbeSample]]:
-    """`key`: the value of the variable `target.key_env`. `lengths`: what earlier probes of the target have learnt.
+    """`key`: the value of the variable `target.key_env`.
     `nvidia` and `meter` read this machine's GPUs and power, for a target that runs on it."""
     target, started_at, began_s = due.target, clock(), time.monotonic()
     fault: ProbeFault | None = None
-    found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)), lengths or ProbeLengths())
+    found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)))
     whole_s = FIND_S + WHOLE * target.timeout_s
     try:
         if target.key_env and not key:
@@ -225,7 +203,6 @@ async def probe_target(
         **_told(fault),
         running=running,
         waiting=waiting,
-        idle_s=idle_s,
         model=target.model if found.endpoint is None else found.endpoint.model,
         versions=found.versions,
         host=found.host,
@@ -242,8 +219,8 @@ def _told(fault: ProbeFault | None) -> dict[str, Any]:
 class _ProbeRun:
     """The requests of a probe, and its results so far, which are kept where it fails later."""
 
-    def __init__(self, target: ProbeTarget, clock: Callable[[], float], rng: Random, lengths: ProbeLengths) -> None:
-        self._target, self._clock, self._rng, self._lengths = target, clock, rng, lengths
+    def __init__(self, target: ProbeTarget, clock: Callable[[], float], rng: Random) -> None:
+        self._target, self._clock, self._rng = target, clock, rng
         self._key: str | None = None
         self._fixed, self._thinks = True, False
         self.endpoint: Endpoint | None = None
@@ -298,15 +275,13 @@ class _ProbeRun:
 
     async def _timed(self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int) -> None:
         tokens = self._target.long_tokens if shape is ProbeShape.LONG else self._target.short_tokens
-        prompts = [self._lengths.fresh_prompt(self._rng, self._target.prompt_tokens) for _ in range(concurrency)]
+        prompts = [fresh_prompt(self._rng, self._target.prompt_tokens) for _ in range(concurrency)]
         numbered = enumerate(prompts)
         tasks = [BenchTask(1, 0, place, one.kind, one.messages, tokens, self._fixed) for place, one in numbered]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()
         rows = [row for row, _ in await asyncio.gather(*(sender.ask(task) for task in tasks))]
-        for prompt, row in zip(prompts, rows, strict=True):
-            self._lengths.learn(prompt, row.prompt_tokens)
-            self._thinks = self._thinks or bool(row.reasoning)
+        self._thinks = self._thinks or any(row.reasoning for row in rows)
         self._keep(rows, sample_of(rows, at, heat, shape, concurrency))
 
     async def _quality(self, sender: Sender) -> None:

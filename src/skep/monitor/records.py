@@ -129,7 +129,6 @@ class Probe(msgspec.Struct, frozen=True):
     error: str | None = None
     running: Count = None  # requests of others at the target when the probe began
     waiting: Count = None
-    idle_s: float | None = None  # since the last request that is known of, before the warm-up
     model: str | None = None
     versions: Mapping[str, str] = {}  # "driver", "cuda", "engine", "build", "model", "skep"
     host: Mapping[str, Any] = {}  # of a local target: watts, clocks, heat, throttling

@@ -29,7 +29,7 @@ _FAR = 6.0  # middle halves beyond the middle: drawn at the edge, so that the re
 _NEAR_ZERO = 0.35  # a lowest value below this share of the highest: the axis begins at zero
 _ROOM = 0.08  # above and below what is drawn
 _LANE_PX = 20  # of the signs above the curves
-_SIZES = {"wide": (1040, 380), "narrow": (344, 300), "small": (344, 190), "trend": (320, 96)}
+_SIZES = {"wide": (1040, 380), "narrow": (344, 300), "trend": (320, 96)}
 _MOST_MARKS = 400  # failed probes that get a mark of their own
 _MOST_DRAWN = 150  # points, and rows of a band, of a picture that does not move; its chart has more
 _NEAR = 0.03  # of the window: events so near each other share a sign
@@ -110,11 +110,10 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
     return (low if low == 0 else max(low - room, 0.0) if low > 0 else low - room), high + room
 
 
-def series_chart(picture: Picture, *, small: bool = False) -> Markup:
+def series_chart(picture: Picture) -> Markup:
     """Return the pictures, for a desk and for a phone, and the specification that a browser makes a chart of."""
-    sizes = ("small",) if small else ("wide", "narrow")
-    drawn = [picture_of(series_spec(picture, size, still=True), picture.words, size) for size in sizes]
-    return chart(drawn, series_spec(picture, sizes[0]), picture.words)
+    drawn = [picture_of(series_spec(picture, size, still=True), picture.words, size) for size in ("wide", "narrow")]
+    return chart(drawn, series_spec(picture), picture.words)
 
 
 def trend_svg(picture: Picture) -> Markup:
@@ -166,11 +165,11 @@ def _rows(picture: Picture, low: float, high: float, most: int) -> dict[str, lis
         bands += band
     failed = sorted(at for at in picture.failed if picture.since <= at <= picture.until)
     told = f"{len(picture.failed)} failed"
+    seen_s = (picture.until - picture.since) / 600  # nothing shorter can be seen
     return {
-        "missed": [_stretch(*one, theme.STONE) for one in _joined(picture)],
+        "missed": [_stretch(begin, max(end, begin + seen_s), theme.STONE) for begin, end in picture.missed],
         "between": [_stretch(*one.between, _colour(one)) for one in picture.changes],
         "band": bands,
-        "levels": _levels(picture, low, high),
         "points": [row for row in points if low <= row["y"] <= high],
         "outliers": [*_outliers(points, "above", high), *_outliers(points, "below", low)],
         "failed": [{"t": _ms(at), "colour": theme.ROSE, "tip": told} for at in failed[:_MOST_MARKS]],
@@ -226,18 +225,6 @@ def _outliers(points: Sequence[Spec], word: str, edge: float) -> list[Spec]:
     return [{"t": row["t"], "y": edge, "colour": row["colour"], "shape": shape, "tip": tip} for row in beyond]
 
 
-def _joined(picture: Picture) -> list[tuple[float, float]]:
-    """Return when probes were missed; neighbours that touch on the screen are one."""
-    pixel_s, found = (picture.until - picture.since) / 1000, list[tuple[float, float]]()
-    for begin, end in sorted(picture.missed):
-        start, stop = max(begin, picture.since), min(max(end, begin + 1.5 * pixel_s), picture.until)
-        if found and start - found[-1][1] < pixel_s:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
-        elif start < stop:
-            found.append((start, stop))
-    return found
-
-
 def _changes(picture: Picture) -> list[Spec]:
     """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
     rows, labelled = [], -math.inf
@@ -249,22 +236,6 @@ def _changes(picture: Picture) -> list[Spec]:
         place = {"t": _ms(one.at), "align": _align(share)}
         rows.append({**place, "colour": _colour(one), "label": label, "tip": tip})
     return rows
-
-
-def _levels(picture: Picture, low: float, high: float) -> list[Spec]:
-    """The medians on both sides of each change, as far as was measured: a rolling one is late to tell of it."""
-    changes = _within(picture, picture.changes)
-    moments = [one.at for track in picture.tracks for one in (*track.points[:1], *track.points[-1:])]
-    moments += [row[0] for track in picture.tracks for row in (*track.band[:1], *track.band[-1:])]
-    edges = [min(moments, default=0.0), *(one.at for one in changes), max(moments, default=0.0)]
-    return [
-        {
-            **_stretch(edges[place + side], edges[place + side + 1], _colour(one)),
-            "y": min(max(median, low), high),
-        }
-        for place, one in enumerate(changes)
-        for side, median in enumerate((one.before, one.after))
-    ]
 
 
 def _events(picture: Picture) -> list[Spec]:
