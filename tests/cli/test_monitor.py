@@ -64,7 +64,7 @@ def probed(series, name, at, speed=80.0, outcome=ProbeOutcome.DONE, **fields):
 def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
     add = ("add", "box", "--url", engine.url, "--every", "30m", "-c", "4", "--no-long", "--slower", "5%")
     told = monitor(*add, check=0).err
-    for words in ("fake-model", "every 30 min (short 64, c4)", "nothing is probed yet"):
+    for words in ("fake-model", "every 30 min (short 64, c4)", "starts probing"):
         assert words in told
     (row,) = monitor("list", "--json").json
     assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == ("replica", 1800, 0, 5)
@@ -84,7 +84,7 @@ def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
         told = monitor("add", "box", "--url", engine.url, "--every", "30m", check=0).err  # it comes back under its name
     assert told.splitlines()[1:] == [
         "it is probed every 30 min (short 64, long 512)",
-        "the first probe begins within 5 s; `skep monitor status` shows it",
+        "the first probe begins soon; `skep monitor status` shows it",
     ]
 
 
@@ -110,7 +110,6 @@ def test_a_look_at_nothing_makes_no_file_and_nothing_watched_is_not_called_well(
         (["box", "--every", "soon"], "not a duration"),
         (["box", "--every", "99999999d"], "too long"),
         (["box", "--timeout", "0s"], "too short"),
-        (["box", "--jitter", "2h"], "--jitter"),
         (["box", "--slower", "0%"], "--slower"),
         (["box", "--slower", "slow"], "--slower"),
         (["box", "--api", "grpc"], "--api"),
@@ -139,7 +138,6 @@ def test_a_url_at_which_nobody_answers_or_something_else_does_is_refused():
         assert "--no-check" in refusal("add", "box", "--url", url, code=1)
         added = monitor("add", "box", "--url", url, "--no-check", "--key-env", "NOT_SET_YET", check=0).err
     assert "not asked" in added
-    assert "`NOT_SET_YET` is not set here" in added
     assert "NOT_SET_YET" in refusal("probe", "box", code=1)
     with answering(200, b"<!doctype html><title>Log in</title>") as (url, _):
         assert "not a model list" in refusal("add", "page", "--url", url, code=1)
@@ -263,16 +261,6 @@ def test_models_that_are_being_loaded_are_not_probed():
         assert not wait_while(lambda: True, theirs, 0.5)
     finally:
         os.close(theirs)
-
-
-def test_a_loop_that_does_not_come_with_the_hive_is_not_promised(series, paths):
-    put_target(series)
-    assert "and `skep up` does" in monitor("status").err
-    paths.config.mkdir(parents=True)
-    (paths.config / "skep.toml").write_text("[monitor]\nwith_up = false\n")
-    said = monitor("status").err
-    assert "`skep monitor run` starts it" in said
-    assert "skep up" not in said
 
 
 def test_a_target_without_room_is_busy_everywhere(series):

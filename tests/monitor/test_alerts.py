@@ -263,9 +263,17 @@ def test_down_may_be_told_at_any_hour(series):
     assert rig.listener.words() == ["opened"]
 
 
-def test_a_delivery_that_failed_is_written_down(series):
+def test_a_delivery_that_failed_is_written_down_and_tried_a_few_times(series):
     rig = Rig(series, listener=Listener("https://x:443 answered 500"))
-    alive(rig, DOWN)
+
+    async def story():
+        await rig.probe(2, failed="x")
+        assert rig.listener.words() == ["opened"]
+        for _ in range(9):
+            await rig.tick()
+        assert rig.listener.words() == ["opened"] * 5
+
+    alive(rig, story)
     (alert,) = series.alerts()
     assert series.notices(alert.id)[-1][2:] == ("webhook", "https://x:443 answered 500")
     assert 'alert.untold via=webhook event=opened error="https://x:443 answered 500"' in rig.log
@@ -295,6 +303,9 @@ def test_alerts_of_a_removed_target_end(series):
     assert rig.listener.heard[1][1].endswith("the target was removed")
 
 
+WHERE = ("after_probe", "tick", "notices")
+
+
 def test_nothing_that_goes_wrong_inside_comes_out(series):
     class Broken(SeriesStore):
         def alerts(self, **_):
@@ -310,7 +321,7 @@ def test_nothing_that_goes_wrong_inside_comes_out(series):
         await rig.watch.after_probe(missed, rig.now)
 
     alive(rig, story)
-    assert set(rig.log) == {f'watch.failed in={name} error="RuntimeError: broken"' for name in ("after_probe", "tick")}
+    assert set(rig.log) == {f'watch.failed in={name} error="RuntimeError: broken"' for name in WHERE}
 
 
 def test_check_says_what_is_wrong_and_who_watches(series, tmp_path):

@@ -284,14 +284,12 @@ def test_a_target_without_room_went_neither_down_nor_up(probes, kinds):
 @pytest.mark.parametrize(
     ("before", "after", "anew"),
     [
-        ({"process_began_at": 50.0, "tokens_total": 900.0}, {"process_began_at": 50.4, "tokens_total": 10.0}, False),
+        ({"process_began_at": 50.0}, {"process_began_at": 50.4}, False),
         ({"process_began_at": 50.0}, {"process_began_at": 800.0}, True),
-        ({"tokens_total": 900.0}, {"tokens_total": 901.0}, False),
-        ({"tokens_total": 900.0}, {"tokens_total": 64.0}, True),
-        ({}, {"tokens_total": 64.0}, False),
+        ({}, {"process_began_at": 800.0}, False),
     ],
 )
-def test_a_restart_is_told_by_the_process_or_by_its_count_of_tokens(before, after, anew):
+def test_a_restart_is_told_by_the_process(before, after, anew):
     made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.DONE, host=before)
     seen = LastSeen()
     seen.take(made)

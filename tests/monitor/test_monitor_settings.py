@@ -8,7 +8,7 @@ import pytest
 from skep.config.load import file_keys, parse_settings
 from skep.config.settings import COMMAND_WORDS, Monitor, Settings
 from skep.errors import UserError
-from skep.monitor.notify import Notice, variables_of
+from skep.monitor.notify import Notice, argv_of
 from skep.monitor.records import Alert, AlertRule
 from skep.units import GIB
 
@@ -89,5 +89,5 @@ def test_every_key_is_in_the_page_of_the_monitor():
 
 def test_the_words_of_a_command_are_those_it_is_given():
     notice = Notice("opened", Alert(AlertRule.DISK, None, 1.0, "full"), 1.0, "box")
-    assert {f"SKEP_ALERT_{name.upper()}" for name in COMMAND_WORDS} == set(variables_of(notice))
+    assert "{" not in "".join(argv_of([f"{{{name}}}" for name in COMMAND_WORDS], notice))
     assert monitor(command=["say", '{"text": 1}']).command == ("say", '{"text": 1}')

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,17 +66,13 @@ def status(code):
 
 
 def send(path, shape, *answers, token=None, limit_s=5.0):
-    """What the receiver got, what went wrong, and how long was waited between."""
-    pauses = []
-
-    async def sleep(seconds):
-        pauses.append(seconds)
+    """What the receiver got, and what went wrong."""
 
     async def run():
         async with receiving(*answers) as receiver:
             hook = check_webhook(receiver.url + path, shape, name="x")
-            error = await notify.Webhook(hook, shape, token, sleep=sleep, limit_s=limit_s).send(NOTICE)
-        return receiver, error, pauses
+            error = await notify.Webhook(hook, shape, token, limit_s=limit_s).send(NOTICE)
+        return receiver, error
 
     return asyncio.run(run())
 
@@ -92,7 +87,7 @@ def send(path, shape, *answers, token=None, limit_s=5.0):
 )
 def test_a_receiver_gets_its_form_at_its_path_with_the_token(shape, path, asked, body):
     """A JSON message goes to the root of an ntfy server, and in Slack no markup may call everybody."""
-    receiver, error, _ = send(path, shape, token="t0ken")
+    receiver, error = send(path, shape, token="t0ken")
     assert error is None
     (head,) = receiver.heads
     assert head.startswith(f"post {asked} http/1.1")
@@ -102,31 +97,17 @@ def test_a_receiver_gets_its_form_at_its_path_with_the_token(shape, path, asked,
     assert shape == "slack" or receiver.bodies[0]["message"] == DOWN.message
 
 
-def test_a_receiver_in_trouble_is_tried_again_with_growing_pauses():
-    receiver, error, pauses = send("/h", "json", status(503), status(429), OK)
-    assert error is None
-    assert len(receiver.bodies) == 3
-    assert pauses == [2.0, 10.0]
-
-
-@pytest.mark.parametrize("code", [500, 301, 400, 401, 404, 410])
-def test_trouble_is_given_up_in_the_end_and_a_refusal_at_once(code):
-    receiver, error, pauses = send("/secret", "json", status(code))
-    assert error == f"{receiver.url} answered {code}"
-    assert pauses == ([2.0, 10.0, 60.0, 300.0] if code == 500 else [])
-    assert len(receiver.bodies) == len(pauses) + 1
-
-
 def test_one_that_hangs_or_is_not_there_is_given_up_without_a_word_of_its_path():
-    receiver, error, pauses = send("/secret", "json", None, limit_s=0.05)
+    receiver, error = send("/secret", "json", None, limit_s=0.05)
     assert error == f"{receiver.url}: no answer in time"
-    assert len(pauses) == 4
-    _, error, _ = send("/secret", "json", "this is not http\r\n\r\n")
+    receiver, error = send("/secret", "json", status(503))
+    assert error == f"{receiver.url} answered 503"
+    _, error = send("/secret", "json", "this is not http\r\n\r\n")
     assert "secret" not in error
 
     async def nobody():
         hook = check_webhook("http://127.0.0.1:1/secret", "json", name="x")
-        return await notify.Webhook(hook, "json", retries_s=()).send(NOTICE)
+        return await notify.Webhook(hook, "json").send(NOTICE)
 
     assert asyncio.run(nobody()) == "http://127.0.0.1:1: it cannot be reached"
 
@@ -137,11 +118,10 @@ def command(*argv, limit_s=20.0, secrets=()):
     return asyncio.run(notifier.send(NOTICE)), said
 
 
-def test_a_command_gets_the_message_as_one_word_and_the_rest_as_variables():
-    script = 'printf "%s|" "$#" "$1" "$SKEP_ALERT_RULE" "$SKEP_ALERT_TARGET" "$SKEP_ALERT_EVENT"'
-    error, said = command("sh", "-c", script, "sh", "{message}")
+def test_a_command_gets_the_message_as_one_word():
+    error, said = command("sh", "-c", 'printf "%s|" "$#" "$1" "$2"', "sh", "{message}", "{rule} {target} {event}")
     assert error is None
-    assert said == ['alert.command said="1|box is down: <refused> & gone|down|box|opened|"']
+    assert said == ['alert.command said="2|box is down: <refused> & gone|down box opened|"']
 
 
 def test_a_command_that_fails_or_is_not_there_is_told():
@@ -172,50 +152,6 @@ def state_of(pid):
         return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0]
     except FileNotFoundError:
         return "X"
-
-
-def test_a_hanging_receiver_holds_up_neither_the_command_nor_whoever_tells():
-    told = []
-
-    async def done(notice, via, error):
-        told.append((via, error))
-
-    async def run():
-        async with receiving(None) as receiver:
-            hook = check_webhook(f"{receiver.url}/x", "json", name="x")
-            quick = notify.Command((sys.executable, "-c", ""), os.environ, notify.Secrets([]), lambda _: None)
-            rounds = notify.NotificationQueues([quick, notify.Webhook(hook, "json")], done)
-            rounds.hand_over(NOTICE)
-            await receiver.asked.wait()
-            assert not await rounds.delivered(0.01)
-            while not told:
-                await asyncio.sleep(0.01)
-            await rounds.end(hurry=True)
-
-    asyncio.run(run())
-    assert told == [("command", None)]
-
-
-def test_a_fault_in_one_notifier_does_not_end_its_rounds():
-    told = []
-
-    class Broken:
-        via = "webhook"
-
-        async def send(self, _):
-            raise RuntimeError("secret")
-
-    async def done(notice, via, error):
-        told.append(error)
-
-    async def run():
-        rounds = notify.NotificationQueues([Broken()], done)
-        rounds.hand_over(NOTICE)
-        rounds.hand_over(NOTICE)
-        await rounds.end()
-
-    asyncio.run(run())
-    assert told == ["RuntimeError"] * 2
 
 
 def test_addresses_and_tokens_come_from_variables():
@@ -272,15 +208,13 @@ def test_an_end_says_how_long_it_was_and_why_it_is_over():
     assert told["message"] == "box: no longer down after 30 min 00 s: it answers again"
 
 
-def test_a_command_gets_words_and_variables():
-    variables = notify.variables_of(notice())
-    assert variables["SKEP_ALERT_EVENT"] == "opened"
-    assert variables["SKEP_ALERT_VALUE"] == "2"
-    assert variables["SKEP_ALERT_CLOSED_AT"] == ""
-    argv = notify.argv_of(["notify-send", "{title}", "{message}", "{other} {}", "$(id)"], variables)
-    assert argv == ["notify-send", "box: down", DOWN.message, "{other} {}", "$(id)"]
+def test_the_words_of_a_command_are_filled_in_once():
+    argv = notify.argv_of(
+        ["notify-send", "{title}", "{message}", "{other} {}", "$(id)", "{value} {closed_at}"], notice()
+    )
+    assert argv == ["notify-send", "box: down", DOWN.message, "{other} {}", "$(id)", "2 "]
     evil = Alert(AlertRule.DOWN, "box", 1.0, "{host} {message}")  # what it brings in is not filled in again
-    assert notify.argv_of(["{message}"], notify.variables_of(notice("opened", evil))) == ["{host} {message}"]
+    assert notify.argv_of(["{message}"], notice("opened", evil)) == ["{host} {message}"]
 
 
 def test_secrets_are_taken_out_and_a_line_stays_a_line():

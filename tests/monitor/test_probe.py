@@ -59,7 +59,6 @@ def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks():
         assert one.ttft_ms > 9
     assert (made.running, made.waiting, made.busy) == (0, 0, False)
     assert made.versions["build"] == "skep-fake"
-    assert made.host["tokens_total"] > 0
     assert made.started_at < made.ended_at
 
 

@@ -24,7 +24,6 @@ class AddTargetOptions:
         str | None, option("Environment variable with the API key; the key is not stored.", metavar="VAR")
     ] = None
     every: Annotated[str, option("Time between two probes.")] = "1h"
-    jitter: Annotated[str | None, option("Longest random delay of a probe (default: a tenth of --every).")] = None
     prompt_tokens: Annotated[int, option("Approximate prompt length in tokens.", min=16, max=MOST_TOKENS)] = 256
     short: Annotated[int, option("Length of the short answer in tokens.", min=8, max=MOST_TOKENS)] = 64
     long: Annotated[int, option("Length of the long answer in tokens.", min=8, max=MOST_TOKENS)] = 512
@@ -67,7 +66,6 @@ def remove(name: NameArgument) -> None:
 @command(monitor_app, "skep monitor run", runs="monitor_run.run_loop")
 def run(
     once: Annotated[bool, option("Probe the targets that are due now, then exit.")] = False,
-    quiet: Annotated[bool, option("Print no line for a successful probe.")] = False,
     config: ConfigOption = None,
     parent_fd: Annotated[int | None, option("", hidden=True)] = None,
 ) -> None:

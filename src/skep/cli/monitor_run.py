@@ -20,13 +20,13 @@ from skep.monitor.alerts import check_document
 from skep.monitor.describe import describe_probe
 from skep.monitor.history import model_changes
 from skep.monitor.history import write_note as store_note
-from skep.monitor.loop import POLL_S, begin_with, log_on_stderr, monitor_pid, probe_by_hand, probe_turns, run_monitor
+from skep.monitor.loop import begin_with, log_on_stderr, monitor_pid, probe_by_hand, probe_turns, run_monitor
 from skep.monitor.probe import probe_error
 from skep.monitor.records import ProbeOutcome, ProbeTarget
 from skep.monitor.status import monitor_status
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import add_target as store_target
-from skep.monitor.targets import moment_of, parse_percent, target_document
+from skep.monitor.targets import moment_of, parse_percent
 from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.hive_text import SAMPLES, TARGETS, status_columns
@@ -67,7 +67,6 @@ def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) 
 
 
 ASK_S = 5.0
-START_S = 10.0  # until the loop that `skep up` starts for its first target probes
 
 
 def _settings(config: Path | None) -> Monitor:
@@ -79,14 +78,14 @@ def _loop_pid() -> int | None:
     return monitor_pid(user_paths(os.environ))
 
 
-def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | None) -> None:
+def run_loop(config: Path | None, *, once: bool, parent_fd: int | None) -> None:
     paths, settings = user_paths(os.environ), _settings(config)
     if parent_fd is not None and not begin_with(parent_fd, paths, lambda: _hive("status").get("phase")):
         return
     with series_if_any() as series:
         if parent_fd is None and not series.targets():
             note(f"there are no targets yet; {NOTHING_YET}, also while this runs")
-    run_monitor(settings, paths, log_on_stderr(quiet=quiet), env=os.environ, once=once)
+    run_monitor(settings, paths, log_on_stderr, env=os.environ, once=once)
 
 
 def _hive(op: str) -> dict[str, Any]:
@@ -134,15 +133,7 @@ def show_status(*, as_json: bool) -> None:
     print_records(status_columns(now, running=pid is not None), found.targets)
     note(*found.sentences())
     if pid is None:
-        note(f"the loop is not running: `skep monitor run` starts it{_with_up(', and `skep up` does')}")
-
-
-def _with_up(words: str) -> str:
-    """Return the words where `skep up` starts the loop; nothing where skep.toml says no, or cannot be read."""
-    try:
-        return words if _settings(None).with_up else ""
-    except SkepError:
-        return ""
+        note("the loop is not running: `skep monitor run` or `skep up` starts it")
 
 
 def check_now(config: Path | None, *, as_json: bool) -> None:
@@ -167,18 +158,12 @@ def add_target(options: AddTargetOptions) -> None:
     own, check = options.url is None, not options.no_check
     with series_to_write() as series:
         found = store_target(series, _target_of(options), os.environ, time.time(), own=own, check=check)
-    alone = _loop_pid() is not None
-    running = alone or bool(_hive("monitor").get("running"))
+    running = _loop_pid() is not None or bool(_hive("monitor").get("running"))
     if options.as_json:
-        print_json({**target_document(found.target), "about": found.about, "probing": running})
+        print_json({**msgspec.to_builtins(found.target), "about": found.about, "probing": running})
         return
-    note(*found.sentences(os.environ))
-    if running:
-        starting = not alone and _hive("status").get("phase") == "starting"
-        when = "once `skep up` has loaded its models" if starting else f"within {POLL_S if alone else START_S:g} s"
-        note(f"the first probe begins {when}; `skep monitor status` shows it")
-    else:
-        note(f"nothing is probed yet: `skep monitor run` starts that{_with_up(', and so does the next `skep up`')}")
+    start = "the first probe begins soon" if running else "`skep monitor run` or the next `skep up` starts probing"
+    note(*found.sentences(), f"{start}; `skep monitor status` shows it")
 
 
 def _target_of(options: AddTargetOptions) -> ProbeTarget:
@@ -189,7 +174,6 @@ def _target_of(options: AddTargetOptions) -> ProbeTarget:
         key_env=options.key_env,
         api=options.api,
         every_s=parse_seconds(options.every),
-        jitter_s=None if options.jitter is None else parse_seconds(options.jitter),
         prompt_tokens=options.prompt_tokens,
         short_tokens=options.short,
         long_tokens=0 if options.no_long else options.long,
@@ -205,7 +189,7 @@ def list_targets(*, everyone: bool, as_json: bool) -> None:
     with series_if_any() as series:
         found = series.targets(removed=everyone)
     none_yet = f"there are no targets; {NOTHING_YET}"
-    print_list(found, partial(print_records, TARGETS), target_document, as_json=as_json, none_yet=none_yet)
+    print_list(found, partial(print_records, TARGETS), msgspec.to_builtins, as_json=as_json, none_yet=none_yet)
 
 
 def remove_target(name: str) -> None:

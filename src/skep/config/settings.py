@@ -26,7 +26,7 @@ DEFAULT_CONTEXT = 2048
 MIN_BODY_BYTES = 1024
 Shape = Literal["json", "ntfy", "slack"]
 Alert = Literal["down", "slower", "ttft", "quality", "disk", "shift"]
-# What `{...}` of a command stands for; the same in capitals, behind SKEP_ALERT_, are its variables.
+# What `{...}` of a command stands for.
 COMMAND_WORDS = ("event", "message", "title", "host", "rule", "target", "value", "limit", "opened_at", "closed_at")
 DAY_MINUTES = 24 * 60
 QUIET_HINT = 'write them as "22:00-07:00"; the end may lie on the next day'

@@ -11,6 +11,7 @@ import asyncio
 import math
 import platform
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import tzinfo
@@ -22,10 +23,10 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.config.settings import Monitor, parse_quiet_hours
-from skep.errors import SkepError, StoreError, UserError
+from skep.errors import SkepError, UserError
 from skep.monitor.describe import clock, percent
 from skep.monitor.history import primary_keys, series_began
-from skep.monitor.notify import Notice, NotificationQueues, Notifier, Secrets, log_line, notifiers_of
+from skep.monitor.notify import Notice, Notifier, Secrets, log_line, notifiers_of
 from skep.monitor.records import (
     BUSY,
     DAY_S,
@@ -261,6 +262,8 @@ def findings_of(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: 
 
 KNOWN_FOR_S = 30 * DAY_S
 UNTOLD_FOR_S = 2 * DAY_S  # the end of an alert is no news later
+MOST_TRIES = 5  # of one notice by one notifier: at every look, a minute apart or less
+GRACE_S = 5.0  # for notices under way when it ends
 
 
 def free_bytes_of(path: Path) -> int | None:
@@ -269,6 +272,9 @@ def free_bytes_of(path: Path) -> int | None:
         return shutil.disk_usage(path if path.exists() else path.parent).free
     except OSError:
         return None
+
+
+AlertPlace = tuple[AlertRule, str | None, float]
 
 
 class AlertWatcher:
@@ -294,9 +300,9 @@ class AlertWatcher:
         self._host = host or platform.node() or "this machine"
         self._secrets = self._known_secrets(None)
         self._notifiers = notifiers_of(wanted, env, self._secrets, log) if notifiers is None else notifiers
-        self._queues = NotificationQueues(self._notifiers, self._told)
-        self._handed_over: set[tuple[int | None, str]] = set()  # alerts by id, opened or closed
-        self._unstored: set[tuple[AlertRule, str | None]] = set()  # alerts that were told and could not be stored
+        self._sent: set[tuple[AlertPlace, str, str]] = set()  # by this process: opened or closed, through what
+        self._unstored: dict[tuple[AlertRule, str | None], Alert] = {}  # found, and could not be stored yet
+        self._sending: asyncio.Task[None] | None = None
         self._hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
         self._now = 0.0
         self._lock = asyncio.Lock()  # one event at a time changes the alerts
@@ -305,11 +311,15 @@ class AlertWatcher:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        await self._queues.end(hurry=raised[0] is not None)
+        """Notices under way get a few seconds. What is not sent is sent by the next process."""
+        await self.delivered(0.0 if raised[0] is not None else GRACE_S)
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
 
     async def delivered(self, limit_s: float) -> bool:
         """Wait for notices under way. Return False where that takes longer than `limit_s`."""
-        return await self._queues.delivered(limit_s)
+        return self._sending is None or bool((await asyncio.wait([self._sending], timeout=limit_s))[0])
 
     async def after_probe(self, probe: Probe, now: float) -> None:
         """Evaluate the rules of the probed target. Its rows and changes are in the store already."""
@@ -319,51 +329,42 @@ class AlertWatcher:
     async def tick(self, now: float) -> None:
         await self._look("tick", now, self._look_at_disk)
 
-    async def _look(self, when: str, now: float, look: Callable[[], list[Notice]]) -> None:
+    async def _look(self, when: str, now: float, look: Callable[[], None]) -> None:
         async with self._lock:
             self._now = now
-            for step in (look, self._find_untold):
-                with self._never_raising(when):
-                    for notice in await asyncio.to_thread(step):
-                        self._queues.hand_over(notice)
+            with self._never_raising(when):
+                await asyncio.to_thread(look)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send())
 
-    def _look_at_target(self, name: str) -> list[Notice]:
+    def _look_at_target(self, name: str) -> None:
         target = next((one for one in self._series.targets() if one.name == name), None)
         if target is None:  # removed while it was probed
-            return []
+            return
         self._secrets = self._known_secrets(target.key_env)
         began = series_began(self._series, name, self._now + 1)
         for alert in self._series.alerts(open_only=True):
             if alert.target == name and alert.opened_at < began and alert.rule is not AlertRule.DOWN:
                 self._close(alert, "another model answers")
-        return self._carry_out(findings_of(self._series, target, self._wanted, self._now))
+        self._carry_out(findings_of(self._series, target, self._wanted, self._now))
 
-    def _look_at_disk(self) -> list[Notice]:
+    def _look_at_disk(self) -> None:
         free, limit = self._free_bytes(), self._wanted.disk_free_bytes
-        finding = disk(free, limit) if free is not None and limit else None
-        return [] if finding is None else self._carry_out([finding])
+        if free is not None and limit and (finding := disk(free, limit)) is not None:
+            self._carry_out([finding])
 
-    def _carry_out(self, findings: Sequence[RuleFinding]) -> list[Notice]:
-        """Store what opens and closes. What cannot be stored is told all the same, once: the disk may be full."""
+    def _carry_out(self, findings: Sequence[RuleFinding]) -> None:
+        """Store what opens and closes. What cannot be stored is told all the same: the disk may be full."""
         opened, closed = judged(self._series.alerts(since=self._now - KNOWN_FOR_S), findings, self._now)
         for alert, because in closed:
             self._close(alert, because)
-        found = []
         for alert in opened:
-            notice = self._notice(replace(alert, message=self._secrets.scrub(alert.message)))
-            place, is_new = (alert.rule, alert.target), (alert.rule, alert.target) not in self._unstored
-            if is_new:
-                self._log(log_line(notice))  # at once, quiet hours or not
-            try:
-                number = self._series.open_alert(notice.alert)
-            except StoreError as error:
-                self._log(f'watch.failed in=store error="{error.message}"')
-                self._unstored.add(place)
-                found += [notice] if is_new else []
-            else:
-                self._handed_over |= set() if is_new else {(number, "opened")}
-                self._unstored.discard(place)
-        return found
+            place = (alert.rule, alert.target)
+            if place not in self._unstored:
+                self._unstored[place] = replace(alert, message=self._secrets.scrub(alert.message))
+                self._log(log_line(self._notice(self._unstored[place])))  # at once, quiet hours or not
+            self._series.open_alert(self._unstored[place])
+            del self._unstored[place]
 
     def _close(self, alert: Alert, because: str) -> None:
         because = self._secrets.scrub(because)
@@ -373,33 +374,43 @@ class AlertWatcher:
     def _notice(self, alert: Alert) -> Notice:
         return Notice("opened" if alert.closed_at is None else "closed", alert, self._now, self._host)
 
-    def _find_untold(self) -> list[Notice]:
-        """Return what is to be told now: what opened or closed, is not told yet, and is not held by quiet hours.
-        Of what opened and closed untold nothing is told."""
+    async def _send(self) -> None:
+        """One after the other. What fails is tried again after a later look, a few times."""
+        with self._never_raising("notices"):
+            for notice, notifier in await asyncio.to_thread(self._find_untold):
+                try:
+                    error = await notifier.send(notice)
+                except Exception as failure:
+                    error = type(failure).__name__
+                if error is None:
+                    self._sent.add((_place(notice.alert), notice.what, notifier.via))
+                else:
+                    error = self._secrets.scrub(error)
+                    self._log(f'alert.untold via={notifier.via} event={notice.what} error="{error}"')
+                if notice.alert.id is not None:
+                    values = (notice.alert.id, notice.what, self._now, notifier.via, error)
+                    await asyncio.to_thread(self._series.append_notice, *values)
+
+    def _find_untold(self) -> list[tuple[Notice, Notifier]]:
+        """Return what is to be told now, and through what. Of what opened and closed untold nothing is told."""
         found = []
-        for alert in reversed(self._series.alerts(since=self._now - UNTOLD_FOR_S) if self._notifiers else []):
-            told = {what for what, _, via, _ in self._series.notices(alert.id) if via != "log"}
-            told |= {what for what in ("opened", "closed") if (alert.id, what) in self._handed_over}
+        stored = self._series.alerts(since=self._now - UNTOLD_FOR_S) if self._notifiers else []
+        for alert in (*reversed(stored), *self._unstored.values()):
+            rows = [] if alert.id is None else self._series.notices(alert.id)
             notice = self._notice(alert)
-            untold = "opened" not in told if notice.what == "opened" else told == {"opened"}
-            if untold and not self._is_quiet(alert):
-                self._handed_over.add((alert.id, notice.what))
-                found.append(notice)
+            for notifier in () if self._is_quiet(alert) else self._notifiers:
+                told = {what for place, what, via in self._sent if (place, via) == (_place(alert), notifier.via)}
+                tried = Counter(what for what, _, via, _ in rows if via == notifier.via)
+                told |= {what for what, _, via, error in rows if via == notifier.via and error is None}
+                told |= {what for what, count in tried.items() if count >= MOST_TRIES}
+                if notice.what not in told and (notice.what == "opened" or "opened" in told):
+                    found.append((notice, notifier))
         return found
 
     def _is_quiet(self, alert: Alert) -> bool:
         if self._hours is None or alert.rule in self._wanted.quiet_except:
             return False
         return self._hours.hold(self._now, self._zone)
-
-    async def _told(self, notice: Notice, via: str, error: str | None) -> None:
-        error = None if error is None else self._secrets.scrub(error)
-        if error is not None:
-            self._log(f'alert.untold via={via} event={notice.what} error="{error}"')
-        with self._never_raising("notices"):
-            if notice.alert.id is not None:
-                values = (notice.alert.id, notice.what, self._now, via, error)
-                await asyncio.to_thread(self._series.append_notice, *values)
 
     def _known_secrets(self, key_env: str | None) -> Secrets:
         names = (self._wanted.webhook_env, self._wanted.webhook_token_env, key_env)
@@ -412,6 +423,11 @@ class AlertWatcher:
         except Exception as error:
             why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
             self._log(f'watch.failed in={what} error="{self._secrets.scrub(why)}"')
+
+
+def _place(alert: Alert) -> AlertPlace:
+    """Return what tells one alert from all others. What is not stored has no id."""
+    return alert.rule, alert.target, alert.opened_at
 
 
 def check_document(

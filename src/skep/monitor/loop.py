@@ -28,7 +28,7 @@ from skep.errors import EngineError, StoreError
 from skep.files import hold_lock, lock_holder
 from skep.monitor.alerts import AlertWatcher, free_bytes_of
 from skep.monitor.history import ANOTHER_MODEL, begins_anew, find_changes
-from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, machine_of, probe_target
+from skep.monitor.probe import BEGAN_AT, machine_of, probe_target
 from skep.monitor.records import BUSY, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.schedule import NO_ROOM, Agenda, Due, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
@@ -78,7 +78,6 @@ class LastSeen:
     versions: dict[str, str] = field(default_factory=dict)
     model: str | None = None
     began_at: float | None = None
-    tokens_total: float | None = None
 
     def take(self, probe: Probe) -> None:
         """Missed ones have shown nothing."""
@@ -91,7 +90,6 @@ class LastSeen:
         self.versions |= {name: value for name, value in probe.versions.items() if name not in untold}
         self.model = probe.model or self.model
         self.began_at = probe.host_number(BEGAN_AT) or self.began_at
-        self.tokens_total = probe.host_number(TOKENS_TOTAL) or self.tokens_total
 
 
 def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
@@ -107,12 +105,8 @@ def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
         tell(EventKind.DOWN, f"down: {probe.error or probe.error_kind}", error_kind=probe.error_kind)
     elif probe.error_kind != BUSY and had_failed and not failed:
         tell(EventKind.UP, "up again")
-    began, tokens = probe.host_number(BEGAN_AT), probe.host_number(TOKENS_TOTAL)
-    if began is not None and seen.began_at is not None:
-        anew = abs(began - seen.began_at) > SAME_BEGIN_S
-    else:  # by its count of tokens, which only a new process lowers
-        anew = tokens is not None and seen.tokens_total is not None and tokens < seen.tokens_total
-    if anew:
+    began = probe.host_number(BEGAN_AT)
+    if began is not None and seen.began_at is not None and abs(began - seen.began_at) > SAME_BEGIN_S:
         tell(EventKind.RESTART, "restarted")
     for name, value in sorted(probe.versions.items()):
         before = seen.versions.get(name)
@@ -364,17 +358,11 @@ def wait_while(waits: Callable[[], bool], parent_fd: int, look_s: float) -> bool
     return True
 
 
-def log_on_stderr(*, quiet: bool) -> Callable[[str], None]:
-    """Return a function that writes a dated line to stderr. A closed stderr is ignored."""
-
-    def say(line: str) -> None:
-        if quiet and line.startswith("monitor.probed") and " outcome=done" in line:
-            return
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
-        with contextlib.suppress(OSError):
-            print(now, line, file=sys.stderr, flush=True)  # noqa: T201
-
-    return say
+def log_on_stderr(line: str) -> None:
+    """Write a dated line. A closed stderr is ignored."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    with contextlib.suppress(OSError):
+        print(now, line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def probe_turns(paths: Paths) -> Path:

@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal, Protocol
@@ -23,7 +23,6 @@ from skep.units import format_seconds, one_line
 from skep.wire.client import WireFailure, fetch_once
 from skep.wire.openai import KINDS
 
-PREFIX = "SKEP_ALERT_"  # of a command's variables
 MAX_TEXT = 1000
 MIN_SECRET = 4  # a shorter one would be found inside of words
 URGENT = (AlertRule.DOWN, AlertRule.DISK)
@@ -89,17 +88,10 @@ def told_of(notice: Notice) -> dict[str, Any]:
     return {**alert_document(notice.alert), **words}
 
 
-def variables_of(notice: Notice) -> dict[str, str]:
-    """Return the variables `SKEP_ALERT_*` for a command; unknown values are empty."""
-    told = told_of(notice)
-    values = {name: told[name] for name in COMMAND_WORDS}
-    return {PREFIX + name.upper(): "" if value is None else _plain(value) for name, value in values.items()}
-
-
-def argv_of(command: Iterable[str], variables: Mapping[str, str]) -> list[str]:
-    """Fill `{message}` and the like into the command. No shell reads them; other braces stay."""
-    known = re.compile(r"\{(" + "|".join(COMMAND_WORDS) + r")\}")
-    return [known.sub(lambda found: variables[PREFIX + found[1].upper()], part) for part in command]
+def argv_of(command: Iterable[str], notice: Notice) -> list[str]:
+    """Fill `{message}` and the like into the command. No shell reads them; what is unknown is empty."""
+    told, known = told_of(notice), re.compile(r"\{(" + "|".join(COMMAND_WORDS) + r")\}")
+    return [known.sub(lambda found: _plain(told[found[1]]), part) for part in command]
 
 
 def log_line(notice: Notice) -> str:
@@ -108,15 +100,14 @@ def log_line(notice: Notice) -> str:
 
 
 def _plain(value: object) -> str:
+    if value is None:
+        return ""
     return f"{value:.10g}" if isinstance(value, float) and abs(value) < 1e9 else f"{value}"
 
 
 COMMAND_S = 30.0
 WEBHOOK_S = 10.0
-RETRIES_S = (2.0, 10.0, 60.0, 300.0)
-AGAIN = (408, 425, 429)  # and everything from 500 on
 MAX_OUTPUT = 2000
-GRACE_S = 5.0
 
 Log = Callable[[str], None]
 
@@ -142,15 +133,14 @@ class Command:
     limit_s: float = COMMAND_S
 
     async def send(self, notice: Notice) -> str | None:
-        variables = variables_of(notice)
-        argv = argv_of(self.command, variables)
+        argv = argv_of(self.command, notice)
         try:
             child = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**self.env, **variables},
+                env=self.env,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
@@ -182,39 +172,28 @@ async def _kill(child: asyncio.subprocess.Process) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Webhook:
-    """An HTTP address that notices are posted to, with retries. Logs and errors name only its server."""
+    """An HTTP address that notices are posted to. Logs and errors name only its server."""
 
     via = "webhook"
 
     hook: Hook
     shape: Shape
     token: str | None = None
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    retries_s: tuple[float, ...] = RETRIES_S
     limit_s: float = WEBHOOK_S
 
     async def send(self, notice: Notice) -> str | None:
-        for pause_s in self.retries_s:
-            error, again = await self._try(notice)
-            if not again:
-                return error
-            await self.sleep(pause_s)
-        return (await self._try(notice))[0]
-
-    async def _try(self, notice: Notice) -> tuple[str | None, bool]:
-        """Return what went wrong, and whether it may go better later."""
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
-        body, hook, limit_s = body_of(notice, self.shape, self.hook), self.hook, self.limit_s
+        body, hook = body_of(notice, self.shape, self.hook), self.hook
         try:
-            answer = await fetch_once(hook.origin, "POST", hook.path, body=body, headers=headers, timeout_s=limit_s)
+            answer = await fetch_once(
+                hook.origin, "POST", hook.path, body=body, headers=headers, timeout_s=self.limit_s
+            )
         except WireFailure as failure:
             why = "its certificate is not trusted" if "certificate" in str(failure).lower() else failure.kind
-            return f"{hook}: {KINDS[why][1] if why in KINDS else why}", True
+            return f"{hook}: {KINDS[why][1] if why in KINDS else why}"
         except (OSError, ValueError) as failure:
-            return f"{hook}: {type(failure).__name__}", True
-        if 200 <= answer.status < 300:
-            return None, False
-        return f"{hook} answered {answer.status}", answer.status in AGAIN or answer.status >= 500
+            return f"{hook}: {type(failure).__name__}"
+        return None if 200 <= answer.status < 300 else f"{hook} answered {answer.status}"
 
 
 def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
@@ -243,43 +222,3 @@ def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log:
         token = env.get(wanted.webhook_token_env) if wanted.webhook_token_env else None
         notifiers += [Webhook(hook, wanted.webhook_shape, token)] if hook is not None else []
     return notifiers
-
-
-class NotificationQueues:
-    """Sends notices by each notifier, in order. What is not sent when they end is sent by the next process."""
-
-    def __init__(self, notifiers: list[Notifier], done: Callable[[Notice, str, str | None], Awaitable[None]]) -> None:
-        """`done` hears of each notice that was sent or given up, through what, and what went wrong."""
-        self._turns = [(one, asyncio.Lock()) for one in notifiers]  # first come, first served
-        self._done = done
-        self._under_way: set[asyncio.Task[None]] = set()
-
-    def hand_over(self, notice: Notice) -> None:
-        """Queue a notice. Call from the loop's own thread."""
-        for notifier, turn in self._turns:
-            task = asyncio.ensure_future(self._send(notifier, turn, notice))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
-
-    async def delivered(self, limit_s: float) -> bool:
-        """Wait until every queued notice is sent or given up. Return False where that takes too long."""
-        return not self._under_way or not (await asyncio.wait(self._under_way, timeout=limit_s))[1]
-
-    async def end(self, *, hurry: bool = False) -> None:
-        """Stop sending; notices under way get a few seconds."""
-        try:
-            if not hurry:
-                await self.delivered(GRACE_S)
-        finally:
-            left = list(self._under_way)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-
-    async def _send(self, notifier: Notifier, turn: asyncio.Lock, notice: Notice) -> None:
-        async with turn:
-            try:
-                error = await notifier.send(notice)
-            except Exception as failure:
-                error = type(failure).__name__
-            await self._done(notice, notifier.via, error)

@@ -120,7 +120,7 @@ def fresh_prompt(rng: Random, tokens: int) -> Prompt:
 
 
 HERE = "here"
-BEGAN_AT, TOKENS_TOTAL = "process_began_at", "tokens_total"  # in a probe's `host`
+BEGAN_AT = "process_began_at"  # in a probe's `host`
 _VERSION_PATHS = {"vllm": "/version", "ollama": "/api/version", "sglang": "/get_server_info"}
 
 
@@ -251,8 +251,8 @@ class _ProbeRun:
             sender = Sender(endpoint, pool, time.monotonic(), timeout_s=target.timeout_s, keep_text=True)
             await self._runs(sender, meter)
             self.after = await read_load_after(pool, endpoint.headers)
-            told = {BEGAN_AT: self.after.process_began_at, TOKENS_TOTAL: self.after.tokens_total}
-            self.host |= {name: value for name, value in told.items() if value is not None}
+            if self.after.process_began_at is not None:
+                self.host[BEGAN_AT] = self.after.process_began_at
         finally:
             await pool.close()
             if meter is not None:

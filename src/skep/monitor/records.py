@@ -90,7 +90,6 @@ class ProbeTarget(msgspec.Struct, frozen=True):
     key_env: str | None = None
     api: str = "openai"  # or "ollama"
     every_s: float = HOUR_S
-    jitter_s: float | None = None  # a probe comes up to so much late, at random; None: a tenth of `every_s`
     prompt_tokens: int = 256
     short_tokens: int = 64  # of output
     long_tokens: int = 512  # 0: no long run
@@ -103,8 +102,9 @@ class ProbeTarget(msgspec.Struct, frozen=True):
     removed_at: float | None = None
 
     @property
-    def jitter(self) -> float:
-        return 0.1 * self.every_s if self.jitter_s is None else self.jitter_s
+    def jitter_s(self) -> float:
+        """A probe comes up to so much late, so that targets do not collide."""
+        return 0.1 * self.every_s
 
 
 class ProbeOutcome(StrEnum):

@@ -1,6 +1,6 @@
 """When to probe: which slots are due, which were missed, and when to look again. Pure; knows no clock and no store.
 
-Slot k of a target is the time from k to k+1 times `every_s`, counted from 1970; its probe comes up to `jitter` after it
+Slot k of a target is the time from k to k+1 times `every_s`, counted from 1970; its probe comes a little after it
 begins, by a hash, so that the same slot is always due at the same moment. An *era* is a stretch in which slots can
 be counted: it ends when the clock is set back and when a target is added anew. From its first row on, every slot of an
 era is accounted for exactly once: by a probe, or by one row for a gap of missed ones.
@@ -16,7 +16,6 @@ import msgspec
 
 from skep.monitor.records import Probe, ProbeOutcome, ProbeTarget
 
-LATEST_SHARE = 0.9  # of a slot: no probe is due after it
 NOTICED_S = 5.0  # sleep and jumps shorter than this explain nothing
 
 Cause = tuple[str, str]  # error_kind and error of a missed probe
@@ -128,7 +127,7 @@ class ProbeSchedule:
 def due_at(target: ProbeTarget, slot: int) -> float:
     digest = hashlib.sha256(f"{target.name}/{slot}".encode()).digest()
     share = int.from_bytes(digest[:6], "big") / (1 << 48)
-    return slot * target.every_s + share * min(max(0.0, target.jitter), LATEST_SHARE * target.every_s)
+    return slot * target.every_s + share * target.jitter_s
 
 
 def format_interval(every_s: float) -> str:

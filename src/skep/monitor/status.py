@@ -115,7 +115,7 @@ class TargetStatus(msgspec.Struct, frozen=True):
         """Return how long a probe is overdue; None: the next one may still come in time."""
         added_at = self.target.added_at
         waited_s = now - (added_at if self.last is None else max(self.last.ended_at, added_at))
-        late_s = max(0.0, waited_s - self.target.every_s - self.target.jitter)
+        late_s = max(0.0, waited_s - self.target.every_s - self.target.jitter_s)
         return late_s if waited_s > fresh_s(self.target) else None
 
     def first(self, unit: str) -> SeriesStatus | None:
@@ -189,7 +189,7 @@ def latest_and_week(
 
 def fresh_s(target: ProbeTarget) -> float:
     """For how long a value speaks of the present: two intervals, and the time that a probe may take."""
-    return 2 * target.every_s + target.jitter + target.timeout_s
+    return 2 * target.every_s + target.jitter_s + target.timeout_s
 
 
 def _state(target: ProbeTarget, last: Probe | None, now: float, *, alerts: bool) -> TargetState:

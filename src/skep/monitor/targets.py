@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -37,13 +36,11 @@ class AddedTarget(msgspec.Struct, frozen=True):
     model: str | None = None
     about: str | None = None
 
-    def sentences(self, env: Mapping[str, str]) -> list[str]:
+    def sentences(self) -> list[str]:
         target = self.target
         told = f"{self.model} at {target.url} ({self.about})" if self.about else f"{target.url}, not asked"
-        missing = f"`{target.key_env}` is not set here; probes fail until it is set where the monitor starts"
-        unset = [missing] if not self.about and target.key_env is not None and not env.get(target.key_env) else []
         every = f"it is probed every {format_interval(target.every_s)} ({runs_of(target)})"
-        return [f"`{target.name}`: {told}", *unset, every]
+        return [f"`{target.name}`: {told}", every]
 
 
 def add_target(
@@ -107,9 +104,6 @@ def check_target(target: ProbeTarget) -> None:
         raise UserError(f"--every {every} is too long", hint="the longest interval is a year; try `--every 30d`")
     if target.timeout_s < SHORTEST_TIMEOUT_S:
         raise UserError(f"--timeout {timeout} is too short", hint="use at least 0.1s; the default is 300s")
-    if target.jitter >= target.every_s:
-        hint = "the default is a tenth of --every; --jitter 0s turns it off"
-        raise UserError("--jitter must be shorter than --every", hint=hint)
 
 
 def _key(target: ProbeTarget, env: Mapping[str, str]) -> str | None:
@@ -120,11 +114,6 @@ def _key(target: ProbeTarget, env: Mapping[str, str]) -> str | None:
         return value
     hint = f"export {target.key_env}=... first, also where `skep up` or `skep monitor run` is started"
     raise UserError(f"--key-env `{target.key_env}` is not set", hint=hint)
-
-
-def target_document(target: ProbeTarget) -> dict[str, Any]:
-    """Return the target as JSON. It has the name of the key's variable, never the key."""
-    return {**msgspec.to_builtins(target), "jitter_s": target.jitter}
 
 
 def runs_of(target: ProbeTarget) -> str:

@@ -148,16 +148,7 @@ def ago(then: float, now: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Two units at most: "42 s", "5 min", "3 h 12 min", "2 d 4 h"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    hours, days = minutes // 60, minutes // 1440
-    if days:
-        return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"
-    if hours:
-        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
-    return f"{minutes} min"
+    return units.format_seconds(round(seconds)) if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def _alert(words: str) -> bytes:
