@@ -73,7 +73,7 @@ def false_alarm(number: int, kind: str, days: int) -> int | None:
     hours = kept(rng, kind, DAY * days)
     values = noise(rng, kind, DAY * days)
     seen = [70 * values[hour] for hour in hours]
-    return next((looks for looks in range(FEWEST, len(seen) + 1) if changes_in_series(seen[:looks]).splits), None)
+    return next((looks for looks in range(FEWEST, len(seen) + 1) if changes_in_series(seen[:looks])), None)
 
 
 def shifted(number: int, kind: str, size: float, first_day: float, last_day: float) -> dict:
@@ -85,8 +85,8 @@ def shifted(number: int, kind: str, size: float, first_day: float, last_day: flo
     seen = [70 * values[hour] * (1 - size if hour >= at else 1) for hour in hours]
     start = sum(hour < at for hour in hours)
     ends = [*range(start + 1, len(seen), STEP), len(seen)]
-    found = next((end for end in ends if any(right(split) for split in changes_in_series(seen[:end]).splits)), None)
-    last = changes_in_series(seen).splits
+    found = next((end for end in ends if any(right(split) for split in changes_in_series(seen[:end]))), None)
+    last = changes_in_series(seen)
     split = min((one for one in last if right(one)), key=lambda one: abs(one.index - start), default=None)
     return {
         "delay_h": None if found is None else hours[found - 1] - at,

@@ -32,7 +32,7 @@ from skep.tuner.store import TuningStore
 
 DAYS = 30
 SLOWER_AFTER_DAY = 21
-BOX = ProbeTarget("box", "http://127.0.0.1:1/v1", "gemma-4-31b", TargetKind.GATEWAY, concurrency=4, quality_items=10)
+BOX = ProbeTarget("box", "http://127.0.0.1:1/v1", "gemma-4-31b", TargetKind.GATEWAY, concurrency=4)
 CLOUD = ProbeTarget("cloud", "https://inference.example/v1", "gemma-4-31b", key_env="CLOUD_KEY")
 
 
@@ -99,7 +99,6 @@ def _of_the_box(slot: int, day: float, chance: random.Random) -> tuple[Probe, li
         _sample(at + 4, hot, short, chance.gauss(speed, 0.8), chance.gauss(182, 8), engine=True),
         _sample(at + 8, hot, long, chance.gauss(speed * 0.99, 0.7), chance.gauss(180, 8), engine=True),
         _sample(at + 20, hot, short, chance.gauss(speed * 0.83, 1.5), chance.gauss(240, 15), engine=True, many=4),
-        ProbeSample(at + 30, hot, ProbeShape.QUALITY, 1, quality=1.0 if chance.random() < 0.9 else 0.9),
     ]
 
 

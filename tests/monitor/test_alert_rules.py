@@ -25,7 +25,6 @@ HOUR = 3600.0
 NOW = 20 * 86400.0
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 TTFT = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
-QUALITY = SeriesKey("box", Heat.HOT, ProbeShape.QUALITY, 1, SeriesMetric.QUALITY)
 
 
 def points(values, busy=()):
@@ -142,43 +141,8 @@ def test_what_lies_inside_the_noise_is_no_alert():
     assert alerts.slower(KEY, points([*noisy, *[0.45 * middle] * 3]), 10).wrong is True
 
 
-USUAL = [0.8, 1.0] * 20
-
-
-@pytest.mark.parametrize(
-    ("values", "minimum", "wrong"),
-    [
-        ([*USUAL, 0.0], None, True),
-        ([*USUAL, 0.6], None, False),
-        ([*USUAL, 0.4, 0.4, 0.4], None, True),
-        ([1.0] * 168 + [0.8], None, False),
-        ([1.0] * 168 + [0.4, 0.4], None, True),
-        ([0.4], 0.6, True),
-        ([0.8], 0.6, False),
-        ([0.8], None, NOTHING),
-        ([], 0.6, NOTHING),
-    ],
-    ids=[
-        *("a collapse, with the first probe", "bad luck", "a fall, with three", "one wrong in a year", "two in a row"),
-        *("a limit needs no history", "kept", "without history", "without values"),
-    ],
-)
-def test_quality_that_falls_is_seen_and_bad_luck_is_not(values, minimum, wrong):
-    finding = alerts.quality(QUALITY, points(values), 5, HOUR, minimum)
-    assert verdict(finding) is wrong
-    assert values != [*USUAL, 0.0] or "0% of 5 small tasks right, usually 90%" in finding.message
-
-
 def change(ratio, at, key=KEY, because=None):
     return SeriesChange(key, at, (at - HOUR, at), 50.0, 50.0 * ratio, ratio - 0.01, ratio + 0.01, 40, 20, because)
-
-
-def test_a_fall_to_nothing_is_told_like_any_other():
-    """None of the small tasks right any more: a ratio of zero has no logarithm."""
-    gone = replace(change(0.5, NOW - 3600, QUALITY), before=0.9, after=0.0, ratio_low=0.0, ratio_high=0.0)
-    finding = alerts.shift("box", [gone, change(0.8, NOW - 3600)], NOW)
-    assert finding.wrong
-    assert "share of right answers -100.0 %" in finding.message
 
 
 def test_of_several_changes_the_latest_is_told():

@@ -44,23 +44,19 @@ class Rig:
         self.now = START
         series.put_target(records.ProbeTarget("box", "http://box:8000", added_at=START, **target))
         for _ in range(usual):
-            self.store(quality=1.0 if "quality_items" in target else None)
+            self.store()
 
     def begin(self, env=None):
         how = {"free_bytes": lambda: self.free, "zone": UTC, "host": "attic", "notifiers": self.notifiers}
         self.watch = AlertWatcher(self.series, self.wanted, env=env or {}, log=self.log.append, **how)
 
-    def store(self, *, tok_s=50.0, ttft_ms=100.0, failed=None, running=None, quality=None):
+    def store(self, *, tok_s=50.0, ttft_ms=100.0, failed=None, running=None):
         outcome = records.ProbeOutcome.FAILED if failed else records.ProbeOutcome.DONE
         slot = int(self.now // HOUR)
         probe = records.Probe("box", 0, slot, self.now, self.now, outcome, self.now, error=failed, running=running)
         samples = [
             records.ProbeSample(self.now, records.Heat.HOT, records.ProbeShape.SHORT, 1, tok_s=tok_s, ttft_ms=ttft_ms)
         ]
-        if quality is not None:
-            samples.append(
-                records.ProbeSample(self.now, records.Heat.HOT, records.ProbeShape.QUALITY, 1, quality=quality)
-            )
         self.series.append_probe(probe, [] if failed else samples)
         self.now += HOUR
         return probe
@@ -142,7 +138,7 @@ def test_what_was_found_but_not_told_is_told_by_the_next_process(series):
     rig, _ = found_down(series)
     gone = series.open_alert(records.Alert(records.AlertRule.TTFT, "box", rig.now, "late"))
     series.close_alert(gone, rig.now + 60, "over")
-    old = series.open_alert(records.Alert(records.AlertRule.QUALITY, "box", START - 9 * 86400, "wrong"))
+    old = series.open_alert(records.Alert(records.AlertRule.SLOWER, "box", START - 9 * 86400, "slow"))
     series.close_alert(old, START - 8 * 86400, "over")
     for _ in range(2):
         alive(rig, rig.tick)
@@ -158,15 +154,6 @@ def test_a_target_may_have_limits_of_its_own(series):
             assert [alert.rule for alert in series.alerts(open_only=True)] == [rule]
 
     alive(rig, story)
-
-
-def test_a_quality_probe_that_fails_is_told(series):
-    rig = Rig(series, quality_items=5)
-    for _ in range(30):
-        rig.store(quality=1.0)
-    alive(rig, [{"quality": right} for right in (0.2, 1.0, 1.0, 1.0)])
-    assert rig.listener.words() == ["opened", "closed"]
-    assert "20% of 5 small tasks right" in rig.listener.heard[0][1]
 
 
 def test_a_change_point_for_the_worse_is_told_with_its_cause(series):
@@ -220,7 +207,7 @@ def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
     alive(rig, story)
     assert rig.listener.words() == ["opened", "closed"]
     assert series.alerts(open_only=True) == []
-    assert any("watch.failed in=store" in line for line in rig.log)
+    assert any("watch.failed in=tick" in line for line in rig.log)
 
 
 def test_quiet_hours_hold_the_sender_but_not_the_log(series):

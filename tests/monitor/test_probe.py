@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from random import Random
 
 import pytest
@@ -14,7 +13,6 @@ from skep.monitor.records import Heat, ProbeOutcome, ProbeShape, ProbeTarget
 from skep.monitor.schedule import Due
 from skep.store.records import EngineTimings, Request
 from skep.testing.process import FakeEngine
-from skep.workload.drills import drills
 
 NO_GPU = {"nvidia": NvidiaReport, "meter": lambda: None}
 
@@ -113,16 +111,6 @@ def test_no_two_prompts_begin_alike_and_the_shortest_is_short():
     texts = [probing.fresh_prompt(Random(tokens), tokens).text for tokens in (1, 30, 256, 257, 258)]
     assert len({text[:7] for text in texts}) == 5
     assert len(texts[0]) < 200
-
-
-def test_small_tasks_are_checked(engine, tmp_path):
-    items = drills(8, 4, 1)
-    right = [{"prompt": one.messages[-1]["content"], "answer": str(one.checker.values["answer"])} for one in items]
-    answers = tmp_path / "answers.jsonl"
-    answers.write_text("".join(json.dumps(one) + "\n" for one in right[:3]))
-    with FakeEngine(answers=answers, token_ms=1) as clever:
-        made, samples = probe(box(clever, quality_items=4))
-    assert (made.outcome, samples[-1].shape, samples[-1].quality) == (ProbeOutcome.DONE, ProbeShape.QUALITY, 0.75)
 
 
 def test_others_at_the_target_are_seen(engine):

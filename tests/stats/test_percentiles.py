@@ -1,7 +1,6 @@
 """Percentiles, spread, intervals: against hand-computed cases, printed tables and the standard library."""
 
 import statistics
-from random import Random
 
 import msgspec
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from skep.stats.percentiles import (
     Percentiles,
     coefficient_of_variation,
-    line_through,
     mad,
     mean_t_interval,
     median,
@@ -95,24 +93,6 @@ def test_the_rolling_median_is_that_of_the_window_behind_each_point(points, widt
         assert middle == percentile(window, 50)
         assert abs(low - percentile(window, 25)) <= 1e-6
         assert abs(high - percentile(window, 75)) <= 1e-6
-
-
-@pytest.mark.parametrize("count", [300, 2000])
-def test_a_line_is_found_through_noise_and_outliers(count):
-    """A long series is gathered first: 2000 points have two million slopes, medians of neighbours the same line."""
-    rng = Random(1)
-    points = [(float(x), 100 - 0.05 * x + rng.gauss(0, 1)) for x in range(count)]
-    points[::20] = [(x, y - 50) for x, y in points[::20]]
-    line = line_through(points)
-    assert line.low < -0.05 < line.high
-    assert abs(line.slope + 0.05) < 0.005
-    assert abs(line.start - 100) < 1
-
-
-def test_too_few_moments_have_no_line():
-    assert line_through([]) is None
-    assert line_through([(0.0, 1.0), (1.0, 2.0)]) is None
-    assert line_through([(0.0, 1.0)] * 5) is None
 
 
 PRINTED = {  # by confidence and degrees of freedom

@@ -53,7 +53,7 @@ def gap(slot: int, slots: int, **changes) -> Probe:
 
 
 FULL_TARGET = ProbeTarget(
-    "box", "http://127.0.0.1:8400/v1", "smol", TargetKind.GATEWAY, "BOX_KEY", "ollama", 600.0, 5.0, 128, 32, 256, 4, 10,
+    "box", "http://127.0.0.1:8400/v1", "smol", TargetKind.GATEWAY, "BOX_KEY", "ollama", 600.0, 128, 32, 256, 4,
     60.0, 12.5, 900.0, added_at=DAY,
 )  # fmt: skip
 
@@ -159,7 +159,6 @@ def test_keys_are_those_that_ever_had_a_value(series):
     both = sample(ttft_ms=9.0)
     series.append_probe(probe(0), [both, sample(DAY, 40.0, heat=Heat.COLD), sample(DAY, None, concurrency=4)])
     series.append_probe(probe(0, target="cloud"), [sample()])
-    series.append_probe(probe(1, DAY + 9), [sample(DAY + 9, quality=1.0, error_kind="http")])
     assert [str(key) for key in series.keys()] == [  # noqa: SIM118
         "box/cold/short/c1/tok_s", "box/hot/short/c1/tok_s", "box/hot/short/c1/ttft_ms", "cloud/hot/short/c1/tok_s",
     ]  # fmt: skip
@@ -215,8 +214,9 @@ def test_deleting_samples_leaves_their_spans_and_their_probes(series, monkeypatc
     assert series.coverage("box", *ALWAYS)["done"] == len(series.probes("box", *ALWAYS)) == 60
 
 
-def test_series_of_the_gateways_requests_that_an_earlier_skep_kept_are_passed_over(series, store):
+def test_series_that_only_an_earlier_skep_kept_are_passed_over(series, store):
     add(series, [50.0])
     with store.transaction() as connection:
-        connection.execute("INSERT INTO series VALUES (99, 'gateway:m', 'seen', 'any', 0, 'requests')")
+        connection.execute("INSERT INTO series VALUES (98, 'gateway:m', 'seen', 'any', 0, 'requests')")
+        connection.execute("INSERT INTO series VALUES (99, 'box', 'hot', 'quality', 1, 'quality')")
     assert series.keys() == [KEY]

@@ -31,7 +31,6 @@ class AddTargetOptions:
     concurrency: Annotated[
         int, option("Add a run with this many concurrent requests; 0: none.", "-c", "--concurrency", min=0, max=256)
     ] = 0
-    quality: Annotated[int, option("Add this many small questions with known answers; 0: none.", min=0, max=200)] = 0
     slower: Annotated[
         str | None, option("Alert when speed falls this far below its median, such as 10% (default: skep.toml).")
     ] = None

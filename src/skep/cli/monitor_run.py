@@ -178,7 +178,6 @@ def _target_of(options: AddTargetOptions) -> ProbeTarget:
         short_tokens=options.short,
         long_tokens=0 if options.no_long else options.long,
         concurrency=options.concurrency if options.concurrency > 1 else 0,
-        quality_items=options.quality,
         timeout_s=parse_seconds(options.timeout),
         slower_pct=None if options.slower is None else parse_percent(options.slower, option="--slower"),
         ttft_ms=None if options.ttft is None else 1000 * parse_seconds(options.ttft),

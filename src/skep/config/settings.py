@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from skep.catalog.presets import AtLeast1, CardNumber, Context, EngineOptions, Share
+from skep.catalog.presets import AtLeast1, CardNumber, Context, EngineOptions
 from skep.errors import UserError
 from skep.paths import DEFAULT_PORT, LOOPBACK
 from skep.units import GIB, MIB, parse_bytes, parse_percent, parse_seconds
@@ -25,7 +25,7 @@ OWN_ENGINES = ("embedded", "fake", "simulated")  # that skep starts within its o
 DEFAULT_CONTEXT = 2048
 MIN_BODY_BYTES = 1024
 Shape = Literal["json", "ntfy", "slack"]
-Alert = Literal["down", "slower", "ttft", "quality", "disk", "shift"]
+Alert = Literal["down", "slower", "ttft", "disk", "shift"]
 # What `{...}` of a command stands for.
 COMMAND_WORDS = ("event", "message", "title", "host", "rule", "target", "value", "limit", "opened_at", "closed_at")
 DAY_MINUTES = 24 * 60
@@ -88,7 +88,6 @@ class Monitor(msgspec.Struct, frozen=True):
     slower_pct: Annotated[float | None, Meta(extra={"key": "slower", "parse": parse_percent})] = 10.0
     ttft_ms: Annotated[float | None, Meta(extra={"key": "ttft", "parse": _milliseconds})] = None
     down_after: Annotated[int, Meta(ge=1, le=100)] = 2  # failed probes in a row
-    quality_min: Share | None = None  # of right answers; beside the target's own median
     # 0: the disk is not watched
     disk_free_bytes: Annotated[int, Meta(extra={"key": "disk_free", "parse": parse_bytes})] = 2 * GIB
     quiet_hours: str | None = None  # "22:00-07:00", of the machine's own time

@@ -84,7 +84,6 @@ MIN_BASELINE = 24
 NOISE_SIGMAS = 3.0  # of the baseline's runs; see docs/watch.md for what it does to false alarms
 SIGMA_OF_MAD = 1.4826
 TTFT_CLEARS = 0.9
-QUALITY_RISK = 0.01  # of a false alarm, in a week
 MIN_SHIFT = 0.02
 SHIFT_HOLDS_S = 7 * DAY_S
 DISK_CLEARS = 1.1
@@ -116,7 +115,8 @@ def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFin
     may be back within half of the limit: two odd runs of three are no rarity where runs differ much."""
     quiet = [point for point in points if not point.busy]
     lately = [point.value for point in quiet[-LATE:]]
-    before = _baseline(quiet, quiet[-LATE].at) if len(quiet) > LATE else []
+    edge = quiet[-LATE].at if len(quiet) > LATE else 0.0
+    before = [point.value for point in quiet if edge - BASELINE_S <= point.at < edge]
     if len(before) < MIN_BASELINE or min(*lately, *before) <= 0:
         return None
     late, usual = median(lately), median(before)
@@ -142,36 +142,6 @@ def first_token(key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float) 
         limit = format_seconds(limit_ms / 1000)
         return found(wrong=True, message=f"{describe(key)}: first token after {took}, the limit is {limit}")
     return found(wrong=False, message=f"first token after {took}") if late <= TTFT_CLEARS * limit_ms else None
-
-
-def quality(
-    key: SeriesKey, points: Sequence[SeriesPoint], items: int, every_s: float, minimum: float | None
-) -> RuleFinding | None:
-    """The last probe alone and the last three together, against the median of the 7 days before them.
-    `items` right or wrong answers a probe are counted; that so few or fewer are right by chance must be less likely
-    than one in a hundred a week, however often the target is probed."""
-    values = [point.value for point in points]
-    if not values or items < 1:
-        return None
-    late = values[-LATE:]
-    share = sum(late) / len(late)
-    before = _baseline(points, points[-len(late)].at)  # others may be there: an answer is right or wrong all the same
-    right = f"{share:.0%} of the small tasks right in the last {len(late)} probes"
-    found = partial(RuleFinding, AlertRule.QUALITY, key.target, value=share)
-    if minimum is not None and share < minimum:
-        return found(wrong=True, message=f"{key.target}: {right}, the limit is {minimum:.0%}", limit=minimum)
-    if len(before) >= MIN_BASELINE:
-        counted = items * len(before)
-        usual = min(median(before), (counted + 1) / (counted + 2))  # not even a year of right answers is certainty
-        risk = QUALITY_RISK / (2 * max(1.0, BASELINE_S / every_s))
-        for window in (late[-1:], late):
-            asked = items * len(window)
-            if chance_of_at_most(round(items * sum(window)), asked, usual) < risk:
-                told = f"{sum(window) / len(window):.0%} of {asked} small tasks right, usually {usual:.0%}"
-                return found(wrong=True, message=f"{key.target}: {told}", limit=usual)
-    elif minimum is None:
-        return None
-    return found(wrong=False, message=right, limit=minimum)
 
 
 def shift(target: str, changes: Sequence[SeriesChange], now: float) -> RuleFinding:
@@ -213,7 +183,6 @@ _FIGURES = {
     SeriesMetric.ENGINE_TOK_S: "tok/s",
     SeriesMetric.EFFECTIVE_TOK_S: "tok/s of all",
     SeriesMetric.TTFT_MS: "time to first token",
-    SeriesMetric.QUALITY: "share of right answers",
 }
 
 
@@ -222,15 +191,6 @@ def describe(key: SeriesKey) -> str:
     shape = {ProbeShape.SHORT: ", short answers", ProbeShape.LONG: ", long answers"}.get(key.shape, "")
     told = " (engine)" if key.metric is SeriesMetric.ENGINE_TOK_S else ""
     return f"{key.target}{shape}{f', {key.concurrency} at once' if key.concurrency > 1 else ''}{told}"
-
-
-def chance_of_at_most(right: int, asked: int, share: float) -> float:
-    """Return the probability that at most `right` of `asked` answers are right, each with probability `share`."""
-    return sum(math.comb(asked, k) * share**k * (1 - share) ** (asked - k) for k in range(right + 1))
-
-
-def _baseline(points: Sequence[SeriesPoint], until: float) -> list[float]:
-    return [point.value for point in points if until - BASELINE_S <= point.at < until]
 
 
 def findings_of(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> list[RuleFinding]:
@@ -248,13 +208,12 @@ def findings_of(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: 
     speeds = [key for key in primary_keys(series, name) if key.metric in SPEEDS]
     limit_ms = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
     ttft = SeriesKey(name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
-    tasks = [key for key in series.keys(name) if key.metric is SeriesMetric.QUALITY][:1]
     changes = series.changes(name, max(began, now - SHIFT_HOLDS_S))
     found = [
         down(name, probes, wanted.down_after),
         None if pct is None else worst([slower(key, fresh(key), pct) for key in speeds]),
         None if limit_ms is None else first_token(ttft, fresh(ttft), limit_ms),
-        *(quality(key, fresh(key), target.quality_items, target.every_s, wanted.quality_min) for key in tasks),
+        RuleFinding(AlertRule.QUALITY, name, wrong=False, message="quality is no longer probed"),
         shift(name, changes, now),
     ]
     return [finding for finding in found if finding is not None]

@@ -49,9 +49,8 @@ def span_of_time(seconds: float) -> str:
     return f"{max(1, round(seconds / HOUR_S))} h" if seconds < 2 * DAY_S else f"{round(seconds / DAY_S)} days"
 
 
-def figure(value: float, metric: SeriesMetric) -> str:
-    digits = 2 if metric is SeriesMetric.QUALITY else 0 if abs(value) >= 100 else 1
-    return f"{value:.{digits}f}"
+def figure(value: float) -> str:
+    return f"{value:.{0 if abs(value) >= 100 else 1}f}"
 
 
 def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float) -> str | None:
@@ -99,9 +98,8 @@ def describe_change(change: SeriesChange) -> str:
 
 def describe_level(stats: WindowStats, metric: SeriesMetric) -> str:
     steady = "" if stats.cv is None else f", CV {100 * stats.cv:.1f} %"
-    unit = f" {metric.unit}" if metric.unit else ""
-    reach = f"{figure(stats.low, metric)} .. {figure(stats.high, metric)}{unit}"
-    return f"median {figure(stats.median, metric)}{unit}, {reach}{steady}"
+    reach = f"{figure(stats.low)} .. {figure(stats.high)} {metric.unit}"
+    return f"median {figure(stats.median)} {metric.unit}, {reach}{steady}"
 
 
 def describe_probe(probe: Probe) -> list[str]:

@@ -191,7 +191,7 @@ _SHAPES = (ProbeShape.SHORT, ProbeShape.LONG)
 
 
 def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
-    """Return the series that stand for a target: its speed, short runs of one stream first, then TTFT and quality.
+    """Return the series that stand for a target: its speed, short runs of one stream first, then TTFT.
     The engine's own figure where it tells one, else the client's; with several streams at once the sum of them all.
     Only hot runs."""
     keys = set(series.keys(target))
@@ -205,7 +205,6 @@ def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
         here = [SeriesKey(target, Heat.HOT, _SHAPES[shape], concurrency, metric) for metric in wanted]
         there = [key for key in here if key in keys]
         found += ([key for key in there if key.metric in told] or there)[:1]
-    found += [key for key in sorted(keys) if key.heat is Heat.HOT and key.metric is SeriesMetric.QUALITY]
     found += [SeriesKey(target, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)]
     return [key for key in found if key in keys]
 
@@ -239,7 +238,7 @@ def changes_in(
     """Return the steps of a series of hot runs, oldest first."""
     quiet = [point for point in points if not point.busy][-MOST:]
     changes = []
-    for split in changes_in_series([point.value for point in quiet]).splits:
+    for split in changes_in_series([point.value for point in quiet]):
         at = quiet[split.index].at
         between = (quiet[split.bracket[0] - 1].at, quiet[split.bracket[1]].at)
         ratio, counts = (split.ratio.low, split.ratio.high), (split.count_before, split.count_after)
@@ -322,8 +321,6 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
 
 def _same_lengths(series: SeriesStore, shape: ProbeShape, a: str, b: str) -> bool:
     """Return whether probes of two targets ask for about as many tokens."""
-    if shape is ProbeShape.QUALITY:
-        return True
     one, other = (series.target(name, removed=True) for name in (a, b))
     name = "short_tokens" if shape is ProbeShape.SHORT else "long_tokens"
     pairs = [(one.prompt_tokens, other.prompt_tokens), (getattr(one, name), getattr(other, name))]

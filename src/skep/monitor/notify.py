@@ -31,7 +31,6 @@ _NAMES = {
     AlertRule.DOWN: "down",
     AlertRule.SLOWER: "slower than usual",
     AlertRule.TTFT: "late with its first token",
-    AlertRule.QUALITY: "wrong more often than usual",
     AlertRule.DISK: "short of disk",
     AlertRule.SHIFT: "changed for the worse",
 }
@@ -48,7 +47,7 @@ class Notice(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         over = "no longer " if self.what == "closed" else ""
-        return f"{self.alert.target or self.host}: {over}{_NAMES[self.alert.rule]}"
+        return f"{self.alert.target or self.host}: {over}{_NAMES.get(self.alert.rule, self.alert.rule)}"
 
     @property
     def text(self) -> str:

@@ -35,10 +35,8 @@ from skep.units import one_line
 from skep.wire.client import Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import parse_url
 from skep.wire.prometheus import count_busy, parse_metrics
-from skep.workload.drills import drills
 from skep.workload.filling import CHARS_PER_PIECE
 from skep.workload.prompts import FEWEST_PIECES, Prompt, TokenCalibration, coding_prompts
-from skep.workload.reading_checks import read_check
 
 ASK_S = 5.0
 LOOKS = 5  # after the last request: an engine may need a moment to let go of its slot
@@ -162,11 +160,8 @@ async def read_versions(endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | N
 
 FIND_S = 10.0  # to tell which models it serves
 WHOLE = 2.0  # a probe takes at most so many times a request's timeout
-QUALITY_SEED = 8  # the same small tasks at every probe, for ever
-QUALITY_GRADE = 1
 FEWEST_TOKENS = 8  # of an answer: fewer have no speed
 FEWEST_READS = 4  # it came in: what a proxy held back and sent at once has none on our clock
-THINKING_TOKENS = 1024  # for those that think before they answer
 # These go on to `max_tokens` when asked to; a server of others may refuse a field that it does not know.
 _KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
 
@@ -222,7 +217,7 @@ class _ProbeRun:
     def __init__(self, target: ProbeTarget, clock: Callable[[], float], rng: Random) -> None:
         self._target, self._clock, self._rng = target, clock, rng
         self._key: str | None = None
-        self._fixed, self._thinks = True, False
+        self._fixed = True
         self.endpoint: Endpoint | None = None
         self.before, self.after = TargetLoad(), TargetLoad()
         self.versions = {"skep": __version__}
@@ -248,7 +243,7 @@ class _ProbeRun:
         try:
             self.versions = await read_versions(endpoint, pool, nvidia)
             self.before = await read_load(pool, endpoint.headers)
-            sender = Sender(endpoint, pool, time.monotonic(), timeout_s=target.timeout_s, keep_text=True)
+            sender = Sender(endpoint, pool, time.monotonic(), timeout_s=target.timeout_s)
             await self._runs(sender, meter)
             self.after = await read_load_after(pool, endpoint.headers)
             if self.after.process_began_at is not None:
@@ -270,8 +265,6 @@ class _ProbeRun:
             await self._timed(sender, Heat.HOT, ProbeShape.SHORT, target.concurrency)
         if meter is not None:
             self.host |= _host_of(await asyncio.to_thread(meter.end))
-        if target.quality_items:
-            await self._quality(sender)
 
     async def _timed(self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int) -> None:
         tokens = self._target.long_tokens if shape is ProbeShape.LONG else self._target.short_tokens
@@ -281,25 +274,7 @@ class _ProbeRun:
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()
         rows = [row for row, _ in await asyncio.gather(*(sender.ask(task) for task in tasks))]
-        self._thinks = self._thinks or any(row.reasoning for row in rows)
         self._keep(rows, sample_of(rows, at, heat, shape, concurrency))
-
-    async def _quality(self, sender: Sender) -> None:
-        """Small tasks with known answers, greedy, one after the other."""
-        at, rows, right = self._clock(), list[Request](), 0
-        items = drills(QUALITY_SEED, self._target.quality_items, QUALITY_GRADE)
-        for place, item in enumerate(items):
-            room = item.max_tokens + (THINKING_TOKENS if self._thinks else 0)
-            task = BenchTask(1, 0, place, item.family, [dict(one) for one in item.messages], room)
-            row, text = await sender.ask(task)
-            rows.append(row)
-            right += row.ok and read_check(item.checker, text)[0]
-            if not row.ok:
-                break
-        share = right / len(items) if first_fault(rows) is None else None
-        asked, answered = (_sum(getattr(row, name) for row in rows) for name in ("prompt_tokens", "output_tokens"))
-        unknown = (None,) * 4  # no speed is measured
-        self._keep(rows, ProbeSample(at, Heat.HOT, ProbeShape.QUALITY, 1, *unknown, share, asked, answered))
 
     def _keep(self, rows: Sequence[Request], sample: ProbeSample) -> None:
         """Keep the sample. The first fault ends the probe: a target that hangs is not waited for again and again."""

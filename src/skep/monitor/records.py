@@ -29,7 +29,6 @@ class Heat(StrEnum):
 class ProbeShape(StrEnum):
     SHORT = "short"
     LONG = "long"
-    QUALITY = "quality"  # small tasks with known answers
 
 
 class SeriesMetric(StrEnum):
@@ -37,7 +36,6 @@ class SeriesMetric(StrEnum):
     ENGINE_TOK_S = "engine_tok_s"  # the same as the engine reports it
     EFFECTIVE_TOK_S = "effective_tok_s"  # all output tokens of the run over its wall time
     TTFT_MS = "ttft_ms"
-    QUALITY = "quality"  # share of the small tasks that were answered rightly
 
     @property
     def more_is_better(self) -> bool:
@@ -45,7 +43,7 @@ class SeriesMetric(StrEnum):
 
     @property
     def unit(self) -> str:
-        return {"ttft_ms": "ms", "quality": ""}.get(self, "tok/s")
+        return "ms" if self is SeriesMetric.TTFT_MS else "tok/s"
 
 
 class SeriesKey(msgspec.Struct, frozen=True, order=True):
@@ -94,7 +92,6 @@ class ProbeTarget(msgspec.Struct, frozen=True):
     short_tokens: int = 64  # of output
     long_tokens: int = 512  # 0: no long run
     concurrency: int = 0  # a run with so many streams at once beside the single one; 0: none
-    quality_items: int = 0  # small tasks with known answers after the timed runs; 0: none
     timeout_s: float = 300.0  # of one request
     slower_pct: float | None = None  # alert when the median of late is so much worse; None: as configured
     ttft_ms: float | None = None  # alert when TTFT is over it; None: as configured
@@ -161,7 +158,6 @@ class ProbeSample(msgspec.Struct, frozen=True):
     engine_tok_s: Figure = None
     effective_tok_s: Figure = None
     ttft_ms: Figure = None
-    quality: Figure = None
     prompt_tokens: Count = None
     output_tokens: Count = None
     error_kind: str | None = None  # None: every stream of it succeeded
@@ -260,7 +256,7 @@ class AlertRule(StrEnum):
     DOWN = "down"
     SLOWER = "slower"
     TTFT = "ttft"
-    QUALITY = "quality"
+    QUALITY = "quality"  # of an earlier skep
     DISK = "disk"
     SHIFT = "shift"  # a change point for the worse
 

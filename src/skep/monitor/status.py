@@ -217,7 +217,6 @@ METRIC_NAMES = {  # in Prometheus, and what it is
         "All output tokens of a run over its wall time",
     ),
     SeriesMetric.TTFT_MS: ("skep_monitor_ttft_seconds", "Time to the first token"),
-    SeriesMetric.QUALITY: ("skep_monitor_quality_ratio", "Share of small tasks that were answered correctly"),
 }
 
 

@@ -40,9 +40,10 @@ from skep.store.rows import insert, insert_all, json_text, queries, read
 SERIES_OF = "SELECT id FROM series WHERE target = ? AND heat = ? AND shape = ? AND concurrency = ? AND metric = ?"
 PUT_SPAN = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _LAST = "SELECT * FROM probes WHERE target = ? AND outcome {which} ORDER BY id DESC LIMIT 1"
+_SAMPLES = "SELECT * FROM samples WHERE probe_id = ? AND shape <> 'quality' ORDER BY id"
 _GAPS = "SELECT * FROM probes WHERE target = ? AND slots > 1 AND ended_at >= ? AND due_at < ?"
-# An earlier skep kept series of the gateway's own requests too: "seen".
-_KEYS = "SELECT * FROM series WHERE heat <> 'seen' AND (target = ?1 OR ?1 IS NULL)"
+# An earlier skep kept series of the gateway's own requests, and of small tasks, too.
+_KEYS = "SELECT * FROM series WHERE heat <> 'seen' AND shape <> 'quality' AND (target = ?1 OR ?1 IS NULL)"
 _DELETE_SOME = "DELETE FROM samples WHERE id IN (SELECT id FROM samples WHERE at < ? LIMIT ?)"
 _EVENTS = "SELECT * FROM events WHERE at >= ?1 AND at < ?2 {of} ORDER BY at, id"
 
@@ -120,7 +121,7 @@ class SeriesStore:
         """Return the last probe that was really made; None where none was."""
         if not (rows := self.store.read(_LAST.format(which="<> 'missed'"), target)):
             return None, []
-        samples = self.store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", rows[0]["id"])
+        samples = self.store.read(_SAMPLES, rows[0]["id"])
         return read(rows, Probe)[0], read(samples, ProbeSample)
 
     def last_done(self, target: str) -> list[Probe]:

@@ -121,7 +121,6 @@ def runs_of(target: ProbeTarget) -> str:
     runs = [f"short {target.short_tokens}"]
     runs += [f"long {target.long_tokens}"] if target.long_tokens else []
     runs += [f"c{target.concurrency}"] if target.concurrency else []
-    runs += [f"{target.quality_items} tasks"] if target.quality_items else []
     return ", ".join(runs)
 
 

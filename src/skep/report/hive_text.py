@@ -226,7 +226,7 @@ def print_findings(findings: list[HostFinding]) -> None:
             console.print(Text(indent + f"\n{indent}".join(wrap(f"→ {finding.hint}", room)), "dim"))
 
 
-_one, _two = "{:,.1f}".format, "{:,.2f}".format
+_one = "{:,.1f}".format
 
 
 TARGETS: tuple[Column[ProbeTarget], ...] = (
@@ -270,7 +270,6 @@ SAMPLES: tuple[Column[ProbeSample], ...] = (
     Column("effective_tok_s", "EFFECTIVE", lambda one: one.effective_tok_s, _one, rank=2),
     Column("ttft_ms", "TTFT MS", lambda one: one.ttft_ms, _one),
     Column("output_tokens", "TOKENS", lambda one: one.output_tokens, rank=3),
-    Column("quality", "QUALITY", lambda one: one.quality, _two, rank=4),
     Column("error", "NOTE", lambda one: one.error or "", right=False),
 )
 

@@ -56,22 +56,18 @@ class Split(msgspec.Struct, frozen=True):
     count_after: int
 
 
-class SeriesChanges(msgspec.Struct, frozen=True):
-    splits: tuple[Split, ...] = ()  # without those that a slow drift explains as well
-    drifts: tuple[tuple[int, int], ...] = ()  # first and last value of a stretch that a straight line fits as well
-
-
-def changes_in_series(values: Sequence[float]) -> SeriesChanges:
-    """The steps and the drifts of a series, oldest first. A level that is not above zero has no ratio, and no split."""
+def changes_in_series(values: Sequence[float]) -> list[Split]:
+    """Return the steps of a series, oldest first, without those that a slow drift explains as well.
+    A level that is not above zero has no ratio, and no split."""
     if len(values) < FEWEST:
-        return SeriesChanges()
+        return []
     scale = _LogScale.of(values)
     cuts = scale.cuts(1.0)
     if not cuts:
-        return SeriesChanges()
+        return []
     slow = scale.slowness(cuts)
-    cuts, drifts = _without_drifts(scale, scale.cuts(slow) if slow > 1 else cuts)
-    return SeriesChanges(tuple(_told(scale, values, cuts, slow)), tuple(drifts))
+    cuts = _without_drifts(scale, scale.cuts(slow) if slow > 1 else cuts)
+    return list(_told(scale, values, cuts, slow))
 
 
 class _LogScale(msgspec.Struct, frozen=True):
@@ -247,12 +243,11 @@ def _told(scale: _LogScale, values: Sequence[float], cuts: list[int], slow: floa
         cuts.remove(smallest)
 
 
-def _without_drifts(scale: _LogScale, cuts: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
+def _without_drifts(scale: _LogScale, cuts: list[int]) -> list[int]:
     """Runs of steps in the same direction that one straight line explains as well are a drift."""
     edges = [0, *cuts, len(scale.xs)]
     levels = [_middle(sorted(scale.xs[a:b])) for a, b in pairwise(edges)]
     kept: list[int] = []
-    drifts = []
     place = 0
     while place < len(cuts):
         up = levels[place + 1] > levels[place]
@@ -260,12 +255,10 @@ def _without_drifts(scale: _LogScale, cuts: list[int]) -> tuple[list[int], list[
         while end < len(cuts) and (levels[end + 1] > levels[end]) is up:
             end += 1
         first, last = edges[place], edges[end + 1]
-        if _line_is_better(scale, first, cuts[place:end], last):
-            drifts.append((first, last - 1))
-        else:
+        if not _line_is_better(scale, first, cuts[place:end], last):
             kept += cuts[place:end]
         place = end
-    return kept, drifts
+    return kept
 
 
 def _line_is_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int) -> bool:

@@ -70,7 +70,6 @@ def at_rank(ordered: Sequence[float], q: float) -> float:
     return low if position == below else min(high, low + (high - low) * (position - below))
 
 
-LEAST_SLOPES = 3  # points below which a line through them says nothing
 
 
 class WindowStats(msgspec.Struct, frozen=True):
@@ -84,15 +83,6 @@ class WindowStats(msgspec.Struct, frozen=True):
     p95: float
     low: float
     high: float
-
-
-class TrendLine(msgspec.Struct, frozen=True):
-    """A straight line through a series, by the median of slopes, which outliers do not move."""
-
-    slope: float  # per unit of time
-    low: float  # 95 %
-    high: float
-    start: float  # its value at the first moment
 
 
 def window_stats(values: Iterable[float]) -> WindowStats | None:
@@ -119,30 +109,6 @@ def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> lis
             first += 1
         found.append((at, at_rank(window, 50), at_rank(window, 25), at_rank(window, 75)))
     return found
-
-
-def line_through(points: Sequence[tuple[float, float]], most: int = 120) -> TrendLine | None:
-    """By Theil and Sen; the interval by Sen's ranks. None below three moments.
-    Longer series are first gathered into `most` medians of neighbours, which keeps the slope and its interval."""
-    size, gathered = -(-len(points) // most), points
-    if size > 1:
-        groups = [points[start : start + size] for start in range(0, len(points), size)]
-        gathered = [(median(at for at, _ in group), median(value for _, value in group)) for group in groups]
-    slopes = sorted(
-        (later - value) / (after - at)
-        for place, (at, value) in enumerate(gathered)
-        for after, later in gathered[place + 1 :]
-        if after > at
-    )
-    if len({at for at, _ in gathered}) < LEAST_SLOPES:
-        return None
-    n = len(gathered)
-    reach = 1.96 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    low = max(0, round((len(slopes) - reach) / 2))
-    high = min(len(slopes) - 1, round((len(slopes) + reach) / 2))
-    slope = median(slopes)
-    middle = median(value - slope * (at - gathered[0][0]) for at, value in gathered)
-    return TrendLine(slope, slopes[low], slopes[high], middle + slope * (points[0][0] - gathered[0][0]))
 
 
 STEPS = 100  # far more than needed: three to ten are

@@ -111,14 +111,12 @@ def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[
 _SHAPES = {
     ProbeShape.SHORT: "short answer",
     ProbeShape.LONG: "long answer",
-    ProbeShape.QUALITY: "small tasks",
 }
 _METRICS = {
     SeriesMetric.TOK_S: "tok/s",
     SeriesMetric.ENGINE_TOK_S: "tok/s by the engine",
     SeriesMetric.EFFECTIVE_TOK_S: "effective tok/s",
     SeriesMetric.TTFT_MS: "time to first token",
-    SeriesMetric.QUALITY: "share answered correctly",
 }
 
 
@@ -131,8 +129,6 @@ def in_words(key: SeriesKey) -> str:
 def value_text(metric: SeriesMetric, value: float | None) -> str:
     if metric is SeriesMetric.TTFT_MS:
         return units.milliseconds(value)
-    if metric is SeriesMetric.QUALITY:
-        return units.percent(None if value is None else 100 * value)
     return units.number(value)
 
 
