@@ -114,7 +114,7 @@ def test_slower_is_wrong_beyond_the_limit_right_at_half_of_it_and_neither_betwee
     assert (
         not wrong
         or wrong is NOTHING
-        or finding.message == ("box, short answers 44 tok/s, 12.4 % below its 7-day median, 50.2")
+        or finding.message == ("box, hot, short answer: tok/s 44, 12.4 % below its 7-day median, 50.2")
     )
 
 

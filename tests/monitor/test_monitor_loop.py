@@ -354,6 +354,24 @@ def test_a_second_one_is_told_who_holds_the_store(env):
         pass
 
 
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_store_that_is_taken_away_ends_the_loop_in_one_line(tmp_path, how):
+    """What it would write from then on into the old file nobody would ever find."""
+    path = tmp_path / "store.sqlite3"
+
+    async def run(store):
+        loop = Loop(SeriesStore(store), pytest.fail, say=lambda _line: None, poll_s=0.01)
+        watching = asyncio.ensure_future(loop.run())
+        await asyncio.sleep(0.03)
+        path.unlink()
+        if how == "replaced":
+            path.write_bytes(b"")
+        await asyncio.wait_for(watching, 10)
+
+    with open_store(path) as store, pytest.raises(StoreError, match="deleted or replaced"):
+        asyncio.run(run(store))
+
+
 @pytest.mark.slow
 def test_a_signal_ends_it_at_once_and_without_a_failed_probe(env, tmp_path):
     with FakeEngine(token_ms=1) as engine, open_store(user_paths(env).store) as store:

@@ -158,15 +158,6 @@ async def test_closing_ends_every_stream(env):
 
 
 @in_loop
-async def test_too_many_browsers_are_told_to_come_later(env):
-    readings = Readings(status())
-    async with going(env, readings, browsers=live_module.MOST_STREAMS + 1) as (_, guests):
-        await guests[0].events.get()
-        statuses = sorted(guest.status for guest in guests)
-    assert statuses == [200] * live_module.MOST_STREAMS + [503]
-
-
-@in_loop
 async def test_a_silent_stream_has_a_heartbeat(env, monkeypatch):
     """Proxies and phones close a connection on which nothing comes."""
     monkeypatch.setattr(live_module, "HEARTBEAT_S", 0.01)

@@ -78,10 +78,8 @@ def test_a_page_is_complete_without_scripts_and_has_landmarks(ask):
     assert "hunter2" not in page
 
 
-def test_without_a_hive_the_page_says_how_to_start_one_and_offers_no_comparison(bare):
-    """There are not two of anything."""
+def test_without_a_hive_the_page_says_how_to_start_one(bare):
     page = bare("/")[1]
-    assert 'href="/compare"' not in page
     assert "No deployment is running" in page
     assert "<code>skep up -d</code>" in page
     assert "skep monitor add NAME" in page

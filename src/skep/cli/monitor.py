@@ -82,7 +82,7 @@ def status(as_json: JsonOption = False) -> None:
 
 
 @command(monitor_app, "skep monitor check --json || mail -s skep me < /dev/null", runs="monitor_run.check_now")
-def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def check(as_json: JsonOption = False) -> None:
     """Print one line per open problem, for cron. Exit code 4 if there is one."""
 
 

@@ -20,7 +20,7 @@ from skep.monitor.alerts import check_document
 from skep.monitor.describe import describe_probe
 from skep.monitor.history import model_changes
 from skep.monitor.history import write_note as store_note
-from skep.monitor.loop import begin_with, log_on_stderr, monitor_pid, probe_by_hand, probe_turns, run_monitor
+from skep.monitor.loop import begin_with, log_on_stderr, monitor_pid, probe_by_hand, run_monitor
 from skep.monitor.probe import probe_error
 from skep.monitor.records import ProbeOutcome, ProbeTarget
 from skep.monitor.status import monitor_status
@@ -103,12 +103,8 @@ def probe_now(name: str, *, as_json: bool) -> None:
     if not as_json:
         note(f"probing {target.url} ...")
 
-    def waits() -> None:
-        note("waiting for another probe of that machine to end ...")
-
-    turns = probe_turns(user_paths(os.environ))
     with series_to_write() as series:
-        probe, samples = asyncio.run(probe_by_hand(series, target, os.environ, turns=turns, waits=waits))
+        probe, samples = asyncio.run(probe_by_hand(series, target, os.environ))
         news = model_changes(series, name, time.time() + 1)[-1:]
     if as_json:
         print_json({"probe": probe.document(), "samples": [sample.document() for sample in samples]})
@@ -136,12 +132,10 @@ def show_status(*, as_json: bool) -> None:
         note("the loop is not running: `skep monitor run` or `skep up` starts it")
 
 
-def check_now(config: Path | None, *, as_json: bool) -> None:
+def check_now(*, as_json: bool) -> None:
     """Print what is wrong. Raise Regression, exit code 4, where something is."""
-    settings = _settings(config)
     with series_to_read() as series:
-        store = user_paths(os.environ).store
-        document = check_document(series, settings, time.time(), store, running=_loop_pid() is not None)
+        document = check_document(series, time.time(), running=_loop_pid() is not None)
     wrong = document["wrong"]
     if as_json:
         print_json(document)

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from skep.config.settings import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
-from skep.monitor.describe import clock, percent
+from skep.monitor.describe import clock, in_words, percent
 from skep.monitor.history import primary_keys, series_began
 from skep.monitor.notify import Notice, Notifier, Secrets, log_line, notifiers_of
 from skep.monitor.records import (
@@ -126,7 +126,7 @@ def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFin
     found = partial(RuleFinding, AlertRule.SLOWER, key.target, value=late, limit=limit)
     figure = f"{late:.4g} {key.metric.unit}"
     if late < limit and max(lately) < usual * (1 - pct / 200):
-        text = f"{describe(key)} {figure}, {drop:.1f} % below its 7-day median, {usual:.4g}"
+        text = f"{key.target}, {in_words(key)} {late:.4g}, {drop:.1f} % below its 7-day median, {usual:.4g}"
         return found(wrong=True, message=text)
     return found(wrong=False if drop <= pct / 2 else None, message=f"{figure}, its 7-day median is {usual:.4g}")
 
@@ -140,7 +140,7 @@ def first_token(key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float) 
     found = partial(RuleFinding, AlertRule.TTFT, key.target, value=late, limit=limit_ms)
     if late > limit_ms:
         limit = format_seconds(limit_ms / 1000)
-        return found(wrong=True, message=f"{describe(key)}: first token after {took}, the limit is {limit}")
+        return found(wrong=True, message=f"{key.target}: first token after {took}, the limit is {limit}")
     return found(wrong=False, message=f"first token after {took}") if late <= TTFT_CLEARS * limit_ms else None
 
 
@@ -155,9 +155,9 @@ def shift(target: str, changes: Sequence[SeriesChange], now: float) -> RuleFindi
         return found(wrong=False, message=text)
     change = max(worse, key=lambda change: (change.at, abs(math.log(change.ratio)) if change.ratio > 0 else math.inf))
     low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
-    size = f"{_FIGURES.get(change.key.metric, change.key.metric)} {percent(change.ratio)} ({low:+.1f} to {high:+.1f} %)"
+    size = f"{percent(change.ratio)} ({low:+.1f} to {high:+.1f} %)"
     because = f", when {change.because}" if change.because else ""
-    text = f"{describe(change.key)}: {size} since {clock(change.at)}{because}"
+    text = f"{change.key.target}, {in_words(change.key)} {size} since {clock(change.at)}{because}"
     return found(wrong=True, message=text, value=change.after, limit=change.before, since=change.at)
 
 
@@ -176,21 +176,6 @@ def worst(findings: Iterable[RuleFinding | None]) -> RuleFinding | None:
     if wrong := [finding for finding in found if finding.wrong]:
         return min(wrong, key=lambda finding: (finding.value or 0) / (finding.limit or 1))
     return next((finding for finding in found if finding.wrong is None), found[0] if found else None)
-
-
-_FIGURES = {
-    SeriesMetric.TOK_S: "tok/s",
-    SeriesMetric.ENGINE_TOK_S: "tok/s",
-    SeriesMetric.EFFECTIVE_TOK_S: "tok/s of all",
-    SeriesMetric.TTFT_MS: "time to first token",
-}
-
-
-def describe(key: SeriesKey) -> str:
-    """Return a series in words: `box, long answers, 4 at once`."""
-    shape = {ProbeShape.SHORT: ", short answers", ProbeShape.LONG: ", long answers"}.get(key.shape, "")
-    told = " (engine)" if key.metric is SeriesMetric.ENGINE_TOK_S else ""
-    return f"{key.target}{shape}{f', {key.concurrency} at once' if key.concurrency > 1 else ''}{told}"
 
 
 def findings_of(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> list[RuleFinding]:
@@ -389,20 +374,12 @@ def _place(alert: Alert) -> AlertPlace:
     return alert.rule, alert.target, alert.opened_at
 
 
-def check_document(
-    series: SeriesStore, wanted: Monitor, now: float, store: Path | None = None, *, running: bool | None = None
-) -> dict[str, Any]:
+def check_document(series: SeriesStore, now: float, *, running: bool | None = None) -> dict[str, Any]:
     """Return what is wrong now and whether the loop runs, for cron. Sends no notice and stores nothing.
-    `wrong` has what was found and, with the rule `unwatched`, targets whose probes are overdue by two intervals."""
+    `wrong` has the open alerts and, with the rule `unwatched`, targets whose probes are overdue by two intervals."""
     if not series.targets():  # cron may run as somebody else: nothing watched is not the same as all well
         raise UserError("nothing is watched here", hint="`skep monitor add NAME --url URL` adds a target")
-    known = series.alerts(open_only=True)
-    found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now)]
-    free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
-    if free is not None and (finding := disk(free, wanted.disk_free_bytes)):
-        found.append(finding)
-    opened, _ = judged(known, [one for one in found if one.wrong], now)
-    wrong = [alert_document(alert) for alert in [*known, *opened]]
+    wrong = [alert_document(alert) for alert in series.alerts(open_only=True)]
     who = "the monitor runs but is late" if running else "the monitor is not running: `skep monitor run` starts it"
     for one in target_statuses(series, now, with_readings=False):
         name, overdue_s = one.target.name, one.overdue_s(now)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, Probe, SeriesChange, SeriesMetric
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    EventKind,
+    MonitorEvent,
+    Probe,
+    ProbeShape,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+)
 from skep.stats.percentiles import WindowStats
 from skep.units import format_seconds
 
@@ -51,6 +61,24 @@ def span_of_time(seconds: float) -> str:
 
 def figure(value: float) -> str:
     return f"{value:.{0 if abs(value) >= 100 else 1}f}"
+
+
+_SHAPES = {
+    ProbeShape.SHORT: "short answer",
+    ProbeShape.LONG: "long answer",
+}
+_METRICS = {
+    SeriesMetric.TOK_S: "tok/s",
+    SeriesMetric.ENGINE_TOK_S: "tok/s by the engine",
+    SeriesMetric.EFFECTIVE_TOK_S: "effective tok/s",
+    SeriesMetric.TTFT_MS: "time to first token",
+}
+
+
+def in_words(key: SeriesKey) -> str:
+    """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
+    streams = f", {key.concurrency} streams" if key.concurrency > 1 else ""
+    return f"{key.heat}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
 
 
 def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import os
 import select
@@ -16,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.config.settings import Monitor
-from skep.errors import EngineError, StoreError
+from skep.errors import StoreError
 from skep.files import hold_lock, lock_holder
 from skep.monitor.alerts import AlertWatcher, free_bytes_of
 from skep.monitor.history import ANOTHER_MODEL, begins_anew, find_changes
@@ -35,35 +34,6 @@ from skep.monitor.store import SeriesStore
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
 from skep.supervisor.control import replica_key
-
-LONGEST_S = 900.0  # nobody is waited for longer: who has stopped with Ctrl-Z never ends
-LOOK_S = 0.1  # between two looks whether it is one's turn; a wait inside the kernel could not be broken off
-
-
-@contextlib.asynccontextmanager
-async def probe_turn(
-    folder: Path | None, machine: str, waits: Callable[[], None], longest_s: float = LONGEST_S
-) -> AsyncIterator[None]:
-    """One probe of a machine at a time, by a lock in the folder; without a place for it nobody waits.
-    `waits` hears of it once, where somebody else is there."""
-    name = hashlib.sha256(machine.encode("utf-8", "replace")).hexdigest()[:16]
-    with contextlib.ExitStack() as held:
-        deadline = None
-        while folder is not None:
-            try:
-                held.enter_context(hold_lock(folder / f"{name}.lock", "a probe", ""))
-                break
-            except OSError:  # no place for it
-                break
-            except EngineError:
-                if deadline is None:
-                    deadline = time.monotonic() + longest_s
-                    waits()
-                if time.monotonic() >= deadline:
-                    break
-                await asyncio.sleep(LOOK_S)
-        yield
-
 
 SAME_BEGIN_S = 2.0
 _NO_EVENT = ("server",)  # a front may answer for several servers
@@ -145,12 +115,11 @@ class Loop:
         moment: Callable[[], Moment] = this_moment,
         look_for_changes: Callable[[SeriesStore, str, float], object] = find_changes,
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
-        turns: Path | None = None,
         poll_s: float = POLL_S,
     ) -> None:
         self._series, self._prober, self._say, self._watch = series, prober, say, watch
         self._moment, self._look_for_changes, self._in_thread = moment, look_for_changes, in_thread
-        self._turns, self._poll_s = turns, poll_s
+        self._poll_s = poll_s
         self._schedule = ProbeSchedule()
         self._targets: list[ProbeTarget] = []
         self._busy: set[str] = set()  # machines that are being probed
@@ -215,10 +184,7 @@ class Loop:
 
     async def _probe(self, due: Due, machine: str) -> None:
         try:
-            async with probe_turn(
-                self._turns, machine, lambda: self._say(f"monitor.queued target={due.target.name!r}")
-            ):
-                probe, samples = await self._made(due)
+            probe, samples = await self._made(due)
             news = await self._news(probe)
             self._say(_log_line(probe, samples))
             if not await self._in_thread(self._write, probe, samples, news):
@@ -289,19 +255,12 @@ def prober_with(env: Mapping[str, str]) -> Prober:
 
 
 async def probe_by_hand(
-    series: SeriesStore,
-    target: ProbeTarget,
-    env: Mapping[str, str],
-    *,
-    turns: Path | None = None,
-    waits: Callable[[], None] = lambda: None,
-    clock: Callable[[], float] = time.time,
+    series: SeriesStore, target: ProbeTarget, env: Mapping[str, str], clock: Callable[[], float] = time.time
 ) -> Made:
     """Once, now, beside whatever is scheduled. Stored, with the events that it shows."""
-    async with probe_turn(turns, machine_of(target.url), waits):
-        now, seen = clock(), last_seen(series, target.name)
-        due = Due(target, BY_HAND, int(now), now)  # seconds: two by hand in one second are one
-        probe, samples = await prober_with(env)(due)
+    now, seen = clock(), last_seen(series, target.name)
+    due = Due(target, BY_HAND, int(now), now)  # seconds: two by hand in one second are one
+    probe, samples = await prober_with(env)(due)
     series.append_probe(probe, samples, events_since(seen, probe))
     find_changes(series, target.name, clock())
     return probe, samples
@@ -365,11 +324,6 @@ def log_on_stderr(line: str) -> None:
         print(now, line, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def probe_turns(paths: Paths) -> Path:
-    """Return the folder that the loop and probes by hand share."""
-    return paths.state / "probing"
-
-
 def run_monitor(
     wanted: Monitor, paths: Paths, say: Callable[[str], None], *, env: Mapping[str, str], once: bool = False
 ) -> None:
@@ -381,7 +335,7 @@ def run_monitor(
             """What waits to be told when it ends gets a moment."""
             free = partial(free_bytes_of, store.path)
             async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=free) as watch:
-                watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=probe_turns(paths))
+                watcher = Loop(series, prober_with(env), say=say, watch=watch)
                 watching = asyncio.ensure_future(watcher.run(once=once))
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     asyncio.get_running_loop().add_signal_handler(number, watching.cancel)

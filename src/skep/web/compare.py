@@ -15,6 +15,7 @@ from skep.bench.compare import ComparedRun, check_kinds, compare
 from skep.bench.metrics import Comparison
 from skep.bench.stored_run import load_run
 from skep.errors import UserError
+from skep.monitor.describe import in_words
 from skep.monitor.history import SeriesHistory, TargetComparison, compare_targets, history_of
 from skep.monitor.records import SeriesKey
 from skep.monitor.store import SeriesStore
@@ -34,9 +35,9 @@ from skep.web.history import (
     shown_values,
     track_of,
 )
-from skep.web.layout import in_words, page, render_macro, streamed
+from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import json_answer
-from skep.web.run_cache import Pictures, RunCache, found_runs, runs_named
+from skep.web.run_cache import RunCache, found_runs, report_body, runs_named
 
 
 def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
@@ -51,12 +52,12 @@ def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
     return compare(*sides)
 
 
-def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun], pictures: Pictures) -> Iterator[str]:
+def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
     """Yield the figures first: drawing the pictures for the first time takes a second."""
     yield _part("run_names", site=site, runs=runs)
     if found := comparisons_of(store, runs):
         yield _part("judgement", comparison=comparison_table(found))
-    yield pictures.body(store, runs)
+    yield report_body(store, runs)
 
 
 def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
@@ -136,19 +137,18 @@ _AT_FIRST = 3  # targets shown where none were picked
 
 
 def routes(site: Site) -> list[BaseRoute]:
-    pictures = Pictures()
-
     def show(request: Request) -> Response:
         if names := request.query_params.get("runs"):
             ids = runs_named(names)
             with site.store() as store:
                 title = f"Compare {len(found_runs(store, ids))} runs"
             frame = page(site, "compare.html", title=title, runs=ids, asked=None)
-            return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids), pictures))
+            return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids)))
         with site.series() as series:
             known, asked = _asked(series, read_query(request.query_params, site.clock()))
             choices = [(key.kind, in_words(key)) for key in shared_kinds(series, asked)] if asked.targets else []
-        frame = page(site, "compare.html", title="Compare", runs=(), asked=asked, known=known, series=choices)
+        title = f"Compare {' and '.join(asked.targets)}" if len(asked.targets) > 1 else "Compare"
+        frame = page(site, "compare.html", title=title, runs=(), asked=asked, known=known, series=choices)
         if not asked.targets:
             return frame
         return streamed(site, frame, lambda store: target_parts(site, SeriesStore(store), asked))

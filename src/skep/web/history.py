@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import UserError
-from skep.monitor.describe import span_of_time
+from skep.monitor.describe import in_words, span_of_time
 from skep.monitor.history import SeriesHistory, around_event, history_of, primary_keys, write_note
 from skep.monitor.records import DAY_S, Alert, EventKind, Heat, ProbeOutcome, SeriesKey, SpanKind
 from skep.monitor.store import SeriesStore, all_targets, known_target
@@ -27,7 +27,7 @@ from skep.report import theme
 from skep.report.series_chart import Picture, Track, shift_label, trend_svg
 from skep.store.database import open_store
 from skep.web.context import Site
-from skep.web.layout import in_words, page, render_macro, streamed
+from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import form_of, json_answer, way_back
 
 WINDOWS: dict[str, tuple[float | None, str]] = {  # by name: its length, None for all there is, and its words

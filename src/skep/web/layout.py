@@ -23,8 +23,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 
 from skep import __version__, units
 from skep.errors import EngineError, SkepError
+from skep.monitor.describe import in_words
 from skep.monitor.history import LONGEST_NOTE
-from skep.monitor.records import DAY_S, ProbeShape, SeriesKey, SeriesMetric
+from skep.monitor.records import DAY_S, SeriesMetric
 from skep.report import theme
 from skep.report.page import make_environment
 from skep.report.series_chart import series_chart, when, zone_name
@@ -70,8 +71,7 @@ def environment() -> Environment:
 
 def pages_of(site: Site) -> list[tuple[str, str, str, str]]:
     """Return the pages that this dashboard leads to."""
-    hidden = (*(PRIVATE if site.public else ()), *(() if site.can_compare() else ("compare",)))
-    return [one for one in PAGES if one[0] not in hidden]
+    return [one for one in PAGES if not (site.public and one[0] in PRIVATE)]
 
 
 def render(template: str, **values: Any) -> str:
@@ -106,24 +106,6 @@ def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[
         yield after
 
     return StreamingResponse(pieces(), status_code=whole.status_code, media_type="text/html; charset=utf-8")
-
-
-_SHAPES = {
-    ProbeShape.SHORT: "short answer",
-    ProbeShape.LONG: "long answer",
-}
-_METRICS = {
-    SeriesMetric.TOK_S: "tok/s",
-    SeriesMetric.ENGINE_TOK_S: "tok/s by the engine",
-    SeriesMetric.EFFECTIVE_TOK_S: "effective tok/s",
-    SeriesMetric.TTFT_MS: "time to first token",
-}
-
-
-def in_words(key: SeriesKey) -> str:
-    """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
-    streams = f", {key.concurrency} streams" if key.concurrency > 1 else ""
-    return f"{key.heat}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
 
 
 def value_text(metric: SeriesMetric, value: float | None) -> str:

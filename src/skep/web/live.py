@@ -138,7 +138,6 @@ TTFT_EVERY_S, WATCHED_EVERY_S = 5.0, 15.0
 FIRST_PAINT_S = 0.15  # a page waits so long for a reading, and no longer
 HEARTBEAT_S = 15.0
 RETRY_MS = 2000
-MOST_STREAMS = 64
 Parts = dict[str, str]
 Render = Callable[[dict[str, Any], MonitorSnapshot], Parts]
 Told = TypeVar("Told")
@@ -190,15 +189,11 @@ class Live:
         return False
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[bool]:
-        """False: there are as many streams as there may be."""
-        if self._streams >= MOST_STREAMS:
-            yield False
-            return
+    def watching(self) -> Iterator[None]:
         self._streams += 1
         self._wanted.set()
         try:
-            yield True
+            yield
         finally:
             self._streams -= 1
             self._left_at = self._clock()
@@ -284,13 +279,9 @@ class Stream:
             with contextlib.suppress(OSError):  # of a browser that is gone
                 await send(message)
 
-        with self._live.watching() as admitted:
-            if not admitted:
-                answer = json_answer({"error": {"message": f"{MOST_STREAMS} browsers are already connected"}}, 503)
-                answer.headers["retry-after"] = "30"
-            elif scope["method"] == "HEAD":
-                answer = Response(headers=headers, media_type=kind)
-            else:
+        with self._live.watching():
+            answer = Response(headers=headers, media_type=kind)
+            if scope["method"] != "HEAD":
                 answer = StreamingResponse(self._events(), headers=headers, media_type=kind)
             await answer(scope, receive, send_quietly)
 

@@ -133,31 +133,16 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
 _STACKED = ' style="display:grid;gap:16px"'
 _STYLED = re.compile(r' style="[^"]*"')  # headings that begin a little lower
 _LEAD = re.compile(r'<p class="lead">.*?</p>', re.DOTALL)
-_MOST_KEPT = 64
 
 
-class Pictures:
-    """What pages show of reports. Those of ended runs are kept, the newest few: drawing one takes up to a second."""
-
-    def __init__(self) -> None:
-        self._drawn: dict[tuple[str, ...], Markup] = {}
-
-    def body(self, store: Store, runs: Sequence[StoredRun]) -> Markup:
-        """Return the sentence above the first figure of a report, and its main part."""
-        name = tuple(run.id for run in runs)
-        if (known := self._drawn.get(name)) is not None:
-            return known
-        with alive():
-            report = drawn(store, runs)
-        lead = _LEAD.search(report.partition("<main>")[0])
-        main = report.partition("<main>")[2].rpartition("</main>")[0]
-        plain = _STYLED.sub("", main.replace(_STACKED, ' class="stack"'))  # the headers forbid inline styles
-        made = Markup(f'{lead[0] if lead else ""}<div class="report">{plain}</div>')  # noqa: S704
-        if all(run.state.is_final for run in runs):
-            self._drawn[name] = made
-            for oldest in list(self._drawn)[:-_MOST_KEPT]:
-                self._drawn.pop(oldest, None)
-        return made
+def report_body(store: Store, runs: Sequence[StoredRun]) -> Markup:
+    """Return the sentence above the first figure of a report, and its main part."""
+    with alive():
+        report = drawn(store, runs)
+    lead = _LEAD.search(report.partition("<main>")[0])
+    main = report.partition("<main>")[2].rpartition("</main>")[0]
+    plain = _STYLED.sub("", main.replace(_STACKED, ' class="stack"'))  # the headers forbid inline styles
+    return Markup(f'{lead[0] if lead else ""}<div class="report">{plain}</div>')  # noqa: S704
 
 
 MOST_COMPARED = 8

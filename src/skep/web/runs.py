@@ -25,7 +25,7 @@ from skep.web import run_cache
 from skep.web.context import Site
 from skep.web.layout import page, render, streamed
 from skep.web.responses import json_answer, or_not_found, report_answer
-from skep.web.run_cache import MOST_COMPARED, Pictures, RunCache, RunFigures, where_of
+from skep.web.run_cache import MOST_COMPARED, RunCache, RunFigures, report_body, where_of
 
 PAGE = 50
 SORTS = {"": "newest first", "best": "best tok/s first"}
@@ -121,7 +121,6 @@ class RunsPages:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.book = RunCache()
-        self.pictures = Pictures()
         self.columns = run_columns(site)
 
     def listing(self, request: Request) -> Response:
@@ -189,7 +188,7 @@ class RunsPages:
 
     def _report(self, store: Store, run: StoredRun) -> Iterator[str]:
         try:
-            yield self.pictures.body(store, [run])
+            yield report_body(store, [run])
         except UserError as error:
             yield render("run_nothing.html", error=error)
 
