@@ -24,7 +24,6 @@ def test_a_change_is_told_with_its_cause():
     because = "the driver changed from 570 to 580"
     assert describe.describe_change(change(because)) == f"{told}, when {because}"
     assert describe.describe_change(change()) == f"{told}; skep knows of no change then"
-    assert "(95 %: between Monday 21:00 and Tuesday 3 November 03:00)" in describe.describe_change(change(hours=6))
 
 
 def event(hours, kind, text):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from skep.cli.monitor import AddTargetOptions
-from skep.cli.options import ask_hive, existing, running_url
+from skep.cli.options import ask_hive, running_url
 from skep.config.load import find_config, load_settings
 from skep.config.settings import Monitor
 from skep.errors import Regression, SkepError
@@ -38,11 +38,6 @@ NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
 
 
 def series_to_read() -> SeriesStore:
-    """Open the store read-only. Raise UserError where there is no store yet."""
-    return SeriesStore(existing("there are no targets yet", NOTHING_YET))
-
-
-def series_if_any() -> SeriesStore:
     """Open the store read-only; empty where there is no store yet, and none is made."""
     return SeriesStore(read_store(user_paths(os.environ).store))
 
@@ -82,7 +77,7 @@ def run_loop(config: Path | None, *, once: bool, parent_fd: int | None) -> None:
     paths, settings = user_paths(os.environ), _settings(config)
     if parent_fd is not None and not begin_with(parent_fd, paths, lambda: _hive("status").get("phase")):
         return
-    with series_if_any() as series:
+    with series_to_read() as series:
         if parent_fd is None and not series.targets():
             note(f"there are no targets yet; {NOTHING_YET}, also while this runs")
     run_monitor(settings, paths, log_on_stderr, env=os.environ, once=once)
@@ -118,7 +113,7 @@ def probe_now(name: str, *, as_json: bool) -> None:
 
 def show_status(*, as_json: bool) -> None:
     now, pid = time.time(), _loop_pid()
-    with series_if_any() as series:
+    with series_to_read() as series:
         found = monitor_status(series, now)
     if as_json:
         print_json({**found.document(), "loop": {"running": pid is not None, "pid": pid}})
@@ -179,7 +174,7 @@ def _target_of(options: AddTargetOptions) -> ProbeTarget:
 
 
 def list_targets(*, everyone: bool, as_json: bool) -> None:
-    with series_if_any() as series:
+    with series_to_read() as series:
         found = series.targets(removed=everyone)
     none_yet = f"there are no targets; {NOTHING_YET}"
     print_list(found, partial(print_records, TARGETS), msgspec.to_builtins, as_json=as_json, none_yet=none_yet)

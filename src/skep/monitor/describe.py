@@ -115,13 +115,7 @@ def describe_change(change: SeriesChange) -> str:
     """ "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00, when the driver changed from 570 to 580"."""
     size = f"{percent(change.ratio)} ({percent_interval(change.ratio_low, change.ratio_high)})"
     since = f"{size} since {moment(change.at)}"
-    if change.because is not None:
-        return f"{since}, when {change.because}"
-    first, last = change.between
-    unknown = "skep knows of no change"
-    if last - first > 4 * HOUR_S:
-        return f"{since} (95 %: between {clock(first)} and {moment(last)}); {unknown}"
-    return f"{since}; {unknown} then"
+    return f"{since}, when {change.because}" if change.because else f"{since}; skep knows of no change then"
 
 
 def describe_level(stats: WindowStats, metric: SeriesMetric) -> str:

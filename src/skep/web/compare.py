@@ -68,11 +68,12 @@ def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[s
     return {"runs": told, "comparisons": comparisons_of(store, runs)}
 
 
-def shared_kinds(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
-    """Return the series that every picked target has, as those of the first; where they share none, all of it."""
-    own, *others = [chosen_key(series, name, None)[1] for name in asked.targets]
-    shared = [key for key in own if all(key.kind in {one.kind for one in other} for other in others)]
-    return shared or list(own)
+def shared_keys(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
+    """Return the series that every picked target has, as those of the first; first what stands for one of them."""
+    every = [chosen_key(series, name, None)[1] for name in asked.targets]
+    kinds = [key.kind for keys in every for key in keys[:1]]
+    shared = [key for key in every[0] if all(key.kind in {one.kind for one in keys} for keys in every)]
+    return sorted(shared, key=lambda key: key.kind not in kinds)
 
 
 def target_parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]:
@@ -110,11 +111,10 @@ def targets_document(site: Site, series: SeriesStore, asked: HistoryQuery) -> di
 
 
 def _histories(series: SeriesStore, asked: HistoryQuery) -> list[SeriesHistory]:
-    """Return the same series of each target where all have it, else the one that stands for each."""
-    shared = {key.kind for key in shared_kinds(series, asked)}
-    usual = [key.kind for name in asked.targets if (key := chosen_key(series, name, None)[0]) is not None]
-    kind = asked.series or next((one for one in usual if one in shared), None)
-    keys = [key for name in asked.targets if (key := chosen_key(series, name, kind)[0]) is not None]
+    """Return the same series of each target; none where they share none."""
+    shared = shared_keys(series, asked)
+    chosen = next((key for key in shared if key.kind == asked.series), next(iter(shared), None))
+    keys = [] if chosen is None else [replace(chosen, target=name) for name in asked.targets]
     since = asked.since
     if since is None:
         since = min((first_moment(series, key, asked.until) for key in keys), default=asked.until)
@@ -122,15 +122,10 @@ def _histories(series: SeriesStore, asked: HistoryQuery) -> list[SeriesHistory]:
 
 
 def _picture(asked: HistoryQuery, since: float, histories: Sequence[SeriesHistory]) -> Picture:
-    """Only what is told in the same unit stands on one axis."""
-    unit = histories[0].key.metric.unit
-    alike = [one for one in histories if one.key.metric.unit == unit]
-    one_kind = len({one.key.kind for one in alike}) == 1
-    named = [one.key.target if one_kind else f"{one.key.target} ({in_words(one.key)})" for one in alike]
-    title = in_words(alike[0].key) if one_kind else f"{alike[0].key.heat} runs, {unit}"
-    words = f"{', '.join(one.key.target for one in alike)} on one axis."
-    tracks = [track_of(*of) for of in zip(alike, cycle(theme.SERIES), named, strict=False)]
-    return Picture(title, words, unit, since, asked.until, tracks)
+    key = histories[0].key
+    words = f"{', '.join(asked.targets)} on one axis."
+    tracks = [track_of(*of) for of in zip(histories, cycle(theme.SERIES), strict=False)]
+    return Picture(in_words(key), words, key.metric.unit, since, asked.until, tracks)
 
 
 _AT_FIRST = 3  # targets shown where none were picked
@@ -146,7 +141,7 @@ def routes(site: Site) -> list[BaseRoute]:
             return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids)))
         with site.series() as series:
             known, asked = _asked(series, read_query(request.query_params, site.clock()))
-            choices = [(key.kind, in_words(key)) for key in shared_kinds(series, asked)] if asked.targets else []
+            choices = [(key.kind, in_words(key)) for key in shared_keys(series, asked)] if asked.targets else []
         title = f"Compare {' and '.join(asked.targets)}" if len(asked.targets) > 1 else "Compare"
         frame = page(site, "compare.html", title=title, runs=(), asked=asked, known=known, series=choices)
         if not asked.targets:

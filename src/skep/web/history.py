@@ -208,10 +208,10 @@ def picture_of(view: TargetHistory, history: SeriesHistory) -> Picture:
     )
 
 
-def track_of(history: SeriesHistory, colour: str, name: str | None = None) -> Track:
+def track_of(history: SeriesHistory, colour: str) -> Track:
     """Return points; where the window is long, hours or days instead: their middle, from p10 to p90."""
     band = history.band or [(span.start, span.median, span.p10, span.p90) for span in history.spans]
-    return Track(name or history.key.target, history.points, band, colour, history.steps)
+    return Track(history.key.target, history.points, band, colour, history.steps)
 
 
 def history_document(history: SeriesHistory) -> dict[str, Any]:
