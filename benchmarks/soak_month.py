@@ -167,7 +167,7 @@ class Life:
 
     def moment(self) -> Moment:
         true = self.true()
-        return Moment(self.script.wall(true), self.loop.passed_s, true)
+        return Moment(self.script.wall(true), self.loop.passed_s)
 
     async def probe(self, due: Due) -> tuple[Probe, list[ProbeSample]]:
         started = self.moment().wall

@@ -55,7 +55,7 @@ class World:
 
     def moment(self):
         passed = self.loop.passed_s
-        return Moment(self.began_at + passed, passed, passed)
+        return Moment(self.began_at + passed, passed)
 
     async def probe(self, due):
         began = self.moment().wall

@@ -54,11 +54,6 @@ def test_a_window_of_a_year_is_drawn_from_summaries(ask):
     assert 10 <= len(view["history"]["spans"]) <= 11
 
 
-def test_all_begins_with_the_first_day(ask):
-    (view,) = ask.json("/api/history.json?target=box&window=all")["views"]
-    assert view["since"] == pytest.approx(NOW - 10 * 86400, abs=86400)
-
-
 def test_a_series_of_another_target_falls_back_to_what_stands_for_this_one(ask):
     response, html = ask("/history?target=box&series=hot/long/c8/tok_s")
     assert response.status == 200

@@ -52,11 +52,11 @@ def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) 
     with series_to_write() as series:
         event, found = store_note(series, text, target, now, moment)
     if as_json:
-        print_json({"event": msgspec.to_builtins(event), "around": [one.document() for one in found]})
+        print_json({"event": msgspec.to_builtins(event), "around": found})
         return
     note(f"recorded for {target or 'all targets'} at {day_and_time(event.at)}")
     for one in found:
-        print(f"{one.key}: {one.sentence}")  # noqa: T201
+        print(f"{one['series']}: {one['sentence']}")  # noqa: T201
     if not found:
         note("skep compares before and after once new probes have run: see `skep monitor status`")
 

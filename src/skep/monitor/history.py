@@ -35,8 +35,7 @@ from skep.stats.percentiles import WindowStats, rolling_median, window_stats
 from skep.stats.versus import Judgement, SeriesComparison, versus
 from skep.units import one_line
 
-MOST_POINTS = 2000
-MOST_RAW = 20_000  # samples that are read for one picture; beyond it the hours are
+MOST_POINTS = 2000  # of samples, else of hours, else the days are read
 BAND_S = 7 * DAY_S
 ANOTHER_MODEL = ("model", "weights_bytes")  # versions whose change begins new series
 _MOST_TOLD = 3  # changes and models; all are shown
@@ -113,7 +112,7 @@ def history_of(series: SeriesStore, key: SeriesKey, since: float, until: float) 
     band = [row for row in stepped(read.quiet(begin, until), steps, band_s) if row[0] >= since]
     found = SeriesHistory(
         *(key, since, until),
-        points=thinned(points),
+        points=points,
         spans=spans,
         band=band[:: max(1, -(-len(band) // MOST_POINTS))],
         band_s=band_s,
@@ -133,7 +132,7 @@ def read_window(series: SeriesStore, key: SeriesKey, since: float, until: float)
         return WindowReading(spans=tuple(series.spans(key, SpanKind.DAY, since, until)), span_s=DAY_S)
     hours = series.spans(key, SpanKind.HOUR, since, until)
     whole = [hour for hour in hours if since <= hour.start and hour.start + HOUR_S <= until]
-    if sum(hour.count + hour.busy for hour in hours) <= MOST_RAW:
+    if sum(hour.count + hour.busy for hour in hours) <= MOST_POINTS:
         points = series.points(key, since, until)
         if len(points) >= sum(hour.count + hour.busy for hour in whole):  # else some were deleted
             return WindowReading(points=tuple(points))
@@ -154,16 +153,6 @@ def _sentences(found: SeriesHistory, swaps: Sequence[MonitorEvent]) -> list[str]
     if found.busy:
         told.append(f"values while other clients used the target: {found.busy}, shown and not counted")
     return told
-
-
-def thinned(points: Sequence[SeriesPoint], most: int = MOST_POINTS) -> tuple[SeriesPoint, ...]:
-    """Of too many, the lowest and the highest of each of so many stretches: what stands out still does."""
-    if len(points) <= most:
-        return tuple(points)
-    size = -(-2 * len(points) // most)
-    parts = [points[start : start + size] for start in range(0, len(points), size)]
-    ends = [{pick(part, key=lambda point: point.value) for pick in (min, max)} for part in parts]
-    return tuple(point for pair in ends for point in sorted(pair, key=lambda point: point.at))
 
 
 def steps_of(key: SeriesKey, changes: Sequence[SeriesChange]) -> set[float]:
@@ -289,20 +278,6 @@ class TargetComparison(msgspec.Struct, frozen=True):
         return {**msgspec.structs.asdict(self), "same_model": self.same_model, "rows": rows}
 
 
-class AroundEvent(msgspec.Struct, frozen=True):
-    """A series before and after an event. The ratio is after over before."""
-
-    key: SeriesKey
-    before: tuple[float, float]  # windows that were compared
-    after: tuple[float, float]
-    versus: SeriesComparison
-    sentence: str
-
-    def document(self) -> dict[str, Any]:
-        windows = {"before": list(self.before), "after": list(self.after)}
-        return {"series": str(self.key), **windows, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
-
-
 def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: float) -> TargetComparison:
     """Every kind of run that both have, hot before cold. UserError for a target that was never there."""
     latest = [series.latest(series.target(name, removed=True).name)[0] for name in (a, b)]
@@ -327,8 +302,9 @@ def _same_lengths(series: SeriesStore, shape: ProbeShape, a: str, b: str) -> boo
     return all(max(pair) <= ALIKE * min(pair) for pair in pairs)
 
 
-def around_event(series: SeriesStore, event: MonitorEvent, key: SeriesKey) -> AroundEvent:
-    """Return the week before it and the week after it, each up to the next note or version."""
+def around_event(series: SeriesStore, event: MonitorEvent, key: SeriesKey) -> dict[str, Any]:
+    """Compare the week before it and the week after it, each up to the next note or version. The ratio is after over
+    before."""
     start, end, every_s = event.at - AROUND_S, event.at + AROUND_S, interval_of(series, key.target)
     others = [one.at for one in series.events(start, end, key.target) if one.kind in _BOUNDARIES]
     others = [at for at in others if abs(at - event.at) > every_s]
@@ -343,12 +319,14 @@ def around_event(series: SeriesStore, event: MonitorEvent, key: SeriesKey) -> Ar
         same = ", inside run-to-run noise" if found.judgement is Judgement.SAME else ""
         told = f"{size}{same}; {counts[1]} values against {counts[0]} before"
     what = describe.describe_events([event]) or event.text
-    return AroundEvent(key, before, after, found, f"since {describe.moment(event.at)}, when {what}: {told}")
+    sentence = f"since {describe.moment(event.at)}, when {what}: {told}"
+    windows = {"series": str(key), "before": list(before), "after": list(after)}
+    return {**windows, **msgspec.to_builtins(found), "sentence": sentence}
 
 
 def write_note(
     series: SeriesStore, text: str, target: str | None, now: float, at: float | None = None
-) -> tuple[MonitorEvent, list[AroundEvent]]:
+) -> tuple[MonitorEvent, list[dict[str, Any]]]:
     """Store a note of one target, or of all; return it with what it has brought, where that can be told already."""
     if not (words := one_line(text, len(text))):
         raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
@@ -365,17 +343,19 @@ def write_note(
     return event, around_note(series, event)
 
 
-def around_note(series: SeriesStore, event: MonitorEvent) -> list[AroundEvent]:
+def around_note(series: SeriesStore, event: MonitorEvent) -> list[dict[str, Any]]:
     """Return the first series of each target that has values on both sides of it."""
     names = [target.name for target in series.targets()] if event.target is None else [event.target]
     found = [around_event(series, event, key) for name in names for key in primary_keys(series, name)[:1]]
-    return [one for one in found if one.versus.ratio is not None]
+    return [one for one in found if one["ratio"] is not None]
 
 
 def notes_in_words(series: SeriesStore, now: float) -> list[str]:
     """Return what the newest notes of 7 days have brought."""
     notes = [event for event in series.events(now - AROUND_S, now) if event.kind is EventKind.NOTE]
-    return [f"{one.key}: {one.sentence}" for event in notes[-_NOTES_TOLD:] for one in around_note(series, event)]
+    return [
+        f"{one['series']}: {one['sentence']}" for event in notes[-_NOTES_TOLD:] for one in around_note(series, event)
+    ]
 
 
 def _values(series: SeriesStore, key: SeriesKey, since: float, until: float) -> list[float]:

@@ -98,8 +98,7 @@ Prober = Callable[[Due], Awaitable[Made]]
 
 
 def this_moment() -> Moment:
-    boot = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else None
-    return Moment(time.time(), time.monotonic(), boot)
+    return Moment(time.time(), time.monotonic())
 
 
 class Loop:

@@ -20,19 +20,16 @@ NOTICED_S = 5.0  # sleep and jumps shorter than this explain nothing
 
 Cause = tuple[str, str]  # error_kind and error of a missed probe
 NOT_RUNNING: Cause = ("not_running", "the monitor was not running")
-ASLEEP: Cause = ("asleep", "the machine was asleep")
-CLOCK_FORWARD: Cause = ("clock", "the machine's clock was set forward")
-ASLEEP_OR_CLOCK: Cause = ("asleep", "the machine was asleep, or its clock was set forward")
+ASLEEP: Cause = ("asleep", "the machine was asleep, or its clock was set forward")
 LATE: Cause = ("late", "earlier probes took too long")
 NO_ROOM: Cause = ("disk", "nothing could be stored: the disk was full, or failed")
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """Now, on three clocks. Where they differ, the machine slept or somebody set its clock."""
+    """Now, on two clocks. Where they differ, the machine slept or somebody set its clock."""
 
     wall: float  # unix seconds
     awake: float  # seconds that do not pass in sleep
-    boot: float | None = None  # seconds that do; None: the system does not tell
 
 
 class LastSlot(msgspec.Struct, frozen=True):
@@ -142,9 +139,4 @@ def _cause(before: Moment | None, now: Moment) -> Cause:
     """Return what kept a slot from being probed between two looks. None: nobody looked before."""
     if before is None:
         return NOT_RUNNING
-    wall, awake = now.wall - before.wall, now.awake - before.awake
-    if before.boot is None or now.boot is None:
-        return ASLEEP_OR_CLOCK if wall - awake > NOTICED_S else LATE
-    boot = now.boot - before.boot
-    slept, jumped = boot - awake, wall - boot
-    return LATE if max(slept, jumped) <= NOTICED_S else ASLEEP if slept >= jumped else CLOCK_FORWARD
+    return ASLEEP if (now.wall - before.wall) - (now.awake - before.awake) > NOTICED_S else LATE

@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 
-from skep.monitor.history import notes_in_words, primary_keys, series_began
+from skep.monitor.history import notes_in_words, primary_keys, read_window, series_began
 from skep.monitor.records import (
     BUSY,
     DAY_S,
-    HOUR_S,
     Alert,
     Probe,
     ProbeOutcome,
@@ -23,7 +22,6 @@ from skep.monitor.records import (
     SeriesKey,
     SeriesMetric,
     SeriesPoint,
-    SpanKind,
 )
 from skep.monitor.schedule import due_at
 from skep.monitor.store import SeriesStore
@@ -31,7 +29,6 @@ from skep.stats.percentiles import WindowStats, mad, median, window_stats
 from skep.wire.prometheus import Gauge, metrics_text
 
 WINDOW_S = 7 * DAY_S
-MOST_POINTS_AN_HOUR = 4  # beyond it, hours stand for their samples
 
 
 class TargetState(StrEnum):
@@ -177,14 +174,10 @@ def latest_and_week(
     series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
 ) -> tuple[SeriesPoint | None, list[float]]:
     """Return the latest value, None if older than `fresh_s`, and those of 7 days, or their hours, without busy ones."""
-    most = int(WINDOW_S / HOUR_S) * MOST_POINTS_AN_HOUR
     since = max(now - WINDOW_S, series_began(series, key.target, now))
-    points = series.points(key, since, now, limit=most + 1)
-    if len(points) > most:
-        hours = series.spans(key, SpanKind.HOUR, since, now)
-        points = [*(SeriesPoint(hour.start, hour.median) for hour in hours), points[-1]]
-    newest = points[-1] if points and now - points[-1].at <= fresh_s else None
-    return newest, [point.value for point in points if not point.busy]
+    newest = series.points(key, max(since, now - fresh_s), now, limit=1)
+    week = [value for _, value in read_window(series, key, since, now).quiet(since, now)]
+    return newest[0] if newest else None, week
 
 
 def fresh_s(target: ProbeTarget) -> float:

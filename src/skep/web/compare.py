@@ -28,7 +28,6 @@ from skep.web.context import Site
 from skep.web.history import (
     HistoryQuery,
     chosen_key,
-    first_moment,
     is_simulated,
     known_targets,
     read_query,
@@ -79,13 +78,13 @@ def shared_keys(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
 def target_parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]:
     """Yield the picture first; the figures of each pair as they are worked out."""
     histories = _histories(series, asked)
-    since = min((one.since for one in histories), default=asked.since or asked.until)
-    if any(is_simulated(series, name, since, asked.until) for name in asked.targets):
+    if any(is_simulated(series, name, asked.since, asked.until) for name in asked.targets):
         yield _part("told_simulated")
     if histories:
+        since = min([asked.until, *(row[0] for one in histories for row in one.band[:1])])
         caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
         yield _part("figure", picture=_picture(asked, since, histories), caption=caption)
-    for place, pair in enumerate(pairs(site, series, asked, since)):
+    for place, pair in enumerate(pairs(site, series, asked)):
         yield _part("pair_of", pair=pair, place=place)
     if len(asked.targets) < 2:
         yield _part("alone")
@@ -95,19 +94,18 @@ def _part(macro: str, **values: Any) -> str:
     return render_macro("compare_parts.html", macro, **values)
 
 
-def pairs(site: Site, series: SeriesStore, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
+def pairs(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[TargetComparison]:
     for other in asked.targets[1:]:
-        found = compare_targets(series, asked.targets[0], other, since, asked.until)
+        found = compare_targets(series, asked.targets[0], other, asked.since, asked.until)
         models = [None if model is None else site.label(model) for model in (found.model_a, found.model_b)]
         yield replace(found, model_a=models[0], model_b=models[1])
 
 
 def targets_document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:
     histories = _histories(series, asked)
-    since = min((one.since for one in histories), default=asked.since or asked.until)
     targets = [{"series": str(one.key), "unit": one.key.metric.unit, **shown_values(one)} for one in histories]
-    compared = [pair.document() for pair in pairs(site, series, asked, since)]
-    return {"since": since, "until": asked.until, "targets": targets, "pairs": compared}
+    compared = [pair.document() for pair in pairs(site, series, asked)]
+    return {"since": asked.since, "until": asked.until, "targets": targets, "pairs": compared}
 
 
 def _histories(series: SeriesStore, asked: HistoryQuery) -> list[SeriesHistory]:
@@ -115,10 +113,7 @@ def _histories(series: SeriesStore, asked: HistoryQuery) -> list[SeriesHistory]:
     shared = shared_keys(series, asked)
     chosen = next((key for key in shared if key.kind == asked.series), next(iter(shared), None))
     keys = [] if chosen is None else [replace(chosen, target=name) for name in asked.targets]
-    since = asked.since
-    if since is None:
-        since = min((first_moment(series, key, asked.until) for key in keys), default=asked.until)
-    return [history_of(series, key, since, asked.until) for key in keys]
+    return [history_of(series, key, asked.since, asked.until) for key in keys]
 
 
 def _picture(asked: HistoryQuery, since: float, histories: Sequence[SeriesHistory]) -> Picture:

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from skep.errors import UserError
 from skep.monitor.describe import in_words, span_of_time
 from skep.monitor.history import SeriesHistory, around_event, history_of, primary_keys, write_note
-from skep.monitor.records import DAY_S, Alert, EventKind, Heat, ProbeOutcome, SeriesKey, SpanKind
+from skep.monitor.records import DAY_S, Alert, EventKind, Heat, ProbeOutcome, SeriesKey
 from skep.monitor.store import SeriesStore, all_targets, known_target
 from skep.report import theme
 from skep.report.series_chart import Picture, Track, shift_label, trend_svg
@@ -30,24 +30,24 @@ from skep.web.context import Site
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import form_of, json_answer, way_back
 
-WINDOWS: dict[str, tuple[float | None, str]] = {  # by name: its length, None for all there is, and its words
+WINDOWS: dict[str, tuple[float, str]] = {  # by name: its length and its words
     "1d": (DAY_S, "1 day"),
     "7d": (7 * DAY_S, "7 days"),
     "30d": (30 * DAY_S, "30 days"),
     "1y": (365 * DAY_S, "1 year"),
-    "all": (None, "all"),
+    "all": (3650 * DAY_S, "all"),
 }
 DEFAULT_WINDOW, DEFAULT_SERIES = "7d", "hot/short/c1/tok_s"
 _MOST_TARGETS = 8
 
 
 class HistoryQuery(msgspec.Struct, frozen=True):
-    """`series`: without its target; None: the one that stands for it. `since` None: from the first figure on."""
+    """`series`: without its target; None: the one that stands for it."""
 
     targets: tuple[str, ...]
     series: str | None
     window: str  # one of WINDOWS
-    since: float | None
+    since: float
     until: float
 
     def query(self) -> str:
@@ -77,7 +77,7 @@ def read_query(query: QueryParams, now: float) -> HistoryQuery:
     if window not in WINDOWS:
         raise UserError(f"`window={window}` is not a window", hint=f"one of {', '.join(WINDOWS)}")
     length, _ = WINDOWS[window]
-    return HistoryQuery(targets, series, window, None if length is None else now - length, now)
+    return HistoryQuery(targets, series, window, now - length, now)
 
 
 _MOST_AROUND = 8  # newest events that are compared before and after
@@ -142,25 +142,18 @@ def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[Ser
     return next((key for key in keys if key.kind == asked), next(iter(keys), None)), keys
 
 
-def first_moment(series: SeriesStore, key: SeriesKey | None, until: float) -> float:
-    """When a series began, by its days."""
-    days = series.spans(key, SpanKind.DAY, 0.0, until) if key else []
-    return days[0].start if days else until - DAY_S
-
-
 def is_simulated(series: SeriesStore, target: str, since: float, until: float) -> bool:
     return bool(series.store.read(_SIMULATED, target, since, until))
 
 
 def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -> TargetHistory:
     key, keys = chosen_key(series, target, asked.series)
-    until = asked.until
-    since = first_moment(series, key, until) if asked.since is None else asked.since
+    since, until = asked.since, asked.until
     history = None if key is None else history_of(series, key, since, until)
     rows = series.store.read(_NOT_DONE, target, since, until, _MOST_MARKS)[::-1]
     # Notes and versions divide a series: what was before and what came after are compared by themselves.
     events = [one for one in (history.events if history else ()) if one.kind in (EventKind.NOTE, EventKind.VERSION)]
-    around = {one.id: around_event(series, one, key).sentence for one in events[-_MOST_AROUND:] if key and one.id}
+    around = {one.id: around_event(series, one, key)["sentence"] for one in events[-_MOST_AROUND:] if key and one.id}
     alerts = [one for one in series.alerts(since=since) if one.target in (target, None) and one.opened_at < until]
     if site.public:  # without their words, which may come from a server's answer
         alerts = [replace(alert, message=alert.rule.value, closed_because=None) for alert in alerts]
