@@ -45,8 +45,8 @@ PAGES = {
     "history": "/history",
     **{f"history {window}": f"/history?{HOURLY}&window={window}" for window in ("7d", "30d", "1y", "all")},
     **{f"history {window}, every 10 min": f"/history?{FINE}&window={window}" for window in ("7d", "30d", "1y", "all")},
-    "compare": "/compare?a=box-1&b=fine&window=30d",
-    "compare 1y": "/compare?a=box-1&b=fine&window=1y",
+    "compare": "/compare?target=box-1&target=fine&window=30d",
+    "compare 1y": "/compare?target=box-1&target=fine&window=1y",
     "runs": "/runs",
     "plan": "/plan?model=qwen3.6-27b&card=rtx-3090&count=2&agents=4",
 }

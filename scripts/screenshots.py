@@ -65,7 +65,7 @@ NOW = Picture("now", "/", 1000)
 PICTURES = (
     Picture("history", "/history?target=box&window=30d", 1120, scale=0.8),
     Picture("history-night", "/history?target=box&window=30d", 1120, night=True, scale=0.8),
-    Picture("compare", "/compare?a=box&b=cloud&window=30d", 900),
+    Picture("compare", "/compare?target=box&target=cloud&window=30d", 900),
     Picture("runs", "/runs", 420),
     Picture("plan", f"/plan?model={MODEL}&card=rtx-3090&count=2&agents=8", 1120),
     Picture("tuning", "/tuning/last", 1120, scale=0.8),

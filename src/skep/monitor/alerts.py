@@ -300,6 +300,9 @@ class AlertWatcher:
     def _carry_out(self, findings: Sequence[RuleFinding]) -> None:
         """Store what opens and closes. What cannot be stored is told all the same: the disk may be full."""
         opened, closed = judged(self._series.alerts(since=self._now - KNOWN_FOR_S), findings, self._now)
+        for finding in findings:
+            if finding.wrong is False:
+                self._unstored.pop((finding.rule, finding.target), None)
         for alert, because in closed:
             self._close(alert, because)
         for alert in opened:
