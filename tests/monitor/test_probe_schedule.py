@@ -97,6 +97,12 @@ def test_a_target_that_is_added_anew_was_not_missed_meanwhile_whatever_its_pace(
     assert (agenda.missed, [due.era for due in agenda.due]) == ((), [1])
 
 
+def test_a_target_that_was_added_by_a_clock_that_was_ahead_is_probed_once_all_the_same():
+    schedule, ahead = ProbeSchedule(), replace(BOX, added_at=NOON + 9 * HOUR)
+    probed(schedule, schedule.look([ahead], moment(NOON)))
+    assert schedule.look([ahead], moment(NOON + 60)).due == ()
+
+
 def test_a_restart_goes_on_after_the_last_row_and_probes_by_hand_are_none():
     rows = {"box": LastSlot(3, int(NOON // HOUR) - 2, NOON - HOUR), "by-hand": LastSlot(-1, 1_800_000_000, NOON)}
     here = replace(BOX, added_at=NOON - 9 * HOUR)

@@ -60,7 +60,7 @@ class Agenda(msgspec.Struct, frozen=True):
 class _TargetProgress:
     era: int
     covered: int  # the last slot that is accounted for
-    at: float  # when that was
+    until: float  # unix time, up to which the target that is probed may have been added
     first: int | None = None  # the slot that the era begins with: it is probed at once
     seen: Moment | None = None  # the last look at it
     tried: int = -1  # the last slot whose probe was lost
@@ -84,9 +84,9 @@ class ProbeSchedule:
             progress = self._progress.get(target.name)
             current = int(now.wall // target.every_s)
             back = progress is not None and now.wall < (progress.covered - 1) * target.every_s
-            if progress is None or back or target.added_at > progress.at:
+            if progress is None or back or target.added_at > progress.until:
                 era = 0 if progress is None else progress.era + 1
-                progress = self._progress[target.name] = _TargetProgress(era, current - 1, now.wall, current)
+                progress = self._progress[target.name] = _TargetProgress(era, current - 1, max(now.wall, target.added_at), current)
                 set_back |= back
             why, text = excuse or progress.cause or _cause(progress.seen, now)
             progress.seen, first = now, progress.covered + 1
@@ -113,7 +113,7 @@ class ProbeSchedule:
         progress = self._progress[probe.target]
         if progress.era == probe.era:
             progress.covered = max(progress.covered, probe.slot + probe.slots - 1)
-            progress.at, progress.cause = probe.ended_at, None
+            progress.cause = None
 
     def lost(self, probe: Probe, cause: Cause) -> None:
         """It could not be written: its slot will be a missed one, and is not probed again."""
