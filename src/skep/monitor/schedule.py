@@ -86,7 +86,8 @@ class ProbeSchedule:
             back = progress is not None and now.wall < (progress.covered - 1) * target.every_s
             if progress is None or back or target.added_at > progress.until:
                 era = 0 if progress is None else progress.era + 1
-                progress = self._progress[target.name] = _TargetProgress(era, current - 1, max(now.wall, target.added_at), current)
+                progress = _TargetProgress(era, current - 1, max(now.wall, target.added_at), current)
+                self._progress[target.name] = progress
                 set_back |= back
             why, text = excuse or progress.cause or _cause(progress.seen, now)
             progress.seen, first = now, progress.covered + 1
