@@ -91,7 +91,7 @@ def mcp_tools(_skep, folder):
     from skep.paths import user_paths
 
     async def tools():
-        async with Client(make_server(ServerContext(user_paths({"HOME": str(folder)}), {}, files=True))) as client:
+        async with Client(make_server(ServerContext(user_paths({"HOME": str(folder)}), {}))) as client:
             return {tool.name: without_prose(tool.input_schema) for tool in (await client.list_tools()).tools}
 
     yield from json.dumps(asyncio.run(tools()), indent=1, sort_keys=True).splitlines()

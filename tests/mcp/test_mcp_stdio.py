@@ -10,6 +10,7 @@ import pytest
 
 from skep.paths import user_paths
 from skep.store.database import open_store
+from skep.store.records import Request
 from skep.swarm.records import AttemptOutcome
 from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine, GatewayProcess
@@ -51,7 +52,7 @@ async def wait(client, run, **heard):
     """As an orchestrator does: again and again."""
     for _ in range(60):
         status = await ask(client, "swarm_wait", run=run, seconds=10, **heard)
-        if status["state"] not in ("starting", "running"):
+        if status["state"] != "running":
             return status
     raise AssertionError(status)
 
@@ -75,7 +76,7 @@ LONG = [{"prompt": f"{n}", "max_tokens": 3000} for n in range(2)]
 
 async def wait_for(client, run, done):
     while (status := await ask(client, "swarm_wait", run=run, seconds=0.1))["done"] < done:
-        assert status["state"] in ("starting", "running")
+        assert status["state"] == "running"
 
 
 async def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_cancels_it(front, env, tmp_path):
@@ -117,15 +118,30 @@ async def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by
     assert [progress for progress, _, _ in heard] == sorted({progress for progress, _, _ in heard}) != []
 
 
-async def test_a_run_can_be_cancelled_before_its_process_has_begun_and_resumed_after(front, env):
+async def test_a_run_can_be_cancelled_and_resumed_at_once(front, env):
     async with client_here(env, front.url) as client:
         run = (await ask(client, "swarm_dispatch", tasks=LONG))["run"]
-        states = [(await ask(client, "swarm_cancel", run=run))["state"]]
-        await ask(client, "swarm_resume", run=run)
-        while (status := await ask(client, "swarm_wait", run=run, seconds=0.1))["state"] == "starting":
-            pass
-        states += [status["state"], (await ask(client, "swarm_cancel", run=run))["state"]]
+        tools = ("swarm_cancel", "swarm_resume", "swarm_cancel")
+        states = [(await ask(client, tool, run=run))["state"] for tool in tools]
     assert states == ["cancelled", "running", "cancelled"]
+
+
+async def test_capacity_has_the_speed_of_the_newest_benchmark_of_that_model(front, env):
+    about = {"model": "fake-model", "url": front.url, "fingerprint": "f", "host": {}, "engine": {"engine": "vllm"}}
+    about |= {"config": {"concurrency": [1, 2]}, "simulated": False, "skep_version": "1"}
+    with open_store(user_paths(env).store) as store:
+        run = store.begin_run(kind="sweep", created_at=1e9, **about)
+        for level in (1, 2):
+            at = 10.0 * level
+            times = {"first_token_s": at + 0.1, "last_token_s": at + 1, "output_tokens": 50, "status": 200}
+            store.append_requests(run, [Request(level, 0, index, "x", at, at + 1, **times) for index in range(level)])
+        store.end_run(run, 1e9 + 60, "done", None)
+        tried = store.begin_run(kind="tune", created_at=1e9 + 90, **about)  # what a tuning tried says nothing
+        store.end_run(tried, 1e9 + 99, "done", None)
+    async with client_here(env, front.url) as client:
+        (model,) = (await ask(client, "capacity"))["models"]
+    assert [(level["agents"], level["tok_s"]) for level in model["measured"]] == [(1, 50.0), (2, 100.0)]
+    assert model["measured_run"] == run
 
 
 @pytest.mark.slow
@@ -134,7 +150,7 @@ async def test_a_cancelled_run_is_resumed_and_nothing_is_done_twice(front, env):
         sent = await ask(client, "swarm_dispatch", tasks=[f"task {n}" for n in range(40)], max_tokens=20)
         await wait_for(client, sent["run"], 1)
         cancelled = await ask(client, "swarm_cancel", run=sent["run"])
-        assert (await ask(client, "swarm_resume", run=sent["run"]))["state"] in ("starting", "running", "done")
+        assert (await ask(client, "swarm_resume", run=sent["run"]))["state"] in ("running", "done")
         status = await wait(client, sent["run"])
     assert cancelled["state"] == "cancelled"
     assert 0 < cancelled["done"] < 40

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,20 +18,26 @@ from pydantic import Field
 
 from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError, UserError
-from skep.mcp_server.read_tools import Answer, ServerContext, short_progress
-from skep.mcp_server.worker import RunLauncher
-from skep.store.database import Store, open_store
+from skep.mcp_server.read_tools import Answer, ServerContext
+from skep.store.database import open_store, read_store
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult
-from skep.swarm.store import SwarmStore, as_it_stands, create_run
+from skep.swarm.store import (
+    SwarmStore,
+    as_it_stands,
+    cancel,
+    check_output_free,
+    create_run,
+    failed_tasks,
+    last_error,
+    resume_in_background,
+)
 from skep.swarm.task_file import read_tasks, tasks_of
 from skep.units import shortened
 
 LONGEST_WAIT_S = 44.0  # with its answer a call stays below 45 s; clients give up on longer ones
 LOOK_S, TELL_S = 0.25, 1.0
-FIND_S = 5.0
-CANCEL_S = 5.0
+FIND_S, BEGIN_S, CANCEL_S = 5.0, 20.0, 10.0
 MOST_ROWS, MOST_CHARS = 20, 2000
-MOST_WRITERS = 50  # newest runs, any of which may be writing the file that another one wants
 
 Run = Annotated[str, Field(description="Id of the run, a prefix of it, or `last`.")]
 Model = Annotated[str | None, Field(description="Model name; needed only if several models are served (see capacity).")]
@@ -44,24 +51,20 @@ Schema = Annotated[
 MaxTokens = Annotated[int | None, Field(ge=1, description="Maximum length of an answer, in tokens.")]
 Name = Annotated[str, Field(description="Name of the run in swarm_list.", max_length=200)]
 
-ENDED = ("done", "stopped", "cancelled")
-NEWEST_FAILURES = 5
+SHOWN_FAILURES = 5
 ERROR_CHARS = 300
 WHOLE_CHARS = 20_000
-STARTING_S = 20.0  # until the process of a new run has said that it is there
-# A run may have thousands of answers, and is asked after every minute: they are counted where they lie.
-_SETTLED = "SELECT count(*), sum(output_tokens) FROM swarm_results WHERE run_id = ? AND ended_at >= ?"
-_NEWEST_FAILED = """
-SELECT swarm_tasks.id, error, error_kind
-FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
-WHERE swarm_results.run_id = ? AND ending = 'failed' ORDER BY ended_at DESC LIMIT ?
-"""
+NEXT_STEPS = {
+    "done": "swarm_results returns the answers, page by page; swarm_retry runs failed tasks again",
+    "running": "call swarm_wait again; swarm_results returns what is done already",
+    "cancelled": "swarm_results returns what is done; swarm_resume runs the tasks that are left",
+    "stopped": "no process works on the run; swarm_resume runs the tasks that are left",
+}
 
 
 class RunTools:
     def __init__(self, place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
         self._place, self._longest_wait_s = place, longest_wait_s
-        self._launcher = RunLauncher(place.paths, place.env)
 
     async def swarm_dispatch(
         self,
@@ -119,7 +122,7 @@ class RunTools:
         def read() -> list[Task]:
             found = Path(_absolute("path", path))
             if order.output is not None:
-                self._check_free(Path(order.output))
+                check_output_free(self._place.paths, Path(order.output), found, overwrite=False)
             return read_tasks(found, template=template, system=system, schema=schema, max_tokens=max_tokens)
 
         return await self._dispatch(await asyncio.to_thread(read), model, order, name or Path(path).name)
@@ -153,69 +156,48 @@ class RunTools:
             results = runs.results(found.id, offset=(page - 1) * size, limit=size, ending=ending)
         counts = {"done": found.counts.done, "failed": found.counts.failed}
         matching = sum(counts.values()) if only == "all" else counts[only]  # on all pages
-        pages = -(-matching // size)
         return {
             "run": found.id,
             "state": found.state.value,
             "results": [_result_row(one, most) for one in results],
             "page": page,
-            "pages": pages,
+            "pages": -(-matching // size),
             "matching": matching,
             "left": found.counts.left,
-            "next_page": page + 1 if page < pages else None,
+            "next_page": page + 1 if page * size < matching else None,
         }
 
-    def swarm_result(
-        self,
-        run: Run,
-        task: Annotated[str, Field(description="Id of the task.")],
-        from_char: Annotated[int, Field(ge=0, description="Start a very long answer at this character.")] = 0,
-    ) -> Answer:
-        """Return one whole result: the full answer, tries, tokens, seconds, and the error if the task failed."""
+    def swarm_result(self, run: Run, task: Annotated[str, Field(description="Id of the task.")]) -> Answer:
+        """Return one whole result: the answer (up to 20,000 characters), tries, tokens, seconds, and the error if the
+        task failed."""
         with self._place.runs() as runs:
             found = runs.run(run)
             known = runs.task(found.id, task)
             result = runs.result(found.id, known.id)
         if result is None:
             raise UserError(f"task `{known.id}` of run `{found.id}` has no result yet", hint="swarm_wait waits for it")
-        answer, end, ok = result.answer, from_char + WHOLE_CHARS, result.ending is TaskEnding.DONE
-        rest = answer is not None and len(answer) > end
         told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
         return {
             "run": found.id,
-            "id": result.task,
-            "ok": ok,
+            **_result_row(result, WHOLE_CHARS),
             **{name: getattr(result, name) for name in told},
             "seconds": round(result.ended_at - result.started_at, 2),
-            "answer": None if answer is None else answer[from_char:end],
-            "characters": None if answer is None else len(answer),
-            "value": result.value if not rest and not from_char else None,
-            "error": None if ok else result.error or result.error_kind,
-            "next_from": end if rest else None,  # where the rest of a very long answer begins
         }
 
     async def swarm_cancel(self, run: Run) -> Answer:
         """Stop a run. Finished results are kept and can be fetched; swarm_resume continues with the rest."""
+        found = await asyncio.to_thread(self._place.run, run)
+        if found.state is not SwarmRunState.DONE:
+            await asyncio.to_thread(cancel, self._place.paths, found.id, CANCEL_S)
+        return await asyncio.to_thread(self._standing, found.id)
 
-        def cancel() -> str:
-            with open_store(self._place.paths.store) as store:
-                runs = SwarmStore(store)
-                found = runs.run(run)
-                if found.state is not SwarmRunState.DONE:
-                    runs.set_cancelled(found.id, self._place.clock())
-                return found.id
-
-        return await self._wait(await asyncio.to_thread(cancel), CANCEL_S)
-
-    def swarm_resume(self, run: Run) -> Answer:
+    async def swarm_resume(self, run: Run) -> Answer:
         """Continue a run that was cancelled or whose process died: only tasks without a result are run. Failed tasks
         keep their error; use swarm_retry for them."""
-        standing = self._standing(run)
-        if standing["state"] in ("stopped", "cancelled"):
-            with self._place.runs() as runs:
-                newest = runs.newest_cancel(standing["run"])
-            self._launcher.start(standing["run"], newest)
-        return self._standing(standing["run"], whole=True)
+        found = await asyncio.to_thread(self._place.run, run)
+        if found.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED):
+            await asyncio.to_thread(self._begin, found)
+        return await asyncio.to_thread(self._standing, found.id)
 
     async def swarm_retry(self, run: Run, agents: Agents = None) -> Answer:
         """Dispatch the failed tasks of a run again, as a new run with the same task ids. Use it for temporary failures
@@ -224,23 +206,17 @@ class RunTools:
 
         def failed() -> tuple[SwarmRun, list[Task]]:
             with self._place.runs() as runs:
-                found = runs.run(run)
-                if found.kind != "map":
-                    hint = "swarm_resume continues it if it is not finished"
-                    raise UserError(f"tasks of run `{found.id}` depend on each other: none is retried alone", hint=hint)
-                ids = {result.task for result in runs.results(found.id, ending=TaskEnding.FAILED)}
-                return found, [task for task in runs.tasks(found.id) if task.id in ids]
+                return runs.run(run), failed_tasks(runs, run)
 
         found, tasks = await asyncio.to_thread(failed)
-        if not tasks:
-            raise UserError(f"no task of run `{found.id}` has failed", hint="swarm_wait shows its state")
-        order = replace(found.options, agents=agents or found.options.agents, output=None, ask=None)
+        order = replace(found.options, agents=agents or found.options.agents, output=None)
         return await self._dispatch(tasks, found.model, order, f"retry of {found.id}")
 
     def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Answer:
         """List the newest runs, including those of other clients and of the command line: id, name, state, counts."""
-        found = self._place.newest_runs(limit)
-        return {"runs": [short_progress(as_it_stands(self._place.paths, run)) for run in found]}
+        with read_store(self._place.paths.store) as store:
+            found = SwarmStore(store).runs(limit)
+        return {"runs": [_progress(as_it_stands(self._place.paths, run)) for run in found]}
 
     async def _dispatch(self, tasks: list[Task], model: str | None, order: SwarmRunOptions, name: str) -> Answer:
         """The endpoint is asked first: what could not be done now is not taken."""
@@ -254,8 +230,9 @@ class RunTools:
 
         def begin() -> str:
             with open_store(place.paths.store) as store:
-                run_id = create_run(store, tasks, told, url=url, model=endpoint.model, kind="map", name=name)
-            self._launcher.start(run_id, 0)
+                run_id = create_run(store, tasks, told, url=url, model=endpoint.model, name=name)
+                run = SwarmStore(store).run(run_id)
+            self._begin(run)
             return run_id
 
         run_id = await asyncio.to_thread(begin)
@@ -270,63 +247,56 @@ class RunTools:
             "at_once": min(counts) if isinstance(slots, int) or order.agents else None,
         }
 
-    async def _wait(self, run: str, seconds: float, ctx: Context[Any, Any] | None = None) -> Answer:
+    def _begin(self, run: SwarmRun) -> None:
+        resume_in_background(self._place.paths, run, BEGIN_S, self._place.env)
+
+    async def _wait(self, run: str, seconds: float, ctx: Context[Any, Any]) -> Answer:
         """Until the run has ended or the time is up; `ctx` hears of its progress."""
         loop = asyncio.get_running_loop()
         ends, told, tell_at = loop.time() + seconds, 0.0, loop.time()
         while True:
-            standing = await asyncio.to_thread(self._standing, run)
-            now = loop.time()
-            if standing["state"] in ENDED or now >= ends:
-                return await asyncio.to_thread(self._standing, run, whole=True)
-            if ctx is not None and now >= tell_at:
-                done, failed = standing["done"], standing["failed"]
-                told, tell_at = max(round(told + 0.001, 3), done + failed), now + TELL_S
-                words = f"{done} of {standing['total']} done{f', {failed} failed' if failed else ''}"
-                await ctx.report_progress(told, standing["total"], f"{words}, {standing['left']} left")
+            found = await asyncio.to_thread(self._place.run, run)
+            now, counts = loop.time(), found.counts
+            if found.state is not SwarmRunState.RUNNING or now >= ends:
+                return await asyncio.to_thread(self._standing, found.id)
+            if now >= tell_at:
+                told, tell_at = max(round(told + 0.001, 3), counts.done + counts.failed), now + TELL_S
+                words = f"{counts.done} of {counts.total} done, {counts.failed} failed, {counts.left} left"
+                await ctx.report_progress(told, counts.total, words)
             await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
 
-    def _standing(self, run: str, *, whole: bool = False) -> Answer:
-        """How a run stands, and the next step. `whole`: with the speed and the newest failures."""
-        with self._place.reading() as store:
-            runs, now = SwarmStore(store), self._place.clock()
-            found = runs.run(run)
-            answer, stopped = short_progress(found), found.state is SwarmRunState.STOPPED
-            at_work = found.counts.left and self._launcher.is_alive(found.id)
-            if at_work and (stopped or found.state is SwarmRunState.CANCELLED):
-                answer |= {"state": "starting", "error": None}
-            elif stopped and not found.sessions and now - found.created_at < STARTING_S:
-                said = self._launcher.last_words(found.id)
-                answer |= {"state": "starting"} if said is None else {"error": said}
-            elif stopped and found.error is None:
-                answer["error"] = self._launcher.last_words(found.id)
-            state = answer["state"]
-            answer["next"] = _next_step(found, state)
-            if not whole:
-                return answer
-            until = found.ended_at if state in ENDED else now  # None: the process was killed, and nobody knows when
-            failed = store.read(_NEWEST_FAILED, found.id, NEWEST_FAILURES)
-            answer["seconds"] = None if until is None else round(max(0.0, until - found.created_at), 1)
-            answer["failures"] = [
-                {"task": name, "error": shortened(error or kind or "", ERROR_CHARS)} for name, error, kind in failed
-            ] or None
-            answer |= _speed(store, found, until, state)
+    def _standing(self, run: str) -> Answer:
+        """How a run stands, its speed, some failures, and the next step."""
+        found = self._place.run(run)
+        running = found.state is SwarmRunState.RUNNING
+        until = time.time() if running else found.ended_at  # None: the process was killed, and nobody knows when
+        answer = _progress(found)
+        answer["next"] = NEXT_STEPS[answer["state"]]
+        answer["seconds"] = None if until is None else round(max(0.0, until - found.created_at), 1)
+        if found.state is SwarmRunState.STOPPED and found.error is None:
+            answer["error"] = last_error(self._place.paths, found.id)
+        with self._place.runs() as runs:
+            failed = runs.results(found.id, ending=TaskEnding.FAILED, limit=SHOWN_FAILURES)
+            answer["failures"] = [{"task": one.task, "error": _error(one)} for one in failed] or None
+            answer |= _speed(runs, found, until)
             told = [fact for session, _, _, fact in runs.facts(found.id, "endpoint") if session == found.sessions]
-            if state == "running" and told and not told[-1].get("up", True):
-                why = f"skep waits for it: {told[-1].get('why') or 'no reason is known'}"
-                answer |= {"left_s": None, "error": f"the endpoint does not answer at the moment; {why}"}
-            return answer
+        if running and told and not told[-1].get("up", True):
+            why = f"skep waits for it: {told[-1].get('why') or 'no reason is known'}"
+            answer |= {"left_s": None, "error": f"the endpoint does not answer at the moment; {why}"}
+        return answer
 
-    def _check_free(self, output: Path) -> None:
-        if output.is_dir() or not output.parent.is_dir():
-            what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
-            raise UserError(f"`output` `{output}` {what}", hint="name a file, such as /tmp/results.jsonl")
-        if output.exists() and output.stat().st_size:
-            raise UserError(f"`output` `{output}` already exists", hint="name another file, or remove it first")
-        for run in self._place.newest_runs(MOST_WRITERS):
-            unfinished = run.state is not SwarmRunState.DONE and self._launcher.is_alive(run.id)
-            if run.config.get("output") == str(output) and unfinished:
-                raise UserError(f"`output` `{output}` is the file of run `{run.id}`", hint="name another file")
+
+def _progress(run: SwarmRun) -> Answer:
+    output = run.config.get("output")
+    return {
+        "run": run.id,
+        "state": run.state.value,
+        **{name: getattr(run.counts, name) for name in ("total", "done", "failed", "left")},
+        "name": run.name or None,
+        "simulated": run.simulated,
+        "error": run.error,
+        "output": output if isinstance(output, str) else None,
+    }
 
 
 def _absolute(name: str, given: str) -> str:
@@ -334,6 +304,10 @@ def _absolute(name: str, given: str) -> str:
     if not path.is_absolute():
         raise UserError(f"`{name}` `{given}` is not absolute", hint="give the full path: it starts with `/`")
     return str(path)
+
+
+def _error(result: TaskResult) -> str:
+    return shortened(result.error or result.error_kind or "", ERROR_CHARS)
 
 
 def _result_row(result: TaskResult, most: int) -> Answer:
@@ -345,32 +319,20 @@ def _result_row(result: TaskResult, most: int) -> Answer:
         row["value"] = result.value
     elif text is not None:
         row |= {"answer": shortened(text, most), "cut": len(text) if len(text) > most else None}
-    return {**row, "error": None if ok else shortened(result.error or result.error_kind or "", ERROR_CHARS)}
+    return {**row, "error": None if ok else _error(result)}
 
 
-def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict[str, float | None]:
+def _speed(runs: SwarmStore, run: SwarmRun, until: float | None) -> dict[str, float | None]:
     """Over the newest session: what a resumed run did before the pause says nothing of now."""
-    sessions = SwarmStore(store).session_rows(run.id)
-    if not sessions or until is None or state == "starting":
+    sessions = runs.session_rows(run.id)
+    if not sessions or until is None:
         return {}
     took = until - sessions[-1].started_at
-    ((settled, tokens),) = store.read(_SETTLED, run.id, sessions[-1].started_at)
+    settled, tokens = runs.settled_since(run.id, sessions[-1].started_at)
     if not settled or took <= 0:
         return {}
+    running = run.state is SwarmRunState.RUNNING
     return {
         "tok_s": None if tokens is None else round(tokens / took, 1),
-        "left_s": round(run.counts.left * took / settled, 1) if state == "running" else None,  # an estimate
+        "left_s": round(run.counts.left * took / settled, 1) if running else None,  # an estimate
     }
-
-
-def _next_step(run: SwarmRun, state: str) -> str:
-    left = run.counts.left
-    retry = "; swarm_retry runs the failed tasks again" if run.counts.failed else ""
-    steps = {
-        "done": f"swarm_results returns the answers, page by page{retry}",
-        "starting": f"call swarm_wait again; if the state stays `starting`, {run.url} does not answer",
-        "running": "call swarm_wait again; swarm_results returns what is done already",
-        "cancelled": f"swarm_results returns what is done; swarm_resume runs the other {left} tasks",
-        "stopped": f"no process works on the run; swarm_resume runs the {left} tasks that are left",
-    }
-    return steps[state]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from msgspec.structs import replace
 from skep import __version__
 from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import EngineError, StoreError, UserError
-from skep.files import check_place, lock_holder
+from skep.files import check_place, lock_holder, open_log
 from skep.paths import Paths
 from skep.store.database import Store, open_store
 from skep.store.rows import (
@@ -231,6 +232,13 @@ class SwarmStore:
         rows = self._store.read(_query("results").format(of="AND swarm_tasks.id = ?"), run_id, storable(task_id), 1, 0)
         return read(rows, TaskResult, "task")[0] if rows else None
 
+    def settled_since(self, run_id: str, at: float) -> tuple[int, int | None]:
+        """Return how many results came since then, and their output tokens: counted where they lie, as there may be
+        thousands."""
+        sql = "SELECT count(*), sum(output_tokens) FROM swarm_results WHERE run_id = ? AND ended_at >= ?"
+        ((results, tokens),) = self._store.read(sql, run_id, at)
+        return results, tokens
+
     def attempts(self, run_id: str, task_id: str | None = None) -> list[Attempt]:
         """By the time they began."""
         return read(self._store.read(_query("attempts"), run_id, storable(task_id)), Attempt)
@@ -371,22 +379,36 @@ def cancel(paths: Paths, run_id: str, wait_s: float) -> None:
         time.sleep(LOOK_S)
 
 
-def resume_in_background(paths: Paths, run: SwarmRun, wait_s: float) -> None:
-    """Start `skep swarm resume` as a process of its own; return once it is at work, or raise what it says instead."""
-    log = paths.logs / f"swarm-{run.id}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as said:
-        words = [sys.executable, "-m", "skep", "swarm", "resume", run.id]
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+def resume_in_background(paths: Paths, run: SwarmRun, wait_s: float, env: Mapping[str, str] | None = None) -> None:
+    """Start `skep swarm resume` as a process of its own, which outlives this one; return once it is at work, or raise
+    what it says instead. `-P`: nothing is imported from this process's folder, which may hold anything."""
+    words = [sys.executable, "-P", "-m", "skep", "swarm", "resume", run.id]
+    with open_log(_log_of(paths, run.id), empty=True) as said:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd="/", env=env, start_new_session=True
+        )
     threading.Thread(target=process.wait, daemon=True).start()  # no zombie stays where this process goes on
     began = time.monotonic()
     while lock_holder(lock_path(paths, run.id)) is None and time.monotonic() - began < wait_s:
         if code := process.poll():
-            first = next(iter(log.read_text(errors="replace").split("\n")), "").removeprefix("error: ")
-            raise EngineError(f"the run was not resumed: {first or f'exit code {code}'}", hint=f"see {log}")
+            why, log = last_error(paths, run.id) or f"exit code {code}", _log_of(paths, run.id)
+            raise EngineError(f"the run was not resumed: {why}", hint=f"see {log}")
         if code == 0:
             return
         time.sleep(LOOK_S)
+
+
+def last_error(paths: Paths, run_id: str) -> str | None:
+    """Return the error that a run's process in the background ended with; None if it told none."""
+    try:
+        told = re.findall(r"^error: (.*)", _log_of(paths, run_id).read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return str(told[-1]) if told else None
+
+
+def _log_of(paths: Paths, run_id: str) -> Path:
+    return paths.logs / f"swarm-{run_id}.log"
 
 
 def is_command(pid: int) -> bool:
