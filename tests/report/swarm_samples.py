@@ -75,11 +75,8 @@ def busy_story(tasks=60, lanes=12, seed=3, **other):
     if any(one.session == 2 for one in attempts):
         sessions.append(session(2, BEGAN + 3620, max(one.ended_at for one in attempts)))
     facts = [
-        (1, "limit", BEGAN + 0.1, {"limit": 4, "why": "4 slots"}),
-        (1, "limit", BEGAN + 3, {"limit": lanes, "why": "more pays"}),
         (1, "endpoint", BEGAN + 8, {"up": False, "why": "connection refused"}),
         (1, "endpoint", BEGAN + 11, {"up": True}),
-        (2, "limit", BEGAN + 3620.1, {"limit": lanes, "why": "as before"}),
     ]
     failed = sum(one.ending is TaskEnding.FAILED for one in results)
     run = run_of(tasks, tasks - failed, failed, sessions=len(sessions), **other)

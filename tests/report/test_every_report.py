@@ -15,7 +15,7 @@ from skep.report import theme
 from skep.report.comparison import comparison_page
 from skep.report.mixed import mixed_page
 from skep.report.quality import quality_page
-from skep.report.swarm import gantt, swarm_page
+from skep.report.swarm import swarm_page
 from skep.report.sweep import sweep_page
 from skep.report.tuning import ladder_picture, tuning_page
 from skep.tuner.records import ConfigFailure, KnobChange
@@ -39,7 +39,7 @@ def made(run, told, rows):
             return [mixed_page([(one, change(GPT)), (other, change(QWEN))])]
         if kind == "swarm":
             story = change(busy_story(simulated=simulated))
-            return [swarm_page(story), gantt(story)]
+            return [swarm_page(story)]
         tuning, stages = sample_tuning(simulated=simulated), sample_stages()
         if change is spoiled:
             tuning = replace(tuning, **dict.fromkeys(("model", "rig", "engine", "id"), HOSTILE))

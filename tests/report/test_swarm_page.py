@@ -9,9 +9,9 @@ from reading import Outline
 from swarm_samples import BEGAN, attempt, busy_story, made_story, result, run_of, session
 
 from skep.report import swarm_gantt
-from skep.report.swarm import gantt, swarm_page
+from skep.report.swarm import swarm_page
 from skep.report.swarm_gantt import gantt_element, working_time
-from skep.swarm.records import AttemptOutcome, SwarmRunState, Why
+from skep.swarm.records import AttemptOutcome, SwarmRunState
 from skep.swarm.summary import SessionSpan
 
 
@@ -38,20 +38,19 @@ def test_a_run_that_nobody_has_begun_has_a_page_without_a_picture():
     story = made_story(run_of(2, 0), [], [], sessions=[session(ended=BEGAN)], now=BEGAN)
     assert gantt_element(story) is None
     Outline(swarm_page(story))
-    assert "no attempt yet" in gantt(story)
 
 
 @pytest.mark.parametrize("tasks", [1, 60, 500])
 def test_the_picture_is_a_document_with_a_bar_for_every_attempt(tasks):
     story = busy_story(tasks, 64)
-    root = ET.fromstring(gantt(story))
-    titles = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}title")]
+    root = ET.fromstring(gantt_element(story))
+    titles = [one.text or "" for one in root.iter("title")]
     assert {one.partition(":")[0] for one in titles if "task-" in one} == {one.task for one in story.attempts}
 
 
 def test_of_very_many_tasks_neighbours_share_a_bar(monkeypatch):
     monkeypatch.setattr(swarm_gantt, "MOST_BARS", 250)
-    picture = gantt(busy_story(500, 2))
+    picture = gantt_element(busy_story(500, 2))
     assert "tasks done:" in picture
     assert len(picture) < 200_000  # 300,000 with a bar for each
 
@@ -62,17 +61,9 @@ def test_each_ending_has_a_shape_of_its_own_and_not_only_a_colour():
     assert len(shapes) == len(AttemptOutcome)
 
 
-@pytest.mark.parametrize(
-    ("why", "words"),
-    [(Why.RETRY, "tried again"), (Why.STRAGGLER, "beside a slow one"), (Why.RESUMED, "after a pause")],
-)
-def test_retries_stragglers_and_resumed_ones_are_marked(why, words):
-    assert words in gantt(one_attempt(why=why, number=2))
-
-
-def test_pauses_downtime_and_the_limit_are_in_the_picture():
-    picture = gantt(busy_story(200, 12))
-    for words in ("between session 1 (stopped) and 2, left out", "connection refused", "dashed: the limit"):
+def test_pauses_downtime_and_retries_are_in_the_picture():
+    picture = gantt_element(busy_story(200, 12))
+    for words in ("between session 1 (stopped) and 2, left out", "connection refused", "attempt 2, retry"):
         assert words in picture
 
 
@@ -85,7 +76,7 @@ def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():
     time = working_time(spans)
     assert time.seconds == 60
     assert time.x(2, 30.0) is None
-    assert time.x(1, 30.0) == time.x(3, 9000.0) == time.x_of_moment(500.0) == 30
+    assert time.x(1, 30.0) == time.x(3, 9000.0) == 30
     assert time.x(3, 9030.0) == 60
 
 
@@ -98,5 +89,5 @@ def test_odd_clocks_do_no_harm():
     """A clock that was set back in the middle of a run: ends before beginnings."""
     odd = [attempt(started=5.0, ended=2.0, first_token_at=BEGAN - 50), attempt("b", 1, -10.0, 3.0, queued_ms=1e9)]
     story = story_of(run_of(2, 2), odd, [result(), result("b", 5, 1)])
-    ET.fromstring(gantt(story))
+    ET.fromstring(gantt_element(story))
     Outline(swarm_page(story))

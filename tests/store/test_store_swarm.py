@@ -71,8 +71,7 @@ def test_run_is_there_with_all_its_tasks(swarm):
     """What went in comes out, in the order of the input, the order of a schema's fields included."""
     schema = {"type": "object", "properties": {"why": {}, "answer": {}}, "additionalProperties": False}
     checker = {"kind": "contains", "all": ["x"]}
-    rich = task("b", max_tokens=7, temperature=0.0, schema=schema, checker=checker, priority="batch",
-                extra={"top_p": 1}, stage=2)  # fmt: skip
+    rich = task("b", max_tokens=7, temperature=0.0, schema=schema, checker=checker, extra={"top_p": 1}, stage=2)
     run_id = begin(swarm, tasks=[task("c"), rich, task("a")])
     assert run_id.startswith("20261115-142233-")
     assert swarm.tasks(run_id) == [task("c"), rich, task("a")]

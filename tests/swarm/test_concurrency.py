@@ -59,16 +59,6 @@ def test_a_model_that_is_not_loaded_is_woken_by_one():
     assert allowed.limit == 8 + backlog_of(8)
 
 
-@pytest.mark.parametrize(
-    ("queued_ms", "took_s", "limit"), [(6000, 7.0, 9), (250, 1.25, 8 + backlog_of(8))], ids=["others", "our own"]
-)
-def test_a_queue_that_others_fill_gets_only_one_of_ours(queued_ms, took_s, limit):
-    allowed = ConcurrencyLimit(EndpointSlots(8, is_gateway=True))
-    for _ in range(20):
-        allowed.answered(queued_ms=queued_ms, took_s=took_s)
-    assert allowed.limit == limit
-
-
 def test_a_refusal_makes_it_fewer_and_time_makes_it_more():
     allowed = ConcurrencyLimit(EndpointSlots(16, is_gateway=True))
     allowed.refused(10.0, 20, None)

@@ -139,36 +139,23 @@ def test_downtime_is_told_from_word_to_word_and_ends_with_its_session(journal):
     assert story.account.wall_s == pytest.approx(30)
 
 
-def test_energy_is_of_the_sessions_that_measured_it(journal):
-    two_at_once(journal)
-    journal.fact("energy", 11, joules=7200.0, seconds=12.0, max_w=700.0, throttled=["thermal"], source="NVML")
-    energy = journal.account().energy
-    assert (energy.energy.joules_per_token, energy.energy.mean_w) == (pytest.approx(72), pytest.approx(600))
-    assert energy.kwh == pytest.approx(0.002)
-
-
-def test_errors_and_replicas_are_counted(journal):
+def test_errors_are_counted(journal):
     journal.begin("a", "b")
     journal.open(0)
-    journal.attempt("a", 0, 2, result=False, outcome=AttemptOutcome.FAILED, error_kind="closed", replica="r0")
-    journal.attempt("a", 3, 5, number=2, why=Why.RETRY, replica="r1", first_token_at=BEGAN + 4, queued_ms=500)
-    journal.attempt("b", 0, 5, agent=1, outcome=AttemptOutcome.REJECTED, error_kind="schema", replica="r1")
+    journal.attempt("a", 0, 2, result=False, outcome=AttemptOutcome.FAILED, error_kind="closed")
+    journal.attempt("a", 3, 5, number=2, why=Why.RETRY, first_token_at=BEGAN + 4)
+    journal.attempt("b", 0, 5, agent=1, outcome=AttemptOutcome.REJECTED, error_kind="schema")
     journal.close(1, 5)
     account = journal.account()
     assert dict(account.errors) == {"closed": 1, "schema": 1}
-    assert [(one.replica, one.tasks, one.failed) for one in account.by_replica] == [("r0", 0, 1), ("r1", 1, 1)]
-    assert account.by_replica[1].task_tok_s == pytest.approx(50)
     assert account.ttft_s.p50 == pytest.approx(1)
-    assert account.queued_share == pytest.approx(0.25)
     assert account.failed == 1
 
 
 def test_the_document_is_plain_json_and_every_key_of_it_is_documented(journal):
     two_at_once(journal)
-    journal.fact("energy", 11, joules=1.0, seconds=1.0)
     document = account_json(journal.account())
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     text = json.dumps(schema_of("swarm show"))
-    nested = [document["energy"], document["by_replica"][0]]
-    for key in {key for one in (document, *nested) for key in one}:
+    for key in document:
         assert f'"{key}"' in text or f"`{key}`" in text, key

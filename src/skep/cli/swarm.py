@@ -1,4 +1,4 @@
-"""The commands of `skep swarm` and their options. `swarm_run`, `swarm_session` and `swarm_tables` carry them out."""
+"""The commands of `skep swarm` and their options. `swarm_run` and `swarm_session` carry them out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from skep.paths import user_paths
 
 RunName = Annotated[str, argument("ID of a run, the start of an ID, or `last`.", metavar="RUN")]
 SWARM_REPORT = OutputFile("swarm.html")
-ReportOption = Annotated[OutputFile | None, option("Also write a report: .html or .svg.", "--report", metavar="FILE")]
 
 
 swarm = group("swarm", "Run many tasks at once on an endpoint. Every result is stored as it arrives.")
@@ -36,7 +35,6 @@ class SwarmOptions(EndpointOptions):
     tries: Annotated[int, option("Attempts per task before it is set aside with its error.", min=1)] = 4
     timeout: Annotated[str, option("Time limit of one attempt.")] = "10m"
     deadline: Annotated[str, option("How long the endpoint may be down before the run gives up.")] = "10m"
-    report: ReportOption = None
     as_json: JsonOption = False
 
     @cached_property
@@ -51,10 +49,10 @@ class TaskRunOptions(SwarmOptions):
     """The options of `skep swarm run`: where the tasks come from, and what those that do not say take."""
 
     PANELS: ClassVar[dict[str, str]] = {
-        "Tasks": "output overwrite failed_of template form schema system max_tokens temperature priority",
+        "Tasks": "output overwrite failed_of template schema system max_tokens temperature",
         "Endpoint": "url model key_env",
-        "Running": "agents tries timeout deadline stragglers dry_run",
-        "Results": "report as_json",
+        "Running": "agents priority tries timeout deadline dry_run",
+        "Results": "as_json",
     }
 
     tasks: Annotated[
@@ -62,24 +60,20 @@ class TaskRunOptions(SwarmOptions):
     ] = None
     output: Annotated[
         str | None,
-        option("Results file, one JSON line per task; `-` is stdout (default: TASKS.results.jsonl).", "-o", "--output"),
+        option("Results file, one JSON line per task; `-`: stdout (default: TASKS.results.jsonl).", "-o", "--output"),
     ] = None
-    overwrite: Annotated[bool, option("Replace the results file and the report if they exist.")] = False
+    overwrite: Annotated[bool, option("Replace the results file if it exists.")] = False
     failed_of: Annotated[str | None, option("Instead of TASKS, rerun the failed tasks of a run.", metavar="RUN")] = None
     template: Annotated[
         str | None, option('Build each prompt from columns or keys of a line: "Summarise {title}: {text}".')
     ] = None
-    form: Annotated[str | None, option("Format of TASKS: jsonl, text or csv (default: by the file name).")] = None
     schema: Annotated[Path | None, option("JSON Schema that every answer must match.", metavar="FILE")] = None
     system: Annotated[str | None, option("System message for tasks that have none.")] = None
     max_tokens: Annotated[int | None, option("Maximum answer length in tokens for tasks that set none.", min=1)] = None
     temperature: Annotated[float | None, option("Sampling temperature for tasks that set none.", min=0, max=2)] = None
     priority: Annotated[
-        str | None, option("interactive, normal or batch, for tasks that set none; only skep's gateway uses it.")
+        str | None, option("Class of all requests: interactive, normal or batch; only skep's gateway uses it.")
     ] = None
-    stragglers: Annotated[
-        bool, option("Resend a task that takes far longer than others (default: yes).", "--stragglers/--no-stragglers")
-    ] = True
     dry_run: Annotated[bool, option("Check the tasks and show what would be sent; send nothing.")] = False
 
 
@@ -92,12 +86,8 @@ def run(options: TaskRunOptions) -> None:
 def resume(
     name: Annotated[str | None, argument("ID of a run, or the start of an ID.", metavar="RUN")] = None,
     last: Annotated[bool, option("Resume the newest unfinished run.")] = False,
-    output: Annotated[
-        Path | None, option("Write all results to this file (default: complete the run's own).", "-o", "--output")
-    ] = None,
     url: Annotated[str | None, option("New URL of the endpoint (default: the run's own).")] = None,
     model: Annotated[str | None, option("New name of the model (default: the run's own).")] = None,
-    report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a run that was stopped or killed. Only tasks without a result are sent."""
@@ -106,15 +96,14 @@ def resume(
 @dataclass(frozen=True, kw_only=True)
 class AskOptions(SwarmOptions):
     PANELS: ClassVar[dict[str, str]] = {
-        "Splitting and merging": "root by_model merge chunk_tokens max_tokens",
+        "Splitting and merging": "by_model merge chunk_tokens max_tokens",
         "Endpoint": "url model key_env",
         "Running": "agents tries timeout deadline dry_run",
-        "Results": "output report as_json",
+        "Results": "output as_json",
     }
 
     goal: Annotated[str, argument("What to find out or do, in plain words.")]
     files: Annotated[tuple[str, ...], argument('Files, folders or patterns to work on, such as "docs/**/*.md".')] = ()
-    root: Annotated[Path, option("Folder of the files; no file outside it is read.")] = Path()
     by_model: Annotated[
         bool,
         option(
@@ -159,7 +148,7 @@ def list_(
 
 @command(swarm, "skep swarm show last", runs="swarm_session.show_run")
 def show(name: RunName = "last", as_json: JsonOption = False) -> None:
-    """Show a run: failures first, then time, tokens, energy and what each replica did."""
+    """Show a run: failures first, then time, tokens and errors."""
 
 
 @command(swarm, "skep swarm trace last task-17", runs="swarm_session.show_trace")
@@ -169,22 +158,14 @@ def trace(
     """Show one task of a run: the request, each attempt and the answer."""
 
 
-@command(swarm, "skep swarm results last --failed", runs="swarm_session.write_results")
-def results(
-    name: RunName = "last",
-    output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
-    failed: Annotated[bool, option("Only tasks that were set aside.")] = False,
-    done: Annotated[bool, option("Only tasks that are done.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+@command(swarm, "skep swarm results last --failed", runs="swarm_session.print_results")
+def results(name: RunName = "last", failed: Annotated[bool, option("Only tasks that were set aside.")] = False) -> None:
     """Print the results of a run, one JSON line per task, in the order of the tasks."""
 
 
 @command(swarm, "skep swarm report last -o swarm.html", runs="swarm_session.write_report")
 def report(
     name: RunName = "last",
-    output: Annotated[
-        OutputFile, option("HTML file to write; .svg writes only the chart.", "-o", "--output")
-    ] = SWARM_REPORT,
+    output: Annotated[OutputFile, option("HTML file to write.", "-o", "--output")] = SWARM_REPORT,
 ) -> None:
-    """Write a self-contained HTML report: figures, chart of all attempts, failures and slowest tasks."""
+    """Write a self-contained HTML report: figures, chart of all attempts, failures."""

@@ -14,17 +14,17 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint
 from skep.cli.options import EndpointOptions, Interrupted, run_measuring
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
-from skep.cli.swarm_session import carry_out_here, end_of, journal
+from skep.cli.swarm_session import carry_out_here, journal
 from skep.errors import EndpointError, UserError
-from skep.files import PAGES, OutputFile, check_place, write_whole
+from skep.files import write_whole
 from skep.paths import user_paths
 from skep.report.swarm import split_lines
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask_merging import answer_of, ask_document, plan_document
 from skep.swarm.ask_split import GoalSplit, check_goal, find_sources, split_goal
-from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, given_fields
-from skep.swarm.results_file import ResultsFile, complete_output
+from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, given_fields
+from skep.swarm.results_file import ResultsFile
 from skep.swarm.store import check_output_free, create_run, failed_tasks, run_to_resume
 from skep.swarm.task_file import read_schema, read_tasks
 from skep.units import one_line, parse_positive_seconds
@@ -39,18 +39,18 @@ def tasks_of(options: TaskRunOptions) -> list[Task]:
         return _failed_tasks(options, options.failed_of, schema)
     if options.tasks is None:
         raise UserError("there are no tasks", hint="name a file of tasks, or `-` for stdin: docs/swarm.md")
-    told = _taken(options, "template form system max_tokens temperature priority")
+    told = _taken(options, "template system max_tokens temperature")
     return read_tasks(options.tasks, schema=schema, **told)
 
 
 def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | None) -> list[Task]:
     """As they were, but for what is asked for otherwise this time."""
-    if beside := [name for name, value in _taken(options, "tasks template form system").items() if value is not None]:
+    if beside := [name for name, value in _taken(options, "tasks template system").items() if value is not None]:
         what = "TASKS" if beside[0] == "tasks" else f"--{beside[0]}"
         raise UserError(f"{what} does not go with --failed-of", hint="those tasks are already stored")
     with journal() as swarm:
         tasks = failed_tasks(swarm, name)
-    wanted = {"schema": schema, **_taken(options, "max_tokens temperature priority")}
+    wanted = {"schema": schema, **_taken(options, "max_tokens temperature")}
     changed = {name: value for name, value in wanted.items() if value is not None}
     return [replace(task, **changed) for task in tasks]
 
@@ -84,10 +84,10 @@ def run_tasks(options: TaskRunOptions) -> int:
     paths, as_json = user_paths(os.environ), options.as_json
     source = None if options.tasks in (None, "-") else Path(str(options.tasks))
     output = output_path(options, source)
-    own = _taken(options, "stragglers priority max_tokens")
+    if options.priority not in (None, "interactive", "normal", "batch"):
+        raise UserError(f"--priority `{options.priority}` is unknown", hint="choose interactive, normal or batch")
+    own = _taken(options, "priority max_tokens")
     order = _order_of(options, **own, output=None if output is None else str(output))
-    if options.report is not None:
-        options.report.checked(suffixes=PAGES)
     key = options.key()
     if as_json and output is None and not options.dry_run:
         raise UserError("--json and the results would both go to stdout", hint="name a file for the results with -o")
@@ -106,59 +106,25 @@ def run_tasks(options: TaskRunOptions) -> int:
     if output is not None:
         with closing(ResultsFile(output, run_id)) as file:
             file.clear()  # --overwrite: the old lines go when the new run is in the journal, not before
-    return carry_out_here(run_id, key=key, report=options.report, as_json=as_json, echo=output is None)
+    return carry_out_here(run_id, key=key, as_json=as_json)
 
 
-def resume_run(
-    name: str | None,
-    *,
-    last: bool,
-    output: Path | None,
-    url: str | None,
-    model: str | None,
-    report: OutputFile | None,
-    as_json: bool,
-) -> int:
-    """`output`: another results file than the run's own. `url`, `model`: of an endpoint that has moved."""
+def resume_run(name: str | None, *, last: bool, url: str | None, model: str | None, as_json: bool) -> int:
+    """`url`, `model`: of an endpoint that has moved. A run that has ended sends nothing; its file is made whole."""
     run = run_to_resume(user_paths(os.environ), name, last=last)
-    if report is not None:
-        report.checked(run.id, suffixes=PAGES)
-    file = _results_file(run, output)
-    ended = run.counts.done + run.counts.failed
-    if last:
-        left = f"{run.counts.left} of {run.counts.total} tasks left"
-        results = f", results in {file}" if file is not None else ""
-        note(f"--last is {run.id} of {day_and_time(run.created_at)}, {run.name}: {left}{results}")
-    shown = as_json and run.kind == "map"  # of an `ask`, the answer is what is printed
+    counts, file = run.counts, run.config.get("output")
     if run.state is SwarmRunState.DONE:
-        note(f"{run.id} has ended already: {run.counts.done} tasks done, {run.counts.failed} set aside")
-        with journal() as swarm:
-            if file is not None and (added := complete_output(swarm, run.id, file)):
-                note(f"{added} missing lines were written to {file}")
-        end_of(run.id, output=file, report=report, as_json=shown)
-        code = int(run.counts.failed > 0)
+        note(f"{run.id} has ended already: {counts.done} tasks done, {counts.failed} set aside")
     else:
-        target = EndpointOptions(url=url or run.url, model=model, key_env=run.config.get("key_env"))
-        key = target.key()
-        if not last:
-            note(f"{run.id}: {ended} of {run.counts.total} tasks already have their result")
-        echo = file is None and run.kind == "map"
-        code = carry_out_here(run.id, target=target, key=key, output=file, report=report, as_json=shown, echo=echo)
+        results = f", results in {file}" if file is not None else ""
+        left = f"{counts.left} of {counts.total} tasks left"
+        note(f"{run.id} of {day_and_time(run.created_at)}, {run.name}: {left}{results}")
+    target = EndpointOptions(url=url or run.url, model=model, key_env=run.config.get("key_env"))
+    key = target.key() if counts.left else None
+    code = carry_out_here(run.id, target=target, key=key, as_json=as_json and run.kind == "map")
     if run.kind == "ask":
         give_answer(run.id, as_json=as_json)
     return code
-
-
-def _results_file(run: SwarmRun, wanted: Path | None) -> Path | None:
-    """None: stdout, or the answer of an `ask`, which has a place of its own."""
-    if wanted is None:
-        return None if (own := run.config.get("output")) is None else Path(own)
-    if run.kind == "ask":
-        raise UserError(f"-o does not go with `{run.id}`: its answer goes where `skep swarm ask` was to write it")
-    if str(wanted) == "-":
-        raise UserError("resume writes results to a file", hint=f"`skep swarm results {run.id}` prints them")
-    check_place(wanted)
-    return wanted.absolute()
 
 
 async def _found(options: SwarmOptions) -> tuple[Endpoint | None, str | None]:
@@ -197,13 +163,11 @@ def _show_dry(
 def run_ask(options: AskOptions) -> int:
     """Everything that can be wrong is found before the first task is sent."""
     goal, order = options.goal.strip(), _order_of(options)
-    if options.report is not None:
-        options.report.checked(suffixes=PAGES)
     if options.output is not None:
         options.output.checked()
     check_goal(goal, options.files)
     key = options.key()
-    sources = find_sources(options.root, options.files)
+    sources = find_sources(Path(), options.files)
     note(*(f"left out: {name} ({why})" for name, why in sources.left_out[:5]))
     if len(sources.left_out) > 5:
         note(f"left out: {len(sources.left_out) - 5} more files")
@@ -230,7 +194,7 @@ def run_ask(options: AskOptions) -> int:
     name = one_line(goal, LONGEST_NAME)
     with open_store(user_paths(os.environ).store) as store:
         run_id = create_run(store, tasks, order, url=options.address, model=model, kind="ask", name=name)
-    code = carry_out_here(run_id, key=key, report=options.report)
+    code = carry_out_here(run_id, key=key)
     give_answer(run_id, as_json=options.as_json)
     return code
 

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
 from skep.cli.options import EndpointOptions, Interrupted, existing, run_measuring
-from skep.errors import SkepError, UserError
-from skep.files import PAGES, OutputFile
+from skep.errors import SkepError
+from skep.files import OutputFile
 from skep.paths import user_paths
 from skep.report.columns import documents
 from skep.report.liveview import cleaned, progress_view
 from skep.report.swarm import (
     ATTEMPTS,
     FAILURES,
-    REPLICAS,
     RUNS,
     SHOWN_FAILURES,
     end_lines,
     frame,
-    gantt,
-    named_replicas,
     print_capitals,
     result_lines,
     run_lines,
@@ -39,7 +33,7 @@ from skep.report.swarm import (
 from skep.report.terminal import note, print_json, print_list
 from skep.swarm.progress import SwarmProgress, SwarmProgressLines
 from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, given_fields
-from skep.swarm.results_file import ResultsPrinter, result_line
+from skep.swarm.results_file import result_line
 from skep.swarm.runner import carry_out
 from skep.swarm.store import MAKES_ONE, NONE_YET, SwarmStore, as_it_stands, cancel, stored_runs
 from skep.swarm.summary import account_json, run_json, story_of
@@ -75,9 +69,6 @@ def show_run(name: str, *, as_json: bool) -> None:
         print()  # noqa: T201
     for title, text in run_lines(story):
         print(f"{title:<11}  {text}")  # noqa: T201
-    if replicas := named_replicas(story.account):
-        print()  # noqa: T201
-        print_capitals(REPLICAS, replicas)
     if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED):
         note(f"`skep swarm resume {run.id}` continues it")
     elif failures:
@@ -118,46 +109,29 @@ def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
         print_json(run_json(ended))
 
 
-def write_results(name: str, output: OutputFile | None, *, failed: bool, done: bool, as_json: bool) -> None:
-    if failed and done:
-        raise UserError("--failed and --done exclude each other", hint="leave both out for all results")
-    if output is not None:
-        output.checked()
-    ending = TaskEnding.FAILED if failed else TaskEnding.DONE if done else None
+def print_results(name: str, *, failed: bool) -> None:
     with journal() as swarm:
         run = swarm.run(name)
         tasks = {task.id: task for task in swarm.tasks(run.id)}
-        lines = [result_line(tasks[one.task], one) for one in swarm.results(run.id, ending=ending)]
-    if as_json:
-        text = json.dumps([json.loads(line) for line in lines], ensure_ascii=False, indent=2) + "\n"
-    else:
-        text = "".join(f"{line}\n" for line in lines)
-    if output is None:
-        print(text, end="")  # noqa: T201
-    else:
-        output.write(text)
-        note(f"{len(lines)} results of {run.id} ({run.state.value}) written to {output}")
+        for one in swarm.results(run.id, ending=TaskEnding.FAILED if failed else None):
+            print(result_line(tasks[one.task], one))  # noqa: T201
 
 
 def write_report(name: str, output: OutputFile) -> None:
     with journal() as swarm:
         run = swarm.run(name)
-        output = output.checked(run.id, suffixes=PAGES)
+        output = output.checked(run.id)
         story = story_of(swarm, run, now=time.time())
-    output.write(gantt(story) if output.suffix == ".svg" else swarm_page(story), run.id)
+    output.write(swarm_page(story), run.id)
     note(f"{run.id} ({run.state.value}) written to {output}")
 
 
-def live_view(
-    title: str, deadline_s: float | None = None, *, plain: bool = False
-) -> AbstractContextManager[Callable[[SwarmProgress], None]]:
-    """Show what it is told. `plain`: lines in any case."""
-    return progress_view(
-        _line_writer(deadline_s), lambda progress, page: frame(progress, page, title, deadline_s), plain=plain
-    )
+def live_view(title: str, deadline_s: float) -> AbstractContextManager[Callable[[SwarmProgress], None]]:
+    """Show what it is told."""
+    return progress_view(_line_writer(deadline_s), lambda progress, page: frame(progress, page, title, deadline_s))
 
 
-def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:
+def _line_writer(deadline_s: float) -> Callable[[SwarmProgress], None]:
     ticker = SwarmProgressLines(deadline_s)
 
     def take(progress: SwarmProgress) -> None:
@@ -169,37 +143,21 @@ def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:
 
 
 def carry_out_here(
-    run_id: str,
-    *,
-    key: str | None,
-    target: EndpointOptions | None = None,
-    output: Path | None = None,
-    report: OutputFile | None = None,
-    as_json: bool = False,
-    echo: bool = False,
+    run_id: str, *, key: str | None, target: EndpointOptions | None = None, as_json: bool = False
 ) -> int:
-    """0 when every task is done, 1 where some were set aside. `echo`: print each result line.
-
-    `target`, `output`: of a run that is resumed, where it goes on and where its results go.
-    """
+    """0 when every task is done, 1 where some were set aside. `target`: of a run that is resumed, where it goes on."""
     with journal() as swarm:
         run = swarm.run(run_id)
         after_cancel = None if target is None else swarm.newest_cancel(run_id)
-        printer = ResultsPrinter(swarm.tasks(run_id) if echo else ())
-    deadline_s = run.options.deadline_s
-    tasks = "1 task" if run.counts.left == 1 else f"{run.counts.left} tasks"
+    deadline_s, left = run.options.deadline_s, run.counts.left
     url, model = (run.url, run.model) if target is None else (target.address, target.model)
-    note(f"{run.id}: {tasks} for {url}; Ctrl-C stops it, and its results are kept")
-    plain = echo and sys.stdout.isatty()  # the lines would run through the picture
+    if left:
+        note(f"{run.id}: {left} task{'' if left == 1 else 's'} for {url}; Ctrl-C stops it, and its results are kept")
+    here = partial(carry_out, user_paths(os.environ), run_id, url=url, model=model, after_cancel=after_cancel, key=key)
     try:
-        with printer, live_view(f"{run.id}  {run.name}  {url}", deadline_s, plain=plain) as watch:
-            here = partial(carry_out, user_paths(os.environ), run_id, url=url, model=model, output=output)
-            carried = partial(here, after_cancel=after_cancel, key=key, watch=watch, on_result=printer.take)
-            state = run_measuring(lambda: printer.followed(carried))
+        with live_view(f"{run.id}  {run.name}  {url}", deadline_s) as watch:
+            state = run_measuring(lambda: here(watch=watch))
     except Interrupted:
-        if printer.gone is not None:  # what went wrong with stdout is the word that counts
-            note(f"nobody reads the results any more; `skep swarm resume {run_id}` sends the rest")
-            raise printer.gone from None
         raise _stopped(run_id) from None
     except SkepError as error:
         if "skep swarm" not in (error.hint or ""):
@@ -207,20 +165,20 @@ def carry_out_here(
         raise
     if state is not SwarmRunState.DONE and _read(run_id).counts.left:
         raise _stopped(run_id)
-    return end_of(run_id, output=output, report=report, as_json=as_json)
+    return _end(run_id, as_json=as_json)
 
 
-def end_of(run_id: str, *, output: Path | None, report: OutputFile | None, as_json: bool) -> int:
-    """Return what is said of a run that has ended. `output`: where its results are; None: where the run was told."""
+def _end(run_id: str, *, as_json: bool) -> int:
+    """Tell what came of a run. Without a results file, the results are printed."""
     with journal() as swarm:
         run = swarm.run(run_id)
         account = story_of(swarm, run, now=time.time()).account
-    file = run.config.get("output") if output is None else str(output)
+    file = run.config.get("output")
     note(*end_lines(account, file))
     if as_json:
         print_json({**account_json(account), "output": file})
-    if report is not None:
-        write_report(run_id, report)
+    elif file is None and run.kind == "map":
+        print_results(run_id, failed=False)
     return 1 if run.counts.failed else 0
 
 

@@ -8,32 +8,27 @@ from functools import partial
 from markupsafe import Markup
 from msgspec.structs import replace
 
-from skep.report.columns import Column, Record, as_count, as_percent, at, padded, print_records
+from skep.report.columns import Column, Record, as_count, padded, print_records
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned
-from skep.report.swarm_gantt import MOST_BARS, gantt, gantt_element
+from skep.report.swarm_gantt import MOST_BARS, gantt_element
 from skep.report.terminal import day_and_time
 from skep.stats.percentiles import Percentiles
 from skep.swarm.ask_split import GoalSplit
 from skep.swarm.progress import Lane, SwarmProgress, down_words
 from skep.swarm.records import (
     Attempt,
-    AttemptOutcome,
     SwarmRun,
     SwarmRunState,
     Task,
-    TaskEnding,
     TaskResult,
     given_fields,
 )
-from skep.swarm.summary import Account, ReplicaRow, SwarmStory, task_seconds
+from skep.swarm.summary import Account, SwarmStory
 from skep.units import fact_list, format_seconds, milliseconds, number, one_line, printable, public_name, seconds
 
-__all__ = ["gantt", "swarm_page"]
-
 ROWS_SHOWN = 30
-_MOST_FAILURES, _MOST_SLOW = 200, 15
+_MOST_FAILURES = 200
 short = partial(one_line, longest=160)
-_SLOW_FROM = 5  # tasks: with fewer, the picture says it all
 
 
 def _remark(run: SwarmRun) -> str:
@@ -70,16 +65,6 @@ FAILURES: Sequence[Column[TaskResult]] = (
     Column("message", "error", lambda one: one.error, short, right=False, style="wide"),
 )
 _LAST_ANSWER = Column[TaskResult]("answer", "last answer", lambda one: one.answer, short, right=False, style="note")
-REPLICAS: Sequence[Column[ReplicaRow]] = (
-    Column("replica", "replica", lambda one: one.replica or "unknown", partial(one_line, longest=80), right=False),
-    Column("tasks", "tasks", lambda one: one.tasks, as_count),
-    Column("attempts", "attempts", lambda one: one.attempts, as_count),
-    Column("failed", "failed", lambda one: one.failed, as_count),
-    Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
-    Column("ttft_p50_s", "TTFT p50", at("ttft_s.p50"), seconds),
-    Column("ttft_p95_s", "TTFT p95", at("ttft_s.p95"), seconds, rank=1),
-    Column("task_tok_s", "tok/s each", lambda one: one.task_tok_s, number),
-)
 ATTEMPTS: Sequence[Column[Attempt]] = (
     Column("number", "attempt", lambda one: one.number),
     Column("why", "why", lambda one: one.why.value, rank=1, right=False),
@@ -106,7 +91,7 @@ def figures(story: SwarmStory) -> list[tuple[str, Figures]]:
         ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors)),
         ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else ""),
     ]
-    groups = (("Work", work), ("Time", _time(account)), ("Tokens", _tokens(account)), ("Energy", _energy(account)))
+    groups = (("Work", work), ("Time", _time(account)), ("Tokens", _tokens(account)))
     known = [(title, [(name, told) for name, told in group if told]) for title, group in groups]
     return [(title, group) for title, group in known if group]
 
@@ -114,17 +99,14 @@ def figures(story: SwarmStory) -> list[tuple[str, Figures]]:
 def _time(account: Account) -> Figures:
     if account.wall_s is None:
         return []
-    wall, task, agents = [seconds(account.wall_s)], "", ""
+    wall, task = [seconds(account.wall_s)], ""
     if account.sessions > 1:
         wall.append(f"in {account.sessions} sessions, {seconds(account.paused_s)} between them not counted")
     if account.down_s:
         wall.append(f"endpoint down for {seconds(account.down_s)}")
     if account.task_s is not None:
         task = f"{_middle(account.task_s)}, longest {seconds(account.task_max_s)}"
-    if account.agents_mean is not None:
-        agents = _at_once(account)
-        if account.queued_share is not None:
-            agents += f", {as_percent(account.queued_share)} of their time in the queue"
+    agents = "" if account.agents_mean is None else _at_once(account)
     first = _middle(account.ttft_s) if account.ttft_s else ""
     return [("wall time", ", ".join(wall)), ("a task", task), ("first token", first), ("agents", agents)]
 
@@ -145,18 +127,6 @@ def _tokens(account: Account) -> Figures:
     unknown = f"; {account.tokens_unknown} tasks without a token count" if account.tokens_unknown else ""
     speed = "" if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"
     return [("tokens", f"{read}{account.output_tokens:,} output{wasted}{unknown}"), ("effective", speed)]
-
-
-def _energy(account: Account) -> Figures:
-    if account.energy is None:
-        return []
-    energy = account.energy.energy
-    each = "" if energy.joules_per_token is None else f", {energy.joules_per_token:.2f} J per token"
-    throttled = f", throttled: {', '.join(energy.throttled)}" if energy.throttled else ""
-    return [
-        ("energy", f"{account.energy.kwh:.4f} kWh{each} ({energy.source})"),
-        ("power", f"{as_count(energy.mean_w)} W on average, {as_count(energy.max_w)} W at most{throttled}"),
-    ]
 
 
 def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
@@ -288,27 +258,11 @@ def swarm_main(story: SwarmStory) -> Markup:
         at_once=_at_once(account),
         drawn=gantt_element(story),
         most_bars=MOST_BARS,
-        columns={"failures": (*FAILURES, _LAST_ANSWER), "replicas": REPLICAS},
+        failures=(*FAILURES, _LAST_ANSWER),
+        most=_MOST_FAILURES,
         one_line=one_line,
-        first_token_s=_first_token_s,
-        most={"failures": _MOST_FAILURES},
         groups=[*figures(story), ("Asked for", [("run", run.id), *fact_list(shown)])],  # a page is made to be passed on
-        slow=_slowest(story),
-        replicas=named_replicas(account),
     )  # fmt: skip
-
-
-def _slowest(story: SwarmStory) -> list[tuple[float, TaskResult, Attempt | None]]:
-    """By the time from the first attempt's start to the result, pauses between sessions left out."""
-    counted = {one.task: one for one in story.attempts if one.outcome is AttemptOutcome.DONE}
-    done = [one for one in story.results if one.ending is TaskEnding.DONE]
-    timed = [(task_seconds(one, story.spans), one, counted.get(one.task)) for one in done]
-    return sorted(timed, key=lambda one: one[0], reverse=True)[:_MOST_SLOW] if len(done) >= _SLOW_FROM else []
-
-
-def named_replicas(account: Account) -> Sequence[ReplicaRow]:
-    """None where the endpoint did not say who answered."""
-    return account.by_replica if any(one.replica for one in account.by_replica) else ()
 
 
 SHOWN_FAILURES, NEWS_SHOWN = 20, 3

@@ -1,17 +1,16 @@
-"""A run as a picture: a lane for each agent, a bar for each attempt, and how many were allowed at once above them."""
+"""A run as a picture: a lane for each agent, a bar for each attempt, and above them how many were at work."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 from markupsafe import Markup
 
-from skep.report.charts import Spec, drawing, headed
-from skep.report.svg import picture, standalone
-from skep.swarm.records import Attempt, AttemptOutcome, Why
+from skep.report.charts import Spec, drawing
+from skep.report.svg import picture
+from skep.swarm.records import Attempt, AttemptOutcome
 from skep.swarm.summary import SessionSpan, SwarmStory
 from skep.units import number, printable, seconds, shortened
 
@@ -19,11 +18,6 @@ MOST_BARS = 3000  # attempts that get a bar of their own; of more, neighbours ar
 _WIDE_PX = 1006
 _LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
 _TOGETHER_PX = 10.0
-WHY_WORDS = {
-    Why.RETRY: "tried again",
-    Why.STRAGGLER: "second attempt beside a slow one",
-    Why.RESUMED: "repeated after a pause",
-}
 OUTCOME_WORDS = {
     AttemptOutcome.DONE: "done",
     AttemptOutcome.FAILED: "failed",
@@ -33,7 +27,6 @@ OUTCOME_WORDS = {
 }
 _QUEUED, _WAITING, _STREAMING = "in the gateway's queue", "waiting for the first token", "streaming the answer"
 _PARTS = (_QUEUED, _WAITING, _STREAMING, *(words for words in OUTCOME_WORDS.values() if words != "done"))
-_SIGNS = ("failed", "answer rejected", *WHY_WORDS.values())  # an outcome at the end of a bar, a reason at its start
 
 
 class WorkingTime(msgspec.Struct, frozen=True):
@@ -53,26 +46,11 @@ class WorkingTime(msgspec.Struct, frozen=True):
         span = next((one for one in self.spans if one.session == session), None)
         return None if span is None else self.begin(span) + min(max(at - span.started_at, 0.0), span.seconds)
 
-    def x_of_moment(self, at: float) -> float:
-        """Of a moment of whatever session; one in a pause lies at its edge."""
-        place = bisect_right([one.started_at for one in self.spans], at) - 1
-        return self.x(self.spans[max(place, 0)].session, at) or 0.0
-
 
 def working_time(spans: Sequence[SessionSpan]) -> WorkingTime | None:
     """None where nothing lasted: there is nothing to draw."""
     lasting = tuple(span for span in spans if span.seconds > 0)
     return WorkingTime(lasting) if lasting else None
-
-
-def gantt(story: SwarmStory) -> str:
-    """Return an SVG document of its own, with its own background, readable on a page of any colour."""
-    account = story.account
-    marks = ["SIMULATED"] if account.simulated else []
-    marks += [f"{account.left} OF {account.tasks} TASKS LEFT"] if account.left else []
-    title = headed(account.name or account.run, marks, *filter(None, (account.model, f"run {account.run}")))
-    spec = gantt_spec(story) or {"data": {"values": [{}]}, "mark": {"type": "text", "text": "no attempt yet"}}
-    return standalone({**spec, "title": title, "padding": 18}, picture_words(story))
 
 
 def gantt_element(story: SwarmStory) -> Markup | None:
@@ -100,14 +78,12 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
     many = len(story.attempts) > MOST_BARS
     groups = [group for own in lanes.values() for group in _groups(own, time.seconds / _WIDE_PX, many=many)]
     bars = [row for group in groups for row in _bars(group, time)]
-    signs = [row for group in groups for row in _signs(group[0], time)]
-    counted, allowed, pauses = _counted(story, time), _allowed(story, time), _pauses(time)
+    counted, pauses = _counted(story, time), _pauses(time)
     each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
     unit, step = ("hours", 3600) if time.seconds > 10_800 else ("minutes", 60) if time.seconds > 600 else ("seconds", 1)
-    data = {"bars": bars, "signs": signs, "counted": counted, "allowed": allowed, "downs": _downs(story, time),
+    data = {"bars": bars, "counted": counted, "downs": _downs(story, time),
             "pauses": pauses, "named_pauses": pauses if len(pauses) < 8 else []}  # fmt: skip
-    whys = [name for name in WHY_WORDS.values() if any(row["sign"] == name for row in signs)]
-    spec = drawing(
+    return drawing(
         "gantt",
         data,
         width=_WIDE_PX,
@@ -116,21 +92,15 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
         step=step,
         least_step=step if step > 1 else 0,
         unit=f"{unit} of work",
-        title="agents at once" + ("; dashed: the limit" if allowed else ""),
-        most=max([row["many"] for row in (*counted, *allowed)] + [1]),
+        most=max([row["many"] for row in counted] + [1]),
         parts=[name for name in _PARTS if any(row["part"] == name for row in bars)],
-        sign_size=each * 4,
-        whys=whys,
     )
-    if signs and not whys:  # in a browser, a legend without an entry has no bounds
-        spec["vconcat"][1]["layer"][-1]["encoding"]["shape"]["legend"] = None
-    return spec
 
 
 def _downs(story: SwarmStory, time: WorkingTime) -> list[Spec]:
     rows = []
     for one in story.downs:
-        left, right = time.x_of_moment(one.started_at), time.x_of_moment(one.ended_at)
+        left, right = (time.x(one.session, at) or 0.0 for at in (one.started_at, one.ended_at))
         tip = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
         tip += f": {shortened(one.why, 140)}" if one.why else ""
         rows.append({"x": left, "x2": max(right, left + 2 * time.seconds / _WIDE_PX), "tip": printable(tip)})
@@ -155,17 +125,6 @@ def _counted(story: SwarmStory, time: WorkingTime) -> list[Spec]:
         steps = attempts_in_flight(story.attempts, span.session, time.seconds / _WIDE_PX)
         ends = [(time.x(span.session, at), many) for at, many in steps] + [(time.begin(span) + span.seconds, 0)]
         rows += [{"x": at, "many": many, "session": span.session} for at, many in ends]
-    return rows
-
-
-def _allowed(story: SwarmStory, time: WorkingTime) -> list[Spec]:
-    """Return how many were allowed, step by step, to the end of each session."""
-    rows = []
-    for span in time.spans:
-        limits = [(time.x(one.session, one.at), one) for one in story.limits if one.session == span.session]
-        for at, one in [*limits, *((time.begin(span) + span.seconds, one) for _, one in limits[-1:])]:
-            tip = printable(f"{one.limit} allowed" + (f": {shortened(one.why, 140)}" if one.why else ""))
-            rows.append({"x": at, "many": one.limit, "session": span.session, "tip": tip})
     return rows
 
 
@@ -206,12 +165,6 @@ def _bars(group: Sequence[Attempt], time: WorkingTime) -> Iterator[Spec]:
             yield {"agent": first.agent, "x": x, "x2": x2, "part": part, "tip": tip}
 
 
-def _signs(one: Attempt, time: WorkingTime) -> Iterator[Spec]:
-    for sign, at in ((WHY_WORDS.get(one.why), one.started_at), (OUTCOME_WORDS[one.outcome], one.ended_at)):
-        if sign in _SIGNS and (x := time.x(one.session, at)) is not None:
-            yield {"agent": one.agent, "x": x, "sign": sign}
-
-
 def attempts_in_flight(attempts: Sequence[Attempt], session: int, least_s: float) -> list[tuple[float, int]]:
     """Return how many were under way: (moment, so many from there on), one for every `least_s` at most."""
     edges = [(one.started_at, 1) for one in attempts if one.session == session]
@@ -231,8 +184,8 @@ def attempt_words(attempt: Attempt) -> str:
     """Return what one reads when the pointer rests on it."""
     lasted = max(0.0, attempt.ended_at - attempt.started_at)
     parts = [f"{shortened(attempt.task, 60)}: {OUTCOME_WORDS[attempt.outcome]} after {seconds(lasted)}"]
-    if attempt.why in WHY_WORDS:
-        parts.append(f"attempt {attempt.number}, {WHY_WORDS[attempt.why]}")
+    if attempt.number > 1:
+        parts.append(f"attempt {attempt.number}, {attempt.why.value}")
     if attempt.queued_ms:
         parts.append(f"queued {seconds(attempt.queued_ms / 1000)}")
     if attempt.first_token_at is not None:

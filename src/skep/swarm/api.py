@@ -142,7 +142,7 @@ class Options(TypedDict, total=False):
     system: str | None  # the system prompt, of tasks that have none
     temperature: float | None
     priority: str | None  # of skep's gateway: interactive, normal, batch
-    journal: str | os.PathLike[str] | Literal[False] | None  # a folder of its own; False: none is kept
+    journal: bool  # False: none is kept
     resume: str | None  # a run's id or `last`: what has a result there is not done again
     name: str  # by which `skep swarm list` shows it
     watch: Callable[[SwarmProgress], None]  # hears how the run stands, a few times a second
@@ -194,7 +194,7 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
         return None
     defaults: TaskDefaults = {"system": options.get("system"), "temperature": options.get("temperature")}
     tasks = await make_tasks(prompt, given, form.schema, defaults)
-    with _places(options.get("journal"), options.get("resume")) as paths:
+    with _places(options) as paths:
         run_id, url, after_cancel = _begun(paths, tasks, order, options)
         try:
             state = await carry_out(
@@ -209,7 +209,7 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
                 watch=options.get("watch") or (lambda _: None),
             )
         except BaseException as error:
-            if options.get("journal") is not False:
+            if options.get("journal", True):
                 error.add_note(f'what is done is kept: resume="{run_id}" goes on with it')
             raise
         with open_store(paths.store, read_only=True) as store:
@@ -262,22 +262,16 @@ def _order(options: Options) -> SwarmRunOptions:
 
 
 @contextmanager
-def _places(journal: str | os.PathLike[str] | Literal[False] | None, resume: str | None) -> Iterator[Paths]:
-    """The user's own; a folder's; or one that is gone afterwards."""
+def _places(options: Options) -> Iterator[Paths]:
+    """The user's own; without a journal, some that are gone afterwards."""
     paths = user_paths(os.environ)
-    if journal is None:
+    if options.get("journal", True):
         yield paths
-    elif journal is False:
-        if resume is not None:
-            raise UserError("there is nothing to resume without a journal")
+    elif options.get("resume") is not None:
+        raise UserError("there is nothing to resume without a journal")
+    else:
         with tempfile.TemporaryDirectory(prefix="skep-swarm-") as made:
             yield replace(paths, data=Path(made), state=Path(made))
-    else:
-        folder = Path(journal).absolute()
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"`{journal}` is a file; a journal is a folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        yield replace(paths, data=folder, state=folder)
 
 
 __all__ = ["Failure", "Options", "Run", "SwarmError", "map", "map_sync", "run", "run_sync"]

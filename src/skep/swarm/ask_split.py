@@ -120,8 +120,6 @@ def check_goal(goal: str, files: Sequence[str]) -> None:
 def find_sources(root: Path, patterns: Sequence[str]) -> Sources:
     """Read all files that a pattern names. `**` is any depth of folders; a folder's name stands for all in it."""
     root = root.resolve()
-    if not root.is_dir():
-        raise UserError(f"--root `{root}` is not a folder", hint="name the folder that the files are in")
     names = sorted({name for pattern in patterns for name in _names(root, pattern)})
     if len(names) > MOST_FILES:
         raise UserError(f"the patterns name {len(names):,} files, more than {MOST_FILES:,}", hint="name fewer")
@@ -135,7 +133,7 @@ def find_sources(root: Path, patterns: Sequence[str]) -> Sources:
     if not texts:
         shown = ", ".join(f"`{pattern}`" for pattern in patterns)
         why = f": {left_out[0][0]} is {left_out[0][1]}" if left_out else ""
-        hint = 'patterns are relative to --root: "src/**/*.py", in quotes'
+        hint = 'patterns are relative to this folder: "src/**/*.py", in quotes'
         raise UserError(f"{shown} matches no text file under {root}{why}", hint=hint)
     return Sources(texts, tuple(left_out))
 
@@ -162,7 +160,7 @@ def _names(root: Path, pattern: str) -> Iterable[str]:
     """Yield what a pattern names, relative to the root: hidden files only where it names such, packages never."""
     wanted = PurePosixPath(os.path.relpath(pattern, root) if pattern.startswith("/") else pattern)
     if ".." in wanted.parts:
-        raise UserError(f"`{pattern}` leads out of {root}", hint="choose another --root")
+        raise UserError(f"`{pattern}` leads out of {root}", hint="start skep in the folder that the files are in")
     if (root / wanted).is_dir():
         wanted = wanted / "**" / "*"
     hidden = any(part.startswith(".") for part in wanted.parts)

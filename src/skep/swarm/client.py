@@ -155,7 +155,7 @@ class CountingReader(StreamReader):
 class ChatWorker:
     """One streamed request an attempt; after a rejected answer, with that answer and what was wrong with it.
 
-    The second attempt at a task goes to another replica if there is one: it names a session of its own.
+    A further attempt at a task goes to another replica if there is one: it names a session of its own.
     """
 
     def __init__(self, line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> None:
@@ -163,7 +163,6 @@ class ChatWorker:
         self._checking = checking
         self._order = order
         self._rejected: dict[str, str] = {}  # by task
-        self._takes_formats: bool | None = None  # None: nobody knows yet
         self._forms_not_taken: set[str] = set()  # schemas that this engine cannot hold an answer to
 
     async def attempt(self, task: Task, number: int, complaint: str | None, lease: int = 0) -> AttemptResult:
@@ -201,21 +200,18 @@ class ChatWorker:
             self._line.ask,
             messages,
             lease=lease,
-            priority=task.priority or self._order.priority,
+            priority=self._order.priority,
             session=f"{task.id}/{number}" if number > 1 else None,
         )
         form = None if task.schema is None else json.dumps(task.schema)
-        if form is None or "response_format" in fields or self._takes_formats is False or form in self._forms_not_taken:
+        if form is None or "response_format" in fields or form in self._forms_not_taken:
             return await send(fields=fields)
         held = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(task.schema or {})}}
         reply = await send(fields={**fields, "response_format": held})
-        if reply.error_kind is None:
-            self._takes_formats = True
-        elif reply.status in _NOT_TAKEN:
+        if reply.error_kind is not None and reply.status in _NOT_TAKEN:
             plain = await send(fields=fields)
             if plain.error_kind is None:
                 self._forms_not_taken.add(form)
-                self._takes_formats = self._takes_formats or False
                 return plain
         return reply
 

@@ -8,9 +8,7 @@ doubling is halved, and then a level is held. A step up is tried now and then, a
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum
-from statistics import median
 
 import msgspec
 
@@ -146,9 +144,6 @@ EPISODE_S = 1.0  # refusals so close together have one cause
 RECOVER_S = 0.5
 LONGEST_RECOVER_S = 30.0
 GROWTH = 1.25
-REMEMBERED = 20  # answers
-CROWDED = 3.0  # times as long in the queue as our own backlog explains
-CROWDED_S = 0.25
 
 
 class EndpointSlots(msgspec.Struct, frozen=True):
@@ -170,7 +165,6 @@ class ConcurrencyLimit:
         self._cut_at = self._raised_at = float("-inf")
         self._recover_s = RECOVER_S
         self._hold_until = float("-inf")
-        self._answers: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # seconds in the queue, seconds at work
 
     @property
     def limit(self) -> int:
@@ -188,10 +182,9 @@ class ConcurrencyLimit:
             return "fewer for a while: the endpoint refused some"
         if self._search is not None:
             return self._search.phase.value
-        slots = self._told.slots or 0
-        if slots == 0:
+        if not self._told.slots:
             return "the model is not loaded yet"
-        return f"{slots} slots and {self._backlog()} in the queue"
+        return f"{self._told.slots} slots and {backlog_of(self._told.slots)} in the queue"
 
     def may_start(self, now: float, in_flight: int) -> int:
         """Return how many attempts may be under way now."""
@@ -204,12 +197,6 @@ class ConcurrencyLimit:
         elif self._search is None or (told.slots is not None and told.slots != self._told.slots):
             self._search = self._new_search(told)
         self._told = told
-
-    def answered(self, *, queued_ms: float | None, took_s: float) -> None:
-        """A whole answer came."""
-        if queued_ms is not None:
-            queued_s = queued_ms / 1000
-            self._answers.append((queued_s, max(0.0, took_s - queued_s)))
 
     def refused(self, now: float, in_flight: int, retry_after_s: float | None) -> None:
         """429 or 503. `in_flight`: with the one refused."""
@@ -242,18 +229,10 @@ class ConcurrencyLimit:
             self._ceiling = None
 
     def _wanted(self) -> int:
-        return (self._told.slots or 0) + self._backlog() if self._search is None else self._search.level
-
-    def _backlog(self) -> int:
+        if self._search is not None:
+            return self._search.level
         slots = self._told.slots or 0
-        if slots == 0:
-            return 1
-        usual = backlog_of(slots)
-        if len(self._answers) < self._answers.maxlen:  # type: ignore[operator]
-            return usual
-        queued, at_work = (median(part) for part in zip(*self._answers, strict=True))
-        ours = (usual / slots) * at_work
-        return 1 if queued > CROWDED * ours + CROWDED_S else usual
+        return slots + backlog_of(slots) if slots else 1  # one wakes a model that is not loaded
 
     def _new_search(self, told: EndpointSlots) -> ConcurrencySearch:
         hint = None if told.slots is None else told.slots + backlog_of(told.slots)

@@ -41,6 +41,7 @@ class SwarmProgress(msgspec.Struct, frozen=True):
     down_s: float | None = None  # the endpoint has not answered for so long
     down_why: str | None = None
     last: tuple[str, ...] = ()  # the newest lines of news, newest last
+    news: int = 0  # lines of news so far
 
 
 SHOW_EVERY_S = 0.2
@@ -57,7 +58,8 @@ class ProgressTracker:
         self._ended = 0  # of this session
         self.retried = 0
         self._tokens = 0  # of attempts that have ended
-        self.news: deque[str] = deque(maxlen=NEWS)
+        self._news: deque[str] = deque(maxlen=NEWS)
+        self._news_told = 0
         self._heard: deque[tuple[float, int]] = deque()
         self._shown = float("-inf")
 
@@ -69,7 +71,11 @@ class ProgressTracker:
             self._done += result.ending is TaskEnding.DONE
             if result.ending is TaskEnding.FAILED:
                 self._failed += 1
-                self.news.append(f"`{result.task}` is set aside: {result.error}")
+                self.tell(f"`{result.task}` is set aside: {result.error}")
+
+    def tell(self, news: str) -> None:
+        self._news.append(news)
+        self._news_told += 1
 
     def heard(self, now: float, total: int) -> None:
         self._heard.append((now, total))
@@ -115,58 +121,34 @@ class ProgressTracker:
             elapsed_s=now - self._began,
             output_tokens=self._tokens + heard,
             retried=self.retried,
-            last=tuple(self.news),
+            last=tuple(self._news),
+            news=self._news_told,
             **known,
         )
         self._watch(progress)
 
 
 EVERY_S, MOST_S = 5.0, 60.0  # between two lines: the longer a run takes, the rarer
-NEWS_AT_ONCE = 5
 
 
 class SwarmProgressLines:
-    """Which lines to write where nobody watches: events at once, how it stands every few seconds, and no flood."""
+    """Which lines to write where nobody watches: how it stands every few seconds, with the newest news before."""
 
     def __init__(self, deadline_s: float | None = None) -> None:
         self._deadline_s = deadline_s
         self._due_s = 0.0
-        self._news: tuple[str, ...] = ()
-        self._said, self._unsaid = 0, 0
-        self._down_due_s = self._down_said_s = 0.0
+        self._told = 0  # news
 
     def take(self, progress: SwarmProgress) -> list[str]:
-        lines = [*self._down(progress), *self._new(progress)]
-        if progress.elapsed_s >= self._due_s and progress.down_s is None:
-            if self._unsaid:
-                lines.append(f"and {self._unsaid} more of that kind: `skep swarm show` has them")
-            self._said, self._unsaid = 0, 0
-            self._due_s = progress.elapsed_s + min(MOST_S, max(EVERY_S, progress.elapsed_s / 10))
-            lines.append(progress_line(progress))
-        return lines
-
-    def _down(self, progress: SwarmProgress) -> list[str]:
-        due_s = self._down_due_s
-        if progress.down_s is None:
-            self._down_due_s = 0.0
-            return [f"the endpoint answers again after {format_seconds(self._down_said_s)}"] if due_s else []
-        self._down_said_s = progress.down_s
-        if progress.down_s < due_s:
+        if progress.elapsed_s < self._due_s:
             return []
-        self._down_due_s = progress.down_s + min(MOST_S, max(EVERY_S, progress.down_s))
-        return [down_words(progress, self._deadline_s)]
-
-    def _new(self, progress: SwarmProgress) -> tuple[str, ...]:
-        """Return what was added to the newest: behind the longest end of the lines before that they begin with."""
-        before, now = self._news, progress.last
-        kept = next(
-            many for many in range(min(len(before), len(now)), -1, -1) if before[len(before) - many :] == now[:many]
-        )
-        self._news, fresh = now, now[kept:]
-        told = fresh[: max(0, NEWS_AT_ONCE - self._said)]
-        self._said += len(told)
-        self._unsaid += len(fresh) - len(told)
-        return told
+        self._due_s = progress.elapsed_s + min(MOST_S, max(EVERY_S, progress.elapsed_s / 10))
+        fresh, self._told = progress.news - self._told, progress.news
+        lines = list(progress.last[-fresh:]) if fresh else []
+        if fresh > len(lines):
+            lines.insert(0, f"{fresh - len(lines)} more of this kind: `skep swarm show` has them")
+        is_down = progress.down_s is not None
+        return [*lines, down_words(progress, self._deadline_s) if is_down else progress_line(progress)]
 
 
 def progress_line(progress: SwarmProgress) -> str:

@@ -26,7 +26,6 @@ class Task(msgspec.Struct, frozen=True):
     temperature: float | None = None
     schema: Mapping[str, Any] | None = None  # the answer must be JSON of this form
     checker: Mapping[str, Any] | None = None  # {"kind": "contains", "all": ["x"]}: as `skep.workload.items` has them
-    priority: str | None = None  # of skep's gateway: interactive, normal, batch
     extra: Mapping[str, Any] = {}  # further fields of the request, sent as they are
     stage: int = 0  # later ones are made of the results of earlier ones
 
@@ -59,7 +58,7 @@ class Why(StrEnum):
 
     FIRST = "first"
     RETRY = "retry"
-    STRAGGLER = "straggler"  # a second one beside one that takes far longer than the others
+    STRAGGLER = "straggler"  # of earlier versions: a second one beside one that took far longer than the others
     RESUMED = "resumed"  # an earlier session ended while it was under way
 
 
@@ -69,7 +68,7 @@ class AttemptOutcome(StrEnum):
     DONE = "done"
     FAILED = "failed"  # no whole answer came
     REJECTED = "rejected"  # an answer came, and did not pass its check
-    SUPERSEDED = "superseded"  # the other attempt at the same task was first
+    SUPERSEDED = "superseded"  # of earlier versions: the other attempt at the same task was first
     CANCELLED = "cancelled"  # the run was stopped meanwhile
 
 
@@ -149,7 +148,7 @@ class SwarmRun(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> SwarmRunOptions:
-        """Those of a later version are ignored."""
+        """Those of another version are ignored."""
         return msgspec.convert(self.config, SwarmRunOptions)
 
 
@@ -170,9 +169,8 @@ class SwarmRunOptions(msgspec.Struct, frozen=True):
     tries: int = 4  # of one task, before it is set aside
     timeout_s: float = 600.0  # of one request
     deadline_s: float = 600.0  # an endpoint that does not answer for so long is given up, the journal intact
-    stragglers: bool = True  # one that takes far longer than the others is asked a second time, elsewhere
     output: str | None = None  # absolute path of the results file
     key_env: str | None = None  # which variable holds the endpoint's key; never the key itself
-    priority: str | None = None  # of skep's gateway, for tasks that name none
+    priority: str | None = None  # of skep's gateway: interactive, normal, batch
     max_tokens: int | None = None  # for tasks that name none
     ask: Mapping[str, Any] | None = None  # of an `ask` run: goal, plan, root

@@ -13,20 +13,15 @@ import fcntl
 import json
 import os
 import stat
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, Self, TypeVar
-
-from msgspec.structs import replace
+from typing import Any, TypeVar
 
 from skep.errors import StoreError, UserError
-from skep.store.database import is_about_a_row, is_busy
+from skep.store.database import is_busy
 from skep.swarm.records import Recorded, Task, TaskEnding, TaskResult
 from skep.swarm.store import SwarmStore
 
@@ -46,12 +41,6 @@ def result_line(task: Task, result: TaskResult) -> str:
         "replica": result.replica,
     }
     return json.dumps(document, ensure_ascii=False)
-
-
-def complete_output(swarm: SwarmStore, run_id: str, path: Path) -> int:
-    """Append the lines that the journal has and the file has not; how many there were."""
-    with contextlib.closing(ResultsFile(path, run_id)) as file:
-        return file.complete({task.id: task for task in swarm.tasks(run_id)}, swarm.results(run_id))
 
 
 class ResultsFile:
@@ -84,7 +73,7 @@ class ResultsFile:
                     elif line.endswith(b"\n") or not (not cut or any(one.startswith(cut) for one in missing)):
                         run, path = self._run_id, self.path
                         what = f"`{path}` holds lines that are not results of run `{run}`; line {number} is the first"
-                        hint = f"`skep swarm resume {run} -o OTHER.jsonl` writes all results of the run to another file"
+                        hint = f"move it away: `skep swarm resume {run}` then writes the file anew, with all results"
                         raise UserError(what, hint=hint)
             os.ftruncate(descriptor, own_bytes)
         self._write(b"".join(missing))
@@ -103,15 +92,6 @@ class ResultsFile:
         with self._told_faults():
             os.ftruncate(self._open(), 0)
 
-    @property
-    def moved(self) -> bool:
-        """Whether it was deleted or replaced since it was opened."""
-        if self._descriptor is None:
-            return False
-        with contextlib.suppress(OSError):
-            return not os.path.samestat(os.fstat(self._descriptor), self.path.stat())
-        return True
-
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
@@ -124,7 +104,7 @@ class ResultsFile:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self.close()
-                hint = f"wait for it, or name another file: `skep swarm resume {self._run_id} -o OTHER.jsonl`"
+                hint = f"wait for it; `skep swarm resume {self._run_id}` then goes on"
                 raise UserError(f"another run is writing to `{self.path}` at this moment", hint=hint) from None
             except OSError:
                 pass  # a file system without locks
@@ -145,50 +125,6 @@ def _encoded(line: str) -> bytes:
 
 
 T = TypeVar("T")
-LAST_WORDS_S = 1.0
-
-
-class ResultsPrinter:
-    """Result lines on stdout, in a thread: a slow reader does not hold up the swarm, one that leaves ends the run."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = {task.id: task for task in tasks}
-        self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._thread = Thread(target=self._print, daemon=True)
-        self._leave: Callable[[], object] = lambda: None
-        self.gone: OSError | None = None
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """To the last line; after an end before time, no longer than a moment."""
-        self._lines.put(None)
-        self._thread.join(None if kind is None else LAST_WORDS_S)
-
-    def take(self, result: TaskResult) -> None:
-        if task := self._tasks.get(result.task):
-            self._lines.put(result_line(task, result))
-
-    async def followed(self, work: Callable[[], Awaitable[T]]) -> T:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        self._leave = lambda: loop.call_soon_threadsafe(task.cancel)
-        return await work()
-
-    def _print(self) -> None:
-        while (line := self._lines.get()) is not None:
-            try:
-                sys.stdout.write(f"{line.rstrip()}\n")
-                sys.stdout.flush()
-            except OSError as error:
-                self.gone = error
-                with contextlib.suppress(RuntimeError):  # it has ended by itself
-                    self._leave()
-                return
-
-
 Fact = tuple[str, float, Mapping[str, Any]]  # name, time and what
 BUSY_S = 60.0  # another process may hold the store for so long
 PAUSE_S = 0.2
@@ -203,7 +139,6 @@ class ResultsWriter:
     session: int
     tasks: Mapping[str, Task]  # may grow meanwhile
     output: ResultsFile | None
-    on_result: Callable[[TaskResult], None]
     fault: Exception | None = None
 
     def __post_init__(self) -> None:
@@ -245,35 +180,19 @@ class ResultsWriter:
             facts = [one for one in some if isinstance(one, tuple)]
             if (rows or facts) and self.fault is None:
                 try:
-                    for result in await asyncio.to_thread(self._commit, rows, facts):
-                        self.on_result(result)
-                except Exception as error:  # the disk, the store, or who is told of results: all end the run
+                    await asyncio.to_thread(self._commit, rows, facts)
+                except Exception as error:  # the disk or the store: both end the run
                     self.fault = error
             for _ in some:
                 self._queue.task_done()
 
-    def _commit(self, rows: Sequence[Recorded], facts: Sequence[Fact]) -> list[TaskResult]:
-        """In a thread. The results that were written now."""
-        fresh = _patiently(lambda: self._record(rows))
+    def _commit(self, rows: Sequence[Recorded], facts: Sequence[Fact]) -> None:
+        """In a thread."""
+        fresh = _patiently(lambda: self.swarm.record(self.run_id, rows))
         if self.output is not None and fresh:
             self.output.append(result_line(self.tasks[result.task], result) for result in fresh)
         for name, at, fact in facts:
             _patiently(partial(self.swarm.append_fact, self.run_id, self.session, name, at, fact))
-        return fresh
-
-    def _record(self, rows: Sequence[Recorded]) -> list[TaskResult]:
-        try:
-            return self.swarm.record(self.run_id, rows)
-        except (StoreError, OverflowError) as error:
-            if not is_about_a_row(error):
-                raise
-            if len(rows) > 1:
-                return [result for row in rows for result in self._record([row])]
-            if (result := rows[0].result) is None:
-                return []  # an attempt that cannot be told of is no reason to stop
-            why = f"the answer cannot be stored: {error}"
-            kept = replace(result, ending=TaskEnding.FAILED, answer=None, value=None, error_kind="storage", error=why)
-            return self.swarm.record(self.run_id, [Recorded(None, kept)])
 
 
 def _patiently(write: Callable[[], T]) -> T:

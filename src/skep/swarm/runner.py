@@ -7,7 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,13 +18,12 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import EndpointError, KeyRefused, SkepError
 from skep.files import check_place, hold_lock
-from skep.host.power import PowerMeter, open_meter
-from skep.paths import LOOPBACK, Paths
+from skep.paths import Paths
 from skep.store.database import open_store
 from skep.swarm.client import REJECTED, AnswerChecker, AttemptResult, ChatWorker, Demand, SwarmClient
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
 from skep.swarm.progress import ProgressTracker, SwarmProgress
-from skep.swarm.records import AttemptOutcome, Recorded, SwarmRun, SwarmRunState, Task, TaskResult, Why
+from skep.swarm.records import AttemptOutcome, Recorded, SwarmRun, SwarmRunState, Task, Why
 from skep.swarm.results_file import ResultsFile, ResultsWriter
 from skep.swarm.schedule import FIRST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule, next_pause_s
 from skep.swarm.store import SessionOutcome, SwarmStore, lock_path
@@ -68,7 +67,6 @@ class SwarmRunner:
         self._whole: set[int] = set()  # leases whose answer is here, and not yet read and checked
         self.line.on_whole = self._answer_is_here
         self._ask_at = self._cancelled_at = 0.0
-        self._limit_told: tuple[int, str] | None = None
         self._was_away = False
 
     async def run_tasks(self) -> None:
@@ -76,7 +74,6 @@ class SwarmRunner:
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                self._tell(time.monotonic())
                 self._step()
                 while not self.schedule.is_over and self._fault is None:
                     await self._tick()
@@ -137,20 +134,18 @@ class SwarmRunner:
         self._tell(now)
 
     def _tell(self, now: float) -> None:
-        """Record changes of the limit and of the endpoint, for the report."""
-        limit = (self.pace.limit, self.pace.why)
-        if limit != self._limit_told:
-            self._limit_told = limit
-            self.writer.fact("limit", {"limit": limit[0], "why": limit[1]})
+        """Record that the endpoint went away or came back."""
         outage = self.schedule.outage
-        if outage.is_away != self._was_away:
-            self._was_away = outage.is_away
-            self.writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
-            news = f"the endpoint does not answer: {outage.why}" if outage.is_away else "the endpoint answers again"
-            self.session.tally.news.append(news)
-            if not outage.is_away:
-                self.pace.forgive()
-                self._ask_at = now
+        if outage.is_away == self._was_away:
+            return
+        self._was_away = outage.is_away
+        self.writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
+        if outage.is_away:
+            self.session.tally.tell(f"the endpoint does not answer: {outage.why}")
+        else:
+            self.session.tally.tell("the endpoint answers again")
+            self.pace.forgive()
+            self._ask_at = now
 
     # Actions
 
@@ -196,9 +191,8 @@ class SwarmRunner:
             self.pace.refused(now, len(self.schedule.leases), came.retry_after_s)
         elif mishap is None or came.error_kind == REJECTED:
             self._took.append(now - began)
-            self.pace.answered(queued_ms=came.queued_ms, took_s=now - began)
         if mishap is not None:
-            self.session.tally.news.append(f"`{start.task.id}`: {came.error}")
+            self.session.tally.tell(f"`{start.task.id}`: {came.error}")
         if not self.line.heard.get(start.lease) and came.output_tokens:
             self.line.total += came.output_tokens  # it came in one piece
         self._forget(start.lease)
@@ -255,12 +249,10 @@ async def carry_out(
     *,
     url: str | None = None,  # this and `model`: of an endpoint that has moved, for this session
     model: str | None = None,
-    output: Path | None = None,  # a results file for this session, instead of the run's own
     after_cancel: int | None = None,
     key: str | None = None,
     watch: Callable[[SwarmProgress], None] = lambda _: None,
     demand: Demand | None = None,  # on every value, beyond its schema
-    on_result: Callable[[TaskResult], None] = lambda _: None,
 ) -> SwarmRunState:
     """Until every task has its result. What has one already is not sent again.
 
@@ -277,7 +269,7 @@ async def carry_out(
         moved = replace(run, url=url or run.url, model=model or run.model)
         if after_cancel is None:
             after_cancel = swarm.newest_cancel(run_id) if run.sessions else 0
-        state = await _Session(swarm, moved, output, after_cancel, key, watch, demand, on_result).carry_out()
+        state = await _Session(swarm, moved, after_cancel, key, watch, demand).carry_out()
         if state is SwarmRunState.DONE:
             with suppress(OSError):
                 lock.unlink()
@@ -290,20 +282,18 @@ class _Session:
 
     _swarm: SwarmStore
     _run: SwarmRun
-    _path: Path | None
     _after_cancel: int
     _key: str | None
     _watch: Callable[[SwarmProgress], None]
     _demand: Demand | None
-    _on_result: Callable[[TaskResult], None]
 
     def __post_init__(self) -> None:
         self._order = self._run.options
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
         self.tally = ProgressTracker(self._run.id, self._run.counts, self._watch, time.monotonic())
-        path = self._path if self._path is not None or self._order.output is None else Path(self._order.output)
-        self._output = None if path is None else ResultsFile(path, self._run.id)
+        path = self._order.output
+        self._output = None if path is None else ResultsFile(Path(path), self._run.id)
 
     async def carry_out(self) -> SwarmRunState:
         if self._output is not None:
@@ -318,9 +308,6 @@ class _Session:
                 # Whoever wrote the last result was killed before it said so.
                 number = self._open_session({}, simulated=bool(self._run.simulated))
                 self._swarm.close_session(self._run.id, number, at=time.time(), outcome="done")
-            if self._output is not None and self._output.moved:  # or deleted, during the run
-                self._output.close()
-                self._output.complete(self._tasks, self._swarm.results(self._run.id))
         except Cancelled:
             return SwarmRunState.CANCELLED
         finally:
@@ -413,31 +400,18 @@ class _Session:
             await checking.prepare(one.task for one in pending)
             epoch = time.time() - time.monotonic()
             schedule = TaskSchedule(pending, order, session=number, epoch=epoch, rng=random.Random())
-            writer = ResultsWriter(self._swarm, self._run.id, number, self._tasks, self._output, self._on_result)
+            writer = ResultsWriter(self._swarm, self._run.id, number, self._tasks, self._output)
             stack.push_async_callback(writer.close)
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
             work = ChatWorker(line, checking, order)
             runner = SwarmRunner(line, work, schedule, pace, writer, self)
-            with ExitStack() as metered:  # ends before the last drain, which says whether all was written
-                if endpoint.origin.host in LOOPBACK and (meter := open_meter()) is not None:
-                    meter.begin()
-                    metered.callback(_record_energy, meter, writer)
-                while True:
-                    await runner.run_tasks()
-                    await writer.drain()
-                    following = await asyncio.to_thread(self._next_stage)
-                    if not following:
-                        break
-                    await checking.prepare(one.task for one in following)
-                    schedule.add(following)
+            while True:
+                await runner.run_tasks()
+                await writer.drain()
+                following = await asyncio.to_thread(self._next_stage)
+                if not following:
+                    break
+                await checking.prepare(one.task for one in following)
+                schedule.add(following)
             self._all_ended = True
             self.tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
-            await writer.drain()
-
-
-def _record_energy(meter: PowerMeter, writer: ResultsWriter) -> None:
-    """Record what the GPUs of this machine, which served, have drawn."""
-    drawn = meter.end()
-    meter.close()
-    if drawn is not None:
-        writer.fact("energy", drawn)

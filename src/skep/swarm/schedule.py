@@ -1,20 +1,18 @@
 """Which task next, which again, which is set aside. Pure: events in, actions out; no clock, no I/O.
 
 Every task ends in exactly one result. What is the endpoint's fault costs a task none of its tries. A task that is under
-way again and again when the connection breaks is a suspect: half of the suspects are sent at a time, then half of
-those, and so on, until the one that breaks the endpoint is the only one under way; that costs it a try. A task that is
-slow far beyond the others is asked a second time, once; the first whole answer counts. Times are of one steady clock;
-`epoch` turns them into unix seconds for the records.
+way again and again when the connection breaks is a suspect: suspects are sent one at a time, so that a break has a
+culprit, whom it costs a try. Times are of one steady clock; `epoch` turns them into unix seconds for the records.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from random import Random
-from statistics import median
 
 import msgspec
 
@@ -126,34 +124,8 @@ class Outage:
             self.doubt(now)
 
 
-FEWEST = 5  # answers, before anything can be said
-REMEMBERED = 200
-TIMES = 2.5  # the time that nine of ten stay below
-FLOOR_S = 1.0
-SLOW = 0.5  # of the usual tokens a second: one that is faster is not stuck, only long
-
-
-class Stragglers:
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=REMEMBERED)
-        self._rates: deque[float] = deque(maxlen=REMEMBERED)
-
-    def took(self, seconds: float, tokens: int | None) -> None:
-        """A whole answer came."""
-        self._seconds.append(seconds)
-        if tokens and seconds > 0:
-            self._rates.append(tokens / seconds)
-
-    def is_one(self, seconds: float, tokens: int) -> bool:
-        if seconds <= FLOOR_S or len(self._seconds) < FEWEST:
-            return False
-        slowest = sorted(self._seconds)[int(0.9 * (len(self._seconds) - 1))]
-        return seconds > TIMES * slowest and (not self._rates or tokens / seconds < SLOW * median(self._rates))
-
-
 FREE_BREAKS = 2  # that nobody blames on the task
 SILENT_S = 30.0  # without one token of any answer under way: is anybody there?
-RANKS = {"interactive": 0, "normal": 1, None: 1, "batch": 2}
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -187,14 +159,11 @@ class Pending:
     tries: int = 0  # that count
     breaks: int = 0
     first_at: float | None = None  # unix seconds
-    place: tuple[int, int] = (0, 0)  # among those that are ready
+    place: int = 0  # in the input's order
     resumed: bool = False
     row: int = 0  # mishaps of one kind in a row
     last: ErrorKind | None = None
     complaint: str | None = None
-    failed: AttemptResult | None = None  # the last that failed
-    doubled: bool = False
-    leases: set[int] = field(default_factory=set)
 
     @property
     def is_suspect(self) -> bool:
@@ -211,15 +180,10 @@ class TaskSchedule:
         self._rng = rng
         self.outage = Outage(order.deadline_s)
         self.leases: dict[int, Start] = {}
-        self._stragglers = Stragglers()
         self._jobs: dict[str, Pending] = {}  # without a result
-        self._ready: list[tuple[tuple[int, int], str]] = []
-        self._later: list[tuple[float, tuple[int, int], str]] = []
+        self._ready: list[tuple[int, str]] = []  # by place
+        self._later: dict[str, float] = {}  # when it is ready
         self._suspects: deque[str] = deque()  # ready
-        self._together: int | None = None  # suspects under way at once
-        self._split = 0  # the last lease of the group of suspects that broke last
-        self._agents: list[int] = []  # free numbers
-        self._most_agents = 0
         self._placed = 0
         self._last_lease = 0
         self._heard = 0  # of all under way, when it last changed
@@ -239,14 +203,14 @@ class TaskSchedule:
     @property
     def wake_at(self) -> float | None:
         """When `step` should be asked again, although nothing has happened."""
-        times = [self._later[0][0] if self._later else None, self.outage.wake_at]
-        return min((at for at in times if at is not None), default=None)
+        times = [*self._later.values(), *([] if self.outage.wake_at is None else [self.outage.wake_at])]
+        return min(times, default=None)
 
     def add(self, pending: Iterable[Pending]) -> None:
         for one in pending:
             if one.task.id in self._jobs:
                 continue
-            one.place, one.resumed = (RANKS.get(one.task.priority, 1), self._placed), one.attempts > 0
+            one.place, one.resumed = self._placed, one.attempts > 0
             self._placed += 1
             self._jobs[one.task.id] = one
             self._queue(one)
@@ -262,61 +226,45 @@ class TaskSchedule:
         actions: list[Action] = [*self.outage.step(now, quiet=quiet)]
         if self.outage.is_away:
             return actions
-        while self._later and self._later[0][0] <= now:
-            self._queue(self._jobs[heappop(self._later)[2]])
+        for name in [name for name, at in self._later.items() if at <= now]:
+            del self._later[name]
+            self._queue(self._jobs[name])
         most = min(limit, max(1, len(self.leases))) if quiet and self.outage.row >= DOUBT else limit
         while len(self.leases) < most and (job := self._next()) is not None:
-            again = Why.RESUMED if job.resumed else Why.FIRST
-            actions.append(self._start(job, again if job.failed is None else Why.RETRY, now))
-        for start in list(self.leases.values()) if self._order.stragglers and not self.waiting else ():
-            job = self._jobs[start.task.id]
-            may_be = len(self.leases) < most and not job.doubled and len(job.leases) == 1 and not job.is_suspect
-            if may_be and self._stragglers.is_one(now - start.started, counts.get(start.lease, 0)):
-                job.doubled = True
-                actions.append(self._start(job, Why.STRAGGLER, now))
+            actions.append(self._start(job, now))
         return actions
 
     def ended(self, lease_id: int, came: AttemptResult, now: float) -> list[Action]:
         """An attempt has ended. One that is not under way any more changes nothing."""
-        if (start := self._release(lease_id)) is None:
+        if (start := self.leases.pop(lease_id, None)) is None:
             return []
         job = self._jobs[start.task.id]
         mishap = classify_error(came.error_kind, came.status)
         rejected = came.error_kind == REJECTED
         self.outage.came(mishap, came.error, now, answered=rejected or mishap in (None, ErrorKind.FINAL))
+        if mishap in (None, ErrorKind.TRY, ErrorKind.FINAL) or (mishap is ErrorKind.BROKEN and start.blamed):
+            job.tries += 1
         if mishap is None:
-            return self._won(job, start, came, now)
+            return [self._settled(job, start, AttemptOutcome.DONE, came, now)]
         job.row = job.row + 1 if job.last is mishap else 1
-        job.last, job.failed = mishap, came
+        job.last = mishap
+        job.breaks += mishap is ErrorKind.BROKEN
         if rejected:
             job.complaint = came.error
-        if mishap is ErrorKind.BROKEN:
-            # Those of a group break one after the other in the same moment: only the first of them makes it smaller.
-            if job.is_suspect and start.lease > self._split:
-                self._together = max(1, (self._suspects_under_way + 1) // 2)
-                self._split = self._last_lease
-            job.breaks += 1
-        if mishap in (ErrorKind.TRY, ErrorKind.FINAL) or (mishap is ErrorKind.BROKEN and start.blamed):
-            job.tries += 1
-        attempt = self._attempt(start, AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED, came, now)
-        if (job.tries >= self._order.tries or mishap is ErrorKind.FINAL) and not job.leases:
-            self._drop(job)
-            return [Recorded(attempt, self._result(job, TaskEnding.FAILED, came, now))]
-        if not job.leases:
-            at = now + wait_s(mishap, job.row, self._rng, came.retry_after_s)
-            heappush(self._later, (at, job.place, job.task.id))
-        return [Recorded(attempt)]
+        outcome = AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED
+        if job.tries >= self._order.tries or mishap is ErrorKind.FINAL:
+            return [self._settled(job, start, outcome, came, now)]
+        self._later[job.task.id] = now + wait_s(mishap, job.row, self._rng, came.retry_after_s)
+        return [Recorded(self._attempt(start, outcome, came, now))]
 
     def probed(self, why: str | None, now: float) -> list[Action]:
         """`why` the endpoint is not there, or None. If it is gone, what is under way there is broken off."""
         was_away = self.outage.is_away
         self.outage.probed(why, now)
         if why is None and was_away:  # it is back: those who only waited for that need not wait longer
-            late = {one for one in self._later if self._jobs[one[2]].last in (ErrorKind.AWAY, ErrorKind.BROKEN)}
-            self._later = [one for one in self._later if one not in late]
-            heapify(self._later)
-            for _, _, name in sorted(late):
-                self._queue(self._jobs[name])
+            for name in self._later:
+                if self._jobs[name].last in (ErrorKind.AWAY, ErrorKind.BROKEN):
+                    self._later[name] = now
         if why is None or now - self._heard_at < SILENT_S:
             return []
         actions: list[Action] = []
@@ -326,20 +274,20 @@ class TaskSchedule:
 
     def stop(self, now: float) -> list[Action]:
         """No more: what is under way is broken off, and written down as such."""
-        return [one for lease in list(self.leases) for one in self._break_off(lease, AttemptOutcome.CANCELLED, now)]
+        actions: list[Action] = []
+        for lease_id, start in self.leases.items():
+            broken_off = self._attempt(start, AttemptOutcome.CANCELLED, AttemptResult(), now)
+            actions += [Cancel(lease_id), Recorded(broken_off)]
+        self.leases.clear()
+        return actions
 
     # Inside
 
     def _next(self) -> Pending | None:
-        if self._suspects:
-            self._together = self._together or max(1, len(self._suspects) // 2)
-            if self._suspects_under_way < self._together:
-                return self._jobs[self._suspects.popleft()]
+        """Return one suspect at a time, and the others by place."""
+        if self._suspects and not any(self._jobs[one.task.id].is_suspect for one in self.leases.values()):
+            return self._jobs[self._suspects.popleft()]
         return self._jobs[heappop(self._ready)[1]] if self._ready else None
-
-    @property
-    def _suspects_under_way(self) -> int:
-        return sum(self._jobs[one.task.id].is_suspect for one in self.leases.values())
 
     def _queue(self, job: Pending) -> None:
         if job.is_suspect:
@@ -347,53 +295,37 @@ class TaskSchedule:
         else:
             heappush(self._ready, (job.place, job.task.id))
 
-    def _start(self, job: Pending, why: Why, now: float) -> Start:
+    def _start(self, job: Pending, now: float) -> Start:
         self._last_lease += 1
         job.attempts += 1
         if job.first_at is None:
             job.first_at = now + self._epoch
-        blamed = job.is_suspect and self._together == 1
-        if not self._agents:
-            self._agents.append(self._most_agents)
-            self._most_agents += 1
-        start = Start(self._last_lease, job.task, job.attempts, heappop(self._agents), why, job.complaint, now, blamed)
+        taken = {one.agent for one in self.leases.values()}
+        start = Start(
+            self._last_lease,
+            job.task,
+            job.attempts,
+            next(number for number in count() if number not in taken),
+            Why.RETRY if job.last is not None else Why.RESUMED if job.resumed else Why.FIRST,
+            job.complaint,
+            now,
+            blamed=job.is_suspect,
+        )
         self.leases[start.lease] = start
-        job.leases.add(start.lease)
         return start
 
-    def _release(self, lease_id: int) -> Start | None:
-        start = self.leases.pop(lease_id, None)
-        if start is not None:
-            heappush(self._agents, start.agent)
-            self._jobs[start.task.id].leases.discard(lease_id)
-        return start
-
-    def _won(self, job: Pending, start: Start, came: AttemptResult, now: float) -> list[Action]:
-        self._stragglers.took(now - start.started, came.output_tokens)
-        job.tries += 1
-        result = self._result(job, TaskEnding.DONE, came, now)
-        actions: list[Action] = [Recorded(self._attempt(start, AttemptOutcome.DONE, came, now), result)]
-        for other_id in list(job.leases):
-            actions += self._break_off(other_id, AttemptOutcome.SUPERSEDED, now)
-        self._drop(job)
-        return actions
-
-    def _break_off(self, lease_id: int, outcome: AttemptOutcome, now: float) -> list[Action]:
-        start = self._release(lease_id)
-        assert start is not None
-        return [Cancel(lease_id), Recorded(self._attempt(start, outcome, AttemptResult(), now))]
-
-    def _drop(self, job: Pending) -> None:
+    def _settled(
+        self, job: Pending, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float
+    ) -> Recorded:
+        """Return the last attempt at a task with the task's result. The task is not known any more."""
         del self._jobs[job.task.id]
-        if self._together is not None and not any(one.is_suspect for one in self._jobs.values()):
-            self._together = None
-
-    def _result(self, job: Pending, ending: TaskEnding, came: AttemptResult, now: float) -> TaskResult:
         ended_at = now + self._epoch
+        ending = TaskEnding.DONE if outcome is AttemptOutcome.DONE else TaskEnding.FAILED
         names = ("answer", "value", "error_kind", "error", "prompt_tokens", "output_tokens", "finish_reason", "replica")
         told = {name: getattr(came, name) for name in names}
         started_at = ended_at if job.first_at is None else job.first_at
-        return TaskResult(job.task.id, ending, tries=job.tries, started_at=started_at, ended_at=ended_at, **told)
+        result = TaskResult(job.task.id, ending, tries=job.tries, started_at=started_at, ended_at=ended_at, **told)
+        return Recorded(self._attempt(start, outcome, came, now), result)
 
     def _attempt(self, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
         figures = came.figures()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from skep.bench.metrics import Energy
-from skep.bench.summary import JOULES_PER_KWH
-from skep.stats.percentiles import Percentiles, median, percentiles
+from skep.stats.percentiles import Percentiles, percentiles
 from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
 from skep.swarm.store import SwarmSession, SwarmStore
 
@@ -31,25 +29,6 @@ class SessionSpan(msgspec.Struct, frozen=True):
     @property
     def seconds(self) -> float:
         return max(0.0, self.ended_at - self.started_at)
-
-
-class ReplicaRow(msgspec.Struct, frozen=True):
-    """`replica` None: the endpoint did not say who answered."""
-
-    replica: str | None
-    tasks: int
-    attempts: int
-    failed: int  # attempts that failed or were rejected
-    output_tokens: int | None
-    ttft_s: Percentiles | None
-    task_tok_s: float | None  # median over tasks of output tokens over the time from the first token to the end
-
-
-class EnergyAccount(msgspec.Struct, frozen=True):
-    """Of the GPUs alone, over the sessions in which something measured it."""
-
-    energy: Energy
-    kwh: float
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -71,8 +50,7 @@ class Account(msgspec.Struct, frozen=True):
     wasted: int  # attempts that brought no result
     prompt_tokens: int | None  # of the results
     output_tokens: int | None
-    wasted_prompt_tokens: int | None  # of attempts that brought none
-    wasted_output_tokens: int | None
+    wasted_output_tokens: int | None  # of attempts that brought none
     tokens_unknown: int
     truncated: int  # done, and cut at the token limit
     sessions: int
@@ -85,27 +63,16 @@ class Account(msgspec.Struct, frozen=True):
     ttft_s: Percentiles | None
     agents_mean: float | None  # attempts under way at once, over the wall time
     agents_max: int
-    queued_share: float | None  # of the agents' time, in the gateway's queue
     errors: tuple[tuple[str, int], ...]  # attempts by kind of error, the most frequent first
-    by_replica: tuple[ReplicaRow, ...]
-    energy: EnergyAccount | None
 
 
 class Down(msgspec.Struct, frozen=True):
-    """The endpoint did not answer."""
+    """The endpoint did not answer, within one session."""
 
+    session: int
     started_at: float
     ended_at: float
     why: str | None
-
-
-class AgentLimit(msgspec.Struct, frozen=True):
-    """From then on so many agents were allowed at once. `session`: no line joins two of them."""
-
-    session: int
-    at: float
-    limit: int
-    why: str
 
 
 class SwarmStory(msgspec.Struct, frozen=True):
@@ -116,7 +83,6 @@ class SwarmStory(msgspec.Struct, frozen=True):
     spans: Sequence[SessionSpan]
     attempts: Sequence[Attempt]
     results: Sequence[TaskResult]
-    limits: Sequence[AgentLimit] = ()
     downs: Sequence[Down] = ()
     stages: Sequence[tuple[int, int]] = ()  # (stage, tasks in it), where there are several
 
@@ -130,8 +96,6 @@ def task_seconds(result: TaskResult, spans: Sequence[SessionSpan]) -> float:
 
 
 Fact = tuple[int, str, float, dict[str, Any]]  # session, name, at, what
-
-READING_S = 0.1  # at most, when many end at the same moment
 
 
 def spans_of(
@@ -166,23 +130,11 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
             if not fact.get("up", True):
                 began = began or (at, str(fact.get("why") or "") or None)
             elif began is not None:
-                found.append(Down(began[0], max(min(at, span.ended_at), began[0]), began[1]))
+                found.append(Down(span.session, began[0], max(min(at, span.ended_at), began[0]), began[1]))
                 began = None
         if began is not None and span.ended_at > began[0]:
-            found.append(Down(began[0], span.ended_at, began[1]))
+            found.append(Down(span.session, began[0], span.ended_at, began[1]))
     return found
-
-
-def at_once(attempts: Sequence[Attempt]) -> int:
-    """The most attempts under way at one moment. One sent while an answer that is all here is read is not counted."""
-    edges = [(one.started_at, 1) for one in attempts]
-    edges += [(one.ended_at - min(READING_S, max(0.0, one.ended_at - one.started_at) / 2), -1) for one in attempts]
-    # Sorted, one that ends at the moment when another begins makes room for it.
-    return max(accumulate((step for _, step in sorted(edges)), initial=0))
-
-
-def busy_s(attempts: Iterable[Attempt]) -> float:
-    return sum(max(0.0, one.ended_at - one.started_at) for one in attempts)
 
 
 _ERRORS = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
@@ -207,19 +159,12 @@ def story_from(
 ) -> SwarmStory:
     spans = spans_of(sessions, attempts, facts, now=now, finished=run.counts.left == 0)
     downs = downs_of(facts, spans)
-    known = {span.session for span in spans}
-    limits = [
-        AgentLimit(session, at, int(fact["limit"]), str(fact.get("why") or ""))
-        for session, name, at, fact in facts
-        if name == "limit" and session in known and isinstance(fact.get("limit"), int | float)
-    ]
-    limits.sort(key=lambda one: (one.session, one.at))
-    account = _account(run, spans, downs, attempts, results, facts)
+    account = _account(run, spans, downs, attempts, results)
     told = [name for one in sessions if isinstance(name := one.endpoint.get("model"), str)]
     if run.model is None and told:  # the one that answered, where the run names none
         account = replace(account, model=told[-1])
     shown = tuple(sorted(stages.items())) if stages and len(stages) > 1 else ()
-    return SwarmStory(run, account, spans, attempts, results, limits, downs, shown)
+    return SwarmStory(run, account, spans, attempts, results, downs, shown)
 
 
 def run_json(run: SwarmRun) -> dict[str, Any]:
@@ -241,7 +186,6 @@ def _account(
     downs: Sequence[Down],
     attempts: Sequence[Attempt],
     results: Sequence[TaskResult],
-    facts: Sequence[Fact],
 ) -> Account:
     done = [one for one in results if one.ending is TaskEnding.DONE]
     wasted = [one for one in attempts if one.outcome is not AttemptOutcome.DONE]
@@ -249,8 +193,12 @@ def _account(
     output = _told(one.output_tokens for one in done)
     times = [task_seconds(one, spans) for one in done]
     errors = [one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS]
-    told = [one for one in attempts if one.queued_ms is not None]
-    queued_s, told_s = sum(one.queued_ms or 0.0 for one in told) / 1000, busy_s(told)
+    first = [
+        max(0.0, one.first_token_at - one.started_at)
+        for one in attempts
+        if one.outcome is AttemptOutcome.DONE and one.first_token_at
+    ]
+    busy_s = sum(max(0.0, one.ended_at - one.started_at) for one in attempts)
     return Account(
         run=run.id,
         **{name: getattr(run, name) for name in ("kind", "name", "state", "url", "model", "simulated")},
@@ -261,7 +209,6 @@ def _account(
         wasted=len(wasted),
         prompt_tokens=_told(one.prompt_tokens for one in done),
         output_tokens=output,
-        wasted_prompt_tokens=_told(one.prompt_tokens for one in wasted),
         wasted_output_tokens=_told(one.output_tokens for one in wasted),
         tokens_unknown=sum(one.output_tokens is None for one in done),
         truncated=sum(one.finish_reason == "length" for one in done),
@@ -272,55 +219,11 @@ def _account(
         effective_tok_s=output / wall_s if output is not None and wall_s else None,
         task_s=percentiles(times),
         task_max_s=max(times, default=None),
-        ttft_s=_ttft(attempts),
-        agents_mean=busy_s(attempts) / wall_s if wall_s and attempts else None,
-        agents_max=at_once(attempts),
-        queued_share=min(1.0, queued_s / told_s) if told_s > 0 else None,
+        ttft_s=percentiles(first),
+        agents_mean=busy_s / wall_s if wall_s and attempts else None,
+        agents_max=max((one.agent + 1 for one in attempts), default=0),
         errors=tuple(Counter(errors).most_common()),
-        by_replica=tuple(_replicas(attempts)),
-        energy=_energy(facts, attempts),
     )
-
-
-def _ttft(attempts: Iterable[Attempt]) -> Percentiles | None:
-    done = [one for one in attempts if one.outcome is AttemptOutcome.DONE]
-    return percentiles([max(0.0, one.first_token_at - one.started_at) for one in done if one.first_token_at])
-
-
-def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
-    for name in sorted({one.replica for one in attempts}, key=lambda name: (name is None, name or "")):
-        own = [one for one in attempts if one.replica == name]
-        done = [one for one in own if one.outcome is AttemptOutcome.DONE]
-        speeds = [
-            one.output_tokens / seconds
-            for one in done  # of one request; earlier versions had agents that made several
-            if one.requests == 1 and one.first_token_at and one.output_tokens
-            if (seconds := one.ended_at - one.first_token_at) > 0
-        ]
-        failed, output = sum(one.outcome in _ERRORS for one in own), _told(one.output_tokens for one in done)
-        yield ReplicaRow(name, len(done), len(own), failed, output, _ttft(own), median(speeds) if speeds else None)
-
-
-def _energy(facts: Sequence[Fact], attempts: Sequence[Attempt]) -> EnergyAccount | None:
-    """Over the sessions that measured it; tokens are those of the same sessions."""
-    told = [(session, fact) for session, name, _, fact in facts if name == "energy" and "joules" in fact]
-    if not told:
-        return None
-    sessions = {session for session, _ in told}
-    counted = [one for one in attempts if one.outcome is AttemptOutcome.DONE and one.session in sessions]
-    tokens = _told(one.output_tokens for one in counted)
-    joules = sum(float(fact["joules"]) for _, fact in told)
-    seconds = sum(float(fact.get("seconds") or 0.0) for _, fact in told)
-    energy = Energy(
-        joules=joules,
-        seconds=seconds,
-        joules_per_token=joules / tokens if tokens else None,
-        mean_w=joules / seconds if seconds else 0.0,
-        max_w=max(float(fact.get("max_w") or 0.0) for _, fact in told),
-        throttled=tuple(sorted({str(why) for _, fact in told for why in fact.get("throttled") or ()})),
-        source=str(told[0][1].get("source", "NVML")),
-    )
-    return EnergyAccount(energy, joules / JOULES_PER_KWH)
 
 
 def _told(values: Iterable[int | None]) -> int | None:

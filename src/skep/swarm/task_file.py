@@ -18,7 +18,7 @@ from skep.swarm.records import Task
 from skep.swarm.schemas import NotJson, check_schema, parse, schema_fault
 from skep.units import shortened
 from skep.workload.banks import checker_faults
-from skep.workload.items import Demand, field_faults, one_of, real_number, short, whole_number
+from skep.workload.items import Demand, field_faults, real_number, short, whole_number
 
 MOST_NAMED = 12  # columns in a message
 _LOOKS = '{"id": "a", "prompt": "..."}'
@@ -99,7 +99,6 @@ FIELDS: Mapping[str, Demand] = {
     "schema": _OBJECT,
     "max_tokens": whole_number(1, 10_000_000),
     "temperature": real_number(0, 100),
-    "priority": one_of(("interactive", "normal", "batch")),
     "checker": _OBJECT,
     "extra": (f"an object, without {', '.join(RESERVED)}", lambda value: _OBJECT[1](value) and _is_free(value)),
 }
@@ -117,7 +116,6 @@ class TaskDefaults(TypedDict, total=False):
     checker: Mapping[str, Any] | None
     max_tokens: int | None
     temperature: float | None
-    priority: str | None
 
 
 class Faulty(Exception):
@@ -156,7 +154,7 @@ class TaskForm:
         messages = messages or [{"role": "user", "content": told["prompt"]}]
         if told.get("system") and not any(one["role"] in ("system", "developer") for one in messages):
             messages.insert(0, {"role": "system", "content": told["system"]})
-        own = {name: told[name] for name in ("max_tokens", "temperature", "priority", "extra") if name in told}
+        own = {name: told[name] for name in ("max_tokens", "temperature", "extra") if name in told}
         own |= {name: self._check_once(name, told[name])[0] for name in ("schema", "checker") if name in told}
         return Task(id=str(told.get("id", default_id)), messages=tuple(messages), **own)
 
@@ -214,8 +212,7 @@ def _json_rows(text: str) -> Rows:
 def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
     """UserError where the columns are not those that the template asks for. A quoted field may hold line ends."""
     before = csv.field_size_limit(len(text) + 1)  # the module's own limit, for all of the process: put back
-    delimiter = "\t" if name.lower().endswith(".tsv") else ","
-    reader = csv.reader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
+    reader = csv.reader(StringIO(text, newline=""), strict=True)
     columns: list[str] = []
     rows: list[tuple[int, list[str]]] = []
     broken: Faulty | None = None
@@ -257,38 +254,29 @@ def _check_columns(columns: list[str], name: str, line: int, template: Template 
         raise UserError(f"{name}: {missing}")
 
 
-FORMS = ("jsonl", "text", "csv")
 MOST_TOLD = 10
-ENDINGS = {".txt": "text", ".csv": "csv", ".tsv": "csv"}  # everything else: jsonl
 
 
 def read_tasks(
-    path: Path | str,
-    *,
-    template: str | None = None,
-    form: str | None = None,
-    stdin: BinaryIO | None = None,
-    **defaults: Unpack[TaskDefaults],
+    path: Path | str, *, template: str | None = None, stdin: BinaryIO | None = None, **defaults: Unpack[TaskDefaults]
 ) -> list[Task]:
-    """`path`: `-` is stdin. `form`: jsonl, text or csv; by the name's ending unless told."""
-    if form is not None and form not in FORMS:
-        raise UserError(f"the form `{form}` is unknown", hint=f"known: {', '.join(FORMS)}")
+    """`path`: `-` is stdin. A `.csv` file has columns, a `.txt` file a prompt a line; others are JSON Lines."""
     piped = str(path) == "-"
     name = "stdin" if piped else str(path)
-    form = form or ENDINGS.get(Path(name).suffix.lower(), "jsonl")
+    ending = Path(name).suffix.lower()
     maker = TaskForm(template, defaults)
     text = _decoded((stdin or sys.stdin.buffer).read() if piped else _read(Path(path)), name)
     hint = "every line is checked first; nothing was run"
-    if form == "csv":
+    if ending == ".csv":
         rows = _csv_rows(text, name, maker.template)
-    elif form == "text":  # with a template, `{}` or `{line}` is the line
+    elif ending == ".txt":  # with a template, `{}` or `{line}` is the line
         lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         is_plain = maker.template is None
         rows = ((number, {"prompt": line} if is_plain else {"": line, "line": line}) for number, line in lines)
     else:
         rows = _json_rows(text)
         if not text.lstrip().startswith(("{", "[")):
-            hint += "; `--form text` takes a prompt a line"
+            hint += "; a prompt a line goes into a .txt file"
     return _gathered(rows, maker, name, "line", hint)
 
 

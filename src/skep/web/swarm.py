@@ -13,13 +13,13 @@ from starlette.routing import BaseRoute, Route
 
 from skep.report.columns import documents
 from skep.report.svg import alive
-from skep.report.swarm import RUNS, gantt, run_title, swarm_main, swarm_page
+from skep.report.swarm import RUNS, run_title, swarm_main, swarm_page
 from skep.swarm.records import SwarmRun, SwarmRunState
 from skep.swarm.store import SwarmStore, cancel, resume_in_background
 from skep.swarm.summary import SwarmStory, account_json, story_of
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import json_answer, or_not_found, report_answer, svg_answer
+from skep.web.responses import json_answer, or_not_found, report_answer
 
 MOST = 200  # that the page lists; JSON has all
 ENDS_S, BEGINS_S = 10.0, 10.0  # within which the process of a run ends, or is at work
@@ -48,10 +48,6 @@ class SwarmPages:
 
     def report(self, request: Request) -> Response:
         return report_answer(swarm_page(self._story(request)))
-
-    def picture(self, request: Request) -> Response:
-        story = self._story(request)
-        return svg_answer(gantt(story), final=story.run.state is SwarmRunState.DONE)
 
     def one_json(self, request: Request) -> Response:
         return json_answer(account_json(self._story(request).account))
@@ -91,8 +87,8 @@ def routes(site: Site) -> list[BaseRoute]:
     pages = SwarmPages(site)
     shown = {
         "/swarm": pages.listing, "/swarm/{id}": pages.one, "/swarm/{id}/body": pages.body,
-        "/swarm/{id}/report.html": pages.report, "/swarm/{id}/picture.svg": pages.picture,
-        "/api/swarm.json": pages.as_json, "/api/swarm/{id}.json": pages.one_json,
+        "/swarm/{id}/report.html": pages.report, "/api/swarm.json": pages.as_json,
+        "/api/swarm/{id}.json": pages.one_json,
     }  # fmt: skip
     done = {"/swarm/{id}/cancel": pages.cancel, "/swarm/{id}/resume": pages.resume}
     return [*(Route(path, answer) for path, answer in shown.items()),
