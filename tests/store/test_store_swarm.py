@@ -102,7 +102,7 @@ def test_first_result_stays(swarm):
 
 
 def test_two_tasks_of_one_id_and_what_names_a_task_that_is_not_there_are_refused_whole(swarm):
-    with pytest.raises(StoreError, match="two tasks have the id `a`"):
+    with pytest.raises(StoreError, match="does not take this row"):
         begin(swarm, "a", "b", "a")
     assert swarm.runs() == []
     run_id = begin(swarm, "a")

@@ -196,8 +196,8 @@ def test_a_template_is_text_and_names(template):
     ("data", "fault"),
     [
         (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2: a byte that is not UTF-8"),
-        (b'{"prompt": "a"}\n\0', "line 2: a NUL byte"),
-        ('{"prompt": "a"}'.encode("utf-16"), "is UTF-16"),
+        (b'{"prompt": "a"}\n\0', "line 2: not JSON"),
+        ('{"prompt": "a"}'.encode("utf-16"), "line 1: a byte that is not UTF-8"),
         (b"", "has no tasks"),
     ],
 )

@@ -36,10 +36,6 @@ def _remark(run: SwarmRun) -> str:
     return ", ".join(filter(None, (short(run.error), sessions, "simulated" if run.simulated else "")))
 
 
-def _first_token_s(attempt: Attempt) -> float | None:
-    return None if attempt.first_token_at is None else max(0.0, attempt.first_token_at - attempt.started_at)
-
-
 def _error(attempt: Attempt) -> str:
     status = f"HTTP {attempt.status} " if attempt.status not in (None, 200) else ""
     return short(f"{attempt.error_kind}: {status}{attempt.error or ''}") if attempt.error_kind else ""
@@ -69,11 +65,9 @@ ATTEMPTS: Sequence[Column[Attempt]] = (
     Column("number", "attempt", lambda one: one.number),
     Column("why", "why", lambda one: one.why.value, rank=1, right=False),
     Column("outcome", "outcome", lambda one: one.outcome.value, right=False),
-    Column("agent", "agent", lambda one: one.agent, rank=5),
     Column("replica", "replica", lambda one: one.replica, rank=2, right=False),
     Column("took_s", "took", lambda one: one.ended_at - one.started_at, seconds),
     Column("queued_ms", "queued", lambda one: one.queued_ms, milliseconds, rank=3),
-    Column("first_token_s", "first token", _first_token_s, seconds, rank=4),
     Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
     Column("error", "error", _error, right=False),
 )
@@ -86,7 +80,6 @@ def figures(story: SwarmStory) -> list[tuple[str, Figures]]:
     counts = f"{account.done} done, {account.failed} set aside, {account.left} left of {account.tasks}"
     work = [
         ("tasks", f"{counts}; {account.retried} tried more than once" if account.retried else counts),
-        ("stages", ", ".join(f"{stage}: {many} tasks" for stage, many in story.stages)),
         ("attempts", f"{account.attempts}, {account.wasted} of them without a result" if account.wasted else ""),
         ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors)),
         ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else ""),

@@ -1,4 +1,4 @@
-"""A run as a picture: a lane for each agent, a bar for each attempt, and above them how many were at work."""
+"""A run as a picture: a lane for each agent, a bar for each attempt."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def picture_words(story: SwarmStory) -> str:
 
 
 def gantt_spec(story: SwarmStory) -> Spec | None:
-    """Return two panels over the same seconds of work: how many were at work, and each attempt in its agent's lane."""
+    """Return each attempt in its agent's lane, over the seconds of work."""
     time = working_time(story.spans)
     if time is None or not story.attempts:
         return None
@@ -78,11 +78,11 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
     many = len(story.attempts) > MOST_BARS
     groups = [group for own in lanes.values() for group in _groups(own, time.seconds / _WIDE_PX, many=many)]
     bars = [row for group in groups for row in _bars(group, time)]
-    counted, pauses = _counted(story, time), _pauses(time)
+    pauses = _pauses(time)
     each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
     unit, step = ("hours", 3600) if time.seconds > 10_800 else ("minutes", 60) if time.seconds > 600 else ("seconds", 1)
-    data = {"bars": bars, "counted": counted, "downs": _downs(story, time),
-            "pauses": pauses, "named_pauses": pauses if len(pauses) < 8 else []}  # fmt: skip
+    named = pauses if len(pauses) < 8 else []
+    data = {"bars": bars, "downs": _downs(story, time), "pauses": pauses, "named_pauses": named}
     return drawing(
         "gantt",
         data,
@@ -92,7 +92,6 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
         step=step,
         least_step=step if step > 1 else 0,
         unit=f"{unit} of work",
-        most=max([row["many"] for row in counted] + [1]),
         parts=[name for name in _PARTS if any(row["part"] == name for row in bars)],
     )
 
@@ -115,16 +114,6 @@ def _pauses(time: WorkingTime) -> list[Spec]:
         how = earlier.outcome or "its process disappeared"
         tip = f"{paused} between session {earlier.session} ({how}) and {later.session}, left out"
         rows.append({"x": time.begin(later), "tip": printable(tip), "label": f"{paused} pause"})
-    return rows
-
-
-def _counted(story: SwarmStory, time: WorkingTime) -> list[Spec]:
-    """Return how many were under way, step by step."""
-    rows = []
-    for span in time.spans:
-        steps = attempts_in_flight(story.attempts, span.session, time.seconds / _WIDE_PX)
-        ends = [(time.x(span.session, at), many) for at, many in steps] + [(time.begin(span) + span.seconds, 0)]
-        rows += [{"x": at, "many": many, "session": span.session} for at, many in ends]
     return rows
 
 
@@ -163,21 +152,6 @@ def _bars(group: Sequence[Attempt], time: WorkingTime) -> Iterator[Spec]:
     for x, x2, part in ends:
         if x2 - x > 0.3 * least:
             yield {"agent": first.agent, "x": x, "x2": x2, "part": part, "tip": tip}
-
-
-def attempts_in_flight(attempts: Sequence[Attempt], session: int, least_s: float) -> list[tuple[float, int]]:
-    """Return how many were under way: (moment, so many from there on), one for every `least_s` at most."""
-    edges = [(one.started_at, 1) for one in attempts if one.session == session]
-    edges += [(one.ended_at, -1) for one in attempts if one.session == session]
-    steps: list[tuple[float, int]] = []
-    many = 0
-    for at, step in sorted(edges):
-        many += step
-        if steps and at - steps[-1][0] < least_s:
-            steps[-1] = (steps[-1][0], many)
-        else:
-            steps.append((at, many))
-    return steps
 
 
 def attempt_words(attempt: Attempt) -> str:

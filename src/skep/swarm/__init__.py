@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skep.swarm.api import Failure, Options, Run, SwarmError, map, map_sync, run, run_sync  # noqa: A004
+    from skep.swarm.api import Failure, Options, SwarmError, map, map_sync  # noqa: A004
 
-__all__ = ["Failure", "Options", "Run", "SwarmError", "map", "map_sync", "run", "run_sync"]
+__all__ = ["Failure", "Options", "SwarmError", "map", "map_sync"]
 
 
 def __dir__() -> list[str]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import os
 import tempfile
-import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec.structs import replace
@@ -26,17 +24,14 @@ from skep.paths import Paths, user_paths
 from skep.store.database import open_store
 from skep.swarm.client import key_here, url_here
 from skep.swarm.progress import SwarmProgress
-from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, given_fields
+from skep.swarm.records import SwarmRunOptions, Task, TaskEnding, TaskResult, given_fields
 from skep.swarm.runner import carry_out
 from skep.swarm.schemas import check_schema, one_line
 from skep.swarm.store import SwarmStore, create_run
-from skep.swarm.summary import Account, story_of
-from skep.swarm.task_file import FIELDS, TaskDefaults, Template, parse_template, tasks_of
+from skep.swarm.task_file import TaskDefaults, Template, parse_template, tasks_of
 
-Messages = Sequence[Mapping[str, Any]]
-Made = str | Messages | Mapping[str, Any] | Task
-Prompt = str | Callable[[Any], Made] | Callable[[Any], Awaitable[Made]]
-Items = Iterable[Any] | AsyncIterable[Any]
+Made = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]  # a prompt, messages, or the fields of a task
+Prompt = str | Callable[[Any], Made]
 
 
 class AnswerForm:
@@ -71,55 +66,43 @@ class AnswerForm:
         return None
 
 
-async def listed(items: Items) -> list[Any]:
-    """Return all items: a run knows its tasks before it begins, so an asynchronous source is read to its end."""
-    if isinstance(items, AsyncIterable):
-        return [item async for item in items]
+def listed(items: Iterable[Any]) -> list[Any]:
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         raise UserError(f"`items` must be a list, not {type(items).__name__}", hint="put it into a list")
     return list(items)
 
 
-async def make_tasks(
+def make_tasks(
     prompt: Prompt, items: Sequence[Any], schema: Mapping[str, Any] | None, defaults: TaskDefaults
 ) -> list[Task]:
     """Return a task for each item, in order; ids are 1, 2, ... unless the function gives others."""
     if not isinstance(prompt, str) and not callable(prompt):
         raise UserError(f"`prompt` must be a template or a function, not {type(prompt).__name__}")
-    maker = parse_template(prompt) if isinstance(prompt, str) else prompt
-    made = [await _made(maker, item) for item in items]
+    make = partial(_filled, parse_template(prompt)) if isinstance(prompt, str) else prompt
     told: TaskDefaults = {**defaults, "schema": schema}
-    tasks = tasks_of([_document(one, number) for number, one in enumerate(made, 1)], **told)
-    given = zip(tasks, made, strict=True)
-    return [replace(task, stage=one.stage) if isinstance(one, Task) else task for task, one in given]
+    return tasks_of([_document(make(item), number) for number, item in enumerate(items, 1)], **told)
 
 
-async def _made(prompt: Prompt | Template, item: Any) -> Made:
-    """A template is filled with fields of a mapping, a model or a dataclass; `{}` and `{item}` are the item itself."""
-    if isinstance(prompt, Template):
-        if isinstance(item, BaseModel):
-            item = item.model_dump(mode="json")
-        elif is_dataclass(item) and not isinstance(item, type):
-            item = asdict(item)
-        fields = {str(name): value for name, value in item.items()} if isinstance(item, Mapping) else {}
-        values = {"": item, "item": item, **fields}
-        if (missing := prompt.missing(values)) is not None:
-            raise UserError(missing)
-        return prompt.fill(values)
-    assert callable(prompt)
-    made = prompt(item)
-    return await made if inspect.isawaitable(made) else made
+def _filled(template: Template, item: Any) -> str:
+    """Fill in the fields of a mapping, a model or a dataclass; `{}` and `{item}` are the item itself."""
+    if isinstance(item, BaseModel):
+        item = item.model_dump(mode="json")
+    elif is_dataclass(item) and not isinstance(item, type):
+        item = asdict(item)
+    fields = {str(name): value for name, value in item.items()} if isinstance(item, Mapping) else {}
+    values = {"": item, "item": item, **fields}
+    if (missing := template.missing(values)) is not None:
+        raise UserError(missing)
+    return template.fill(values)
 
 
 def _document(made: Made, number: int) -> Mapping[str, Any]:
-    if isinstance(made, Task):
-        made = {name: value for name, value in given_fields(made).items() if name in FIELDS}
-    elif isinstance(made, str):
+    if isinstance(made, str):
         made = {"prompt": made}
     elif isinstance(made, list | tuple):
         made = {"messages": list(made)}
     elif not isinstance(made, Mapping):
-        hint = "return a string, a list of messages, a task's fields, or a skep.swarm.records.Task"
+        hint = "return a string, a list of messages, or a task's fields"
         raise UserError(f"the function returned {type(made).__name__} for item {number}", hint=hint)
     return {"id": number, **{name: value for name, value in made.items() if value is not None}}
 
@@ -173,31 +156,17 @@ class SwarmError(SkepError):
         super().__init__(f"{len(self.failures)} of {len(self.values)} tasks failed; {self.failures[0]}", hint=hint)
 
 
-class Run(msgspec.Struct, Generic[T], frozen=True):
-    """What came of a call. `values` and `results` are in the items' order; a result is None where there is none."""
-
-    id: str
-    state: SwarmRunState
-    values: list[T | Failure]
-    results: list[TaskResult | None]
-    account: Account
-
-    @property
-    def failures(self) -> list[Failure]:
-        return [one for one in self.values if isinstance(one, Failure)]
-
-
-async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options) -> Run[Any] | None:
-    """None: there are no items. What ends it early says how to go on, if there is something to go on with."""
+async def run_items(prompt: Prompt, items: Iterable[Any], schema: Any, options: Options) -> tuple[str, list[Any]]:
+    """Return the run's id and a value or a `Failure` for each item. What ends it early says how to go on."""
     form, order = AnswerForm(schema), _order(options)
-    if not (given := await listed(items)):
-        return None
+    if not (given := listed(items)):
+        return "", []
     defaults: TaskDefaults = {"system": options.get("system"), "temperature": options.get("temperature")}
-    tasks = await make_tasks(prompt, given, form.schema, defaults)
+    tasks = make_tasks(prompt, given, form.schema, defaults)
     with _places(options) as paths:
         run_id, url, after_cancel = _begun(paths, tasks, order, options)
         try:
-            state = await carry_out(
+            await carry_out(
                 paths,
                 run_id,
                 url=url,
@@ -213,12 +182,8 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
                 error.add_note(f'what is done is kept: resume="{run_id}" goes on with it')
             raise
         with open_store(paths.store, read_only=True) as store:
-            swarm = SwarmStore(store)
-            found = {result.task: result for result in swarm.results(run_id)}
-            account = story_of(swarm, swarm.run(run_id), now=time.time()).account
-    results = [found.get(task.id) for task in tasks]
-    values = [_value(*one, form) for one in zip(given, tasks, results, strict=True)]
-    return Run(run_id, state, values, results, account)
+            found = {result.task: result for result in SwarmStore(store).results(run_id)}
+    return run_id, [_value(item, task, found.get(task.id), form) for item, task in zip(given, tasks, strict=True)]
 
 
 def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options: Options) -> tuple[str, str, int]:
@@ -274,7 +239,7 @@ def _places(options: Options) -> Iterator[Paths]:
             yield replace(paths, data=Path(made), state=Path(made))
 
 
-__all__ = ["Failure", "Options", "Run", "SwarmError", "map", "map_sync", "run", "run_sync"]
+__all__ = ["Failure", "Options", "SwarmError", "map", "map_sync"]
 
 LOOK_S = 0.2
 Raise = Literal["raise"]
@@ -282,41 +247,32 @@ Return = Literal["return"]
 
 
 @overload
-async def run(prompt: Prompt, items: Items, *, schema: None = None, **options: Unpack[Options]) -> Run[str]: ...
-@overload
-async def run(prompt: Prompt, items: Items, *, schema: type[T], **options: Unpack[Options]) -> Run[T]: ...
-@overload
-async def run(prompt: Prompt, items: Items, *, schema: Mapping[str, Any], **options: Unpack[Options]) -> Run[Any]: ...
-async def run(prompt: Prompt, items: Items, *, schema: Any = None, **options: Unpack[Options]) -> Run[Any]:
-    """As `map`, with all that is known of it: tokens, times, what failed and why. Raises nothing for failed tasks."""
-    made = await run_items(prompt, items, schema, options)
-    if made is None:
-        raise UserError("there are no items")
-    return made
-
-
-@overload
 async def map(  # noqa: A001
-    prompt: Prompt, items: Items, *, schema: None = None, failures: Raise = "raise", **options: Unpack[Options]
+    prompt: Prompt, items: Iterable[Any], *, schema: None = None, failures: Raise = "raise", **options: Unpack[Options]
 ) -> list[str]: ...
 @overload
 async def map(  # noqa: A001
-    prompt: Prompt, items: Items, *, schema: type[T], failures: Raise = "raise", **options: Unpack[Options]
+    prompt: Prompt, items: Iterable[Any], *, schema: type[T], failures: Raise = "raise", **options: Unpack[Options]
 ) -> list[T]: ...
 @overload
 async def map(  # noqa: A001
-    prompt: Prompt, items: Items, *, schema: Mapping[str, Any], failures: str = "raise", **options: Unpack[Options]
+    prompt: Prompt,
+    items: Iterable[Any],
+    *,
+    schema: Mapping[str, Any],
+    failures: str = "raise",
+    **options: Unpack[Options],
 ) -> list[Any]: ...
 @overload
 async def map(  # noqa: A001
-    prompt: Prompt, items: Items, *, schema: None = None, failures: Return, **options: Unpack[Options]
+    prompt: Prompt, items: Iterable[Any], *, schema: None = None, failures: Return, **options: Unpack[Options]
 ) -> list[str | Failure]: ...
 @overload
 async def map(  # noqa: A001
-    prompt: Prompt, items: Items, *, schema: type[T], failures: Return, **options: Unpack[Options]
+    prompt: Prompt, items: Iterable[Any], *, schema: type[T], failures: Return, **options: Unpack[Options]
 ) -> list[T | Failure]: ...
 async def map(  # noqa: A001 - `swarm.map` says what it is
-    prompt: Prompt, items: Items, *, schema: Any = None, failures: str = "raise", **options: Unpack[Options]
+    prompt: Prompt, items: Iterable[Any], *, schema: Any = None, failures: str = "raise", **options: Unpack[Options]
 ) -> list[Any]:
     """Return one value for each item, in their order: a text; with a schema, JSON; with a type, an instance of it.
 
@@ -326,12 +282,10 @@ async def map(  # noqa: A001 - `swarm.map` says what it is
     """
     if failures not in ("raise", "return"):
         raise UserError(f'`failures` must be "raise" or "return", not {failures!r}')
-    made = await run_items(prompt, items, schema, options)
-    if made is None:
-        return []
-    if made.failures and failures == "raise":
-        raise SwarmError(made.id, made.values)
-    return made.values
+    run_id, values = await run_items(prompt, items, schema, options)
+    if failures == "raise" and any(isinstance(one, Failure) for one in values):
+        raise SwarmError(run_id, values)
+    return values
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
@@ -369,4 +323,3 @@ def _in_plain_code(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 
 map_sync = _in_plain_code(map)
-run_sync = _in_plain_code(run)

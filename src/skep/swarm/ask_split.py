@@ -17,8 +17,7 @@ from contextlib import aclosing
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
-from itertools import accumulate, pairwise
-from math import ceil
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -34,7 +33,6 @@ from skep.wire.client import fetch_if_there
 
 Item = TypeVar("Item")
 Say = Callable[[str], None]
-_SOONEST = 0.5  # of the wanted length: no piece ends before it
 
 
 class FilePiece(msgspec.Struct, frozen=True):
@@ -47,52 +45,34 @@ class FilePiece(msgspec.Struct, frozen=True):
 def pieces_of(file: str, text: str, most_chars: int) -> list[FilePiece]:
     """Cut a text into pieces of at most `most_chars` characters. A blank text has none."""
     lines = text.removesuffix("\n").split("\n")  # at line feeds alone, as editors and `grep -n` count lines
-    scores = _scores(lines)
     ends = [0, *accumulate(len(line) + 1 for line in lines)]  # characters before each line
     found: list[FilePiece] = []
     begin = 0
     while begin < len(lines):
-        end = _cut(ends, scores, begin, most_chars)
+        end = _cut(lines, ends, begin, most_chars)
         whole, ref = "\n".join(lines[begin:end]), f"{file}:{begin + 1}-{end}"
         begin = end
         if whole.strip() and len(whole) > most_chars:  # one line
-            parts = _parts(whole, ceil((len(whole) + 1) / most_chars))
+            parts = [whole[at : at + most_chars] for at in range(0, len(whole), most_chars)]
             found += [FilePiece(f"{ref} ({number}/{len(parts)})", part) for number, part in enumerate(parts, 1)]
         elif whole.strip():
             found.append(FilePiece(ref, whole))
     return found
 
 
-def _cut(ends: list[int], scores: list[int], begin: int, most_chars: int) -> int:
-    """Where the piece that begins here ends: the best border from half the wanted length to the longest allowed."""
-    start, left = ends[begin], ends[-1] - ends[begin]
-    if left - 1 <= most_chars:
-        return len(scores) - 1
-    wanted = left / ceil(left / most_chars)
-    longest = bisect_right(ends, start + most_chars + 1) - 1
-    borders = range(max(begin + 1, bisect_left(ends, start + _SOONEST * wanted)), longest + 1)
-    score = {end: scores[end] - 60 * abs(ends[end] - start - wanted) / wanted for end in borders}
-    return max(borders, key=lambda end: (score[end], end), default=max(begin + 1, longest))
+def _cut(lines: list[str], ends: list[int], begin: int, most_chars: int) -> int:
+    """Return where the piece that begins here ends: the last of the best borders in the second half of what fits."""
+    longest = bisect_right(ends, ends[begin] + most_chars + 1) - 1
+    if longest >= len(lines):
+        return len(lines)
+    soonest = bisect_left(ends, ends[begin] + most_chars // 2)
+    borders = range(max(begin + 1, soonest), longest + 1)
+    return max(borders, key=lambda end: (_rank(lines[end - 1], lines[end]), end), default=begin + 1)
 
 
-def _scores(lines: list[str]) -> list[int]:
-    """Rate a cut before each line: best before a heading, then before what is not indented; the last is the end."""
-    scores = [0]
-    for before, line in pairwise([*lines, ""]):
-        scores.append(0 if before.strip() else 90 if line.startswith("#") else 60 if line[:1].strip() else 20)
-    scores[-1] = 100
-    return scores
-
-
-def _parts(text: str, parts: int) -> list[str]:
-    """Cut one long line into equal parts, at a space if there is one nearby."""
-    found, start = [], 0
-    for number in range(1, parts):
-        wanted = len(text) * number // parts
-        end = (text.rfind(" ", max(start, wanted - 80), wanted) + 1) or wanted
-        found.append(text[start:end])
-        start = end
-    return [*found, text[start:]]
+def _rank(before: str, line: str) -> int:
+    """Rate a cut between two lines: best before a heading, then before what is not indented."""
+    return 0 if before.strip() else 3 if line.startswith("#") else 2 if line[:1].strip() else 1
 
 
 LARGEST_BYTES = 2 << 20

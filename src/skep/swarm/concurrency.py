@@ -2,7 +2,7 @@
 
 `ConcurrencySearch` finds the limit of an endpoint that does not tell its slots. A level is measured when the agents it
 has added are streaming; the rate counts all tokens that arrive. Levels are doubled while the rate grows, the last
-doubling is halved, and then a level is held. A step up is tried now and then, a step down when the rate has fallen.
+doubling is halved, and then a level is held. A step up is tried now and then.
 `ConcurrencyLimit` adds what the endpoint tells, what it refuses, and `--concurrency`.
 """
 
@@ -16,8 +16,6 @@ FIRST = 4
 MOST = 256
 GAIN = 0.05  # of the rate, that a doubling must bring
 SMALL_GAIN = 0.025  # that a smaller step must bring
-FALLEN = 0.75  # of the rate that was
-SAME = 0.95
 WINDOW_S = 0.5
 LONGEST_WINDOW_S = 3.0
 LONGEST_UNSTREAMED_S = 30.0
@@ -45,7 +43,6 @@ class Phase(Enum):
     BETWEEN = "halving the last step"
     HOLD = "holding the best level found"
     HIGHER = "trying one step more"
-    LOWER = "trying one step less: the rate has fallen"
 
 
 class ConcurrencySearch:
@@ -59,7 +56,6 @@ class ConcurrencySearch:
         self._window: tuple[float, int] | None = None  # begun at, tokens by then
         self._again_s = AGAIN_S
         self._held_since: float | None = None
-        self._low = 0  # windows in a row
         self._started = False
 
     def lower_to(self, level: int, now: float) -> None:
@@ -108,25 +104,17 @@ class ConcurrencySearch:
         elif self.phase is Phase.HOLD:
             self._held(rate, now, *best)
         else:
-            if self.phase is Phase.LOWER:
-                is_better = rate >= SAME * best[1]  # `best` is what the higher level gives now
-            elif is_better := rate > best[1] * (1 + SMALL_GAIN):
+            if rate > best[1] * (1 + SMALL_GAIN):
                 self._again_s = AGAIN_S / 2 if self.phase is Phase.HIGHER else AGAIN_S
+                best = self._best = (self.level, rate)
             else:
                 self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
-            self._best = (self.level, rate) if is_better else best
-            self._move(self._best[0], Phase.HOLD, now)
+            self._move(best[0], Phase.HOLD, now)
 
     def _held(self, rate: float, now: float, level: int, known: float) -> None:
         if self._held_since is None:
             self._held_since = now
-        self._low = self._low + 1 if rate < FALLEN * known else 0
-        if self._low >= 2 and self.level > 1:
-            self._low, self._best = 0, (level, rate)
-            self._move(max(1, 2 * self.level // 3), Phase.LOWER, now)
-            return
-        if self._low == 0:
-            self._best = (level, known + NEWEST * (rate - known))
+        self._best = (level, known + NEWEST * (rate - known))
         higher = min(self.level + max(1, self.level // 4), self.most)
         if now - self._held_since >= self._again_s and higher > self.level:
             self._move(higher, Phase.HIGHER, now)

@@ -114,26 +114,23 @@ def _dangling(schema: Mapping[str, Any]) -> str | None:
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import specification_with
 
-    specification = specification_with(str(_validator_class(schema).META_SCHEMA["$schema"]))
-    root = specification.create_resource(schema)
+    root = specification_with(str(_validator_class(schema).META_SCHEMA["$schema"])).create_resource(schema)
     name = root.id() or ""
-    registry = REGISTRY.with_resource(name, root).crawl()
-    for resource, resolver in _parts(root, registry.resolver(base_uri=name)):
-        contents = resource.contents if isinstance(resource.contents, Mapping) else {}
-        for word in ("$ref", "$dynamicRef"):
-            try:
-                if isinstance(target := contents.get(word), str):
-                    resolver.lookup(target)
-            except Unresolvable:
-                why = "nothing is there" if str(target).startswith("#") else "not in the schema, and nothing is fetched"
-                return f"`{word}` to {_shown(target)}: {why}"
+    resolver = REGISTRY.with_resource(name, root).crawl().resolver(base_uri=name)
+    for target in _references(schema):
+        try:
+            resolver.lookup(target)
+        except Unresolvable:
+            why = "nothing is there" if target.startswith("#") else "not in the schema, and nothing is fetched"
+            return f"`$ref` to {_shown(target)}: {why}"
     return None
 
 
-def _parts(resource: Any, resolver: Any) -> Iterator[tuple[Any, Any]]:
-    yield resource, resolver
-    for inner in resource.subresources():
-        yield from _parts(inner, resolver.in_subresource(inner))
+def _references(part: Any) -> Iterator[str]:
+    if isinstance(part, Mapping):
+        yield from [part[word] for word in ("$ref", "$dynamicRef") if isinstance(part.get(word), str)]
+    for inner in part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ():
+        yield from _references(inner)
 
 
 def _shown(value: Any) -> str:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection, Row
@@ -125,15 +124,11 @@ class SwarmStore:
 
     def begin(self, *, created_at: float, config: Mapping[str, Any], tasks: Iterable[Task], **about: str | None) -> str:
         """The run with all its tasks, or nothing. `about`: url, model, skep_version; kind and name, if it has some."""
-        wanted = list(tasks)
-        twice = [name for name, many in Counter(storable(task.id) for task in wanted).items() if many > 1]
-        if twice:
-            raise StoreError(f"two tasks have the id `{twice[0]}`")
         known = {"kind": "map", "name": "", **about, "created_at": created_at, "config": document_text(config)}
         with self._store.transaction() as connection:
             run_id = free_id(connection, created_at)
             insert(connection, "swarm_runs", id=run_id, **known)
-            _insert_tasks(connection, run_id, wanted)
+            _insert_tasks(connection, run_id, tasks)
         return run_id
 
     def add_tasks(self, run_id: str, tasks: Sequence[Task]) -> int:
@@ -354,9 +349,6 @@ def check_output_free(paths: Paths, output: Path, source: Path | None, *, overwr
     if source is not None and output.exists() and source.exists() and output.samefile(source):
         raise UserError(f"--output `{output}` is the file with the tasks", hint="name another file with -o")
     writers = [run for run in stored_runs(paths) if run.config.get("output") == str(output)]
-    if busy := next((run for run in writers if run.state is SwarmRunState.RUNNING), None):
-        hint = "name another file with -o, or wait for it"
-        raise UserError(f"`{busy.id}` is writing to `{output}` at this moment", hint=hint)
     if output.exists() and output.stat().st_size and not overwrite:
         goes_on = next((run for run in writers if run.state is not SwarmRunState.DONE), None)
         first = f"`skep swarm resume {goes_on.id}` goes on with it; " if goes_on else ""

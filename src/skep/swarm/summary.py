@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -84,7 +84,6 @@ class SwarmStory(msgspec.Struct, frozen=True):
     attempts: Sequence[Attempt]
     results: Sequence[TaskResult]
     downs: Sequence[Down] = ()
-    stages: Sequence[tuple[int, int]] = ()  # (stage, tasks in it), where there are several
 
 
 def task_seconds(result: TaskResult, spans: Sequence[SessionSpan]) -> float:
@@ -141,10 +140,8 @@ _ERRORS = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
 
 
 def story_of(swarm: SwarmStore, run: SwarmRun, *, now: float) -> SwarmStory:
-    staged = run.kind == "ask"  # only those have stages, and a long list need not be read for nothing
-    stages = Counter(task.stage for task in swarm.tasks(run.id)) if staged else {}
     rows = (swarm.session_rows(run.id), swarm.attempts(run.id), swarm.results(run.id), swarm.facts(run.id))
-    return story_from(run, *rows, now=now, stages=stages)
+    return story_from(run, *rows, now=now)
 
 
 def story_from(
@@ -155,7 +152,6 @@ def story_from(
     facts: Sequence[Fact],
     *,
     now: float,
-    stages: Mapping[int, int] | None = None,
 ) -> SwarmStory:
     spans = spans_of(sessions, attempts, facts, now=now, finished=run.counts.left == 0)
     downs = downs_of(facts, spans)
@@ -163,8 +159,7 @@ def story_from(
     told = [name for one in sessions if isinstance(name := one.endpoint.get("model"), str)]
     if run.model is None and told:  # the one that answered, where the run names none
         account = replace(account, model=told[-1])
-    shown = tuple(sorted(stages.items())) if stages and len(stages) > 1 else ()
-    return SwarmStory(run, account, spans, attempts, results, downs, shown)
+    return SwarmStory(run, account, spans, attempts, results, downs)
 
 
 def run_json(run: SwarmRun) -> dict[str, Any]:

@@ -211,34 +211,26 @@ def _json_rows(text: str) -> Rows:
 
 def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
     """UserError where the columns are not those that the template asks for. A quoted field may hold line ends."""
-    before = csv.field_size_limit(len(text) + 1)  # the module's own limit, for all of the process: put back
+    csv.field_size_limit(len(text) + 1)
     reader = csv.reader(StringIO(text, newline=""), strict=True)
-    columns: list[str] = []
     rows: list[tuple[int, list[str]]] = []
-    broken: Faulty | None = None
     line = 1  # where the next row begins
     try:
         for read in reader:
             rows.append((line, read))
             line = reader.line_num + 1
-    except csv.Error as error:  # after a broken quote, nothing more is read
-        broken = Faulty(f"broken CSV: {error}")
-    finally:
-        csv.field_size_limit(before)
+    except csv.Error as error:
+        raise UserError(f"{name}, line {line}: broken CSV: {error}") from None
+    (begin, header), *rows = [one for one in rows if one[1]] or [(1, [])]
+    columns = [column.strip() for column in header]
+    _check_columns(columns, name, begin, template)
     for begin, row in rows:
-        if row and not columns:
-            columns = [column.strip() for column in row]
-            _check_columns(columns, name, begin, template)
-        elif row and len(row) != len(columns):
+        if len(row) != len(columns):
             yield begin, Faulty(f"{len(row)} fields, and the header has {len(columns)}")
-        elif row:
-            fields = dict(zip(columns, row, strict=True))
-            own = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
-            yield begin, {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)}
-    if broken is not None:
-        yield line, broken
-    if not columns:
-        _check_columns(columns, name, 1, template)
+            continue
+        fields = dict(zip(columns, row, strict=True))
+        own = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
+        yield begin, {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)}
 
 
 def _check_columns(columns: list[str], name: str, line: int, template: Template | None) -> None:
@@ -343,14 +335,9 @@ def _read(path: Path) -> bytes:
 
 
 def _decoded(data: bytes, name: str) -> str:
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(f"{name} is UTF-16", hint=f"convert it: iconv -f UTF-16 -t UTF-8 {name}")
-    bad, what = data.find(b"\0"), "a NUL byte"
     try:
-        text = data.decode().removeprefix("\ufeff")
+        return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        bad, what = (bad, what) if bad >= 0 else (error.start, "a byte that is not UTF-8")
-    if bad >= 0:
-        line = data.count(b"\n", 0, bad) + 1
-        raise UserError(f"{name}, line {line}: {what}", hint="tasks are text in UTF-8")
-    return text
+        line = data.count(b"\n", 0, error.start) + 1
+        hint = f"tasks are text in UTF-8; from UTF-16: iconv -f UTF-16 -t UTF-8 {name}"
+        raise UserError(f"{name}, line {line}: a byte that is not UTF-8", hint=hint) from None
