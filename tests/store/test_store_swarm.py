@@ -14,7 +14,6 @@ from skep.swarm.records import (
     TaskEnding,
     TaskResult,
     Why,
-    given_fields,
 )
 from skep.swarm.runner import pending_tasks
 from skep.swarm.store import Recorded, SwarmStore
@@ -275,5 +274,5 @@ def test_file_of_schema_seven_opens_with_its_swarm(old_file):
 
 def test_a_task_that_named_tools_is_read_without_them():
     """Earlier versions stored which tools its agent might use."""
-    document = {**given_fields(task("a")), "tools": ["files"]}
+    document = {**msgspec.to_builtins(task("a")), "tools": ["files"]}
     assert msgspec.convert(document, Task) == task("a")

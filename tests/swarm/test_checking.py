@@ -58,7 +58,7 @@ def test_json_is_found_in_what_a_model_writes(text):
         ('{"items": [{}, {}, {"price": "x"}]}', "$.items[2].price: 'x' is not of type 'number'"),
         ("{}", "$: 'items' is a required property"),
         ('{"items": [', "the JSON is cut off"),
-        ('{"items": [1 2]}', "the JSON is broken: Expecting ',' delimiter at line 1 column 14"),
+        ('{"items": [1 2]}', "the JSON is broken: Expecting ',' delimiter: line 1 column 14"),
         ('{"items": NaN}', "`NaN` is not JSON"),
         ('{"items": ["\\ud800"]}', "the JSON is broken"),
         ("[" * 5000, "the JSON is nested too deeply"),
@@ -78,7 +78,7 @@ def test_a_complaint_is_bounded_whatever_the_answer_and_a_hundred_thousand_brack
     wide = check(json.dumps({"items": [{"price": "x" * 5000}] * 200}), schema=ORDER)
     assert len(wide.complaint) < LONGEST + 40
     assert "\n" not in wide.complaint
-    assert wide.complaint.endswith("and many more")
+    assert wide.complaint.endswith("and more")
     began = time.process_time()
     for text in ("[" * 100_000, '{"a":' * 50_000, "{" * 100_000, "[{" * 50_000, '["' * 50_000):
         values_in(text)

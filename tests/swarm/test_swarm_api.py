@@ -1,6 +1,5 @@
 """The swarm from Python: what a caller gives, and what comes back."""
 
-import asyncio
 import json
 import os
 import signal
@@ -117,11 +116,10 @@ def test_a_run_may_leave_no_journal():
         swarm.map_sync("{}", ["a"], journal=False, resume="last")
 
 
-def test_a_notebook_has_a_loop_already():
-    async def cell():
-        return swarm.map_sync("{}", ["a"], max_tokens=2, journal=False)
-
-    assert asyncio.run(cell()) == ["the bees"]
+async def test_where_a_loop_runs_already_the_other_form_is_named():
+    with pytest.raises(UserError, match="a loop runs already"):
+        swarm.map_sync("{}", ["a"])
+    assert await swarm.map("{}", ["a"], max_tokens=2, journal=False) == ["the bees"]
 
 
 @pytest.fixture
@@ -133,8 +131,7 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("within_a_loop", [False, True])
-def test_an_interrupt_keeps_what_is_done(within_a_loop):
+def test_an_interrupt_keeps_what_is_done():
     interrupted = False
 
     def watch(progress):
@@ -143,16 +140,9 @@ def test_an_interrupt_keeps_what_is_done(within_a_loop):
             interrupted = True
             os.kill(os.getpid(), signal.SIGINT)
 
-    def mapped():
-        length = {"short": 1, "long": 3000}
-        items = ["short", "long"]
-        return swarm.map_sync(lambda one: {"prompt": one, "max_tokens": length[one]}, items, watch=watch)
-
-    async def cell():
-        return mapped()
-
+    length = {"short": 1, "long": 3000}
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(cell()) if within_a_loop else mapped()
+        swarm.map_sync(lambda one: {"prompt": one, "max_tokens": length[one]}, list(length), watch=watch)
     (run,) = runs()
     assert (run.state, run.counts.done, run.counts.left) == (SwarmRunState.STOPPED, 1, 1)
 

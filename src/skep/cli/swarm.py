@@ -130,11 +130,7 @@ def ask(options: AskOptions) -> None:
 
 
 @command(swarm, "skep swarm cancel last", runs="swarm_session.cancel_run")
-def cancel(
-    name: RunName,
-    wait: Annotated[str, option("How long to wait for the run's process to end.")] = "30s",
-    as_json: JsonOption = False,
-) -> None:
+def cancel(name: RunName, as_json: JsonOption = False) -> None:
     """Stop a run, even one of another process. Results stay, and `skep swarm resume` continues it."""
 
 

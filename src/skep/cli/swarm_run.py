@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
@@ -23,7 +24,7 @@ from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask_merging import answer_of, ask_document, plan_document
 from skep.swarm.ask_split import GoalSplit, check_goal, find_sources, split_goal
-from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, given_fields
+from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task
 from skep.swarm.results_file import ResultsFile
 from skep.swarm.store import check_output_free, create_run, failed_tasks, run_to_resume
 from skep.swarm.task_file import read_schema, read_tasks
@@ -140,7 +141,7 @@ def _show_dry(
 ) -> None:
     document = {
         "tasks": len(tasks),
-        "first": given_fields(tasks[0]),
+        "first": to_builtins(tasks[0]),
         "output": None if output is None else str(output),
         "url": options.address,
         "model": options.model if endpoint is None else endpoint.model,

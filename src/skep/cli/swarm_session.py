@@ -32,12 +32,13 @@ from skep.report.swarm import (
 )
 from skep.report.terminal import note, print_json, print_list
 from skep.swarm.progress import SwarmProgress, SwarmProgressLines
-from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, given_fields
+from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding
 from skep.swarm.results_file import result_line
 from skep.swarm.runner import carry_out
 from skep.swarm.store import MAKES_ONE, NONE_YET, SwarmStore, as_it_stands, cancel, stored_runs
 from skep.swarm.summary import account_json, run_json, story_of
-from skep.units import parse_seconds
+
+ENDS_S = 30.0  # within which the process of a run ends
 
 
 @contextmanager
@@ -83,7 +84,7 @@ def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
         attempts = swarm.attempts(run.id, task.id)
     if as_json:
         told = {"result": msgspec.to_builtins(result), "attempts": msgspec.to_builtins(attempts)}
-        print_json({"run": run.id, "task": given_fields(task), **told})
+        print_json({"run": run.id, "task": msgspec.to_builtins(task), **told})
         return
     print(*task_lines(task), "", sep="\n")  # noqa: T201
     if attempts:
@@ -93,12 +94,12 @@ def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
     print("", *result_lines(result), sep="\n")  # noqa: T201
 
 
-def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
-    wait_s, paths = parse_seconds(wait), user_paths(os.environ)
+def cancel_run(name: str, *, as_json: bool) -> None:
+    paths = user_paths(os.environ)
     with journal() as swarm:
         run = swarm.run(name)
         if run.state is not SwarmRunState.DONE:
-            cancel(paths, run.id, wait_s)
+            cancel(paths, run.id, ENDS_S)
         ended = swarm.run(run.id)
     counts = f"{ended.counts.done} done, {ended.counts.failed} set aside, {ended.counts.left} left"
     if run.state is SwarmRunState.DONE:
@@ -191,9 +192,5 @@ def _stopped(run_id: str) -> Interrupted:
     run = _read(run_id)
     ended = run.counts.done + run.counts.failed
     what = "cancelled" if run.state is SwarmRunState.CANCELLED else "stopped"
-    if run.state is SwarmRunState.DONE:
-        return Interrupted(f"{what}: every task has its result", hint=f"`skep swarm show {run_id}` has the account")
-    return Interrupted(
-        f"{what}: {ended} of {run.counts.total} tasks have their result, and keep it",
-        hint=f"resume with `skep swarm resume {run_id}`",
-    )
+    said = f"{what}: {ended} of {run.counts.total} tasks have their result, and keep it"
+    return Interrupted(said, hint=f"resume with `skep swarm resume {run_id}`")

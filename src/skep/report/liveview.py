@@ -130,10 +130,10 @@ def _keys(wanted: bool) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def progress_view(
-    print_lines: Callable[[P], None], frame: Callable[[P, Page], list[Line]], *, plain: bool = False
+    print_lines: Callable[[P], None], frame: Callable[[P, Page], list[Line]]
 ) -> Iterator[Callable[[P], None]]:
-    """Give a function that is told how far the work is: the newest is drawn. `plain`: lines on a terminal too."""
-    if plain or not can_draw(sys.stderr):
+    """Give a function that is told how far the work is: the newest is drawn."""
+    if not can_draw(sys.stderr):
         yield print_lines
         return
     newest: list[P] = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from markupsafe import Markup
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.report.columns import Column, Record, as_count, padded, print_records
@@ -21,7 +22,6 @@ from skep.swarm.records import (
     SwarmRunState,
     Task,
     TaskResult,
-    given_fields,
 )
 from skep.swarm.summary import Account, SwarmStory
 from skep.units import fact_list, format_seconds, milliseconds, number, one_line, printable, public_name, seconds
@@ -145,8 +145,8 @@ def task_lines(task: Task) -> list[str]:
             parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
             content = "\n".join(map(str, parts))
         lines += [f"  {message.get('role', '?')}:", *_indented("" if content is None else str(content))]
-    wants = {name: value for name, value in given_fields(task).items() if name not in ("id", "messages", "stage")}
-    return [*lines, *(f"  {name}: {short(str(value))}" for name, value in wants.items())]
+    wants = [one for one in to_builtins(task).items() if one[0] not in ("id", "messages", "stage")]
+    return [*lines, *(f"  {name}: {short(str(value))}" for name, value in wants)]
 
 
 def _indented(text: str) -> list[str]:

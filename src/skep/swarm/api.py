@@ -7,7 +7,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from functools import partial, wraps
@@ -24,7 +23,7 @@ from skep.paths import Paths, user_paths
 from skep.store.database import open_store
 from skep.swarm.client import key_here, url_here
 from skep.swarm.progress import SwarmProgress
-from skep.swarm.records import SwarmRunOptions, Task, TaskEnding, TaskResult, given_fields
+from skep.swarm.records import SwarmRunOptions, Task, TaskEnding, TaskResult
 from skep.swarm.runner import carry_out
 from skep.swarm.schemas import check_schema, one_line
 from skep.swarm.store import SwarmStore, create_run
@@ -196,7 +195,7 @@ def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options:
             return create_run(store, tasks, order, url=url, model=options.get("model"), name=name), url, 0
         swarm = SwarmStore(store)
         run = swarm.run(resume)
-        if [given_fields(task) for task in swarm.tasks(run.id)] != [given_fields(task) for task in tasks]:
+        if [msgspec.to_builtins(task) for task in swarm.tasks(run.id)] != [msgspec.to_builtins(task) for task in tasks]:
             hint = "to go on with it, give the same prompt, items and options; `skep swarm resume` needs none of them"
             raise UserError(f"run `{run.id}` has other tasks than these", hint=hint)
         return run.id, options.get("url") or run.url, swarm.newest_cancel(run.id)
@@ -241,7 +240,6 @@ def _places(options: Options) -> Iterator[Paths]:
 
 __all__ = ["Failure", "Options", "SwarmError", "map", "map_sync"]
 
-LOOK_S = 0.2
 Raise = Literal["raise"]
 Return = Literal["return"]
 
@@ -288,38 +286,18 @@ async def map(  # noqa: A001 - `swarm.map` says what it is
     return values
 
 
-def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Run it; where a loop runs in this thread, in a thread beside it: a loop does not run within another.
-
-    Ctrl-C comes as an interrupt in a notebook; under `asyncio.run`, the task that waits here is marked as cancelled.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    loops: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
-
-    async def beside() -> T:
-        task = asyncio.ensure_future(work)
-        loops.set_result((asyncio.get_running_loop(), task))
-        return await task
-
-    with ThreadPoolExecutor(1) as threads:
-        done = threads.submit(asyncio.run, beside())
-        try:
-            waiting = asyncio.current_task()
-            while not done.done() and not (waiting and waiting.cancelling()):
-                wait([done], timeout=LOOK_S)
-        finally:
-            if not done.done():
-                loop, task = loops.result()
-                loop.call_soon_threadsafe(task.cancel)
-        return done.result()
-
-
 def _in_plain_code(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Return the same for plain code, and for a notebook, where a loop runs already. Ctrl-C keeps what is done."""
-    return wraps(work)(lambda *args, **options: _finished(work(*args, **options)))
+    """Return the same for plain code. Ctrl-C keeps what is done."""
+
+    @wraps(work)
+    def finished(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(work(*args, **options))
+        raise UserError("a loop runs already", hint="there, as in a notebook: `await swarm.map(...)`")
+
+    return finished
 
 
 map_sync = _in_plain_code(map)

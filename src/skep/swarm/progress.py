@@ -108,7 +108,7 @@ class ProgressTracker:
             tok_s=(last - first) / (last_at - first_at) if last_at > first_at else None,
             heard=sum(heard.values()),
             lanes=tuple(sorted(lanes, key=lambda lane: lane.agent)),
-            down_s=None if outage.since is None else now - outage.since,
+            down_s=now - outage.since if outage.is_away and outage.since is not None else None,
             down_why=outage.why if outage.is_away else None,
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from skep.store.rows import Count
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of work that needs nothing but itself."""
 
     id: str
@@ -152,19 +151,7 @@ class SwarmRun(msgspec.Struct, frozen=True):
         return msgspec.convert(self.config, SwarmRunOptions)
 
 
-def given_fields(record: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a record that differ from their defaults, as a task and a run's options are stored."""
-    usual = _defaults(type(record))
-    return {name: value for name, value in msgspec.structs.asdict(record).items() if value != usual[name]}
-
-
-@cache
-def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    known = msgspec.structs.fields(kind)
-    return {one.name: one.default_factory() if callable(one.default_factory) else one.default for one in known}
-
-
-class SwarmRunOptions(msgspec.Struct, frozen=True):
+class SwarmRunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     agents: int | None = None  # at once, at most; None: as many as the endpoint can use
     tries: int = 4  # of one task, before it is set aside
     timeout_s: float = 600.0  # of one request

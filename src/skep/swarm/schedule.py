@@ -44,25 +44,21 @@ def next_pause_s(pause_s: float, away_s: float) -> float:
 class Outage:
     """Whether the endpoint answers, when to probe it, and when to give up.
 
-    *Away*: nobody answers; nothing is sent, and one look at a time finds out when it is back. *Trouble*: it answers,
-    but with nothing of use (refusals, broken streams), since its last good answer. Either, for the whole deadline, ends
+    *Away*: nobody answers; nothing is sent, and one look at a time finds out when it is back. Else, since its last good
+    answer, it may have answered with nothing of use (refusals, broken streams). Either, for the whole deadline, ends
     the session.
     """
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self.since: float | None = None  # away
+        self.is_away = False
+        self.since: float | None = None  # without a good answer
         self.why: str | None = None
-        self._trouble: float | None = None  # since
         self.row = 0  # mishaps since the last good answer
         self._looking = False
         self._look_at: float | None = None
         self._pause_s = FIRST_LOOK_S
         self._refused_key = False
-
-    @property
-    def is_away(self) -> bool:
-        return self.since is not None
 
     @property
     def wake_at(self) -> float | None:
@@ -71,23 +67,18 @@ class Outage:
     def came(self, mishap: ErrorKind | None, error: str | None, now: float, *, answered: bool) -> None:
         """What came of an attempt. Any answer to it at all, a rejected one too, shows that the endpoint works."""
         if answered:
-            self.since = self.why = self._trouble = None
+            self.since, self.why, self.is_away = None, None, False
             self.row, self._pause_s = 0, FIRST_LOOK_S
             if not self._looking:
                 self._look_at = None
             return
-        if mishap is ErrorKind.TRY:
-            self.doubt(now)
-            return
-        self.row += 1
-        self.why = error
-        if self._trouble is None:
-            self._trouble = now
-        if mishap is ErrorKind.AWAY:
-            self._away(now)
-        elif mishap is ErrorKind.KEY:
-            self._refused_key = True
-        elif mishap is ErrorKind.BROKEN:
+        if mishap is not ErrorKind.TRY:
+            self.row += 1
+            self.why = error
+            self.since = now if self.since is None else self.since
+        self.is_away = self.is_away or mishap is ErrorKind.AWAY
+        self._refused_key = self._refused_key or mishap is ErrorKind.KEY
+        if mishap in (ErrorKind.TRY, ErrorKind.AWAY, ErrorKind.BROKEN):
             self.doubt(now)
 
     def doubt(self, now: float) -> None:
@@ -98,30 +89,25 @@ class Outage:
     def probed(self, why: str | None, now: float) -> None:
         self._looking, self._look_at = False, None
         if why is None:
-            self.since, self._pause_s = None, FIRST_LOOK_S
+            self.since = None if self.is_away else self.since
+            self.is_away, self._pause_s = False, FIRST_LOOK_S
             return
-        self.why = why
-        self._away(now)
+        self.why, self.is_away = why, True
+        self.since = now if self.since is None else self.since
         self._look_at = now + self._pause_s
-        self._pause_s = next_pause_s(self._pause_s, now - (self.since or now))
+        self._pause_s = next_pause_s(self._pause_s, now - self.since)
 
     def step(self, now: float, *, quiet: bool) -> list[ProbeEndpoint | GiveUp]:
         """`quiet`: none of the answers under way has begun."""
         why = self.why or "it does not answer"
         if self._refused_key:
             return [GiveUp(why, None)]
-        since = self.since if self.since is not None else self._trouble if quiet else None
-        if since is not None and now - since >= self._deadline_s:
-            return [GiveUp(why, now - since)]
+        if self.since is not None and (self.is_away or quiet) and now - self.since >= self._deadline_s:
+            return [GiveUp(why, now - self.since)]
         if self._look_at is not None and now >= self._look_at and not self._looking:
             self._looking = True
             return [ProbeEndpoint()]
         return []
-
-    def _away(self, now: float) -> None:
-        if self.since is None:
-            self.since = now
-            self.doubt(now)
 
 
 FREE_BREAKS = 2  # that nobody blames on the task

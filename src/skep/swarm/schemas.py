@@ -23,8 +23,7 @@ from typing import Any, Never
 from skep.errors import UserError
 from skep.workload.extraction import code_blocks
 
-MOST_FAULTS = 50  # of a value that are looked at
-MOST_TOLD = 3
+MOST_TOLD = 3  # faults of a value
 LONGEST = 300  # characters of a complaint
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 # Keywords whose cost is not in proportion to the value: a regular expression may take for ever on a short text, and
@@ -67,19 +66,14 @@ def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
 
     checker = _validator_class(schema)(schema, registry=Registry())
     try:
-        found = list(islice(checker.iter_errors(value), MOST_FAULTS))
+        found = list(islice(checker.iter_errors(value), MOST_TOLD + 1))
     except RecursionError:
         return "the value or its schema refers to itself without end"
     except Exception as error:  # of the library: a schema that was sound by itself and is not with this value
         return one_line(f"the schema cannot be applied to it: {type(error).__name__}: {error}")
-    told = []
-    for fault in found[:MOST_TOLD]:
-        best = best_match([fault])
-        told.append(one_line(f"{best.json_path}: {best.message}", LONGEST // min(len(found), MOST_TOLD)))
-    more = len(found) - len(told)
-    if more > 0:
-        told.append(f"and {more} more" if len(found) < MOST_FAULTS else "and many more")
-    return "; ".join(dict.fromkeys(told)) or None
+    told = [best_match([fault]) for fault in found[:MOST_TOLD]]
+    words = [one_line(f"{one.json_path}: {one.message}", LONGEST // len(told)) for one in told]
+    return "; ".join([*dict.fromkeys(words), *(["and more"] if len(found) > MOST_TOLD else [])]) or None
 
 
 def may_be_slow(schema: Mapping[str, Any]) -> bool:
@@ -183,13 +177,11 @@ def why_none(text: str) -> str:
     body = text[start.start() :] if start else text
     try:
         _DECODER.raw_decode(body)
-    except json.JSONDecodeError as error:
-        if not body[error.pos :].strip() or error.msg.startswith("Unterminated"):
-            return "the JSON is cut off: it ends before it is closed"
-        return f"the JSON is broken: {error.msg} at line {error.lineno} column {error.colno}"
     except RecursionError:
         return "the JSON is nested too deeply"
     except ValueError as error:
+        if isinstance(error, json.JSONDecodeError) and not body[error.pos :].strip():
+            return "the JSON is cut off: it ends before it is closed"
         return f"the JSON is broken: {error}"
     return "the JSON is broken"
 

@@ -52,7 +52,6 @@ from skep.swarm.records import (
     Task,
     TaskEnding,
     TaskResult,
-    given_fields,
 )
 
 SessionOutcome = Literal["done", "stopped", "cancelled", "failed"]
@@ -274,7 +273,7 @@ def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], cl
     """Return how many were new."""
     new = 0
     for task in tasks:
-        known = {"id": task.id, "stage": task.stage, "document": document_text(given_fields(task))}
+        known = {"id": task.id, "stage": task.stage, "document": document_text(msgspec.to_builtins(task))}
         new += insert(connection, "swarm_tasks", None, clash, run_id=run_id, **known).rowcount
     return new
 
@@ -284,7 +283,7 @@ def create_run(
 ) -> str:
     """Store a run and return its id; `about`: its kind and name. `skep.swarm.runner.carry_out` sends its tasks."""
     known: dict[str, Any] = {**about, "url": url, "model": model, "skep_version": __version__}
-    return SwarmStore(store).begin(**known, config=given_fields(order), created_at=time.time(), tasks=tasks)
+    return SwarmStore(store).begin(**known, config=msgspec.to_builtins(order), created_at=time.time(), tasks=tasks)
 
 
 WAITS = "waits for its endpoint"
@@ -315,19 +314,15 @@ def stored_runs(paths: Paths, limit: int | None = None) -> list[SwarmRun]:
 
 def run_to_resume(paths: Paths, name: str | None, *, last: bool) -> SwarmRun:
     """Return the run of that name; with `last`, the newest that nobody works on, or else the newest, which says why."""
-    if name is not None and last:
-        raise UserError(f"`{name}` and --last name two runs", hint="leave one of them out")
+    if (name is None) is not last:
+        raise UserError("name one run, or --last for the newest unfinished one", hint="`skep swarm list` lists all")
     runs = stored_runs(paths)
     if not runs:
         raise UserError(NONE_YET, hint=MAKES_ONE)
     if name is not None:
         with open_store(paths.store, read_only=True) as store:
             return SwarmStore(store).run(name)
-    open_ones = [run for run in runs if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED)]
-    if not last:
-        some = ", ".join(f"`{run.id}`" for run in open_ones[:3]) or "none at the moment"
-        raise UserError("no run was named", hint=f"--last takes the newest; unfinished: {some}")
-    return (open_ones or runs)[0]
+    return next((run for run in runs if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED)), runs[0])
 
 
 def failed_tasks(swarm: SwarmStore, name: str) -> list[Task]:
