@@ -139,7 +139,7 @@ def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, tmp_path
         assert engine.state()["requests"] == 4
     with journal() as swarm:
         run = swarm.run("last")
-        assert [result.task for result in swarm.results(run.id)] == ["bees.md:1-3", "wax.md:1-3", "merge-1-1"]
+        assert [result.task for result in swarm.results(run.id)] == ["docs/bees.md:1-3", "docs/wax.md:1-3", "merge-1-1"]
 
 
 def test_what_a_run_keeps_holds_no_key(folder, engine, paths, monkeypatch):

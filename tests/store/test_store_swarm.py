@@ -210,14 +210,6 @@ def test_the_last_run_is_the_one_that_was_made_last_even_if_the_clock_was_set_ba
     assert [run.id for run in swarm.runs()] == [second, first]
 
 
-def test_facts_are_kept_in_their_order(swarm):
-    run_id = begin(swarm, "a")
-    for name, at, fact in (("limit", AT + 2, {"agents": 4}), ("energy", AT, {"joules": None}), ("limit", AT + 1, {})):
-        swarm.append_fact(run_id, 1, name, at, fact)
-    assert [name for _, name, _, _ in swarm.facts(run_id)] == ["limit", "energy", "limit"]
-    assert swarm.facts(run_id, "limit") == [(1, "limit", AT + 2, {"agents": 4}), (1, "limit", AT + 1, {})]
-
-
 def full_run(swarm: SwarmStore) -> str:
     """A row in every table, also in that of the steps, which earlier versions wrote."""
     run_id = begin(swarm, "a", "b")

@@ -5,12 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.swarm.ask_merging import (
-    PartAnswer,
     answer_of,
     ask_document,
     next_tasks,
     plan_document,
-    why_unused,
 )
 from skep.swarm.ask_split import FilePiece, GoalPart, GoalSplit, Sizes
 from skep.swarm.records import Counts, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult
@@ -115,27 +113,13 @@ def test_a_task_without_an_answer_is_named_and_answers_too_long_to_merge_stand_o
     text = final_answer(run, [*first_answers(1), failed, result("t2", " ")])
     assert "`t1` is missing: HTTP 400" in text
     assert "`t2` is missing: its answer is empty" in text
-
-
-def test_a_split_by_rule_says_why():
-    run = run_of(2, by_model=False, why="no JSON")
-    results, _, _ = carried_out(run, first_answers(2), lambda task: result(task.id, "All in one."))
-    assert final_answer(run, results).startswith("All in one.\n\n---")
-    assert "split by rule, not by the model: no JSON" in final_answer(run, results)
-
-
-def test_concat_keeps_the_order_makes_no_further_tasks_and_counts_answers_that_were_cut():
-    run = run_of(2, merge=False)
-    assert next_tasks(run, [], first_answers(2)) == []
-    assert final_answer(run, first_answers(2)).startswith("## Objective 0\n\nFinding 0")
     cut = [result("t0", "Whole."), result("t1", "Only half of", finish="length")]
-    assert "- 1 of 2 answers were cut at the limit of tokens" in final_answer(run, cut)
+    assert "- 1 of 2 answers were cut at the limit of tokens" in final_answer(run_of(2, merge=False), cut)
 
 
 def test_a_merge_may_not_take_a_tasks_name():
-    known = [Task("merge-1-1", ()), Task("b", ())]
     run = run_of(2, names=["merge-1-1", "b"])
-    new = next_tasks(run, known, [result("merge-1-1", "one"), result("b", "two")])
+    new = next_tasks(run, [Task("merge-1-1", ()), Task("b", ())], [result("merge-1-1", "one"), result("b", "two")])
     assert [task.id for task in new] == ["merge-1-1'"]
 
 
@@ -148,7 +132,3 @@ def test_a_plan_of_an_earlier_version_is_read():
     ask = {"goal": "g", "plan": plan, "sizes": sizes, "tools": ["files"], "native_tools": True}
     run = SwarmRun("r", "ask", 0, "", "", None, {"ask": ask}, "0", None, SwarmRunState.DONE, Counts(2, 2, 0), 1)
     assert final_answer(run, [result("a", "one"), result("b", "two")]) == "## Count\n\none\n\n## a.md:1-3\n\ntwo"
-
-
-def test_short_answers_may_be_merged_longer():
-    assert why_unused(result("m", "Both of them agree that the answer is yes."), [PartAnswer("A", "yes")] * 2) is None

@@ -143,7 +143,7 @@ def test_a_further_demand_is_made_of_values_and_a_checker_that_only_reads_opens_
     async def checking():
         async with AnswerChecker(lambda value: "$: too few" if not value["items"] else None) as checks:
             await checks.prepare([task(checker={"kind": "number", "answer": 1}), task()])
-            assert checks._opened is None
+            assert checks._sandbox is None
             answers = ('{"items": []}', '{"items": [{}]}')
             return [await checks.check(task(schema=ORDER), text) for text in answers]
 
@@ -179,9 +179,9 @@ def test_code_is_run_in_one_sandbox_which_is_closed():
     async def checking():
         async with AnswerChecker() as checks:
             await checks.prepare([doubles])
-            sandbox = checks._opened
+            sandbox = checks._sandbox
             found = await asyncio.gather(*(checks.check(doubles, text) for text in answers))
-            assert checks._opened is sandbox
+            assert checks._sandbox is sandbox
         return sandbox, found
 
     sandbox, (right, wrong) = asyncio.run(checking())

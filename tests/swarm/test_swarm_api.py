@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from skep import swarm
-from skep.errors import EndpointError, UserError
+from skep.errors import UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.api import AnswerForm, make_tasks
@@ -84,17 +84,13 @@ def test_a_model_gives_instances_of_it_and_its_own_validators_count():
     ]
 
 
-def test_failures_are_raised_together_or_stand_in_their_places():
-    """The others are not lost by either."""
-    options = {"schema": {"type": "object", "required": ["wings"]}, "tries": 1, "journal": False}
-    with pytest.raises(swarm.SwarmError, match="2 of 2 tasks failed; task 1: ") as caught:
-        swarm.map_sync("{} bee", ["good", "stubborn"], **options)
-    assert [one.item for one in caught.value.failures] == ["good", "stubborn"]
-    options["schema"] = Bee
-    good, stubborn = swarm.map_sync("{} bee", ["good", "stubborn"], failures="return", **options)
+def test_failures_are_raised_together_and_the_others_are_not_lost():
+    with pytest.raises(swarm.SwarmError, match="1 of 2 tasks failed; task 2: ") as caught:
+        swarm.map_sync("{} bee", ["good", "stubborn"], schema=Bee, tries=1, journal=False)
+    good, stubborn = caught.value.values
     assert good.name == "good"
-    assert isinstance(stubborn, swarm.Failure)
-    assert (stubborn.task, stubborn.kind, stubborn.tries) == ("2", "rejected", 1)
+    assert caught.value.failures == [stubborn]
+    assert (stubborn.task, stubborn.item, stubborn.kind, stubborn.tries) == ("2", "stubborn", "rejected", 1)
     assert stubborn.answer == "I would rather not."
     assert "holds no JSON" in str(stubborn)
 
@@ -147,14 +143,6 @@ def test_an_interrupt_keeps_what_is_done():
     assert (run.state, run.counts.done, run.counts.left) == (SwarmRunState.STOPPED, 1, 1)
 
 
-def test_an_endpoint_that_stays_away_is_given_up_and_the_run_is_kept():
-    with pytest.raises(EndpointError) as caught:
-        swarm.map_sync("{}", ["a"], url="http://127.0.0.1:9", deadline_s=0.2)
-    (run,) = runs()
-    assert f'resume="{run.id}"' in caught.value.__notes__[0]
-    assert run.counts.left == 1
-
-
 def test_a_template_takes_items_and_their_fields():
     @dataclass
     class Page:
@@ -201,9 +189,7 @@ def test_what_cannot_be_asked_is_told_before_anything_runs(prompt, items, fault)
     assert not user_paths(os.environ).store.exists()
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("agents", 0), ("tries", True), ("timeout_s", 0), ("failures", "ignore"), ("schema", open)]
-)
+@pytest.mark.parametrize(("option", "value"), [("agents", 0), ("tries", True), ("timeout_s", 0), ("schema", open)])
 def test_options_are_checked(option, value):
     with pytest.raises(UserError):
         swarm.map_sync("{}", ["a"], **{option: value})

@@ -23,7 +23,7 @@ from skep.report.swarm import split_lines
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask_merging import answer_of, ask_document, plan_document
-from skep.swarm.ask_split import GoalSplit, check_goal, find_sources, split_goal
+from skep.swarm.ask_split import GoalSplit, find_sources, split_goal
 from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task
 from skep.swarm.results_file import ResultsFile
 from skep.swarm.store import check_output_free, create_run, failed_tasks, run_to_resume
@@ -166,7 +166,9 @@ def run_ask(options: AskOptions) -> int:
     goal, order = options.goal.strip(), _order_of(options)
     if options.output is not None:
         options.output.checked()
-    check_goal(goal, options.files)
+    if not goal or not options.files:
+        example = 'skep swarm ask "Summarise each file" "docs/*.md"'
+        raise UserError("no files are named" if goal else "the goal is empty", hint=example)
     key = options.key()
     sources = find_sources(Path(), options.files)
     note(*(f"left out: {name} ({why})" for name, why in sources.left_out[:5]))

@@ -38,8 +38,6 @@ from skep.swarm.runner import carry_out
 from skep.swarm.store import MAKES_ONE, NONE_YET, SwarmStore, as_it_stands, cancel, stored_runs
 from skep.swarm.summary import account_json, run_json, story_of
 
-ENDS_S = 30.0  # within which the process of a run ends
-
 
 @contextmanager
 def journal() -> Iterator[SwarmStore]:
@@ -99,7 +97,7 @@ def cancel_run(name: str, *, as_json: bool) -> None:
     with journal() as swarm:
         run = swarm.run(name)
         if run.state is not SwarmRunState.DONE:
-            cancel(paths, run.id, ENDS_S)
+            cancel(paths, run.id)
         ended = swarm.run(run.id)
     counts = f"{ended.counts.done} done, {ended.counts.failed} set aside, {ended.counts.left} left"
     if run.state is SwarmRunState.DONE:
@@ -147,14 +145,12 @@ def carry_out_here(
     run_id: str, *, key: str | None, target: EndpointOptions | None = None, as_json: bool = False
 ) -> int:
     """0 when every task is done, 1 where some were set aside. `target`: of a run that is resumed, where it goes on."""
-    with journal() as swarm:
-        run = swarm.run(run_id)
-        after_cancel = None if target is None else swarm.newest_cancel(run_id)
+    run = _read(run_id)
     deadline_s, left = run.options.deadline_s, run.counts.left
     url, model = (run.url, run.model) if target is None else (target.address, target.model)
     if left:
         note(f"{run.id}: {left} task{'' if left == 1 else 's'} for {url}; Ctrl-C stops it, and its results are kept")
-    here = partial(carry_out, user_paths(os.environ), run_id, url=url, model=model, after_cancel=after_cancel, key=key)
+    here = partial(carry_out, user_paths(os.environ), run_id, url=url, model=model, key=key)
     try:
         with live_view(f"{run.id}  {run.name}  {url}", deadline_s) as watch:
             state = run_measuring(lambda: here(watch=watch))

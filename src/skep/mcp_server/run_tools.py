@@ -36,7 +36,7 @@ from skep.units import shortened
 
 LONGEST_WAIT_S = 44.0  # with its answer a call stays below 45 s; clients give up on longer ones
 LOOK_S, TELL_S = 0.25, 1.0
-FIND_S, BEGIN_S, CANCEL_S = 5.0, 20.0, 10.0
+FIND_S, BEGIN_S = 5.0, 20.0
 MOST_ROWS, MOST_CHARS = 20, 2000
 
 Run = Annotated[str, Field(description="Id of the run, a prefix of it, or `last`.")]
@@ -188,7 +188,7 @@ class RunTools:
         """Stop a run. Finished results are kept and can be fetched; swarm_resume continues with the rest."""
         found = await asyncio.to_thread(self._place.run, run)
         if found.state is not SwarmRunState.DONE:
-            await asyncio.to_thread(cancel, self._place.paths, found.id, CANCEL_S)
+            await asyncio.to_thread(cancel, self._place.paths, found.id)
         return await asyncio.to_thread(self._standing, found.id)
 
     async def swarm_resume(self, run: Run) -> Answer:

@@ -74,52 +74,41 @@ ATTEMPTS: Sequence[Column[Attempt]] = (
 Figures = list[tuple[str, str]]
 
 
-def figures(story: SwarmStory) -> list[tuple[str, Figures]]:
-    """Return the account in words, by group. What is not known, and what did not happen, has no line."""
-    account = story.account
+def figures(account: Account) -> Figures:
+    """Return the account in words. What is not known, and what did not happen, has no line."""
     counts = f"{account.done} done, {account.failed} set aside, {account.left} left of {account.tasks}"
-    work = [
-        ("tasks", f"{counts}; {account.retried} tried more than once" if account.retried else counts),
-        ("attempts", f"{account.attempts}, {account.wasted} of them without a result" if account.wasted else ""),
-        ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors)),
-        ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else ""),
-    ]
-    groups = (("Work", work), ("Time", _time(account)), ("Tokens", _tokens(account)))
-    known = [(title, [(name, told) for name, told in group if told]) for title, group in groups]
-    return [(title, group) for title, group in known if group]
-
-
-def _time(account: Account) -> Figures:
-    if account.wall_s is None:
-        return []
-    wall, task = [seconds(account.wall_s)], ""
+    wall = [seconds(account.wall_s)] if account.wall_s is not None else []
     if account.sessions > 1:
         wall.append(f"in {account.sessions} sessions, {seconds(account.paused_s)} between them not counted")
     if account.down_s:
         wall.append(f"endpoint down for {seconds(account.down_s)}")
-    if account.task_s is not None:
-        task = f"{_middle(account.task_s)}, longest {seconds(account.task_max_s)}"
-    agents = "" if account.agents_mean is None else _at_once(account)
-    first = _middle(account.ttft_s) if account.ttft_s else ""
-    return [("wall time", ", ".join(wall)), ("a task", task), ("first token", first), ("agents", agents)]
+    tokens = [f"{account.prompt_tokens:,} prompt"] if account.prompt_tokens is not None else []
+    tokens += [f"{account.output_tokens:,} output"] if account.output_tokens is not None else []
+    if account.wasted_output_tokens:
+        tokens.append(f"{account.wasted_output_tokens:,} more without a result")
+    if account.tokens_unknown:
+        tokens.append(f"{account.tokens_unknown} tasks without a token count")
+    lines = [
+        ("tasks", f"{counts}; {account.retried} tried more than once" if account.retried else counts),
+        ("attempts", f"{account.attempts}, {account.wasted} of them without a result" if account.wasted else ""),
+        ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors)),
+        ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else ""),
+        ("wall time", ", ".join(wall)),
+        ("a task", _spread(account.task_s)),
+        ("first token", _spread(account.ttft_s)),
+        ("agents", "" if account.agents_mean is None else _at_once(account)),
+        ("tokens", ", ".join(tokens)),
+        ("effective", "" if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"),
+    ]
+    return [(title, text) for title, text in lines if text]
 
 
-def _middle(some: Percentiles) -> str:
-    return f"median {seconds(some.p50)}, p95 {seconds(some.p95)}"
+def _spread(some: Percentiles | None) -> str:
+    return "" if some is None else f"median {seconds(some.p50)}, p95 {seconds(some.p95)}"
 
 
 def _at_once(account: Account) -> str:
     return f"{number(account.agents_mean)} at work on average, at most {account.agents_max}"
-
-
-def _tokens(account: Account) -> Figures:
-    if account.output_tokens is None:
-        return []
-    read = f"{account.prompt_tokens:,} prompt, " if account.prompt_tokens is not None else ""
-    wasted = f"; {account.wasted_output_tokens:,} more without a result" if account.wasted_output_tokens else ""
-    unknown = f"; {account.tokens_unknown} tasks without a token count" if account.tokens_unknown else ""
-    speed = "" if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"
-    return [("tokens", f"{read}{account.output_tokens:,} output{wasted}{unknown}"), ("effective", speed)]
 
 
 def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
@@ -130,7 +119,7 @@ def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
         ("from", short(run.name)),
         ("endpoint", f"{run.url}  {story.account.model or ''}".rstrip()),
         ("results", run.config.get("output")),
-        *(line for _, group in figures(story) for line in group),
+        *figures(story.account),
         ("now" if run.state is SwarmRunState.RUNNING else "ended with", short(run.error)),
     ]
     return [(title, text) for title, text in lines if text]
@@ -212,12 +201,8 @@ def headline(account: Account) -> str:
     return f"{told}, simulated" if account.simulated else told
 
 
-_KINDS = {"map": "a list of tasks", "ask": "a goal, split among agents"}
-_SHORT_GOAL = 140
-
-
 def run_title(account: Account) -> str:
-    title = one_line(account.name, _SHORT_GOAL) or "Swarm run"
+    title = one_line(account.name, 140) or "Swarm run"
     return f"{title} (simulated)" if account.simulated else title
 
 
@@ -227,7 +212,7 @@ def swarm_page(story: SwarmStory) -> str:
     account, run = story.account, story.run
     return render(
         "swarm_page.html",
-        kind=_KINDS.get(account.kind, "swarm run"),
+        kind="a goal, split over files" if account.kind == "ask" else "a list of tasks",
         name="swarm",
         title=run_title(account),
         model=public_name(account.model) if account.model else "model unknown",
@@ -242,20 +227,21 @@ def swarm_main(story: SwarmStory) -> Markup:
     from skep.report.page import render
 
     account, run = story.account, story.run
-    shown = {key: value for key, value in run.config.items() if value is not None and key not in ("output", "ask")}
+    hidden = ("output", "ask")  # a page is made to be passed on
+    shown = {key: value for key, value in run.config.items() if value is not None and key not in hidden}
     return render(
         "swarm_main.html",
         story=story,
         headline=headline(account),
-        wall_note=dict(_time(account)).get("wall time", "").partition(", ")[2] or "one session",
+        wall_note="one session" if account.sessions < 2 else f"in {account.sessions} sessions",
         at_once=_at_once(account),
         drawn=gantt_element(story),
         most_bars=MOST_BARS,
         failures=(*FAILURES, _LAST_ANSWER),
         most=_MOST_FAILURES,
         one_line=one_line,
-        groups=[*figures(story), ("Asked for", [("run", run.id), *fact_list(shown)])],  # a page is made to be passed on
-    )  # fmt: skip
+        groups=[("Account", figures(account)), ("Asked for", [("run", run.id), *fact_list(shown)])],
+    )
 
 
 SHOWN_FAILURES, NEWS_SHOWN = 20, 3

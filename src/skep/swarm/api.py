@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from skep.swarm.task_file import TaskDefaults, Template, parse_template, tasks_o
 
 Made = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]  # a prompt, messages, or the fields of a task
 Prompt = str | Callable[[Any], Made]
+Items = Iterable[Any]
 
 
 class AnswerForm:
@@ -65,7 +66,7 @@ class AnswerForm:
         return None
 
 
-def listed(items: Iterable[Any]) -> list[Any]:
+def listed(items: Items) -> list[Any]:
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         raise UserError(f"`items` must be a list, not {type(items).__name__}", hint="put it into a list")
     return list(items)
@@ -151,11 +152,11 @@ class SwarmError(SkepError):
         self.run = run
         self.values = list(values)
         self.failures = [one for one in values if isinstance(one, Failure)]
-        hint = 'failures="return" gives the others; `error.values` has them too'
-        super().__init__(f"{len(self.failures)} of {len(self.values)} tasks failed; {self.failures[0]}", hint=hint)
+        what = f"{len(self.failures)} of {len(self.values)} tasks failed; {self.failures[0]}"
+        super().__init__(what, hint="`error.values` has the others")
 
 
-async def run_items(prompt: Prompt, items: Iterable[Any], schema: Any, options: Options) -> tuple[str, list[Any]]:
+async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options) -> tuple[str, list[Any]]:
     """Return the run's id and a value or a `Failure` for each item. What ends it early says how to go on."""
     form, order = AnswerForm(schema), _order(options)
     if not (given := listed(items)):
@@ -163,14 +164,13 @@ async def run_items(prompt: Prompt, items: Iterable[Any], schema: Any, options: 
     defaults: TaskDefaults = {"system": options.get("system"), "temperature": options.get("temperature")}
     tasks = make_tasks(prompt, given, form.schema, defaults)
     with _places(options) as paths:
-        run_id, url, after_cancel = _begun(paths, tasks, order, options)
+        run_id, url = _begun(paths, tasks, order, options)
         try:
             await carry_out(
                 paths,
                 run_id,
                 url=url,
                 model=options.get("model"),
-                after_cancel=after_cancel,
                 key=options.get("key") or key_here(url, os.environ),
                 # a type may demand more than a schema can say: an answer counts when the type takes it
                 demand=form.fault,
@@ -185,20 +185,20 @@ async def run_items(prompt: Prompt, items: Iterable[Any], schema: Any, options: 
     return run_id, [_value(item, task, found.get(task.id), form) for item, task in zip(given, tasks, strict=True)]
 
 
-def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options: Options) -> tuple[str, str, int]:
-    """The id of a new run, or of the one to go on with, whose tasks must be these; its endpoint; its newest cancel."""
+def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options: Options) -> tuple[str, str]:
+    """The id of a new run, or of the one to go on with, whose tasks must be these; and its endpoint."""
     resume = options.get("resume")
     with open_store(paths.store) as store:
         if resume is None:
             url = options.get("url") or url_here(user_paths(os.environ), os.environ)
             name = options.get("name", "python")
-            return create_run(store, tasks, order, url=url, model=options.get("model"), name=name), url, 0
+            return create_run(store, tasks, order, url=url, model=options.get("model"), name=name), url
         swarm = SwarmStore(store)
         run = swarm.run(resume)
         if [msgspec.to_builtins(task) for task in swarm.tasks(run.id)] != [msgspec.to_builtins(task) for task in tasks]:
             hint = "to go on with it, give the same prompt, items and options; `skep swarm resume` needs none of them"
             raise UserError(f"run `{run.id}` has other tasks than these", hint=hint)
-        return run.id, options.get("url") or run.url, swarm.newest_cancel(run.id)
+        return run.id, options.get("url") or run.url
 
 
 def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -> Any:
@@ -240,48 +240,26 @@ def _places(options: Options) -> Iterator[Paths]:
 
 __all__ = ["Failure", "Options", "SwarmError", "map", "map_sync"]
 
-Raise = Literal["raise"]
-Return = Literal["return"]
-
 
 @overload
-async def map(  # noqa: A001
-    prompt: Prompt, items: Iterable[Any], *, schema: None = None, failures: Raise = "raise", **options: Unpack[Options]
-) -> list[str]: ...
+async def map(prompt: Prompt, items: Items, *, schema: None = None, **options: Unpack[Options]) -> list[str]: ...  # noqa: A001
+@overload
+async def map(prompt: Prompt, items: Items, *, schema: type[T], **options: Unpack[Options]) -> list[T]: ...  # noqa: A001
 @overload
 async def map(  # noqa: A001
-    prompt: Prompt, items: Iterable[Any], *, schema: type[T], failures: Raise = "raise", **options: Unpack[Options]
-) -> list[T]: ...
-@overload
-async def map(  # noqa: A001
-    prompt: Prompt,
-    items: Iterable[Any],
-    *,
-    schema: Mapping[str, Any],
-    failures: str = "raise",
-    **options: Unpack[Options],
+    prompt: Prompt, items: Items, *, schema: Mapping[str, Any], **options: Unpack[Options]
 ) -> list[Any]: ...
-@overload
-async def map(  # noqa: A001
-    prompt: Prompt, items: Iterable[Any], *, schema: None = None, failures: Return, **options: Unpack[Options]
-) -> list[str | Failure]: ...
-@overload
-async def map(  # noqa: A001
-    prompt: Prompt, items: Iterable[Any], *, schema: type[T], failures: Return, **options: Unpack[Options]
-) -> list[T | Failure]: ...
 async def map(  # noqa: A001 - `swarm.map` says what it is
-    prompt: Prompt, items: Iterable[Any], *, schema: Any = None, failures: str = "raise", **options: Unpack[Options]
+    prompt: Prompt, items: Items, *, schema: Any = None, **options: Unpack[Options]
 ) -> list[Any]:
     """Return one value for each item, in their order: a text; with a schema, JSON; with a type, an instance of it.
 
     `prompt`: a template (`{}` and `{item}` are the item, `{title}` a field of it), or a function that makes a prompt,
-    messages or a task of an item. Tasks that failed for good raise `SwarmError` in the end, or, with
-    `failures="return"`, have a `Failure` in their place. `Options` names everything else.
+    messages or a task of an item. Tasks that failed for good raise `SwarmError` in the end, which has the others'
+    values. `Options` names everything else.
     """
-    if failures not in ("raise", "return"):
-        raise UserError(f'`failures` must be "raise" or "return", not {failures!r}')
     run_id, values = await run_items(prompt, items, schema, options)
-    if failures == "raise" and any(isinstance(one, Failure) for one in values):
+    if any(isinstance(one, Failure) for one in values):
         raise SwarmError(run_id, values)
     return values
 

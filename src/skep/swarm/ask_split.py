@@ -11,7 +11,6 @@ import json
 import os
 import tomllib
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from fnmatch import fnmatchcase
@@ -88,15 +87,6 @@ class Sources(msgspec.Struct, frozen=True):
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-def check_goal(goal: str, files: Sequence[str]) -> None:
-    """UserError for a goal that is empty, and where no files are named."""
-    example = 'skep swarm ask "Summarise each file" "docs/*.md"'
-    if not goal:
-        raise UserError("the goal is empty", hint=example)
-    if not files:
-        raise UserError("no files are named", hint=f"{example}; for a list of prompts: `skep swarm run`")
-
-
 def find_sources(root: Path, patterns: Sequence[str]) -> Sources:
     """Read all files that a pattern names. `**` is any depth of folders; a folder's name stands for all in it."""
     root = root.resolve()
@@ -168,13 +158,10 @@ async def context_of(line: SwarmClient) -> int | None:
         answer = await fetch_if_there(line.pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0)
         documents.append(answer.document() if answer else {})
     props, models = documents
-    data, settings = models.get("data"), props.get("default_generation_settings")
-    own: dict[str, Any] = (
-        next((one for one in data if one.get("id") == endpoint.model), {}) if isinstance(data, list) else {}
-    )
-    is_ours = props.get("model_alias", endpoint.model) == endpoint.model  # not another model behind the same gateway
-    slot = settings.get("n_ctx") if isinstance(settings, dict) and is_ours else None
-    told = (own.get("max_model_len"), endpoint.engine.get("context"), slot)
+    told = [endpoint.engine.get("context")]
+    told += [one.get("max_model_len") for one in models.get("data") or () if one.get("id") == endpoint.model]
+    if props.get("model_alias", endpoint.model) == endpoint.model:  # not another model behind the same gateway
+        told.append((props.get("default_generation_settings") or {}).get("n_ctx"))
     return min((one for one in told if type(one) is int and 256 <= one < 10**8), default=None)
 
 
@@ -195,7 +182,7 @@ LEAST_ANSWER = 256  # tokens: two paragraphs; of a small context an answer takes
 MOST_CHUNK = 6_000  # models lose details in more, however large their context is
 MOST_ANSWER = 2_048
 PROMPT_TOKENS = 350  # of what stands around the material
-PLAN_TOKENS, TOKENS_A_FILE, MOST_PLAN_TOKENS = 1_024, 48, 4_096  # of a plan, and more for every file it may name
+LEAST_PLAN, MOST_PLAN = 256, 4_096  # tokens of a plan, with room for a model that thinks first
 MOST_TASKS = 5_000
 TEMPERATURE = 0.2  # the same goal should give about the same answer
 
@@ -308,12 +295,8 @@ async def split_by_model(
     goal: str, sources: Sources, sizes: Sizes, line: SwarmClient, context: int | None, timeout_s: float, say: Say
 ) -> GoalSplit:
     """Ask for a plan, and once more with what was wrong with it; by rule where none can be used within the time."""
-    most = plan_tokens(context, len(sources.texts))
+    most = max(LEAST_PLAN, min((context or MOST_PLAN) // 4, MOST_PLAN))
     messages = planner_messages(goal, sources, sizes)
-    asked = sum(len(one["content"]) for one in messages) / sizes.chars_per_token
-    if asked + 2 * most > (context or 2 * UNKNOWN_CONTEXT):
-        why = f"a list of {len(sources.texts):,} files does not fit into one prompt"
-        return split_by_rule(goal, sources, sizes, why)
     found: list[GoalSplit] = []
 
     def fault(plan: Any) -> str | None:
@@ -329,8 +312,7 @@ async def split_by_model(
             work = ChatWorker(line, checking, SwarmRunOptions())
             came = await work.attempt(task, 1, None)
             if came.error_kind == REJECTED:
-                cut = "it was cut at its limit of tokens: plan fewer tasks" if came.finish_reason == "length" else None
-                why = cut or came.error or ""
+                why = came.error or ""
                 say(f"the model's plan cannot be used ({why[:200]}): asking once more")
                 came = await work.attempt(task, 2, why)
         if came.error_kind is None:
@@ -339,12 +321,6 @@ async def split_by_model(
     except TimeoutError:
         why = f"the model gave no plan within {format_seconds(timeout_s)}"
     return split_by_rule(goal, sources, sizes, why[:400])
-
-
-def plan_tokens(context: int | None, files: int) -> int:
-    """Return the longest plan in tokens, with room for a model that thinks first."""
-    wanted = min(PLAN_TOKENS + TOKENS_A_FILE * files, MOST_PLAN_TOKENS)
-    return wanted if context is None else max(min(context // 4, wanted), 256)
 
 
 def planner_messages(goal: str, sources: Sources, sizes: Sizes) -> tuple[dict[str, str], ...]:
@@ -401,10 +377,7 @@ def packed(items: Sequence[Item], sizes: Sequence[int], most: int) -> list[list[
 
 def _a_part_each(goal: str, names: Iterable[str], sources: Sources, sizes: Sizes) -> list[GoalPart]:
     pieces = [piece for name in names for piece in pieces_of(name, sources.texts[name], sizes.chunk_chars)]
-    short = [PurePosixPath(piece.ref).name for piece in pieces]  # an id that a person can type
-    counts = Counter(short)
-    named = zip(short, pieces, strict=True)
-    return [GoalPart(name if counts[name] == 1 else piece.ref, goal, (piece,)) for name, piece in named]
+    return [GoalPart(piece.ref, goal, (piece,)) for piece in pieces]
 
 
 def _checked(parts: Sequence[GoalPart]) -> tuple[GoalPart, ...]:

@@ -287,27 +287,33 @@ class CheckedAnswer(msgspec.Struct, frozen=True):
 
 
 class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
-    """The checks of a run. A sandbox is opened when the first answer needs it."""
+    """The checks of a run."""
 
     def __init__(self, demand: Demand | None = None) -> None:
         """`demand`: a further one on every value, beyond its schema: what is wrong with it, or None."""
         self._demand = demand
-        self._opened: Sandbox | None = None
-        self._judge: Judge | None = None
+        self._sandbox: Sandbox | None = None
+        self._judge = Judge(None)
         self._slow_checks = asyncio.Semaphore(len(os.sched_getaffinity(0)))
-        self._opening = asyncio.Lock()  # there is one sandbox, however many answers need it at once
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        if self._sandbox is not None:
+            await self._sandbox.close()
 
     async def prepare(self, tasks: Iterable[Task]) -> None:
-        """UserError where checkers of these tasks cannot be carried out here: to be known before anything runs."""
+        """Open the sandbox if these tasks need it. UserError where their checkers cannot be carried out here."""
         items = [_item(task) for task in tasks if task.checker is not None]
         if missing := missing_packages(items):
             hint = "in skep's folder: pip install '.[quality]'"
             raise UserError(f"checkers need packages that are not installed: {', '.join(missing)}", hint=hint)
-        if needs_sandbox(items):
-            await self._judging(executed=True)
+        if needs_sandbox(items) and self._sandbox is None:
+            opening = asyncio.ensure_future(asyncio.to_thread(open_sandbox))
+            try:
+                self._sandbox = await asyncio.shield(opening)
+            except asyncio.CancelledError:  # it is waited for, so that it is closed
+                self._sandbox = await opening
+                raise
+            self._judge = Judge(self._sandbox)
 
     async def check(self, task: Task, text: str) -> CheckedAnswer:
         said = split_answer(text, None)
@@ -323,11 +329,6 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
             complaint = await self._judged(_item(task), said.text)
         return CheckedAnswer(complaint is None, said.text, value, complaint)
 
-    async def close(self) -> None:
-        opened, self._opened, self._judge = self._opened, None, None
-        if opened is not None:
-            await opened.close()
-
     async def _read(self, schema: Mapping[str, Any], text: str) -> tuple[Any, str | None]:
         """The first value that is as it should be; else what is wrong with the first, or with the largest beside it."""
         faults = []
@@ -342,8 +343,7 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
         return None, max(faults, key=lambda one: one[0])[1]
 
     async def _judged(self, item: Item, text: str) -> str | None:
-        judge = await self._judging(executed=item.checker.is_executed)
-        found = await judge.judge_text(item, text)
+        found = await self._judge.judge_text(item, text)
         if found.outcome.passed:
             return None
         if item.checker.kind in KNOWN_ANSWER:
@@ -351,20 +351,6 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
         failed = next((check for check in found.checks if not check.passed), None)
         why = found.detail or (f"{failed.name}: {failed.detail}" if failed else found.outcome.value)
         return one_line(f"does not pass its check ({item.checker.kind}): {why}")
-
-    async def _judging(self, *, executed: bool) -> Judge:
-        async with self._opening:
-            if executed and self._opened is None:
-                opening = asyncio.ensure_future(asyncio.to_thread(open_sandbox))
-                self._judge = None
-                try:
-                    self._opened = await asyncio.shield(opening)
-                except asyncio.CancelledError:  # it is waited for, so that `close` finds it
-                    self._opened = await opening
-                    raise
-            if self._judge is None:
-                self._judge = Judge(self._opened)
-            return self._judge
 
 
 def _item(task: Task) -> Item:

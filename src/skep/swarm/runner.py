@@ -249,7 +249,6 @@ async def carry_out(
     *,
     url: str | None = None,  # this and `model`: of an endpoint that has moved, for this session
     model: str | None = None,
-    after_cancel: int | None = None,
     key: str | None = None,
     watch: Callable[[SwarmProgress], None] = lambda _: None,
     demand: Demand | None = None,  # on every value, beyond its schema
@@ -258,22 +257,20 @@ async def carry_out(
 
     Cancelled: what is under way is broken off, what is done is kept, and it may be carried out again. An endpoint that
     is down is waited for, as long as the order's deadline says; then EndpointError.
-    `after_cancel`: the run's newest cancel when this session was asked for; a later one is meant for this session, even
-    one that came before it began. Without it: none, or, of a run that had sessions already, the newest until now.
     """
     lock = lock_path(paths, run_id)
     hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"
-    with hold_lock(lock, f"swarm run `{run_id}`", hint), open_store(paths.store) as store:
+    with open_store(paths.store) as store:
         swarm = SwarmStore(store)
-        run = swarm.run(run_id)
-        moved = replace(run, url=url or run.url, model=model or run.model)
-        if after_cancel is None:
-            after_cancel = swarm.newest_cancel(run_id) if run.sessions else 0
-        state = await _Session(swarm, moved, after_cancel, key, watch, demand).carry_out()
-        if state is SwarmRunState.DONE:
-            with suppress(OSError):
-                lock.unlink()
-        return state
+        after_cancel = swarm.newest_cancel(run_id)  # before the lock: who cancels looks for its holder
+        with hold_lock(lock, f"swarm run `{run_id}`", hint):
+            run = swarm.run(run_id)
+            moved = replace(run, url=url or run.url, model=model or run.model)
+            state = await _Session(swarm, moved, after_cancel, key, watch, demand).carry_out()
+            if state is SwarmRunState.DONE:
+                with suppress(OSError):
+                    lock.unlink()
+            return state
 
 
 @dataclass

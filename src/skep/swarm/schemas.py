@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Never
 
 from skep.errors import UserError
@@ -134,7 +134,6 @@ def _shown(value: Any) -> str:
 LONGEST_TEXT = 2_000_000  # characters of an answer that are looked at
 MOST_STARTS = 64  # places where a value may begin: each costs a look at all that follows
 MOST_VALUES = 8
-DEEPEST = 64  # levels of nesting: more is no answer, and trips whoever walks through it
 _START = re.compile(r"[{\[]")
 _OPENING = re.compile(r"[\s`]*(?:json)?\s*[{\[\"]", re.IGNORECASE)
 
@@ -209,13 +208,6 @@ def _sound(value: Any, text: str) -> Any:
             raise NotJson("a text in it holds half of a surrogate pair") from None
         except RecursionError:
             raise NotJson("it is nested too deeply") from None
-    if text.count("{") + text.count("[") > DEEPEST:
-        level = [value]
-        for _ in range(DEEPEST + 1):  # without recursion, so that nothing that was nested on purpose can hurt
-            insides = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-            level = list(chain.from_iterable(insides))
-        if level:
-            raise NotJson(f"it is nested more than {DEEPEST} levels deep")
     return value
 
 

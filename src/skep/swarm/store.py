@@ -7,11 +7,8 @@ unix seconds. Texts and ids are kept as `storable` gives them.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -290,7 +287,6 @@ WAITS = "waits for its endpoint"
 NONE_YET = "there are no swarm runs yet"
 MAKES_ONE = "`skep swarm run TASKS.jsonl` makes one"
 LOOK_S = 0.05
-PROC = Path("/proc")
 
 
 def lock_path(paths: Paths, run_id: str) -> Path:
@@ -350,16 +346,12 @@ def check_output_free(paths: Paths, output: Path, source: Path | None, *, overwr
         raise UserError(f"`{output}` already exists", hint=f"{first}name another file with -o, or add --overwrite")
 
 
-def cancel(paths: Paths, run_id: str, wait_s: float) -> None:
-    """Tell the process at work on a run to end, through the journal and (a command) by Ctrl-C; wait until it has."""
+def cancel(paths: Paths, run_id: str, wait_s: float = 30.0) -> None:
+    """Tell the process at work on a run to end, through the journal, where it looks every second; wait until it has."""
     with open_store(paths.store) as store:
         SwarmStore(store).set_cancelled(run_id, time.time())
-    began, woken = time.monotonic(), False
+    began = time.monotonic()
     while (pid := lock_holder(lock_path(paths, run_id))) is not None:
-        if not woken and is_command(pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGINT)
-        woken = True
         if time.monotonic() - began > wait_s:
             hint = f"skep told it to stop; `kill {pid}` ends it, and finished tasks are kept"
             raise EngineError(f"process {pid} still works on `{run_id}` after {wait_s:g} s", hint=hint)
@@ -396,12 +388,3 @@ def last_error(paths: Paths, run_id: str) -> str | None:
 
 def _log_of(paths: Paths, run_id: str) -> Path:
     return paths.logs / f"swarm-{run_id}.log"
-
-
-def is_command(pid: int) -> bool:
-    """Return whether it is `skep swarm` and nothing else: a Ctrl-C would end an MCP server or a notebook as a whole."""
-    try:
-        words = [word.rpartition(b"/")[2] for word in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")]
-    except OSError:
-        return False
-    return b"skep" in words and b"swarm" in words[words.index(b"skep") :]

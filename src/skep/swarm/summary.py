@@ -59,7 +59,6 @@ class Account(msgspec.Struct, frozen=True):
     down_s: float  # of the wall time: the endpoint did not answer
     effective_tok_s: float | None  # output tokens of the results over the wall time
     task_s: Percentiles | None  # from the first attempt's start to the result, pauses left out
-    task_max_s: float | None
     ttft_s: Percentiles | None
     agents_mean: float | None  # attempts under way at once, over the wall time
     agents_max: int
@@ -186,7 +185,6 @@ def _account(
     wasted = [one for one in attempts if one.outcome is not AttemptOutcome.DONE]
     counts, wall_s = run.counts, sum(span.seconds for span in spans) if spans else None
     output = _told(one.output_tokens for one in done)
-    times = [task_seconds(one, spans) for one in done]
     errors = [one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS]
     first = [
         max(0.0, one.first_token_at - one.started_at)
@@ -212,8 +210,7 @@ def _account(
         paused_s=sum(span.before_s or 0.0 for span in spans),
         down_s=sum(one.ended_at - one.started_at for one in downs),
         effective_tok_s=output / wall_s if output is not None and wall_s else None,
-        task_s=percentiles(times),
-        task_max_s=max(times, default=None),
+        task_s=percentiles([task_seconds(one, spans) for one in done]),
         ttft_s=percentiles(first),
         agents_mean=busy_s / wall_s if wall_s and attempts else None,
         agents_max=max((one.agent + 1 for one in attempts), default=0),

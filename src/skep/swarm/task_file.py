@@ -20,7 +20,6 @@ from skep.units import shortened
 from skep.workload.banks import checker_faults
 from skep.workload.items import Demand, field_faults, real_number, short, whole_number
 
-MOST_NAMED = 12  # columns in a message
 _LOOKS = '{"id": "a", "prompt": "..."}'
 
 
@@ -49,13 +48,9 @@ class Template(msgspec.Struct, frozen=True):
     def missing(self, known: Iterable[str]) -> str | None:
         """Return what it asks for and is not among these, in words; None: all of it is."""
         given = list(known)
-        absent = [name for name in self.names if name not in given]
-        if not absent:
-            return None
-        wanted = ", ".join(f"`{{{name}}}`" for name in absent)
-        named = [f"`{shortened(name, 60)}`" for name in given if name]
-        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        return f"the template asks for {wanted}; known: {', '.join(named[:MOST_NAMED]) or 'nothing'}{more}"
+        wanted = ", ".join(f"`{{{name}}}`" for name in self.names if name not in given)
+        named = ", ".join(f"`{shortened(name, 60)}`" for name in given if name)
+        return f"the template asks for {wanted}; known: {shortened(named, 600) or 'nothing'}" if wanted else None
 
 
 def parse_template(text: str) -> Template:
@@ -211,7 +206,7 @@ def _json_rows(text: str) -> Rows:
 
 def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
     """UserError where the columns are not those that the template asks for. A quoted field may hold line ends."""
-    csv.field_size_limit(len(text) + 1)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
     reader = csv.reader(StringIO(text, newline=""), strict=True)
     rows: list[tuple[int, list[str]]] = []
     line = 1  # where the next row begins

@@ -22,7 +22,7 @@ from skep.web.layout import page, render
 from skep.web.responses import json_answer, or_not_found, report_answer
 
 MOST = 200  # that the page lists; JSON has all
-ENDS_S, BEGINS_S = 10.0, 10.0  # within which the process of a run ends, or is at work
+BEGINS_S = 10.0  # within which the process of a run is at work
 
 
 class SwarmPages:
@@ -55,7 +55,7 @@ class SwarmPages:
     async def cancel(self, request: Request) -> Response:
         run = self._story(request).run
         if run.state is SwarmRunState.RUNNING:
-            await asyncio.to_thread(cancel, self.site.paths, run.id, ENDS_S)
+            await asyncio.to_thread(cancel, self.site.paths, run.id)
         return RedirectResponse(f"/swarm/{run.id}", 303)
 
     async def resume(self, request: Request) -> Response:
