@@ -48,11 +48,9 @@ def test_the_picture_is_a_document_with_a_bar_for_every_attempt(tasks):
     assert {one.partition(":")[0] for one in titles if "task-" in one} == {one.task for one in story.attempts}
 
 
-def test_of_very_many_tasks_neighbours_share_a_bar(monkeypatch):
+def test_of_very_many_attempts_there_is_no_picture(monkeypatch):
     monkeypatch.setattr(swarm_gantt, "MOST_BARS", 250)
-    picture = gantt_element(busy_story(500, 2))
-    assert "tasks done:" in picture
-    assert len(picture) < 200_000  # 300,000 with a bar for each
+    assert "too many for a picture" in swarm_page(busy_story(500, 2))
 
 
 def test_each_ending_has_a_shape_of_its_own_and_not_only_a_colour():
@@ -69,9 +67,9 @@ def test_pauses_downtime_and_retries_are_in_the_picture():
 
 def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():
     spans = [
-        SessionSpan(1, 0.0, 30.0, None, "stopped"),
-        SessionSpan(2, 30.0, 30.0, 0.0, None),
-        SessionSpan(3, 9000.0, 9030.0, 8970.0, "done"),
+        SessionSpan(1, 0.0, 30.0, "stopped"),
+        SessionSpan(2, 30.0, 30.0, None),
+        SessionSpan(3, 9000.0, 9030.0, "done"),
     ]
     time = working_time(spans)
     assert time.seconds == 60
@@ -81,7 +79,7 @@ def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():
 
 
 def test_a_run_of_no_length_is_drawn_without_a_division_by_nothing():
-    still = replace(one_attempt(), spans=[SessionSpan(1, BEGAN, BEGAN, None, "done")])
+    still = replace(one_attempt(), spans=[SessionSpan(1, BEGAN, BEGAN, "done")])
     assert gantt_element(still) is None
 
 

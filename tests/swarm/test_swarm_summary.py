@@ -89,7 +89,7 @@ def test_pauses_between_sessions_count_neither_as_wall_nor_as_a_tasks_time(journ
     journal.attempt("a", 3601, 3605, session=2, number=2, why=Why.RESUMED)
     journal.close(2, 3606)
     account = journal.account()
-    assert (account.wall_s, account.paused_s) == (pytest.approx(5 + 5), pytest.approx(3595))
+    assert (account.wall_s, account.task_s.p50) == (pytest.approx(5 + 5), pytest.approx(4))
     assert (account.sessions, account.retried, account.wasted, account.wasted_output_tokens) == (2, 1, 1, 50)
 
 

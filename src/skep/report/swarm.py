@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from skep.report.columns import Column, Record, as_count, padded, print_records
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned
-from skep.report.swarm_gantt import MOST_BARS, gantt_element
+from skep.report.swarm_gantt import gantt_element
 from skep.report.terminal import day_and_time
 from skep.stats.percentiles import Percentiles
 from skep.swarm.ask_split import GoalSplit
@@ -79,7 +79,7 @@ def figures(account: Account) -> Figures:
     counts = f"{account.done} done, {account.failed} set aside, {account.left} left of {account.tasks}"
     wall = [seconds(account.wall_s)] if account.wall_s is not None else []
     if account.sessions > 1:
-        wall.append(f"in {account.sessions} sessions, {seconds(account.paused_s)} between them not counted")
+        wall.append(f"in {account.sessions} sessions, the time between them not counted")
     if account.down_s:
         wall.append(f"endpoint down for {seconds(account.down_s)}")
     tokens = [f"{account.prompt_tokens:,} prompt"] if account.prompt_tokens is not None else []
@@ -94,7 +94,7 @@ def figures(account: Account) -> Figures:
         ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors)),
         ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else ""),
         ("wall time", ", ".join(wall)),
-        ("a task", _spread(account.task_s)),
+        ("an answer", _spread(account.task_s)),
         ("first token", _spread(account.ttft_s)),
         ("agents", "" if account.agents_mean is None else _at_once(account)),
         ("tokens", ", ".join(tokens)),
@@ -236,7 +236,6 @@ def swarm_main(story: SwarmStory) -> Markup:
         wall_note="one session" if account.sessions < 2 else f"in {account.sessions} sessions",
         at_once=_at_once(account),
         drawn=gantt_element(story),
-        most_bars=MOST_BARS,
         failures=(*FAILURES, _LAST_ANSWER),
         most=_MOST_FAILURES,
         one_line=one_line,

@@ -14,10 +14,9 @@ from skep.swarm.records import Attempt, AttemptOutcome
 from skep.swarm.summary import SessionSpan, SwarmStory
 from skep.units import number, printable, seconds, shortened
 
-MOST_BARS = 3000  # attempts that get a bar of their own; of more, neighbours are drawn together
+MOST_BARS = 5000  # attempts; of more there is no picture
 _WIDE_PX = 1006
 _LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
-_TOGETHER_PX = 10.0
 OUTCOME_WORDS = {
     AttemptOutcome.DONE: "done",
     AttemptOutcome.FAILED: "failed",
@@ -70,14 +69,10 @@ def picture_words(story: SwarmStory) -> str:
 def gantt_spec(story: SwarmStory) -> Spec | None:
     """Return each attempt in its agent's lane, over the seconds of work."""
     time = working_time(story.spans)
-    if time is None or not story.attempts:
+    if time is None or not 0 < len(story.attempts) <= MOST_BARS:
         return None
-    lanes: dict[int, list[Attempt]] = {}
-    for one in story.attempts:
-        lanes.setdefault(one.agent, []).append(one)
-    many = len(story.attempts) > MOST_BARS
-    groups = [group for own in lanes.values() for group in _groups(own, time.seconds / _WIDE_PX, many=many)]
-    bars = [row for group in groups for row in _bars(group, time)]
+    lanes = {one.agent for one in story.attempts}
+    bars = [row for one in story.attempts for row in _bars(one, time)]
     pauses = _pauses(time)
     each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
     unit, step = ("hours", 3600) if time.seconds > 10_800 else ("minutes", 60) if time.seconds > 600 else ("seconds", 1)
@@ -117,41 +112,23 @@ def _pauses(time: WorkingTime) -> list[Spec]:
     return rows
 
 
-def _groups(attempts: Sequence[Attempt], px: float, *, many: bool) -> list[list[Attempt]]:
-    """Return those of one agent that share a bar: of `many`, neighbours that are done."""
-    groups: list[list[Attempt]] = []
-    for one in attempts:
-        first = groups[-1][0] if groups else one
-        done = many and one.outcome is first.outcome is AttemptOutcome.DONE and one.session == first.session
-        if first is not one and done and one.started_at - first.started_at < _TOGETHER_PX * px:
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    return groups
-
-
-def _bars(group: Sequence[Attempt], time: WorkingTime) -> Iterator[Spec]:
+def _bars(one: Attempt, time: WorkingTime) -> Iterator[Spec]:
     """Yield the parts of a bar, each long enough to be seen. Of one that is done, its queue and its wait are apart."""
-    first, last = group[0], group[-1]
-    left, right = time.x(first.session, first.started_at), time.x(last.session, last.ended_at)
+    left, right = time.x(one.session, one.started_at), time.x(one.session, one.ended_at)
     if left is None or right is None:
         return
     least = time.seconds / _WIDE_PX
     right = max(right, left + 1.6 * least)
-    tip = printable(attempt_words(first))
-    ends = [(left, right, _STREAMING)]
-    if len(group) > 1:
-        tip = printable(f"{len(group)} tasks done: {shortened(first.task, 40)} to {shortened(last.task, 40)}")
-    elif first.outcome is AttemptOutcome.DONE:
-        queue = min(max(time.x(first.session, first.started_at + (first.queued_ms or 0.0) / 1000) or left, left), right)
-        token = time.x(first.session, first.first_token_at) if first.first_token_at is not None else None
+    ends = [(left, right, OUTCOME_WORDS[one.outcome])]
+    if one.outcome is AttemptOutcome.DONE:
+        queue = min(max(time.x(one.session, one.started_at + (one.queued_ms or 0.0) / 1000) or left, left), right)
+        token = time.x(one.session, one.first_token_at) if one.first_token_at is not None else None
         begin = queue if token is None else min(max(token, queue), right)
         ends = [(left, queue, _QUEUED), (queue, begin, _WAITING), (begin, max(right, begin + least), _STREAMING)]
-    else:
-        ends = [(left, right, OUTCOME_WORDS[first.outcome])]
+    tip = printable(attempt_words(one))
     for x, x2, part in ends:
         if x2 - x > 0.3 * least:
-            yield {"agent": first.agent, "x": x, "x2": x2, "part": part, "tip": tip}
+            yield {"agent": one.agent, "x": x, "x2": x2, "part": part, "tip": tip}
 
 
 def attempt_words(attempt: Attempt) -> str:

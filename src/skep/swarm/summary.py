@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,12 +15,11 @@ from skep.swarm.store import SwarmSession, SwarmStore
 
 
 class SessionSpan(msgspec.Struct, frozen=True):
-    """One session, as far as it worked on the tasks. `before_s`: the pause since the session before it."""
+    """One session, as far as it worked on the tasks."""
 
     session: int
     started_at: float
     ended_at: float
-    before_s: float | None
     outcome: str | None  # None: it still works, or its process vanished
     alive: bool = False
     error: str | None = None
@@ -55,10 +53,9 @@ class Account(msgspec.Struct, frozen=True):
     truncated: int  # done, and cut at the token limit
     sessions: int
     wall_s: float | None  # of all sessions together; None: none has begun
-    paused_s: float  # between the sessions, not counted
     down_s: float  # of the wall time: the endpoint did not answer
     effective_tok_s: float | None  # output tokens of the results over the wall time
-    task_s: Percentiles | None  # from the first attempt's start to the result, pauses left out
+    task_s: Percentiles | None  # of the attempts that counted
     ttft_s: Percentiles | None
     agents_mean: float | None  # attempts under way at once, over the wall time
     agents_max: int
@@ -85,14 +82,6 @@ class SwarmStory(msgspec.Struct, frozen=True):
     downs: Sequence[Down] = ()
 
 
-def task_seconds(result: TaskResult, spans: Sequence[SessionSpan]) -> float:
-    """From the first attempt's start to the result, without the pauses between sessions."""
-    begin, end = result.started_at, result.ended_at
-    pauses = ((earlier.ended_at, later.started_at) for earlier, later in pairwise(spans))
-    paused = sum(max(0.0, min(end, until) - max(begin, since)) for since, until in pauses)
-    return max(0.0, end - begin - paused)
-
-
 Fact = tuple[int, str, float, dict[str, Any]]  # session, name, at, what
 
 
@@ -113,8 +102,7 @@ def spans_of(
         if finished and last is not None:
             end = min(end, last)
         end = max(end, one.started_at)
-        before = max(0.0, one.started_at - spans[-1].ended_at) if spans else None
-        spans.append(SessionSpan(one.number, one.started_at, end, before, one.outcome, one.alive, one.error))
+        spans.append(SessionSpan(one.number, one.started_at, end, one.outcome, one.alive, one.error))
     return spans
 
 
@@ -186,11 +174,8 @@ def _account(
     counts, wall_s = run.counts, sum(span.seconds for span in spans) if spans else None
     output = _told(one.output_tokens for one in done)
     errors = [one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS]
-    first = [
-        max(0.0, one.first_token_at - one.started_at)
-        for one in attempts
-        if one.outcome is AttemptOutcome.DONE and one.first_token_at
-    ]
+    counted = [one for one in attempts if one.outcome is AttemptOutcome.DONE]
+    first = [max(0.0, one.first_token_at - one.started_at) for one in counted if one.first_token_at]
     busy_s = sum(max(0.0, one.ended_at - one.started_at) for one in attempts)
     return Account(
         run=run.id,
@@ -207,10 +192,9 @@ def _account(
         truncated=sum(one.finish_reason == "length" for one in done),
         sessions=len(spans),
         wall_s=wall_s,
-        paused_s=sum(span.before_s or 0.0 for span in spans),
         down_s=sum(one.ended_at - one.started_at for one in downs),
         effective_tok_s=output / wall_s if output is not None and wall_s else None,
-        task_s=percentiles([task_seconds(one, spans) for one in done]),
+        task_s=percentiles([max(0.0, one.ended_at - one.started_at) for one in counted]),
         ttft_s=percentiles(first),
         agents_mean=busy_s / wall_s if wall_s and attempts else None,
         agents_max=max((one.agent + 1 for one in attempts), default=0),
