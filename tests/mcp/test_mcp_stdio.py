@@ -11,8 +11,6 @@ import pytest
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
-from skep.swarm.records import AttemptOutcome
-from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine, GatewayProcess
 
 
@@ -142,23 +140,6 @@ async def test_capacity_has_the_speed_of_the_newest_benchmark_of_that_model(fron
         (model,) = (await ask(client, "capacity"))["models"]
     assert [(level["agents"], level["tok_s"]) for level in model["measured"]] == [(1, 50.0), (2, 100.0)]
     assert model["measured_run"] == run
-
-
-@pytest.mark.slow
-async def test_a_cancelled_run_is_resumed_and_nothing_is_done_twice(front, env):
-    async with client_here(env, front.url) as client:
-        sent = await ask(client, "swarm_dispatch", tasks=[f"task {n}" for n in range(40)], max_tokens=20)
-        await wait_for(client, sent["run"], 1)
-        cancelled = await ask(client, "swarm_cancel", run=sent["run"])
-        assert (await ask(client, "swarm_resume", run=sent["run"]))["state"] in ("running", "done")
-        status = await wait(client, sent["run"])
-    assert cancelled["state"] == "cancelled"
-    assert 0 < cancelled["done"] < 40
-    assert (status["state"], status["done"]) == ("done", 40)
-    with open_store(user_paths(env).store, read_only=True) as store:
-        attempts = SwarmStore(store).attempts(status["run"])
-    done = [attempt.task for attempt in attempts if attempt.outcome is AttemptOutcome.DONE]
-    assert sorted(done) == sorted(set(done))
 
 
 HELLO = {

@@ -143,7 +143,7 @@ def test_all_faults_of_the_tasks_are_told_before_anything_is_stored(call, paths)
 
 def test_a_file_of_tasks_is_named_by_its_whole_path(call, tmp_path):
     assert "is not absolute" in call("swarm_dispatch_file", path="tasks.jsonl")
-    assert "no file" in call("swarm_dispatch_file", path=str(tmp_path / "none.jsonl"))
+    assert "No such file" in call("swarm_dispatch_file", path=str(tmp_path / "none.jsonl"))
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "there").write_text("something\n")
     said = call("swarm_dispatch_file", path=f"{tmp_path}/tasks.jsonl", output=f"{tmp_path}/there")

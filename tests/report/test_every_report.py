@@ -6,10 +6,10 @@ from xml.etree import ElementTree as ET
 import pytest
 from msgspec.structs import replace
 from reading import HOSTILE, Outline, colours_of, spoiled, words_of
-from swarm_samples import busy_story
 from test_mixed_page import GPT, QWEN
 from test_quality_page import SUMMARY
 
+from sample_swarm import busy_story
 from sample_tuning import sample_stages, sample_tuning
 from skep.report import theme
 from skep.report.comparison import comparison_page

@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ET
 import pytest
 from msgspec.structs import replace
 from reading import Outline
-from swarm_samples import BEGAN, attempt, busy_story, made_story, result, run_of, session
 
+from sample_swarm import BEGAN, attempt, busy_story, made_story, result, run_of, session
 from skep.report import swarm_gantt
 from skep.report.swarm import swarm_page
 from skep.report.swarm_gantt import gantt_element, working_time

@@ -202,7 +202,7 @@ def test_the_form_follows_the_name_of_the_file(tmp_path):
     for name, text in (("a.txt", "hello"), ("b.csv", "prompt\nhello\n"), ("c.jsonl", '{"prompt": "hello"}')):
         (tmp_path / name).write_text(text)
         assert prompts(read_tasks(tmp_path / name)) == ["hello"]
-    for path, words in ((tmp_path, "a folder"), (tmp_path / "none.jsonl", "no file")):
+    for path, words in ((tmp_path, "Is a directory"), (tmp_path / "none.jsonl", "No such file")):
         with pytest.raises(UserError, match=words):
             read_tasks(path)
 

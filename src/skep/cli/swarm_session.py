@@ -100,10 +100,9 @@ def cancel_run(name: str, *, as_json: bool) -> None:
             cancel(paths, run.id)
         ended = swarm.run(run.id)
     counts = f"{ended.counts.done} done, {ended.counts.failed} set aside, {ended.counts.left} left"
-    if run.state is SwarmRunState.DONE:
-        note(f"{run.id} is already finished: {counts}")
-    else:
-        note(f"{run.id} is cancelled: {counts}; `skep swarm resume {run.id}` continues it")
+    is_done = run.state is SwarmRunState.DONE
+    what = "already finished" if is_done else f"cancelled, `skep swarm resume {run.id}` continues it"
+    note(f"{run.id} is {what}: {counts}")
     if as_json:
         print_json(run_json(ended))
 

@@ -50,13 +50,9 @@ class SkepTool(Tool):
         return answer.model_copy(update={"structured_content": kept, "content": [TextContent(type="text", text=text)]})
 
 
-def make_tool(
-    function: Callable[..., Any], title: str, *, reads: bool, destroys: bool = False, same: bool = True
-) -> SkepTool:
-    """`reads`: it changes nothing. `destroys`: it ends something. `same`: twice has the effect of once."""
-    annotations = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    if not reads:
-        annotations = ToolAnnotations(destructive_hint=destroys, idempotent_hint=same, open_world_hint=False)
+def make_tool(function: Callable[..., Any], title: str, *, reads: bool, destroys: bool = False) -> SkepTool:
+    """`reads`: it changes nothing. `destroys`: it ends something."""
+    annotations = ToolAnnotations(read_only_hint=reads, destructive_hint=destroys, open_world_hint=False)
     text = " ".join((function.__doc__ or "").split())
     made = SkepTool.from_function(
         function, title=title, description=text, annotations=annotations, structured_output=True
@@ -153,12 +149,12 @@ def serve_stdio(place: ServerContext) -> None:
 def _tools(place: ServerContext, longest_wait_s: float) -> list[SkepTool]:
     runs = RunTools(place, longest_wait_s=longest_wait_s)
     return [
-        make_tool(runs.swarm_dispatch, "Dispatch tasks", reads=False, same=False),
-        make_tool(runs.swarm_dispatch_file, "Dispatch tasks from a file", reads=False, same=False),
+        make_tool(runs.swarm_dispatch, "Dispatch tasks", reads=False),
+        make_tool(runs.swarm_dispatch_file, "Dispatch tasks from a file", reads=False),
         make_tool(runs.swarm_wait, "Wait for a run", reads=True),
         make_tool(runs.swarm_results, "Page of results", reads=True),
         make_tool(runs.swarm_result, "One whole result", reads=True),
-        make_tool(runs.swarm_retry, "Retry failed tasks", reads=False, same=False),
+        make_tool(runs.swarm_retry, "Retry failed tasks", reads=False),
         make_tool(runs.swarm_resume, "Resume a run", reads=False),
         make_tool(runs.swarm_cancel, "Cancel a run", reads=False, destroys=True),
         make_tool(runs.swarm_list, "List runs", reads=True),

@@ -217,12 +217,10 @@ def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -
 def _order(options: Options) -> SwarmRunOptions:
     names = ("agents", "tries", "timeout_s", "deadline_s", "max_tokens", "priority")
     told: dict[str, Any] = {name: value for name, value in options.items() if name in names and value is not None}
-    for name, value in told.items():
-        if name in ("agents", "tries") and (type(value) is not int or value < 1):
-            raise UserError(f"`{name}` must be a whole number of at least 1, not {value!r}")
-        if name.endswith("_s") and (not isinstance(value, int | float) or not value > 0):
-            raise UserError(f"`{name}` must be a number of seconds above 0, not {value!r}")
-    return SwarmRunOptions(**told)
+    try:
+        return msgspec.convert(told, SwarmRunOptions)
+    except msgspec.ValidationError as error:
+        raise UserError(f"these options cannot be: {error}") from None
 
 
 @contextmanager

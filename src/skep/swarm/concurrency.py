@@ -1,9 +1,8 @@
 """How many tasks run at once. Pure: samples in, a limit out.
 
 `ConcurrencySearch` finds the limit of an endpoint that does not tell its slots. A level is measured when the agents it
-has added are streaming; the rate counts all tokens that arrive. Levels are doubled while the rate grows, the last
-doubling is halved, and then a level is held. A step up is tried now and then.
-`ConcurrencyLimit` adds what the endpoint tells, what it refuses, and `--concurrency`.
+has added are streaming; the rate counts all tokens that arrive. Levels are doubled while the rate grows, then the best
+is held. A step up is tried now and then. `ConcurrencyLimit` adds what the endpoint tells, what it refuses, and `--concurrency`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class ConcurrencySample(msgspec.Struct, frozen=True):
 
 class Phase(Enum):
     UP = "looking for the level at which the rate stops growing"
-    BETWEEN = "halving the last step"
     HOLD = "holding the best level found"
     HIGHER = "trying one step more"
 
@@ -98,9 +96,7 @@ class ConcurrencySearch:
         elif best is None:
             self._best = (self.level, rate)
         elif self.phase is Phase.UP:
-            between = (best[0] + self.level) // 2
-            is_new = best[0] < between < self.level
-            self._move(between if is_new else best[0], Phase.BETWEEN if is_new else Phase.HOLD, now)
+            self._move(best[0], Phase.HOLD, now)
         elif self.phase is Phase.HOLD:
             self._held(rate, now, *best)
         else:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from skep.store.rows import Count
 
@@ -152,10 +153,10 @@ class SwarmRun(msgspec.Struct, frozen=True):
 
 
 class SwarmRunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    agents: int | None = None  # at once, at most; None: as many as the endpoint can use
-    tries: int = 4  # of one task, before it is set aside
-    timeout_s: float = 600.0  # of one request
-    deadline_s: float = 600.0  # an endpoint that does not answer for so long is given up, the journal intact
+    agents: Annotated[int, Meta(ge=1)] | None = None  # at once, at most; None: as many as the endpoint can use
+    tries: Annotated[int, Meta(ge=1)] = 4  # of one task, before it is set aside
+    timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # of one request
+    deadline_s: Annotated[float, Meta(gt=0)] = 600.0  # an endpoint that is down for so long is given up
     output: str | None = None  # absolute path of the results file
     key_env: str | None = None  # which variable holds the endpoint's key; never the key itself
     priority: str | None = None  # of skep's gateway: interactive, normal, batch

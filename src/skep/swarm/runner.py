@@ -25,7 +25,7 @@ from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, Endpoint
 from skep.swarm.progress import ProgressTracker, SwarmProgress
 from skep.swarm.records import AttemptOutcome, Recorded, SwarmRun, SwarmRunState, Task, Why
 from skep.swarm.results_file import ResultsFile, ResultsWriter
-from skep.swarm.schedule import FIRST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule, next_pause_s
+from skep.swarm.schedule import FIRST_LOOK_S, LONGEST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule
 from skep.swarm.store import SessionOutcome, SwarmStore, lock_path
 from skep.wire.openai import ErrorKind, classify_error
 
@@ -364,7 +364,7 @@ class _Session:
                 raise Cancelled("the run was cancelled")
             left = self._order.deadline_s - (time.monotonic() - since)
             await asyncio.sleep(max(0.0, min(pause, left)))
-            pause = next_pause_s(pause, time.monotonic() - since)
+            pause = min(2 * pause, LONGEST_LOOK_S)
 
     async def _open_and_work(self, pending: list[Pending]) -> None:
         endpoint = await self._wait_for_endpoint()

@@ -21,9 +21,7 @@ from skep.swarm.records import Attempt, AttemptOutcome, Recorded, SwarmRunOption
 from skep.wire.openai import ErrorKind, classify_error, wait_s
 
 FIRST_LOOK_S = 0.25
-USUAL_LOOK_S = 1.0
-LONGEST_LOOK_S = 5.0
-RESTARTING_S = 30.0  # an engine that is started again is mostly back by then
+LONGEST_LOOK_S = 2.0
 DOUBT = 3  # mishaps in a row, after which no more are added to those under way
 
 
@@ -34,11 +32,6 @@ class ProbeEndpoint(msgspec.Struct, frozen=True):
 class GiveUp(msgspec.Struct, frozen=True):
     why: str
     after_s: float | None  # None: at once, since waiting would not help
-
-
-def next_pause_s(pause_s: float, away_s: float) -> float:
-    """Between two looks."""
-    return min(2 * pause_s, USUAL_LOOK_S if away_s < RESTARTING_S else LONGEST_LOOK_S)
 
 
 class Outage:
@@ -95,7 +88,7 @@ class Outage:
         self.why, self.is_away = why, True
         self.since = now if self.since is None else self.since
         self._look_at = now + self._pause_s
-        self._pause_s = next_pause_s(self._pause_s, now - self.since)
+        self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
 
     def step(self, now: float, *, quiet: bool) -> list[ProbeEndpoint | GiveUp]:
         """`quiet`: none of the answers under way has begun."""
@@ -146,7 +139,6 @@ class Pending:
     breaks: int = 0
     first_at: float | None = None  # unix seconds
     place: int = 0  # in the input's order
-    resumed: bool = False
     row: int = 0  # mishaps of one kind in a row
     last: ErrorKind | None = None
     complaint: str | None = None
@@ -196,7 +188,7 @@ class TaskSchedule:
         for one in pending:
             if one.task.id in self._jobs:
                 continue
-            one.place, one.resumed = self._placed, one.attempts > 0
+            one.place = self._placed
             self._placed += 1
             self._jobs[one.task.id] = one
             self._queue(one)
@@ -282,6 +274,7 @@ class TaskSchedule:
             heappush(self._ready, (job.place, job.task.id))
 
     def _start(self, job: Pending, now: float) -> Start:
+        why = Why.RETRY if job.last is not None else Why.RESUMED if job.attempts else Why.FIRST
         self._last_lease += 1
         job.attempts += 1
         if job.first_at is None:
@@ -292,7 +285,7 @@ class TaskSchedule:
             job.task,
             job.attempts,
             next(number for number in count() if number not in taken),
-            Why.RETRY if job.last is not None else Why.RESUMED if job.resumed else Why.FIRST,
+            why,
             job.complaint,
             now,
             blamed=job.is_suspect,

@@ -321,12 +321,9 @@ def _gathered(rows: Rows, maker: TaskForm, name: str, unit: str, hint: str) -> l
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"there is no file `{path}`", hint="name the file of tasks; `-` reads stdin") from None
-    except IsADirectoryError:
-        raise UserError(f"`{path}` is a folder, not a file of tasks") from None
     except OSError as error:
-        raise UserError(f"`{path}` cannot be read: {error.strerror or error}") from None
+        hint = "name the file of tasks; `-` reads stdin"
+        raise UserError(f"`{path}` cannot be read: {error.strerror or error}", hint=hint) from None
 
 
 def _decoded(data: bytes, name: str) -> str:
