@@ -280,7 +280,7 @@ def mixed_run(store, at, model="m"):
     store.append_requests(run_id, rows)
     store.append_verdicts(
         run_id,
-        [Verdict(row.level, 0, row.index, row.kind, VerdictOutcome.PASSED, keywords=row.kind != "S1") for row in rows],
+        [Verdict(row.level, 0, row.index, row.kind, VerdictOutcome.PASSED) for row in rows],
     )
     store.end_run(run_id, at + 1, "done")
     return run_id
@@ -302,21 +302,19 @@ def judged(paths):
     return runs
 
 
-def test_judged_runs_are_drawn_alone_and_side_by_side(judged, tmp_path):
+def test_judged_runs_are_drawn_alone(judged, tmp_path):
     """Forty items cannot exclude a loss of three points: the page says so."""
     call("report", judged["quality"], "-o", "q.html", check=0)
     assert "othing can be claimed: C=4 is not shown" in (tmp_path / "q.html").read_text()
     call("report", judged["mixed"], "-o", "one.html", check=0)
     assert "no loss is shown" in (tmp_path / "one.html").read_text()
-    call("report", judged["mixed"], judged["other"], "-o", "two.html", check=0)
-    assert "one / two" in (tmp_path / "two.html").read_text()
 
 
 def test_what_has_no_common_picture_is_one_clear_line(judged):
     for names, words in (
         (("mixed", "sweep"), "is a mixed run"),
-        (("sweep", "quality"), "is a sweep run"),
-        (("quality", "quality"), "quality runs"),
+        (("sweep", "quality"), "is a quality run"),
+        (("mixed", "other"), "is a mixed run"),
         (("empty",), "no measured requests"),
     ):
         assert words in refused("report", *(judged[name] for name in names))
@@ -329,7 +327,7 @@ def test_judged_runs_are_listed_and_exported_with_their_verdicts_but_their_level
     assert "quality" in text
     for kind in ("mixed", "quality"):
         rows = call("bench", "export", judged[kind], "--format", "csv", "--requests", check=0).out
-        assert rows.splitlines()[0].endswith("item,outcome,detail,keywords,checker")
+        assert rows.splitlines()[0].endswith("item,outcome,detail,checker")
         assert "passed" in rows
     for words in ("export mixed", "export quality", "compare mixed other", "compare quality mixed"):
         command, *names = words.split()

@@ -15,8 +15,8 @@ from skep.workload.banks import parse_bank
 from skep.workload.extraction import python_blocks
 from skep.workload.items import Checker, Item
 
-NUMBER = Item("sum", ({"role": "user", "content": "6 + 6?"},), Checker("number", {"answer": 12}), keywords=("Twelve",))
-REPORT = b'{"outcome": "passed", "detail": "", "checks": [{"name": "a", "passed": true, "detail": ""}]}'
+NUMBER = Item("sum", ({"role": "user", "content": "6 + 6?"},), Checker("number", {"answer": 12}))
+REPORT = b'{"outcome": "passed", "detail": ""}'
 RIGHT = "```python\ndef page_count(total, size):\n    return -(-total // size)\n```"
 
 
@@ -28,7 +28,7 @@ def read(row, item=NUMBER):
 
 def test_a_read_answer_needs_no_sandbox():
     verdict = read(request("It is 12."))
-    assert (verdict.outcome, verdict.sandbox, verdict.checker) == (VerdictOutcome.PASSED, None, "number/2")
+    assert (verdict.outcome, verdict.sandbox, verdict.checker) == (VerdictOutcome.PASSED, None, "number/3")
     assert (verdict.level, verdict.repeat, verdict.index, verdict.item) == (4, 1, 7, "sum")
     assert read(request("It is 13.")).outcome is VerdictOutcome.WRONG
     assert needs_sandbox([NUMBER]) is False
@@ -36,20 +36,6 @@ def test_a_read_answer_needs_no_sandbox():
     with pytest.raises(UserError, match="no sandbox"):
         read(request(RIGHT), PAGES)
     assert missing_packages(ITEMS.values()) == ()  # what answers may import is installed here
-
-
-@pytest.mark.parametrize(
-    ("answer", "reasoning", "passed", "missing"),
-    [
-        ("It is 12.", None, True, ("Twelve",)),
-        ("It is thirteen, not twelve.", None, False, ()),
-        ("12", "twelve", True, ("Twelve",)),
-    ],
-)
-def test_keywords_of_the_content_stand_beside_the_verdict_and_do_not_change_it(answer, reasoning, passed, missing):
-    """As in the write-up, where an answer in the reasoning was taken for a failure."""
-    verdict = read(request(answer, reasoning=reasoning))
-    assert (verdict.passed, verdict.keywords, verdict.keywords_missing) == (passed, not missing, missing)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +72,12 @@ def test_the_order_is_kept_progress_told_and_a_cut_program_run_all_the_same():
     none, *wrong, whole, cut = judged([AnsweredItem(row, PAGES) for row in rows])
     assert none.outcome is VerdictOutcome.NO_ANSWER
     assert {verdict.outcome for verdict in wrong} == {VerdictOutcome.WRONG}
-    assert [verdict.checks[0].detail for verdict in wrong[1:]] == [f"gave {n}, not 0" for n in range(1, 4)]
+    assert [verdict.detail.split(" at ")[0] for verdict in wrong[1:]] == [
+        f"AssertionError: gave {n}, not 0" for n in range(1, 4)
+    ]
     assert (cut.outcome, whole.outcome) == (VerdictOutcome.TRUNCATED, VerdictOutcome.PASSED)
     assert cut.detail.endswith("the checks pass all the same")
     assert whole.sandbox is not None
-    assert whole.checks[0].name == "page_count(0, 10)"
     heard = []
     asyncio.run(Judge(None).judge([AnsweredItem(request("12"), NUMBER)] * 3, heard.append))
     assert heard == [1, 2, 3]
@@ -147,14 +134,6 @@ def test_a_run_that_the_machine_lost_is_tried_again():
     assert verdict.detail == "ended with 1 before there was a report"
     with pytest.raises(SkepError, match="Too many open files"):
         asyncio.run(Judge(Failing(9)).judge([AnsweredItem(request(RIGHT), PAGES)]))
-
-
-def test_answers_of_a_checker_that_is_gone_are_one_clear_error():
-    """Runs of earlier versions had checkers of their own for apps, tests, readers and docstrings."""
-    old = Item("P1.1", ({"role": "user", "content": "x"},), Checker("fastapi", {"turn": 1}))
-    with pytest.raises(UserError, match="no checker `fastapi`") as caught:
-        asyncio.run(Judge(None).judge([AnsweredItem(request("x"), old)]))
-    assert "skep runs report" in caught.value.hint
 
 
 def test_many_small_blocks_are_read_in_time_proportional_to_their_number():

@@ -1,10 +1,12 @@
 """Answers in several blocks, as chats have them: the program is judged, and what only stands beside it is left out."""
 
-import pytest
-from answers.sample_judge import FOLDER, expected, sample, samples_judged, texts_judged
-from answers.sample_tasks import ITEMS, PAGES
+import math
 
-from skep.quality.harness.sources import free_names
+import pytest
+from answers.sample_judge import FOLDER, expected, samples_judged, texts_judged
+from answers.sample_tasks import PAGES
+
+from skep.quality.harness import completed, free_names
 from skep.quality.judging import needs_sandbox
 from skep.sandbox.bubblewrap import SandboxLimits
 from skep.store.verdicts import VerdictOutcome
@@ -15,27 +17,19 @@ WRONG = "def page_count(total, size):\n    return total // size"
 CUT = "def page_count(total, size):\n    return -(-total // size"
 BESIDE = {
     "a quoted line": ["pages = total // size", RIGHT],
-    "old and new line": [RIGHT, "pages = total // size", "pages = -(-total // size)"],
     "an example with names of its own": [RIGHT, "print(page_count(len(articles), 10))"],
     "an example that asks": [RIGHT, "n = int(input('n: '))\nprint(page_count(n, 10))"],
-    "an example that leaves": [RIGHT, "import sys\nsys.exit(page_count(1, 1))"],
     "an example that ends its process": [RIGHT, "import os\nos._exit(0)"],
-    "an example that fails": [RIGHT, "assert page_count(10, 3) == 99"],
+    "an example that never ends": [RIGHT, "while True: pass"],
     "a client that is not installed": [RIGHT, "import not_here\nnot_here.post('http://localhost:8000/pages')"],
     "a shell's line": ["pip install pages", RIGHT, "python main.py --size 3"],
-    "await at the top": [RIGHT, "pages = await page_count(1, 2)"],
     "tests of its own": [RIGHT, "import unittest\nclass T(unittest.TestCase):\n    pass\nunittest.main()"],
-    "an alternative with gaps": [RIGHT, "def page_count(total, size):\n    ...\n    return math.ceil(total / size)"],
-    "its signature": [RIGHT, "def page_count(total: int, size: int) -> int: ..."],
-    "an old constant": ["ONE = 1\ndef page_count(total, size):\n    return (total + size - ONE) // size", "ONE = 0"],
-}
-PARTS = {
     "an import of its own": ["import math", "def page_count(total, size):\n    return math.ceil(total / size)"],
     "an import that follows": ["def page_count(total, size):\n    return math.ceil(total / size)", "import math"],
     "old, then new": [WRONG, RIGHT],
-    "files in any order": [
-        "from rounding import up\nONE = up(1, 2)\ndef page_count(total, size):\n    return up(total, size) * ONE",
+    "two files": [
         "def up(a, b):\n    return -(-a // b)",
+        "from rounding import up\nONE = up(1, 2)\ndef page_count(total, size):\n    return up(total, size) * ONE",
     ],
 }
 FAULTY = {
@@ -61,32 +55,16 @@ def item(kind, **values):
 
 def test_what_stands_beside_the_program_does_not_spoil_it_and_what_belongs_to_it_is_kept():
     """A fault of the program itself is never left out."""
-    faulty = {name: codes for name, (codes, _) in FAULTY.items()}
-    found = outcomes(PAGES, BESIDE | PARTS | faulty)
-    expected = dict.fromkeys((*BESIDE, *PARTS), VerdictOutcome.PASSED) | {
-        name: end for name, (_, end) in FAULTY.items()
-    }
+    found = outcomes(PAGES, BESIDE | {name: codes for name, (codes, _) in FAULTY.items()})
+    expected = dict.fromkeys(BESIDE, VerdictOutcome.PASSED) | {name: end for name, (_, end) in FAULTY.items()}
     assert {name: told for name, told in found.items() if told[0] is not expected[name]} == {}
-    assert {found[name][1] for name in PARTS} == {""}
-    assert found["a quoted line"][1] == "left out: a block that raised NameError: name 'total' is not defined"
-    assert found["a shell's line"][1] == "left out: 2 blocks, the first of which is not Python"
-    assert found["an example that ends its process"][1] == "left out: a block that ended its process"
-    assert found["an old constant"][1] == "left out: a block that overwrites names of the program"
-
-
-@pytest.mark.slow
-def test_an_example_that_never_ends_is_left_out():
-    for_ever = [f"import time\nwhile {number}:\n    time.sleep(1)" for number in (1, 2, 3)]
-    verdicts = texts_judged(PAGES, [chat([RIGHT, for_ever[0]]), chat([RIGHT, *for_ever])])
-    assert [verdict.outcome for verdict in verdicts] == [VerdictOutcome.PASSED] * 2
-    assert verdicts[0].detail == "left out: a block that did not come to an end"
 
 
 def test_a_function_or_a_body_may_have_an_example_beside_it():
     prompt = 'def twice(x: int) -> int:\n    """Double it."""\n'
     asked = item("completion", prompt=prompt, entry_point="twice", tests="def check(f):\n    assert f(2) == 4\n")
     whole = [f"{prompt}    return 2 * x", "print(twice(y))"]
-    found = outcomes(asked, {"whole": whole, "body": ["    return 2 * x", "print(twice(y))"]})
+    found = outcomes(asked, {"whole": whole, "body": ["    return 2 * x"]})
     assert {outcome for outcome, _ in found.values()} == {VerdictOutcome.PASSED}, found
 
 
@@ -103,18 +81,12 @@ def test_without_an_entry_point_the_tests_say_what_is_asked_for():
     assert outcomes(asked, {"own": own}) == {"own": told}
 
 
-def test_the_faulty_function_quoted_once_more_does_not_replace_the_mended_one():
-    given = ITEMS["bug"].messages[-1]["content"].split("```")[1].removeprefix("python\n")
-    (verdict,) = texts_judged(ITEMS["bug"], [f"{sample('bug/passed-ceil')}\nIt was:\n\n{chat([given])}"])
-    assert verdict.passed, verdict.detail
-
-
 def test_a_regular_expression_is_searched_for_in_the_sandbox_and_one_that_takes_for_ever_is_ended():
     asked = item("regex", pattern=r"^b\d+$")
     assert needs_sandbox([asked])
     verdicts = texts_judged(asked, ["a\nb12\nc", "ab12", "```python\nb12\n```"])
     assert [verdict.passed for verdict in verdicts] == [True, False, True]
-    assert verdicts[1].detail == "it is not there"
+    assert verdicts[1].detail == "`^b\\d+$` is not there"
     (verdict,) = texts_judged(item("regex", pattern="(a|aa)+$"), ["a" * 60 + "b"], limits=SandboxLimits(seconds=1))
     assert verdict.outcome is VerdictOutcome.EXCEEDED
 
@@ -141,3 +113,32 @@ def test_every_sample_answer_is_judged_as_it_should_be():
     assert "a blank name is refused: answered 201, not 422" in verdicts["fastapi2/wrong-lets-blank-names-in"].detail
     assert "event loop" in verdicts["reader/wrong-blocks-the-loop"].detail
     assert "NameError: name 'uuid4' is not defined" in verdicts["fastapi1/wrong-forgets-an-import"].detail
+
+
+PROMPT = 'import math\n\n\ndef helper(x):\n    return x\n\n\ndef area(r: float) -> float:\n    """Of a circle."""\n'
+
+
+def run(parts):
+    names = {}
+    for text in parts:
+        exec(compile(text, "x.py", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def area(r):\n    return math.pi * helper(r) ** 2",
+        "    def area(r):\n        return math.pi * helper(r) ** 2",
+        "from __future__ import annotations\nimport math\ndef area(r: float):\n    return math.pi * r**2",
+        "    return math.pi * r ** 2",
+        "return math.pi * r ** 2",
+        "        square = r ** 2\n        return math.pi * square",
+        "if r > 0:\n        return math.pi * r ** 2\n    return 0",
+        "square = r ** 2\n    return math.pi * square",
+    ],
+)
+def test_a_function_or_its_body_completes_the_prompt(code):
+    assert run(completed(PROMPT, "area", code))["area"](2) == pytest.approx(4 * math.pi)
+    nested = f"def other(r):\n    def area(x):\n        {code!r}\n    return area(r)"
+    assert run(completed(PROMPT, "area", nested))["area"](2) is None  # a nested one of that name is another

@@ -12,7 +12,6 @@ from skep.quality.mixed_figures import (
     fisher_less,
     loss_words,
     mixed_summary,
-    side_by_side,
 )
 from skep.store.records import Request
 from skep.store.verdicts import Verdict, VerdictOutcome
@@ -41,7 +40,7 @@ def verdict(row, outcome=VerdictOutcome.PASSED):
 
 def summed(rows, verdicts=None, **fields):
     judged = [verdict(row) for row in rows] if verdicts is None else verdicts
-    return mixed_summary("r", "m", "published", rows, judged, **{"simulated": False, **fields})
+    return mixed_summary("r", "m", rows, judged, **{"simulated": False, **fields})
 
 
 def level_of(rows, verdicts=None, concurrency=None):
@@ -86,7 +85,7 @@ def test_a_level_is_not_quick_because_its_turns_failed():
     rows = [*talk(), *failed, *short, side(1, 50.0, 50.3), side(1, 60.0, 60.3, repeat=1)]
     summary = summed(rows, [verdict(row, VerdictOutcome.PASSED if row.ok else VerdictOutcome.FAILED) for row in rows])
     assert summary.levels[1].primary_s is None
-    assert summary.axes[2].value is None
+    assert summary.axes[1].value is None
     assert summary.advice.concurrency == 1
     assert "C=2: the conversation was never finished" in summary.advice.reasons[-1]
 
@@ -96,7 +95,7 @@ def test_without_verdicts_nothing_is_said_about_what_passed():
     level = summary.levels[0]
     assert [(one.passed, one.judged) for one in level.turns] == [(0, 0)] * 3
     assert (level.seconds_per_task, level.outcomes, summary.incomplete) == (None, (), "interrupted")
-    assert summary.axes[5].value is None
+    assert summary.axes[4].value is None
     assert summary.advice.concurrency is None
 
 
@@ -133,10 +132,10 @@ def test_time_per_finished_task_counts_only_answers_that_passed():
 # The axes
 
 
-def loaded(speed=100, slower=2.0):
+def loaded(slower=2.0):
     """C=1 and C=5, the latter `slower` times as slow."""
-    alone = [turn(n, n * 1.0, n + 1.0, tokens=speed) for n in range(3)]
-    full = [turn(n, 50 + n * slower, 50 + (n + 1) * slower, level=5, first=0.4, tokens=speed) for n in range(3)]
+    alone = [turn(n, n * 1.0, n + 1.0, tokens=100) for n in range(3)]
+    full = [turn(n, 50 + n * slower, 50 + (n + 1) * slower, level=5, first=0.4, tokens=100) for n in range(3)]
     return [*alone, *full, *(side(place, 50.0, 50.5, level=5) for place in (1, 2, 3, 4))]
 
 
@@ -144,7 +143,6 @@ def test_each_axis_is_between_0_and_1_and_says_how_it_is_made():
     axes = summed(loaded()).axes
     values = {axis.name: axis.value for axis in axes}
     assert values == {
-        "solo speed": 1.0,
         "TTFT stability": pytest.approx(0.25),
         "latency under load": pytest.approx(0.5),
         "throughput": pytest.approx((500 / 6) / (5 * 100)),
@@ -155,21 +153,11 @@ def test_each_axis_is_between_0_and_1_and_says_how_it_is_made():
 
 
 def test_with_one_level_or_none_the_axes_of_load_are_unknown():
-    assert [axis.value for axis in summed(talk()).axes] == [1.0, None, None, None, None, None]
+    assert [axis.value for axis in summed(talk()).axes] == [None] * 5
     summary = summed([])
     assert (summary.levels, summary.advice.concurrency) == ((), None)
     assert all(axis.value is None for axis in summary.axes)
-    assert summed(loaded(slower=0.5)).axes[2].value == 1.0, "what gets faster under load is no better than 1"
-
-
-@pytest.mark.parametrize(
-    ("other", "share"),
-    [(loaded(speed=50), 0.5), ([row for row in loaded() if row.level > 1], None)],
-    ids=["half", "none"],
-)
-def test_solo_speed_is_a_share_of_the_fastest_model_shown(other, share):
-    both = side_by_side([summed(loaded(speed=100)), summed(other)])
-    assert [one.axes[0].value for one in both] == [1.0, share]
+    assert summed(loaded(slower=0.5)).axes[1].value == 1.0, "what gets faster under load is no better than 1"
 
 
 # The advice

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import time
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from answers.sample_judge import sample
@@ -12,7 +10,7 @@ from answers.sample_judge import sample
 from skep.bench.endpoint import find_endpoint
 from skep.host.facts import NvidiaReport, read_host
 from skep.quality.mixed_figures import PRIMARY, SIDE
-from skep.quality.mixed_run import AGAIN_S, MixedPlan, MixedRound, run_mixed
+from skep.quality.mixed_run import MixedPlan, run_mixed
 from skep.sandbox.bubblewrap import ScriptEnding, ScriptResult
 from skep.sandbox.runner import open_sandbox
 from skep.store.records import RunState
@@ -88,43 +86,6 @@ def test_published_side_tasks_are_sent_once_with_the_first_turn(engine, store):
     assert all(before.ended_s <= after.started_s for before, after in pairwise(turns))
 
 
-def test_sustained_side_tasks_are_sent_again_until_the_conversation_is_over(engine, store):
-    summary, rows = mixed(engine, store, repeats=1, levels=(3,), form="sustained")
-    over = max(row.ended_s for row in rows if row.traffic == "primary")
-    for item in ("S1", "S2"):
-        again = [row for row in rows if row.kind == item]
-        assert [row.index % 1000 for row in again] == list(range(len(again)))
-        assert len(again) >= 2
-        late = [row for row in again if row.started_s > over]  # begun before the end of the last turn was noticed
-        assert len(late) <= 1
-        assert again[-1].ended_s >= over
-    level = summary.levels[0]
-    assert level.held_share > 0.5
-    assert level.side[0].runs == len([row for row in rows if row.kind == "S1"])
-
-
-async def test_a_side_task_that_is_refused_is_tried_again_after_a_pause():
-    """The conversation goes on meanwhile, and no turn of it is lost."""
-    turns, refused_at = [], []
-    refused_twice = asyncio.Event()
-
-    class RefusingSender:
-        async def ask(self, task):
-            if task.traffic == "side":
-                refused_at.append(time.monotonic())
-                if len(refused_at) == 2:
-                    refused_twice.set()
-                return SimpleNamespace(ok=False), ""
-            turns.append(task.turn)
-            await refused_twice.wait()
-            return SimpleNamespace(ok=True), "done"
-
-    await MixedRound(MixedPlan(form="sustained"), level=2, repeat=0).load(RefusingSender(), lambda _row: None)
-    assert turns == [0, 1, 2]
-    assert len(refused_at) == 2
-    assert refused_at[1] - refused_at[0] >= AGAIN_S
-
-
 # What a prompt holds
 
 
@@ -152,7 +113,7 @@ def test_thoughts_inside_an_answer_are_not_sent_back_and_first_lines_follow_the_
 @pytest.mark.slow
 def test_no_prompt_begins_like_one_of_another_conversation_or_round(engine, store):
     """A prompt cache must not make later levels quick; inside a conversation it may work as it does in life."""
-    _, rows = mixed(engine, store, repeats=2, levels=(1, 3), form="sustained")
+    _, rows = mixed(engine, store, repeats=2, levels=(1, 3))
     talks = {}
     for row in rows:
         place = (row.level, row.repeat, "talk" if row.traffic == "primary" else row.index)
@@ -166,11 +127,11 @@ def test_no_prompt_begins_like_one_of_another_conversation_or_round(engine, stor
 
 
 def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store):
-    summary, rows = mixed(engine, store, repeats=1, levels=(1, 2), form="published", seed=5)
+    summary, rows = mixed(engine, store, repeats=1, levels=(1, 2), seed=5)
     run = store.run(summary.run_id)
     assert (run.kind, run.state) == ("mixed", RunState.DONE)
-    kept = {name: run.config[name] for name in ("form", "repeats", "seed", "temperature", "sandbox", "levels")}
-    told = {"form": "published", "repeats": 1, "seed": 5, "temperature": 0.2}
+    kept = {name: run.config[name] for name in ("repeats", "seed", "temperature", "sandbox", "levels")}
+    told = {"repeats": 1, "seed": 5, "temperature": 0.2}
     assert kept == {**told, "sandbox": "idle", "levels": ["P1", "P1+S1"]}
     assert [item.id for item in store.items(run.id)] == ["P1.1", "P1.2", "P1.3", "S1"]
     verdicts = store.verdicts(run.id)

@@ -78,18 +78,13 @@ def test_the_conclusion_names_how_far_it_holds_and_what_ended_it():
 
 
 def test_an_underpowered_trial_is_told_so_before_it_begins_and_what_helps():
-    """Measured noise takes the place of the assumed."""
-    assert len(outlook(2000, 0.03, 1)) == len(outlook(400, 0.03, 1, seen=GOOD)) == 1
+    assert len(outlook(2000, 0.03, 1)) == 1
     few, warning = outlook(164, 0.03, 1, available=164)
     assert "164 are asked" in few
-    assert "assumed" in few
     assert warning.startswith("UNDERPOWERED: expect `not shown`")
     assert all(word in warning for word in ("--delta", "a larger bank"))
     assert "--items" not in warning  # it has no more
     assert "--items" in outlook(164, 0.03, 1)[1]
-    first, warning = outlook(400, 0.03, 1, seen=level_of(4, 400, lost=80, gained=80))
-    assert "40.0 % of the verdicts change, for better or worse (as between C=1 and C=4)" in first
-    assert warning.startswith("UNDERPOWERED")
 
 
 def test_the_noise_floor_is_one_line():

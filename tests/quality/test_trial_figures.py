@@ -20,11 +20,8 @@ from skep.workload.items import Checker, Item
 class Made:
     """A run by hand: passes of so many items, each lasting as long as is said."""
 
-    def __init__(self, count, *, families=("f",)):
-        self.items = [
-            Item(f"i{n}", ({"role": "user", "content": f"{n}?"},), Checker("exact"), family=families[n % len(families)])
-            for n in range(count)
-        ]
+    def __init__(self, count):
+        self.items = [Item(f"i{n}", ({"role": "user", "content": f"{n}?"},), Checker("exact")) for n in range(count)]
         self.rows, self.verdicts, self.facts = [], [], []
         self.clock = 0.0
 
@@ -72,12 +69,9 @@ EVERY_FIFTH = [VerdictOutcome.PASSED if n % 5 else VerdictOutcome.WRONG for n in
 )
 def test_what_may_be_claimed_of_a_level(base, load, claim, lost):
     """Nobody may call it quality that holds if nothing passed before either; too few items say how many would do."""
-    made = Made(len(base), families="fg").passes(1, 0, "base", base).passes(4, 0, "load", load, base=0)
-    halves = base[::2], base[1::2]
+    made = Made(len(base)).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0)
     summary = made.summary()
     (level,) = summary.levels
-    passed = {name: [one is VerdictOutcome.PASSED for one in some] for name, some in zip("fg", halves, strict=True)}
-    assert summary.by_family == tuple((name, len(some), sum(some) / len(some)) for name, some in passed.items())
     assert (level.concurrency, level.claim, level.difference.lost) == (4, claim, lost)
     assert level.difference.items == len(base)
     assert (summary.holds_up_to, summary.skipped) == (4 if claim is Claim.HOLDS else None, (8,))

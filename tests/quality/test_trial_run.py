@@ -106,16 +106,6 @@ def test_errors_under_load_are_failures_with_a_name(answers, store):
     assert dict(level.base.outcomes) == {"passed": 50}
 
 
-def test_a_budget_ends_it_after_a_block_and_whole_blocks_count(engine, store):
-    plan = TrialPlan((2, 4), seed=1, budget_s=1e-6)
-    summary = trial(engine, store, plan, numbers(150))
-    (level,) = summary.levels
-    assert level.difference.items == 64
-    assert "the budget of 0 ms ended at C=2 after 64 of 150 items" in summary.incomplete
-    assert summary.skipped == (4,)
-    assert level.claim is Claim.UNSHOWN
-
-
 async def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answers, store):
     """Ctrl-C: what was asked is stored, what was not judged is not counted."""
     some_answered = asyncio.Event()

@@ -1,14 +1,13 @@
 """The report of a quality test: what may be claimed, and never more."""
 
 import re
-from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
 from reading import plain, values_of
 
 from skep.quality.trial_figures import ArmFigures, LevelQuality, QualitySummary, claim_words, conclusion
-from skep.report.quality import difference_chart, latency_charts, outcome_chart, quality_page
+from skep.report.quality import difference_chart, quality_page
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import RunState
 from skep.store.verdicts import VerdictOutcome
@@ -21,7 +20,7 @@ def _difference(base, rate, low, high, lost, gained):
 
 
 def _arm(c, outcomes, ttft=(64.0, 90.0), total=(1.1, 2.0)):
-    return ArmFigures(c, ITEMS, tuple(outcomes.items()), None, *ttft, *total, 80.0, 0.0)
+    return ArmFigures(c, ITEMS, tuple(outcomes.items()), *ttft, *total, 80.0, 0.0)
 
 
 ALONE = _arm(1, {"passed": 428, "wrong": 230, "truncated": 32})
@@ -47,7 +46,6 @@ SUMMARY = QualitySummary(
     levels=(HOLDS, UNSHOWN),
     holds_up_to=4,
     skipped=(16,),
-    by_family=(("dates", 345, 0.71), ("sorting", 345, 0.53)),
 )
 
 
@@ -82,11 +80,9 @@ def test_not_shown_is_explained_where_it_occurs(tested, page):
     assert "claims neither that quality" not in plain(quality_page(tested, replace(SUMMARY, levels=(HOLDS,))))
 
 
-def test_tables_have_the_noise_floor_first_and_the_families(tested, page):
+def test_tables_have_the_noise_floor_first(page):
     assert "1 and 1 690 690 62.0 % 62.3 % +0.3 −1.2 .. +1.8 8 10 6 % the noise floor" in page
     assert "4 690 690 62.0 % 61.7 % −0.3 −1.9 .. +1.3 11 9 12 % no worse than 3 points" in page
-    assert "dates 345 71 % sorting 345 53 %" in page
-    assert "By family" not in plain(quality_page(tested, replace(SUMMARY, by_family=())))
 
 
 def test_claims_differ_in_shape_as_in_colour():
@@ -110,23 +106,6 @@ def test_a_noise_floor_that_was_not_measured_has_no_band(tested):
     bare = replace(SUMMARY, noise=None, noise_texts_changed=None)
     assert len(difference_chart(bare)["layer"]) == len(difference_chart(SUMMARY)["layer"]) - 1
     assert "C = 1 against itself was not measured" in plain(quality_page(tested, bare))
-
-
-def test_every_outcome_is_shown_apart():
-    """All eight, each with its own colour, and the parts fill the bar."""
-    bar = outcome_chart(replace(SUMMARY, levels=(LOST,)))["layer"][0]
-    loaded = [part for part in bar["data"]["values"] if part["name"] == "C = 16"]
-    assert {part["what"] for part in loaded} == {outcome.value for outcome in VerdictOutcome}
-    assert len(set(bar["encoding"]["fill"]["scale"]["range"])) == len(VerdictOutcome)
-    assert all(a["to"] == b["x"] for a, b in pairwise(loaded))
-
-
-def test_latency_begins_with_one_agent_alone():
-    """Quality and latency come from the same requests."""
-    (first, _), (total, _) = latency_charts(SUMMARY, 200)
-    (lines,) = [one["data"]["values"] for one in first["layer"] if one["mark"]["type"] == "line"]
-    assert [(row["c"], row["value"]) for row in lines if not row["dash"]] == [(1, 64.0), (4, 140.0), (8, 290.0)]
-    assert "p95  7.5 s" in values_of(total, "label")
 
 
 def test_requests_that_all_failed_have_no_latency_and_still_a_picture(tested):

@@ -12,7 +12,7 @@ import pytest
 from skep.errors import StoreError, UserError
 from skep.store.database import APPLICATION_ID, MIGRATIONS, Store, is_about_a_row, is_busy, open_store
 from skep.store.records import CalibrationRecord
-from skep.store.verdicts import Check, Verdict, VerdictOutcome
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.items import Checker, Item
 
 
@@ -290,7 +290,6 @@ ITEM = Item(
     messages=({"role": "user", "content": "7 + 5 = ? ½ \ud83d"},),
     checker=Checker("number", {"answer": 12}),
     max_tokens=16,
-    keywords=("12",),
     family="add",
     difficulty=1,
 )
@@ -301,9 +300,6 @@ VERDICT = Verdict(
     item=ITEM.id,
     outcome=VerdictOutcome.WRONG,
     detail="11 instead of 12",
-    checks=(Check("the last number", passed=False, detail="11"),),
-    keywords=True,
-    keywords_missing=("twelve",),
     checker="number/1",
     sandbox=None,
     seconds=0.25,

@@ -32,7 +32,7 @@ RECORDS = [
     (Request, "requests", OF_A_RUN),
     (ClientSample, "client_samples", OF_A_RUN),
     (LevelFact, "level_facts", OF_A_RUN),
-    (Verdict, "verdicts", OF_A_RUN),
+    (Verdict, "verdicts", {**OF_A_RUN, "checks": "[]", "keywords_missing": "[]"}),
     (GatewayRequest, "gateway_requests", {"outcome": "answered"}),
     (CalibrationRecord, "calibrations", {}),
     (Probe, "probes", {"id": 7, "slots": 1}),

@@ -173,7 +173,7 @@ def test_code_is_run_in_one_sandbox_which_is_closed():
         asyncio.run(open_sandbox().close())
     except UserError as error:
         pytest.skip(error.message)
-    doubles = task(checker={"kind": "cases", "entry_point": "f", "cases": [[[2], 4], [[3], 6]]})
+    doubles = task(checker={"kind": "python", "entry_point": "f", "tests": "assert f(2) == 4"})
     answers = [f"```python\ndef f(x):\n    return x * {factor}\n```" for factor in (2, 3)]
 
     async def checking():
@@ -186,5 +186,5 @@ def test_code_is_run_in_one_sandbox_which_is_closed():
 
     sandbox, (right, wrong) = asyncio.run(checking())
     assert right.ok
-    assert "gave 6, not 4" in wrong.complaint
+    assert "AssertionError at `assert f(2) == 4`" in wrong.complaint
     assert sandbox._launcher is None

@@ -40,7 +40,7 @@ def fill(store):
 
 def _quality(store, told):
     items = [Item(f"/srv/LEAK/{n}", ({"role": "user", "content": PROMPT},), Checker("exact", {"answer": "LEAK"}),
-                  keywords=("LEAK",), family=f"/srv/LEAK{n % 2}") for n in range(4)]  # fmt: skip
+                  family=f"/srv/LEAK{n % 2}") for n in range(4)]  # fmt: skip
     run = put_run(store, 3, kind="quality", levels=(), end=None, **{**told, "config": {
         "bank": "/srv/mine.toml", "concurrency": [1, 4], "delta": 0.03, "items": 4}})  # fmt: skip
     store.append_items(run, items)
@@ -49,8 +49,8 @@ def _quality(store, told):
                         prompt_tokens=9, output_tokens=9, status=200, traffic=arm, prompt=PROMPT, answer=ANSWER)
                 for n, item in enumerate(items)]  # fmt: skip
         store.append_requests(run, rows)
-        store.append_verdicts(run, [Verdict(level, repeat, n, item.id, VerdictOutcome.PASSED, detail="LEAK",
-                                            keywords_missing=("LEAK",)) for n, item in enumerate(items)])  # fmt: skip
+        store.append_verdicts(run, [Verdict(level, repeat, n, item.id, VerdictOutcome.PASSED, detail="LEAK")
+                                    for n, item in enumerate(items)])  # fmt: skip
         store.append_level_facts(run, [LevelFact(level, repeat, WHOLE_BLOCK, {"begin": 0, "end": 4})])
     store.append_level_facts(run, [LevelFact(4, 1, PAIRED_WITH, {"level": 1, "repeat": 0})])
     store.end_run(run, 1_790_300_000.0, "failed", "http://10.9.8.7/LEAK")

@@ -25,14 +25,13 @@ def test_a_line_is_an_item():
             "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Yes?"}],
             "checker": {"kind": "choice", "answer": "yes", "options": ["yes", "no"]},
             "max_tokens": 8,
-            "keywords": ["yes"],
             "family": "polite",
         },
     )
-    assert (first.id, first.max_tokens, first.keywords, first.family, first.difficulty) == ("1", 512, (), "", None)
+    assert (first.id, first.max_tokens, first.family, first.difficulty) == ("1", 512, "", None)
     assert first.messages == ({"role": "user", "content": "What is 7 * 8?"},)
     assert first.checker == Checker("number", {"answer": 56})
-    assert (second.id, second.max_tokens, second.keywords, second.family) == ("two", 8, ("yes",), "polite")
+    assert (second.id, second.max_tokens, second.family) == ("two", 8, "polite")
     assert [one["role"] for one in second.messages] == ["system", "user"]
     assert item_from_json(json.loads(json.dumps(item_json(second)))) == second
 
@@ -46,7 +45,6 @@ def test_a_line_is_an_item():
         {"kind": "contains", "all": ["a", "b"]},
         {"kind": "regex", "pattern": "^a+$"},
         {"kind": "python", "tests": "assert f(1) == 2", "entry_point": "f"},
-        {"kind": "cases", "entry_point": "f", "cases": [[[1, 2], 3], [{"a": 1}, None]], "raises": [[0]]},
     ],
     ids=lambda checker: checker["kind"],
 )
@@ -120,15 +118,9 @@ def with_checker(**values):
         (with_checker(kind=1), "known: `exact`, `choice`, `number`, `contains`, `regex`, `python`"),
         (with_checker(kind="python"), "`checker.tests` is missing"),
         (with_checker(kind="python", tests="1", entry_point="a b"), "`checker.entry_point` must be .* not `a b`"),
-        (with_checker(kind="cases", entry_point="f"), "has neither `cases` nor `raises`"),
-        (with_checker(kind="cases", entry_point="f", cases=[[1, 2]]), "`checker.cases` must be"),
-        (with_checker(kind="cases", entry_point="f", cases=[[[1]]]), "`checker.cases`"),
-        (with_checker(kind="cases", entry_point="f", raises=[0]), "`checker.raises` must be"),
         ({**GOOD, "max_tokens": 0}, "`max_tokens` must be a whole number from 1 .*, not `0`"),
         ({**GOOD, "max_tokens": "many"}, "`max_tokens` must be .*, not `many`"),
         ({**GOOD, "max_tokens": True}, "`max_tokens` must be .*, not `true`"),
-        ({**GOOD, "keywords": "a"}, "`keywords` must be a list of texts, not `a`"),
-        ({**GOOD, "keywords": [1]}, "`keywords` must be a list of texts, not `\\[1\\]`"),
         ({**GOOD, "family": 3}, "`family` must be .*, not `3`"),
     ],
     ids=lambda value: str(value)[:60],

@@ -92,7 +92,7 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
     """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run says."""
     for run in (a, b):
         if run.kind in JUDGED:
-            hint = f"`skep runs report {a.id} {b.id}` draws two mixed runs side by side; a quality run has its own test"
+            hint = f"`skep runs report {run.id}` shows what was judged"
             raise UserError(f"`{run.id}` ({run.kind}) measures answers, not speed", hint=hint)
     if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
         raise UserError(f"`{a.id}` is a {a.kind} run, `{b.id}` a {b.kind} run", hint="compare runs of one kind")

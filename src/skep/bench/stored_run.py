@@ -42,12 +42,8 @@ def nothing_measured(run: StoredRun) -> UserError:
 
 
 def check_drawn_together(runs: Sequence[StoredRun]) -> None:
-    """Judged runs have their own pictures: mixed ones stand beside each other, quality runs alone."""
-    first = runs[0].kind
-    odd = next((run for run in runs if run.kind != first and {run.kind, first} & {*JUDGED}), None)
-    if odd is not None:
-        what = f"`{runs[0].id}` is a {runs[0].kind} run, `{odd.id}` a {odd.kind} run"
-        raise UserError(f"{what}: skep cannot draw them in one chart", hint="report runs of one kind, or one at a time")
-    if runs[0].kind == QUALITY:
-        what = f"`{runs[0].id}` and `{runs[1].id}` are quality runs, which skep cannot draw in one chart"
-        raise UserError(what, hint=f"`skep runs report {runs[0].id}` draws one")
+    """Judged runs have their own pages."""
+    judged = next((run for run in runs if run.kind in JUDGED), None)
+    if judged is not None:
+        what = f"`{judged.id}` is a {judged.kind} run, which skep cannot draw beside another"
+        raise UserError(what, hint=f"`skep runs report {judged.id}` draws it")

@@ -177,20 +177,13 @@ def export(
 
 @dataclass(frozen=True, kw_only=True)
 class MixedOptions(BenchOptions):
-    model: None = None
-    models: Annotated[
-        tuple[str, ...], option("Model name; repeat it to compare models (default: the only model served).", "--model")
-    ] = ()
-    form: Annotated[
-        str, option("published: each side task runs once; sustained: they repeat until the primary ends.")
-    ] = "published"
-    repeats: Annotated[int, option("Number of runs per level, in turns.", min=1)] = 3
+    repeats: Annotated[int, option("Number of runs per level, in turns.", min=1, max=1000)] = 3
     levels: Annotated[
         str, option("Levels, of 1, 2, 3 and 5: the primary task with 0, 1, 2 or 4 side tasks.", "-c", "--concurrency")
     ] = "1,2,3,5"
 
 
-@command(bench, "skep bench mixed --form sustained --repeats 5", runs="quality_run.run_mixed_command")
+@command(bench, "skep bench mixed --repeats 5", runs="quality_run.run_mixed_command")
 def mixed(options: MixedOptions) -> None:
     """Measure a coding conversation with side tasks beside it. Every answer is executed to judge it."""
 
@@ -209,7 +202,6 @@ class QualityOptions(BenchOptions):
         ),
     ] = None
     temperature: Annotated[float, option("Sampling temperature; 0 is greedy.", min=0.0, max=2.0)] = 0.0
-    budget: Annotated[str | None, option("Time limit of the whole run; what does not fit is left out.")] = None
 
 
 @command(bench, "skep bench quality --bank drills:1 --concurrency 1,4,8", runs="quality_run.run_quality_command")

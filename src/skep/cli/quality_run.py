@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import get_args
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
@@ -17,8 +17,8 @@ from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.quality.banks import Bank, choose_bank, makes_its_items
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
-from skep.quality.mixed_figures import LEVEL_NAMES, MixedSummary, side_by_side
-from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
+from skep.quality.mixed_figures import LEVEL_NAMES, TEMPERATURE, MixedSummary
+from skep.quality.mixed_run import MixedPlan, items_of, run_mixed
 from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import LEAST_DELTA, MOST_DELTA, POWER, QualitySummary, outlook
 from skep.report.columns import print_records
@@ -27,16 +27,15 @@ from skep.report.quality import (
     exit_code,
     headline,
     late_levels,
-    level_notes,
-    mixed_headline,
-    mixed_json,
+    note_level,
     print_quality,
     quality_json,
 )
 from skep.report.terminal import byte_progress, note, print_json
-from skep.sandbox.runner import Sandbox, open_sandbox
+from skep.sandbox.runner import open_sandbox
 from skep.stats.noninferiority import items_needed
-from skep.store.database import Store, open_store
+from skep.store.database import open_store
+from skep.store.verdicts import Verdict
 from skep.units import parse_int_list, parse_positive_seconds
 
 MOST_DRILLS = 2000  # made without being asked for so many
@@ -65,7 +64,6 @@ def plan_of(options: QualityOptions) -> TrialPlan:
         temperature=options.temperature,
         timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         seed=seed_of(options.seed),
-        budget_s=None if options.budget is None else parse_positive_seconds(options.budget, "--budget", "30m"),
     )
 
 
@@ -113,40 +111,42 @@ async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> Quali
         simulated = " (simulated)" if endpoint.simulated else ""
         note(f"{endpoint.model}{simulated} at {endpoint.url}: {headline(plan, bank)}")
         note(*outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available))
-        meter, told = meter_for(endpoint), level_notes(plan, bank)
+        meter = meter_for(endpoint)
         with open_store(user_paths(os.environ).store) as store, level_view() as show:
-            trial = QualityTrial(plan, bank, endpoint, store, read_host(), Judge(sandbox), show, told, meter)
+            trial = QualityTrial(plan, bank, endpoint, store, read_host(), Judge(sandbox), show, note_level, meter)
             return await trial.run()
     finally:
         if sandbox is not None:
             await sandbox.close()
 
 
-MOST_REPEATS = 1000
-
-
 def run_mixed_command(options: MixedOptions) -> None:
-    """A model that gave no answers ends it with an error, after the others; how good they are does not."""
+    """A model that gave no answers ends it with an error; how good they are does not."""
     plan = mixed_plan_of(options)
-    targets = targets_of(options)
     need_packages(missing_packages(items_of(plan.levels)))
     sandbox = open_sandbox()
 
-    async def run() -> list[MixedSummary | EndpointError]:
+    async def run() -> MixedSummary:
         try:
-            endpoints = [await _found(target) for target in targets]
-            note(mixed_headline(plan, endpoints, sandbox))
-            return [await _measured(plan, endpoint, sandbox) for endpoint in endpoints]
+            endpoint = await options.find()
+            note(mixed_headline(plan, endpoint))
+            with open_store(user_paths(os.environ).store) as store, level_view() as show:
+                return await run_mixed(plan, endpoint, store, read_host(), sandbox, show, meter=meter_for(endpoint))
         finally:
             await sandbox.close()
 
-    found = run_measuring(run)
-    summaries = side_by_side([one for one in found if isinstance(one, MixedSummary)])
+    summary = run_measuring(run)
     with open_store(user_paths(os.environ).store, read_only=True) as store:
-        _show(summaries, store, as_json=options.as_json)
-    for fault in found:
-        if isinstance(fault, EndpointError):
-            raise fault
+        rows = [row for row in store.requests(summary.run_id) if row.level]
+        verdicts = store.verdicts(summary.run_id)
+    if not any(row.ok for row in rows):
+        hint = f"docs/errors.md says what each kind means; the rows are in the store, run {summary.run_id}"
+        raise EndpointError(f"all {len(rows)} requests failed, the first by {rows[0].error_kind}", hint=hint)
+    if options.as_json:
+        print_json({"runs": [{**to_builtins(summary), "verdicts": to_builtins(verdicts)}]})
+    else:
+        print_mixed(summary, verdicts)
+        note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the page")
 
 
 def mixed_plan_of(options: MixedOptions) -> MixedPlan:
@@ -156,36 +156,17 @@ def mixed_plan_of(options: MixedOptions) -> MixedPlan:
         names = ", ".join(f"{level} ({name})" for level, name in LEVEL_NAMES.items())
         hint = f"choose from {names}"
         raise UserError(f"--concurrency `{options.levels}`: there is no level {unknown[0]}", hint=hint)
-    if options.form not in get_args(Form):
-        raise UserError(f"--form `{options.form}` is unknown", hint=f"choose {' or '.join(get_args(Form))}")
-    if not 1 <= options.repeats <= MOST_REPEATS:
-        raise UserError(f"--repeats {options.repeats} is out of range", hint=f"from 1 to {MOST_REPEATS:,}")
-    return MixedPlan(
-        form=options.form,  # type: ignore[arg-type]
-        repeats=options.repeats,
-        levels=levels,
-        seed=seed_of(options.seed),
-        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
+    timeout_s = parse_positive_seconds(options.timeout, "--timeout", "15m")
+    return MixedPlan(repeats=options.repeats, levels=levels, seed=seed_of(options.seed), timeout_s=timeout_s)
+
+
+def mixed_headline(plan: MixedPlan, endpoint: Endpoint) -> str:
+    simulated = " (simulated)" if endpoint.simulated else ""
+    levels = ", ".join(LEVEL_NAMES[level] for level in sorted(plan.levels))
+    return (
+        f"{endpoint.model}{simulated} at {endpoint.url}: {levels}; {plan.repeats} times; "
+        f"temperature {TEMPERATURE:g}; answers are executed in a sandbox; seed {plan.seed}"
     )
-
-
-def targets_of(options: MixedOptions) -> list[EndpointOptions]:
-    twice = next((model for model in options.models if options.models.count(model) > 1), None)
-    if twice is not None:
-        raise UserError(f"--model `{twice}` is given twice", hint="each model is measured once; see --repeats")
-    url, key_env = options.address, options.key_env
-    return [EndpointOptions(url=url, model=model, key_env=key_env) for model in options.models or (None,)]
-
-
-async def _found(target: EndpointOptions) -> Endpoint:
-    """Hint that several models can be chosen, where several are served and none was chosen."""
-    try:
-        return await target.find()
-    except UserError as error:
-        if target.model is None and "--model" in (error.hint or ""):
-            hint = "choose with --model; given several times, the models are measured in turn and shown side by side"
-            raise UserError(error.message, hint=hint) from None
-        raise
 
 
 def need_packages(missing: Sequence[str]) -> None:
@@ -195,41 +176,13 @@ def need_packages(missing: Sequence[str]) -> None:
         raise UserError(f"the answers cannot be executed: {lack}", hint="in skep's folder: pip install '.[quality]'")
 
 
-async def _measured(plan: MixedPlan, endpoint: Endpoint, sandbox: Sandbox) -> MixedSummary | EndpointError:
-    """An endpoint's fault is kept for the end: other models may have answered."""
-    note(f"{endpoint.model}:")
-    try:
-        with open_store(user_paths(os.environ).store) as store, level_view() as show:
-            summary = await run_mixed(plan, endpoint, store, read_host(), sandbox, show, meter=meter_for(endpoint))
-            rows = [row for row in store.requests(summary.run_id) if row.level]
-    except EndpointError as fault:
-        return fault
-    failed = [row for row in rows if not row.ok]
-    if len(failed) == len(rows):
-        why = f"all {len(rows)} requests for {endpoint.model} failed, the first by {failed[0].error_kind}"
-        hint = f"docs/errors.md says what each kind means; the rows are in the store, run {summary.run_id}"
-        return EndpointError(f"{why}: {failed[0].error}", hint=hint)
-    return summary
-
-
-def _show(summaries: Sequence[MixedSummary], store: Store, *, as_json: bool) -> None:
-    verdicts = {summary.run_id: store.verdicts(summary.run_id) for summary in summaries}
-    if as_json:
-        if summaries:
-            print_json({"runs": [mixed_json(one, verdicts[one.run_id]) for one in summaries]})
-        return
-    if not summaries:
-        return
-    for place, one in enumerate(summaries):
-        letter = f"{chr(ord('A') + place)}  " if len(summaries) > 1 else ""
-        print(f"{letter}{one.model}, side tasks {one.form}, run {one.run_id}: {spot_words(one)}")  # noqa: T201
-        for reason in one.advice.reasons:
-            print(f"  {reason}")  # noqa: T201
-        if one.simulated:
-            note("SIMULATED: no model ran, these figures are a prediction")
-    for table in tables_of(summaries, verdicts):
+def print_mixed(summary: MixedSummary, verdicts: Sequence[Verdict]) -> None:
+    print(f"{summary.model}, run {summary.run_id}: {spot_words(summary)}")  # noqa: T201
+    for reason in summary.advice.reasons:
+        print(f"  {reason}")  # noqa: T201
+    if summary.simulated:
+        note("SIMULATED: no model ran, these figures are a prediction")
+    for table in tables_of(summary, verdicts):
         print(f"\n{table.title}")  # noqa: T201
         print_records(table.columns, table.records)
         note(*table.notes)
-    ids = " ".join(one.run_id for one in summaries)
-    note(f"stored as run{'s' if len(summaries) > 1 else ''} {ids}; `skep runs report {ids}` writes the page")

@@ -1,7 +1,7 @@
 """From answers to verdicts: read where a look is enough, run in the sandbox where it is not.
 
 What an answer holds never raises here: code that does not compile, loops, forks or tries to fake a report is a verdict.
-The programs that run in the sandbox are in `harness`; they are handed over as files.
+The program that runs in the sandbox is `harness.py`; it is handed over as a file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
@@ -25,16 +25,15 @@ from skep.errors import SkepError, UserError, first_of
 from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript, ScriptEnding, ScriptResult
 from skep.sandbox.runner import Sandbox
 from skep.store.records import Request
-from skep.store.verdicts import Check, Verdict, VerdictOutcome
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import one_line
 from skep.workload.extraction import python_blocks, split_answer
-from skep.workload.items import EXECUTED, READ, Item
-from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check
+from skep.workload.items import Item
+from skep.workload.reading_checks import LONGEST_READ, read_check
 
-VERSION = 2  # of the checks: a verdict names it, so that old verdicts are not held against new rules
+VERSION = 3  # of the checks: a verdict names it, so that old verdicts are not held against new rules
 _TRIES = 3
 _PAUSE_S = 0.2  # before a run is tried again
-_MOST_CHECKS = 100
 _LIGHT = SandboxLimits(seconds=10, memory_bytes=512 << 20)
 _HEAVY = SandboxLimits(seconds=20, memory_bytes=768 << 20)  # of items with packages: they have to be loaded first
 
@@ -51,7 +50,6 @@ class AnswerFinding(msgspec.Struct, frozen=True):
 
     outcome: VerdictOutcome
     detail: str = ""
-    checks: tuple[Check, ...] = ()
     sandbox: str | None = None
 
 
@@ -101,10 +99,6 @@ class Judge:
             return await self._catch_check_errors(self._said(text, item))
 
     def _check_means(self, items: Sequence[Item]) -> None:
-        gone = sorted({item.checker.kind for item in items} - {*READ, *EXECUTED})
-        if gone:
-            hint = "stored verdicts stay as they are: see `skep runs report RUN`"
-            raise UserError(f"this version has no checker `{gone[0]}`, so these answers cannot be judged", hint=hint)
         if not needs_sandbox(items):
             return
         if self._sandbox is None:
@@ -119,7 +113,6 @@ class Judge:
             began = time.perf_counter()
             found = await self._catch_check_errors(self._finding(row, item))
             seconds = time.perf_counter() - began
-        said, missing = keyword_check(item.keywords, row.answer or "") if item.keywords else (None, ())
         return Verdict(
             level=row.level,
             repeat=row.repeat,
@@ -127,9 +120,6 @@ class Judge:
             item=item.id,
             outcome=found.outcome,
             detail=one_line(found.detail),
-            checks=found.checks,
-            keywords=said,
-            keywords_missing=tuple(missing),
             checker=f"{item.checker.kind}/{VERSION}",
             sandbox=found.sandbox,
             seconds=seconds,
@@ -164,20 +154,20 @@ class Judge:
             passed, detail = read_check(item.checker, text)
             return AnswerFinding(VerdictOutcome.PASSED if passed else VerdictOutcome.WRONG, detail)
         checker = item.checker
-        blocks = python_blocks(text, "\n".join(one.get("content", "") for one in item.messages))
+        blocks = python_blocks(text)
         if not blocks and checker.kind != "regex":
             return AnswerFinding(VerdictOutcome.NO_ANSWER, "no code in the answer")
         limits = self._limits or (_HEAVY if checker.values.get("packages") else _LIGHT)
         mark = secrets.token_hex(16)
         job = {
             "mark": mark,
-            "seconds": limits.seconds * 0.85,  # so that the harness can still tell what it saw
+            "kind": checker.kind,
             "values": dict(checker.values),
             "blocks": blocks,
             "said": text[-LONGEST_READ:],
         }
-        argv, stdin = ("-m", "harness.checks", checker.kind), json.dumps(job).encode()
-        script = SandboxScript(argv=argv, files=harness_files(), stdin=stdin, packages=checker.kind == "python")
+        program, stdin = {"harness.py": _harness()}, json.dumps(job).encode()
+        script = SandboxScript(("harness.py",), program, stdin, packages=checker.kind == "python")
         assert self._sandbox is not None
         result = await _run(self._sandbox, script, limits)
         return replace(finding_of(result, mark), sandbox=self._sandbox.name)
@@ -193,21 +183,16 @@ async def _run(sandbox: Sandbox, script: SandboxScript, limits: SandboxLimits) -
 
 
 @cache
-def harness_files() -> Mapping[str, bytes]:
-    folder = files("skep.quality").joinpath("harness")
-    return {f"harness/{one.name}": one.read_bytes() for one in folder.iterdir() if one.name.endswith(".py")}
+def _harness() -> bytes:
+    return files("skep.quality").joinpath("harness.py").read_bytes()
 
 
 def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
     """Read the harness's report; without a report there is no pass, whatever was printed or returned."""
     marked = (line for line in reversed(result.stdout.splitlines()) if line.startswith(mark.encode()))
     with suppress(ValueError, KeyError, TypeError, AttributeError):
-        report, checks = json.loads(next(marked, b"")[len(mark) :]), []
-        for one in report["checks"][:_MOST_CHECKS]:  # the detail is kept only of those that failed
-            passed = one["passed"] is True
-            detail = "" if passed else one_line(str(one["detail"]))
-            checks.append(Check(one_line(str(one["name"])), passed, detail))
-        return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]), tuple(checks))
+        report = json.loads(next(marked, b"")[len(mark) :])
+        return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]))
     if result.ending in (ScriptEnding.OUT_OF_TIME, ScriptEnding.OUT_OF_MEMORY, ScriptEnding.TOO_MUCH_OUTPUT):
         return AnswerFinding(VerdictOutcome.EXCEEDED, result.ending.value)
     last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]

@@ -43,9 +43,9 @@ class AxisRule(msgspec.Struct, frozen=True):
     """How one axis is computed: a figure of a level, and what it is divided by."""
 
     name: str
-    figure: str  # "tok_s" and "ttft_ms" are of turn 1; "side" and "turns" count answers; others are of the level
+    figure: str  # "ttft_ms" is of turn 1; "side" and "turns" count answers; others are of the level
     unit: str
-    rule: str  # "over the fastest" | "alone over loaded" | "loaded over C times alone" | "share passed"
+    rule: str  # "alone over loaded" | "loaded over C times alone" | "share passed"
     definition: str
 
 
@@ -170,7 +170,6 @@ class Advice(msgspec.Struct, frozen=True):
 class MixedSummary(msgspec.Struct, frozen=True):
     run_id: str
     model: str
-    form: str  # "published" | "sustained"
     levels: tuple[MixedLevel, ...]
     axes: tuple[Axis, ...]
     advice: Advice
@@ -183,7 +182,7 @@ class MixedSummary(msgspec.Struct, frozen=True):
 
 
 def mixed_summary(
-    run_id: str, model: str, form: str, rows: Sequence[Request], verdicts: Sequence[Verdict], *,
+    run_id: str, model: str, rows: Sequence[Request], verdicts: Sequence[Verdict], *,
     simulated: bool, incomplete: str = "",
 ) -> MixedSummary:  # fmt: skip
     """`incomplete`: why the run was cut short. Without verdicts, nothing is said about what passed."""
@@ -193,23 +192,17 @@ def mixed_summary(
         found = _level(level, [row for row in rows if row.level == level], known)
         levels.append(replace(found, loss=_loss(found, levels)))
     axes, advice = axes_of(levels), advice_of(levels)
-    return MixedSummary(run_id, model, form, tuple(levels), axes, advice, simulated, incomplete)
+    return MixedSummary(run_id, model, tuple(levels), axes, advice, simulated, incomplete)
 
 
-def side_by_side(summaries: Sequence[MixedSummary]) -> list[MixedSummary]:
-    """Return the summaries with solo speeds as shares of the fastest model."""
-    fastest = max((one.alone.tok_s or 0.0 for one in summaries if one.alone), default=0.0)
-    return [replace(one, axes=axes_of(one.levels, fastest)) for one in summaries]
-
-
-def axes_of(levels: Sequence[MixedLevel], fastest_tok_s: float = 0.0) -> tuple[Axis, ...]:
+def axes_of(levels: Sequence[MixedLevel]) -> tuple[Axis, ...]:
     """`levels` in order of C; full load is the last of them."""
     solo = next((level for level in levels if level.concurrency == 1), None)
     full = levels[-1] if levels and levels[-1].concurrency > 1 else None
-    return tuple(_axis(rule, solo, full, fastest_tok_s) for rule in AXES)
+    return tuple(_axis(rule, solo, full) for rule in AXES)
 
 
-def _axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None, fastest_tok_s: float) -> Axis:
+def _axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None) -> Axis:
     value, shown = None, "not measured"
     if rule.rule == "share passed":
         parts: Sequence[TaskFigures] = getattr(full, rule.figure, ())
@@ -218,10 +211,7 @@ def _axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None, fast
             value, shown = passed / judged, f"{passed} of {judged} at C={full.concurrency}"
         return Axis(rule.name, rule.definition, value, shown)
     alone, loaded = (getattr(level, rule.figure, None) for level in (solo, full))
-    if rule.rule == "over the fastest":
-        if alone:
-            value, shown = alone / (fastest_tok_s or alone), _said(alone, rule)
-    elif alone and loaded and full is not None:
+    if alone and loaded and full is not None:
         is_rate = rule.rule == "loaded over C times alone"
         value = min(1.0, loaded / (full.concurrency * alone) if is_rate else alone / loaded)
         shown = f"{_said(loaded, rule)} at C={full.concurrency}, {_said(alone, rule)} at C=1"

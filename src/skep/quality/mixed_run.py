@@ -2,8 +2,7 @@
 
     warm up -> every level once, up; once more, down; ... -> the answers are executed -> figures
 
-Form *published* sends each side task once, at the moment of the first turn. Form *sustained* sends each of them again
-as soon as it has ended, until the conversation is over; what is under way then is waited for.
+Each side task is sent once, at the moment of the first turn.
 
 Prompts are the same at every level, so a prompt cache would flatter the later ones: the first line of every request is
 a tag of its own. Inside a conversation the tag stays, and the cache works as it does in life.
@@ -14,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -42,13 +40,10 @@ from skep.store.records import Request
 from skep.workload.extraction import split_answer
 from skep.workload.items import Item, item_json
 
-Form = Literal["published", "sustained"]
-SIDE_STEP = 1000  # indexes of one side task do not meet those of the next
-AGAIN_S = 1.0  # after a failed side task, where the load is sustained: a server in trouble is not hammered
+SIDE_STEP = 1000  # between the indexes of two side tasks
 
 
 class MixedPlan(msgspec.Struct, frozen=True):
-    form: Form = "published"
     repeats: int = 3
     levels: tuple[int, ...] = tuple(LEVEL_NAMES)  # C: one for the conversation, the rest side tasks
     seed: int = 0  # of the tags; the prompts are always the same
@@ -58,10 +53,6 @@ class MixedPlan(msgspec.Struct, frozen=True):
         """(level, repeat): up in the first repeat, down in the second, and so on, so that a drift hits all alike."""
         up = sorted(self.levels)
         return [(level, repeat) for repeat in range(self.repeats) for level in (up[::-1] if repeat % 2 else up)]
-
-    def requests(self, level: int) -> int:
-        """Requests of one run of a level if no turn fails; 0 if that depends on how long the conversation takes."""
-        return len(PRIMARY) + level - 1 if self.form == "published" or level == 1 else 0
 
 
 async def run_mixed(
@@ -79,7 +70,7 @@ async def run_mixed(
             course = plan.course()
             for number, (level, repeat) in enumerate(course, start=1):
                 name = f"{LEVEL_NAMES[level]}, run {number} of {len(course)}"
-                session.begin(stage="asking", level=level, label=name, done=0, total=plan.requests(level))
+                session.begin(stage="asking", level=level, label=name, done=0, total=len(PRIMARY) + level - 1)
                 load = MixedRound(plan, level, repeat).load
                 await session.driver.run_load(level, repeat, load, level, session.took, is_closed=False)
                 recording.check()
@@ -88,9 +79,7 @@ async def run_mixed(
             session.begin(stage="judging", level=0, done=0, total=len(answered))
             verdicts = await Judge(sandbox).judge(answered, session.judged)
         store.append_verdicts(recording.run_id, verdicts)
-    return mixed_summary(
-        recording.run_id, endpoint.model, plan.form, recording.rows, verdicts, simulated=recording.simulated
-    )
+    return mixed_summary(recording.run_id, endpoint.model, recording.rows, verdicts, simulated=recording.simulated)
 
 
 def items_of(levels: Sequence[int]) -> list[Item]:
@@ -103,42 +92,27 @@ class MixedRound:
 
     def __init__(self, plan: MixedPlan, level: int, repeat: int) -> None:
         self._plan, self._level, self._repeat = plan, level, repeat
-        self._over = asyncio.Event()  # the conversation is
 
     async def load(self, sender: Sender, on_row: OnRow) -> None:
         self._sender, self._on_row = sender, on_row
         async with asyncio.TaskGroup() as group:
             group.create_task(self._run_conversation())
             for place in range(self._level - 1):
-                group.create_task(self._beside(place))
+                group.create_task(self._run_side_task(place))
 
     async def _run_conversation(self) -> None:
         """Answers become part of what is asked next, reasoning does not. A failed turn ends it."""
         said: list[dict[str, str]] = []
-        try:
-            for turn, item in enumerate(PRIMARY):
-                said = [*said, *([dict(one) for one in item.messages] if turn else self._tagged(item, "primary"))]
-                row, answer = await self._ask(item, turn, PRIMARY_TRAFFIC, said, session=0, turn=turn)
-                if not row.ok:
-                    return
-                said = [*said, {"role": "assistant", "content": split_answer(answer, None).text}]
-        finally:
-            self._over.set()
-
-    async def _beside(self, place: int) -> None:
-        """One side task; where the load is sustained, again and again while the conversation goes on."""
-        item = SIDE[place]
-        for number in range(SIDE_STEP):
-            asked = self._tagged(item, f"{item.id}/{number}")
-            row, _ = await self._ask(item, (place + 1) * SIDE_STEP + number, SIDE_TRAFFIC, asked)
-            if self._plan.form == "published":
-                return
+        for turn, item in enumerate(PRIMARY):
+            said = [*said, *([dict(one) for one in item.messages] if turn else self._tagged(item, "primary"))]
+            row, answer = await self._ask(item, turn, PRIMARY_TRAFFIC, said, session=0, turn=turn)
             if not row.ok:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(AGAIN_S):
-                        await self._over.wait()
-            if self._over.is_set():
                 return
+            said = [*said, {"role": "assistant", "content": split_answer(answer, None).text}]
+
+    async def _run_side_task(self, place: int) -> None:
+        item = SIDE[place]
+        await self._ask(item, (place + 1) * SIDE_STEP, SIDE_TRAFFIC, self._tagged(item, item.id))
 
     async def _ask(
         self, item: Item, index: int, traffic: str, messages: list[dict[str, str]], **turn: Any
@@ -162,7 +136,7 @@ def _identity(
 ) -> Identity:
     """The fingerprint is equal for repeats: the seed, the address and the number of repeats may differ."""
     levels = sorted(plan.levels)
-    asked = {"form": plan.form, "levels": levels, "temperature": TEMPERATURE, "items": [*map(item_json, items)]}
+    asked = {"levels": levels, "temperature": TEMPERATURE, "items": [*map(item_json, items)]}
     config = {
         **msgspec.to_builtins(plan),
         "concurrency": levels,

@@ -34,7 +34,6 @@ from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.trial_figures import (
     AGAIN,
     BASE,
-    CUT_SHORT,
     LOAD,
     PAIRED_WITH,
     WHOLE_BLOCK,
@@ -45,7 +44,6 @@ from skep.stats.noninferiority import Claim
 from skep.store.database import Store
 from skep.store.records import LevelFact
 from skep.store.verdicts import Verdict
-from skep.units import format_seconds
 from skep.workload.items import Item, item_json
 
 BLOCK = 64  # items, at least
@@ -63,7 +61,6 @@ class TrialPlan(msgspec.Struct, frozen=True):
     temperature: float = 0.0
     timeout_s: float = 900.0
     seed: int = 0
-    budget_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -136,7 +133,7 @@ def _identity(plan: TrialPlan, bank: str, items: Sequence[Item], endpoint: Endpo
     digest = hashlib.sha256(json.dumps(sorted(json.dumps(item_json(item)) for item in items)).encode()).hexdigest()
     config: dict[str, Any] = {**to_builtins(plan), "bank": bank, "items": len(items), "items_digest": digest[:16]}
     config["concurrency"] = [1, *plan.levels]
-    same = {name: value for name, value in config.items() if name not in ("seed", "budget_s", "timeout_s")}
+    same = {name: value for name, value in config.items() if name not in ("seed", "timeout_s")}
     return Identity("quality", fingerprint_of([same], endpoint, host), config)
 
 
@@ -171,14 +168,12 @@ class QualityTrial:
             self._store.append_items(self._recording.run_id, self._items)
             how: dict[str, Any] = {"timeout_s": plan.timeout_s, "widest": widest, "meter": self.meter}
             self._session = RunSession(endpoint, self._recording, self.on_progress, more=self._outlook, **how)
-            self._began = time.monotonic()
             async with self._session.open():
                 # Other prompts than the items', so that none of those is known beforehand.
                 await self._session.warm_up(TaskMaker(Workload(seed=plan.seed)), min(WARM_UP_WIDTH, widest))
                 for level in plan.levels:
-                    in_time = await self._walk(level)
-                    claim = await self._judged()
-                    if not in_time or claim is not Claim.HOLDS:
+                    await self._walk(level)
+                    if await self._judged() is not Claim.HOLDS:
                         break
         return self.summary()
 
@@ -188,8 +183,8 @@ class QualityTrial:
         about: dict[str, Any] = {"bank": self._bank.name, "delta": plan.delta, "levels": plan.levels}
         return quality_summary(*rows, **about, simulated=told.simulated)
 
-    async def _walk(self, level: int) -> bool:
-        """All rounds of a level. False: the budget ended it after a block."""
+    async def _walk(self, level: int) -> None:
+        """All rounds of a level."""
         is_first = level == self._plan.levels[0]
         arms = 3 if is_first else 2
         self._spent_s = 0.0
@@ -207,17 +202,6 @@ class QualityTrial:
                     await self._ask(one, begin, end)
                 for one in passes.values():
                     self._recording.found(LevelFact(one.level, one.repeat, WHOLE_BLOCK, {"begin": begin, "end": end}))
-                is_last = round_ + 1 == self._plan.repeats and number + 1 == len(blocks)
-                budget_s = self._plan.budget_s
-                is_over = budget_s is not None and time.monotonic() - self._began > budget_s
-                if is_over and not (is_last and level == self._plan.levels[-1]):
-                    budget = format_seconds(budget_s or 0.0)
-                    repeat = f" of repeat {round_ + 1}" if self._plan.repeats > 1 else ""
-                    what = f"{end} of {len(self._items)} items{repeat}"
-                    why = f"the budget of {budget} ended at C={level} after {what}"
-                    self._recording.found(LevelFact(level, 0, CUT_SHORT, {"why": why}))
-                    return False
-        return True
 
     async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
         self._session.begin(label=one.arm)

@@ -46,7 +46,6 @@ class ArmFigures(msgspec.Struct, frozen=True):
     concurrency: int
     requests: int
     outcomes: tuple[tuple[str, int], ...]
-    keyword_rate: float | None = None
     ttft_p50_ms: float | None = None
     ttft_p95_ms: float | None = None
     total_p50_s: float | None = None
@@ -77,7 +76,6 @@ class QualitySummary(msgspec.Struct, frozen=True):
     levels: tuple[LevelQuality, ...]
     holds_up_to: int | None  # the highest C for which no loss beyond delta is claimed
     skipped: tuple[int, ...] = ()  # levels not walked, as one below them did not hold
-    by_family: tuple[tuple[str, int, float], ...] = ()  # (family, items, base rate)
     simulated: bool = False
     incomplete: str = ""  # why, if the run was cut short
 
@@ -103,7 +101,6 @@ def quality_summary(
         levels=walked,
         holds_up_to=max(held, default=None),
         skipped=tuple(level for level in levels if level > 1 and level not in {one.concurrency for one in walked}),
-        by_family=_by_family(tables, items),
         simulated=simulated,
         incomplete=incomplete or tables.cut_short,
     )
@@ -248,32 +245,16 @@ def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]])
     total = percentiles([row.ended_s - row.due_s for row in rows if row.ok])
     wall_s = sum(tables.walls(key, indexes) for key, indexes in parts)
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
-    found = [verdict.keywords for verdict in verdicts if verdict.keywords is not None]
     return ArmFigures(
         concurrency=level,
         requests=len(rows),
         outcomes=tuple((outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]),
-        keyword_rate=sum(found) / len(found) if found else None,
         ttft_p50_ms=ttft.p50 if ttft else None,
         ttft_p95_ms=ttft.p95 if ttft else None,
         total_p50_s=total.p50 if total else None,
         total_p95_s=total.p95 if total else None,
         effective_tok_s=tokens / wall_s if tokens and wall_s > 0 else None,
         cached_share=cached_share(rows),
-    )
-
-
-def _by_family(tables: Tables, items: Sequence[Item]) -> tuple[tuple[str, int, float], ...]:
-    """Return (family, items, pass rate at C=1) for each family."""
-    families = {item.id: item.family for item in items if item.family}
-    found: dict[str, list[Verdict]] = {}
-    for key in [key for key in tables.verdicts if key[0] == 1 and tables.arm(key) in (BASE, AGAIN)]:
-        for verdict in (tables.verdicts[key][index] for index in tables.shared(key)):
-            if verdict.item in families:
-                found.setdefault(families[verdict.item], []).append(verdict)
-    return tuple(
-        (family, len({one.item for one in own}), sum(one.passed for one in own) / len(own))
-        for family, own in sorted(found.items())
     )
 
 
@@ -303,9 +284,7 @@ def claim_words(level: LevelQuality, delta: float) -> str:
             "could not be seen; use an easier bank"
         )
     needed, asked = level.needed_items, found.items
-    more = "more items are needed" if needed is None else f"about {needed:,} items would be needed"
-    if needed is not None and needed <= asked:
-        more = f"{needed:,} items usually do if nothing is lost, so there may be a loss: ask more than {asked:,}"
+    more = "ask more items" if needed is None or needed <= asked else f"about {needed:,} items would be needed"
     return f"not shown: a loss of up to {points(-found.low)} cannot be excluded; {more}"
 
 
@@ -331,21 +310,15 @@ def signed(share: float) -> str:
     return "0.0" if float(value) == 0 else value
 
 
-def outlook(
-    items: int, delta: float, repeats: int, *, seen: LevelQuality | None = None, available: int | None = None
-) -> list[str]:
-    """What so many items can show. `seen`: its changed verdicts replace the assumed share; `available`: in the bank."""
-    share = ASSUMED_DISCORDANCE if seen is None else discordance_of(seen.difference)
+def outlook(items: int, delta: float, repeats: int, *, available: int | None = None) -> list[str]:
+    """What so many items can show. `available`: how many the bank has."""
+    share = ASSUMED_DISCORDANCE
     needed = needed_items(delta, share, repeats)
     best = delta_shown(items, discordance=share, repeats=repeats, power=POWER)
-    source = "assumed until the first level was measured"
-    if seen is not None:
-        none = "" if seen.difference.lost + seen.difference.gained else f"; none of {seen.difference.pairs:,} did"
-        source = f"as between C=1 and C={seen.concurrency}{none}"
     often = f", {repeats} times each," if repeats > 1 else ""
     first = (
         f"to exclude a loss of {points(delta)}, about {needed:,} items{often} are needed if {100 * share:.1f} % of the "
-        f"verdicts change, for better or worse ({source}); {items:,} are asked, which can exclude {points(best)}"
+        f"verdicts change, for better or worse; {items:,} are asked, which can exclude {points(best)}"
     )
     if items >= needed:
         return [first]

@@ -272,5 +272,3 @@ SAMPLES: tuple[Column[ProbeSample], ...] = (
     Column("output_tokens", "TOKENS", lambda one: one.output_tokens, rank=3),
     Column("error", "NOTE", lambda one: one.error or "", right=False),
 )
-
-

@@ -1,36 +1,21 @@
-"""The report of the mixed workload, of one model or of several side by side: its tables, one page, one picture."""
+"""The report of the mixed workload: its tables, one page, one picture."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-from msgspec.structs import replace
-
-from skep.bench.metrics import SweepSummary
 from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
-from skep.report.charts import Spec, drawing
+from skep.report.charts import Spec, bars_chart
 from skep.report.columns import Column
-from skep.report.comparison import Series, comparison_banners, comparison_heading, series_of
-from skep.report.page import render
-from skep.report.svg import picture
-from skep.report.sweep import heading
+from skep.report.sweep import run_report
 from skep.report.sweep_text import counted
 from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
 from skep.units import UNKNOWN, known, milliseconds, number, percent, printable, seconds, shortened, times
 
-Entries = Sequence[tuple[StoredRun, MixedSummary]]
-Verdicts = Mapping[str, Sequence[Verdict]]  # by run
-MOST_FAILURES, _DETAIL = 20, 120  # listed one by one, of a model; characters of one
-_FORMS = {
-    "published": "Published form: each side task is sent once, together with turn 1.",
-    "sustained": "Sustained form: each side task is sent again when it ends, until the conversation is over.",
-}
-_STEP_PX, _BETWEEN_PX = 23, 16
+MOST_FAILURES, _DETAIL = 20, 120  # listed one by one; characters of one
 _Pair = tuple[MixedLevel, MixedLevel | None]  # a level, and C=1
 
 
@@ -74,35 +59,22 @@ _FAILED: tuple[Column[Verdict], ...] = (
 )
 
 
-def tables_of(summaries: Sequence[MixedSummary], verdicts: Verdicts) -> list[Table]:
-    """One row a level, task, axis or failed answer; where there are several models, each row begins with its letter."""
-    levels: list[list[_Pair]] = [[(level, one.alone) for level in one.levels] for one in summaries]
-    failed = [[one for one in verdicts.get(of.run_id, ()) if one.level and not one.passed] for of in summaries]
-    more = sum(max(0, len(some) - MOST_FAILURES) for some in failed)
-    shown = _table("answers that did not pass", _FAILED, [some[:MOST_FAILURES] for some in failed])
-    shown = replace(shown, notes=(f"{more} more; --json lists all",) if more else ())
+def tables_of(summary: MixedSummary, verdicts: Sequence[Verdict]) -> list[Table]:
+    """One row a level, task, axis or failed answer."""
+    levels: list[_Pair] = [(level, summary.alone) for level in summary.levels]
+    failed = [one for one in verdicts if one.level and not one.passed]
+    more = len(failed) - MOST_FAILURES
+    notes = (f"{more} more; --json lists all",) if more > 0 else ()
     return [
-        _table("conversation", _CONVERSATION, levels),
-        _table("work", _WORK, levels),
-        _tasks(summaries),
-        _table("axes", _AXES, [one.axes for one in summaries]),
-        *([shown] if shown.records else []),
+        Table("conversation", _CONVERSATION, levels),
+        Table("work", _WORK, levels),
+        _tasks(summary),
+        Table("axes", _AXES, summary.axes),
+        *([Table("answers that did not pass", _FAILED, failed[:MOST_FAILURES], notes)] if failed else []),
     ]
 
 
-def _table(title: str, columns: Sequence[Column[Any]], by_model: Sequence[Sequence[Any]]) -> Table:
-    if len(by_model) == 1:
-        return Table(title, columns, by_model[0])
-
-    def of(one: Column[Any]) -> Column[Any]:
-        return replace(one, value=lambda record: one.value(record[1]))
-
-    records = [(chr(ord("A") + place), record) for place, some in enumerate(by_model) for record in some]
-    model: Column[Any] = Column("model", "model", lambda record: record[0], right=False)
-    return Table(title, [model, *map(of, columns)], records)
-
-
-def _tasks(summaries: Sequence[MixedSummary]) -> Table:
+def _tasks(summary: MixedSummary) -> Table:
     """Return one column a level: passed of judged, and the median time."""
 
     def at(c: int) -> Column[dict[int, TaskFigures]]:
@@ -117,16 +89,12 @@ def _tasks(summaries: Sequence[MixedSummary]) -> Table:
         part = next(iter(by_level.values()))
         return f"{part.item} {part.title}"
 
-    by_model = []
-    for one in summaries:
-        tasks: dict[str, dict[int, TaskFigures]] = {}
-        for level in one.levels:
-            for part in level.tasks:
-                tasks.setdefault(part.item, {})[level.concurrency] = part
-        by_model.append([tasks[item] for item in sorted(tasks)])
-    levels = sorted({level.concurrency for one in summaries for level in one.levels})
-    columns = [Column("task", "task", title, right=False), *map(at, levels)]
-    return _table("tasks: passed when executed, time", columns, by_model)
+    tasks: dict[str, dict[int, TaskFigures]] = {}
+    for level in summary.levels:
+        for part in level.tasks:
+            tasks.setdefault(part.item, {})[level.concurrency] = part
+    columns = [Column("task", "task", title, right=False), *(at(level.concurrency) for level in summary.levels)]
+    return Table("tasks: passed when executed, time", columns, [tasks[item] for item in sorted(tasks)])
 
 
 def _share(parts: Sequence[TaskFigures]) -> str:
@@ -145,47 +113,26 @@ def spot_words(summary: MixedSummary) -> str:
     return "no level is recommended" if advice.concurrency is None else f"{advice.concurrency} at once ({advice.level})"
 
 
-def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
+def mixed_page(run: StoredRun, summary: MixedSummary, verdicts: Sequence[Verdict] = ()) -> str:
     """Return one HTML document. `verdicts`: to list the answers that did not pass."""
-    looks = _looks(entries)
-    ids = " · ".join(f"run {run.id} · fingerprint {run.fingerprint} · skep {run.skep_version}" for run, _ in entries)
-    return render(
+    return run_report(
         "mixed_page.html",
-        kind="mixed workload",
-        name="mixed",
-        title=_heading(entries),
-        several=len(entries) > 1,
-        entries=[(look, run, summary) for look, (run, summary) in zip(looks, entries, strict=True)],
-        forms=_FORMS,
-        beside=comparison_banners(looks) if len(entries) > 1 else "",
-        forms_differ=len({summary.form for _, summary in entries}) > 1,
-        spot_words=spot_words,
-        drawn=picture(axes_chart(entries), "Axes"),
-        tables=tables_of([one for _, one in entries], verdicts or {}),
-        footer=ids,
+        run,
+        "mixed workload",
+        "mixed",
+        terms_kind="mixed",
+        summary=summary,
+        spot_words=spot_words(summary),
+        axes=axes_chart(summary),
+        tables=tables_of(summary, verdicts),
     )
 
 
-def axes_chart(entries: Entries) -> Spec:
-    """Return one bar an axis and model, its value and figures behind it; an axis that was not measured has no bar."""
-    rows: list[Spec] = []
-    for look, (_, one) in zip(_looks(entries), entries, strict=True):
-        for place, axis in enumerate(one.axes):
-            row = {"place": place, "letter": look.letter, "colour": look.colour, "value": None, "label": ""}
-            if axis.value is not None and known(axis.value):
-                value = min(max(axis.value, 0.0), 1.0)
-                row |= {"value": value, "label": number(value, digits=2)}
-            rows.append({**row, "shown": shortened(printable(axis.shown), 60)})
-    names = [shortened(printable(axis.name), 24) for axis in entries[0][1].axes]
-    height = len(names) * (_STEP_PX * len(entries) + _BETWEEN_PX)
-    data = {"axes": rows, "letters": rows if len(entries) > 1 else []}
-    return drawing("axes", data, height=height, names=f"{json.dumps(names)}[datum.value]")
-
-
-def _looks(entries: Entries) -> tuple[Series, ...]:
-    """Letter, name and colour of each run."""
-    return series_of([(run, SweepSummary(run.id, (), None, None, None, client_limited=False)) for run, _ in entries])
-
-
-def _heading(entries: Entries) -> str:
-    return printable(heading(entries[0][0])) if len(entries) == 1 else comparison_heading(_looks(entries))
+def axes_chart(summary: MixedSummary) -> Spec | None:
+    """Return one bar an axis, its value and figures behind it; an axis that was not measured has none."""
+    rows = []
+    for axis in summary.axes:
+        if axis.value is not None and known(axis.value):
+            label = f"{number(axis.value, digits=2)}  {shortened(printable(axis.shown), 60)}"
+            rows.append({"name": shortened(printable(axis.name), 24), "value": axis.value, "label": label})
+    return {**bars_chart(rows, "0 to 1", room=2.6), "width": 900} if rows else None

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from markupsafe import Markup
 from msgspec import to_builtins
 
-from skep.bench.endpoint import Endpoint
 from skep.paths import user_paths
 from skep.quality.banks import Bank
-from skep.quality.mixed_figures import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE, MixedSummary
-from skep.quality.mixed_run import MixedPlan
 from skep.quality.trial import TrialPlan
 from skep.quality.trial_figures import (
     ArmFigures,
@@ -22,27 +19,22 @@ from skep.quality.trial_figures import (
     claim_words,
     conclusion,
     notes,
-    outlook,
     points,
 )
-from skep.report import charts, theme
+from skep.report import charts
 from skep.report.charts import Spec
 from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
 from skep.report.page import html_table
-from skep.report.svg import picture
 from skep.report.sweep import run_report
 from skep.report.sweep_text import counted
 from skep.report.terminal import note
-from skep.sandbox.runner import Sandbox
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.database import open_store
 from skep.store.records import StoredRun
-from skep.store.verdicts import Verdict, VerdictOutcome
-from skep.units import format_seconds, known, number, percent, seconds
+from skep.store.verdicts import VerdictOutcome
+from skep.units import known, number, percent, seconds
 
 _MOST_NAMED = 5  # levels whose claims fit beside their points
-_BAR_PX = 26
-_FIGURE_SHARE, _NAMED_SHARE = 0.055, 0.17  # the least share of a part with its figure, and with its name too
 
 
 def difference_chart(summary: QualitySummary) -> Spec | None:
@@ -66,55 +58,6 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     named = rows if len(rows) <= _MOST_NAMED else []
     data = {"levels": rows, "named": named, "noise": noise, "edge": [edge], "zero": [{"d": 0.0}]}
     return {**charts.drawing("difference", data, agents=charts.AGENTS, domain=domain), "height": 400}
-
-
-def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
-    """One bar an arm, C = 1 above the level that was held against it; each outcome has its share of it."""
-    parts, counts, names = list[Spec](), list[Spec](), list[str]()
-    for level in summary.levels:
-        at = f"C = {level.concurrency}"
-        for arm, name in ((level.base, f"C = 1 beside {at}"), (level.load, at)):
-            parts += _outcome_parts(arm, name)
-            counts.append({"name": name, "x": 1.0, "label": f"{arm.requests:,} requests"})
-            names.append(name)
-        names.append(" " * len(names))  # room between two levels
-    if not parts:
-        return None
-    there = [one.value for one in VerdictOutcome if any(part["what"] == one.value for part in parts)]
-    size = {"width": width, "height": _BAR_PX * (len(names) - 1) + 40}
-    data = {"parts": parts, "counts": counts}
-    return charts.drawing("outcomes", data, **size, names=names[:-1], outcomes=there)
-
-
-def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
-    """Return the parts of one bar, from 0 to 1, with their shares where they are wide enough."""
-    counts = dict(arm.outcomes)
-    total, x = sum(counts.values()), 0.0
-    parts: list[Spec] = []
-    for outcome in VerdictOutcome:
-        if share := counts.get(outcome.value, 0) / (total or 1):
-            said = percent(100 * share)
-            words = f"{outcome.value} {said}" if share >= _NAMED_SHARE else said if share >= _FIGURE_SHARE else ""
-            ends = {"x": x, "to": x + share, "middle": x + share / 2}
-            parts.append({"name": name, "what": outcome.value, **ends, "label": words})
-            x += share
-    return parts
-
-
-def latency_charts(summary: QualitySummary, height: int) -> list[tuple[Spec | None, str]]:
-    """Of C = 1 as it was beside the first level, then of the levels; each with its title."""
-    arms = [level.base for level in summary.levels[:1]] + [level.load for level in summary.levels]
-
-    def chart(figure: str, ms: int, colour: str) -> Spec | None:
-        measured = {}
-        for name in ("p50", "p95"):
-            values = [(arm.concurrency, getattr(arm, figure.format(name))) for arm in arms]
-            measured[name] = [(c, ms * value) for c, value in values if value is not None]
-        drawn = charts.latency_chart(measured, colour, height)
-        return drawn and {**drawn, "height": height + 65}
-
-    first, whole = chart("ttft_{}_ms", 1, theme.SKY), chart("total_{}_s", 1000, theme.PLUM)
-    return [(first, "Time to first token"), (whole, "Time per answer")]
 
 
 _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"}
@@ -164,7 +107,6 @@ _COLUMNS: tuple[Column[QualityRow], ...] = (
     _of("arm", "effective_tok_s", "eff tok/s", number),
     _of("arm", "cached_share", "cached", as_percent),
     _of("arm", "requests", "requests", as_count),
-    _of("arm", "keyword_rate", "keywords", as_percent, optional=True),
     _of("arm", "outcomes", "outcomes", counted, right=False, style="note"),
     Column("claim", "claim", lambda row: row.claim, right=False),
     Column("words", "conclusion", lambda row: row.words, right=False, style=lambda row: row.style),
@@ -206,8 +148,7 @@ def print_quality_tables(summary: QualitySummary) -> None:
         return Column(name, name, lambda row: dict(row.arm.outcomes).get(name, 0) if row.arm else None)
 
     outcomes = [outcome(one.value) for one in VerdictOutcome if one.value in seen]
-    first, *last = chosen(_COLUMNS, "concurrency requests~1 keyword_rate~2")
-    print_records([first, *last[:1], *outcomes, *last[1:]], rows)
+    print_records([*chosen(_COLUMNS, "concurrency requests~1"), *outcomes], rows)
 
 
 def level_table(summary: QualitySummary) -> Markup:
@@ -220,12 +161,8 @@ def level_table(summary: QualitySummary) -> Markup:
     return html_table("Difference from C = 1", chosen(_COLUMNS, keys), [*measured, *skipped])
 
 
-_CURVES_PX = 110  # of the part that curves are drawn in
-
-
 def quality_page(run: StoredRun, summary: QualitySummary) -> str:
-    keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
-    columns, outcomes = chosen(_COLUMNS, f"concurrency {keys}"), outcome_chart(summary)
+    keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share outcomes"
     return run_report(
         "quality_page.html",
         run,
@@ -238,10 +175,10 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         excluded=points(summary.delta),
         difference=difference_chart(summary),
         bounds=_bounds(summary),
-        latency=latency_charts(summary, _CURVES_PX),
-        outcomes=outcomes and picture(outcomes, "Outcomes by level"),
         levels=level_table(summary),
-        arms=html_table("Latency and outcomes of the same requests", columns, _arm_rows(summary)),
+        arms=html_table(
+            "Latency and outcomes of the same requests", chosen(_COLUMNS, f"concurrency {keys}"), _arm_rows(summary)
+        ),
     )
 
 
@@ -252,28 +189,18 @@ def _bounds(summary: QualitySummary) -> str:
 
 def headline(plan: TrialPlan, bank: Bank) -> str:
     requests = len(bank.items) * plan.repeats * (2 * len(plan.levels) + 1)
-    budget = f", {format_seconds(plan.budget_s)} at most" if plan.budget_s else ""
     repeats = f", {plan.repeats} times each" if plan.repeats > 1 else ""
     return (
         f"{bank.name}, {len(bank.items):,} items{repeats}; C={','.join(map(str, plan.levels))} against C=1; "
-        f"temperature {plan.temperature:g}; {requests:,} requests if every level passes{budget}; seed {plan.seed}"
+        f"temperature {plan.temperature:g}; {requests:,} requests if every level passes; seed {plan.seed}"
     )
 
 
-def level_notes(plan: TrialPlan, bank: Bank) -> Callable[[QualitySummary], None]:
-    """Say after each level what was found; after the first also what it takes, by the verdicts that changed there."""
-    said: set[str] = set()
-
-    def show(summary: QualitySummary) -> None:
-        if not summary.levels:
-            return
+def note_level(summary: QualitySummary) -> None:
+    """Say after each level what was found."""
+    if summary.levels:
         level = summary.levels[-1]
         note(f"C={level.concurrency}: {claim_words(level, summary.delta)}")
-        if level.claim is Claim.HOLDS and level.concurrency != plan.levels[-1] and "needs" not in said:
-            said.add("needs")
-            note(*outlook(len(bank.items), plan.delta, plan.repeats, seen=level, available=bank.available))
-
-    return show
 
 
 def quality_json(summary: QualitySummary) -> dict[str, Any]:
@@ -283,8 +210,6 @@ def quality_json(summary: QualitySummary) -> dict[str, Any]:
     asked = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
     document: dict[str, Any] = {"model": run.model, "url": run.url, **asked}
     document |= to_builtins(summary) | {"conclusion": conclusion(summary)}
-    names = ("family", "items", "base_rate")
-    document["by_family"] = [dict(zip(names, row, strict=True)) for row in summary.by_family]
     for level, shown in zip(summary.levels, document["levels"], strict=True):
         shown["claim_in_words"] = claim_words(level, summary.delta)
         for arm in ("base", "load"):
@@ -299,25 +224,6 @@ def print_quality(summary: QualitySummary) -> None:
         note("SIMULATED: no model ran, these figures are a prediction")
     note(*notes(summary))
     print(conclusion(summary))  # noqa: T201
-
-
-def mixed_headline(plan: MixedPlan, endpoints: Sequence[Endpoint], sandbox: Sandbox) -> str:
-    models = ", ".join(f"{one.model}{' (simulated)' if one.simulated else ''}" for one in endpoints)
-    levels = ", ".join(LEVEL_NAMES[level] for level in sorted(plan.levels))
-    often = "again and again until the conversation ends" if plan.form == "sustained" else "once"
-    limits = f"up to {PRIMARY[0].max_tokens} and {SIDE[0].max_tokens} tokens out"
-    repeats = f"{plan.repeats} time{'s' if plan.repeats > 1 else ''}"
-    return (
-        f"{models} at {endpoints[0].url}: {levels}; side tasks {often}; {repeats}; "
-        f"temperature {TEMPERATURE:g}, {limits}; answers are executed in {sandbox.name}; seed {plan.seed}"
-    )
-
-
-def mixed_json(summary: MixedSummary, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    return {
-        **to_builtins(summary),
-        "verdicts": [{**to_builtins(one), "outcome": one.outcome.value} for one in verdicts],
-    }
 
 
 EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4

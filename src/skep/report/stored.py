@@ -10,21 +10,21 @@ from skep.quality.mixed_figures import MixedSummary
 from skep.quality.trial_figures import QualitySummary
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
-from skep.store.verdicts import Verdict
 
 
 def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
     """Return the page of a run, or of several of kinds that can stand beside each other."""
     if len(runs) > 1:
         check_drawn_together(runs)
-    if runs[0].kind == MIXED:
+    run = runs[0]
+    if run.kind == MIXED:
         from skep.report.mixed import mixed_page
 
-        return mixed_page(*_mixed_entries(store, runs))
-    if runs[0].kind == QUALITY:
+        return mixed_page(run, mixed_of(store, run), store.verdicts(run.id))
+    if run.kind == QUALITY:
         from skep.report.quality import quality_page
 
-        return quality_page(runs[0], quality_of(store, runs[0]))
+        return quality_page(run, quality_of(store, run))
     if len(runs) > 1:
         from skep.report.comparison import comparison_page
 
@@ -34,10 +34,10 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
         return comparison_page([(run, summary) for run, summary, _ in loaded], compare(*sides) if two_alike else ())
     from skep.report.sweep import sweep_page
 
-    _, summary, rows = load_run(store, runs[0].id)
+    _, summary, rows = load_run(store, run.id)
     if not summary.levels:
-        raise nothing_measured(runs[0])
-    return sweep_page(runs[0], summary, rows)
+        raise nothing_measured(run)
+    return sweep_page(run, summary, rows)
 
 
 def quality_of(store: Store, run: StoredRun) -> QualitySummary:
@@ -50,21 +50,11 @@ def quality_of(store: Store, run: StoredRun) -> QualitySummary:
 
 
 def mixed_of(store: Store, run: StoredRun) -> MixedSummary:
-    return _mixed_entries(store, [run])[0][0][1]
+    from skep.quality.mixed_figures import mixed_summary
 
-
-def _mixed_entries(
-    store: Store, runs: Sequence[StoredRun]
-) -> tuple[list[tuple[StoredRun, MixedSummary]], dict[str, list[Verdict]]]:
-    from skep.quality.mixed_figures import mixed_summary, side_by_side
-
-    verdicts = {run.id: store.verdicts(run.id) for run in runs}
-    summaries = []
-    for run in runs:
-        why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
-        form, rows = str(run.config.get("form", "published")), store.requests(run.id)
-        made = mixed_summary(run.id, run.model, form, rows, verdicts[run.id], simulated=run.simulated, incomplete=why)
-        if not made.levels:
-            raise nothing_measured(run)
-        summaries.append(made)
-    return list(zip(runs, side_by_side(summaries), strict=True)), verdicts
+    why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
+    rows, verdicts = store.requests(run.id), store.verdicts(run.id)
+    made = mixed_summary(run.id, run.model, rows, verdicts, simulated=run.simulated, incomplete=why)
+    if not made.levels:
+        raise nothing_measured(run)
+    return made

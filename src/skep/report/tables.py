@@ -70,7 +70,7 @@ def _record(row: Request) -> dict[str, Any]:
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, Any]:
-    names = "item outcome detail keywords checker"
+    names = "item outcome detail checker"
     return dict.fromkeys(names.split()) if verdict is None else picked(verdict, names)
 
 

@@ -70,8 +70,6 @@ def at_rank(ordered: Sequence[float], q: float) -> float:
     return low if position == below else min(high, low + (high - low) * (position - below))
 
 
-
-
 class WindowStats(msgspec.Struct, frozen=True):
     count: int
     median: float

@@ -326,7 +326,7 @@ class Store:
                 insert(self._connection, "run_items", run_id=run_id, item=item.id, document=item_json(item))
 
     def append_verdicts(self, run_id: str, verdicts: Iterable[Verdict]) -> None:
-        self._append("verdicts", run_id, verdicts)
+        self._append("verdicts", run_id, verdicts, checks="[]", keywords_missing="[]")  # columns of earlier versions
 
     def append_gateway_requests(self, rows: Iterable[GatewayRequest]) -> None:
         self.append_gateway_values(map(gateway_values, rows))
@@ -465,10 +465,10 @@ class Store:
         sql = f"SELECT * FROM {table} WHERE run_id = ? ORDER BY level, repeat, {then}"  # noqa: S608
         return read(self.read(sql, run_id), kind, "run")
 
-    def _append(self, table: str, run_id: str, records: Iterable[object]) -> None:
+    def _append(self, table: str, run_id: str, records: Iterable[object], **more: str) -> None:
         if rows := list(records):
             with self.transaction(run_id):
-                insert_all(self._connection, table, rows, run_id=run_id)
+                insert_all(self._connection, table, rows, run_id=run_id, **more)
 
 
 def _runs(rows: list[sqlite3.Row]) -> list[StoredRun]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from enum import Enum
-from typing import Annotated
 
 import msgspec
 
 from skep.store.records import Index
-from skep.store.rows import StoredAs
 
 
 class VerdictOutcome(Enum):
@@ -30,24 +26,8 @@ class VerdictOutcome(Enum):
         return self is VerdictOutcome.PASSED
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at: `POST /users answers 201`."""
-
-    name: str
-    passed: bool
-    detail: str = ""
-
-
-def _check_lists(checks: Sequence[Check]) -> str:
-    return json.dumps([msgspec.structs.astuple(check) for check in checks])
-
-
-def _checks_of(text: str) -> tuple[Check, ...]:
-    return tuple(Check(*one) for one in json.loads(text))
-
-
 class Verdict(msgspec.Struct, frozen=True):
-    """Of one request. `keywords`: what a search for words would have said; None: the item has none."""
+    """Of one request."""
 
     level: int
     repeat: int
@@ -55,10 +35,7 @@ class Verdict(msgspec.Struct, frozen=True):
     item: str
     outcome: VerdictOutcome
     detail: str = ""  # one line: why
-    checks: Annotated[tuple[Check, ...], StoredAs(write=_check_lists, read=_checks_of)] = ()
-    keywords: bool | None = None
-    keywords_missing: tuple[str, ...] = ()
-    checker: str = ""  # its kind and version: "python/2"
+    checker: str = ""  # its kind and version: "python/3"
     sandbox: str | None = None  # "bubblewrap"; older runs also "namespaces"; None: nothing was run
     seconds: float | None = None  # of judging
 

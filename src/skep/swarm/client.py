@@ -348,9 +348,7 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
             return None
         if item.checker.kind in KNOWN_ANSWER:
             return f"the answer is wrong ({item.checker.kind})"
-        failed = next((check for check in found.checks if not check.passed), None)
-        why = found.detail or (f"{failed.name}: {failed.detail}" if failed else found.outcome.value)
-        return one_line(f"does not pass its check ({item.checker.kind}): {why}")
+        return one_line(f"does not pass its check ({item.checker.kind}): {found.detail or found.outcome.value}")
 
 
 def _item(task: Task) -> Item:

@@ -45,15 +45,6 @@ def _is_options(value: Any) -> bool:
     return _is_texts(value) and len({one.casefold() for one in value}) == len(value) > 1
 
 
-def _is_calls(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, list | dict) for one in value)
-
-
-def _is_cases(value: Any) -> bool:
-    pairs = isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value)
-    return pairs and _is_calls([one[0] for one in value])
-
-
 def _is_answer(value: Any) -> bool:
     return is_text(value) or type(value) in (int, float)
 
@@ -78,14 +69,12 @@ def _is_id(value: Any) -> bool:
 _TEXT: Demand = ("a text that is not blank", is_text)
 _NAME: Demand = ("the name of a function", lambda value: isinstance(value, str) and value.isidentifier())
 _YES_NO: Demand = ("true or false", lambda value: isinstance(value, bool))
-_CASES = "a list such as [[[1, 2], 3]]: arguments, then the result"
 
 _ITEM: Mapping[str, Demand] = {
     "id": ("a text of at most 200 characters, on one line", _is_id),
     "prompt": _TEXT,
     "messages": (f"a list such as [{_MESSAGE_LOOKS}]", lambda value: isinstance(value, list) and bool(value)),
     "max_tokens": whole_number(1, 1_000_000),
-    "keywords": ("a list of texts", _is_texts),
     "family": ("a text of at most 100 characters", lambda value: is_text(value) and len(value) <= 100),
 }
 _MESSAGE: Mapping[str, Demand] = {"role": one_of(ROLES), "content": _TEXT}
@@ -97,14 +86,12 @@ _NEEDED: Mapping[str, Mapping[str, Demand]] = {
     "regex": {"pattern": (f"a regular expression of at most {LONGEST_PATTERN} characters", _is_pattern)},
     "python": {"tests": _TEXT},
     "completion": {"prompt": _TEXT, "entry_point": _NAME, "tests": _TEXT},
-    "cases": {"entry_point": _NAME},
 }
 _ALLOWED: Mapping[str, Mapping[str, Demand]] = {
     "exact": {"ignore_case": _YES_NO},
     "contains": {"ignore_case": _YES_NO},
     "number": {"tolerance": ("a number from 0 on", lambda value: _is_number(value, 0))},
     "python": {"entry_point": _NAME},
-    "cases": {"cases": (_CASES, _is_cases), "raises": ("a list of arguments, such as [[1, 0]]", _is_calls)},
 }
 
 
@@ -121,11 +108,9 @@ def checker_faults(checker: Any) -> Iterator[str]:
     values = {name: value for name, value in checker.items() if name != "kind"}
     yield from field_faults(values, _NEEDED[kind], _ALLOWED.get(kind, {}), place="checker.")
     options, answer = checker.get("options"), checker.get("answer")
-    if kind == "choice" and _is_options(options) and answer is not None:
-        if str(answer).casefold() not in {one.casefold() for one in options or ()}:
-            yield "`checker.answer` is not one of its options"
-    elif kind == "cases" and not checker.get("cases") and not checker.get("raises"):
-        yield "`checker` of kind `cases` has neither `cases` nor `raises`"
+    known = {one.casefold() for one in options or ()} if kind == "choice" and _is_options(options) else None
+    if known is not None and answer is not None and str(answer).casefold() not in known:
+        yield "`checker.answer` is not one of its options"
 
 
 def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
@@ -199,6 +184,5 @@ def _item(given: Mapping[str, Any], number: int) -> Item:
         tuple(given.get("messages") or [{"role": "user", "content": given["prompt"]}]),
         Checker(kind, values),
         given.get("max_tokens", 512),  # where the item does not say
-        tuple(given.get("keywords", ())),
         given.get("family", ""),
     )

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass
 
 import msgspec
 
 _DEFINED = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
-_PROMPT = re.compile(r"(?:>>>|\.\.\.)(?: |$)")
 # Lines that prose does not begin with. `[^\n]` is bounded by the line, and no two parts can match the same text.
 _STRONG = re.compile(
     r"from [.\w]+ import |import [\w.]+(?: as \w+)?(?:, ?[\w.]+(?: as \w+)?)*\s*(?:#.*)?$"
@@ -28,11 +26,6 @@ _WEAK = re.compile(
 )
 
 
-def top_level_names(code: str) -> frozenset[str]:
-    """Functions and classes that begin in the first column."""
-    return frozenset(_DEFINED.findall(code))
-
-
 def looks_like_code(text: str) -> bool:
     """At least one line that only code has, and as many lines of code as others."""
     lines = _lines(text)
@@ -41,25 +34,12 @@ def looks_like_code(text: str) -> bool:
     return bool(strong or (weak and weak == len(lines))) and 2 * (strong + weak) >= len(lines)
 
 
-def is_session(code: str) -> bool:
-    """Of an interpreter: its first line has the prompt."""
-    return code.lstrip().startswith(">>>")
-
-
-def session_code(code: str) -> str:
-    """Return what was typed, without the prompts and without what was printed. Other code is left as it is."""
-    if not is_session(code):
-        return code
-    typed = [line.strip() for line in code.split("\n")]
-    return "\n".join(line[4:] for line in typed if _PROMPT.match(line)) + "\n"
-
-
 def code_run(text: str) -> str | None:
     """The longest run of lines that look like code, without fences. The body of a function stays indented."""
     best: list[str] = []
     run: list[str] = []
     best_size = 0
-    for line in [*session_code(text).split("\n"), "."]:
+    for line in [*text.split("\n"), "."]:
         if _goes_on(line, run):
             run.append(line)
             continue
@@ -72,7 +52,7 @@ def code_run(text: str) -> str | None:
         return None
     code = "\n".join(best).strip("\n") + "\n"
     dedented = textwrap.dedent(code)
-    return dedented if top_level_names(dedented) else code
+    return dedented if _DEFINED.search(dedented) else code
 
 
 def _goes_on(line: str, run: list[str]) -> bool:
@@ -90,20 +70,9 @@ _THINKING = re.compile(
 # OpenAI's harmony: <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 _MARK = re.compile(r"<\|(start|channel|message|constrain|end|return|call)\|>")
 
-_OPENING = re.compile(r"(?P<lead>(?:[ \t]|>|[-*+][ \t]|\d{1,4}[.)][ \t])*)(?P<fence>`{3,}|~{3,})(?P<info>.*)")
-_QUOTED = re.compile(r"[ \t]{0,3}>[ \t]?")
+_FENCE = re.compile(r"(?P<lead>[ \t]*(?:[-*+][ \t]+|\d{1,4}[.)][ \t]+)?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$")
 _PYTHON = frozenset({"python", "python3", "python2", "py", "py3", "pycon", "ipython", "ipython3", "python-repl", "gyp"})
 _UNSAID = frozenset({"", "code", "snippet"})
-_NESTING = frozenset({"markdown", "md"})
-_STRING = re.compile(r'"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'')
-_DOTS = re.compile(r"[ \t]+(?:\.\.\.|…)[ \t]*(?:#.*)?$")
-_STUB = re.compile(r"(?:async )?def \w+ ?\(.*: *(?:\.\.\.|…)[ \t]*(?:#.*)?$")
-_HEADER = re.compile(r"(?:async )?def |\)")  # in the first column: where a function begins
-_GAP_REMARK = re.compile(
-    r"[ \t]*#[ \t]*(?:(?:\.\.\.|…)[ \t]*(?:$|\(?(?:the )?(?:rest|existing|same|unchanged|remaining|other|previous)\b)"
-    r"|(?:the )?(?:rest of the|existing code|same as before|remaining code|unchanged code)\b)",
-    re.IGNORECASE,
-)
 _DEEPER = 4  # columns: a fence so much deeper than the opening one is part of the code, in a docstring for example
 
 
@@ -117,7 +86,6 @@ class Block(msgspec.Struct, frozen=True):
 
     language: str
     code: str
-    closed: bool = True  # False: the answer ended inside it
 
 
 def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
@@ -165,82 +133,35 @@ def _by_channel(text: str, thoughts: list[str]) -> str:
 
 
 def code_blocks(text: str) -> list[Block]:
-    """Fenced blocks in order, as CommonMark has them, without the indentation and quote marks of their opening line.
+    """Fenced blocks in order, without the indentation of their opening line.
 
-    A fence with a language inside an open block begins a new one: the other was never closed. In Markdown it nests.
+    A fence with a language inside an open block begins a new one: the other was never closed.
     """
     found: list[Block] = []
-    opened: _OpenBlock | None = None
+    opened: re.Match[str] | None = None
+    lines: list[str] = []
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
-        bare = _QUOTED.sub("", line, count=1) if opened and opened.quoted else line
-        match = _OPENING.match(bare) if "```" in bare or "~~~" in bare else None
-        if opened is None:
-            if match and not _is_inline(match, found):
-                opened = _OpenBlock.at(match)
-        elif match and (step := opened.step(match)):
-            if step == "in":
-                opened.depth += 1
-            elif step == "out" and opened.depth:
-                opened.depth -= 1
-            else:
-                found.append(opened.block(closed=step == "out"))
-                opened = _OpenBlock.at(match) if step == "new" else None
-                continue
-            opened.lines.append(bare)
-        else:
-            opened.lines.append(bare)
-    if opened is not None and any(line.strip() for line in opened.lines):
-        found.append(opened.block(closed=False))
+        match = _FENCE.match(line)
+        if match and (opened is None or _ends(match, opened)):
+            if opened is not None:
+                found.append(_block(opened, lines))
+            opened, lines = match if opened is None or match["info"].strip() else None, []
+        elif opened is not None:
+            lines.append(line)
+    if opened is not None and any(line.strip() for line in lines):
+        found.append(_block(opened, lines))
     return found
 
 
-@dataclass(slots=True)
-class _OpenBlock:
-    fence: str
-    language: str
-    column: int
-    quoted: bool
-    lines: list[str]
-    depth: int = 0
-
-    @classmethod
-    def at(cls, match: re.Match[str]) -> _OpenBlock:
-        lead = match["lead"]
-        return cls(match["fence"], language_of(match["info"]), len(lead.expandtabs(4)), ">" in lead, [])
-
-    def step(self, match: re.Match[str]) -> str | None:
-        """out: it ends here, new: another begins, in: one inside it begins; None: a line like any other."""
-        fence, info, lead = match["fence"], match["info"].strip(), match["lead"]
-        if fence[0] != self.fence[0] or len(fence) < len(self.fence) or lead.strip():
-            return None
-        if len(lead.expandtabs(4)) >= self.column + _DEEPER:
-            return None
-        if not info:
-            return "out"
-        if fence[0] in info:
-            return None
-        return "in" if self.language in _NESTING else "new"
-
-    def block(self, *, closed: bool) -> Block:
-        """Without the indentation of the opening line."""
-        lines = self.lines
-        if self.column and not self.quoted:
-            lines = [line.expandtabs(4) if "\t" in line[: self.column] else line for line in lines]
-            lines = [line[min(self.column, _indent(line)) :] for line in lines]
-        return Block(self.language, "\n".join(lines) + ("\n" if lines else ""), closed)
+def _ends(match: re.Match[str], opened: re.Match[str]) -> bool:
+    alike = match["fence"].startswith(opened["fence"]) and not match["lead"].strip()
+    return alike and len(match["lead"]) < len(opened["lead"]) + _DEEPER
 
 
-def _is_inline(match: re.Match[str], found: list[Block]) -> bool:
-    """Fence, code and fence on one line are a block as well; any other backtick behind the fence makes it none."""
-    info, fence = match["info"].rstrip(), match["fence"]
-    if fence[0] != "`" or "`" not in info:
-        return False
-    inner = info.removesuffix(fence)
-    if inner != info and "`" not in inner and inner.strip():
-        word, _, rest = inner.partition(" ")
-        language = language_of(word) if rest and language_of(word) == "python" else ""
-        found.append(Block(language, (rest if language else inner).strip() + "\n"))
-    return True
+def _block(opened: re.Match[str], lines: list[str]) -> Block:
+    column = len(opened["lead"])
+    code = "".join(line[min(column, len(line) - len(line.lstrip())) :] + "\n" for line in lines)
+    return Block(language_of(opened["info"]), code)
 
 
 def language_of(info: str) -> str:
@@ -250,89 +171,18 @@ def language_of(info: str) -> str:
     return "python" if word in _PYTHON or word.endswith(".py") else word
 
 
-def python_blocks(text: str, given: str = "") -> list[str]:
-    """Return the Python code that the answer gives, block by block; `given` is what the answer was told.
-
-    Left out: a block whose functions are all defined again later, or before and here only hinted at or quoted; one that
-    quotes lines of a larger one; sessions with `>>>` beside other code. Without blocks: the longest run of code lines.
-    """
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    blocks = code_blocks(text)
-    if not any(map(_is_python, blocks)):  # a whole document in a block: what is fenced inside it
-        nested = [inner for block in blocks if block.language in _NESTING for inner in code_blocks(block.code)]
-        blocks = nested or blocks
-    codes = [block.code for block in blocks if _is_python(block)]
-    plain = [code for code in codes if not is_session(code)]
-    codes = plain or [session_code(code) for code in codes]
-    if codes:
-        return _meant(_complete(codes, given))
-    alone = None if blocks else code_run(text)
+def python_blocks(text: str) -> list[str]:
+    """Return the Python code that the answer gives, block by block; without blocks, the longest run of code lines."""
+    if blocks := code_blocks(text):
+        return [block.code for block in blocks if _is_python(block)]
+    alone = code_run(text.replace("\r\n", "\n"))
     return [] if alone is None else [alone]
 
 
 def _is_python(block: Block) -> bool:
     if block.language in _UNSAID:
-        return is_session(block.code) or looks_like_code(block.code)
+        return looks_like_code(block.code)
     return block.language == "python" and bool(block.code.strip())
-
-
-def _complete(codes: list[str], given: str) -> list[str]:
-    """Without later blocks that take the place of nothing: with gaps, or as it was before it was mended."""
-    kept: list[str] = []
-    whole: set[str] = set()
-    told = "\n".join(_lines(given))
-    for code in codes:
-        names = top_level_names(code)
-        partial = bool(names) and (has_gaps(code) or (bool(told) and "\n".join(_lines(code)) in told))
-        if partial and names <= whole:
-            continue
-        kept.append(code)
-        if not partial:
-            whole |= names
-    return kept
-
-
-def has_gaps(code: str) -> bool:
-    """Whether lines are left out for `...` or a remark. A method or class that is nothing but `...` is whole."""
-    lines = [line.expandtabs(4) for line in _STRING.sub("", code).split("\n") if line.strip()]
-    for place, line in enumerate(lines):
-        if _STUB.match(line) or _GAP_REMARK.match(line):
-            return True
-        if not _DOTS.match(line):
-            continue
-        before = lines[place - 1] if place else ""
-        after = lines[place + 1] if place + 1 < len(lines) else ""
-        alone = before.split("#")[0].rstrip().endswith(":") and _indent(after) < _indent(line)
-        if not alone or _HEADER.match(before):
-            return True
-    return False
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
-
-
-def _meant(codes: list[str]) -> list[str]:
-    kept: list[str] = []
-    later: set[str] = set()  # names that a later block defines
-    lines: set[str] = set()  # of later blocks
-    for code in reversed(codes):
-        names = top_level_names(code)
-        own = set(_lines(code))
-        if (names and names <= later) or own <= lines:
-            continue
-        kept.append(code)
-        later |= names
-        lines |= own
-    kept.reverse()
-    shown: set[str] = set()  # lines of earlier blocks: a fragment of those is a quotation
-    meant: list[str] = []
-    for code in kept:
-        own = set(_lines(code))
-        if not meant or top_level_names(code) or not own <= shown:
-            meant.append(code)
-        shown |= own
-    return meant
 
 
 def _lines(code: str) -> list[str]:

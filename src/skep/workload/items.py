@@ -19,7 +19,7 @@ from skep.catalog.names import did_you_mean
 # Judged by looking at the text: nothing is run.
 READ = ("exact", "choice", "number", "contains")
 # Judged in the sandbox; a regular expression too, as some take for ever.
-EXECUTED = ("regex", "python", "completion", "cases")
+EXECUTED = ("regex", "python", "completion")
 
 
 class Checker(msgspec.Struct, frozen=True):
@@ -33,7 +33,6 @@ class Checker(msgspec.Struct, frozen=True):
     python     tests: code run after the answer's; entry_point (None); before: code run first; packages: what the
                answer may import, which must be installed
     completion prompt, entry_point, tests          HumanEval's form: a body, or the whole function again
-    cases      entry_point, cases: [[args, result], ...]; raises: [args, ...]
     """
 
     kind: str
@@ -49,7 +48,6 @@ class Item(msgspec.Struct, frozen=True):
     messages: tuple[Mapping[str, str], ...]  # of a later turn: its own message only
     checker: Checker
     max_tokens: int = 512
-    keywords: tuple[str, ...] = ()  # all of them, in any case; for comparison only
     family: str = ""  # which generator, or which part of a bank
     difficulty: int | None = None
 

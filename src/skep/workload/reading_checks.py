@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
@@ -98,13 +98,6 @@ def read_check(checker: Checker, text: str) -> tuple[bool, str]:
     return _CHECKS[checker.kind](checker.values, text[-LONGEST_READ:])
 
 
-def keyword_check(keywords: Iterable[str], text: str) -> tuple[bool, tuple[str, ...]]:
-    """Return whether all keywords occur, in any case, and which do not."""
-    folded = text.casefold()
-    missing = tuple(word for word in keywords if word.casefold() not in folded)
-    return not missing, missing
-
-
 def _exact(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     wanted, fold = str(values["answer"]), bool(values.get("ignore_case", True))
     lines = [line for line in _FENCE_LINE.sub("", text).split("\n") if line.strip()]
@@ -124,9 +117,8 @@ def _plain(text: str, fold: bool) -> str:
 
 
 def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    wanted = tuple(map(str, values["all"]))
-    ignore_case = values.get("ignore_case", True)
-    missing = keyword_check(wanted, text)[1] if ignore_case else tuple(one for one in wanted if one not in text)
+    fold = str.casefold if values.get("ignore_case", True) else str
+    missing = [one for one in map(str, values["all"]) if fold(one) not in fold(text)]
     return not missing, "all of it is there" if not missing else "not there: " + ", ".join(map(_shown, missing))
 
 

@@ -1,0 +1,260 @@
+"""The program that judges one answer inside the sandbox, handed over as a file. It imports the standard library only.
+
+It runs the answer's code, then the item's tests, and reports behind a mark that the code is not told: whatever code
+prints, writes to its descriptors or returns on leaving makes no pass. Code that goes looking for the mark inside its
+own process can make one.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import json
+import os
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_DEFINED = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_UNITS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class Unjudged(Exception):
+    """The tests cannot be tried, or did not pass."""
+
+    def __init__(self, outcome: str, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome, self.detail = outcome, detail
+
+
+def run_tests(kind: str, blocks: Sequence[str], values: dict[str, Any]) -> None:
+    """Run the answer's code and then the item's tests; `Unjudged` unless they pass."""
+    for name in values.get("packages", ()):
+        importlib.import_module(name)
+    entry_point, tests = values.get("entry_point", ""), values["tests"]
+    if kind == "completion":
+        before, code = completed(values["prompt"], entry_point, program(blocks, {entry_point}))
+    else:
+        before, code = values.get("before", ""), program(blocks, free_names(tests) | {entry_point})
+    Path("answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")  # for tests that read or start it
+    module = _load(before, code)
+    if entry_point and not callable(module.__dict__.get(entry_point)):
+        raise Unjudged("wrong", f"there is no function `{entry_point}`")
+    _try_tests(module, tests, entry_point if kind == "completion" else "")
+
+
+def search(pattern: str, text: str) -> None:
+    """In a process that can be ended: Python's matcher backtracks, at times for ever."""
+    if re.search(pattern, text, re.MULTILINE) is None:
+        raise Unjudged("wrong", f"`{pattern}` is not there")
+
+
+def _load(before: str, code: str) -> types.ModuleType:
+    """Return a module made of the answer's code, after code of ours; `__name__` is not `__main__`."""
+    module = types.ModuleType("answer")
+    module.__file__ = "answer.py"
+    sys.modules["answer"] = module
+    for text, name in ((before, "given.py"), (code, "answer.py")):
+        when = ""
+        try:
+            compiled = compile(text, name, "exec", dont_inherit=True)
+            when = ", before it could be tried"
+            exec(compiled, module.__dict__)  # noqa: S102 - this is the place for it
+        except MemoryError:
+            raise Unjudged("exceeded", "out of memory") from None
+        except BaseException as error:
+            raise Unjudged("broken", f"{described(error)}{when}") from None
+    return module
+
+
+def _try_tests(module: types.ModuleType, tests: str, candidate: str) -> None:
+    """HumanEval's tests are a function `check`; others are run as they stand, and their `test_` functions too.
+
+    Those of the answer are not run; where both have one of the same name, the item's has taken its place.
+    """
+    known = dict(module.__dict__)
+    try:
+        exec(compile(tests, "tests.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the item's own
+        if candidate:
+            module.__dict__["check"](module.__dict__[candidate])
+        else:
+            for name in [n for n, one in module.__dict__.items() if n.startswith("test_") and known.get(n) is not one]:
+                module.__dict__[name]()
+    except MemoryError:
+        raise Unjudged("exceeded", "out of memory") from None
+    except BaseException as error:
+        raise Unjudged("wrong", _failing(error, tests)) from None
+
+
+def _failing(error: BaseException, tests: str) -> str:
+    """Return the error, and the line of the tests that met it."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "tests.py":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    source = tests.splitlines()[line - 1].strip() if 0 < line <= len(tests.splitlines()) else ""
+    return f"{described(error)} at `{source}`" if source else described(error)
+
+
+def described(error: BaseException) -> str:
+    """Return the error in one line. It may be of a class of the answer's own."""
+    try:
+        if isinstance(error, SyntaxError):
+            return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
+        said = " ".join(str(error).split())
+    except BaseException:
+        said = "?"
+    return f"{type(error).__name__}: {said}"[:300].rstrip(": ")
+
+
+def program(blocks: Sequence[str], wanted: set[str]) -> str:
+    """Join the blocks of an answer. Beside those that define something `wanted`, only definitions and imports count:
+    the rest shows how it is used, or quotes it."""
+    codes = [textwrap.dedent(code) for code in blocks] if len(blocks) > 1 else list(blocks)
+    asked = [code for code in codes if wanted & _names(code)]
+    if asked:
+        codes = [code if code in asked else _definitions(code) for code in codes]
+    return _as_one_file("\n\n".join(code.strip("\n") for code in codes if code.strip()) + "\n")
+
+
+def _definitions(code: str) -> str:
+    tree = _parsed(code)
+    body = tree.body if tree is not None else []
+    if not any(isinstance(node, _UNITS) for node in body) and not all(isinstance(node, _IMPORTS) for node in body):
+        return ""
+    return ast.unparse(ast.Module([node for node in body if not isinstance(node, ast.Expr)], []))
+
+
+def _as_one_file(code: str) -> str:
+    """Leave out imports from files of the answer itself, whose names are all there; one of the future comes first."""
+    tree = _parsed(code)
+    if tree is None:
+        return code
+    have, lines, futures = _names(code), code.split("\n"), list[str]()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        is_future = node.module == "__future__"
+        own = all(alias.name in have and alias.asname is None for alias in node.names)
+        if is_future or (own and (node.level or not _is_installed(node.module or ""))):
+            last = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : last] = [" " * node.col_offset + "pass"] + [""] * (last - node.lineno)
+            futures += [alias.name for alias in node.names] if is_future else []
+    return (f"from __future__ import {', '.join(futures)}; " if futures else "") + "\n".join(lines)
+
+
+def _is_installed(module: str) -> bool:
+    root = module.partition(".")[0]
+    with suppress(ImportError, ValueError):
+        return root in sys.stdlib_module_names or find_spec(root) is not None
+    return False
+
+
+def completed(prompt: str, entry_point: str, code: str) -> tuple[str, str]:
+    """What to run first, and what then. A whole function needs only what stands above it in the prompt."""
+    start = re.search(rf"^(?:@.*\n)*(?:async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE)
+    above = prompt[: start.start()] if start else ""
+    whole = textwrap.dedent(code)
+    if _defines(whole, entry_point):
+        return above, whole
+    for body in _bodies(code):
+        text = f"{prompt.rstrip()}\n{body}\n"
+        with suppress(*_UNREADABLE):
+            compile(text, "answer.py", "exec", dont_inherit=True)
+            return "", text
+    return above, whole
+
+
+def _bodies(code: str) -> list[str]:
+    """Return the body as it stands, moved in as a whole, or with a first line that had lost its indentation."""
+    code = code.strip("\n")
+    first, _, rest = code.partition("\n")
+    return [
+        *([code] if code[:1].isspace() else []),
+        textwrap.indent(textwrap.dedent(code), "    "),
+        f"    {first.strip()}\n{rest}",
+    ]
+
+
+def _parsed(code: str) -> ast.Module | None:
+    with suppress(*_UNREADABLE):
+        return ast.parse(code)
+    return None
+
+
+def _defines(code: str, name: str) -> bool:
+    return _parsed(code) is not None and name in _names(code)
+
+
+def _names(code: str) -> set[str]:
+    """Return what the top level defines, or would if it could be parsed."""
+    tree = _parsed(code)
+    found: set[str] = set(_DEFINED.findall(code)) if tree is None else set()
+    for node in tree.body if tree is not None else ():
+        if isinstance(node, _UNITS):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def free_names(code: str) -> set[str]:
+    """Return the names that the code uses but does not define."""
+    used: set[str] = set()
+    own = set(vars(builtins))
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else own).add(node.id)
+        elif isinstance(node, ast.alias):
+            own.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.arg):
+            own.add(node.arg)
+        elif isinstance(node, _UNITS):
+            own.add(node.name)
+    return used - own
+
+
+def _reporter(mark: str) -> Callable[[str, str], None]:
+    """Return what tells the one verdict, and ends the process. The code may change modules: what is needed is held."""
+    own, getpid, leave, write, encoded = os.getpid(), os.getpid, os._exit, os.write, json.dumps
+    told = os.dup(1)
+
+    def report(outcome: str, detail: str) -> None:
+        if getpid() == own:
+            write(told, f"\n{mark}{encoded({'outcome': outcome, 'detail': detail})}\n".encode())
+        leave(0)
+
+    return report
+
+
+def main() -> None:
+    os.closerange(3, 256)  # whatever was handed down is not for the answer's code
+    os.environ["TMPDIR"] = os.environ["HOME"] = str(Path.cwd())
+    job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    report = _reporter(job.pop("mark"))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):  # what the answer prints goes nowhere, and there is nothing for it to read
+        os.dup2(nowhere, number)
+    try:
+        if job["kind"] == "regex":
+            search(job["values"]["pattern"], job["said"])
+        else:
+            run_tests(job["kind"], job["blocks"], job["values"])
+    except Unjudged as ended:
+        report(ended.outcome, ended.detail)
+    report("passed", "")
+
+
+if __name__ == "__main__":
+    main()
