@@ -1,12 +1,9 @@
 """Cancelled, closed, killed from outside, many at once: nothing is left, and the next run works."""
 
 import asyncio
-import contextlib
-import gc
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,8 +23,8 @@ WELL = SandboxScript(("-c", "print('well')"), packages=False)
 
 
 def started(sandbox, count=1):
-    """So many scripts are really running: each has a supervisor, bubblewrap, a first process and itself."""
-    return len(descendants(sandbox._launcher.pid)) >= 4 * count
+    """So many scripts are really running: each has bubblewrap, a first process and itself."""
+    return len(descendants(sandbox._launcher.pid)) >= 3 * count
 
 
 async def run_forever(sandbox):
@@ -43,7 +40,7 @@ async def test_a_cancelled_run_is_gone_when_the_cancelling_returns(sandbox):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not any(map(alive, inside[1:]))
+    assert not any(map(alive, inside))
     assert (await sandbox.run(WELL)).stdout == b"well\n"
 
 
@@ -56,46 +53,12 @@ async def test_cancelling_at_any_moment_leaves_nothing(sandbox):
     assert (await sandbox.run(WELL)).ok
 
 
-async def test_more_runs_than_cores_wait_their_turn(sandbox):
-    most = 0
-    async with asyncio.TaskGroup() as tasks:
-        runs = [tasks.create_task(sandbox.run(WELL)) for _ in range(8)]
-        while not all(run.done() for run in runs):
-            most = max(most, len(sandbox._live))
-            await asyncio.sleep(0.001)
-    assert [run.result().stdout for run in runs] == [b"well\n"] * 8
-    assert most <= len(os.sched_getaffinity(0))
-
-
 async def test_a_killed_launcher_takes_its_scripts_along_and_is_started_anew(sandbox):
-    """At any moment: bubblewrap's first process, if it lost its parent just before the script's start, lived on."""
-    for number in range(5):
-        assert (await sandbox.run(WELL)).stdout == b"well\n"
-        assert wait_until(lambda: not descendants(sandbox._launcher.pid)), number
-        task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
-        while len(descendants(sandbox._launcher.pid)) < 2:
-            await asyncio.sleep(0)
-        await asyncio.sleep(number * 0.005)
-        inside = descendants(sandbox._launcher.pid)
-        os.kill(sandbox._launcher.pid, signal.SIGKILL)
-        with pytest.raises(SkepError, match="was killed"):
-            await task
-        assert wait_until(lambda: not any(map(alive, inside)))  # noqa: B023 - called at once
-    assert (await sandbox.run(WELL)).ok
-
-
-async def test_a_killed_supervisor_takes_its_script_along(sandbox):
-    """At any moment, also while the room is being closed."""
-    await sandbox.run(WELL)
-    for number in range(10):
-        assert wait_until(lambda: not descendants(sandbox._launcher.pid)), number
-        task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
-        while not (supervisors := descendants(sandbox._launcher.pid)):
-            await asyncio.sleep(0)
-        await asyncio.sleep(number * 0.004)
-        os.kill(supervisors[0], signal.SIGKILL)
-        with pytest.raises(SkepError):
-            await task
+    task, inside = await run_forever(sandbox)
+    os.kill(sandbox._launcher.pid, signal.SIGKILL)
+    with pytest.raises(SkepError, match="was killed"):
+        await task
+    assert wait_until(lambda: not any(map(alive, inside)))
     assert (await sandbox.run(WELL)).ok
 
 
@@ -131,13 +94,13 @@ asyncio.run(sandbox.run(script, SandboxLimits(seconds=60)))
             def is_whole():
                 found = [launcher, *descendants(launcher)]
                 inside[:] = max(inside, found, key=len)  # read twice: one that starts others may be gone by then
-                return len(inside) >= 5 or skep.poll() is not None
+                return len(inside) >= 4 or skep.poll() is not None
 
             wait_until(is_whole, 60.0)
         finally:
             skep.kill()
             said = skep.communicate()[1].decode()
-    assert len(inside) >= 5, said
+    assert len(inside) >= 4, said
     assert wait_until(lambda: not any(map(alive, inside)))
 
 
@@ -156,22 +119,6 @@ def test_a_slow_bubblewrap_takes_none_of_the_script_s_time(monkeypatch):
         result = asyncio.run(sandbox.run(WELL, SandboxLimits(seconds=1.7)))
         asyncio.run(sandbox.close())
     assert (result.stdout, result.seconds < 1.7) == (b"well\n", True)
-
-
-@pytest.mark.slow
-def test_a_launcher_that_hangs_up_is_an_error_of_the_sandbox_or_is_started_anew(sandbox):
-    """The same way an OSError came out where no descriptor was left: callers expect a SkepError."""
-    launcher = sandbox._launcher.pid
-    os.kill(launcher, signal.SIGSTOP)  # it lives, but will not hear any more
-    sandbox._control.shutdown(socket.SHUT_RDWR)
-    try:
-        with contextlib.suppress(SkepError):
-            assert asyncio.run(sandbox.run(WELL)).ok
-    finally:
-        os.kill(launcher, signal.SIGCONT)
-        asyncio.run(sandbox.close())
-        assert asyncio.run(sandbox.run(WELL)).ok  # opens it for the next test
-    gc.collect()
 
 
 def test_skep_may_be_installed_where_temporary_files_are(sandbox, tmp_path):

@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import site
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -130,12 +131,10 @@ LINKS = {
     "/dev/shm": f"{BOX}/shm",  # noqa: S108 - inside; counts against the same size as the folder
 }
 UNSHARED = [f"--unshare-{name}" for name in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
-FILTER = seccomp.program()
+FILTER = seccomp.program(platform.machine())
 OUR_PROCESSES = 1  # bubblewrap's own first process inside
 COUNTS_BY_NAMESPACE = (5, 14)  # from this kernel on, a user namespace counts its own processes only
 SLACK_BYTES = 512 << 20  # address space that is reserved and never used: arenas, stacks of threads
-PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
 
 libc = ctypes.CDLL(None, use_errno=True)
 Streams = tuple[int, int, int]
@@ -225,7 +224,7 @@ def _environment(program: str, *, packages: bool) -> dict[str, str]:
 
 
 class Bubblewrap:
-    """One bubblewrap with a script. `pid` is a child of this process; `init_pid`, once known, the first process inside.
+    """One bubblewrap with a script. `init_pid`, once known, is the first process inside.
 
     The script is held back until its limits are set from outside, on the first process of the new namespace, which
     waits for its filter. If whoever has to bring that is killed, it gets an empty one, and refuses to go on.
@@ -234,25 +233,25 @@ class Bubblewrap:
     def __init__(
         self, program: str, script: SandboxScript, limits: SandboxLimits, view: ScriptView, streams: Streams, uid: int
     ) -> None:
-        """Fork and start it; `streams` become its stdin, stdout and stderr. Returns in the parent only."""
+        """Start it as that user; `streams` become its stdin, stdout and stderr."""
         files = {f"{FOLDER}/{name}": _readable(data) for name, data in script.files.items()}
         etc = {path: _readable(text.encode()) for path, text in ETC.items()}
         self.status_fd, status_write = os.pipe()
         gate_read, self._gate_fd = os.pipe()
         options = [*_options(view, limits, files, etc), "--json-status-fd", str(status_write)]
-        if FILTER is not None:
-            options += ["--seccomp", str(gate_read)]
-        else:
-            options += ["--block-fd", str(gate_read), "--disable-userns"]  # which the filter would refuse
+        options += ["--seccomp", str(gate_read)]
         passed = [*files.values(), *etc.values(), status_write, gate_read]
         passed.append(_readable(b"".join(os.fsencode(option) + b"\0" for option in options)))
         argv = [program, "--args", str(passed[-1]), "--", view.program, *script.argv]
-        parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become_bubblewrap(argv, passed, streams, uid, parent)
-        for fd in passed:
-            os.close(fd)
+        user: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 else {}
+        stdin, stdout, stderr = streams
+        try:
+            self.process = subprocess.Popen(
+                argv, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=passed, env={}, **user
+            )
+        finally:
+            for fd in passed:
+                os.close(fd)
         os.set_blocking(self.status_fd, False)
         self.init_pid: int | None = None
         self.released_s: float | None = None  # when the script was let go, by the monotonic clock
@@ -262,8 +261,12 @@ class Bubblewrap:
         self._exit_code: int | None = None
         self._failure: str | None = None
 
-    def hear(self, news: bytes) -> None:
-        """Take in what came from `status_fd`."""
+    def hear(self) -> bool:
+        """Take in what comes from `status_fd`; False at its end."""
+        try:
+            news = os.read(self.status_fd, 1 << 16)
+        except BlockingIOError:
+            return True
         *lines, self._news = (self._news + news).split(b"\n")
         for line in filter(None, lines):
             told = json.loads(line)
@@ -271,8 +274,11 @@ class Bubblewrap:
             if "child-pid" in told:
                 self.init_pid = told["child-pid"]
                 self._release(told["child-pid"])
+        return bool(news)
 
     def _release(self, init_pid: int) -> None:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{init_pid}/oom_score_adj").write_text("1000")  # the first to go when memory runs out
         try:
             apply_as(self._uid, self._limits, init_pid)
         except (OSError, ValueError) as error:
@@ -281,46 +287,26 @@ class Bubblewrap:
                 os.kill(init_pid, signal.SIGKILL)
         else:
             with contextlib.suppress(BrokenPipeError):  # it has died meanwhile
-                os.write(self._gate_fd, FILTER or b"1")
+                os.write(self._gate_fd, FILTER)
         os.close(self._gate_fd)
         self.released_s = time.monotonic()
 
-    def ending(self, wait_status: int | None, stderr: bytes) -> tuple[ScriptEnding, int | None, int | None] | str:
+    def close(self) -> None:
+        """What waits for its filter gets none, and ends."""
+        os.close(self.status_fd)
+        if self.released_s is None:
+            os.close(self._gate_fd)
+
+    def ending(self, stderr: bytes) -> tuple[ScriptEnding, int | None, int | None] | str:
         """Return the ending, exit code and signal (bubblewrap's 128 + n) of the script, or why it was never started."""
         code = self._exit_code
         if self._failure is not None:
             return self._failure
         if code is None:
             if stderr.startswith(b"bwrap: ") or self.init_pid is None:
-                return stderr.decode(errors="replace").strip() or f"bubblewrap ended with wait status {wait_status}"
+                return stderr.decode(errors="replace").strip() or f"bubblewrap ended with {self.process.returncode}"
             return ScriptEnding.KILLED, None, int(signal.SIGKILL)
         return (ScriptEnding.KILLED, None, code - 128) if 128 < code <= 128 + 64 else (ScriptEnding.EXITED, code, None)
-
-
-def _become_bubblewrap(argv: list[str], passed: list[int], streams: Streams, uid: int, parent: int) -> None:
-    """In the child: leave root, keep the streams and `passed` of everything that is open, and be bubblewrap."""
-    try:
-        for number, fd in enumerate(streams):
-            os.dup2(fd, number)
-        for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
-            with contextlib.suppress(OSError):  # the listing itself
-                os.set_inheritable(fd, fd in passed or fd <= 2)
-        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory runs out
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            prctl(PR_SET_DUMPABLE, 1)  # lost with the uid; without it /proc/self is still root's
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent:  # did not die before that
-            os.execve(argv[0], argv, {})  # noqa: S606
-    except BaseException as error:
-        os.write(2, f"bwrap: cannot be started: {error}".encode())
-    finally:
-        os._exit(127)
 
 
 def prctl(option: int, argument: int) -> None:

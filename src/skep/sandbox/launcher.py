@@ -1,24 +1,26 @@
-"""The launcher: a small process that stays, and forks a supervisor for every run.
+"""The launcher: a small process that stays, and starts, feeds, watches and ends each script in a thread of its own.
 
-It has nothing in it but the standard library, so that a fork costs a millisecond. It ends when its socket to skep does.
-A supervisor starts, feeds, watches and ends one script, by itself: limits hold however busy skep's event loop is.
+Limits hold however busy skep's event loop is. Whoever loses its parent inside becomes a child of the launcher, which
+ends it. It ends itself when its socket to skep does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
+import itertools
 import json
 import os
-import select
 import selectors
 import signal
 import socket
 import stat
+import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +48,17 @@ QUEUES = ("tcp", "tcp6", "udp", "udp6")  # tables that tell what is queued
 
 
 class MemoryWatch:
-    """Opened once for a sandbox whose first process is `init_pid`, as soon as it has its own root; never closed."""
+    """Opened as soon as the first process of a bubblewrap has its own root."""
 
-    def __init__(self, init_pid: int) -> None:
-        self._init_pid = init_pid
+    def __init__(self, bubblewrap: Bubblewrap) -> None:
+        self._bubblewrap = bubblewrap
         self._proc: int | None = None
         self._box: int | None = None
+
+    def close(self) -> None:
+        for fd in (self._proc, self._box):
+            if fd is not None:
+                os.close(fd)
 
     @property
     def opened(self) -> bool:
@@ -76,9 +83,9 @@ class MemoryWatch:
         return kept + sum(map(self._plain, pids)) > limit_bytes and kept + sum(map(self._divided, pids)) > limit_bytes
 
     def _open(self) -> bool:
-        if self._box is not None:
-            return True
-        root = f"/proc/{self._init_pid}/root"
+        if self._box is not None or self._bubblewrap.init_pid is None:
+            return self._box is not None
+        root = f"/proc/{self._bubblewrap.init_pid}/root"
         try:
             theirs, ours = os.stat(root), os.stat("/")  # noqa: PTH116
             if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
@@ -162,209 +169,149 @@ def main(setup: dict[str, Any]) -> None:
         control.sendall(f"error: {error}".encode())
         return
     control.sendall(b"ready")
-    gc.disable()  # a collection in a fork would copy every page it looks at
     SandboxLauncher(control, setup["program"], views).run()
 
 
-@dataclass(eq=False, repr=False)
 class SandboxLauncher:
-    control: socket.socket
-    program: str
-    views: dict[bool, ScriptView]
-
-    def __post_init__(self) -> None:
-        self._slots: dict[int, int] = {}  # supervisor → its place among those at work
-        self._life = os.pipe()  # supervisors have the end for reading, and see by its end that the launcher is no more
+    def __init__(self, control: socket.socket, program: str, views: dict[bool, ScriptView]) -> None:
+        self._control, self._program, self._views = control, program, views
+        self._uids = itertools.cycle(range(FIRST_UID, FIRST_UID + UIDS))
+        self._at_work: set[int] = set()  # bubblewraps that are children of this process
+        self._children = threading.Lock()  # held while children are made, or those of no run are ended
 
     def run(self) -> None:
-        """Until skep hangs up; the supervisors then have a moment to end what they run."""
+        """Until skep hangs up; runs then have a moment to end what they started."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        woken, self._waker = socket.socketpair()
-        self._waker.setblocking(False)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        threads: list[threading.Thread] = []
         while True:
-            ready = select.select([self.control, woken], [], [])[0]
-            if woken in ready:
-                woken.recv(4096)
-                self._reap()
-            if self.control in ready:
-                message, fds, _, _ = socket.recv_fds(self.control, 1, 1)
-                if not message:
-                    break
-                os.set_inheritable(fds[0], False)  # a script that inherits it could write its own verdict
-                self._fork(fds[0])
+            message, fds, _, _ = socket.recv_fds(self._control, 1, 1)
+            if not message:
+                break
+            threads = [thread for thread in threads if thread.is_alive()]
+            threads.append(threading.Thread(target=self._serve, args=(socket.socket(fileno=fds[0]),), daemon=True))
+            threads[-1].start()
         deadline = time.monotonic() + EXIT_WAIT_S
-        self._reap()
-        while self._slots and (left := deadline - time.monotonic()) > 0:
-            select.select([woken], [], [], left)
-            self._reap()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _fork(self, link_fd: int) -> None:
-        slot = next(number for number in range(len(self._slots) + 1) if number not in self._slots.values())
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                signal.set_wakeup_fd(-1)
-                self.control.close()
-                os.close(self._life[1])
-                # Root gives each script at work its own uid outside, others have but theirs.
-                uid = FIRST_UID + slot % UIDS if os.geteuid() == 0 else os.getuid()
-                self._supervise(socket.socket(fileno=link_fd), uid)
-                code = 0
-            finally:
-                os._exit(code)
-        os.close(link_fd)
-        self._slots[pid] = slot
-
-    def _supervise(self, link: socket.socket, uid: int) -> None:
+    def _serve(self, link: socket.socket) -> None:
         """Carry out the one order that comes over `link`, and answer it unless nobody waits any more."""
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with link, contextlib.suppress(OSError, EOFError):
             with link.makefile("rb") as order:
                 script, limits = unpack_order(order.readline())
-            result: ScriptResult | str
             try:
-                run = SupervisedRun(link, self._life[0], script, limits)
-                result = run.carry_out(self.program, self.views[script.packages], uid)
+                result = self._carry_out(link, script, limits)
             except OSError as error:
                 result = str(error)
-            finally:
-                end_children()
             link.setblocking(True)
             link.sendall(pack_result(result))
 
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                self._slots.pop(pid, None)
-        for orphan in set(children()) - set(self._slots):  # its supervisor was killed
-            os.kill(orphan, signal.SIGKILL)
+    def _carry_out(self, link: socket.socket, script: SandboxScript, limits: SandboxLimits) -> ScriptResult | str:
+        with SupervisedRun(link, script, limits, self._children) as run:
+            with self._children:
+                # Root gives each script a uid of its own outside, others have but theirs.
+                uid = next(self._uids) if os.geteuid() == 0 else os.getuid()
+                process = run.start(self._program, self._views[script.packages], uid)
+                self._at_work.add(process.pid)
+            try:
+                run.follow()
+            finally:
+                self._end(process)
+            return run.result()
 
-
-def end_children() -> None:
-    """Leave no process. The first one of a namespace takes all of it along, and its end waits for theirs. Whoever loses
-    its parent becomes a child of the supervisor, and only children are killed: a reused process number is never hit."""
-    while True:
-        for pid in children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Leave no process. The first one inside takes all of the others along, and its end waits for theirs."""
+        process.kill()
+        process.wait()
+        with self._children:
+            self._at_work.discard(process.pid)
+            for orphan in set(children()) - self._at_work:
+                os.kill(orphan, signal.SIGKILL)
+                os.waitpid(orphan, 0)
 
 
 def children() -> list[int]:
-    pid = os.getpid()
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
+    return [int(word) for task in tasks for word in (task / "children").read_text().split()]
 
 
-@dataclass(eq=False, repr=False)
-class SupervisedRun:
-    """One script in bubblewrap. Ends when it does, at a limit, or with the end of `link` or `life_fd`.
+class SupervisedRun(contextlib.ExitStack):
+    """One script in bubblewrap. Ends when it does, at a limit, or with the end of `link`, the socket to skep."""
 
-    `link` is the socket to skep; `life_fd` becomes readable when the launcher has died. A signal then would be too
-    quick: bubblewrap ties its first process to itself only just before the script starts; one orphaned earlier stays.
-    """
-
-    link: socket.socket
-    life_fd: int
-    script: SandboxScript
-    limits: SandboxLimits
-
-    def __post_init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._taken = {1: bytearray(), 2: bytearray()}
-        self._pending = memoryview(self.script.stdin)
+    def __init__(
+        self, link: socket.socket, script: SandboxScript, limits: SandboxLimits, children: threading.Lock
+    ) -> None:
+        super().__init__()
+        self._link, self._script, self._limits, self._children = link, script, limits, children
+        self._selector = self.enter_context(selectors.DefaultSelector())
+        self._outputs: dict[int, bytearray] = {}
+        self._pending = memoryview(script.stdin)
         self._verdict: ScriptEnding | None = None
-        self._watch: MemoryWatch | None = None
-        self._ended: int | None = None
-        self._abandoned = False  # nobody waits for it any more, or nobody could clear away after this process
+        self._began = self._ended = time.monotonic()
 
-    def carry_out(self, program: str, view: ScriptView, uid: int) -> ScriptResult | str:
-        """Return how the script ended, or why it was never started."""
-        began = time.monotonic()
-        bubblewrap = self._start(program, view, uid)
-        self._follow(bubblewrap, began)
-        seconds = time.monotonic() - (bubblewrap.released_s or began)
-        end_children()
-        self._drain(bubblewrap)
-        stdout, stderr = bytes(self._taken[1]), bytes(self._taken[2])
-        if self._abandoned:
-            return "its launcher was killed"
-        if self._verdict is not None:
-            return ScriptResult(self._verdict, None, None, stdout, stderr, seconds)
-        ending = bubblewrap.ending(self._ended, stderr)
-        return ending if isinstance(ending, str) else ScriptResult(*ending, stdout, stderr, seconds)
-
-    def _start(self, program: str, view: ScriptView, uid: int) -> Bubblewrap:
-        stdin_read, self._stdin = os.pipe()
-        stdout_read, stdout_write = os.pipe()
-        stderr_read, stderr_write = os.pipe()
-        self._outputs = {stdout_read: 1, stderr_read: 2}
-        streams = (stdin_read, stdout_write, stderr_write)
-        bubblewrap = Bubblewrap(program, self.script, self.limits, view, streams, uid)
-        for fd in streams:
-            os.close(fd)
-        for fd in (self._stdin, stdout_read, stderr_read):
-            os.set_blocking(fd, False)
-        self.link.setblocking(False)
-        for readable in (self.link.fileno(), self.life_fd, bubblewrap.status_fd, *self._outputs):
-            self._selector.register(readable, selectors.EVENT_READ)
-        if self._pending:
-            self._selector.register(self._stdin, selectors.EVENT_WRITE)
-        else:
-            os.close(self._stdin)
-        return bubblewrap
-
-    def _follow(self, bubblewrap: Bubblewrap, began: float) -> None:
-        """Until it has ended, or has to. The script's time begins when bubblewrap may start it."""
-        pidfd = os.pidfd_open(bubblewrap.pid)
-        self._selector.register(pidfd, selectors.EVENT_READ)
-        look = began
+    def start(self, program: str, view: ScriptView, uid: int) -> subprocess.Popen[bytes]:
+        pipes = [os.pipe() for _ in range(3)]
+        ours, theirs = [pipes[0][1], pipes[1][0], pipes[2][0]], (pipes[0][0], pipes[1][1], pipes[2][1])
+        self._stdin, *outputs = (self.enter_context(FileIO(fd, "r+")) for fd in ours)
         try:
-            while self._verdict is None:
-                released = bubblewrap.released_s
-                deadline = began + SETUP_S if released is None else released + self.limits.seconds
-                for key, _ in self._selector.select(max(0.0, min(LOOK_S, deadline - time.monotonic()))):
-                    if key.fd == pidfd:
-                        self._ended = os.waitpid(bubblewrap.pid, 0)[1]
-                        return
-                    if key.fd in (self.link.fileno(), self.life_fd):
-                        self._abandoned = True
-                        return
-                    if key.fd in self._outputs:
-                        self._take(key.fd)
-                    elif key.fd == bubblewrap.status_fd:
-                        news = os.read(key.fd, PIECE)
-                        bubblewrap.hear(news) if news else self._selector.unregister(key.fd)
-                    else:
-                        self._feed()
-                now = time.monotonic()
-                if self._verdict is not None or bubblewrap.released_s != released:
-                    continue
-                if now >= deadline:
-                    if released is None:
-                        raise OSError(f"bubblewrap was not ready within {SETUP_S:.0f} s")
-                    self._verdict = ScriptEnding.OUT_OF_TIME
-                elif now >= look:
-                    look = now + LOOK_S
-                    self._look(bubblewrap, now)
+            self._bubblewrap = Bubblewrap(program, self._script, self._limits, view, theirs, uid)
         finally:
-            self._selector.unregister(pidfd)
-            os.close(pidfd)
+            for fd in theirs:
+                os.close(fd)
+        self.callback(self._bubblewrap.close)
+        self._watch = self.enter_context(contextlib.closing(MemoryWatch(self._bubblewrap)))
+        for fd in ours:
+            os.set_blocking(fd, False)
+        self._link.setblocking(False)
+        self._outputs = {output.fileno(): bytearray() for output in outputs}
+        for readable in (self._link.fileno(), self._bubblewrap.status_fd, *self._outputs):
+            self._selector.register(readable, selectors.EVENT_READ)
+        self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        return self._bubblewrap.process
 
-    def _look(self, bubblewrap: Bubblewrap, now: float) -> None:
-        if self._watch is None and bubblewrap.init_pid is not None:
-            self._watch = MemoryWatch(bubblewrap.init_pid)
-        if self._watch is not None and self._watch.over(self.limits.memory_bytes):
+    def follow(self) -> None:
+        """Until it has ended, or has to. The script's time begins when bubblewrap may start it."""
+        bubblewrap = self._bubblewrap
+        ended = os.pidfd_open(bubblewrap.process.pid)
+        self.callback(os.close, ended)
+        self._selector.register(ended, selectors.EVENT_READ)
+        look = self._began
+        while self._verdict is None:
+            released = bubblewrap.released_s
+            deadline = self._began + SETUP_S if released is None else released + self._limits.seconds
+            ready = {key.fd for key, _ in self._selector.select(max(0.0, min(LOOK_S, deadline - time.monotonic())))}
+            self._ended = now = time.monotonic()
+            if ended in ready:
+                return
+            self._move(ready)
+            if self._verdict is not None or bubblewrap.released_s != released:
+                continue
+            if now >= deadline:
+                if released is None:
+                    raise OSError(f"bubblewrap was not ready within {SETUP_S:.0f} s")
+                self._verdict = ScriptEnding.OUT_OF_TIME
+            elif now >= look:
+                look = now + LOOK_S
+                self._look(now)
+
+    def _move(self, ready: set[int]) -> None:
+        """Pass on what there is to be read and written."""
+        if self._link.fileno() in ready:
+            raise EOFError  # nobody waits for it any more
+        for fd in ready & self._outputs.keys():
+            self._take(fd)
+        if self._bubblewrap.status_fd in ready:
+            with self._children:
+                if not self._bubblewrap.hear():
+                    self._selector.unregister(self._bubblewrap.status_fd)
+        if not self._stdin.closed and self._stdin.fileno() in ready:
+            self._feed()
+
+    def _look(self, now: float) -> None:
+        if self._watch.over(self._limits.memory_bytes):
             self._verdict = ScriptEnding.OUT_OF_MEMORY
-        seen = self._watch is not None and self._watch.opened
-        if not seen and bubblewrap.released_s is not None and now > bubblewrap.released_s + BLIND_S:
+        released = self._bubblewrap.released_s
+        if not self._watch.opened and released is not None and now > released + BLIND_S:
             raise OSError("its memory cannot be watched")
 
     def _take(self, fd: int) -> bool:
@@ -373,8 +320,8 @@ class SupervisedRun:
             piece = os.read(fd, PIECE)
         except BlockingIOError:
             return False
-        kept = self._taken[self._outputs[fd]]
-        room = self.limits.output_bytes - len(kept)
+        kept = self._outputs[fd]
+        room = self._limits.output_bytes - len(kept)
         kept += piece[:room]
         if len(piece) > room and self._verdict is None:
             self._verdict = ScriptEnding.TOO_MUCH_OUTPUT
@@ -383,23 +330,27 @@ class SupervisedRun:
         return bool(piece)
 
     def _feed(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            try:
-                self._pending = self._pending[os.write(self._stdin, self._pending[:PIECE]) :]
-            except BrokenPipeError:
-                self._pending = self._pending[:0]
-            if not self._pending:
-                self._selector.unregister(self._stdin)
-                os.close(self._stdin)
+        try:
+            self._pending = self._pending[self._stdin.write(self._pending[:PIECE]) or 0 :]
+        except BrokenPipeError:
+            self._pending = self._pending[:0]
+        if not self._pending:
+            self._selector.unregister(self._stdin)
+            self._stdin.close()
 
-    def _drain(self, bubblewrap: Bubblewrap) -> None:
-        """All writers are gone: what is still in the pipes is all there will be."""
-        with contextlib.suppress(BlockingIOError):
-            if news := os.read(bubblewrap.status_fd, PIECE):
-                bubblewrap.hear(news)
+    def result(self) -> ScriptResult | str:
+        """Return how the script ended, or why it was never started. All writers are gone: what is still in the pipes
+        is all there will be."""
+        self._bubblewrap.hear()
         for fd in self._outputs:
             while self._take(fd):
                 pass
+        stdout, stderr = map(bytes, self._outputs.values())
+        seconds = self._ended - (self._bubblewrap.released_s or self._began)
+        if self._verdict is not None:
+            return ScriptResult(self._verdict, None, None, stdout, stderr, seconds)
+        ending = self._bubblewrap.ending(stderr)
+        return ending if isinstance(ending, str) else ScriptResult(*ending, stdout, stderr, seconds)
 
 
 def stage(views: dict[bool, ScriptView], program: str) -> dict[bool, ScriptView]:

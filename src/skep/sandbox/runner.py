@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from skep.errors import SkepError, UserError
 from skep.sandbox.bubblewrap import (
+    FILTER,
     SandboxLimits,
     SandboxScript,
     ScriptEnding,
@@ -30,31 +31,28 @@ GRACE_S = 30.0  # beyond a run's own limit, for a machine that is very busy
 
 
 class Sandbox:
-    """As many runs at once as there are cores; the others wait their turn."""
+    """Whoever asks bounds how many run at once."""
 
     name = "bubblewrap"  # as verdicts tell it
 
     def __init__(self, program: str) -> None:
         self._program = program
         self._views = {packages: view(packages=packages) for packages in (True, False)}
-        self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None  # a semaphore has one loop
         self._launcher: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._live: set[socket.socket] = set()
 
     async def run(self, script: SandboxScript, limits: SandboxLimits | None = None) -> ScriptResult:
         """Never raises for what the script does. Cancelled: everything it started is gone."""
-        limits = limits or SandboxLimits()
-        async with self._turn():
-            try:
-                link = self._hand_over()
-            except OSError as error:  # no descriptor left, or the launcher died at this moment
-                raise SkepError(f"the sandbox could not be checked: {error}", hint="see `skep doctor`") from error
-            try:
-                return _result(await self._exchange(link, pack_order(script, limits)))
-            finally:
-                self._live.discard(link)
-                link.close()
+        try:
+            link = self._hand_over()
+        except OSError as error:  # no descriptor left, or the launcher died at this moment
+            raise SkepError(f"the sandbox could not be checked: {error}", hint="see `skep doctor`") from error
+        try:
+            return _result(await self._exchange(link, pack_order(script, limits or SandboxLimits())))
+        finally:
+            self._live.discard(link)
+            link.close()
 
     def try_out(self, script: SandboxScript, limits: SandboxLimits) -> ScriptResult:
         """The same, blocking: for a trial before there is an event loop."""
@@ -83,12 +81,6 @@ class Sandbox:
             except subprocess.TimeoutExpired:
                 launcher.kill()
                 launcher.wait()
-
-    def _turn(self) -> asyncio.Semaphore:
-        loop = asyncio.get_running_loop()
-        if self._places is None or self._places[0] is not loop:
-            self._places = (loop, asyncio.Semaphore(len(os.sched_getaffinity(0))))
-        return self._places[1]
 
     async def _exchange(self, link: socket.socket, order: bytes) -> bytes:
         """Cancelled: hangs up its half, and waits until the supervisor has cleared away and hung up too."""
@@ -204,6 +196,8 @@ def open_sandbox() -> Sandbox:
     program = shutil.which("bwrap")
     if program is None:
         raise UserError("code cannot be run safely here: no program `bwrap` on PATH", hint=remedy())
+    if not FILTER:
+        raise UserError(f"code cannot be run safely on {platform.machine()}", hint="x86_64 and aarch64 have a sandbox")
     sandbox = Sandbox(program)
     failure = _failure(sandbox)
     if failure is not None:

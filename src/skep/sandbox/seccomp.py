@@ -7,7 +7,6 @@ filter is the second wall: the first are namespaces, in which most of these call
 from __future__ import annotations
 
 import errno
-import platform
 import struct
 import tomllib
 from dataclasses import dataclass
@@ -44,11 +43,11 @@ ARCHITECTURES = {name: Architecture(**fields) for name, fields in _TABLES["archi
 Step = tuple[int, int, str | None]  # operation, value, where to go if it holds
 
 
-def program(machine: str | None = None) -> bytes | None:
-    """Return the filter for this machine. None: an architecture whose numbers are not in the table."""
-    architecture = ARCHITECTURES.get(machine or platform.machine())
+def program(machine: str) -> bytes:
+    """Return the filter for such a machine; empty for an architecture whose numbers are not in the table."""
+    architecture = ARCHITECTURES.get(machine)
     if architecture is None:
-        return None
+        return b""
     places: dict[str, int] = {}
     steps: list[Step] = []
     for line in _steps(architecture):

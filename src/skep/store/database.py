@@ -196,9 +196,6 @@ def _upgrade_to_read(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"`{path}` was written by an older skep and must be upgraded before it can be read", hint=hint)
 
 
-_FAULTS_OF_THE_SOURCE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
-
-
 def copy_database(source: sqlite3.Connection, source_path: Path, to: Path, *, overwrite: bool) -> None:
     """Written beside `to` and moved into place, so that `to` is whole or untouched; readable by its owner alone."""
     with translated(to):
@@ -209,30 +206,17 @@ def copy_database(source: sqlite3.Connection, source_path: Path, to: Path, *, ov
         if Path(f"{to}-wal").exists():  # SQLite would replay it over the copy
             raise StoreError(f"`{to}` is in use, or was not closed: `{to}-wal` is there", hint="name another file")
         handle, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)
-        os.close(handle)
         draft = Path(name)
         try:
-            with closing(sqlite3.connect(draft)) as target:
-                try:
-                    source.backup(target)
-                except sqlite3.DatabaseError as error:
-                    if primary_code(error) in _FAULTS_OF_THE_SOURCE:
-                        raise store_error(error, source_path) from error
-                    raise
-                target.execute("PRAGMA journal_mode = DELETE")  # one file, without WAL beside it
-            _sync(draft)
+            source.execute("VACUUM INTO ?", (name,))  # as of now, in one file, while others write
+            os.fsync(handle)
             draft.replace(to)
+        except sqlite3.DatabaseError as error:
+            about = source_path if primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) else to
+            raise store_error(error, about) from error
         finally:
+            os.close(handle)
             draft.unlink(missing_ok=True)
-        _sync(to.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 _SQL = queries("skep.store")
