@@ -7,10 +7,11 @@ import json
 import pytest
 from in_process import call, refused
 
-from skep.cli.quality_run import need_packages
 from skep.errors import UserError
+from skep.quality.judging import check_packages
 from skep.report.quality import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN
 from skep.testing.process import FakeEngine
+from skep.workload.items import Checker, Item
 
 pytestmark = pytest.mark.usefixtures("paths")  # each test has an installation of its own
 COUNT = 70
@@ -220,7 +221,6 @@ def test_an_engine_that_is_not_there_or_fails_every_request_ends_with_an_error_a
     with FakeEngine() as broken:
         broken.fault(kind="500", times=None)
         assert "answered no warm-up request" in refused("bench", "mixed", "--url", broken.url, code=1)
-    need_packages([])
-    with pytest.raises(UserError, match="aiofiles, pytest are not installed") as caught:
-        need_packages(["aiofiles", "pytest"])
+    with pytest.raises(UserError, match="a_gone, b_gone are not installed") as caught:
+        check_packages([Item("x", (), Checker("python", {"packages": ["b_gone", "json", "a_gone"]}))])
     assert caught.value.hint == "in skep's folder: pip install '.[quality]'"

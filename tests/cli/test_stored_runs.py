@@ -355,7 +355,7 @@ def test_old_gateway_requests_and_probe_samples_are_counted_told_and_deleted(pat
             SeriesStore(store).append_probe(Probe("box", 0, int(at), at, at, ProbeOutcome.DONE), [sample])
     assert told("store", "info")["gateway_requests"] == 3
     assert "3 gateway requests" in call("store", "info", check=0).out
-    assert told("gc", "--incomplete")["gateway_requests"] == 0  # no age: they are left alone
+    assert told("gc")["gateway_requests"] == 0  # no age: they are left alone
     assert (
         "would delete 0 runs, 2 gateway requests, 1 probe samples and 0 old logs"
         in call(*OLD, "--dry-run", check=0).err
@@ -396,7 +396,7 @@ def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
     info = told("store", "info")
     assert [info[name] for name in ("swarm_runs", "swarm_tasks", "tunings", "tuning_stages")] == [3, 6, 3, 1]
     assert "3 tunings, 1 stages" in call("store", "info").out
-    assert told("gc", "--incomplete")["swarm_runs"] == []
+    assert told("gc")["swarm_runs"] == []
     assert told(*OLD, "--dry-run")["tunings"] == [old_tuning]
     done = call(*OLD, check=0)
     assert "deleted 0 runs, 1 swarm runs, 1 tunings, 0 gateway requests, 0 probe samples and 0 old logs" in done.err

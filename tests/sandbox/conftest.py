@@ -41,8 +41,8 @@ def sandbox(opened):
 def run(sandbox):
     """Runs a program's text as main.py, with little of everything."""
 
-    def run(text, *, files=None, stdin=b"", packages=False, argv=("main.py",), **limits):
-        script = SandboxScript(argv, {"main.py": text.encode(), **(files or {})}, stdin, packages)
+    def run(text, *, files=None, stdin=b"", argv=("main.py",), **limits):
+        script = SandboxScript(argv, {"main.py": text.encode(), **(files or {})}, stdin)
         return asyncio.run(sandbox.run(script, SandboxLimits(**{"seconds": 5.0, **limits})))
 
     return run

@@ -55,7 +55,7 @@ time.sleep(600)""",
 
 async def run_all(sandbox, texts, **limits):
     """By their names."""
-    scripts = [SandboxScript(("-c", text), packages=False) for text in texts.values()]
+    scripts = [SandboxScript(("-c", text)) for text in texts.values()]
     found = await asyncio.gather(*(sandbox.run(script, SandboxLimits(**limits)) for script in scripts))
     return zip(texts, found, strict=True)
 

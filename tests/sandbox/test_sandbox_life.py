@@ -18,8 +18,8 @@ from skep.errors import SkepError
 from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript
 from skep.sandbox.runner import open_sandbox
 
-FOREVER = SandboxScript(("-c", "import time; time.sleep(600)"), packages=False)
-WELL = SandboxScript(("-c", "print('well')"), packages=False)
+FOREVER = SandboxScript(("-c", "import time; time.sleep(600)"))
+WELL = SandboxScript(("-c", "print('well')"))
 
 
 def started(sandbox, count=1):
@@ -83,7 +83,7 @@ from skep.sandbox.runner import open_sandbox
 from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript
 sandbox = open_sandbox()
 print(sandbox._launcher.pid, flush=True)
-script = SandboxScript(("-c", "import time; time.sleep(600)"), packages=False)
+script = SandboxScript(("-c", "import time; time.sleep(600)"))
 asyncio.run(sandbox.run(script, SandboxLimits(seconds=60)))
 """
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as skep:

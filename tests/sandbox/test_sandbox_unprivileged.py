@@ -27,7 +27,7 @@ others = [subprocess.Popen(["sleep", "60"]) for _ in range(30)]  # an ordinary u
 async def main():
     limits = SandboxLimits(seconds=4, processes=10, memory_bytes=100 << 20)
     def run(text):
-        return sandbox.run(SandboxScript(("-c", text), packages=False), limits)
+        return sandbox.run(SandboxScript(("-c", text)), limits)
     return await asyncio.gather(
         run("import os; print(os.getuid(), os.listdir('/home') if os.path.exists('/home') else 'no home')"),
         run("import os, time\\nn = 0\\ntry:\\n  while os.fork(): n += 1\\n  time.sleep(60)\\nexcept OSError: print(n)"),

@@ -48,7 +48,6 @@ def backup(
 @command(store_app, "skep store gc --older-than 90d", runs="maintenance_run.collect_garbage")
 def gc(
     older_than: Annotated[str | None, option("Delete what is older than this, such as 90d.")] = None,
-    incomplete: Annotated[bool, option("Delete benchmark runs that never ended.")] = False,
     dry_run: Annotated[bool, option("List what would be deleted and delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -113,18 +113,12 @@ def run_doctor(*, as_json: bool) -> int:
 
 def store_info(*, as_json: bool) -> None:
     path = user_paths(os.environ).store
-    names = "bytes runs requests swarm_runs swarm_tasks tunings tuning_stages gateway_requests"
-    document: dict[str, Any] = {"path": str(path), **dict.fromkeys(names.split(), 0)}
+    tables = ["runs", "requests", "swarm_runs", "swarm_tasks", "tunings", "tuning_stages", "gateway_requests"]
+    document: dict[str, Any] = {"path": str(path), "bytes": 0, **dict.fromkeys(tables, 0)}
     if path.exists():
         with open_store(path, read_only=True) as store:
-            runs, swarm_runs = store.runs(), SwarmStore(store).runs()
-            tunings, stages = TuningStore(store).count()
-            document |= {
-                "bytes": store.size_bytes(), "gateway_requests": store.count_gateway_requests(),
-                "runs": len(runs), "requests": sum(run.requests for run in runs),
-                "swarm_runs": len(swarm_runs), "swarm_tasks": sum(run.counts.total for run in swarm_runs),
-                "tunings": tunings, "tuning_stages": stages,
-            }  # fmt: skip
+            counts = {name: store.read(f"SELECT count(*) FROM {name}")[0][0] for name in tables}  # noqa: S608
+            document |= {"bytes": store.size_bytes(), **counts}
     if as_json:
         print_json(document)
         return
@@ -141,7 +135,7 @@ def store_backup(to: Path, *, overwrite: bool) -> None:
     note(f"copied to {to} ({format_bytes(to.stat().st_size)})")
 
 
-def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, as_json: bool) -> None:
+def collect_garbage(older_than: str | None, *, dry_run: bool, as_json: bool) -> None:
     paths = user_paths(os.environ)
     before = None if older_than is None else time.time() - parse_seconds(older_than)
     gone: dict[str, Any] = {"runs": [], "swarm_runs": [], "tunings": [], "gateway_requests": 0, "samples": 0}
@@ -150,7 +144,7 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
     if paths.store.exists():
         size = paths.store.stat().st_size
         with open_store(paths.store) as store:
-            gone = _old(store, paths, before, incomplete=incomplete)
+            gone = _old(store, paths, before)
             if not dry_run:
                 _delete(store, paths, before, gone)
         freed += max(0, size - paths.store.stat().st_size)
@@ -168,7 +162,7 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
         print(name)  # noqa: T201
 
 
-def _old(store: Store, paths: Paths, before: float | None, *, incomplete: bool) -> dict[str, Any]:
+def _old(store: Store, paths: Paths, before: float | None) -> dict[str, Any]:
     """Return what is to go, by kind. What is at work stays; what is measured for a tuning goes by its own age.
 
     A swarm run that stopped halfway goes only by its age, which is when it was last at work: it can go on.
@@ -176,12 +170,7 @@ def _old(store: Store, paths: Paths, before: float | None, *, incomplete: bool) 
     since, swarm = before if before is not None else float("-inf"), SwarmStore(store)
     old_swarm_runs = [as_it_stands(paths, run) for run in swarm.runs() if run.created_at < since]
     return {
-        "runs": [
-            run.id
-            for run in store.runs()
-            if run.state is not RunState.RUNNING
-            and (run.created_at < since or (incomplete and run.state is RunState.INCOMPLETE))
-        ],
+        "runs": [run.id for run in store.runs() if run.state is not RunState.RUNNING and run.created_at < since],
         "swarm_runs": [
             run.id
             for run in old_swarm_runs

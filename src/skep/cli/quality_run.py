@@ -16,7 +16,7 @@ from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.quality.banks import Bank, choose_bank, makes_its_items
-from skep.quality.judging import Judge, missing_packages, needs_sandbox
+from skep.quality.judging import Judge, check_packages, needs_sandbox
 from skep.quality.mixed_figures import LEVEL_NAMES, TEMPERATURE, MixedSummary
 from skep.quality.mixed_run import MixedPlan, items_of, run_mixed
 from skep.quality.trial import QualityTrial, TrialPlan
@@ -104,7 +104,7 @@ def bank_of(options: QualityOptions, plan: TrialPlan) -> Bank:
 
 
 async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> QualitySummary:
-    need_packages(missing_packages(bank.items))
+    check_packages(bank.items)
     sandbox = open_sandbox() if needs_sandbox(bank.items) else None
     try:
         endpoint = await target.find()
@@ -123,7 +123,7 @@ async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> Quali
 def run_mixed_command(options: MixedOptions) -> None:
     """A model that gave no answers ends it with an error; how good they are does not."""
     plan = mixed_plan_of(options)
-    need_packages(missing_packages(items_of(plan.levels)))
+    check_packages(items_of(plan.levels))
     sandbox = open_sandbox()
 
     async def run() -> MixedSummary:
@@ -167,13 +167,6 @@ def mixed_headline(plan: MixedPlan, endpoint: Endpoint) -> str:
         f"{endpoint.model}{simulated} at {endpoint.url}: {levels}; {plan.repeats} times; "
         f"temperature {TEMPERATURE:g}; answers are executed in a sandbox; seed {plan.seed}"
     )
-
-
-def need_packages(missing: Sequence[str]) -> None:
-    """Said before anything is measured: without them a verdict would blame the model."""
-    if missing:
-        lack = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-        raise UserError(f"the answers cannot be executed: {lack}", hint="in skep's folder: pip install '.[quality]'")
 
 
 def print_mixed(summary: MixedSummary, verdicts: Sequence[Verdict]) -> None:

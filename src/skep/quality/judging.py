@@ -57,10 +57,12 @@ def needs_sandbox(items: Iterable[Item]) -> bool:
     return any(item.checker.is_executed for item in items)
 
 
-def missing_packages(items: Iterable[Item]) -> tuple[str, ...]:
-    """Return packages that answers may import but that are not installed: without them the model would be blamed."""
+def check_packages(items: Iterable[Item]) -> None:
+    """UserError where packages that answers may import are not installed: without them the model would be blamed."""
     wanted = sorted({name for item in items for name in item.checker.values.get("packages", ())})
-    return tuple(name for name in wanted if find_spec(name) is None)
+    if missing := [name for name in wanted if find_spec(name) is None]:
+        lack = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        raise UserError(f"the answers cannot be executed: {lack}", hint="in skep's folder: pip install '.[quality]'")
 
 
 class Judge:
@@ -104,9 +106,7 @@ class Judge:
         if self._sandbox is None:
             what = "these answers are programs, and there is no sandbox to run them in"
             raise UserError(what, hint="see `skep doctor`")
-        if missing := missing_packages(items):
-            hint = "in skep's folder: pip install '.[quality]'"
-            raise UserError(f"not installed, but the answers may use it: {', '.join(missing)}", hint=hint)
+        check_packages(items)
 
     async def _verdict(self, row: Request, item: Item) -> Verdict:
         async with self._room:
@@ -167,7 +167,7 @@ class Judge:
             "said": text[-LONGEST_READ:],
         }
         program, stdin = {"harness.py": _harness()}, json.dumps(job).encode()
-        script = SandboxScript(("harness.py",), program, stdin, packages=checker.kind == "python")
+        script = SandboxScript(("harness.py",), program, stdin)
         assert self._sandbox is not None
         result = await _run(self._sandbox, script, limits)
         return replace(finding_of(result, mark), sandbox=self._sandbox.name)

@@ -15,7 +15,7 @@ import site
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -43,7 +43,6 @@ class SandboxScript:
     argv: tuple[str, ...]
     files: Mapping[str, bytes] = field(default_factory=dict)
     stdin: bytes = b""
-    packages: bool = True  # whether the packages installed beside skep may be imported
 
 
 class ScriptEnding(Enum):
@@ -76,9 +75,9 @@ def pack_order(script: SandboxScript, limits: SandboxLimits) -> bytes:
 
 def unpack_order(line: bytes) -> tuple[SandboxScript, SandboxLimits]:
     told = _unpack(line)
-    argv, files, stdin, packages = told["script"].values()
+    argv, files, stdin = told["script"].values()
     contents = {name: _bytes(data) for name, data in files.items()}
-    return SandboxScript(tuple(argv), contents, _bytes(stdin), packages), SandboxLimits(**told["limits"])
+    return SandboxScript(tuple(argv), contents, _bytes(stdin)), SandboxLimits(**told["limits"])
 
 
 def pack_result(result: ScriptResult | str) -> bytes:
@@ -147,12 +146,11 @@ class ScriptView:
     program: str
     binds: dict[str, str] = field(default_factory=dict)  # path inside: path outside
     links: dict[str, str] = field(default_factory=dict)
-    emptied: Sequence[str] = ()  # folders inside a bind that appear empty
     env: dict[str, str] = field(default_factory=dict)
 
 
-def view(*, packages: bool) -> ScriptView:
-    """Show the interpreter that runs this, its libraries and, with `packages`, what is installed beside skep.
+def view() -> ScriptView:
+    """Show the interpreter that runs this, its libraries and what is installed beside skep.
 
     All of it read-only and at its own path; nothing else of a home folder or of a checkout, even where they hold the
     interpreter. A line in a `.pth` file that leads elsewhere (an editable install) leads nowhere inside.
@@ -171,19 +169,11 @@ def view(*, packages: bool) -> ScriptView:
     own = (base / "lib", base / "lib64", base.resolve() / "lib", real)
     for path in (*own, *map(Path, EXTRA), base / "bin" / real.name):
         _add(binds, links, path)
-    program, emptied = str(real), list[str]()
-    if packages:
-        program = _with_packages(binds, links, real)
-    else:
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        roots = {base / "lib" / version, base.resolve() / "lib" / version, Path("/usr/lib/python3")}
-        roots |= {Path("/usr/lib") / version, Path("/usr/local/lib") / version}
-        inside = sorted(root / name for root in roots for name in ("site-packages", "dist-packages"))
-        emptied = [str(path) for path in inside if path.is_dir() and _covered(binds, path)]
+    program = _with_packages(binds, links, real)
     if not any(dest.startswith("/tmp/") for dest in (*binds, *links)):  # noqa: S108 - a path inside
         links["/tmp"] = f"{BOX}/tmp"  # noqa: S108
     ordered = dict(sorted(binds.items()))
-    return ScriptView(program, ordered, dict(sorted(links.items())), emptied, _environment(program, packages=packages))
+    return ScriptView(program, ordered, dict(sorted(links.items())), _environment(program))
 
 
 def _with_packages(binds: dict[str, str], links: dict[str, str], real: Path) -> str:
@@ -213,12 +203,12 @@ def _covered(binds: dict[str, str], path: Path) -> bool:
     return False
 
 
-def _environment(program: str, *, packages: bool) -> dict[str, str]:
+def _environment(program: str) -> dict[str, str]:
     places = {"PATH": f"{Path(program).parent}:/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": f"{BOX}/tmp"}  # noqa: S108
     # A library that starts a thread a core would meet the process limit on a large machine.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
     env = {**places, **threads, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-    if packages and site.getusersitepackages() in sys.path:
+    if site.getusersitepackages() in sys.path:
         return {**env, "PYTHONUSERBASE": site.getuserbase()}
     return {**env, "PYTHONNOUSERSITE": "1"}
 
@@ -328,8 +318,6 @@ def _options(view: ScriptView, limits: SandboxLimits, files: dict[str, int], etc
         options += ["--setenv", name, value]
     for dest, source in view.binds.items():
         options += ["--ro-bind", source, dest]
-    for dest in view.emptied:
-        options += ["--size", "4096", "--tmpfs", dest, "--remount-ro", dest]
     options += ["--perms", "0755", "--dir", "/dev"]
     for name in DEVICES:
         options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]

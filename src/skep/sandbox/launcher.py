@@ -150,31 +150,31 @@ main(setup)
 """
 
 
-def setup_text(fd: int, program: str, views: dict[bool, ScriptView]) -> str:
+def setup_text(fd: int, program: str, view: ScriptView) -> str:
     """For the standard input of `BEGIN`: an argument could be read by any script whose first process is a fork."""
-    told = {str(packages): asdict(view) for packages, view in views.items()}
-    return json.dumps({"source": str(Path(__file__).parents[2]), "fd": fd, "program": program, "views": told})
+    source = str(Path(__file__).parents[2])
+    return json.dumps({"source": source, "fd": fd, "program": program, "view": asdict(view)})
 
 
 def main(setup: dict[str, Any]) -> None:
-    """Serve skep with what `setup_text` says: the `fd` of the socket to it, bubblewrap's program and the two views."""
+    """Serve skep with what `setup_text` says: the `fd` of the socket to it, bubblewrap's program and the view."""
     control = socket.socket(fileno=setup["fd"])
     control.set_inheritable(False)
     os.chdir("/")
-    views = {packages: ScriptView(**setup["views"][str(packages)]) for packages in (True, False)}
+    view = ScriptView(**setup["view"])
     try:
         if os.geteuid() == 0:
-            views = stage(views, setup["program"])
+            view = stage(view, setup["program"])
     except OSError as error:
         control.sendall(f"error: {error}".encode())
         return
     control.sendall(b"ready")
-    SandboxLauncher(control, setup["program"], views).run()
+    SandboxLauncher(control, setup["program"], view).run()
 
 
 class SandboxLauncher:
-    def __init__(self, control: socket.socket, program: str, views: dict[bool, ScriptView]) -> None:
-        self._control, self._program, self._views = control, program, views
+    def __init__(self, control: socket.socket, program: str, view: ScriptView) -> None:
+        self._control, self._program, self._view = control, program, view
         self._uids = itertools.cycle(range(FIRST_UID, FIRST_UID + UIDS))
         self._at_work: set[int] = set()  # bubblewraps that are children of this process
         self._children = threading.Lock()  # held while children are made, or those of no run are ended
@@ -211,7 +211,7 @@ class SandboxLauncher:
             with self._children:
                 # Root gives each script a uid of its own outside, others have but theirs.
                 uid = next(self._uids) if os.geteuid() == 0 else os.getuid()
-                process = run.start(self._program, self._views[script.packages], uid)
+                process = run.start(self._program, self._view, uid)
                 self._at_work.add(process.pid)
             try:
                 run.follow()
@@ -353,11 +353,11 @@ class SupervisedRun(contextlib.ExitStack):
         return ending if isinstance(ending, str) else ScriptResult(*ending, stdout, stderr, seconds)
 
 
-def stage(views: dict[bool, ScriptView], program: str) -> dict[bool, ScriptView]:
-    """Every source of the views at a path that any user can reach, in a mount namespace that ends with this process."""
+def stage(view: ScriptView, program: str) -> ScriptView:
+    """Every source of the view at a path that any user can reach, in a mount namespace that ends with this process."""
     checked(libc.unshare(ctypes.c_int(CLONE_NEWNS)), "unshare")
     mount("none", "/", None, MS_SLAVE | MS_REC)
-    sources = sorted({source for view in views.values() for source in view.binds.values()})
+    sources = sorted({*view.binds.values()})
     opened = {source: os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources}
     # A folder that nothing lies in which the launcher and bubblewrap still read.
     read = [Path(path) for path in (__file__, sys.prefix, sys.base_prefix, program)]
@@ -374,10 +374,7 @@ def stage(views: dict[bool, ScriptView], program: str) -> dict[bool, ScriptView]
         mount(f"/proc/self/fd/{fd}", str(place), None, MS_BIND | MS_REC)
         os.close(fd)
         places[source] = str(place)
-    staged = {}
-    for packages, view in views.items():
-        staged[packages] = replace(view, binds={dest: places[source] for dest, source in view.binds.items()})
-    return staged
+    return replace(view, binds={dest: places[source] for dest, source in view.binds.items()})
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:

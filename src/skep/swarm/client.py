@@ -23,9 +23,9 @@ from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.engines.base import GATEWAY_KEY
-from skep.errors import SkepError, UserError
+from skep.errors import SkepError
 from skep.paths import DEFAULT_PORT, Paths, user_paths
-from skep.quality.judging import Judge, missing_packages, needs_sandbox
+from skep.quality.judging import Judge, check_packages, needs_sandbox
 from skep.sandbox.runner import Sandbox, open_sandbox
 from skep.store.rows import storable
 from skep.supervisor.control import ask, local_key, socket_of
@@ -303,9 +303,7 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
     async def prepare(self, tasks: Iterable[Task]) -> None:
         """Open the sandbox if these tasks need it. UserError where their checkers cannot be carried out here."""
         items = [_item(task) for task in tasks if task.checker is not None]
-        if missing := missing_packages(items):
-            hint = "in skep's folder: pip install '.[quality]'"
-            raise UserError(f"checkers need packages that are not installed: {', '.join(missing)}", hint=hint)
+        check_packages(items)
         if needs_sandbox(items) and self._sandbox is None:
             opening = asyncio.ensure_future(asyncio.to_thread(open_sandbox))
             try:

@@ -279,11 +279,6 @@ class TuningStore:
         """In the order in which they came."""
         return read(self._store.read(_ANSWERS, tuning_id, kind), SavedAnswer, "tuning")
 
-    def count(self) -> tuple[int, int]:
-        """Tunings, and stages of all of them."""
-        (row,) = self._store.read("SELECT (SELECT count(*) FROM tunings), (SELECT count(*) FROM tuning_stages)")
-        return row[0], row[1]
-
     def delete(self, ids: Iterable[str]) -> int:
         """Return how many there were to delete. One that somebody works on stays, and the others with it."""
         return TUNINGS.delete(self._store, ids, lambda row: check_stopped(row["id"], state_of(row)))
