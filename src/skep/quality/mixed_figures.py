@@ -3,10 +3,8 @@
 A figure of a turn or a side task is the median over repeats, of requests that succeeded. A failed turn ends its
 conversation: the turns after it were not asked, have no rows, and count as failed.
 
-A level is advised if its answers pass no less often than those of lower levels, as far as chance allows to tell, if
-its conversation takes at most 2.5 times as long as alone, and if it finishes more tasks a minute than the level below.
-Fisher's exact test takes answers for independent, which turns of one conversation are not quite; with few repeats it
-sees only a collapse, and each reason says how far a fall would have to go.
+A level is advised if its conversation takes at most 2.5 times as long as alone, and if more tasks that passed are
+finished a minute than at the level below. So few answers show no small loss of quality; `skep bench quality` does.
 """
 
 from __future__ import annotations
@@ -16,12 +14,10 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from math import comb
 from statistics import median
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from skep.bench.metrics import by_repeat, task_tok_s, ttft_values
 from skep.store.records import Request
@@ -33,7 +29,6 @@ PRIMARY_TRAFFIC = "primary"
 SIDE_TRAFFIC = "side"
 NOT_ASKED = "not asked"  # beside the outcomes of verdicts
 MOST_SLOWDOWN = 2.5  # of the whole conversation, against C=1
-CHANCE = 0.05
 
 Key = tuple[int, int, int]  # level, repeat, index
 Span = tuple[float, float]
@@ -92,21 +87,6 @@ class TaskFigures(msgspec.Struct, frozen=True):
     judged: int
 
 
-class PassLoss(msgspec.Struct, frozen=True):
-    """How many answers passed at a level, and how many to the same tasks at the lowest level that had each of them."""
-
-    passed: int
-    judged: int
-    base_passed: int
-    base_judged: int
-    chance: float  # of so few or fewer if load changed nothing: Fisher's exact test, one-sided
-    shows_at: int | None  # the most passes that would count as a loss; None: with so few answers none would
-
-    @property
-    def is_shown(self) -> bool:
-        return self.shows_at is not None and self.passed <= self.shows_at
-
-
 class MixedLevel(msgspec.Struct, frozen=True):
     """`name` as published: P1, P1+S1, P1+S1-S2, P1+S1-S4."""
 
@@ -123,7 +103,6 @@ class MixedLevel(msgspec.Struct, frozen=True):
     seconds_per_task: float | None  # wall time over answers that passed; None: none did
     held_share: float | None  # of the primary's time with all side tasks in flight
     outcomes: tuple[tuple[str, int], ...] = ()
-    loss: PassLoss | None = None  # None: of the lowest level, or nothing was judged
 
     @property
     def tasks(self) -> tuple[TaskFigures, ...]:
@@ -187,10 +166,8 @@ def mixed_summary(
 ) -> MixedSummary:  # fmt: skip
     """`incomplete`: why the run was cut short. Without verdicts, nothing is said about what passed."""
     known = {(one.level, one.repeat, one.index): one for one in verdicts}
-    levels: list[MixedLevel] = []
-    for level in sorted({row.level for row in rows} - {0}):
-        found = _level(level, [row for row in rows if row.level == level], known)
-        levels.append(replace(found, loss=_loss(found, levels)))
+    asked = sorted({row.level for row in rows} - {0})
+    levels = [_level(level, [row for row in rows if row.level == level], known) for level in asked]
     axes, advice = axes_of(levels), advice_of(levels)
     return MixedSummary(run_id, model, tuple(levels), axes, advice, simulated, incomplete)
 
@@ -223,7 +200,7 @@ def _said(value: float, rule: AxisRule) -> str:
 
 
 def advice_of(levels: Sequence[MixedLevel]) -> Advice:
-    """`levels` in order of C, with their losses."""
+    """`levels` in order of C."""
     solo = next((level for level in levels if level.concurrency == 1), None)
     judged = sum(part.judged for level in levels for part in level.tasks)
     if solo is None:
@@ -237,8 +214,6 @@ def advice_of(levels: Sequence[MixedLevel]) -> Advice:
     best, reasons, below = solo, [], None
     for level in levels:
         rate, taken, faults = level.passed_per_minute or 0.0, level.slowdown(solo), []
-        if level.loss is not None and level.loss.is_shown:
-            faults.append("fewer answers pass")
         if taken is None or taken > MOST_SLOWDOWN:
             faults.append(f"more than {MOST_SLOWDOWN}x of C=1")
         if below is not None and rate <= (below.passed_per_minute or 0.0):
@@ -247,47 +222,10 @@ def advice_of(levels: Sequence[MixedLevel]) -> Advice:
         facts = [
             "the conversation was never finished" if taken is None else f"the conversation takes {taken:.2f}x of C=1",
             f"{rate:.1f} passed tasks a minute",
-            *([] if level.loss is None else [loss_words(level.loss)]),
             *([f"not advised: {', '.join(faults)}"] if faults else []),
         ]
         reasons.append(f"C={level.concurrency}: {'; '.join(facts)}")
     return Advice(best.concurrency, best.name, tuple(reasons))
-
-
-def loss_words(loss: PassLoss) -> str:
-    """Describe a level's answers: never that nothing is lost, only how large a loss would have been seen."""
-    counts = f"{loss.passed} of {loss.judged} answers passed, {loss.base_passed} of {loss.base_judged} with less load"
-    if loss.is_shown:
-        return f"{counts}: fewer than chance explains (p = {loss.chance:.2g})"
-    if loss.shows_at is None:
-        return f"{counts}: too few to tell any loss from chance"
-    seen = 100 * (loss.base_passed / loss.base_judged - loss.shows_at / loss.judged)
-    return f"{counts}: no loss is shown, but one below {seen:.0f} points would not be seen"
-
-
-def _loss(level: MixedLevel, lower: Sequence[MixedLevel]) -> PassLoss | None:
-    """Return each task against the lowest level that had it; tasks that no lower level had are left out."""
-    lowest = {one.item: one for other in reversed(lower) for one in other.tasks if one.judged}
-    parts = [part for part in level.tasks if part.judged and part.item in lowest]
-    passed, judged = sum(part.passed for part in parts), sum(part.judged for part in parts)
-    base_passed = sum(lowest[part.item].passed for part in parts)
-    base_judged = sum(lowest[part.item].judged for part in parts)
-    if not judged:
-        return None
-    falls = [
-        fewer
-        for fewer in range(judged + 1)
-        if fewer * base_judged < base_passed * judged and fisher_less(fewer, judged, base_passed, base_judged) <= CHANCE
-    ]
-    chance = fisher_less(passed, judged, base_passed, base_judged)
-    return PassLoss(passed, judged, base_passed, base_judged, chance, max(falls, default=None))
-
-
-def fisher_less(passed: int, judged: int, base_passed: int, base_judged: int) -> float:
-    """Return the chance of `passed` or fewer, if both levels were alike and as many passed in all."""
-    both, in_all = passed + base_passed, judged + base_judged
-    ways = sum(comb(judged, one) * comb(base_judged, both - one) for one in range(passed + 1) if one <= both)
-    return ways / comb(in_all, both)
 
 
 def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdict]) -> MixedLevel:
