@@ -1,7 +1,6 @@
 """The rules of a verdict, before and around what the checks find."""
 
 import asyncio
-import time
 
 import pytest
 from answers.sample_judge import judged, request
@@ -12,7 +11,6 @@ from skep.quality.judging import AnsweredItem, Judge, check_packages, finding_of
 from skep.sandbox.bubblewrap import ScriptEnding, ScriptResult
 from skep.store.verdicts import VerdictOutcome
 from skep.workload.banks import parse_bank
-from skep.workload.extraction import python_blocks
 from skep.workload.items import Checker, Item
 
 NUMBER = Item("sum", ({"role": "user", "content": "6 + 6?"},), Checker("number", {"answer": 12}))
@@ -134,11 +132,3 @@ def test_a_run_that_the_machine_lost_is_tried_again():
     assert verdict.detail == "ended with 1 before there was a report"
     with pytest.raises(SkepError, match="Too many open files"):
         asyncio.run(Judge(Failing(9)).judge([AnsweredItem(request(RIGHT), PAGES)]))
-
-
-def test_many_small_blocks_are_read_in_time_proportional_to_their_number():
-    """150 KB of them took half a minute, during which nothing else in skep went on."""
-    text = "".join(f"```python\nx{number} = 1\n```\n" for number in range(2000))
-    began = time.process_time()
-    python_blocks(text)
-    assert time.process_time() - began < 0.4

@@ -15,7 +15,6 @@ from skep.quality.trial_figures import (
     QualitySummary,
     claim_words,
     conclusion,
-    noise_words,
     outlook,
     points,
     remarks,
@@ -85,13 +84,6 @@ def test_an_underpowered_trial_is_told_so_before_it_begins_and_what_helps():
     assert all(word in warning for word in ("--delta", "a larger bank"))
     assert "--items" not in warning  # it has no more
     assert "--items" in outlook(164, 0.03, 1)[1]
-
-
-def test_the_noise_floor_is_one_line():
-    noise = paired_difference({str(n): [(n > 2, n != 5)] for n in range(100)})
-    said = noise_words(summary_of(GOOD, noise=noise, texts=0.31))
-    assert said.startswith("C=1 against itself: 4 of 100 verdicts changed (4.0 %), 31 % of the texts")
-    assert noise_words(summary_of(GOOD)) is None
 
 
 def test_levels_not_walked_and_prompts_from_a_cache_are_told():

@@ -78,8 +78,6 @@ def test_a_bubblewrap_that_does_not_work_is_found_out_and_said(tmp_path, monkeyp
     ("program", "hint"),
     [
         ("apt", "install bubblewrap: `sudo apt install bubblewrap`"),
-        ("dnf", "install bubblewrap: `sudo dnf install bubblewrap`"),
-        ("pacman", "install bubblewrap: `sudo pacman -S bubblewrap`"),
         ("apk", "install the package `bubblewrap`"),
     ],
 )

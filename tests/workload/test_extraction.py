@@ -119,8 +119,8 @@ def test_prose_is_not_code(text):
 
 @pytest.mark.parametrize(
     "unit",
-    ["`", "```\n", "```a\n", "```markdown\n", "~", " ", "\n", "> ", "- ```x`\n", "<think>", "</think>", "<|channel|>",
-     "def f(x):\n", "(\n", "x = ", "a.b.", '"""', ">>> \n", "\x00\xff\ufffd", "import a, "],
+    ["`", "```\n", "```a\n", "```python\nx = 1\n```\n", "~", " ", "\n", "> ", "- ```x`\n", "<think>", "</think>",
+     "<|channel|>", "def f(x):\n", "(\n", "x = ", "a.b.", '"""', ">>> \n", "\x00\xff\ufffd", "import a, "],
 )  # fmt: skip
 def test_50_kb_of_anything_take_no_time(unit):
     text = unit * (50_000 // len(unit))

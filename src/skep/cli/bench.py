@@ -25,10 +25,10 @@ class BenchOptions(EndpointOptions):
     """Options of all commands that measure an endpoint."""
 
     PANELS: ClassVar[dict[str, str]] = {
-        "Load": "concurrency levels rate arrivals shape form bank items delta tasks agents duration "
+        "Load": "concurrency levels rate arrivals shape bank items delta tasks agents duration "
         "max_tokens fixed_output prompt_tokens turns think temperature seed",
         "Precision and time": "runs repeats precision budget warm_up timeout",
-        "Endpoint": "url model models model_b key_env api",
+        "Endpoint": "url model model_b key_env api",
         "Results": "slo threshold price store_prompts as_json",
     }
 

@@ -133,6 +133,7 @@ UNSHARED = [f"--unshare-{name}" for name in ("user", "ipc", "pid", "net", "uts",
 FILTER = seccomp.program(platform.machine())
 OUR_PROCESSES = 1  # bubblewrap's own first process inside
 COUNTS_BY_NAMESPACE = (5, 14)  # from this kernel on, a user namespace counts its own processes only
+MANY_PROCESSES = 4096
 SLACK_BYTES = 512 << 20  # address space that is reserved and never used: arenas, stacks of threads
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -246,7 +247,7 @@ class Bubblewrap:
         self.init_pid: int | None = None
         self.released_s: float | None = None  # when the script was let go, by the monotonic clock
         self._uid = uid
-        self._limits = rlimits(limits, uid=uid, files=len(passed))
+        self._limits = rlimits(limits, files=len(passed))
         self._news = b""
         self._exit_code: int | None = None
         self._failure: str | None = None
@@ -346,10 +347,10 @@ def _readable(data: bytes) -> int:
     return fd
 
 
-def rlimits(limits: SandboxLimits, *, uid: int, files: int = 0) -> dict[int, int]:
+def rlimits(limits: SandboxLimits, *, files: int) -> dict[int, int]:
     """Return the kernel's limits by their number. `files`: how many are open already."""
     return {
-        resource.RLIMIT_NPROC: limits.processes + OUR_PROCESSES + _others(uid),
+        resource.RLIMIT_NPROC: limits.processes + OUR_PROCESSES + _others(),
         resource.RLIMIT_AS: 2 * limits.memory_bytes + SLACK_BYTES,  # against one sudden allocation
         resource.RLIMIT_FSIZE: limits.disk_bytes,
         resource.RLIMIT_NOFILE: max(limits.open_files, files + 32),
@@ -387,16 +388,8 @@ def apply_as(uid: int, wanted: dict[int, int], pid: int) -> None:
         raise OSError(errno.EPERM, f"limits of process {pid}")
 
 
-def _others(uid: int) -> int:
-    """Threads of this user that an older kernel would count too. A newer one counts those of the namespace only."""
+def _others() -> int:
+    """Room for this user's other processes, which an older kernel counts too."""
     release = re.match(r"(\d+)\.(\d+)", platform.release())
-    if release and (int(release[1]), int(release[2])) >= COUNTS_BY_NAMESPACE:
-        return 0
-    total = 0
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(OSError):
-            text = status.read_text()
-            if re.search(rf"^Uid:\t{uid}\t", text, re.MULTILINE):
-                threads = re.search(r"^Threads:\t(\d+)", text, re.MULTILINE)
-                total += int(threads[1]) if threads else 1
-    return total
+    counts_own = release is not None and (int(release[1]), int(release[2])) >= COUNTS_BY_NAMESPACE
+    return 0 if counts_own else MANY_PROCESSES
