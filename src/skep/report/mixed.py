@@ -135,4 +135,4 @@ def axes_chart(summary: MixedSummary) -> Spec | None:
         if axis.value is not None and known(axis.value):
             label = f"{number(axis.value, digits=2)}  {shortened(printable(axis.shown), 60)}"
             rows.append({"name": shortened(printable(axis.name), 24), "value": axis.value, "label": label})
-    return {**bars_chart(rows, "0 to 1", room=2.6), "width": 900} if rows else None
+    return {**bars_chart(rows, "0 to 1", room=1.6), "width": 900} if rows else None
