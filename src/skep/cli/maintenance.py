@@ -51,4 +51,4 @@ def gc(
     dry_run: Annotated[bool, option("List what would be deleted and delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Free disk space: delete old runs, tunings, gateway requests, probe samples and logs; compact the store."""
+    """Free disk space: delete old runs, tunings, gateway requests and probe samples; compact the store."""

@@ -139,24 +139,20 @@ def collect_garbage(older_than: str | None, *, dry_run: bool, as_json: bool) -> 
     paths = user_paths(os.environ)
     before = None if older_than is None else time.time() - parse_seconds(older_than)
     gone: dict[str, Any] = {"runs": [], "swarm_runs": [], "tunings": [], "gateway_requests": 0, "samples": 0}
-    logs = sorted(paths.logs.glob("*.log.[0-9]*")) if paths.logs.is_dir() else []
-    freed = sum(log.stat().st_size for log in logs)
+    freed = 0
     if paths.store.exists():
         size = paths.store.stat().st_size
         with open_store(paths.store) as store:
             gone = _old(store, paths, before)
             if not dry_run:
                 _delete(store, paths, before, gone)
-        freed += max(0, size - paths.store.stat().st_size)
-    for log in () if dry_run else logs:
-        log.unlink(missing_ok=True)
+        freed = max(0, size - paths.store.stat().st_size)
     if as_json:
-        print_json({"dry_run": dry_run, **gone, "files": [str(log) for log in logs], "freed_bytes": freed})
+        print_json({"dry_run": dry_run, **gone, "freed_bytes": freed})
         return
     counts = {kind: len(gone[kind]) for kind in ("runs", "swarm_runs", "tunings")}
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items() if count or kind == "runs")
-    rows = f"{gone['gateway_requests']} gateway requests, {gone['samples']} probe samples"
-    what = f"{kinds}, {rows} and {len(logs)} old logs"
+    what = f"{kinds}, {gone['gateway_requests']} gateway requests and {gone['samples']} probe samples"
     note(f"{'would delete' if dry_run else 'deleted'} {what}: {format_bytes(freed)}")
     for name in (name for kind in counts for name in gone[kind]):
         print(name)  # noqa: T201
