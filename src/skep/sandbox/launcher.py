@@ -216,23 +216,29 @@ class SandboxLauncher:
             try:
                 run.follow()
             finally:
-                self._end(process)
+                self._end(process, run.init_pid)
             return run.result()
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+    def _end(self, process: subprocess.Popen[bytes], init_pid: int | None) -> None:
         """Leave no process. The first one inside takes all of the others along, and its end waits for theirs."""
         process.kill()
         process.wait()
         with self._children:
             self._at_work.discard(process.pid)
-            for orphan in set(children()) - self._at_work:
-                os.kill(orphan, signal.SIGKILL)
-                os.waitpid(orphan, 0)
+            for orphan in {*children(), *([init_pid] if init_pid else [])} - self._at_work:
+                with contextlib.suppress(ChildProcessError):  # no child of this process, or no more
+                    if os.waitpid(orphan, os.WNOHANG)[0] == 0:
+                        os.kill(orphan, signal.SIGKILL)
+                        os.waitpid(orphan, 0)
 
 
-def children() -> list[int]:
-    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-    return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+def children() -> set[int]:
+    """Of each thread. The kernel may leave some out while others end."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            found |= {int(word) for word in (task / "children").read_text().split()}
+    return found
 
 
 class SupervisedRun(contextlib.ExitStack):
@@ -268,6 +274,10 @@ class SupervisedRun(contextlib.ExitStack):
             self._selector.register(readable, selectors.EVENT_READ)
         self._selector.register(self._stdin, selectors.EVENT_WRITE)
         return self._bubblewrap.process
+
+    @property
+    def init_pid(self) -> int | None:
+        return self._bubblewrap.init_pid
 
     def follow(self) -> None:
         """Until it has ended, or has to. The script's time begins when bubblewrap may start it."""
