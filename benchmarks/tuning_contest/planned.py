@@ -186,7 +186,7 @@ def _hardware(rig: ContestRig) -> Rig:
     if rig.gpu is not None:
         return parse_rig(rig.gpu)
     facts = HostFacts("Linux", "x86_64", "3.11", "simulated", rig.cores, ("avx2",), 16 << 30, 16 << 30, 1024, 1024)
-    return cpu_rig(facts, rig.bandwidth_gbs, measured=False)
+    return cpu_rig(facts, rig.bandwidth_gbs)
 
 
 def _memo(rig: ContestRig) -> Path:

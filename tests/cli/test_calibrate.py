@@ -322,9 +322,7 @@ def test_plans_are_computed_with_the_calibration_of_their_engine(store):
     assert (basis_of("vllm").tuning.decode, basis_of("vllm").calibrated) == (1.2, True)
     assert "calibrated on this machine" in basis_of("vllm").note
     assert (basis_of("sglang").tuning, basis_of("sglang").calibrated, basis_of("sglang").note) == (UNTUNED, False, "")
-    both = choose(
-        geometry("qwen3-8b"), RIG, PlanGoal(), engines=("vllm", "sglang"), basis_of=basis_of, scale=False
-    ).plans
+    both = choose(geometry("qwen3-8b"), RIG, PlanGoal(), engines=("vllm", "sglang"), basis_of=basis_of).plans
     assert {(plan.setup.engine, rests_on(plan)) for plan in both} == {("vllm", "calibrated"), ("sglang", "published")}
     other = calibrated_basis(store.path, HOST, "qwen3-14b")("vllm")
     assert (other.tuning.decode, other.calibrated) == (1.2, False)

@@ -65,11 +65,10 @@ def test_the_first_plan_is_the_fastest_of_those_that_fit():
 
 
 def test_what_people_read_has_every_part():
-    done = shown("qwen3.6-27b", *TWO, "--explain")
+    done = shown("qwen3.6-27b", *TWO)
     assert done.out.startswith("qwen3.6-27b on 2x rtx-3090 for 4 agents: ")
     for words in ("Layouts, best first", "LOW", "Memory of one rtx-3090", "KV pool", "Rules that apply", "vllm serve ",
-                  "Runner-up: ", "Why", "Rejected", "dense weights", "What each further GPU adds", "skep up qwen",
-                  "One step of a replica with 1 agent:", "One step of a replica with 4 agents:"):  # fmt: skip
+                  "Why", "Rejected", "dense weights", "skep up qwen"):  # fmt: skip
         assert words in done.out, words
     assert done.err == ""
 
@@ -80,7 +79,6 @@ def test_rigs_stand_side_by_side_with_their_prices():
     assert {rig: one["price"] for rig, one in by_rig.items()} == {"2x rtx-3090": 1600, "rtx-5090": 2500}
     for one in by_rig.values():
         assert one["tok_s_per_price"] > 0
-        assert one["tok_s_per_watt"] > 0
     assert "TOK/S PER 1000" in shown("qwen3.6-27b", "--gpu", "rtx-5090@2500").out
 
 
@@ -96,10 +94,10 @@ def test_a_rig_that_is_too_small_stands_beside_one_that_is_not():
 @pytest.mark.slow
 def test_pins_and_several_engines():
     pins = ("--quant", "AWQ", "--kv", "fp8_e5m2", "--tp", "2", "--slots", "4", "--context", "16384", "--spec", "mtp:3",
-            "--no-graphs", "--utilization", "0.9")  # fmt: skip
+            "--utilization", "0.9")  # fmt: skip
     for one in plan("qwen3.6-27b", *TWO, *pins)["plans"]:
         assert (one["quant"], one["kv_dtype"], one["topology"]["tp"]) == ("awq", "fp8_e5m2", 2)
-        assert (one["slots"], one["context"], one["spec"], one["graphs"]) == (4, 16384, "mtp:3", False)
+        assert (one["slots"], one["context"], one["spec"]) == (4, 16384, "mtp:3")
     found = plan("qwen3-8b", *TWO, "--engine", "vllm,llamacpp")
     assert {p["engine"] for p in found["plans"]} == {"vllm", "llamacpp"}
 
@@ -121,17 +119,15 @@ REFUSED = [
     (("gemma-4-31b", "--gpu", "5x rtx-3090", "--tp", "5"), "5 does not divide the 32 attention heads"),
     (("qwen3.6-27b", *TWO, "--kv", "turboquant_k8v4"), "refused on the hybrid"),
     (("qwen2.5-coder-32b", *TWO, "--spec", "mtp:3"), "has no MTP layers"),
-    (("qwen3.6-27b", *TWO, "--spec", "mtp"), "--spec `mtp` has no depth"),
-    (("qwen3.6-27b", *TWO, "--spec", "psychic:3"), "--spec `psychic:3` is not understood"),
+    (("qwen3.6-27b", *TWO, "--spec", "mtp"), "`--spec` = `mtp` is not understood"),
+    (("qwen3.6-27b", *TWO, "--spec", "psychic:3"), "`--spec` = `psychic:3` is not understood"),
     (("qwen3.6-27b", *TWO, "--goal", "speed"), "--goal `speed` is not known"),
-    (("qwen3.6-27b", *TWO, "--shape", "round"), "--shape `round` is not known"),
     (("qwen3.6-27b", *TWO, "--engine", "ollama"), "--engine `ollama` is not known"),
     (("qwen3.6-27b", *TWO, "--quant", "2bit"), "no quantization is called `2bit`"),
     (("qwen3.6-27b", *TWO, "--kv", "2bit"), "no KV cache type is called `2bit`"),
     (("qwen3.6-27b", *TWO, "--slo", "speed=1s"), "--slo `speed=1s`"),
     (("qwen3.6-27b", *TWO, "--utilization", "90"), "--memory-share 90 is not a share"),
     (("qwen3.6-27b", *TWO, "--context", "512"), "--context 512 is less than a task's 1536 tokens"),
-    (("qwen3.6-27b", "--gpu-spec", "name=x"), "lacks memory"),
     *((("qwen3-8b", "--gpu", f"rtx-3090@{price}"), "is not a number") for price in ("nan", "inf", "-800", "0")),
     (("Qwen/Qwen3-8B-AWQ", *ONE, "--quant", "fp8"), "--quant"),
     (("qwen3-8b", *ONE, "--link", "carrier-pigeon"), "carrier-pigeon"),
@@ -186,12 +182,6 @@ def test_a_file_that_cannot_be_planned_for_is_named_in_plain_words(tmp_path, nam
     assert "NoneType" not in told
 
 
-def test_a_card_of_ones_own_is_planned_for():
-    spec = "name=mine,memory=24GiB,bandwidth=900"
-    assert best("qwen3-8b", "--gpu-spec", f"{spec},fp16=70,cc=8.6")["rig"] == "mine"
-    assert {p["rig"] for p in plan("qwen3-8b", "--gpu-spec", spec, "--gpu", "2x mine")["plans"]} == {"2x mine"}
-
-
 def test_without_a_rig_it_is_this_machine(two_3090s):
     found = plan("qwen3.6-27b")
     assert found["plans"][0]["rig"] == "this machine (2x rtx-3090)"
@@ -201,8 +191,8 @@ def test_without_a_rig_it_is_this_machine(two_3090s):
 def test_a_page_with_pictures_is_written_beside(tmp_path):
     assert "wrote plan.html" in shown("qwen3.6-27b", *TWO, "--html", "plan.html").err
     page = (tmp_path / "plan.html").read_text()
-    assert page.count("<svg ") >= 5
-    for words in ("Predicted, not measured.", "Memory of one GPU", "Time of one engine step", "vllm serve "):
+    assert page.count("<svg ") >= 4
+    for words in ("Predicted, not measured.", "Memory of one GPU", "vllm serve "):
         assert words in page, words
     assert "http://" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "")
 
@@ -244,39 +234,16 @@ def test_a_plan_fits_its_cards(words, right):
     assert right(plan(*words.split())["plans"])
 
 
-def test_several_machines_get_a_command_each():
+def test_several_machines_are_planned_for_and_said_to_be_several():
     found = plan("qwen3-235b-a22b", "--gpu", "2x dgx-spark")
-    launch = found["plans"][0]["launch"]
-    assert [line.rpartition("# on ")[2] for line in launch] == ["machine-1", "machine-2"]
-    assert "CUDA_VISIBLE_DEVICES=0,1" not in launch[0]
+    assert (found["plans"][0]["launch"], found["plans"][0]["up"]) == ([], None)
     assert any("2 machines" in note for note in found["notes"])
+    assert any("is several machines" in line for line in found["plans"][0]["caveats"])
 
 
 def test_llama_cpp_is_planned_where_vllm_does_not_run_and_for_a_name_that_ends_in_gguf():
     assert {p["engine"] for p in call("plan", "llama-3.1-8b", "--gpu", "p40", "--json").json["plans"]} == {"llamacpp"}
     assert call("plan", "unsloth/Qwen3-32B-GGUF", *TWO, "--json").json["plans"][0]["engine"] == "llamacpp"
-
-
-@pytest.mark.parametrize(
-    ("model", "rig"),
-    [("gemma-4-31b", "2x rtx-3090"), ("qwen3.6-35b-a3b", "2x rtx-3090"), ("qwen3-8b", "5x rtx-3090"),
-     ("gemma-4-31b", "2x rtx-5090"), ("qwen3.6-35b-a3b", "2x rtx-5090"), ("qwen3-8b", "4x h100-sxm")],
-)  # fmt: skip
-def test_how_far_the_runner_up_is_behind_follows_from_the_figures_and_a_faster_one_says_why(model, rig):
-    found = plan(model, "--gpu", rig)
-    first, runner = found["plans"][0], found["runner_up"][0]
-    second = next(p for p in found["plans"] if (p["topology"], p["quant"]) == (runner["topology"], runner["quant"]))
-    speeds = [p["predicted"][2]["effective_tok_s"] for p in (first, second)]
-    assert runner["behind"] == pytest.approx(1 - speeds[1] / speeds[0], abs=0.005)
-    assert runner["why"] or speeds[1] <= speeds[0]
-
-
-def test_what_a_further_card_adds_agrees_with_the_plans_of_fewer():
-    found = plan("qwen3.6-27b", "--gpu", "4x rtx-3090")
-    fewer = {one["cards"]: one["effective_tok_s"] for one in found["further_cards"]}
-    for cards, rig in ((1, ONE), (2, TWO)):
-        alone = best("qwen3.6-27b", *rig)["predicted"][2]
-        assert fewer[cards] == pytest.approx(alone["effective_tok_s"], rel=0.02)
 
 
 def test_a_note_does_not_contradict_the_plans():

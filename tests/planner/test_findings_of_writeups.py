@@ -22,9 +22,7 @@ DUAL_3090_DENSE = Pins(
     context=20000,
     vision=False,
 )
-DUAL_3090_MOE = Pins(
-    quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), no_spec=True, utilization=0.92, context=32000, batched_tokens=4096
-)
+DUAL_3090_MOE = Pins(quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), no_spec=True, utilization=0.92, context=32000)
 QUAD_3090 = Pins(quant=find_quant("awq"), kv=find_kv("bf16"), no_spec=True, context=32768)
 FOUR_AGENTS = PlanGoal(agents=4, input_tokens=1024, output_tokens=1024)
 CODING = {"input_tokens": 256, "output_tokens": 1024}  # short prompts, answers as long as they come
@@ -37,7 +35,7 @@ def expected(model, quant, rig, *, context=4096, **setup):
 
 
 def best(model, rig, pins, goal=FOUR_AGENTS):
-    chosen = choose(geometry(model), rig, goal, pins, scale=False)
+    chosen = choose(geometry(model), rig, goal, pins)
     return chosen, chosen.plans[0].setup.layout
 
 
@@ -54,18 +52,17 @@ def test_a_35b_mixture_on_two_3090s_is_cut_with_whole_experts_because_a_replica_
     (replicas,) = (r for r in chosen.rejected if r.layout == Layout(replicas=2))
     assert (replicas.rule, replicas.quants) == ("memory", ("awq",))
     assert "the largest term is weights" in replicas.reason
-    assert any("one card does not hold a replica" in reason for reason in chosen.plans[0].why)
     assert best("qwen3.6-35b-a3b", parse_rig("2x rtx-5090"), DUAL_3090_MOE)[1] == Layout(replicas=2)
 
 
 def test_gemma_on_five_3090s_takes_four_of_them_and_says_why_not_five():
-    rig = parse_rig("5x rtx-3090: pcie4x8(2,3,4)")
+    rig = parse_rig("5x rtx-3090: pcie4x8")
     chosen, layout = best("gemma-4-31b", rig, QUAD_3090, PlanGoal(agents=1))
     assert layout == Layout(tp=4)
     (five,) = (r for r in chosen.rejected if r.layout.tp == 5)
     assert (five.rule, "32 attention heads" in five.reason) == ("heads", True)
     assert "valid are TP=1, 2, 4, 8, 16, 32" in five.reason
-    assert any("1 of 5 cards stays idle: TP=5 is refused" in reason for reason in chosen.plans[0].why)
+    assert "4 of 5 cards are used" in chosen.plans[0].why
 
 
 NVLINK, ALONE = parse_rig("2x rtx-3090", "nvlink"), parse_rig("rtx-3090")
@@ -99,11 +96,12 @@ def test_the_mixture_is_several_times_faster_than_a_dense_model_and_gains_little
 
 def test_two_cards_give_a_single_stream_of_gemma_most_of_what_four_give():
     """ "Two 3090s on the same pair get you ~78 % of the way there for half the GPU cost"."""
-    rig = parse_rig("4x rtx-3090: pcie4x8(2,3)")
     goal = PlanGoal(agents=1, input_tokens=64, output_tokens=512)
-    further = choose(geometry("gemma-4-31b"), rig, goal, QUAD_3090).further
-    (two,) = (step for step in further if step.cards == 2)
-    assert 0.70 <= two.share <= 0.87
+    two, four = (
+        choose(geometry("gemma-4-31b"), parse_rig(f"{count}x rtx-3090: pcie4x8"), goal, QUAD_3090).plans[0].rated
+        for count in (2, 4)
+    )
+    assert 0.70 <= two.outcome.effective_tok_s / four.outcome.effective_tok_s <= 0.87
 
 
 def b70():

@@ -326,7 +326,7 @@ def test_no_pair_of_cards_talks_faster_than_ten_terabits_and_a_card_has_one_usua
 
 def test_a_slot_without_lanes_is_refused_in_words():
     with pytest.raises(UserError):
-        choose(geometry("qwen3-8b"), parse_rig("2x rtx-3090: pcie4x0"), PlanGoal(), Pins(tp=2), scale=False)
+        choose(geometry("qwen3-8b"), parse_rig("2x rtx-3090: pcie4x0"), PlanGoal(), Pins(tp=2))
 
 
 def test_a_further_card_of_the_same_kind_never_makes_the_best_plan_worse(chance):
@@ -336,6 +336,6 @@ def test_a_further_card_of_the_same_kind_never_makes_the_best_plan_worse(chance)
         model, card, agents = chance.choice(small), chance.choice(nvidia), chance.choice([1, 4, 8])
         scores = []
         for count in (1, 2):
-            plans = choose(model, parse_rig(f"{count}x {card.id}"), PlanGoal(agents=agents), scale=False).plans
+            plans = choose(model, parse_rig(f"{count}x {card.id}"), PlanGoal(agents=agents)).plans
             scores.append(max((plan.rated.score for plan in plans), default=0.0))
         assert scores[0] <= scores[1] * 1.06, said(model, card, agents)  # of a tie, more bits are kept

@@ -35,7 +35,7 @@ def dense():
 
 @pytest.fixture(scope="module")
 def on_cpu():
-    return planned(box=TuneMachine(4, cpu_rig(HOST, 30.0, measured=True)), model="smollm2-135m", engine="embedded")
+    return planned(box=TuneMachine(4, cpu_rig(HOST, 30.0)), model="smollm2-135m", engine="embedded")
 
 
 def test_a_configuration_is_the_planners_setup(dense):
@@ -76,7 +76,7 @@ def test_fewer_threads_than_cores_are_slower_and_more_are_in_each_others_way(on_
     assert effects.predict(here.turned({"threads": 1})) < effects.predict(here)
     two = effects.cards(here.turned({"replicas": 2, "threads": 2}))
     assert [card.bandwidth_gbs for card in two.cards] == pytest.approx([15.0, 15.0])
-    halves = Predictor(effects.base, cpu_rig(HOST, 30.0, measured=True, replicas=2), effects.aim, effects.knobs)
+    halves = Predictor(effects.base, cpu_rig(HOST, 30.0, replicas=2), effects.aim, effects.knobs)
     calibrated, whole = halves.cards(here), effects.cards(here)  # with two replicas it is still one machine
     assert calibrated.cards[0].bandwidth_gbs == pytest.approx(whole.cards[0].bandwidth_gbs)
     one, four, eight = (effects.predict(here.turned({"slots": slots})) for slots in (1, 4, 8))
@@ -88,7 +88,7 @@ def test_fewer_threads_than_cores_are_slower_and_more_are_in_each_others_way(on_
 def test_four_slots_on_cores_that_compute_all_they_can_gain_little(on_cpu):
     """By the CPU time that a Neoverse-N1 took: decoding gained 8 %, prompts lost 4 %, 128 in and 48 out nothing."""
     effects, here = on_cpu
-    rig = cpu_rig(replace(HOST, cpu_cores=2, cpu_features=("asimddp",)), 15.0, measured=True)
+    rig = cpu_rig(replace(HOST, cpu_cores=2, cpu_features=("asimddp",)), 15.0)
     told = Predictor(effects.base, rig, records.TuneGoal("effective_tok_s", 4, 128, 48), effects.knobs)
     one, four = (told.predict(here.turned({"threads": 1, "slots": slots})) for slots in (1, 4))
     assert 0.94 < four / one < 1.06

@@ -345,7 +345,7 @@ def _rig(flags: SetupFlags, endpoint: Endpoint, host: HostFacts, replicas: int) 
         raise UserError(f"{endpoint.url} is not on this machine, so skep cannot see its cards", hint=hint)
     if host.gpus:
         return rig_of_host(host, flags.link)
-    rig = cpu_rig(host, memory_bandwidth_gbs(host.cpu_cores), measured=True, replicas=replicas)
+    rig = cpu_rig(host, memory_bandwidth_gbs(host.cpu_cores), replicas=replicas)
     return ResolvedRig(rig, (f"no GPU here: {rig.title}, memory measured by copying",))
 
 

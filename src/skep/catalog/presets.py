@@ -60,14 +60,14 @@ class Draft(msgspec.Struct, frozen=True):
         return f"{self.method}:{self.depth}"
 
 
-def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:  # noqa: ARG001 - as all that parse
+def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:
     """Parse `mtp:3`: a method and how many tokens it drafts a step."""
     if text is None:
         raise UserError("`draft_model` needs `speculation`", hint='name the method and depth: "draft:4"')
     method, _, depth = text.strip().lower().partition(":")
     if method not in DRAFT_METHODS or not depth.isdecimal() or not 1 <= int(depth) <= 64:
         hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
-        raise UserError(f"`speculation` = `{text}` is not understood", hint=hint)
+        raise UserError(f"`{key}` = `{text}` is not understood", hint=hint)
     return Draft(method, int(depth), model)
 
 

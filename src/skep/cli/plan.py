@@ -12,7 +12,7 @@ from skep.paths import user_paths
 from skep.report.terminal import note, print_json
 
 GPU_HELP = (
-    'GPUs to plan for: "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)". '
+    'GPUs to plan for: "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: pcie4x8, nvlink(0-1,2-3)". '
     "Repeat it to compare rigs (default: this machine)."
 )
 
@@ -22,20 +22,15 @@ class PlanOptions:
     """The fields of `skep.deploy.plan_request.PlanFlags` as options."""
 
     PANELS: ClassVar[dict[str, str]] = {
-        "GPUs": "gpu gpu_spec link",
-        "Load and goal": "agents goal slo input_tokens output_tokens shape",
-        "Choices to pin": "engine version quant kv tp pp ep replicas slots context utilization spec no_graphs "
-        "batched_tokens vision",
+        "GPUs": "gpu link",
+        "Load and goal": "agents goal slo input_tokens output_tokens",
+        "Choices to pin": "engine version quant kv tp pp ep replicas slots context utilization spec vision",
     }
 
     model: Annotated[
         str, argument("Model name from `skep catalog models`, or path of a config.json, its folder or a GGUF file.")
     ]
     gpu: Annotated[tuple[str, ...], option(GPU_HELP, metavar="RIG")] = ()
-    gpu_spec: Annotated[
-        tuple[str, ...],
-        option("A GPU not in the catalog: name=x,memory=24GiB,bandwidth=936,fp16=71 (GB/s, TFLOPS).", metavar="SPEC"),
-    ] = ()
     link: Annotated[str | None, option("Link between all GPUs: nvlink, pcie, pcie4x8 or p2p.")] = None
     agents: Annotated[int, option("Number of concurrent agents.", "-c", "--concurrency", min=1, max=4096)] = 4
     goal: Annotated[str, option("Optimise for throughput, latency or context.")] = "throughput"
@@ -44,9 +39,6 @@ class PlanOptions:
         int | None, option("Prompt length in tokens (default: 16384, an agent's).", "--prompt-tokens", min=1)
     ] = None
     output_tokens: Annotated[int | None, option("Answer length in tokens (default: 1024, an agent's).", min=1)] = None
-    shape: Annotated[
-        str, option("Load: steady (next task after each answer), burst (all at once) or mixed (lengths vary).")
-    ] = "steady"
     engine: Annotated[
         tuple[str, ...], option("vllm, sglang, llamacpp or all; repeatable (default: those that load the model).")
     ] = ()
@@ -60,16 +52,10 @@ class PlanOptions:
     context: Annotated[int | None, option("Pin the maximum sequence length in tokens.", min=64)] = None
     utilization: Annotated[float | None, option("Pin the share of GPU memory to fill: 0.9.", "--memory-share")] = None
     spec: Annotated[str | None, option("Pin speculative decoding: mtp:3, ngram:4 or none.")] = None
-    text: Annotated[str, option("Text written: prose, code or mixed; drafts are right more often in code.")] = "mixed"
     vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.")] = False
-    no_graphs: Annotated[bool, option("Plan without CUDA graphs (eager mode).")] = False
-    batched_tokens: Annotated[int | None, option("Pin the maximum tokens per engine step.", min=16)] = None
-    version: Annotated[
-        str | None, option("Engine version, such as 0.19.1; some planning rules depend on it.", "--engine-version")
-    ] = None
 
 
-@command(ROOT, 'skep plan qwen3.6-27b --gpu "2x rtx-3090" --concurrency 4 --explain')
+@command(ROOT, 'skep plan qwen3.6-27b --gpu "2x rtx-3090" --concurrency 4 --more')
 def plan(
     options: PlanOptions,
     html: Annotated[
@@ -77,7 +63,6 @@ def plan(
     ] = None,
     more: Annotated[bool, option("Also print reasons, rejected layouts and all memory terms.")] = False,
     commands: Annotated[bool, option("Also print the engines' own command lines.")] = False,
-    explain: Annotated[bool, option("Like --more, with every term of a step and its formula.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show which layout of a model fits, how fast it runs with N agents, and why."""
@@ -88,14 +73,14 @@ def plan(
         html.checked()
     found = answer_plan(PlanFlags(**asdict(options)), user_paths(os.environ).store)
     if as_json:
-        print_json(document(found, explain=explain))
+        print_json(document(found))
     error = nothing_fits(found)
     if error is not None:
         raise error
     from skep.report.plan import plan_page, print_plan
 
     if not as_json:
-        print_plan(found, more=more or explain, commands=commands, explain=explain)
+        print_plan(found, more=more, commands=commands)
     if html is not None:
-        html.write(plan_page(document(found, explain=True)))
+        html.write(plan_page(document(found)))
         note(f"wrote {html}")

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from skep.catalog.models import checkpoint_of
 from skep.catalog.presets import Draft, EngineOptions
 from skep.deploy.plan_request import EVIDENCE, PlanAnswer
-from skep.engines.adapter import DRAFTED_BY_MODEL, Adapter, adapter_of
+from skep.engines.adapter import DRAFTED_BY_MODEL, adapter_of
 from skep.engines.base import Launch
 from skep.engines.discovery import bare_words, engine_kinds, is_installed
 from skep.paths import HOST
 from skep.planner.candidates import USUAL_RAM_GIB
-from skep.planner.choose import Plan, PlanChoice, account
+from skep.planner.choose import Plan, PlanChoice
 from skep.planner.memory import KV_POOL, memory, weights_bytes
 from skep.planner.ranking import Predicted
 from skep.planner.rules import capability, used_cards
@@ -25,7 +25,6 @@ from skep.planner.setup import Rig, Setup, of_machines
 from skep.units import format_bytes
 
 FIRST_PORT = 8001
-_RPC_PORT = 50052  # of llama.cpp's rpc-server
 _KV = {
     ("vllm", "int8"): "int8_per_token_head",
     ("vllm", "turboquant_3bit"): "turboquant_3bit_nc",
@@ -85,7 +84,6 @@ def launches_of(
     replicas = 1 if together else setup.layout.replicas
     each = setup.layout.cards if together else setup.layout.cards_each
     numbers = tuple(order) or tuple(range(len(rig.cards)))
-    apart = of_machines(rig)
     return tuple(
         Launch(
             name=f"{setup.model.id}-{replica}",
@@ -95,10 +93,10 @@ def launches_of(
             slots=(setup.slots or 1) * (setup.layout.replicas if together else 1),
             context_tokens=setup.context or 0,
             threads=0,
-            port=FIRST_PORT + (0 if apart else replica),
+            port=FIRST_PORT + replica,
             checkpoint=checkpoint or checkpoint_name(setup),
             options=options_of_setup(setup, rig),
-            gpus=numbers[replica * each : (replica + 1) * each] if len(rig.cards) > 1 and not apart else (),
+            gpus=numbers[replica * each : (replica + 1) * each] if len(rig.cards) > 1 else (),
         )
         for replica in range(replicas)
     )
@@ -107,43 +105,16 @@ def launches_of(
 def command_lines(
     setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = ()
 ) -> tuple[str, ...]:
-    """Return one shell line a replica, or a machine."""
-    adapter = adapter_of(setup.engine, rig.cards[0].vendor)
-    launches = launches_of(setup, rig, checkpoint=checkpoint, order=order)
+    """Return one shell line a replica; none where its cards are in several machines."""
     if of_machines(rig):
-        return tuple(
-            line
-            for first, launch in zip(range(0, setup.layout.cards, setup.layout.cards_each), launches, strict=False)
-            for line in _on_machines(adapter, launch, setup.layout.cards_each, first)
-        )
-    lines = []
-    for launch in launches:  # with the variables that a person needs, and without those that skep sets for its own
+        return ()  # engines find each other over a network in ways of their own
+    adapter, lines = adapter_of(setup.engine, rig.cards[0].vendor), []
+    for launch in launches_of(setup, rig, checkpoint=checkpoint, order=order):
         shown = {name: value for name, value in adapter.environment(launch).items() if name not in _SILENT}
-        words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
-        lines.append(" ".join([*words, shlex.join(_words(adapter, launch))]))
+        variables = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
+        words = [*bare_words(launch.engine, launch.binary), *adapter.arguments(launch)]
+        lines.append(" ".join([*variables, shlex.join(words)]))
     return tuple(lines)
-
-
-def _words(adapter: Adapter, launch: Launch) -> list[str]:
-    return [*bare_words(launch.engine, launch.binary), *adapter.arguments(launch)]
-
-
-def _on_machines(adapter: Adapter, launch: Launch, each: int, first: int) -> list[str]:
-    """Return one line a machine, each with its name as a comment: engines find each other over the network."""
-    head, lines = f"machine-{first + 1}", []
-    for rank in range(each):
-        words = [head if word == HOST else word for word in _words(adapter, launch)]
-        if launch.engine == "vllm" and each > 1:
-            words += ["--nnodes", str(each), "--node-rank", str(rank), "--master-addr", head]
-            words += ["--headless"] if rank else []
-        elif launch.engine == "sglang" and each > 1:
-            words += ["--nnodes", str(each), "--node-rank", str(rank), "--dist-init-addr", f"{head}:20000"]
-        elif launch.engine == "llamacpp" and each > 1:
-            helpers = (f"machine-{first + other + 1}:{_RPC_PORT}" for other in range(1, each))
-            helper = ["rpc-server", "--host", f"machine-{first + rank + 1}", "--port", str(_RPC_PORT)]
-            words = helper if rank else [*words, "--rpc", ",".join(helpers)]
-        lines.append(f"{shlex.join(words)} # on machine-{first + rank + 1}")
-    return lines
 
 
 def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str:
@@ -163,35 +134,23 @@ def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str
     return shlex.join(words)
 
 
-def gateway_line(setup: Setup, rig: Rig | None = None) -> str | None:
+def gateway_line(setup: Setup, rig: Rig) -> str | None:
     """Return one endpoint for all replicas; None where there is but one engine."""
-    if setup.layout.replicas < 2 or setup.slots is None or shares_experts(setup):
+    if setup.layout.replicas < 2 or setup.slots is None or shares_experts(setup) or of_machines(rig):
         return None
-    replicas, each = range(setup.layout.replicas), setup.layout.cards_each
-    where = [f"{HOST}:{FIRST_PORT + n}" for n in replicas]
-    if rig is not None and of_machines(rig):
-        where = [f"machine-{n * each + 1}:{FIRST_PORT}" for n in replicas]
-    urls = " ".join(f"--upstream http://{one}" for one in where)
+    urls = " ".join(f"--upstream http://{HOST}:{FIRST_PORT + n}" for n in range(setup.layout.replicas))
     return f"skep gateway {urls} --slots {setup.slots}"
 
 
-def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
+def document(found: PlanAnswer) -> dict[str, Any]:
     """Return the JSON of docs/plan.md."""
     return {
         "model": found.model.geometry.id,
         "goal": {**to_builtins(found.goal), "limits": dict(found.goal.limits)},
         "rigs": [_rig_document(choice) for choice in found.choices],
-        "plans": [plan_document(found, choice, plan, explain=explain) for choice, plan in found.ranked],
+        "plans": [plan_document(found, choice, plan) for choice, plan in found.ranked],
         "rejected": [
             {"rig": choice.rig.title, **_renamed(rejected)} for choice in found.choices for rejected in choice.rejected
-        ],
-        "runner_up": [
-            {"rig": choice.rig.title, "topology": to_builtins(r.plan.setup.layout), "quant": r.plan.setup.quant.id,
-             "behind": round(r.behind, 4), "why": r.why, "wins_if": r.wins_if, "tried": r.tried}
-            for choice in found.choices if (r := choice.runner_up) is not None
-        ],
-        "further_cards": [
-            {"rig": choice.rig.title, **_renamed(further)} for choice in found.choices for further in choice.further
         ],
         "notes": found.notes,
     }  # fmt: skip
@@ -219,11 +178,10 @@ def rests_on(plan: Plan) -> str:
     return plan.rated.prospect.step.tuning.rests_on
 
 
-def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
+def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str, Any]:
     setup, held = plan.setup, plan.memory
     at = plan.rated.outcome.effective_tok_s
-    watts = watts_of(plan)
-    made: dict[str, Any] = {
+    return {
         "rig": choice.rig.title, "engine": setup.engine, "topology": to_builtins(setup.layout), "quant": setup.quant.id,
         "kv_dtype": setup.kv.id, "slots": setup.slots,
         "spec": f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else None,
@@ -246,12 +204,7 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
         "rules": [to_builtins(finding) for finding in plan.rated.findings],
         "price": choice.rig.price,
         "tok_s_per_price": round(at / choice.rig.price, 4) if choice.rig.price else None,
-        "tok_s_per_watt": round(at / watts, 4) if watts else None,
     }  # fmt: skip
-    if explain:
-        levels = dict.fromkeys((1, found.goal.agents))
-        made["explain"] = [to_builtins(account(plan.rated.prospect, found.goal, level)) for level in levels]
-    return made
 
 
 def start_line(found: PlanAnswer, plan: Plan) -> str | None:
@@ -292,7 +245,9 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB are assumed)"
         layers = f"{setup.cpu_moe} of {setup.model.expert_layers} layers"
         said.append(f"experts of {layers} stay in system memory{ram}: how fast they are is least certain")
-    if not found.flags.gpu and not found.flags.gpu_spec and not is_installed(setup.engine):
+    if of_machines(rated.rig):
+        said.append(f"{rated.rig.title} is several machines: {setup.engine}'s documentation says how to join them")
+    if not found.flags.gpu and not is_installed(setup.engine):
         said.append(f"{setup.engine} is not installed here: {engine_kinds()[setup.engine].install}")
     if known is not None and known.gated:
         said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
@@ -318,12 +273,4 @@ def vision_bytes(plan: Plan) -> int:
 
 
 def commands_of(plan: Plan) -> tuple[str, ...]:
-    """Return one command a replica, or a machine."""
     return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order)
-
-
-def watts_of(plan: Plan) -> float | None:
-    """Of the cards in use, by their data sheets."""
-    cards = plan.rated.rig.cards[: plan.setup.layout.cards]
-    known = [card.tdp_w for card in cards if card.tdp_w is not None]
-    return sum(known) if len(known) == len(cards) else None

@@ -15,8 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from skep.catalog.names import recipe_texts
-from skep.catalog.presets import DRAFT_METHODS
-from skep.config.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host
+from skep.catalog.presets import parse_draft
+from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
 from skep.errors import SkepError, UserError, WeightsError
 from skep.planner.candidates import (
     AGENT_INPUT_TOKENS,
@@ -30,12 +30,12 @@ from skep.planner.choose import Plan, PlanChoice, choose, fits_nowhere
 from skep.planner.ranking import Basis, BasisOf, band, ranked
 from skep.planner.rules import runs_cuda_kernels
 from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Rig, Speculation, find_kv, find_quant, known_quant
-from skep.planner.step import TEXTS, published_constants
+from skep.planner.step import published_constants
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry
 
-GOALS, SHAPES = ("throughput", "latency", "context"), ("steady", "burst", "mixed")
+GOALS = ("throughput", "latency", "context")
 _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
 _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
 _NO_LIMIT = 1 << 40
@@ -47,20 +47,16 @@ class PlanFlags(PinnedSizes, frozen=True):
 
     model: str
     gpu: tuple[str, ...] = ()
-    gpu_spec: tuple[str, ...] = ()
     link: str | None = None
     agents: int = 4
     goal: str = "throughput"
     slo: str | None = None
     input_tokens: int | None = None  # None: as an agent's
     output_tokens: int | None = None
-    shape: str = "steady"
     engine: tuple[str, ...] = ()
     quant: str | None = None
     kv: str | None = None
     spec: str | None = None
-    text: str = "mixed"
-    no_graphs: bool = False
     vision: bool = False
 
 
@@ -89,32 +85,30 @@ class PlanAnswer(Struct, frozen=True):
         return [pairs[id(rated)] for rated in ranked(plan.rated for _, plan in pairs.values())]
 
 
-def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAnswer:
-    """`files`: the model may be a file or a folder of this machine."""
+def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True, rig: ResolvedRig | None = None) -> PlanAnswer:
+    """`files`: the model may be a file or a folder of this machine. `rig`: instead of those that the flags name."""
     model = read_model(flags.model) if files else model_by_name(flags.model)
-    goal = goal_of(flags, model)
-    rigs = read_rigs(flags, store)
-    pins = pins_of(flags, model)
-    elsewhere, quant = flags.gpu or flags.gpu_spec, pins.quant.id if pins.quant else None
-    bases = [own_basis(store, model.geometry.id, quant, found.rig if elsewhere else None) for found in rigs]
-    each = [engines_of(flags, model, found) for found in rigs]
-    engines = tuple(dict.fromkeys(name for names in each for name in names))
+    goal, pins = goal_of(flags, model), pins_of(flags, model)
+    rigs = read_rigs(flags) if rig is None else (rig,)
+    elsewhere, quant = bool(flags.gpu) or rig is not None, pins.quant.id if pins.quant else None
     # in another format than those that were named, the files are others, yet to be made
     same = flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family
     checkpoint = model.checkpoint if same else None
+    notes = [*model.notes, *(note for found in rigs for note in found.notes)]
+    choices: list[PlanChoice] = []
+    engines: list[str] = []
     for found in rigs:
         check_flags(found.rig, goal, pins, model.geometry)
-    choices = tuple(
-        choose(model.geometry, found.rig, goal, pins, engines=names, basis_of=basis_of, checkpoint=checkpoint)
-        for found, names, basis_of in zip(rigs, each, bases, strict=True)
-    )
-    notes = [
-        *model.notes,
-        *(n for found in rigs for n in found.notes),
-        *(basis_of(name).note for basis_of in bases for name in engines),
-    ]
+        names = engines_of(flags, model, found)
+        basis_of = own_basis(store, model.geometry.id, quant, found.rig if elsewhere else None)
+        choices.append(
+            choose(model.geometry, found.rig, goal, pins, engines=names, basis_of=basis_of, checkpoint=checkpoint)
+        )
+        engines += names
+        notes += [basis_of(name).note for name in names]
     notes += evidence(choices, goal.agents)
-    return PlanAnswer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(filter(None, notes))))
+    told = tuple(dict.fromkeys(filter(None, notes)))
+    return PlanAnswer(flags, model, goal, pins, tuple(dict.fromkeys(engines)), tuple(choices), told)
 
 
 def nothing_fits(found: PlanAnswer) -> SkepError | None:
@@ -129,8 +123,6 @@ def nothing_fits(found: PlanAnswer) -> SkepError | None:
 def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
     """Return what is wanted; where nobody says how long a task is, an agent's, as far as the context is enough."""
     _one_of("--goal", flags.goal, GOALS)
-    _one_of("--shape", flags.shape, SHAPES)
-    _one_of("--text", flags.text, TEXTS)
     limits: tuple[tuple[str, float], ...] = ()
     if flags.slo is not None:
         from skep.stats.slo import SloLimits
@@ -139,7 +131,7 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
     most = min(flags.context or _NO_LIMIT, model.geometry.max_context or _NO_LIMIT)
     output = flags.output_tokens or min(AGENT_OUTPUT_TOKENS, max(1, most // 8))
     prompt = flags.input_tokens or min(AGENT_INPUT_TOKENS, max(1, most - output))
-    return PlanGoal(flags.goal, flags.agents, prompt, output, flags.shape, limits)
+    return PlanGoal(flags.goal, flags.agents, prompt, output, limits)
 
 
 def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
@@ -173,13 +165,10 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
     if quant is None and model.unknown_quant is not None:
         raise UserError(f"`{flags.model}` is quantized with `{model.unknown_quant}`, which skep does not know",
                         hint="name the nearest format with --quant: " + ", ".join(QUANTS))  # fmt: skip
-    spec, no_spec = _speculation(flags.spec, flags.text)
+    spec, no_spec = _speculation(flags.spec)
     sizes = {name: getattr(flags, name) for name in PinnedSizes.__struct_fields__}
     kv = find_kv(flags.kv) if flags.kv else None
-    return Pins(
-        quant=quant, kv=kv, spec=spec, no_spec=no_spec, text=flags.text, graphs=not flags.no_graphs,
-        vision=flags.vision, **sizes,
-    )  # fmt: skip
+    return Pins(quant=quant, kv=kv, spec=spec, no_spec=no_spec, vision=flags.vision, **sizes)
 
 
 def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:
@@ -199,18 +188,13 @@ def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[s
     return ENGINES if pinned is None and model.checkpoint is None else ("vllm", "sglang")
 
 
-def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
-    known = {spec.id: spec for spec in map(parse_spec, flags.gpu_spec)}
-    names = tuple(dict.fromkeys(flags.gpu)) or tuple(known)
+def read_rigs(flags: PlanFlags) -> tuple[ResolvedRig, ...]:
+    names = tuple(dict.fromkeys(flags.gpu))
     if not names:
-        from skep.deploy.stored_calibration import calibrated_rig
         from skep.host.facts import read_host
 
-        host = read_host()
-        if not host.gpus and (rig := calibrated_rig(store, host)) is not None:
-            return (ResolvedRig(rig, ("no GPU here: planned for the CPU as `skep calibrate` measured it",)),)
-        return (rig_of_host(host, flags.link),)
-    found = [find_rig(name, flags.link, known=known) for name in names]
+        return (rig_of_host(read_host(), flags.link),)
+    found = [find_rig(name, flags.link) for name in names]
     titles = [one.rig.title for one in found]
     return tuple(  # rigs of the same cards are called as they were written
         replace(one, rig=replace(one.rig, title=name)) if titles.count(one.rig.title) > 1 else one
@@ -290,20 +274,12 @@ def _named_quant(method: str, bits: float | None, *, floats: bool | None = None)
     return QUANTS["int8"] if found is not None and bits == 8 and found.nominal == 4 else found
 
 
-def _speculation(asked: str | None, text: str) -> tuple[Speculation | None, bool]:
-    """`mtp:3`, with an acceptance `mtp:3:0.8`, or `none`. `text`: what the model is to write."""
+def _speculation(asked: str | None) -> tuple[Speculation | None, bool]:
+    """`mtp:3`, or `none`."""
     if asked is None or asked.strip().lower() == "none":
         return None, asked is not None
-    method, _, rest = asked.strip().lower().partition(":")
-    depth, _, acceptance = rest.partition(":")
-    hint = "write it as --spec mtp:3, or with the share of accepted drafts, --spec mtp:3:0.8"
-    try:
-        found = Speculation(method, int(depth), float(acceptance) if acceptance else None, text)
-    except ValueError:
-        raise UserError(f"--spec `{asked}` has no depth", hint=hint) from None
-    if method not in DRAFT_METHODS or not 1 <= found.depth <= 64 or not 0 < (found.acceptance or 0.5) <= 1:
-        raise UserError(f"--spec `{asked}` is not understood", hint=f"{hint}; methods: {', '.join(DRAFT_METHODS)}")
-    return found, False
+    draft = parse_draft(asked, None, key="--spec")
+    return Speculation(draft.method, draft.depth), False
 
 
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:

@@ -18,14 +18,14 @@ from skep.config.presets import all_presets, find_preset, presets_folder, serve_
 from skep.config.rigs import ResolvedRig, parse_rig, rig_of_host
 from skep.config.settings import EMBEDDED_MODEL, Serve, default_context
 from skep.deploy.commands import launches_of
-from skep.deploy.plan_request import PlanFlags, check_flags, engines_of, goal_of, pins_of, read_model, read_rigs
+from skep.deploy.plan_request import EVIDENCE, PlanFlags, answer_plan, nothing_fits
 from skep.engines.base import engine_named
 from skep.engines.discovery import engine_kinds, is_installed
 from skep.engines.simulated import plan_of
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import read_host
 from skep.paths import Paths
-from skep.planner.choose import Plan, choose, fits_nowhere
+from skep.planner.choose import Plan
 from skep.planner.memory import version_of, weights_bytes
 
 if TYPE_CHECKING:
@@ -207,19 +207,14 @@ class PlannedServe(msgspec.Struct, frozen=True):
 
 
 def best_plan(flags: PlanFlags, store: Path, rig: ResolvedRig | None = None, *, say: Say = _silent) -> Plan:
-    """On this rig; None: as the flags name it, or this machine."""
-    model = read_model(flags.model)
-    goal = goal_of(flags, model)
-    if rig is None:
-        (rig,) = read_rigs(flags, store)
-    for line in (*model.notes, *rig.notes):
-        say(line)
-    pins, engines = pins_of(flags, model), engines_of(flags, model, rig)
-    check_flags(rig.rig, goal, pins, model.geometry)
-    choice = choose(model.geometry, rig.rig, goal, pins, engines=engines, scale=False)
-    if not choice.plans:
-        raise fits_nowhere(model.geometry, choice, goal, pins, engines[0])
-    return choice.plans[0]
+    """As `skep plan` finds it. On this rig; None: as the flags name it, or this machine."""
+    found = answer_plan(flags, store, rig=rig)
+    if (error := nothing_fits(found)) is not None:
+        raise error
+    for line in found.notes:
+        if not line.startswith(EVIDENCE):
+            say(line)
+    return found.ranked[0][1]
 
 
 def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, *, say: Say = _silent) -> PlannedServe:

@@ -37,7 +37,6 @@ _UTILIZATIONS = (0.92, 0.95, 0.85, 0.80)  # where the engine's own does not do
 _DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 under load
 USUAL_RAM_GIB, RAM_SHARE = 64, 0.75  # of a machine that is not known; what experts may take of it
 _OTHER_SIZE = 0.6  # of a format's bits: a checkpoint that differs by more is not what its entry says
-_SPREAD_MIXED = 1.0  # answers as uneven as chat's
 
 
 class PinnedSizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +49,6 @@ class PinnedSizes(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None = None
     context: int | None = None
     utilization: float | None = None
-    batched_tokens: int | None = None
-    version: str | None = None
 
 
 class Pins(PinnedSizes, frozen=True, kw_only=True):
@@ -59,7 +56,6 @@ class Pins(PinnedSizes, frozen=True, kw_only=True):
     kv: KvType | None = None
     spec: Speculation | None = None
     no_spec: bool = False
-    text: str = "mixed"  # that is to be written: more drafts are right in code than in prose
     graphs: bool = True
     vision: bool = True  # False: its tower is left out where the engine can do so
 
@@ -77,7 +73,6 @@ class PlanGoal(msgspec.Struct, frozen=True):
     agents: int = 4
     input_tokens: float = 1024
     output_tokens: float = 512
-    shape: str = "steady"
     limits: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -86,9 +81,8 @@ class PlanGoal(msgspec.Struct, frozen=True):
         return ceil(self.input_tokens + self.output_tokens)
 
     def load(self, concurrency: int | None = None) -> PlannedLoad:
-        spread = _SPREAD_MIXED if self.shape == "mixed" else 0.0
         agents = self.agents if concurrency is None else concurrency
-        return PlannedLoad(agents, self.input_tokens, self.output_tokens, shape=self.shape, spread=spread)
+        return PlannedLoad(agents, self.input_tokens, self.output_tokens)
 
 
 def layouts(rig: Rig, model: Geometry, engine: str, goal: PlanGoal, pins: Pins) -> list[Layout]:
@@ -173,7 +167,7 @@ def base_setups(model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pi
         kv = pins.kv or offered_kv(engine, quant, cards)[0]
         yield Setup(
             model, quant, kv, engine, layout, pins.slots, pins.context, pins.utilization, pins.graphs, pins.spec,
-            pins.batched_tokens, pins.version, pins.vision or engine != "vllm",
+            vision=pins.vision or engine != "vllm",
         )  # fmt: skip
 
 
@@ -183,7 +177,7 @@ def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
     specs: tuple[Speculation | None, ...] = (pins.spec,)
     drafts = setup.model.mtp_layers and setup.engine != "llamacpp" and has_drafts(setup)
     if pins.spec is None and not pins.no_spec and drafts:
-        specs = (None, *(Speculation("mtp", depth, text=pins.text) for depth in _DEPTHS))
+        specs = (None, *(Speculation("mtp", depth) for depth in _DEPTHS))
     for kv, spec in product(kinds, specs):
         if (kv, spec) != (setup.kv, setup.spec):
             yield replace(setup, kv=kv, spec=spec)

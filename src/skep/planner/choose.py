@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -19,17 +19,11 @@ from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_bas
 from skep.planner.rules import check, refusal
 from skep.planner.setup import (
     QUANTS,
-    CardLink,
     Layout,
     Rig,
     Setup,
     default_link,
-    of_machines,
-    part_bits,
-    parts_of,
-    slot_link,
 )
-from skep.planner.step import EXPERTS_REUSE
 from skep.units import format_bytes
 
 # Left out in this order: what computing adds to reading comes before the reading itself.
@@ -46,7 +40,7 @@ _TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("sequences", ("sequence_s",)),
     ("launches and scheduler", ("fixed_s",)),
 )
-_WORTH_SHOWING = 0.0005
+_WORTH_SHOWING = 0.03
 FEW, CROWD = 32, 128  # agents; beyond them fewer are played through, as each takes longer
 _GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quantization, so many forms of each
 _EXPANDED = 8  # pairs that are tried with other KV types and with speculation
@@ -56,122 +50,39 @@ _TRIED = f"nothing: fewer bits, a shorter context and up to {_MOST_CARDS} such c
 SHOWN = 8
 
 
-class StepShare(msgspec.Struct, frozen=True):
-    name: str
-    seconds: float
-    share: float
-    how: str
-
-
-class StepAccount(msgspec.Struct, frozen=True):
-    """One decode step of one replica with `sequences` in it, `context` tokens each."""
-
-    sequences: int
-    context: float
-    seconds: float
-    tokens: float  # that the step brings, all sequences together
-    terms: tuple[StepShare, ...]
-
-    @property
-    def tok_s(self) -> float:
-        return self.tokens / self.seconds
-
-
-def account(found: SpeedModel, goal: PlanGoal, agents: int) -> StepAccount:
-    sequences = max(1, min(found.slots, -(-agents // found.setup.layout.replicas)))
-    each = goal.input_tokens + goal.output_tokens / 2
-    step, context = found.step, sequences * each
-    whole = step.seconds(sequences, context)
-    terms, left, rest = [], whole, step
-    for name, names in _TERMS:
-        nothing: dict[str, Any] = dict.fromkeys(names, 0.0)
-        rest = replace(rest, **nothing)
-        after = rest.seconds(sequences, context)
-        if left - after > _WORTH_SHOWING * whole:
-            terms.append(StepShare(name, left - after, (left - after) / whole, _how(name, found, sequences, each)))
+def step_shares(found: SpeedModel, goal: PlanGoal) -> dict[str, float]:
+    """Return what a decode step of a replica goes into, the largest share first."""
+    sequences = max(1, min(found.slots, -(-goal.agents // found.setup.layout.replicas)))
+    step, context = found.step, sequences * (goal.input_tokens + goal.output_tokens / 2)
+    whole = left = step.seconds(sequences, context)
+    shares = {}
+    for name, parts in _TERMS:
+        nothing: dict[str, Any] = dict.fromkeys(parts, 0.0)
+        step = replace(step, **nothing)
+        after = step.seconds(sequences, context)
+        shares[name] = (left - after) / whole
         left = after
-    if left > _WORTH_SHOWING * whole:
-        terms.append(StepShare("the rest", left, left / whole, "not told apart"))
-    terms.sort(key=lambda term: -term.seconds)
-    return StepAccount(sequences, each, whole, sequences * step.tokens_per_step(sequences), tuple(terms))
+    return dict(sorted(shares.items(), key=itemgetter(1), reverse=True))
 
 
-def _how(name: str, found: SpeedModel, sequences: int, each: float) -> str:
-    """Return the formula with its values."""
-    setup, step, card = found.setup, found.step, found.card
-    model, tp = setup.model, setup.layout.tp
-    parts, bits = parts_of(model), part_bits(setup.quant, model)
-    cut = f" / {tp} cards" if tp > 1 else ""
-    tokens = sequences * (1 + step.depth)
-
-    def read(size: float, seconds: float) -> str:
-        """Return the size, and the share of the bandwidth at which it is read."""
-        reached = f"{size / tp / seconds / card.bandwidth_gbs / 1e9 * 100:.0f} % of " if seconds > 0 else ""
-        return f"{size / 1e9:.2f} GB{cut} at {reached}{card.bandwidth_gbs:,.0f} GB/s"
-
-    if name == "dense weights":
-        return read((parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8, step.dense_s)
-    if name == "experts":
-        share = 1.0 - (1.0 - step.experts_per_token / step.experts) ** (tokens**EXPERTS_REUSE)
-        formula = f"1-(1-{step.experts_per_token}/{step.experts})^{tokens}^{EXPERTS_REUSE:.2f}"
-        return f"{share * 100:.0f} % ({formula}) of {read(parts.experts * bits['experts'] / 8, step.experts_s)}"
-    if name == "output head":
-        return read(parts.embedding * bits["ends"] / 8, step.head_s)
-    if name == "KV cache":
-        return f"{sequences} x {each:.0f} tokens x {model.kv_bytes_per_token(setup.kv.bytes):,.0f} B{cut}"
-    if name == "linear-attention state":
-        return f"{sequences} x {model.state_bytes / 1e6:.0f} MB read and written{cut}"
-    if name == "all-reduce":
-        link = found.link.title or found.link.kind if found.link else "link"
-        count = 2 * model.layers + 1
-        once, more = step.comm_fixed_s / count * 1e6, step.comm_token_s / count * 1e6
-        return f"{count} x ({once:.1f} us + {tokens} x {more:.2f} us) over {link}"
-    if name == "drafts":
-        return f"{step.depth} drafted, {step.accepted:.2f} tokens a step and sequence"
-    if name == "computing beyond reading":
-        return f"{tokens} tokens at once against {card.fp16_tflops or 0:g} TFLOPS (FP16)"
-    if name == "sequences":
-        return f"{sequences} x {step.sequence_s * 1e6:.0f} us of scheduling and sampling"
-    if name == "launches and scheduler":
-        return f"{model.layers} layers, {'CUDA graphs' if setup.graphs else 'eager'}, {setup.engine}"
-    return "llama.cpp's kernels for few tokens"
-
-
-def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_wider: str | None) -> tuple[str, ...]:
-    """Why this one, in sentences. The two last arguments: why a replica a card, and why more cards, would not do."""
-    setup, layout = best.setup, best.setup.layout
-    rig_cards, found = len(best.rig.cards), []
-    spent = account(best.prospect, goal, goal.agents)
-    shares = {term.name: term.share for term in spent.terms}
-    if layout.tp > 1:
-        if rejected_replica:
-            found.append(f"one card does not hold a replica: {rejected_replica}")
-        over = best.prospect.link.title or best.prospect.link.kind if best.prospect.link else "its link"
-        found.append(
-            f"TP={layout.tp} reads 1/{layout.tp} of the weights a card and spends "
-            f"{shares.get('all-reduce', 0) * 100:.0f} % of a step on all-reduce over {over}"
-        )
+def reasons(best: Rated, goal: PlanGoal) -> tuple[str, ...]:
+    """Return why this one, in sentences."""
+    setup, layout, link = best.setup, best.setup.layout, best.prospect.link
+    shares, found = step_shares(best.prospect, goal), []
+    if layout.tp > 1 and link is not None:
+        spent = f"spends {shares['all-reduce']:.0%} of a step on all-reduce over {link.title or link.kind}"
+        found.append(f"TP={layout.tp} reads 1/{layout.tp} of the weights a card and {spent}")
     elif layout.replicas > 1:
         found.append(f"{layout.replicas} replicas share nothing: no all-reduce, each reads all weights for its agents")
-    if layout.ep > 1:
-        found.append(f"EP={layout.ep} keeps every expert whole on one card")
     if layout.pp > 1:
         found.append(f"PP={layout.pp} makes room; a single stream gets no quicker")
-    if layout.cards < rig_cards:
-        idle = rig_cards - layout.cards
-        left = f"{idle} of {rig_cards} cards {'stays' if idle == 1 else 'stay'} idle"
-        found.append(f"{left}: {rejected_wider}" if rejected_wider else left)
-    first = spent.terms[0]
-    found.append(f"{first.share * 100:.0f} % of a step at {spent.sequences} sequence(s) is {first.name}: {first.how}")
-    assert setup.slots is not None
-    if setup.slots * layout.replicas < goal.agents:
-        decoding = setup.slots * layout.replicas
-        found.append(f"memory is enough for {decoding} of {goal.agents} agents at once, the others wait")
+    if layout.cards < len(best.rig.cards):
+        found.append(f"{layout.cards} of {len(best.rig.cards)} cards are used")
+    largest = [f"{name} {share:.0%}" for name, share in shares.items() if share >= _WORTH_SHOWING]
+    found.append(f"time of a step: {', '.join(largest)}")
     if setup.spec is not None:
-        gain = best.prospect.step.tokens_per_step(spent.sequences)
+        gain = best.prospect.step.accepted
         found.append(f"{setup.spec} is expected to bring {gain:.1f} tokens a step; how many depends on the text")
-    if setup.cpu_moe:
-        found.append(f"experts of {setup.cpu_moe} of {setup.model.expert_layers} layers stay in system memory")
     if setup.kv.family != "half":
         found.append(f"{setup.kv.title} KV halves what a token keeps; answers may differ slightly from 16 bit")
     return tuple(found)
@@ -189,15 +100,10 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 def survey(
-    model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, basis: Basis, *, narrow: bool = False,
-    top: bool = False,
-) -> tuple[list[Rated], list[Rejected]]:  # fmt: skip
-    """Return the best form of every pair of layout and format of one engine, best first, and what was rejected.
-
-    `top`: only the best few pairs, without reasons; `narrow`: in fewer forms still.
-    """
-    few = narrow or top
-    found, rejected = bases(model, rig, goal, pins, engine, say_why=not few)
+    model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, basis: Basis
+) -> tuple[list[Rated], list[Rejected]]:
+    """Return the best form of every pair of layout and format of one engine, best first, and what was rejected."""
+    found, rejected = bases(model, rig, goal, pins, engine)
 
     def published(setup: Setup) -> bool:
         return pins.quant is not None or is_published(model.id, engine, setup.quant.id)
@@ -209,9 +115,9 @@ def survey(
         return (*order, ranking.coarse(speed_model_of(setup, rig, goal, basis), goal))
 
     scored = sorted(((first(s), s) for s in found), key=itemgetter(0), reverse=True)
-    most, pairs = 3 if narrow else _EXPANDED, [setup for _, setup in scored]
-    drafting = [setup for setup in pairs[most:] if model.mtp_layers and candidates.has_drafts(setup)]
-    for setup in pairs[:most] + drafting[: most // 2]:
+    pairs = [setup for _, setup in scored]
+    drafting = [setup for setup in pairs[_EXPANDED:] if model.mtp_layers and candidates.has_drafts(setup)]
+    for setup in pairs[:_EXPANDED] + drafting[: _EXPANDED // 2]:
         for other in candidates.variants(setup, rig, pins):
             if refusal(other, rig) is not None:
                 continue
@@ -222,9 +128,9 @@ def survey(
     for _, setup in sorted(scored, key=itemgetter(0), reverse=True):
         layout = setup.layout
         groups.setdefault((layout.tp, layout.pp, layout.replicas, setup.quant.id), []).append(setup)
-    fewer = 3 if goal.agents > CROWD or narrow else 2 if goal.agents > FEW else 1
+    fewer = 3 if goal.agents > CROWD else 2 if goal.agents > FEW else 1
     best = []
-    for group in list(groups.values())[: _GROUPS // (3 if few else fewer)]:
+    for group in list(groups.values())[: _GROUPS // fewer]:
         forms = group[: _IN_GROUP if len(groups) == 1 else _IN_GROUP // fewer]
         rated = (ranking.rate(s, rig, goal, check(s, rig), basis, published=published(s)) for s in forms)
         best.append(ranking.ranked(rated)[0])
@@ -302,25 +208,6 @@ class Plan(msgspec.Struct, frozen=True):
         return self.rated.setup
 
 
-class RunnerUp(msgspec.Struct, frozen=True):
-    """`behind`: by what share of the best's figure for the goal; below 0 it is ahead, `why` says why it is second."""
-
-    plan: Plan
-    behind: float
-    why: str | None
-    wins_if: tuple[str, ...]
-    tried: tuple[str, ...]
-
-
-class ScalingPoint(msgspec.Struct, frozen=True):
-    """The same rig with so many of its cards; None where the model does not fit them."""
-
-    cards: int
-    layout: Layout | None
-    effective_tok_s: float | None
-    share: float | None  # of what all cards give
-
-
 class PlanChoice(msgspec.Struct, frozen=True):
     """`order`: the machine's number of each card of `rig`, which was rearranged so that neighbours belong together."""
 
@@ -328,13 +215,11 @@ class PlanChoice(msgspec.Struct, frozen=True):
     order: tuple[int, ...]
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...]
-    runner_up: RunnerUp | None
-    further: tuple[ScalingPoint, ...]
 
 
 def choose(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins | None = None, *, engines: Sequence[str] = ("vllm",),
-    basis_of: BasisOf = published_basis, checkpoint: str | None = None, scale: bool = True,
+    basis_of: BasisOf = published_basis, checkpoint: str | None = None,
 ) -> PlanChoice:  # fmt: skip
     """Rank what these engines could do together. Nothing fits: the plans are empty."""
     pins = pins or Pins()
@@ -348,10 +233,8 @@ def choose(
         # all levels for the best three, the two ends for the others where many agents make it long
         at = ranking.levels(goal.agents) if number < 3 or goal.agents <= FEW else (1, goal.agents)
         shown = r if pins.context else _stretched(r)
-        plans.append(_plan(shown, goal, basis_of(r.setup.engine), at, rejected, checkpoint, order))
-    runner = _runner_up(plans, goal, pins, basis_of) if len(plans) > 1 else None
-    further = _further(rated[0], goal, pins, basis_of) if rated and scale and goal.agents <= CROWD else ()
-    return PlanChoice(rig, order, tuple(plans), rejected, runner, further)
+        plans.append(_plan(shown, goal, basis_of(r.setup.engine), at, checkpoint, order))
+    return PlanChoice(rig, order, tuple(plans), rejected)
 
 
 def _stretched(rated: Rated) -> Rated:
@@ -362,89 +245,16 @@ def _stretched(rated: Rated) -> Rated:
 
 
 def _plan(
-    rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...], rejected: Sequence[Rejected],
-    checkpoint: str | None, order: tuple[int, ...],
-) -> Plan:  # fmt: skip
-    setup, layout = rated.setup, rated.setup.layout
-    alone = next((r for r in rejected if r.rule == "memory" and r.layout.cards_each == 1), None)
-    wider = next((r.reason for r in rejected if r.rule == "heads" and layout.cards < r.layout.tp), None)
-    replica = alone.reason if alone is not None and setup.quant.id in alone.quants else None
-    why = reasons(rated, goal, replica, wider)
+    rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...], checkpoint: str | None, order: tuple[int, ...]
+) -> Plan:
+    setup = rated.setup
     context, slots = rated.largest()
     predicted = ranking.predict_levels(rated, goal, basis, at)
     if checkpoint is None:
         drafts = setup.spec is not None and setup.spec.method == "mtp"
         found = find_checkpoint(setup.model.id, setup.engine, setup.quant.id, mtp=drafts)
         checkpoint = found.reference(setup.quant.id) if found is not None else None
-    return Plan(rated, predicted, rated.memory(), context, slots, checkpoint, order, why)
-
-
-def _runner_up(plans: Sequence[Plan], goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> RunnerUp:
-    """Return the best with another layout, or else the second; and a few changes of rig or load, tried on both."""
-    best = plans[0].rated
-    layout = replace(best.setup.layout, ep=1)
-    other = next((p for p in plans[1:] if replace(p.setup.layout, ep=1) != layout), plans[1])
-    wins, tried = [], []
-    for words, rig, changed in _changes(best, other.rated, goal):
-        tried.append(words)
-        theirs = _again(other.rated, rig, changed, pins, basis_of)
-        ours = _again(best, rig, changed, pins, basis_of) if theirs is not None else None
-        if theirs is not None and (ours is None or ranking.ranked([ours, theirs])[0] is theirs):
-            wins.append(words)
-    behind = 1 - ranking.figure(other.rated, goal) / max(1e-9, ranking.figure(best, goal))
-    alone = (plans[0].predicted[0].task_tok_s, other.predicted[0].task_tok_s)
-    return RunnerUp(other, behind, ranking.why_second(best, other.rated, alone), tuple(wins), tuple(tried))
-
-
-def _changes(best: Rated, other: Rated, goal: PlanGoal) -> Iterable[tuple[str, Rig, PlanGoal]]:
-    rig = best.rig
-    links = [r.prospect.link for r in (best, other) if r.prospect.link is not None]
-    if any(link.kind != "nvlink" for link in links) and all(card.nvlink_gbs for card in rig.cards):
-        bridged = CardLink("nvlink", min(card.nvlink_gbs or 0.0 for card in rig.cards), p2p=True, title="NVLink")
-        yield "NVLink between the cards", replace(rig, default_link=bridged, pairs=()), goal
-    if any(not link.p2p for link in links) and not of_machines(rig):
-        pairs = tuple((a, b, replace(link, p2p=True)) for a, b, link in rig.pairs)
-        base = replace(rig.default_link, p2p=True) if rig.default_link else None
-        yield "peer access over PCIe (a patched driver)", replace(rig, default_link=base, pairs=pairs), goal
-    if any(link.kind == "nvlink" for link in links):
-        yield "no NVLink", replace(rig, default_link=slot_link(rig.cards), pairs=()), goal
-    further = (goal.agents + 1, 2 * goal.agents, 4 * goal.agents) if goal.agents <= FEW else (goal.agents // 4,)
-    for agents in dict.fromkeys((1, *further)):
-        if agents != goal.agents:
-            yield f"{agents} agent{'s' if agents > 1 else ''}", rig, replace(goal, agents=agents)
-    if goal.input_tokens < 8192 and goal.agents <= CROWD:
-        yield "prompts of 8192 tokens", rig, replace(goal, input_tokens=8192)
-    for kind in ("latency", "throughput"):
-        if goal.kind != kind:
-            yield f"--goal {kind}", rig, replace(goal, kind=kind)
-
-
-def _again(rated: Rated, rig: Rig, goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> Rated | None:
-    """Return the same layout and formats elsewhere, with the speculation that is best there. None: they do not fit."""
-    setup, layout = rated.setup, rated.setup.layout
-    fixed = replace(pins, quant=setup.quant, kv=setup.kv, tp=layout.tp, pp=layout.pp, ep=layout.ep,
-                    replicas=layout.replicas)  # fmt: skip
-    found = survey(setup.model, rig, goal, fixed, setup.engine, basis_of(setup.engine), narrow=True)[0]
-    return found[0] if found else None
-
-
-def _further(best: Rated, goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> tuple[ScalingPoint, ...]:
-    """What each further card of the same kind adds, weights as the best has them: each is the plan of so many cards."""
-    cards, setup = best.rig.cards, best.setup
-    if len(cards) < 2 or len({card.id for card in cards}) > 1 or pins.layout_words:
-        return ()
-    counts = range(1, len(cards)) if len(cards) <= 4 else [n for n in (1, 2, 4, 8, 16) if n < len(cards)]
-    fixed = replace(pins, quant=setup.quant)
-    whole = best.outcome.effective_tok_s
-    found = []
-    for count in counts:
-        pairs = tuple(p for p in best.rig.pairs if p[0] < count and p[1] < count)
-        part = replace(best.rig, cards=cards[:count], pairs=pairs)
-        rated = survey(setup.model, part, goal, fixed, setup.engine, basis_of(setup.engine), top=True)[0]
-        speed = rated[0].outcome.effective_tok_s if rated else None
-        layout = rated[0].setup.layout if rated else None
-        found.append(ScalingPoint(count, layout, speed, speed / whole if speed else None))
-    return (*found, ScalingPoint(len(cards), setup.layout, whole, 1.0))
+    return Plan(rated, predicted, rated.memory(), context, slots, checkpoint, order, reasons(rated, goal))
 
 
 def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins, engine: str) -> UserError:

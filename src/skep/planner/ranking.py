@@ -201,31 +201,6 @@ def rate(
     return Rated(setup, rig, card, findings, found, outcome, context, over, score, *rest)
 
 
-def figure(rated: Rated, goal: PlanGoal) -> float:
-    """Return the goal's figure as it is shown, without weights for near ties. More is better."""
-    if goal.kind == "latency":
-        return 1.0 / max(1e-9, rated.outcome.ttft_s + rated.outcome.tpot_s * goal.output_tokens)
-    return float(rated.context_each) if goal.kind == "context" else rated.outcome.effective_tok_s
-
-
-def why_second(first: Rated, second: Rated, alone: tuple[float, float]) -> str | None:
-    """Return what speaks against the second beside its figure. `alone`: what both give a single agent, in tok/s."""
-    found = []
-    ours, theirs = first.setup, second.setup
-    if second.over_limit > max(1.0, first.over_limit):
-        found.append("farther from --slo" if first.over_limit > 1 else "not within --slo")
-    if round(alone[1]) < round(alone[0]):
-        found.append(f"slower for a single agent: {alone[1]:,.0f} against {alone[0]:,.0f} tok/s")
-    if theirs.quant.nominal < ours.quant.nominal:
-        found.append(f"fewer bits: {theirs.quant.title} against {ours.quant.title}")
-    if theirs.kv.family != "half" and ours.kv.family == "half":
-        found.append(f"{theirs.kv.title} KV against 16 bit")
-    depend = [sum(f.verdict == "depends" for f in rated.findings) for rated in (first, second)]
-    if depend[1] > depend[0]:
-        found.append(f"{depend[1]} rules depend on version or checkpoint, against {depend[0]}")
-    return ", ".join(found) or None
-
-
 def levels(agents: int) -> tuple[int, ...]:
     """1, 2, 4, ... up to the agents, the agents, and one doubling beyond."""
     return (*(1 << n for n in range(12) if 1 << n < agents), agents, 2 * agents)

@@ -332,13 +332,6 @@ def usual_link(cards: Sequence[Device]) -> CardLink:
     return slow if slow.kind == "nvlink" else _over_pcie(slow, cards)
 
 
-def slot_link(cards: Sequence[Device]) -> CardLink:
-    """Without any NVLink: the slowest slot."""
-    return _over_pcie(
-        min((_own_link(dataclasses.replace(c, nvlink_gbs=None)) for c in cards), key=lambda link: link.gbs), cards
-    )
-
-
 def _over_pcie(link: CardLink, cards: Sequence[Device]) -> CardLink:
     return replace(link, p2p=link.p2p and not any(is_geforce(card) for card in cards))
 

@@ -18,11 +18,9 @@ from skep.deploy.commands import (
     keeps_promise,
     rests_on,
     start_line,
-    watts_of,
 )
 from skep.deploy.plan_request import PlanAnswer
-from skep.planner.candidates import PlanGoal
-from skep.planner.choose import Plan, PlanChoice, RunnerUp, StepAccount, StepShare, account
+from skep.planner.choose import Plan, PlanChoice
 from skep.planner.memory import KV_POOL, STATE, WINDOW, Term
 from skep.planner.ranking import Predicted
 from skep.planner.setup import CardLink
@@ -30,19 +28,18 @@ from skep.report.columns import Column, as_count, print_records, terminal_width
 from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
 
 if TYPE_CHECKING:
-    from skep.report.charts import ChartCurve, Spec
+    from skep.report.charts import Spec
 
 Document = Mapping[str, Any]
 _BAR = 30
 _WAYS, _LEVELS, _CAVEATS = 3, 5, 2  # of a plan that is read at a glance
 _DRAWN_TERMS = ("weights", "draft layers", "vision tower", KV_POOL, WINDOW, STATE)
 _BASIS = {"published": "published figures", "calibrated": "a calibration", "measured": "own sweeps"}
-CLOSE = 0.005  # a runner-up no further behind is second for another reason than its figure
 _DROPPED = 10
 _DRAWN = 3  # plans with a curve on a page
 
 
-def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False, explain: bool = False) -> None:
+def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False) -> None:
     """Print the answer on about 25 lines. `more`: everything else that is known; `commands`: what `skep up` runs."""
     choice, best = found.ranked[0]
     if len(found.choices) > 1:
@@ -53,7 +50,7 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False,
         _section("Layouts, best first")
         _layouts(found, found.ranked if more else three_ways(found.ranked), more=more)
         goal = found.goal
-        load = f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
+        load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
         _section(f"Expected by number of agents ({load}; rests on {_BASIS[rests_on(best)]})")
         print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
         _say("")
@@ -61,11 +58,11 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False,
     said = caveats(found, best)
     for line in said if more else said[:_CAVEATS]:
         _say_wrapped(f"! {line}")
-    if more or explain:
-        _print_more(found, choice, best, explain=explain)
+    if more:
+        _print_more(found, best)
     up = start_line(found, best)
     _section(f"Start it on {choice.rig.title}" if len(found.choices) > 1 else "Start it")
-    for line in [up] if up is not None else _commands(best):
+    for line in [up] if up is not None else ["by hand, on each machine"]:
         _say_wrapped(f"  {line}", " \\")
     if commands and up is not None:
         _section("The same by hand", _commands(best))
@@ -178,13 +175,11 @@ def what_to_buy(found: PlanAnswer) -> str:
     )
 
 
-def _print_more(found: PlanAnswer, choice: PlanChoice, best: Plan, *, explain: bool) -> None:
+def _print_more(found: PlanAnswer, best: Plan) -> None:
     wide = dict.fromkeys(p.band_why for p in best.predicted if p.band_why)
     _say("8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else ""))
     _section(f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)")
     _memory(best)
-    for level in dict.fromkeys((1, found.goal.agents)) if explain else ():
-        _account(account(best.rated.prospect, found.goal, level), level)
     _section("Why", best.why)
     rules = [
         f"{one.verdict}: {one.sentence}{f' -> {one.remedy}' if one.remedy else ''} [{one.source}]"
@@ -193,9 +188,6 @@ def _print_more(found: PlanAnswer, choice: PlanChoice, best: Plan, *, explain: b
     ]
     if rules:
         _section("Rules that apply", rules)
-    if choice.runner_up is not None:
-        _runner_up(found, choice.plans[0], choice.runner_up)
-    _further(found)
     _rejected(found)
     if found.notes:
         _section("Notes", found.notes)
@@ -241,12 +233,6 @@ SPEEDS: tuple[Column[Predicted], ...] = (
     *_FIGURES,
     Column("tpot_ms", "TOKEN EVERY", lambda p: f"{p.tpot_ms:.1f} ms", rank=1),
 )
-STEP: tuple[Column[StepShare], ...] = (
-    _left("term", "TERM", lambda term: term.name),
-    Column("us", "us", lambda term: f"{term.seconds * 1e6:,.0f}"),
-    Column("share", "SHARE", lambda term: f"{term.share * 100:.1f} %"),
-    _left("how", "HOW", lambda term: term.how),
-)
 Ranked = tuple[PlanChoice, Plan]
 
 
@@ -255,10 +241,6 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked], *, more: bool) -> None
 
     def figure(column: Column[Any]) -> Column[Ranked]:
         return replace(column, value=lambda pair: column.value(_at(pair[1], agents)))
-
-    def per_watt(pair: Ranked) -> float | None:
-        watts = watts_of(pair[1])
-        return _at(pair[1], agents).effective_tok_s / watts if watts else None
 
     columns: list[Column[Ranked]] = [
         _left("layout", "LAYOUT", lambda pair: str(pair[1].setup.layout)),
@@ -270,7 +252,6 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked], *, more: bool) -> None
         Column("context", "CONTEXT", lambda pair: pair[1].setup.context, as_count),
         *([Column("largest", "LARGEST", lambda pair: pair[1].largest_context, as_count, rank=4)] if more else ()),
         *map(figure, _FIGURES),
-        *([Column("per_watt", "TOK/S/W", per_watt, partial(number, digits=2), rank=4)] if more else ()),
         Column("per_price", "TOK/S PER 1000", lambda pair: _per_price(agents, *pair), as_count, rank=2, optional=True),
     ]
     print_records(columns, ranked[:12])
@@ -296,55 +277,8 @@ def _memory(plan: Plan) -> None:
     _say(f"at once: {longest}, or {plan.largest_slots} of {setup.context:,}")
 
 
-def _account(spent: StepAccount, agents: int) -> None:
-    plural = "s" if agents > 1 else ""
-    _section(
-        f"One step of a replica with {agents} agent{plural}: {spent.seconds * 1e6:,.0f} us, {spent.sequences} "
-        f"sequence(s) of {spent.context:.0f} tokens, {spent.tokens:.2f} tokens -> {spent.tok_s:,.0f} tok/s"
-    )
-    print_records(STEP, spent.terms)
-
-
 def _commands(plan: Plan) -> list[str]:
     return [*commands_of(plan), *filter(None, [gateway_line(plan.setup, plan.rated.rig)])]
-
-
-def _runner_up(found: PlanAnswer, best: Plan, runner: RunnerUp) -> None:
-    first, second = (_at(plan, found.goal.agents) for plan in (best, runner.plan))
-    close = second.high > first.effective_tok_s
-    lines = ["the difference is within the error of the prediction: if it matters, measure both"] if close else []
-    tried = f"none of these changes makes it win: {'; '.join(runner.tried)}"
-    lines.append(f"it would win with: {'; '.join(runner.wins_if)}" if runner.wins_if else tried)
-    _section(f"Runner-up: {_what(runner.plan)}, {behind_words(runner, found.goal)}", lines)
-
-
-def behind_words(runner: RunnerUp, goal: PlanGoal) -> str:
-    """Say how far the goal's figure is behind or ahead; if it is no worse, say why it is second."""
-    outcome, share, ahead = runner.plan.rated.outcome, abs(runner.behind), runner.behind < 0
-    if goal.kind == "latency":
-        longer = 1 / (1 - runner.behind) - 1 if runner.behind < 1 else 0.0
-        took = format_seconds(outcome.ttft_s + outcome.tpot_s * goal.output_tokens)
-        words = f"a task takes {took}, {abs(longer) * 100:.0f} % {'less' if ahead else 'longer'}"
-    elif goal.kind == "context":
-        words = f"{runner.plan.largest_context:,} tokens of context, {share * 100:.0f} % {'more' if ahead else 'less'}"
-    else:
-        words = f"{outcome.effective_tok_s:,.0f} tok/s, {share * 100:.0f} % {'more' if ahead else 'less'}"
-    if round(share * 100) == 0:
-        words = f"{words.rpartition(', ')[0]}, the same"
-    return f"{words}, but {runner.why}" if runner.why and runner.behind < CLOSE else words
-
-
-def _further(found: PlanAnswer) -> None:
-    for choice in found.choices:
-        if not choice.further:
-            continue
-        _section(f"What each further GPU adds ({choice.rig.cards[0].id}, {found.goal.agents} agents)")
-        for step in choice.further:
-            if step.effective_tok_s is None or step.share is None:
-                _say(f"  {step.cards}: does not fit")
-            else:
-                share = f"{step.share * 100:.0f} % of {choice.further[-1].cards}"
-                _say(f"  {step.cards}: {step.effective_tok_s:,.0f} tok/s, {share} ({step.layout})")
 
 
 def _rejected(found: PlanAnswer) -> None:
@@ -394,10 +328,6 @@ def plan_page(found: Document) -> str:
         (predicted_chart(drawn, "ttft_ms", "ms"), "Time to first token", "mean over all tasks"),
         (_bars(memory, "GiB"), "Memory of one GPU", f"of {best['card_bytes'] / GIB:.1f} GiB"),
     ]
-    for step in best.get("explain", ())[-1:]:
-        terms = [(term["name"], term["seconds"] * 1e6) for term in step["terms"]]
-        caption = f"{step['sequences']} sequences, {step['seconds'] * 1e6:,.0f} us in total"
-        pictures.append((_bars(terms, "us"), "Time of one engine step", caption))
     names = {"kind": "plan", "name": "plan", "title": f"{found['model']} on {best['rig']}"}
     own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures}
     return render("plan_page.html", **names, **own, found=found, level_of=level_of, layout_name=layout_name)
@@ -415,10 +345,8 @@ def level_of(plan: Document, agents: int) -> Document:
     return found
 
 
-def predicted_chart(
-    plans: Sequence[Document], field: str, unit: str, measured: Sequence[ChartCurve] = ()
-) -> Spec | None:
-    """Return one curve a plan, its letter at the end, the first with its band; `measured` are drawn beside them."""
+def predicted_chart(plans: Sequence[Document], field: str, unit: str) -> Spec | None:
+    """Return one curve a plan, its letter at the end, the first with its band."""
     from skep.report import theme
     from skep.report.charts import DASHES, ChartCurve, curves_chart
 
@@ -431,7 +359,7 @@ def predicted_chart(
         tips = {c: _told(level) for c, level in levels.items()}
         look = (theme.SERIES[place], chr(65 + place), DASHES[place])
         curves.append(ChartCurve(points, *look, ranges=ranges, tips=tips, shaded=banded))
-    return curves_chart([*curves, *measured], unit)
+    return curves_chart(curves, unit)
 
 
 def _told(level: Document) -> str:

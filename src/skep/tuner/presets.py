@@ -129,7 +129,7 @@ def _best_plan(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Qua
     """Return what the planner recommends for the goal."""
     goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
     pins = Pins(quant=quant, context=needed_context(aim, model))
-    plans = choose(model, rig, goal, pins, engines=(engine,), scale=False).plans
+    plans = choose(model, rig, goal, pins, engines=(engine,)).plans
     return plans[0] if plans else None
 
 
@@ -151,7 +151,7 @@ def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | 
         found, _ = bases(model, rig, goal, pins, engine, say_why=False)
         if cut := [setup for setup in found if setup.layout.ep == 1]:
             return sorted(cut, key=safety)
-    raise fits_nowhere(model, choose(model, rig, goal, pins, engines=(engine,), scale=False), goal, pins, engine)
+    raise fits_nowhere(model, choose(model, rig, goal, pins, engines=(engine,)), goal, pins, engine)
 
 
 def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Preset:

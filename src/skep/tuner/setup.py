@@ -452,4 +452,4 @@ def _cpu(host: HostFacts, paths: Paths) -> ResolvedRig:
     """As it was calibrated; else by its memory's speed, which is measured in a moment."""
     if (known := calibrated_rig(paths.store, host)) is not None and known.cards[0].vendor == "cpu":
         return ResolvedRig(replace(known, cards=known.cards[:1]))
-    return ResolvedRig(cpu_rig(host, memory_bandwidth_gbs(host.cpu_cores), measured=True))
+    return ResolvedRig(cpu_rig(host, memory_bandwidth_gbs(host.cpu_cores)))

@@ -1,10 +1,10 @@
-"""The plan page: layouts, memory and predicted curves beside what was measured. A plan takes time: it comes later."""
+"""The plan page: layouts, memory and predicted curves. A plan takes time: it comes later."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 from urllib.parse import urlencode
@@ -17,35 +17,23 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.metrics import LevelSummary
-from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
-from skep.catalog.gpus import device, devices, find_device
-from skep.catalog.models import find_geometry, geometries, geometry
+from skep.catalog.gpus import device, devices
+from skep.catalog.models import geometries, geometry
 from skep.deploy.commands import document
-from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, nothing_fits
+from skep.deploy.plan_request import GOALS, PlanFlags, answer_plan, nothing_fits
 from skep.errors import DoesNotFit, UserError
-from skep.host.facts import host_json, read_host
 from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS, ENGINES
 from skep.planner.setup import QUANTS
 from skep.report import theme
-from skep.report.charts import ChartCurve
 from skep.report.plan import Document, layout_name, level_of, predicted_chart
 from skep.report.svg import alive, picture
-from skep.report.sweep_text import level_columns
-from skep.store.database import Store
-from skep.store.records import RunState, StoredRun
-from skep.units import number
-from skep.web.context import Site, is_near
+from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import json_answer
-from skep.web.run_cache import RunCache, RunFigures, where_of
 
 OWN = "this"  # machine
-MOST_DRAWN, MOST_TOLD = 3, 12  # measured runs
 MOST_CARDS, MOST_AGENTS, MOST_TOKENS = 64, 4096, 1_000_000
 LONGEST_RIG = 200
-_SHAPES = ("diamond", "square", "triangle-up")  # of runs
-_MEASURED = {"effective_tok_s": "effective_tok_s", "ttft_ms": "ttft_p50_ms"}  # of a level, by its name in a plan
 _COLOURS = (theme.HONEY, theme.SKY, theme.PLUM, theme.MOSS, theme.ROSE, theme.STONE, *theme.SERIES)
 
 
@@ -60,7 +48,6 @@ class PlanQuery(msgspec.Struct, frozen=True):
     engine: str = ""
     quant: str = ""
     goal: str = "throughput"
-    shape: str = "steady"
     input_tokens: int = AGENT_INPUT_TOKENS
     output_tokens: int = AGENT_OUTPUT_TOKENS
 
@@ -82,7 +69,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
         return {name: str(getattr(self, name)) for name in names if getattr(self, name) != getattr(USUAL, name)}
 
     def flags(self) -> PlanFlags:
-        alike = {name: getattr(self, name) for name in ("agents", "goal", "shape", "input_tokens", "output_tokens")}
+        alike = {name: getattr(self, name) for name in ("agents", "goal", "input_tokens", "output_tokens")}
         gpu, engine = () if self.own_machine else (self.cards,), (self.engine,) if self.engine else ()
         return PlanFlags(self.model, gpu=gpu, engine=engine, quant=self.quant or None, **alike)
 
@@ -99,7 +86,7 @@ class PlanQuery(msgspec.Struct, frozen=True):
         return " ".join(words)
 
 
-_TOLD = ("agents", "engine", "quant", "goal", "shape", "input_tokens", "output_tokens")
+_TOLD = ("agents", "engine", "quant", "goal", "input_tokens", "output_tokens")
 _OPTIONS = {"agents": "concurrency", "input_tokens": "prompt_tokens"}  # as `skep plan` calls them
 USUAL = PlanQuery()
 
@@ -120,7 +107,6 @@ def read_query(query: QueryParams) -> PlanQuery:
         _one_of(query, "engine", (*ENGINES, "all")),
         _one_of(query, "quant", tuple(QUANTS)),
         _one_of(query, "goal", GOALS),
-        _one_of(query, "shape", SHAPES),
         _number(query, "input_tokens", MOST_TOKENS),
         _number(query, "output_tokens", MOST_TOKENS),
     )
@@ -128,7 +114,7 @@ def read_query(query: QueryParams) -> PlanQuery:
 
 
 _FORM: dict[str, Any] = {
-    "ENGINES": ENGINES, "GOALS": GOALS, "SHAPES": SHAPES, "MOST_CARDS": MOST_CARDS, "MOST_AGENTS": MOST_AGENTS,
+    "ENGINES": ENGINES, "GOALS": GOALS, "MOST_CARDS": MOST_CARDS, "MOST_AGENTS": MOST_AGENTS,
     "MOST_TOKENS": MOST_TOKENS, "LONGEST_RIG": LONGEST_RIG, "quants": QUANTS.values(),
 }  # fmt: skip
 
@@ -149,82 +135,17 @@ def _one_of(query: QueryParams, name: str, known: tuple[str, ...]) -> str:
     return said or str(getattr(USUAL, name))
 
 
-class MeasuredRun(msgspec.Struct, frozen=True):
-    """One stored run of the model. `same_rig`: on cards of the kind and number that are planned."""
-
-    run: StoredRun
-    figures: RunFigures
-    levels: tuple[LevelSummary, ...]
-    same_rig: bool
-    input_tokens: int | None  # of a request, on the average: a plan is for a load, and the run had its own
-    output_tokens: int | None
-
-
-def plan_picture(plans: Sequence[Document], measured: Sequence[MeasuredRun], field: str, label: str) -> Markup:
-    """Return predicted curves over C, named by letters, beside measured points, named by numbers."""
-    unit, (column,), curves = "ms" if field == "ttft_ms" else "tok/s", level_columns(_MEASURED[field]), []
-    for place, one in enumerate(measured):
-        points = [(level.concurrency, value) for level in one.levels if (value := column.value(level)) is not None]
-        sure = {level.concurrency: level.effective_interval for level in one.levels if field == "effective_tok_s"}
-        ranges = {c: (some.low, some.high) for c, some in sure.items() if some is not None}
-        tips = {c: f"measured, run {one.run.id}: {number(value)} {unit} at C = {c}" for c, value in points}
-        look = (theme.ROSE, str(place + 1), (), _SHAPES[place % 3])
-        curves.append(ChartCurve(points, *look, (), ranges, tips, joined=False))
-    spec = predicted_chart(plans, field, unit, curves)
-    words = f"{label}, and measured" if measured else label
+def plan_picture(plans: Sequence[Document], field: str, label: str) -> Markup:
+    """Return predicted curves over C, named by letters."""
+    spec = predicted_chart(plans, field, "ms" if field == "ttft_ms" else "tok/s")
     with alive():
-        return Markup("not predicted") if spec is None else picture({**spec, "width": 500, "height": 290}, words)
+        return Markup("not predicted") if spec is None else picture({**spec, "width": 500, "height": 290}, label)
 
 
 def term_colours(plans: Sequence[Document]) -> dict[str, str]:
     """Return one colour a term of memory, the same in every bar; weights and KV cache first."""
     names = dict.fromkeys(["weights", "KV pool", *(term["term"] for plan in plans for term in plan["memory"])])
     return dict(zip(names, cycle(_COLOURS), strict=False))
-
-
-def measured_of(
-    store: Store, book: RunCache, model: str, cards: Sequence[str], host: Document | None = None
-) -> list[MeasuredRun]:
-    """Of this model; on the same cards, or on this `host`, first, then newest first."""
-    known = [(_same(run, cards, host), run) for run in store.runs() if _takes(run, model)]
-    found = []
-    for same, run in sorted(known, key=lambda one: (not one[0], -one[1].created_at))[:MOST_TOLD]:
-        figures, levels = book.figures(store, run), book.levels(store, run)
-        means = (_mean(levels, name) for name in ("prompt_tokens", "output_tokens_each"))
-        if figures.best_tok_s is not None:
-            found.append(MeasuredRun(run, figures, levels, same, *means))
-    return found
-
-
-def _takes(run: StoredRun, model: str) -> bool:
-    """What was simulated is the planner's own prediction: it says nothing about a plan."""
-    if run.simulated or run.kind in (*JUDGED, *TIMED, *OF_A_TUNING) or run.state is not RunState.DONE:
-        return False
-    found = find_geometry(run.model)
-    return found is not None and found.id == model
-
-
-def _same(run: StoredRun, cards: Sequence[str], host: Document | None) -> bool:
-    """Of a far endpoint no cards are known."""
-    if not is_near(run.url):
-        return False
-    if host is not None:
-        return _likeness(run.host) == _likeness(host)
-    found = [find_device(name) for name in _card_names(run.host)]
-    return bool(cards) and Counter(card and card.id for card in found) == Counter(cards)
-
-
-def _likeness(host: Document) -> tuple[object, ...]:
-    return host.get("cpu_model"), host.get("cpu_cores"), *sorted(_card_names(host))
-
-
-def _card_names(host: Document) -> list[str]:
-    return [str(card.get("name", "")) for card in host.get("gpus") or () if isinstance(card, Mapping)]
-
-
-def _mean(levels: Sequence[LevelSummary], name: str) -> int | None:
-    told = [value for level in levels if (value := getattr(level, name)) is not None]
-    return max(1, round(sum(told) / len(told))) if told else None
 
 
 _KEPT, _DRAWN = 64, 3
@@ -234,7 +155,6 @@ MOST_WAITING = 8  # plans at a time; one takes up to some seconds
 class PlanPages:
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.book = RunCache()
         self._plans: OrderedDict[PlanQuery, dict[str, Any]] = OrderedDict()
         self._one_at_a_time = threading.Lock()  # planning is all CPU: two at once would only be slower
         self._queue = threading.BoundedSemaphore(MOST_WAITING)  # so that other pages are still answered
@@ -257,14 +177,7 @@ class PlanPages:
         asked = read_query(request.query_params)
         if not asked.model:
             raise UserError("no model is named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2")
-        found = self._plan(asked)
-        measured = self._measured(asked, found)
-        told = [
-            {"run": one.run.id, "created_at": one.run.created_at, "where": where_of(one.run), "same_rig": one.same_rig,
-             "input_tokens": one.input_tokens, "output_tokens": one.output_tokens, "levels": one.levels}
-            for one in measured
-        ]  # fmt: skip
-        return json_answer({**found, "measured": told})
+        return json_answer(self._plan(asked))
 
     def _shown(self, asked: PlanQuery) -> str:
         try:
@@ -274,7 +187,6 @@ class PlanPages:
 
     def _drawn(self, asked: PlanQuery, found: dict[str, Any]) -> str:
         plans = found["plans"]
-        measured = self._measured(asked, found)
         return render(
             "plan_found.html",
             **{name: found[name] for name in ("model", "goal", "plans", "rejected", "notes")},
@@ -282,11 +194,8 @@ class PlanPages:
             best=plans[0],
             agents=found["goal"]["agents"],
             drawn=[plan for plan in plans if len(plan["predicted"]) > 1][:_DRAWN] or plans[:1],
-            measured=measured,
-            beside=[one for one in measured if one.same_rig][:MOST_DRAWN],
             colours=term_colours(plans[:2]),
             command=asked.command(),
-            where_of=where_of,
             layout_name=layout_name,
             level_of=level_of,
             plan_picture=plan_picture,
@@ -313,12 +222,6 @@ class PlanPages:
                 return made
         finally:
             self._queue.release()
-
-    def _measured(self, asked: PlanQuery, found: dict[str, Any]) -> list[MeasuredRun]:
-        with self.site.store() as store:
-            cards = found["rigs"][0]["cards"]
-            host = host_json(read_host()) if asked.own_machine else None
-            return measured_of(store, self.book, found["model"], cards, host)
 
 
 def routes(site: Site) -> list[BaseRoute]:
