@@ -109,7 +109,7 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
         ("concurrency = 4", "concurency = 4", "`published.0.concurency` is an unknown key"),
         ("concurrency = 4\n", "", "`published.0.concurrency` is missing"),
         ("gpus = [2, 3]", 'gpus = [2, "3"]', "`gpus.1` = '3': must be a whole number"),
-        ('speculation = "mtp:3"', 'speculation = "mtp"', "`speculation` = `mtp` is not understood"),
+        ('speculation = "mtp:3"', 'speculation = "mtp"', "`options.speculation` = `mtp` is not understood"),
         ("replicas = 2", "replicas = 0", "`replicas` = 0: must be at least 1"),
         ("replicas = 2", "replicas = true", "`replicas` = true: must be a whole number"),
         ('extra = ["--seed", "1"]', "extra = 2", "`extra` = 2: must be a list"),
@@ -117,14 +117,11 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
         ("qwen3.6-27b", "qwen3.6-28b", "no model is called `qwen3.6-28b`"),
         ("2x rtx-3090", "2x rtx-3095", "no GPU is called `rtx-3095`"),
         ("2x rtx-3090", "0x rtx-3090", "`hardware` = `0x rtx-3090` has no cards"),
-        ("replicas = 2", "replicas = 3", "replicas 3 needs 3 cards, `hardware` = `2x rtx-3090` has 2 cards"),
-        ('kv = "fp8"', 'kv = "fp8"\ntp = 2', "replicas 2 x tp 2 needs 4 cards"),
+        ("replicas = 2", "replicas = 3", "replicas x tp x pp x dp = 3 cards, `hardware` = `2x rtx-3090` has 2 cards"),
+        ('kv = "fp8"', 'kv = "fp8"\ntp = 2', "replicas x tp x pp x dp = 4 cards"),
         ('kv = "fp8"', 'kv = "fp8"\ntp = 3', "`tp` = 3 does not divide the heads of qwen3.6-27b"),
         ('kv = "fp8"', 'kv = "fp8"\nep = true', "qwen3.6-27b is dense"),
-        ('kv = "fp8"', 'kv = "fp8"\nquant = "fp8"', "rtx-3090 has no FP8 units, but `quant` = `fp8`"),
-        ("me/Qwen3.6-27B-AWQ", "Qwen/Qwen3.6-27B-FP8", "rtx-3090 has no FP8 units, but `checkpoint` = `Qwen/"),
         ("reserve = 1", "reserve = 4", "`reserve` = 4 of 4 slots"),
-        ('engine = "vllm"', 'engine = "ollama"', "ollama has no speculative decoding"),
         ("2x rtx-3090", "cpu", "`hardware` = `cpu` has no cards for `gpus`"),
         ("context = 16384", "context = 99999999", "`context` = 99999999 is beyond the 262144 tokens of qwen3.6-27b"),
     ],
@@ -136,12 +133,12 @@ def test_what_is_wrong_is_said_with_its_key(old, new, words):
     assert error.hint
 
 
-def test_several_errors_are_counted_and_a_likely_key_is_named():
+def test_the_first_error_is_named_and_a_likely_key():
     error = refused(PLAIN + "colour = 1\n\n[options]\ntp = 'two'\n\n[[published]]\ntok_s = 1\n")
-    assert error.message == "presets/mine.toml: `colour` is an unknown key (and 3 more)"
+    assert error.message == "presets/mine.toml: `colour` is an unknown key"
     assert error.hint.startswith("known here: title, engine")
     assert refused(PLAIN.replace("slots", "slot")).hint == "did you mean `slots`?"
-    assert "rtx-4090 has no NVLink" in refused(PLAIN.replace("3090", "4090") + 'link = "nvlink"\n').message
+    assert "2x rtx-4090 has no NVLink" in refused(PLAIN.replace("3090", "4090") + 'link = "nvlink"\n').message
     text = PLAIN.replace("2x rtx-3090", "5x rtx-3090").replace("qwen3.6-27b", "gemma-4-31b") + "[options]\ntp = 5\n"
     assert refused(text).hint.startswith("valid: 1, 2, 4")  # where the cards are there
     assert "is beyond" in refused(PLAIN + "context = 500000\n").message

@@ -33,8 +33,6 @@ NO_CARDS = "cpu"  # as `hardware`
 HAVE_VARIABLE = "SKEP_HAVE"  # ids of needs that the user answers for: "genesis,tolist"
 _COMMIT = re.compile(r"\b([0-9a-f]{9,40})\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
-_VERSIONS = re.compile(r"\d+(?:\.\d+)+(?:rc\d+|post\d+)?|\bb\d{3,}\b|\bdev\d+\b")
-_WHOLE_VERSION = re.compile(r"\bv?(\d+(?:\.\d+)+[0-9a-z.+]*)|\b(b\d{3,})\b")
 
 
 def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
@@ -217,7 +215,6 @@ class RunEnvironment(msgspec.Struct, frozen=True):
     driver_version: str | None = None
     checkpoint: str | None = None  # hub name, folder or file that will be loaded
     env: Mapping[str, str] = {}
-    in_container: bool = False  # in the preset's own, with its mounts and its steps before the start
 
 
 def missing_needs(preset: Preset, here: RunEnvironment) -> list[Need]:
@@ -260,28 +257,9 @@ def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
     return f"measured on {preset.hardware}, this machine has {found}"
 
 
-def other_version(preset: Preset, engine_version: str | None) -> str | None:
-    """`measured with vllm 0.19.1, this is 0.32.0`; None where it is the same, or one of them is not known."""
-    told = [preset.engine_version, *(figure.engine_version for figure in preset.published)]
-    published = next((version for version in told if version), None)
-    found = version_beside(published, engine_version)
-    return None if found is None else f"measured with {preset.engine} {published}, this is {found}"
-
-
 def version_beside(published: str | None, told: str | None) -> str | None:
     """Return the version in an engine's own words, where it is another than the published one."""
-    found = _WHOLE_VERSION.search(told or "")
-    wanted = _VERSIONS.findall(published or "")
-    if found is None or not wanted or told is None:
-        return None
-    same = all(_names(part, told.replace(".dev", " dev")) for part in wanted)
-    return None if same else found[1] or found[2]
-
-
-def _names(version: str, told: str) -> bool:
-    """`0.17` is any 0.17.x; `0.19.1` is itself."""
-    end = r"(?!\.?\d)" if version.count(".") > 1 else r"(?!\d)"
-    return re.search(rf"(?<![\d.]){re.escape(version)}{end}", told) is not None
+    return None if published is None or told is None or published.split()[0] in told else told.rpartition(" ")[2]
 
 
 def stand_in_words(preset: Preset) -> str | None:
@@ -317,10 +295,8 @@ def _is_met(need: Need, preset: Preset, here: RunEnvironment) -> bool:
         return has >= wants
     if need.kind == "checkpoint":
         return not preset.stand_in and _same_checkpoint(here.checkpoint, preset.checkpoint)
-    if need.kind == "image":
-        pinned = here.in_container and preset.container is not None and not is_moving_tag(preset.container.image)
-        return pinned or _same_build(here.engine_version, need.what, preset.engine_version)
-    return here.in_container
+    version = preset.engine_version  # a nightly's commit, a patch or a step cannot be seen: the user says so
+    return need.kind == "image" and version is not None and (here.engine_version or "").endswith(f" {version}")
 
 
 def _kind(name: str) -> str:
@@ -335,15 +311,3 @@ def _same_checkpoint(found: str | None, wanted: str) -> bool:
     short = wanted.rpartition("/")[2].rpartition(":")[2]
     parts = found.rstrip("/").split("/")
     return found == wanted or f"models--{wanted.replace('/', '--')}" in parts or parts[-1] == short
-
-
-def _same_build(found: str | None, image: str, version: str | None) -> bool:
-    """A nightly is its commit: `0.19.2rc1.dev205+g07351e088` is of the image `nightly-07351e0883...`."""
-    if found is None:
-        return False
-    commit = _COMMIT.search(image)
-    if commit is not None:
-        built = re.search(r"\+g([0-9a-f]{7,40})", found)
-        return built is not None and commit[1].startswith(built[1])
-    plain = found.rpartition(" ")[2]  # `vllm 0.19.1`, as the adapter tells it
-    return plain == version or (version is None and image.rpartition(":")[2].removeprefix("v") == plain)

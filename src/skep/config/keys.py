@@ -208,7 +208,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RATE = re.compile(r"([1-9][0-9]{0,6})/([smhd])")
 _PERIOD_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_BLOCK = re.compile(r"\s*\[\[\s*key\s*\]\]")
+_BLOCK = re.compile(r"(?m)^(?=[ \t]*\[\[[ \t]*key[ \t]*\]\])")
 
 
 class KeysFile(msgspec.Struct, frozen=True):
@@ -271,13 +271,12 @@ def loose_mode(path: Path) -> str | None:
 def add_entry(path: Path, entry: KeySpec) -> None:
     with _locked(path) as real:
         text = _read(path)
-        entries = _parse(text, path)
-        if any(known.name == entry.name for known in entries):
+        if any(known.name == entry.name for known in _parse(text, path)):
             hint = f"`skep key remove {entry.name}` first, or choose another name"
             raise UserError(f"there is already a key named `{entry.name}`", hint=hint)
-        write_whole(
-            real, _edited(f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}", (*entries, entry), path), 0o600
-        )
+        changed = f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}"
+        _parse(changed, path)
+        write_whole(real, changed, 0o600)
 
 
 def remove_entry(path: Path, name: str) -> tuple[KeySpec, ...]:
@@ -289,8 +288,11 @@ def remove_entry(path: Path, name: str) -> tuple[KeySpec, ...]:
         if len(stay) == len(entries):
             known = ", ".join(entry.name for entry in entries) or "none"
             raise UserError(f"there is no key named {name!r}", hint=f"known: {known}")
-        place = next(i for i, entry in enumerate(entries) if entry.name == name)
-        write_whole(real, _edited(_without_block(text, place), stay, path), 0o600)
+        head, *blocks = _BLOCK.split(text)
+        if len(blocks) != len(entries):
+            raise UserError(f"{path}: not every key begins with a line [[key]]", hint="remove it by hand")
+        kept = [block for block, entry in zip(blocks, entries, strict=True) if entry.name != name]
+        write_whole(real, head + "".join(kept), 0o600)
         return stay
 
 
@@ -320,16 +322,6 @@ def _parse(text: str, path: Path) -> tuple[KeySpec, ...]:
     return tuple(entries)
 
 
-def _edited(text: str, wanted: tuple[KeySpec, ...], path: Path) -> str:
-    """Return the edited text if it parses to `wanted`; else write the file anew (keys not written as [[key]])."""
-    try:
-        if _parse(text, path) == wanted:
-            return text
-    except UserError:
-        pass
-    return "\n".join((_HEADER, *(_block(entry) for entry in wanted)))
-
-
 def _block(entry: KeySpec) -> str:
     lines = ["[[key]]"]
     for name, rule in rules_of(KeySpec).items():
@@ -337,20 +329,6 @@ def _block(entry: KeySpec) -> str:
             written = value.isoformat() if isinstance(value, datetime) else json.dumps(value)
             lines.append(f"{rule.get('key', name)} = {written}")
     return "\n".join(lines) + "\n"
-
-
-def _without_block(text: str, place: int) -> str:
-    """Return the text without a `[[key]]` block and the comments right above it."""
-    lines = text.splitlines(keepends=True)
-    starts = []
-    for i, line in enumerate(lines):
-        if _BLOCK.match(line):
-            start = i
-            while start and lines[start - 1].lstrip().startswith("#"):
-                start -= 1
-            starts.append(start)
-    starts.append(len(lines))
-    return "".join(lines[: starts[place]] + lines[starts[place + 1] :]) if place + 1 < len(starts) else ""
 
 
 # Disk

@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from ast import literal_eval
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -87,62 +87,50 @@ def file_keys(kind: type) -> dict[str, Any]:
 def read_table(
     document: Mapping[str, Any], kind: Any, origin: str, docs: str, /, *, secret: bool = False, **given: Any
 ) -> Any:
-    """Return the document as a frozen value. Raise the first problem, with the number of others.
+    """Return the document as a frozen value. Raise UserError for the first wrong key or value.
 
     `docs`: what describes every key. `secret`: values are not shown. `given`: fields that the file does not have.
     """
-    reader = _TableReader(docs, secret=secret)
-    found = reader.table(document, kind, "", **given)
-    if reader.problems:
-        raise first_of(reader.problems, origin)
-    return found
-
-
-def first_of(problems: Sequence[UserError], origin: str) -> UserError:
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return UserError(f"{origin}: {problems[0].message}{more}", hint=problems[0].hint)
+    try:
+        return _TableReader(docs, secret).table(document, kind, "", **given)
+    except UserError as error:
+        raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
 
 
 class _TableReader:
-    """Fills any frozen values by the names and types of their fields; msgspec checks each value. Gathers `problems`."""
+    """Fills any frozen values by the names and types of their fields; msgspec checks each value."""
 
-    def __init__(self, docs: str, *, secret: bool) -> None:
-        self.problems: list[UserError] = []
+    def __init__(self, docs: str, secret: bool) -> None:
         self._docs, self._secret = docs, secret
 
-    def table(self, value: Any, kind: Any, place: str, **given: Any) -> Any:
-        """Return None where there are problems."""
+    def table(self, value: Any, kind: Any, place: str, **values: Any) -> Any:
         if not isinstance(value, dict):
-            return self._wrong(place, value, "must be a table")
-        before, values, known = len(self.problems), given, tuple(file_keys(kind))
-        inside = f"{place}." if place else ""
-        unknown = [key for key in value if key not in known]
-        for key in unknown:
-            hint = did_you_mean(difflib.get_close_matches(key, known, n=1), f"known here: {', '.join(known)}")
-            self.problems.append(UserError(f"`{inside}{key}` is an unknown key", hint=hint))
+            raise self._wrong(place, value, "must be a table")
+        known, inside = tuple(file_keys(kind)), f"{place}." if place else ""
+        for key in value:
+            if key not in known:
+                hint = did_you_mean(difflib.get_close_matches(key, known, n=1), f"known here: {', '.join(known)}")
+                raise UserError(f"`{inside}{key}` is an unknown key", hint=hint)
         for field in msgspec.structs.fields(kind):
             rule = rules_of(kind)[field.name]
             key = rule.get("key", field.name)
-            if "hidden" in rule or field.name in given:
+            if "hidden" in rule or field.name in values:
                 continue
             if "parse" in rule and (key in value or rule.get("beside") in value):
                 values[field.name] = self._parsed(value, key, rule, inside)
             elif key in value:
                 hint = rule.get("kind", hints_of(kind)[field.name])
                 values[field.name] = self._value(value[key], hint, f"{inside}{key}")
-            elif field.required and not unknown:  # a misspelt key is one mistake, not also the one that is missing
-                self.problems.append(UserError(f"`{inside}{key}` is missing", hint=_MISSING.get(key, self._docs)))
-        return kind(**values) if len(self.problems) == before else None
+            elif field.required:
+                raise UserError(f"`{inside}{key}` is missing", hint=_MISSING.get(key, self._docs))
+        return kind(**values)
 
     def _parsed(self, table: Mapping[str, Any], key: str, rule: Mapping[str, Any], inside: str) -> Any:
         texts = [table.get(name) for name in (key, rule.get("beside")) if name is not None]
-        wrong = next((text for text in texts if text is not None and not isinstance(text, str)), None)
-        if wrong is not None:
-            return self._wrong(f"{inside}{key}", wrong, f"must be {_KINDS['str']}")
-        try:
-            return rule["parse"](*texts, key=re.sub(r"\.\d+\.", ".", f"{inside}{key}"))
-        except UserError as error:
-            self.problems.append(error)
+        for text in texts:
+            if text is not None and not isinstance(text, str):
+                raise self._wrong(f"{inside}{key}", text, f"must be {_KINDS['str']}")
+        return rule["parse"](*texts, key=re.sub(r"\.\d+\.", ".", f"{inside}{key}"))
 
     def _value(self, value: Any, hint: Any, place: str) -> Any:
         plain = hint.__origin__ if get_origin(hint) is Annotated else hint
@@ -152,24 +140,25 @@ class _TableReader:
             return self.table(value, kind, place)
         if origin is Mapping or kind == tuple[tuple[str, str], ...]:
             if not isinstance(value, dict):
-                return self._wrong(place, value, "must be a table")
+                raise self._wrong(place, value, "must be a table")
             read = {key: self._value(one, str, f"{place}.{key}") for key, one in value.items()}
             return read if origin is Mapping else tuple(read.items())
         if origin is tuple:
             if not isinstance(value, list):
-                return self._wrong(place, value, "must be a list")
+                raise self._wrong(place, value, "must be a list")
             return tuple(self._value(one, get_args(kind)[0], f"{place}.{number}") for number, one in enumerate(value))
         try:
             read = msgspec.convert(value, hint, builtin_types=(datetime,))
         except msgspec.ValidationError as error:
-            return self._wrong(place, value, "must not be empty" if value == "" else _words(error, get_args(kind)))
+            words = "must not be empty" if value == "" else _words(error, get_args(kind))
+            raise self._wrong(place, value, words) from None
         if isinstance(read, float) and not math.isfinite(read):
-            return self._wrong(place, value, "must be a number that is not infinite")
+            raise self._wrong(place, value, "must be a number that is not infinite")
         return read
 
-    def _wrong(self, place: str, value: Any, words: str) -> None:
+    def _wrong(self, place: str, value: Any, words: str) -> UserError:
         shown = "" if self._secret else f" = {_written(value)}:"
-        self.problems.append(UserError(f"`{place}`{shown} {words}", hint=self._docs))
+        return UserError(f"`{place}`{shown} {words}", hint=self._docs)
 
 
 def _words(error: msgspec.ValidationError, options: tuple[str, ...]) -> str:
@@ -260,7 +249,7 @@ def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str]
     try:
         return _finished(found, document, env.get("SKEP_API_KEY") or None, folder)
     except UserError as error:
-        raise first_of([error], origin) from None
+        raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
 
 
 def _finished(found: Settings, document: Mapping[str, Any], api_key: str | None, folder: Path) -> Settings:

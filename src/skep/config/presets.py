@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from skep.catalog.models import Geometry, find_geometry, geometry
 from skep.catalog.names import did_you_mean, recipe_texts, similar_names, squeeze
 from skep.catalog.presets import NO_CARDS, Draft, Preset, own_flag, own_name
-from skep.config.load import check_words, first_of, read_table, rules_of
+from skep.config.load import check_words, read_table, rules_of
 from skep.config.rigs import parse_rig
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
 from skep.paths import Paths
 from skep.planner.rules import valid_rungs
-from skep.planner.setup import Rig, known_quant
+from skep.planner.setup import Rig
 
 SHIPPED = "shipped"
 USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: what a whole card's default refuses
@@ -126,10 +126,11 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
     found: Preset = read_table(document, Preset, origin, _HINT, name=name, origin=origin)
     try:
         check_words(dict(found.env), *found.extra, found.checkpoint)
+        wrong = contradictions(found)
+        if wrong:
+            raise wrong[0]
     except UserError as error:
-        raise first_of([error], origin) from None
-    if wrong := contradictions(found):
-        raise first_of(wrong, origin)
+        raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
     return replace(found, served_as=found.served_as or found.model)
 
 
@@ -171,9 +172,6 @@ def _contradictions(preset: Preset) -> Iterator[tuple[str, str | None]]:
     if preset.engine not in ENGINES:
         near = get_close_matches(preset.engine.casefold(), ENGINES, n=1)
         yield f"no engine is called `{preset.engine}`", did_you_mean(near, f"known: {', '.join(ENGINES)}")
-    if preset.options.draft is not None and preset.engine == "ollama":
-        what = f"ollama has no speculative decoding, `speculation` = `{preset.options.draft}` was asked for"
-        yield what, "leave it out, or use llamacpp or vllm"
     if own := own_flag(preset.engine, preset.extra):
         yield f"`extra` has {own[0]}, which skep sets itself", own[1]
     try:
@@ -189,10 +187,8 @@ def _contradictions(preset: Preset) -> Iterator[tuple[str, str | None]]:
     except UserError as error:
         yield error.message.replace("--gpu ", "`hardware` = "), error.hint
         return
-    try:
-        rig = rig if preset.link is None or not rig.cards else parse_rig(preset.hardware, preset.link)
-    except UserError as error:
-        yield error.message.replace("--link ", "`link` = "), "leave `link` out where it is not known"
+    if preset.link == "nvlink" and any(not card.nvlink_gbs for card in rig.cards):
+        yield f"`link` = `nvlink`, but {preset.hardware} has no NVLink", "leave `link` out where it is not known"
     yield from _of_cards(preset, rig)
 
 
@@ -200,12 +196,7 @@ def _of_model(preset: Preset, model: Geometry) -> Iterator[tuple[str, str]]:
     options = preset.options
     if options.ep and not model.is_moe:
         yield f"{model.id} is dense: `ep` has no experts to spread", "leave `ep` out"
-    elif options.ep and preset.engine in _GGUF:
-        yield f"{preset.engine} has no expert parallel", "leave `ep` out"
-    if options.tp > 1 and preset.engine in ("ollama", "embedded"):
-        what = f"{preset.engine} does not cut layers over cards, `tp` = {options.tp} was asked for"
-        yield what, "leave `tp` out, or use llamacpp or vllm"
-    elif options.tp > 1 and preset.engine not in _GGUF and options.tp not in (rungs := valid_rungs(model)):
+    if options.tp > 1 and preset.engine not in _GGUF and options.tp not in (rungs := valid_rungs(model)):
         what = f"`tp` = {options.tp} does not divide the heads of {model.id} ({model.heads} of attention)"
         yield what, f"valid: {', '.join(map(str, rungs))}"
     asked, most = preset.context_tokens, model.max_context
@@ -224,16 +215,8 @@ def _of_cards(preset: Preset, rig: Rig) -> Iterator[tuple[str, str]]:
             yield f"`hardware` = `cpu` has no cards for `{key}`", "name them, or leave it out"
         return
     if wanted > there:
-        factors = {"replicas": preset.replicas, "tp": options.tp, "pp": options.pp, "dp": options.dp}
-        product = " x ".join(f"{name} {count}" for name, count in factors.items() if count > 1)
         has = f"`hardware` = `{preset.hardware}` has {there} {'card' if there == 1 else 'cards'}"
-        yield f"{product} needs {wanted} cards, {has}", "name all cards in `hardware`, or ask for fewer"
-    known = known_quant(options.quant) if options.quant is not None else None
-    is_fp8 = (known is not None and known.family == "fp8") or preset.checkpoint.casefold().endswith("fp8")
-    lacking = next((card for card in rig.cards if "fp8" not in card.formats), None)
-    if is_fp8 and lacking is not None and preset.engine not in _GGUF:
-        where = f"`quant` = `{options.quant}`" if options.quant is not None else f"`checkpoint` = `{preset.checkpoint}`"
-        yield f"{lacking.id} has no FP8 units, but {where} is FP8", "an AWQ or GPTQ checkpoint"
+        yield f"replicas x tp x pp x dp = {wanted} cards, {has}", "name all cards in `hardware`, or ask for fewer"
 
 
 # Written

@@ -160,9 +160,12 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
     if host is None:
         host, version = read_host(), engine_named(preset.engine, serve.binary).version()
     here = needs.RunEnvironment(version, host.driver_version, serve.checkpoint, {**os.environ, **dict(serve.env)})
+    told = [preset.engine_version, *(figure.engine_version for figure in preset.published)]
+    published = next(filter(None, told), None)
+    other = needs.version_beside(published, version)
     odd = (
         needs.other_cards(preset, [gpu.name for gpu in host.gpus]),
-        needs.other_version(preset, version),
+        other and f"measured with {preset.engine} {published}, this is {other}",
         needs.stand_in_words(preset),
         needs.lost_words(preset, needs.missing_needs(preset, here)),
     )
