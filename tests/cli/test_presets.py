@@ -9,7 +9,7 @@ from in_process import call, refused
 
 from skep.catalog.presets import Published
 from skep.config.presets import presets_folder, shipped_presets
-from skep.report.catalog import IN_DOCS, LIST, preset_text
+from skep.report.catalog import IN_DOCS, LIST
 from skep.report.columns import markdown_table, record_lines
 
 NAME = "qwen3.6-27b-2x3090-replicas"
@@ -84,18 +84,6 @@ def test_a_terminal_of_80_columns_breaks_no_line_of_the_list():
     assert narrow[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
     assert all(len(line) <= 80 for line in narrow)
     assert "SOURCE" in record_lines(LIST, found, 400)[0]
-
-
-@pytest.mark.parametrize("name", [NAME, "gemma-4-31b-4x3090", "qwen-27b-b70"])
-def test_a_terminal_of_80_columns_breaks_a_preset_between_words_only(name):
-    found = shipped_presets()[name]
-    lines = preset_text(found, 80).splitlines()
-    commands = "  skep "
-    assert all(len(line) <= 80 or len(line.split()) == 1 or line.startswith(commands) for line in lines)
-    whole = preset_text(found)
-    assert " ".join(" ".join(lines).split()) == " ".join(whole.split())
-    assert all(f"\n{place}. " in whole for place in range(1, len(found.published) + 1))
-    assert "VALUE" not in whole
 
 
 def test_what_the_source_does_not_say_is_said():

@@ -100,14 +100,6 @@ def test_a_promise_that_only_a_slower_layout_keeps_puts_it_first():
     assert bound.plans[-1].rated.over_limit > 1
 
 
-def test_the_context_goal_takes_the_longest_that_fits_with_every_slot_full():
-    found = chosen(goal=PlanGoal("context"))
-    best = found.plans[0]
-    assert best.setup.context == best.largest_context
-    assert best.setup.context == max(plan.setup.context for plan in found.plans)
-    assert best.setup.context > chosen().plans[0].largest_context
-
-
 def test_bridged_cards_are_put_side_by_side():
     rig, order = arranged(parse_rig("4x rtx-3090: nvlink(0-2,1-3)"))
     assert order == (0, 2, 1, 3)

@@ -43,14 +43,12 @@ def test_checkpoints_weigh_what_their_authors_say(model, quant, draft, vision, p
 
 
 def test_qwen_27b_awq_on_two_3090s_runs_out_with_graphs_at_092_and_the_default_sequences():
-    """Write-up 001, stage 1: `the cudagraph-profiling step OOMed during startup`. What is named as a remedy works."""
+    """Write-up 001, stage 1: `the cudagraph-profiling step OOMed during startup`."""
     tight = setup(QWEN36_27B, "awq", "fp8", tp=2, utilization=0.92)
     verdict = fits(tight, RTX_3090, context=16384)
     assert not verdict.fits
     assert verdict.plan.over_inside_bytes < 0 < verdict.plan.over_outside_bytes
     assert "CUDA graphs" in verdict.sentence
-    assert any(way.startswith("lower the utilization") for way in verdict.changes())
-    assert any("slots instead of 256" in way for way in verdict.changes())
     assert starts(replace(tight, utilization=0.89), RTX_3090, 16384)
     assert starts(tight, RTX_3090, 16384, 8)
 
@@ -74,7 +72,7 @@ def test_35b_a3b_awq_with_three_drafts_does_not_start_on_two_3090s():
     made = setup(QWEN36_35B, "awq", "fp8_e5m2", tp=2, ep=2, spec=3, utilization=0.92, batched_tokens=4096)
     verdict = fits(made, RTX_3090, context=32000, slots=4)
     assert not verdict.fits
-    assert "leave mtp n=3 out" in verdict.changes()
+    assert starts(replace(made, spec=None), RTX_3090, 32000, 4)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,6 @@ def test_a_model_that_fits_nowhere_names_its_largest_term():
     assert verdict.plan.largest.name == "weights"
     assert verdict.over_bytes > 50 * GIB
     assert "rtx-3090" in verdict.sentence
-    assert not [*verdict.changes()]
 
 
 def test_the_largest_context_holds_and_the_next_step_does_not():

@@ -33,7 +33,7 @@ class PlanOptions:
     gpu: Annotated[tuple[str, ...], option(GPU_HELP, metavar="RIG")] = ()
     link: Annotated[str | None, option("Link between all GPUs: nvlink, pcie, pcie4x8 or p2p.")] = None
     agents: Annotated[int, option("Number of concurrent agents.", "-c", "--concurrency", min=1, max=4096)] = 4
-    goal: Annotated[str, option("Optimise for throughput, latency or context.")] = "throughput"
+    goal: Annotated[str, option("Optimise for throughput or latency.")] = "throughput"
     slo: Annotated[str | None, option("Latency limits to meet, such as ttft=1s,tpot=25ms.")] = None
     input_tokens: Annotated[
         int | None, option("Prompt length in tokens (default: 16384, an agent's).", "--prompt-tokens", min=1)

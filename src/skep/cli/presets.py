@@ -43,13 +43,12 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """Show everything about a preset: requirements, flags, figures, and what to run next."""
     from skep.config.presets import preset
     from skep.report.catalog import preset_document, preset_text
-    from skep.report.columns import terminal_width
 
     found = preset(name, _folder())
     if as_json:
         print_json(preset_document(found))
     else:
-        print(preset_text(found, terminal_width()))  # noqa: T201
+        print(preset_text(found))  # noqa: T201
 
 
 @command(presets_app, "skep presets check ./my-27b.toml")

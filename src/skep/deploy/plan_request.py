@@ -35,7 +35,7 @@ from skep.planner.step import published_constants
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry
 
-GOALS = ("throughput", "latency", "context")
+GOALS = ("throughput", "latency")
 _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
 _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
 _NO_LIMIT = 1 << 40

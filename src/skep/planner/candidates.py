@@ -69,7 +69,7 @@ class Pins(PinnedSizes, frozen=True, kw_only=True):
 class PlanGoal(msgspec.Struct, frozen=True):
     """`limits`: (ttft | tpot | total, milliseconds at most)."""
 
-    kind: str = "throughput"  # throughput, latency, context
+    kind: str = "throughput"  # or latency
     agents: int = 4
     input_tokens: float = 1024
     output_tokens: float = 512
@@ -201,7 +201,7 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
     fit with a margin go before more that fit on paper only.
     """
     wanted = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
-    contexts, shares = _contexts(setup, goal, pins), _utilizations(setup, card, goal, pins)
+    contexts, shares = _contexts(setup, goal, pins), _utilizations(setup, card, pins)
     fewest = wanted if pins.slots else 1
 
     def holds(slots: int, context: int, share: float | None, *, margin: bool) -> Setup | None:
@@ -254,14 +254,14 @@ def _contexts(setup: Setup, goal: PlanGoal, pins: Pins) -> list[int]:
     return list(dict.fromkeys(min(c, most) if most and most >= goal.need_tokens else c for c in (usual, need)))
 
 
-def _utilizations(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> tuple[float | None, ...]:
+def _utilizations(setup: Setup, card: Device, pins: Pins) -> tuple[float | None, ...]:
     """Said even where it is the engine's own, which has changed with versions. Hybrids stay where they are safe."""
     if pins.utilization or not has_pool(setup.engine):
         return (pins.utilization,)
     own = defaults(setup.engine, card).utilization
     most = own if card.unified_memory else SAFE_HYBRID_UTILIZATION if setup.model.is_hybrid else 1.0
     usual = (own, *(share for share in _UTILIZATIONS if share <= most))
-    return tuple(sorted(usual, reverse=True)) if goal.kind == "context" else tuple(dict.fromkeys(usual))
+    return tuple(dict.fromkeys(usual))
 
 
 def _fewer(wanted: int, fewest: int) -> list[int]:

@@ -13,7 +13,7 @@ from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.errors import DoesNotFit, UserError
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
-from skep.planner.memory import MemoryPlan, largest, longest_context
+from skep.planner.memory import MemoryPlan, longest_context
 from skep.planner.predict import SpeedModel
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
 from skep.planner.rules import check, refusal
@@ -166,8 +166,7 @@ def bases(
                 most = short.plan.largest
                 size = max(most.bytes, short.plan.needed_kv_bytes if most.name == "KV pool" else 0)
                 reason = f"{short.sentence}; the largest term is {most.name} ({format_bytes(size)} a card)"
-                remedy = next(short.changes(), None)
-                _drop(dropped, Rejected(layout, engine, (setup.quant.id,), "memory", reason, remedy))
+                _drop(dropped, Rejected(layout, engine, (setup.quant.id,), "memory", reason))
         rejected += dropped.values()
     return found, rejected
 
@@ -283,12 +282,7 @@ def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str
         small = next((q for q in lower if works(rig, replace(pins, quant=q))), None)
         if small is not None:
             ways.append(f"--quant {small.id}")
-    if pins.context is not None and (free := works(rig, replace(pins, context=None))):
-        longest = max(largest(s, sizing_card(rig, s.layout), slots=pins.slots)[0] for s in free)
-        ways += [f"--context {longest}"] if longest >= goal.need_tokens else []
     free_layout = replace(pins, tp=None, pp=None, ep=None, replicas=None)
-    if free_layout != pins and works(rig, free_layout):
-        ways.append("without the pinned layout")
     card = rig.cards[0]
     for count in range(len(rig.cards) + 1, 1 if card.unified_memory else _MOST_CARDS + 1):
         more = Rig((card,) * count, rig.default_link or default_link(card), title=f"{count}x {card.id}")

@@ -7,7 +7,7 @@ budget leaves, so every term says on which side it stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, log2
@@ -402,14 +402,14 @@ def _drafts_itself(setup: Setup) -> bool:
     return setup.spec is not None and setup.spec.method == "mtp" and setup.model.mtp_layers > 0
 
 
-# Does it fit, by how much not, what would, and the largest context and number of slots that do
+# Does it fit, by how much not, and the largest context and number of slots that do
 
 CONTEXT_STEP = 256  # contexts are given in steps of this many tokens
 SLOTS_MOST = 1024
 
 
 class FitResult(msgspec.Struct, frozen=True):
-    """Whether a setup fits a card, and what would. Worked out when asked for: most are asked for one thing only."""
+    """Whether a setup fits a card, and why not."""
 
     setup: Setup
     plan: MemoryPlan
@@ -439,35 +439,6 @@ class FitResult(msgspec.Struct, frozen=True):
             f"{plan.card.id} is left: {format_bytes(out)} are missing, the largest term is {late.name} "
             f"({format_bytes(late.bytes)})"
         )
-
-    def changes(self) -> Iterator[str]:
-        """Yield the changes that make it fit, the least costly first."""
-        setup, plan = self.setup, self.plan
-        now = setup.utilization or defaults(setup.engine, plan.card).utilization
-
-        def fits(changed: Setup, slots: int = plan.slots, context: int = plan.context, *, vision: bool = True) -> bool:
-            at_once = min(plan.at_once, slots)
-            return memory(changed, plan.card, context=context, slots=slots, at_once=at_once, vision=vision).fits
-
-        if has_pool(setup.engine):
-            steps = [round(0.5 + n / 100, 2) for n in range(49)]
-            down = plan.over_outside_bytes > 0
-            shares = [u for u in reversed(steps) if u < now] if down else [u for u in steps if u > now]
-            step = next((share for share in shares if fits(replace(setup, utilization=share))), None)
-            if step is not None:
-                yield f"{'lower' if step < now else 'raise'} the utilization from {now:g} to {step:g}"
-        fewer = next((n for n in (128, 64, 32, 16, 8, 4, 2, 1) if n < plan.slots and fits(setup, n)), None)
-        if fewer is not None:
-            yield f"take {fewer} {'slot' if fewer == 1 else 'slots'} instead of {plan.slots}"
-        shorter = _search(plan.context // CONTEXT_STEP, lambda n: fits(setup, context=n * CONTEXT_STEP)) * CONTEXT_STEP
-        if 0 < shorter < plan.context:
-            yield f"take a context of {shorter} tokens instead of {plan.context}"
-        if setup.spec is not None and fits(replace(setup, spec=None)):
-            yield f"leave {setup.spec} out"
-        if setup.graphs and fits(replace(setup, graphs=False)):
-            yield "run without CUDA graphs, which costs speed"
-        if setup.model.vision_params and fits(setup, vision=False):
-            yield "leave the vision tower out"
 
 
 def fits(

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable
 
 import msgspec
-from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.planner.candidates import PlanGoal, sizing_card
@@ -103,7 +102,6 @@ class Rated(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     prospect: SpeedModel
     outcome: PredictedOutcome
-    context_each: int  # the longest with every slot full; 0 unless the goal asks for it
     over_limit: float  # the worst figure as a share of its limit; 1 or less is within
     score: float
     published: bool = True  # somebody made a checkpoint in this format
@@ -131,7 +129,7 @@ class Rated(msgspec.Struct, frozen=True):
         *ours, score = self.key
         *theirs, best = other.key
         least, shown, there = 1.0 - _TIE, self.outcome.effective_tok_s, other.outcome.effective_tok_s
-        return ours == theirs and shown >= least * there and score >= (1.0 if self.context_each else least) * best
+        return ours == theirs and shown >= least * there and score >= least * best
 
     def memory(self) -> MemoryPlan:
         assert self.setup.context is not None
@@ -180,11 +178,8 @@ def on_paper(setup: Setup, rig: Rig, goal: PlanGoal) -> bool:
 def rate(
     setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], basis: Basis, *, published: bool = True
 ) -> Rated:
-    """More is better. Of equal contexts the quicker wins; throughput counts what a single agent gets, too."""
-    card, context = sizing_card(rig, setup.layout), 0
-    if goal.kind == "context":
-        context = largest(setup, card, slots=setup.slots)[0]
-        setup = replace(setup, context=max(context, setup.context or 0))
+    """More is better. Throughput counts what a single agent gets, too."""
+    card = sizing_card(rig, setup.layout)
     found = speed_model_of(setup, rig, goal, basis)
     outcome = found.outcome(goal.load())
     total_s = outcome.ttft_s + outcome.tpot_s * goal.output_tokens
@@ -192,13 +187,11 @@ def rate(
     over = max((figures[name] / most for name, most in goal.limits), default=0.0)
     if goal.kind == "latency":
         value = 1.0 / max(1e-9, total_s)
-    elif goal.kind == "context":
-        value = context + min(0.99, outcome.effective_tok_s / 1e6)
     else:
         value = outcome.effective_tok_s * found.stream_tok_s(goal.load(1)) ** _ALONE
     score = value * (_RDNA if card.family.startswith("rdna") and setup.engine != "llamacpp" else 1.0)
     rest = published, on_paper(setup, rig, goal), holds_all(setup, goal), goal.need_tokens
-    return Rated(setup, rig, card, findings, found, outcome, context, over, score, *rest)
+    return Rated(setup, rig, card, findings, found, outcome, over, score, *rest)
 
 
 def levels(agents: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.catalog.gpus import Device, find_device
-from skep.catalog.models import Geometry, find_geometry, geometry_from_parameters
+from skep.catalog.models import Geometry, find_geometry
 from skep.errors import UserError
 from skep.planner.memory import has_pool, kv_bytes_per_token, state_bytes, weights_bytes, window_bytes
 from skep.planner.predict import SpeedModel, prospect
@@ -167,16 +167,7 @@ def _model(row: _Row) -> Geometry:
     name = row.text("model")
     if name and (found := find_geometry(name)) is not None:
         return found
-    total, active = row.number("params_total_b"), row.number("params_active_b")
-    if active is None and (named := _found(r"a(\d+(?:\.\d+)?)b", name.lower())):
-        active = float(named)
-    if total is None or active is None:
-        which = "total" if total is None else "active"
-        raise Unpredictable(f"model: `{name or '?'}` is not in the catalogue; its {which} parameters are not stated")
-    try:
-        return geometry_from_parameters(name or f"{total:g}B", total, active)
-    except UserError as impossible:
-        raise Unpredictable(f"model: {impossible.message}") from None
+    raise Unpredictable(f"model: `{name or '?'}` is not in the catalogue")
 
 
 def _quant(row: _Row, engine: str, model: Geometry) -> Quant:

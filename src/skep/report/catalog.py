@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from operator import itemgetter
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
@@ -95,23 +93,18 @@ def print_device(found: Device) -> None:
 def print_model(found: Geometry) -> None:
     guess = ", estimated from its parameter counts" if found.estimated else ""
     _print_values(f"{found.id}: {found.title}{guess}", found)
-    _print_pairs("PART", "PARAMETERS", {p: _billions(n) for p, n in asdict(parts_of(found)).items() if n})
     kept = {"KV of a token, 16 bit": f"{found.kv_bytes_per_token(2):,.0f} B"}
     if found.sliding_layers:
         kept["KV of the full windows of a sequence"] = format_bytes(round(found.window_bytes(float("inf"), 2)))
     if found.linear_layers:
         kept["state of a sequence"] = format_bytes(round(found.state_bytes))
-    _print_pairs("KEPT", "BYTES", kept)
-    _print_pairs("WEIGHTS AS", "BYTES", {QUANTS[q].title: format_bytes(size) for q, size in _sizes(found).items()})
+    kept |= {f"weights as {QUANTS[q].title}": format_bytes(size) for q, size in _sizes(found).items()}
+    print()  # noqa: T201
+    columns: list[Column[Any]] = [_left("kept", "KEPT", itemgetter(0)), Column("bytes", "BYTES", itemgetter(1))]
+    print_records(columns, list(kept.items()))
     if known := checkpoints_of(found.id):
         print()  # noqa: T201
         print_records(CHECKPOINTS, known)
-
-
-def _print_pairs(title: str, value: str, pairs: Mapping[str, str]) -> None:
-    print()  # noqa: T201
-    columns: list[Column[Any]] = [_left("name", title, itemgetter(0)), Column("value", value, itemgetter(1))]
-    print_records(columns, list(pairs.items()))
 
 
 def _print_values(title: str, found: Device | Geometry) -> None:
@@ -171,9 +164,6 @@ def print_engines(found: Sequence[EngineStatus]) -> None:
     print_records(columns, found)
 
 
-_KEY = 18  # columns, of a value's name
-
-
 def _hardware(found: Preset) -> str:
     return f"{found.hardware}, {found.link}" if found.link else found.hardware
 
@@ -211,13 +201,13 @@ def preset_document(found: Preset) -> dict[str, Any]:
     return {**document, "capacity": found.capacity, "own": found.origin != SHIPPED, "next": _next(found)}
 
 
-def preset_text(found: Preset, width: int | None = None) -> str:
-    """Return a preset in words, its lines broken where the terminal ends; None: nowhere."""
+def preset_text(found: Preset) -> str:
+    """Return a preset in words."""
     from skep.report.page import render_text
 
     told = {"gpus": found.gpus, "reserve": found.reserve, "threads": found.threads, "extra": found.extra}
     given = {**found.options.given, **{name: value for name, value in told.items() if value}}
-    text = render_text(
+    return render_text(
         "preset.txt",
         preset=found,
         hardware=_hardware,
@@ -227,20 +217,6 @@ def preset_text(found: Preset, width: int | None = None) -> str:
         next=_next(found),
         shipped=SHIPPED,
     )
-    if width is None:
-        return text
-    lines = text.split("\n")
-    facts = range(1, lines.index(""))  # a name and its value each
-    return "\n".join(_broken(line, width, _KEY if place in facts else 0) for place, line in enumerate(lines))
-
-
-def _broken(line: str, width: int, deep: int) -> str:
-    """Return a line that goes on `deep` columns from its begin, or below the text of its list entry."""
-    if line.startswith("  "):
-        return line
-    entry = re.match(r"- |\d+\. ", line)
-    indent = " " * (entry.end() if entry and not deep else deep)
-    return "\n".join(wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
 
 
 def _setting(value: Any) -> str:
@@ -329,15 +305,4 @@ def print_validation(report: ValidationReport, name: str) -> None:
     for row, why in report.unpredicted:
         missing[why.split(":")[0]].append(row)
     for fact, without in sorted(missing.items(), key=lambda found: -len(found[1])):
-        note(f"not predicted, {fact}: {len(without)} {'row' if len(without) == 1 else 'rows'} ({_ranges(without)})")
-
-
-def _ranges(rows: list[int]) -> str:
-    """[2, 3, 4, 9] → "2-4, 9"."""
-    runs: list[list[int]] = []
-    for row in rows:
-        if runs and row == runs[-1][-1] + 1:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+        note(f"not predicted, {fact}: {len(without)} {'row' if len(without) == 1 else 'rows'}")
