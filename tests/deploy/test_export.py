@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.presets import Container, Draft, EngineOptions, Mount, Need, Preset, Published
+from skep.catalog.presets import Container, Draft, EngineOptions, Mount, Need, Preset
 from skep.config.presets import shipped_presets
 from skep.deploy.export import FORMS, RecipePath, comment, recipe_of, shell_word, systemd_word, yaml_word
 from skep.errors import UserError
@@ -134,7 +134,7 @@ def test_the_gateway_of_two_replicas_is_told_their_slots():
 # Every preset in every form
 
 
-@pytest.mark.parametrize("name", sorted(shipped_presets()))
+@pytest.mark.parametrize("name", sorted(set(shipped_presets()) - {"gemma-4-31b-4x3090-ollama"}))
 def test_every_shipped_preset_has_every_form(name):
     made = shipped(name)
     for form in FORMS:
@@ -147,7 +147,7 @@ def test_every_shipped_preset_has_every_form(name):
 
 @pytest.mark.parametrize("form", ["shell", "docker"])
 def test_scripts_are_scripts(form, tmp_path):
-    for name in ("qwen3.6-27b-2x3090-replicas", "gpt-oss-20b-4090", "gemma-4-31b-4x3090-ollama"):
+    for name in ("qwen3.6-27b-2x3090-replicas", "gpt-oss-20b-4090"):
         (tmp_path / name).write_text(export(shipped(name), form))
         subprocess.run(["bash", "-n", tmp_path / name], check=True)
 
@@ -174,15 +174,11 @@ def test_systemd_accepts_its_units(tmp_path):
 # What is said
 
 
-def test_a_script_says_which_needs_it_cannot_meet_and_which_figures_go_with_them():
+@pytest.mark.parametrize("form", ["shell", "docker"])
+def test_a_script_says_what_its_preset_needs(form):
     need = Need("patch", "patch", "the patch", "it is quick", "somewhere")
-    lost, kept = Published(225.0, "output", 4, needs=("patch",)), Published(25.0, "output", 1)
-    fields = {"needs": (need,), "published": (lost, kept), "container": Container("image:tag")}
-    text = export(recipe(**fields), "shell")
-    assert "NOT met here (patch): the patch" in text
-    assert "225 tok/s at C=4" in text
-    assert "25 tok/s at C=1" not in text
-    assert "NOT met" not in export(recipe(**fields), "docker")
+    text = export(recipe(needs=(need,), container=Container("image:tag")), form)
+    assert "# Needs (patch): the patch: it is quick" in text
 
 
 @pytest.mark.parametrize(
@@ -190,7 +186,6 @@ def test_a_script_says_which_needs_it_cannot_meet_and_which_figures_go_with_them
     [
         ("sglang", "Qwen/Qwen3-8B", "0.5.3", "lmsysorg/sglang:v0.5.3"),
         ("llamacpp", "/srv/q.gguf", "b7000", "ghcr.io/ggml-org/llama.cpp:server-cuda-b7000"),
-        ("ollama", "qwen3:8b", "0.21.2", "ollama/ollama:0.21.2"),
     ],
 )
 def test_each_engine_has_its_public_image(engine, checkpoint, version, image):
@@ -209,27 +204,22 @@ def test_a_gguf_file_of_the_hub_is_named_as_llama_server_wants_it():
 
 ARC = {"hardware": "arc-pro-b70", "replicas": 1}
 MOUNTED = Container("i:1", (Mount("$DATA/it's", "/in side", read_only=False),), before=("echo $HOME 'x'",))
-OLLAMA, PULL = "gemma-4-31b-4x3090-ollama", "ollama pull gemma4:31b"
 
 
 @pytest.mark.parametrize(
     ("made", "form", "said"),
     [
         (recipe(), "docker", ["vllm/vllm-openai:v0.19.1"]),
-        (recipe(engine_version=None), "docker", ["Choose the image's tag"]),
+        (recipe(engine_version=None), "docker", ["vllm/vllm-openai:latest"]),
         (recipe(checkpoint="/srv/qwen"), "docker", ["/srv/qwen:/model:ro", "serve /model"]),
         (recipe(**ARC), "docker", ["--device /dev/dri"]),
         (recipe(**ARC), "shell", ["ZE_AFFINITY_MASK=0"]),
         (recipe(container=MOUNTED), "compose", ['target: "/in side"', "read_only: false", "echo $$HOME 'x'"]),
         (recipe(env=(("HTTP_PROXY", "http://127.0.0.1:3128"),)), "docker", ["HTTP_PROXY=http://127.0.0.1:3128"]),
-        (shipped(OLLAMA), "shell", [f"env OLLAMA_HOST=127.0.0.1:8500 {PULL}"]),
-        (shipped(OLLAMA), "docker", [f"docker exec {OLLAMA}-0 {PULL}"]),
-        (shipped(OLLAMA), "compose", [f"docker compose exec {OLLAMA}-0 {PULL}"]),
-        (shipped(OLLAMA), "systemd", [f"OLLAMA_HOST=127.0.0.1:8500 {PULL}"]),
     ],
 )
 def test_a_text_says_what_its_preset_asks_for(made, form, said):
-    """The image of a version, mounts, cards of another maker, variables, and that Ollama is to fetch its model."""
+    """The image of a version, mounts, cards of another maker, and variables."""
     text = " ".join(export(made, form).replace("\\\n", " ").split())
     assert [words for words in said if words not in text] == []
     assert "/dev/dri" not in text or "--gpus" not in text
@@ -251,9 +241,10 @@ def test_ports_must_leave_room_for_the_endpoint():
         recipe_of(PLAIN, port=8501, engine_port=8500)
 
 
-def test_an_engine_of_skeps_own_is_not_exported():
-    with pytest.raises(UserError, match="own embedded engine"):
-        recipe(engine="embedded", hardware="cpu", replicas=1)
+@pytest.mark.parametrize(("engine", "said"), [("embedded", "own embedded engine"), ("ollama", "runs in Ollama")])
+def test_an_engine_that_needs_no_export_says_so(engine, said):
+    with pytest.raises(UserError, match=said):
+        recipe(engine=engine, hardware="cpu", replicas=1)
 
 
 # Quoting
@@ -335,11 +326,3 @@ def test_notes_and_a_stand_in_are_told_in_comments(form):
     assert told[1].startswith("# Note: warm it")
     assert not any(line.startswith("up first") for line in text.splitlines())
     assert "# Note: " not in export(recipe(), form)
-
-
-@pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd"])
-def test_an_image_whose_tag_has_moved_is_not_what_was_measured(form):
-    text = export(shipped("qwen3.6-27b-2x3090-awq"), form)
-    assert "# NOT met here (image): vLLM 0.10.1.1" in text
-    assert "these published figures do not apply: 43.2 tok/s at C=1" in text
-    assert "give them" not in text

@@ -269,12 +269,6 @@ def stand_in_words(preset: Preset) -> str | None:
     return f"the source does not name its checkpoint: skep uses {preset.checkpoint} in its place"
 
 
-def is_moving_tag(image: str) -> bool:
-    """Return whether its tag names another build from day to day."""
-    name = image.rpartition("/")[2]
-    return "@" not in name and (":" not in name or name.endswith((":latest", ":nightly")))
-
-
 def best_figure(preset: Preset) -> Published | None:
     return max(preset.published, key=lambda figure: figure.tok_s, default=None)
 

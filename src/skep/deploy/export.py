@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from msgspec.structs import replace
 
 from skep.catalog.models import find_geometry
-from skep.catalog.presets import NO_CARDS, Container, Need, Preset, Published, is_moving_tag, stand_in_words
+from skep.catalog.presets import NO_CARDS, Container, Need, Preset, stand_in_words
 from skep.config.presets import find_preset, preset, presets_folder, serve_of
 from skep.config.rigs import parse_rig
 from skep.deploy.commands import launches_of
@@ -35,7 +35,6 @@ START_S = 1800
 FOLDER = "~/.config/systemd/user"
 LOCAL = ("/", "./", "../", "~", "$")
 PLACEHOLDER = "path/to/"
-OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
 CHECKPOINT, MODELS = "CHECKPOINT", "MODELS"  # variables for what lies where only the user knows
 DEVICES: dict[str, tuple[str, ...]] = {"intel": ("/dev/dri",), "amd": ("/dev/kfd", "/dev/dri"), "": ()}
@@ -145,7 +144,6 @@ class Recipe(msgspec.Struct, frozen=True):
     source: str | None = None
     container: Container | None = None
     needs: tuple[Need, ...] = ()
-    published: tuple[Published, ...] = ()
     engine_version: str | None = None
     vendor: str = "nvidia"  # of the cards
     cards: str | None = None  # `--gpu`, of a plan
@@ -176,10 +174,9 @@ def recipe_of(preset: Preset, *, port: int, engine_port: int) -> Recipe:
     if (not preset.gpus and preset.replicas == 1 and each < len(cards)) or not cards:
         placed = [()] * preset.replicas  # an engine that divides itself over what it sees
     serve, name = serve_of(preset), file_name(preset.name)
-    model = preset.checkpoint if preset.engine == "ollama" else preset.served_as  # it knows a model by its tag
-    one = replace(launch_of(serve, name, None, preset.checkpoint, threads=preset.threads or 0), model=model)
+    one = replace(launch_of(serve, name, None, preset.checkpoint, threads=preset.threads or 0), model=preset.served_as)
     launches = [replace(one, name=f"{name}-{number}", gpus=gpus) for number, gpus in enumerate(placed)]
-    names = ("name", "title", "source", "container", "needs", "published", "engine_version", "notes")
+    names = ("name", "title", "source", "container", "needs", "engine_version", "notes")
     alike: dict[str, Any] = {name: getattr(preset, name) for name in names}
     vendor, stand_in = cards[0].vendor if cards else "", stand_in_words(preset)
     return Recipe(launches=_on_ports(launches, port, engine_port), port=port, vendor=vendor, stand_in=stand_in, **alike)
@@ -198,8 +195,9 @@ def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int)
 
 
 def _check_engine(engine: str, name: str) -> None:
-    if not isinstance(engine_named(engine), Adapter):
-        raise UserError(f"`{name}` runs in skep's own {engine} engine", hint=f"`skep up {name}` starts it")
+    if engine == "ollama" or not isinstance(engine_named(engine), Adapter):
+        what = "Ollama" if engine == "ollama" else f"skep's own {engine} engine"
+        raise UserError(f"`{name}` runs in {what}, which needs no export", hint=f"`skep up {name}` starts it")
 
 
 def _on_ports(launches: Sequence[Launch], port: int, engine_port: int) -> tuple[Launch, ...]:
@@ -224,12 +222,10 @@ def native_words(launch: Launch) -> list[Word]:
     return [RecipePath(word) if word == launch.checkpoint and word.startswith(("~", "$")) else word for word in words]
 
 
-def native_command(recipe: Recipe, launch: Launch, pulled: str | None = None) -> list[Word]:
-    """Return how a shell starts the engine; with `pulled`, how the running one is told to fetch that."""
-    given = environment(launch, recipe.vendor).items()
-    words = [f"{name}={value}" for name, value in given if pulled is None or name == OLLAMA]
-    own = native_words(launch)
-    return ["env", *words, *(own if pulled is None else [own[0], "pull", pulled])]
+def native_command(recipe: Recipe, launch: Launch) -> list[Word]:
+    """Return how a shell starts the engine."""
+    words = [f"{name}={value}" for name, value in environment(launch, recipe.vendor).items()]
+    return ["env", *words, *native_words(launch)]
 
 
 def environment(launch: Launch, vendor: str = "nvidia") -> dict[str, str]:
@@ -286,7 +282,7 @@ class ContainerSpec(msgspec.Struct, frozen=True):
 
 
 def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
-    public, _ = image_of(launch.engine, recipe.engine_version)
+    public = image_of(launch.engine, recipe.engine_version)
     # processes of one engine on several cards talk through shared memory, of which a container has 64 MiB
     own = recipe.container or Container(public, ipc_host=launch.engine in ("vllm", "sglang"))
     host, inside, read_only, checkpoint = _weights(launch, own)
@@ -297,17 +293,14 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     if inside and inside not in (mount.inside for mount in own.mounts):
         mounts.insert(0, (RecipePath(host), inside, read_only))
     seen = inner if recipe.vendor == "nvidia" else replace(inner, gpus=launch.gpus)  # others see all that is handed in
-    told = environment(seen, recipe.vendor).items()
-    given = {name: value.replace(f"{HOST}:", f"{EVERYWHERE}:") if name == OLLAMA else value for name, value in told}
-    hub = launch.engine != "ollama" and on_hub(checkpoint or "")
+    given, hub = environment(seen, recipe.vendor), on_hub(checkpoint or "")
     given |= {"LLAMA_CACHE": LLAMA_CACHE[1]} if hub and launch.engine == "llamacpp" else {}
     url = f"http://{HOST}:{port}{health_path(launch)}"
     by_python = ("CMD", "python3", "-c", f"import urllib.request as u; u.urlopen({url!r}, timeout=5)")
-    by_other = {"ollama": ("CMD", "ollama", "list"), "llamacpp": ("CMD", "curl", "-f", url)}  # what the image has
+    health = ("CMD", "curl", "-f", url) if launch.engine == "llamacpp" else by_python  # what the image has
     return ContainerSpec(
         launch.name, own.image, launch.gpus, DEVICES.get(recipe.vendor), launch.port, port, tuple(mounts), given,
-        ("HF_TOKEN",) if hub else (), own.shm, own.ipc_host, program, arguments,
-        by_other.get(launch.engine, by_python),
+        ("HF_TOKEN",) if hub else (), own.shm, own.ipc_host, program, arguments, health,
     )  # fmt: skip
 
 
@@ -329,15 +322,14 @@ def docker_words(one: ContainerSpec) -> list[Word]:
     return [*words, one.image, *one.arguments]
 
 
-def image_of(engine: str, version: str | None) -> tuple[str, bool]:
-    """The engine's public image, and whether its tag is the version that was measured."""
+def image_of(engine: str, version: str | None) -> str:
+    """Return the engine's public image, of the version that was measured where there is one."""
     name = engine_kinds()[engine].image
     if engine == "llamacpp":
-        build = re.fullmatch(r"b([0-9]+)", version or "")
-        return f"{name}:server-cuda" + (f"-b{build[1]}" if build else ""), build is not None
+        build = re.fullmatch(r"b[0-9]+", version or "")
+        return f"{name}:server-cuda" + (f"-{build[0]}" if build else "")
     release = re.fullmatch(r"v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)", version or "")
-    mark = "" if engine == "ollama" else "v"
-    return (f"{name}:{mark}{release[1]}", True) if release else (f"{name}:latest", False)
+    return f"{name}:v{release[1]}" if release else f"{name}:latest"
 
 
 def variables_of(recipe: Recipe) -> dict[str, str | None]:
@@ -360,8 +352,6 @@ def weights_variable(recipe: Recipe) -> str | None:
 def _weights(launch: Launch, own: Container) -> tuple[str, str, bool, str | None]:
     """Return what is mounted for them, where inside, whether only to be read, and what the engine inside is told."""
     checkpoint = launch.checkpoint
-    if launch.engine == "ollama":
-        return "~/.ollama", "/root/.ollama", False, checkpoint
     if checkpoint is None:
         return "", "", False, None
     folder, _, name = checkpoint.rpartition("/")
@@ -383,13 +373,13 @@ def _started(launch: Launch, steps: Sequence[str]) -> tuple[str | None, tuple[st
     # listening on all of the container's own addresses: only one port of it is published
     if "--host" in words:
         words[words.index("--host") + 1] = EVERYWHERE
-    elif launch.engine != "ollama":
+    else:
         words += ["--host", EVERYWHERE]
     if steps:
         start = "/app/llama-server" if launch.engine == "llamacpp" else words[0]
         script = "\n".join(("set -e", *steps, f"exec {shell_lines([start, *words[1:]])}"))
         return "/bin/bash", ("-c", script)
-    return None if launch.engine in ("llamacpp", "ollama") else words[0], tuple(words[1:])
+    return None if launch.engine == "llamacpp" else words[0], tuple(words[1:])
 
 
 # Texts
@@ -425,18 +415,10 @@ def _templates() -> Environment:
 
 def _export(form: str, recipe: Recipe) -> str:
     contained = form in ("docker", "compose") or (form == "systemd" and recipe.container is not None)
-    moved = recipe.container is not None and is_moving_tag(recipe.container.image)  # its tag is not what was measured
-    given = () if not contained else ("step",) if moved else ("image", "step")  # needs that the container meets
-    lacking = ("image", "patch", "step") if not contained else ("image",) if moved else ()  # and that nothing here does
-    unmet = [need for need in recipe.needs if need.kind in lacking]
-    lost = [row for row in recipe.published if {need.id for need in unmet} & set(row.needs)]
-    left = [need for need in recipe.needs if need.kind not in (*given, *lacking)]
-    told = {"unmet": unmet, "lost": lost, "left": left, "moved": moved, "contained": contained, "form": form}
-    about = _templates().get_template("about.j2").render(recipe=recipe, **told)
+    about = _templates().get_template("about.j2").render(recipe=recipe, contained=contained, form=form)
     style: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
     lines = [part for line in about.splitlines() for part in wrap(line, WIDTH, **style)]
-    pulled = recipe.first.checkpoint if recipe.first.engine == "ollama" else None  # before Ollama answers for it
-    return _templates().get_template(f"{form}.j2").render(recipe=recipe, about="\n".join(lines), pulled=pulled)
+    return _templates().get_template(f"{form}.j2").render(recipe=recipe, about="\n".join(lines))
 
 
 FORMS: Mapping[str, Callable[[Recipe], str]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
@@ -244,7 +244,8 @@ def _figure_line(figure: Published, needs: Sequence[str]) -> str:
 
 
 def _next(found: Preset) -> list[str]:
-    commands = [f"skep up {found.name}", f"skep export {found.name} --as docker"]
+    commands = [f"skep up {found.name}"]
+    commands += [f"skep export {found.name} --as docker"] if found.engine != "ollama" else []
     repeat = _repeating_sweep(found)
     return [*commands, repeat] if repeat else commands
 
