@@ -56,10 +56,10 @@ def _give(name: str) -> float:
 GIVE = np.array([_give(name) for name in NAMES])
 
 
-def read() -> tuple[list[PublishedCase], list[tuple[str, ...]]]:
+def read() -> tuple[list[PublishedCase], list[str]]:
     """Return the cases, and which curve each belongs to."""
     cases: list[PublishedCase] = []
-    curves: list[tuple[str, ...]] = []
+    curves: list[str] = []
     for path in sorted((ROOT / "tests" / "data").glob("*_points.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             for row, cells in enumerate(csv.DictReader(file), 2):

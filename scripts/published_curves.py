@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import combinations
@@ -32,12 +31,9 @@ def honest_constants(source: str) -> Constants:
     return Constants(**_folds()[source]) if source in _folds() else published_constants()
 
 
-def curve_of(cells: Mapping[str, str]) -> tuple[str, ...]:
+def curve_of(cells: Mapping[str, str]) -> str:
     """What stays the same in a table of measurements while concurrency changes."""
-    notes = (cells.get("notes") or "").lower()
-    profile = re.search(r"(?:profile|weights)=([\w.-]+)", notes)
-    eager = "eager" if "eager" in notes else ""
-    return (*((cells.get(name) or "").strip() for name in _SAME), profile[1] if profile else "", eager)
+    return cells["curve"]
 
 
 def tuning_from(case: PublishedCase, constants: Constants) -> StepTuning:
@@ -52,10 +48,10 @@ def tuning_from(case: PublishedCase, constants: Constants) -> StepTuning:
     return StepTuning(decode=slow)
 
 
-def calibrated(points: Iterable[tuple[PublishedCase, tuple[str, ...]]]) -> Iterator[tuple[PublishedCase, StepTuning]]:
+def calibrated(points: Iterable[tuple[PublishedCase, str]]) -> Iterator[tuple[PublishedCase, StepTuning]]:
     """Yield each case of a curve that has a row at C=1, but for that row, with the tuning it gives."""
     cases = list(points)
-    firsts: dict[tuple[str, ...], PublishedCase] = {}
+    firsts: dict[str, PublishedCase] = {}
     for case, curve in cases:
         if case.load.concurrency == 1:
             firsts.setdefault(curve, case)

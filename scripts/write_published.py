@@ -20,7 +20,7 @@ def table() -> str:
     """Of several alike from one source the fastest is kept: people publish what they tried before, too."""
     best: dict[tuple[object, ...], float] = {}
     for number, cells in read_rows(POINTS.read_text(encoding="utf-8"), POINTS.name):
-        if "+" in cells["gpu"] or cells["concurrency"].startswith("offline"):
+        if "+" in cells["gpu"]:
             continue
         try:
             case = read_case(number, cells)
@@ -29,7 +29,7 @@ def table() -> str:
         setup, load = case.setup, case.load
         if setup.slots is not None and load.concurrency > setup.slots * setup.layout.replicas:
             continue  # somebody waited
-        stated = cells["input_len"] and cells["output_len"]  # a stream's own rate hardly depends on them
+        stated = cells["input_tokens"] and cells["output_tokens"]  # a stream's own rate hardly depends on them
         if (
             load.cached_share
             or load.rate_per_s
@@ -38,7 +38,7 @@ def table() -> str:
         ):
             continue
         tokens = (load.concurrency, int(load.input_tokens), int(load.output_tokens))
-        count = int(cells["n_gpu"])
+        count = len(case.rig.cards)
         cards = f"{count}x {case.card.id}" if count > 1 else case.card.id
         source = source_of(cells["source_url"])
         key = (

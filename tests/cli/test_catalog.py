@@ -93,7 +93,7 @@ def test_the_document_has_every_row_either_predicted_or_named(few):
 def test_the_table_says_how_far_off_and_what_was_left_out(few):
     done = call("validate", few, check=0)
     assert "rows predicted" in done.err
-    assert "not predicted, bits" in done.err
+    assert "not predicted, quant" in done.err
     assert done.out.splitlines()[1].startswith("all ")
     assert "source github.com" in done.out
 
@@ -102,8 +102,8 @@ def test_the_table_says_how_far_off_and_what_was_left_out(few):
     ("text", "words"),
     [
         ("", "no column"),
-        ("a,b\n1,2\n", "no column concurrency, gpu, model"),
-        ("gpu,model\nx,y\n", "no column concurrency"),
+        ("a,b\n1,2\n", "no column concurrency, gpu, model, quant, tok_s"),
+        ("gpu,model\nx,y\n", "no column concurrency, quant, tok_s"),
     ],
 )
 def test_a_file_that_is_no_such_table_is_one_line_and_one_without_rows_an_empty_report(tmp_path, text, words):
@@ -111,6 +111,6 @@ def test_a_file_that_is_no_such_table_is_one_line_and_one_without_rows_an_empty_
     path.write_text(text)
     assert words in refused("validate", path)
     assert "cannot be read" in refused("validate", tmp_path / "none.csv")
-    path.write_text("gpu,model,concurrency\n")
+    path.write_text("gpu,model,quant,concurrency,tok_s\n")
     told = call("validate", path, "--json", check=0).json
     assert (told["rows"], told["predicted"], told["median_ape"]) == (0, 0, None)
