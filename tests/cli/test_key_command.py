@@ -77,22 +77,13 @@ def test_list_shows_names_and_limits(path):
     assert len(table) == 3
 
 
-def test_a_file_others_may_read_is_warned_about_and_closed_by_the_next_change_one_they_may_write_refused(
-    written,
-):
+def test_a_file_that_others_may_write_is_refused(written):
     """Who may write it may let himself in."""
     for mode in (0o620, 0o602, 0o666):
         written(ONE, mode)
         said = refused("key", "list")
         assert "other users can write" in said
         assert "chmod 600" in said
-    written(ONE, 0o640)
-    done = key("list", "--json")
-    assert done.err.startswith("warning: other users can read")
-    assert "chmod 600" in done.err
-    assert [row["name"] for row in done.json] == ["ci"]
-    key("add", "another")
-    assert "warning" not in key("list").err
 
 
 def test_remove_takes_a_key_back(path):

@@ -84,17 +84,6 @@ def test_an_engine_is_told_everything_the_plan_counted_on(chosen, rig, begins, o
     assert words(line)[-len(adapter.arguments(launch)) :] == adapter.arguments(launch)
 
 
-def test_replicas_that_share_their_experts_are_one_engine():
-    layout = Layout(tp=2, ep=4, replicas=2)
-    (line,) = command_lines(setup(layout=layout), RIG)
-    assert words(line)[0] == "CUDA_VISIBLE_DEVICES=0,1,2,3"
-    assert (value(line, "--data-parallel-size"), value(line, "--max-num-seqs")) == ("2", "4")
-    (line,) = command_lines(setup("sglang", layout), RIG)
-    shared = {"--tp-size": "4", "--dp-size": "2", "--max-running-requests": "8"}
-    assert values(line, shared) == shared, "slots are of all its parts"
-    assert gateway_line(setup(layout=layout), RIG) is None
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp"])
 def test_a_checkpoint_with_a_space_survives_the_shell(engine):
     (line,) = command_lines(setup(engine), parse_rig("rtx-5090"), checkpoint="/models/my model")

@@ -92,12 +92,8 @@ def test_a_busy_card_is_named_with_the_share_that_would_fit():
     assert "memory_share" not in refused.value.hint
 
 
-def test_a_model_that_can_never_be_loaded_is_said_at_the_start():
-    has = {"gpu0": 24 * GIB}
-    pinned = replace(launch("p-0", share=0.5), model="p", pinned=True, room=(("gpu0", 12 * GIB),))
-    other = replace(launch("g-0"), model="g", on_demand=True, room=(("gpu0", 14 * GIB),))
-    with pytest.raises(DoesNotFit, match="`g` can never be loaded: it needs"):
-        launches.check_on_demand([pinned, other], has, None)
-    launches.check_on_demand([other], has, 1)
+def test_pinned_models_leave_room_for_one_on_demand():
+    pinned, other = replace(launch("p-0"), model="p", pinned=True), replace(launch("g-0"), model="g", on_demand=True)
+    launches.check_pinned([other], 1)
     with pytest.raises(UserError, match="max_loaded = 1 is too low"):
-        launches.check_on_demand([pinned, replace(other, room=())], has, 1)
+        launches.check_pinned([pinned, other], 1)

@@ -16,7 +16,7 @@ from memory_samples import (
 )  # fmt: skip
 from msgspec.structs import replace
 
-from skep.planner.memory import fits, kv_capacity_tokens, largest, memory, weights_bytes
+from skep.planner.memory import fits, kv_capacity_tokens, longest_context, memory, weights_bytes
 from skep.units import GIB
 
 
@@ -95,7 +95,7 @@ def test_qwen3_coder_30b_has_about_16k_on_one_3090_and_131k_on_two():
     """Write-up 000: `Context is limited to ~16K tokens on a single GPU`, 131K with the second."""
     one = setup(QWEN3_CODER_30B, utilization=0.95)
     two = setup(QWEN3_CODER_30B, tp=2, utilization=0.92)
-    assert 10_000 <= largest(one, RTX_3090, slots=4)[0] <= 20_000
+    assert 10_000 <= longest_context(one, RTX_3090, 4) <= 20_000
     assert not starts(one, RTX_3090, 131072, 4)
     assert starts(two, RTX_3090, 131072, 4)
 

@@ -27,7 +27,7 @@ from skep.planner.memory import (
     graph_bytes,
     graphs_inside,
     kv_bytes_per_token,
-    largest,
+    longest_context,
     memory,
     scratch_bytes,
     state_bytes,
@@ -136,8 +136,7 @@ def test_a_model_that_fits_nowhere_names_its_largest_term():
 
 def test_the_largest_context_holds_and_the_next_step_does_not():
     made = setup(QWEN3_8B, "nvfp4")
-    longest, widest = largest(made, RTX_3090, context=8192, slots=8)
+    longest = longest_context(made, RTX_3090, 8)
     assert fits(made, RTX_3090, context=longest, slots=8, at_once=8).fits
     assert not fits(made, RTX_3090, context=longest + 256, slots=8, at_once=8).fits
-    assert not fits(made, RTX_3090, context=8192, slots=widest + 1, at_once=widest + 1).fits
-    assert largest(setup(DEEPSEEK_V3, "fp8"), RTX_3090, slots=1) == (0, 0)
+    assert longest_context(setup(DEEPSEEK_V3, "fp8"), RTX_3090, 1) == 0

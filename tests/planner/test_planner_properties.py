@@ -15,7 +15,7 @@ from skep.config.rigs import parse_rig
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.choose import choose
-from skep.planner.memory import defaults, kv_bytes_per_token, largest, memory, usable_bytes, weights_bytes
+from skep.planner.memory import defaults, kv_bytes_per_token, longest_context, memory, usable_bytes, weights_bytes
 from skep.planner.predict import lengths, simulate_load
 from skep.planner.ranking import band
 from skep.planner.rules import valid_rungs
@@ -200,19 +200,19 @@ def test_a_larger_card_and_more_utilization_hold_more_and_more_slots_hold_less_e
         slots = chance.choice([1, 2, 8])
         chunk = defaults(engine, card).batched_tokens  # vLLM takes a larger one from 70 GiB on, out of the cache
         setup = Setup(model, QUANTS[quant], KV_TYPES["bf16"], engine, slots=slots, batched_tokens=chunk)
-        context, _ = largest(setup, card, slots=slots)
+        context = longest_context(setup, card, slots)
         what = said(model, card, engine, quant, slots)
-        assert largest(setup, dataclasses.replace(card, memory_gib=card.memory_gib * 1.5), slots=slots)[0] >= context, (
+        assert longest_context(setup, dataclasses.replace(card, memory_gib=card.memory_gib * 1.5), slots) >= context, (
             what
         )
-        assert largest(replace(setup, slots=2 * slots), card, slots=2 * slots)[0] <= context, what
+        assert longest_context(replace(setup, slots=2 * slots), card, 2 * slots) <= context, what
         assert 0 <= context <= (model.max_context or 1 << 20), what
 
 
 def test_from_70_gib_on_vllm_prefills_in_larger_chunks_out_of_the_memory_of_its_cache():
     card = dataclasses.replace(device("radeon-pro-w7900"), memory_gib=72.0)
     setup = Setup(geometry("gemma-4-31b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", slots=8)
-    assert largest(setup, card, slots=8)[0] < largest(replace(setup, batched_tokens=2048), card, slots=8)[0]
+    assert longest_context(setup, card, 8) < longest_context(replace(setup, batched_tokens=2048), card, 8)
 
 
 def test_a_spark_has_what_cuda_reports():

@@ -65,8 +65,9 @@ def test_a_row_without_a_fact_says_which(changes, fact):
 
 def test_a_whole_row_becomes_a_setup_a_load_and_a_figure():
     told = case(
-        gpu="2x RTX 3090", tp="2", link="pcie 15.75 p2p", engine="sglang", kv="fp8", slots="8", spec="mtp:3", text="code",
-        concurrency="4", input_tokens="1024", output_tokens="512", utilization="0.9", graphs="eager", shape="burst",
+        gpu="2x RTX 3090", tp="2", link="pcie 15.75 p2p", engine="sglang", kv="fp8", slots="8", spec="mtp:3",
+        text="code", concurrency="4", input_tokens="1024", output_tokens="512", utilization="0.9",
+        graphs="eager", shape="burst",
     )  # fmt: skip
     setup = told.setup
     assert (setup.engine, setup.kv.id, setup.slots, setup.layout.tp, setup.graphs) == ("sglang", "fp8", 8, 2, False)

@@ -54,7 +54,6 @@ ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama")
 
 class CalibrationPlan(msgspec.Struct, frozen=True):
     crowd: int | None  # the higher level that is fitted to
-    held_back: tuple[int, ...] = ()
     budget_s: float = 300.0
     prompt_tokens: int = LONG_TOKENS
     seed: int = 0
@@ -66,7 +65,7 @@ class CalibrationPlan(msgspec.Struct, frozen=True):
 
     @property
     def levels(self) -> tuple[int, ...]:
-        return tuple(sorted({1, *self.held_back, *([self.crowd] if self.crowd else [])}))
+        return (1, self.crowd) if self.crowd else (1,)
 
     def paced(self, tpot_s: float) -> CalibrationPlan:
         """Answers as long as the budget holds for about five runs of each level; fewer tasks where those are short."""
@@ -123,7 +122,7 @@ async def measure(
         error.hint = f"these were the long prompts: try fewer --prompt-tokens than {plan.prompt_tokens}"
         raise
     crowd = levels[plan.crowd] if plan.crowd else None
-    measured = CalibrationData(levels[1], crowd, prompts[1], tuple(levels[level] for level in plan.held_back))
+    measured = CalibrationData(levels[1], crowd, prompts[1])
     return CalibrationRuns(measured, (decoded.run_id, computed.run_id), decoded.drift)
 
 

@@ -18,7 +18,7 @@ NameArgument = Annotated[str, argument("ID of a calibration, the start of an ID,
 class CalibrateOptions(EndpointOptions):
     PANELS: ClassVar[dict[str, str]] = {
         "What the endpoint runs": "geometry gpu link engine quant kv tp pp spec no_graphs",
-        "Measurement": "levels check prompt_tokens budget",
+        "Measurement": "levels prompt_tokens budget",
         "Endpoint": "url model key_env",
     }
 
@@ -39,9 +39,6 @@ class CalibrateOptions(EndpointOptions):
         option(
             "Levels to fit to: 1 and a higher one: 1,8 (default: 1 and the slots, at most 8).", "-c", "--concurrency"
         ),
-    ] = None
-    check: Annotated[
-        str | None, option("More levels to measure, such as 2,4, to report the error of the fit there.")
     ] = None
     prompt_tokens: Annotated[int, option("Length of the long prompts in tokens.", min=32)] = 1024
     budget: Annotated[str, option("Time limit of the whole calibration.")] = "5m"

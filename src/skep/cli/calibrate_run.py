@@ -80,17 +80,15 @@ def _plan(options: CalibrateOptions, described: Described, budget_s: float, seed
         levels: tuple[int, ...] = (1, widest) if widest > 1 else (1,)
     else:
         levels = levels_of(options.levels, "--concurrency")
-    held_back = levels_of(options.check, "--check") if options.check else ()
     if levels[0] != 1 or len(levels) > 2:
         hint = "write --concurrency 1,8"
         raise UserError(f"--concurrency `{options.levels}` is not 1 and one higher level", hint=hint)
-    beyond = next((level for level in (*levels, *held_back) if capacity is not None and level > capacity), None)
+    beyond = next((level for level in levels if capacity is not None and level > capacity), None)
     if beyond is not None:
         what = f"C={beyond} is beyond the {capacity} slots of `{setup.model.id}`: queueing would spoil the fit"
         raise UserError(what, hint=f"choose {capacity} at most")
     crowd = levels[1] if len(levels) > 1 else None
-    held_back = tuple(level for level in held_back if level not in levels)
-    return CalibrationPlan(crowd, held_back, budget_s, options.prompt_tokens, seed)
+    return CalibrationPlan(crowd, budget_s, options.prompt_tokens, seed)
 
 
 def print_calibrations(*, as_json: bool) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from skep.cli.options import ROOT, JsonOption, argument, command, group
 from skep.report.terminal import print_json
-
-if TYPE_CHECKING:
-    from skep.catalog.models import Geometry
 
 catalog_app = group("catalog", "Show the GPUs and models that skep knows, with source and certainty of each value.")
 
@@ -40,32 +36,17 @@ def models(
 ) -> None:
     """List the models that plans can use: layers, experts, KV bytes per token, size per quantization."""
     from skep.catalog.models import geometries
+    from skep.deploy.plan_request import read_model
     from skep.report.catalog import MODELS, model_document, print_model
     from skep.report.columns import print_records
 
     if name is not None:
-        found = _geometry(name)
+        found = read_model(name).geometry
         print_json(model_document(found)) if as_json else print_model(found)
     elif as_json:
         print_json([model_document(known) for known in geometries().values()])
     else:
         print_records(MODELS, list(geometries().values()))
-
-
-def _geometry(name: str) -> Geometry:
-    """A path wins only where it looks like one: `qwen3-8b` is a name even beside a folder of that name."""
-    from skep.catalog.models import geometry
-
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        from skep.weights.gguf import geometry_of, read_header
-
-        return geometry_of(read_header(path))
-    if path.suffix == ".json" or name.startswith((".", "/", "~")):
-        from skep.weights.config_json import read_config
-
-        return read_config(path)
-    return geometry(name)
 
 
 @command(ROOT, "skep schema bench sweep > sweep.schema.json")

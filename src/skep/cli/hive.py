@@ -147,7 +147,6 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     """In the foreground until Ctrl-C or `skep down`; a live table on a terminal, a line per change elsewhere."""
     from skep.supervisor.main import run_hive
 
-    _warn(paths)
     story = _ConsoleReporter(paths, as_json=as_json)
     try:
         with byte_progress("downloading the weights") as progress:
@@ -175,7 +174,6 @@ def remote_nodes(settings: Settings) -> RayNodes | None:
 
 def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     """Start it in a session of its own and return when it is ready, with what it said."""
-    _warn(paths)
     ready = start_detached(settings, paths, os.environ.copy())
     _say_absent(ready["replicas"])
     if as_json:
@@ -219,13 +217,6 @@ def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dic
                 progress(message["done"], message["total"])
 
         return control.start_detached(settings, paths, env, hear)
-
-
-def _warn(paths: Paths) -> None:
-    from skep.config.keys import keys_path, loose_mode
-
-    if warning := loose_mode(keys_path(paths)):
-        note(f"warning: {warning}")
 
 
 def _say_absent(rows: list[dict[str, Any]]) -> None:

@@ -50,12 +50,10 @@ def add(
 @command(key_app, "skep key list --json", name="list")
 def list_keys(as_json: JsonOption = False) -> None:
     """List key names and limits. The keys themselves are not stored."""
-    from skep.config.keys import keys_path, loose_mode, read_keys
+    from skep.config.keys import keys_path, read_keys
 
     path = keys_path(user_paths(os.environ))
     entries = read_keys(path)
-    if warning := loose_mode(path):
-        note(f"warning: {warning}")
     none_yet = f"no keys in {path}; `skep key add NAME` makes one"
     table = partial(print_table, "NAME|CLASS|>CONCURRENT|RATE|CREATED", _cells)
     print_list(entries, table, _document, as_json=as_json, none_yet=none_yet)

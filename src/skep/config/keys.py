@@ -259,15 +259,6 @@ def has_keys(settings: Settings, paths: Paths) -> bool:
     return settings.gateway.api_key is not None or bool(read_keys(keys_path(paths)))
 
 
-def loose_mode(path: Path) -> str | None:
-    """Return a warning where other users may read the file: a short, hand-made key can be guessed from its digest."""
-    try:
-        loose = path.stat().st_mode & 0o044
-    except OSError:
-        return None
-    return f"other users can read `{path}`: it holds only digests, but `chmod 600 {path}` is safer" if loose else None
-
-
 def add_entry(path: Path, entry: KeySpec) -> None:
     with _locked(path) as real:
         text = _read(path)

@@ -42,11 +42,6 @@ def checkpoint_name(setup: Setup) -> str:
     return f"path/to/{setup.model.id}-{setup.quant.id.removeprefix('gguf_')}{ending}"
 
 
-def shares_experts(setup: Setup) -> bool:
-    """Replicas that spread one set of experts over all of them are one engine with data parallelism."""
-    return setup.layout.replicas > 1 and setup.layout.ep > setup.layout.tp
-
-
 def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
     """Quantization is not named: every one of these engines finds it in the checkpoint."""
     layout, cards = setup.layout, used_cards(setup, rig)
@@ -63,7 +58,6 @@ def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
         kv=None if setup.kv.family == "half" else _KV.get((setup.engine, setup.kv.id), setup.kv.id),
         tp=layout.tp,
         pp=layout.pp,
-        dp=layout.replicas if shares_experts(setup) else 1,
         ep=layout.ep > 1,
         memory_share=None if llama else setup.utilization,
         graphs=None if setup.graphs else False,
@@ -80,9 +74,7 @@ def launches_of(
     setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = ()
 ) -> tuple[Launch, ...]:
     """One a replica, its cards and port its own. `order`: the machine's numbers of the rig's cards, if rearranged."""
-    together = shares_experts(setup)
-    replicas = 1 if together else setup.layout.replicas
-    each = setup.layout.cards if together else setup.layout.cards_each
+    each = setup.layout.cards_each
     numbers = tuple(order) or tuple(range(len(rig.cards)))
     return tuple(
         Launch(
@@ -90,7 +82,7 @@ def launches_of(
             engine=setup.engine,
             model=setup.model.id,
             weights=None,
-            slots=(setup.slots or 1) * (setup.layout.replicas if together else 1),
+            slots=setup.slots or 1,
             context_tokens=setup.context or 0,
             threads=0,
             port=FIRST_PORT + replica,
@@ -98,7 +90,7 @@ def launches_of(
             options=options_of_setup(setup, rig),
             gpus=numbers[replica * each : (replica + 1) * each] if len(rig.cards) > 1 else (),
         )
-        for replica in range(replicas)
+        for replica in range(setup.layout.replicas)
     )
 
 
@@ -136,7 +128,7 @@ def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str
 
 def gateway_line(setup: Setup, rig: Rig) -> str | None:
     """Return one endpoint for all replicas; None where there is but one engine."""
-    if setup.layout.replicas < 2 or setup.slots is None or shares_experts(setup) or of_machines(rig):
+    if setup.layout.replicas < 2 or setup.slots is None or of_machines(rig):
         return None
     urls = " ".join(f"--upstream http://{HOST}:{FIRST_PORT + n}" for n in range(setup.layout.replicas))
     return f"skep gateway {urls} --slots {setup.slots}"
@@ -189,7 +181,6 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str
         "memory": [_renamed(term) for term in held.terms],
         "card_bytes": held.usable_bytes,
         "largest_context": plan.largest_context,
-        "largest_slots": plan.largest_slots,
         "predicted": [_rounded(point) for point in plan.predicted],
         "rests_on": rests_on(plan),
         "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,

@@ -24,7 +24,6 @@ from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import GpuCard, NvidiaReport, count_busy_cores, read_gpu_memory, read_host, visible_gpus
 from skep.paths import LOOPBACK, Paths
 from skep.units import format_bytes, parse_bytes
-from skep.weights.config_json import read_config
 from skep.weights.gguf import check_file, geometry_of
 from skep.weights.hub import cached, gguf_parts, hub_cache, parse_hub_source, pull_hub
 from skep.weights.pull import installed, pull
@@ -117,7 +116,7 @@ def plan_launches(
             known = launch.gpus if machine.devices else ()
             check_known_failures(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
     check_together(launches, dict(machine.room))
-    check_on_demand(launches, dict(machine.room), settings.max_loaded)
+    check_pinned(launches, settings.max_loaded)
     if starting:
         check_free(launches, machine.cards)
     check_aliases(settings.aliases, launches)
@@ -164,24 +163,11 @@ def remote_launches(settings: Settings) -> tuple[Launch, ...]:
 
 def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
     """Raise where the launch is certain to fail on these cards. Empty: the cards are not known."""
-    _check_heads(launch)
     from skep.engines.remedies import predict_failure  # loads the planner
 
     found = predict_failure(launch, cards) if cards else None
     if found is not None and found.final:
         raise UserError(f"`{launch.name}` would not start: {found.cause}", hint=found.remedy)
-
-
-def _check_heads(launch: Launch) -> None:
-    """Of a folder, which says how many it has: vLLM takes half a minute to find out."""
-    tp, folder = launch.options.tp, Path(launch.checkpoint or "")
-    if tp < 2 or launch.engine not in ("vllm", "sglang") or not (folder / "config.json").is_file():
-        return
-    heads = read_config(folder).heads
-    if heads % tp:
-        fits = ", ".join(str(n) for n in range(1, 17) if heads % n == 0)
-        hint = f"tp must divide the heads: {fits}"
-        raise UserError(f"tp = {tp} does not divide the {heads} attention heads of `{launch.model}`", hint=hint)
 
 
 def on_cards(serve: Serve) -> bool:
@@ -374,24 +360,13 @@ def check_together(launches: Sequence[Launch], has: Mapping[str, int]) -> None:
                          hint=_apart(takers, resource))  # fmt: skip
 
 
-def check_on_demand(launches: Sequence[Launch], has: Mapping[str, int], max_loaded: int | None) -> None:
-    """Whether each model that is loaded on demand could ever be, beside those that never make room."""
-    pinned = [launch for launch in launches if launch.pinned]
-    kept = sorted({launch.model for launch in pinned})
-    wanted = sorted({launch.model for launch in launches if launch.on_demand})
-    if max_loaded is not None and len(kept) + bool(wanted) > max_loaded:
-        besides = f" and {wanted[0]} on demand" if wanted else ""
-        raise UserError(f"max_loaded = {max_loaded} is too low for {', '.join(kept)} (pinned){besides}",
-                        hint=f"set max_loaded = {len(kept) + bool(wanted)}, or pin fewer")  # fmt: skip
-    for model in wanted:
-        for resource, total in has.items():
-            own = sum(dict(launch.room).get(resource, 0) for launch in launches if launch.model == model)
-            others = sum(dict(launch.room).get(resource, 0) for launch in pinned)
-            if own and own + others > total:
-                beside = f", {format_bytes(others)} of it for pinned models" if others else ""
-                wants = f"it needs {format_bytes(own)} of {_resource_words(resource)}, which has {format_bytes(total)}"
-                hint = "use fewer slots, a shorter context or a smaller quantization, or pin less"
-                raise DoesNotFit(f"`{model}` can never be loaded: {wants}{beside}", hint=hint)
+def check_pinned(launches: Sequence[Launch], max_loaded: int | None) -> None:
+    """Whether a model is left to be loaded on demand beside those that always are."""
+    kept = sorted({launch.model for launch in launches if launch.pinned})
+    least = len(kept) + any(launch.on_demand for launch in launches)
+    if max_loaded is not None and least > max_loaded:
+        what = f"max_loaded = {max_loaded} is too low for {', '.join(kept)} (pinned) and one model on demand"
+        raise UserError(what, hint=f"set max_loaded = {least}, or pin fewer")
 
 
 def check_free(launches: Sequence[Launch], cards: Sequence[GpuCard]) -> None:

@@ -197,7 +197,6 @@ class Plan(msgspec.Struct, frozen=True):
     predicted: tuple[Predicted, ...]
     memory: MemoryPlan
     largest_context: int  # with every slot full
-    largest_slots: int  # at the plan's context, all full
     checkpoint: str | None
     order: tuple[int, ...]
     why: tuple[str, ...]
@@ -247,13 +246,13 @@ def _plan(
     rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...], checkpoint: str | None, order: tuple[int, ...]
 ) -> Plan:
     setup = rated.setup
-    context, slots = rated.largest()
+    longest = longest_context(setup, rated.card, setup.slots or 1)
     predicted = ranking.predict_levels(rated, goal, basis, at)
     if checkpoint is None:
         drafts = setup.spec is not None and setup.spec.method == "mtp"
         found = find_checkpoint(setup.model.id, setup.engine, setup.quant.id, mtp=drafts)
         checkpoint = found.reference(setup.quant.id) if found is not None else None
-    return Plan(rated, predicted, rated.memory(), context, slots, checkpoint, order, reasons(rated, goal))
+    return Plan(rated, predicted, rated.memory(), longest, checkpoint, order, reasons(rated, goal))
 
 
 def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins, engine: str) -> UserError:

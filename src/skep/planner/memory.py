@@ -470,13 +470,6 @@ def longest_context(setup: Setup, card: Device, slots: int, *, with_margin: bool
     return _search((setup.model.max_context or 1_048_576) // CONTEXT_STEP, holds) * CONTEXT_STEP
 
 
-def largest(setup: Setup, card: Device, *, context: int | None = None, slots: int | None = None) -> tuple[int, int]:
-    """Return the longest context with all `slots` (default 1) full, and the most slots at `context` (8K); 0: none."""
-    wanted = context or 8192
-    most = _search(SLOTS_MOST, lambda n: memory(setup, card, context=wanted, slots=n, at_once=n).fits)
-    return longest_context(setup, card, slots or 1), most
-
-
 def _search(most: int, holds: Callable[[int], bool]) -> int:
     """Return the largest n of 1 to `most` for which it holds; it holds for all smaller ones."""
     if most < 1 or not holds(1):

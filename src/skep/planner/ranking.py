@@ -9,7 +9,7 @@ import msgspec
 
 from skep.catalog.gpus import Device
 from skep.planner.candidates import PlanGoal, sizing_card
-from skep.planner.memory import MemoryPlan, largest, memory
+from skep.planner.memory import MemoryPlan, memory
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
 from skep.planner.rules import Finding
 from skep.planner.setup import Rig, Setup
@@ -139,10 +139,6 @@ class Rated(msgspec.Struct, frozen=True):
         """Of one card with a whole task in every slot."""
         slots = self.setup.slots or 1
         return memory(self.setup, self.card, context=self.task_tokens, slots=slots, at_once=slots)
-
-    def largest(self) -> tuple[int, int]:
-        """Return the longest context with every slot full, and the most slots at this context, all full."""
-        return largest(self.setup, self.card, context=self.setup.context, slots=self.setup.slots)
 
 
 def ranked(rated: Iterable[Rated]) -> list[Rated]:

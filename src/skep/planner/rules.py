@@ -147,7 +147,7 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "heads_each": lambda f: f.model.heads // f.layout.tp,
     "kv_heads": lambda f: f.model.full_kv_heads or f.model.kv_heads,
     "kv_copies": lambda f: f.layout.tp // f.kv_heads,
-    "expert_groups": lambda f: (f.layout.tp, f.layout.tp * f.layout.replicas),
+    "expert_groups": lambda f: (f.layout.tp,),
     "experts_each": lambda f: f.model.experts // f.layout.ep,
     "width": _width,
     "width_of": lambda f: "expert" if f.model.is_moe else "MLP",

@@ -273,8 +273,7 @@ def _memory(plan: Plan) -> None:
     ]
     print_records(columns, plan.memory.terms)
     setup = plan.setup
-    longest = f"{setup.slots} sequence(s) of {plan.largest_context:,} tokens"
-    _say(f"at once: {longest}, or {plan.largest_slots} of {setup.context:,}")
+    _say(f"at once: {setup.slots} sequence(s) of {plan.largest_context:,} tokens")
 
 
 def _commands(plan: Plan) -> list[str]:

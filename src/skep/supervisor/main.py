@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.config.gateway_messages import AdmissionLimits, BatchPlaces, GatewaySetup, Timeouts, TlsFiles
-from skep.config.keys import keys_path, loose_mode, read_keys
+from skep.config.keys import keys_path, read_keys
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings
 from skep.deploy.launches import PullProgress, plan_launches, read_machine
 from skep.engines.base import Launch, kept_key, new_key
@@ -144,7 +144,6 @@ def rebuild_hive(
     }
     locked_out = setup.keys_wanted and not setup.keys and not setup.api_key
     locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if locked_out else []
-    loose = loose_mode(keys_path(paths))
     if nodes is not None:
         launches = nodes.launches(settings, paths, running=running)
         parts["policy"] = hive.policy  # the actors were created with it
@@ -155,7 +154,7 @@ def rebuild_hive(
         replicas=launches,
         **parts,
         left_out=tuple(key for key, (before, after) in pairs.items() if before != after),
-        warnings=(*locked, *([loose] if loose else [])),
+        warnings=tuple(locked),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
@@ -148,24 +147,20 @@ def term_colours(plans: Sequence[Document]) -> dict[str, str]:
     return dict(zip(names, cycle(_COLOURS), strict=False))
 
 
-_KEPT, _DRAWN = 64, 3
+_DRAWN = 3
 MOST_WAITING = 8  # plans at a time; one takes up to some seconds
 
 
 class PlanPages:
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._plans: OrderedDict[PlanQuery, dict[str, Any]] = OrderedDict()
         self._one_at_a_time = threading.Lock()  # planning is all CPU: two at once would only be slower
         self._queue = threading.BoundedSemaphore(MOST_WAITING)  # so that other pages are still answered
 
     def show(self, request: Request) -> Response:
         asked = read_query(request.query_params)
-        plan = None
-        if asked.model and request.query_params.get("whole") == "1":
-            plan = self._shown(asked)
-        elif (kept := self._plans.get(asked)) is not None:
-            plan = self._drawn(asked, kept)
+        whole = asked.model and request.query_params.get("whole") == "1"
+        plan = self._shown(asked) if whole else None
         known: dict[str, Any] = {"devices": list(devices().values()), "models": geometries().values()}
         return page(self.site, "plan.html", asked=asked, plan=plan, **_FORM, **known)
 
@@ -181,47 +176,40 @@ class PlanPages:
 
     def _shown(self, asked: PlanQuery) -> str:
         try:
-            return self._drawn(asked, self._plan(asked))
+            return drawn(asked, self._plan(asked))
         except (UserError, DoesNotFit) as error:
             return render("plan_found.html", error=error)
 
-    def _drawn(self, asked: PlanQuery, found: dict[str, Any]) -> str:
-        plans = found["plans"]
-        return render(
-            "plan_found.html",
-            **{name: found[name] for name in ("model", "goal", "plans", "rejected", "notes")},
-            error=None,
-            best=plans[0],
-            agents=found["goal"]["agents"],
-            drawn=[plan for plan in plans if len(plan["predicted"]) > 1][:_DRAWN] or plans[:1],
-            colours=term_colours(plans[:2]),
-            command=asked.command(),
-            layout_name=layout_name,
-            level_of=level_of,
-            plan_picture=plan_picture,
-        )
-
     def _plan(self, asked: PlanQuery) -> dict[str, Any]:
         """Return the document of `skep plan --json`. Raises DoesNotFit where no layout does."""
-        if (kept := self._plans.get(asked)) is not None:
-            return kept
         if not self._queue.acquire(blocking=False):
             raise UserError("too many plans are being computed", hint="try again in a few seconds")
         try:
             with self._one_at_a_time:
-                if (kept := self._plans.get(asked)) is not None:
-                    return kept
                 found = answer_plan(asked.flags(), self.site.paths.store)
-                if (error := nothing_fits(found)) is not None:
-                    raise error
-                made = document(found)
-                if not asked.own_machine:  # this machine may be calibrated at any moment
-                    self._plans[asked] = made
-                    while len(self._plans) > _KEPT:
-                        self._plans.popitem(last=False)
-                return made
         finally:
             self._queue.release()
+        if (error := nothing_fits(found)) is not None:
+            raise error
+        return document(found)
+
+
+def drawn(asked: PlanQuery, found: dict[str, Any]) -> str:
+    """Return the plan as a part of the page."""
+    plans = found["plans"]
+    return render(
+        "plan_found.html",
+        **{name: found[name] for name in ("model", "goal", "plans", "rejected", "notes")},
+        error=None,
+        best=plans[0],
+        agents=found["goal"]["agents"],
+        drawn=[plan for plan in plans if len(plan["predicted"]) > 1][:_DRAWN] or plans[:1],
+        colours=term_colours(plans[:2]),
+        command=asked.command(),
+        layout_name=layout_name,
+        level_of=level_of,
+        plan_picture=plan_picture,
+    )
 
 
 def routes(site: Site) -> list[BaseRoute]:
