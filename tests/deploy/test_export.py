@@ -225,17 +225,6 @@ def test_a_text_says_what_its_preset_asks_for(made, form, said):
     assert "/dev/dri" not in text or "--gpus" not in text
 
 
-def test_replicas_that_share_a_card_start_one_after_the_other():
-    apart, together = recipe(), recipe(gpus=(0,), options=EngineOptions(memory_share=0.4))
-    script = export(together, "shell")
-    assert script.index("ready mine-0") < script.index("--port 8501")
-    assert export(apart, "shell").index("ready mine-0") > export(apart, "shell").index("--port 8501")
-    assert "condition: service_healthy" in export(together, "compose")
-    assert "depends_on" not in export(apart, "compose")
-    assert "After=network.target skep-mine-0.service" in export(together, "systemd")
-    assert "until curl" in export(together, "docker")
-
-
 def test_ports_must_leave_room_for_the_endpoint():
     with pytest.raises(UserError, match="does not fit"):
         recipe_of(PLAIN, port=8501, engine_port=8500)

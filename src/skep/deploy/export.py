@@ -114,21 +114,14 @@ def shell_lines(words: Sequence[Word]) -> str:
 
 
 def _folded(quoted: Sequence[str]) -> str:
-    """Broken where a line grows long, but not between an option and its value."""
-    pieces: list[str] = []
-    for word in quoted:
-        alone = pieces and pieces[-1].startswith("-") and " " not in pieces[-1]
-        if alone and not word.startswith("-"):
-            pieces[-1] += f" {word}"
-        else:
-            pieces.append(word)
+    """Return one line for each option with its value."""
     lines: list[str] = []
-    for piece in pieces:
-        if lines and len(lines[-1]) + len(piece) < WIDTH:
-            lines[-1] += f" {piece}"
+    for word in quoted:
+        if lines and not word.startswith("-"):
+            lines[-1] += f" {word}"
         else:
-            lines.append(f"  {piece}" if lines else piece)
-    return " \\\n".join(lines)
+            lines.append(word)
+    return " \\\n  ".join(lines)
 
 
 # Recipes
@@ -250,13 +243,6 @@ def own_command() -> tuple[str, ...]:
 
 def health_path(launch: Launch) -> str:
     return launch.health_path or adapter_of(launch.engine).health_path
-
-
-def before(launches: Sequence[Launch], place: int) -> Launch | None:
-    """Return the one that must be ready first: both look how much of a card is free while they start."""
-    mine = set(launches[place].gpus)
-    sharing = (other for other in reversed(launches[:place]) if not mine or not other.gpus or mine & set(other.gpus))
-    return next(sharing, None)
 
 
 # Containers
@@ -405,7 +391,7 @@ def _templates() -> Environment:
         "yaml": yaml_word,
     }
     functions = (
-        container_of, docker_words, variables_of, environment, before, gateway_words, file_name, native_command,
+        container_of, docker_words, variables_of, environment, gateway_words, file_name, native_command,
         native_words, own_command, image_of, weights_variable, on_hub,
     )  # fmt: skip
     found.globals |= {function.__name__: function for function in functions}
