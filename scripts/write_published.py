@@ -1,4 +1,4 @@
-"""Writes planner/published.tsv: published measurements of models and cards that are known here, a line each."""
+"""Writes planner/published.tsv: measurements of known models and cards, of tables and shipped presets, a line each."""
 
 from __future__ import annotations
 
@@ -8,12 +8,32 @@ from pathlib import Path
 from generated import write_or_check
 
 from skep.catalog.models import find_geometry
+from skep.config.presets import shipped_presets
 from skep.deploy.plan_request import way_of
+from skep.planner.setup import Layout, Speculation
 from skep.planner.validation import Unpredictable, read_case, read_rows, source_of
 
 ROOT = Path(__file__).parent.parent
 POINTS, TABLE = ROOT / "tests/data/published_points.csv", ROOT / "src/skep/planner/published.tsv"
 HEAD = "model\tcards\tway\tquant\tconcurrency\tinput_tokens\toutput_tokens\tshape\tspread\tmetric\ttok_s\tsource\n"
+
+
+def preset_figures() -> dict[tuple[object, ...], float]:
+    """Of the shipped presets; a stream's own rate hardly depends on its lengths, every other must state them."""
+    found: dict[tuple[object, ...], float] = {}
+    for preset in shipped_presets().values():
+        options, draft = preset.options, preset.options.draft
+        layout = Layout(options.tp, options.pp, options.tp if options.ep else 1, preset.replicas * options.dp)
+        way = way_of(layout, Speculation(draft.method, draft.depth) if draft else None, preset.engine)
+        for row in () if preset.history else preset.published:
+            metric = "effective" if row.metric == "output" else row.metric
+            stated = row.input_tokens is not None and row.output_tokens is not None
+            if row.concurrency > preset.capacity or metric == "combined" or (metric == "effective" and not stated):
+                continue  # with more agents somebody waited
+            tokens = (row.concurrency, row.input_tokens or 128, row.output_tokens or 512)
+            key = (preset.model, preset.hardware, way, "", *tokens, "steady", 0.0, metric, f"preset {preset.name}")
+            found[key] = max(found.get(key, 0.0), row.tok_s)
+    return found
 
 
 def table() -> str:
@@ -53,6 +73,7 @@ def table() -> str:
             source,
         )
         best[key] = max(best.get(key, 0.0), case.published)
+    best |= preset_figures()
     lines = ["\t".join(map(str, (*key[:-1], f"{tok_s:g}", key[-1]))) for key, tok_s in best.items()]
     return HEAD + "".join(f"{line}\n" for line in sorted(lines))
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from skep.catalog.names import recipe_texts
 from skep.catalog.presets import parse_draft
 from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
 from skep.errors import SkepError, UserError, WeightsError
@@ -323,26 +321,15 @@ def evidence(choices: Sequence[PlanChoice], agents: int) -> list[str]:
 
 
 def measurements(plan: Plan) -> Iterator[Measured]:
-    """Yield what presets and published tables have of its model on its cards."""
+    """Yield what shipped presets and published tables have of its model on its cards."""
     model = plan.setup.model.id
     counted = Counter(card.id for card in plan.rated.rig.cards)
     cards = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
-    for name, text in recipe_texts().items():
-        preset = tomllib.loads(text) if f'model = "{model}"\n' in text else {}  # quicker than all a preset can be
-        if preset.get("hardware") != cards or preset.get("history"):
-            continue
-        at_once = preset.get("slots", 1) * preset.get("replicas", 1)  # with more, somebody waited
-        for row in preset.get("published", ()):
-            metric = "effective" if row["metric"] == "output" else row["metric"]
-            stated = "input_tokens" in row and "output_tokens" in row  # a stream's own rate hardly depends on them
-            if row["concurrency"] <= at_once and (metric == "decode" or (metric == "effective" and stated)):
-                load = PlannedLoad(row["concurrency"], row.get("input_tokens", 128), row.get("output_tokens", 512))
-                yield Measured(row["tok_s"], load, metric, _preset_way(preset), None, f"preset {name}")
     for line in files("skep.planner").joinpath("published.tsv").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{model}\t{cards}\t"):
             _, _, way, quant, concurrency, prompt, answer, shape, spread, metric, tok_s, source = line.split("\t")
             load = PlannedLoad(int(concurrency), int(prompt), int(answer), shape=shape, spread=float(spread))
-            yield Measured(float(tok_s), load, metric, way, quant, source)
+            yield Measured(float(tok_s), load, metric, way, quant or None, source)
 
 
 def _sentence(rig: str, best: Plan, measured: Measured) -> str:
@@ -366,14 +353,6 @@ def _sentence(rig: str, best: Plan, measured: Measured) -> str:
         f"{EVIDENCE}{rig}: {found} at {task}C={load.concurrency} ({measured.where}); this plan "
         f"expects {here:,.0f} there, {(here / measured.tok_s - 1) * 100:+.0f} %{why}"
     )
-
-
-def _preset_way(preset: dict[str, Any]) -> str:
-    options = preset.get("options", {})
-    tp, replicas = options.get("tp", 1), preset.get("replicas", 1) * options.get("dp", 1)
-    method, _, depth = options.get("speculation", "").partition(":")
-    layout = Layout(tp, options.get("pp", 1), tp if options.get("ep") else 1, replicas)
-    return way_of(layout, Speculation(method, int(depth)) if method else None, preset["engine"])
 
 
 def way_of(layout: Layout, spec: Speculation | None, engine: str) -> str:
