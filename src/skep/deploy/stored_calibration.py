@@ -192,10 +192,6 @@ def levels_json(row: CalibrationRecord, fitted: Fitted) -> list[dict[str, Any]]:
                 "spread": seen.tpot_s.half_width,
                 "predicted_before": 1 / before.tpot_s,
                 "predicted_after": 1 / after.tpot_s,
-                "effective_tok_s": seen.effective_tok_s.estimate,
-                "effective_after": after.effective_tok_s,
-                "ttft_ms": 1000 * seen.ttft_s.estimate,
-                "ttft_ms_after": 1000 * after.ttft_s,
             }
         )
     return rows

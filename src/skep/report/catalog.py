@@ -21,7 +21,7 @@ from skep.planner.candidates import as_published
 from skep.planner.memory import weights_bits
 from skep.planner.setup import QUANTS, parts_of
 from skep.report.columns import Column, as_count, print_records
-from skep.report.terminal import note, print_table
+from skep.report.terminal import note
 from skep.units import GIB, format_bytes, number
 
 if TYPE_CHECKING:
@@ -268,22 +268,16 @@ def print_calibration(row: CalibrationRecord) -> None:
     fitted = fitted_now(row)
     print(f"{row.model} {row.quant}, {row.layout} on {row.rig}, {row.engine}: {fitted}")  # noqa: T201
 
-    def cells(level: dict[str, Any]) -> list[Any]:
-        return [
-            level["concurrency"],
-            level["runs"],
-            number(level["task_tok_s"], digits=1),
-            f"{100 * level['spread']:.1f} %",
-            number(level["predicted_before"], digits=1),
-            number(level["predicted_after"], digits=1),
-            f"{100 * (level['predicted_after'] / level['task_tok_s'] - 1):+.1f} %",
-            number(level["effective_tok_s"], digits=1),
-            number(level["effective_after"], digits=1),
-            "" if level["fitted"] else "not fitted",
-        ]
-
-    titles = ">C|>RUNS|>tok/s EACH|>±|>BEFORE|>AFTER|>OFF|>tok/s ALL|>AFTER ALL|"
-    print_table(titles, cells, levels_json(row, fitted))
+    columns: list[Column[dict[str, Any]]] = [
+        Column("concurrency", "C", itemgetter("concurrency")),
+        Column("runs", "RUNS", itemgetter("runs")),
+        Column("measured", "tok/s EACH", lambda level: f"{level['task_tok_s']:.1f} ± {level['spread']:.1%}"),
+        Column("before", "BEFORE", itemgetter("predicted_before"), partial(number, digits=1)),
+        Column("after", "AFTER", itemgetter("predicted_after"), partial(number, digits=1)),
+        Column("off", "OFF", lambda level: f"{level['predicted_after'] / level['task_tok_s'] - 1:+.1%}"),
+        Column("fitted", "FITTED", itemgetter("fitted")),
+    ]
+    print_records(columns, levels_json(row, fitted))
     if (prompts := measured_of(row.document).prompts) is None:
         return
     spread = 100 * prompts.ttft_s.half_width
