@@ -86,10 +86,10 @@ def test_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
 
 
 def test_an_address_holds_all_that_was_asked_and_no_more():
-    asked = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, goal="latency")
-    assert asked.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&goal=latency"
+    asked = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, input_tokens=2048)
+    assert asked.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&input_tokens=2048"
     assert asked_of(asked.query()) == asked
-    assert asked.command() == 'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --goal latency'
+    assert asked.command() == 'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --prompt-tokens 2048'
     words = PlanQuery("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
     assert asked_of(words.query()) == words
     assert words.flags().gpu == ("2x rtx-3090: nvlink(0-1)",)

@@ -32,8 +32,7 @@ REFUSED = [
     *((f"plan?{query}", "") for query in (
         "model=/etc/passwd", "model=../x/config.json", "model=no-such-model-at-all", "model=qwen3-8b&card=no-card",
         "model=qwen3-8b&agents=0", "model=qwen3-8b&agents=9999999999999", "model=qwen3-8b&agents=%EF%BC%91",
-        "model=%7B%7D", "model=%00", "model=%F0%9F%90%9D", "model=qwen3-8b&engine=word", "model=qwen3-8b&quant=q",
-        "model=qwen3-8b&goal=fame", "count=x",
+        "model=%7B%7D", "model=%00", "model=%F0%9F%90%9D", "model=qwen3-8b&agents=0", "count=x",
     )),
 ]  # fmt: skip
 

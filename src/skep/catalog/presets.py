@@ -31,7 +31,6 @@ AtLeast1 = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 NO_CARDS = "cpu"  # as `hardware`
 HAVE_VARIABLE = "SKEP_HAVE"  # ids of needs that the user answers for: "genesis,tolist"
-_COMMIT = re.compile(r"\b([0-9a-f]{9,40})\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
 
 
@@ -230,17 +229,14 @@ def figures_lost(preset: Preset, missing: Sequence[Need]) -> list[Published]:
 
 
 def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
-    """`without A and B the published 225 tok/s at C=4 does not apply`; None where nothing is lost."""
+    """`without genesis, tolist the published 225 tok/s at C=4 does not apply`; None where nothing is lost."""
     lost = figures_lost(preset, missing)
     if not lost:
         return None
     used = {name for figure in lost for name in figure.needs}
-    named = [_COMMIT.sub(lambda commit: f"{commit[1][:7]}…", need.what) for need in missing if need.id in used]
-    what = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+    named = ", ".join(need.id for need in missing if need.id in used)
     best = figure_words(max(lost, key=lambda figure: figure.tok_s))
-    others = len(lost) - 1
-    more = f" and {others} more {'figure' if others == 1 else 'figures'} do" if others else " does"
-    return f"without {what} the published {best}{more} not apply"
+    return f"without {named} the published {best} does not apply: `skep presets show {preset.name}` explains them"
 
 
 def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:

@@ -405,7 +405,6 @@ def _drafts_itself(setup: Setup) -> bool:
 # Does it fit, by how much not, and the largest context and number of slots that do
 
 CONTEXT_STEP = 256  # contexts are given in steps of this many tokens
-SLOTS_MOST = 1024
 
 
 class FitResult(msgspec.Struct, frozen=True):

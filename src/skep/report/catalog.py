@@ -13,16 +13,15 @@ from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from skep.catalog.gpus import Device, ValueOrigin
-from skep.catalog.models import Checkpoint, Geometry, checkpoints_of, geometry
+from skep.catalog.models import Checkpoint, Geometry, checkpoints_of
 from skep.catalog.presets import Preset, Published, best_figure, figure_words, stand_in_words
 from skep.config.presets import SHIPPED
 from skep.engines.install import EngineStatus
-from skep.planner.candidates import as_published
 from skep.planner.memory import weights_bits
 from skep.planner.setup import QUANTS, parts_of
 from skep.report.columns import Column, as_count, print_records
 from skep.report.terminal import note
-from skep.units import GIB, format_bytes, number
+from skep.units import format_bytes, number
 
 if TYPE_CHECKING:
     from skep.engines.install import EngineStatus
@@ -68,19 +67,11 @@ _VALUES: tuple[Column[tuple[str, Any, ValueOrigin | None]], ...] = (
 )
 
 
-def loaded_gib(one: Checkpoint) -> float:
-    """Return what its weights take of a card, without pictures and drafts, in the smallest of its formats."""
-    model = geometry(one.model)
-    made = (as_published(QUANTS[name], model, one.engines[0]) for name in one.formats)
-    return min(weights_bits(model, quant, with_vision=False) for quant in made) / 8 / GIB
-
-
 CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
     _left("hub", "CHECKPOINT", lambda one: one.hub),
     _left("format", "FORMAT", lambda one: " ".join(QUANTS[name].title for name in one.formats)),
     _left("engines", "ENGINES", lambda one: " ".join(one.engines)),
     Column("gb", "GB", lambda one: one.disk_gb, partial(number, digits=1)),
-    Column("loaded", "LOADED GiB", loaded_gib, partial(number, digits=1), rank=2),
     _left("has", "HAS", lambda one: " ".join(w for w in ("mtp", "vision", "gated") if getattr(one, w)), rank=1),
     _left("sure", "SURE", lambda one: one.origin.confidence, rank=1),
 )

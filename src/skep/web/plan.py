@@ -19,10 +19,9 @@ from starlette.routing import BaseRoute, Route
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
 from skep.deploy.commands import document
-from skep.deploy.plan_request import GOALS, PlanFlags, answer_plan, nothing_fits
+from skep.deploy.plan_request import PlanFlags, answer_plan, nothing_fits
 from skep.errors import DoesNotFit, UserError
-from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS, ENGINES
-from skep.planner.setup import QUANTS
+from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
 from skep.report import theme
 from skep.report.plan import Document, layout_name, level_of, predicted_chart
 from skep.report.svg import alive, picture
@@ -44,9 +43,6 @@ class PlanQuery(msgspec.Struct, frozen=True):
     count: int = 1
     rig: str = ""  # in words, instead of count and card: "2x rtx-3090: nvlink"
     agents: int = 4
-    engine: str = ""
-    quant: str = ""
-    goal: str = "throughput"
     input_tokens: int = AGENT_INPUT_TOKENS
     output_tokens: int = AGENT_OUTPUT_TOKENS
 
@@ -59,34 +55,29 @@ class PlanQuery(msgspec.Struct, frozen=True):
         return self.rig or f"{self.count}x {self.card}"
 
     @property
-    def unusual(self) -> bool:
-        """Whether a field is used that the form does not show at first."""
-        return bool(self._changed("rig", *_TOLD[1:]))
-
-    def _changed(self, *names: str) -> dict[str, str]:
-        """Return those of these fields that are not as usual."""
-        return {name: str(getattr(self, name)) for name in names if getattr(self, name) != getattr(USUAL, name)}
+    def changed(self) -> dict[str, int]:
+        """The numbers that are not as usual, as `skep plan` calls them."""
+        told = {"concurrency": "agents", "prompt-tokens": "input_tokens", "output-tokens": "output_tokens"}
+        found = {option: getattr(self, name) for option, name in told.items()}
+        return {option: found[option] for option, name in told.items() if found[option] != getattr(USUAL, name)}
 
     def flags(self) -> PlanFlags:
-        alike = {name: getattr(self, name) for name in ("agents", "goal", "input_tokens", "output_tokens")}
-        gpu, engine = () if self.own_machine else (self.cards,), (self.engine,) if self.engine else ()
-        return PlanFlags(self.model, gpu=gpu, engine=engine, quant=self.quant or None, **alike)
+        alike = {name: getattr(self, name) for name in ("agents", "input_tokens", "output_tokens")}
+        return PlanFlags(self.model, gpu=() if self.own_machine else (self.cards,), **alike)
 
     def query(self) -> str:
         """Only what is not usual."""
-        where = {"rig": self.rig} if self.rig else {"card": self.card}
-        told = {"model": self.model, **where, **self._changed("count", *_TOLD)}
+        told = {"model": self.model, **({"rig": self.rig} if self.rig else {"card": self.card})}
+        for name in ("count", "agents", "input_tokens", "output_tokens"):
+            if getattr(self, name) != getattr(USUAL, name):
+                told[name] = getattr(self, name)
         return urlencode({name: value for name, value in told.items() if value})
 
     def command(self) -> str:
         words = ["skep", "plan", self.model, *(() if self.own_machine else ("--gpu", f'"{self.cards}"'))]
-        for name, value in self._changed(*_TOLD).items():
-            words += [f"--{_OPTIONS.get(name, name).replace('_', '-')}", value]
-        return " ".join(words)
+        return " ".join([*words, *(f"--{option} {value}" for option, value in self.changed.items())])
 
 
-_TOLD = ("agents", "engine", "quant", "goal", "input_tokens", "output_tokens")
-_OPTIONS = {"agents": "concurrency", "input_tokens": "prompt_tokens"}  # as `skep plan` calls them
 USUAL = PlanQuery()
 
 
@@ -103,9 +94,6 @@ def read_query(query: QueryParams) -> PlanQuery:
         _number(query, "count", MOST_CARDS),
         query.get("rig", "").strip()[:LONGEST_RIG],
         _number(query, "agents", MOST_AGENTS),
-        _one_of(query, "engine", (*ENGINES, "all")),
-        _one_of(query, "quant", tuple(QUANTS)),
-        _one_of(query, "goal", GOALS),
         _number(query, "input_tokens", MOST_TOKENS),
         _number(query, "output_tokens", MOST_TOKENS),
     )
@@ -113,8 +101,7 @@ def read_query(query: QueryParams) -> PlanQuery:
 
 
 _FORM: dict[str, Any] = {
-    "ENGINES": ENGINES, "GOALS": GOALS, "MOST_CARDS": MOST_CARDS, "MOST_AGENTS": MOST_AGENTS,
-    "MOST_TOKENS": MOST_TOKENS, "LONGEST_RIG": LONGEST_RIG, "quants": QUANTS.values(),
+    "MOST_CARDS": MOST_CARDS, "MOST_AGENTS": MOST_AGENTS, "MOST_TOKENS": MOST_TOKENS, "LONGEST_RIG": LONGEST_RIG,
 }  # fmt: skip
 
 
@@ -125,13 +112,6 @@ def _number(query: QueryParams, name: str, most: int) -> int:
     if not said.isascii() or not said.isdecimal() or len(said) > 9 or not 1 <= int(said) <= most:
         raise UserError(f"`{name}={said[:30]}` is not a number from 1 to {most:,}", hint=f"leave it out for {usual:,}")
     return int(said)
-
-
-def _one_of(query: QueryParams, name: str, known: tuple[str, ...]) -> str:
-    said = query.get(name, "").strip().lower()
-    if said and said not in known:
-        raise UserError(f"`{name}={said[:60]}` is not known", hint=f"one of {', '.join(known)}")
-    return said or str(getattr(USUAL, name))
 
 
 def plan_picture(plans: Sequence[Document], field: str, label: str) -> Markup:
