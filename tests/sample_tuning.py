@@ -32,7 +32,6 @@ OUT_OF_MEMORY = ConfigFailure(
     "the cards' memory was too small for the graphs",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB",
     "memory_share 0.92 → 0.83 leaves room for them",
-    (("memory_share", 0.83),),
 )
 REFUSED = ConfigFailure(
     "no-start",

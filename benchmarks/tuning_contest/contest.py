@@ -70,7 +70,7 @@ class Arena:
         self.survey: Survey = self.truth.survey()
 
     def bench(self) -> ContestBench:
-        return ContestBench(self.truth, seed=_APART + self.seed, together=not self.rig.on_cards)
+        return ContestBench(self.truth, seed=_APART + self.seed)
 
     def regret(self, find: Find) -> float:
         return 1.0 - (find.figure or 0.0) / self.survey.best_figure

@@ -1,9 +1,8 @@
-"""The tuner's simulated bench with what the contest adds: hangs, crashes under load, sides that are up together."""
+"""The tuner's simulated bench with what the contest adds: hangs and crashes under load."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skep.tuner.records import (
@@ -29,14 +28,10 @@ def unheard(_: BenchProgress) -> None: ...
 class ContestBench(SimulatedBench):
     """Nothing in it waits, so that answers come without an event loop."""
 
-    together: bool = True  # up side by side, as small engines on a CPU are; else each has the cards alone
-
     def measured(self, request: MeasureRequest) -> MeasurementRound:
         began_s = self._begin()
-        if self.together:
-            return MeasurementRound(self._side_by_side(request.configs, request.readings), self.now_s - began_s)
         step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one
-        starts = [one for config in request.configs[::step] for one in self._side_by_side((config,), request.readings)]
+        starts = [self._one(config, request.readings) for config in request.configs[::step]]
         return MeasurementRound(tuple(starts[::step]), self.now_s - began_s)
 
     def _start(self, config: KnobConfig, on_progress: OnProgress) -> Found:
@@ -48,17 +43,13 @@ class ContestBench(SimulatedBench):
         self.now_s += seconds
         return found, effect, seconds
 
-    def _side_by_side(self, configs: Sequence[KnobConfig], readings: int) -> tuple[ServerStart, ...]:
-        """A B, B A, A B, ... until all is read, or only one is left of several: alone it tells nothing."""
-        started = [self._start(config, unheard) for config in configs]
-        taken: list[list[TuneReading]] = [[] for _ in configs]
-        failed = [found if isinstance(found, ConfigFailure) else None for found, _, _ in started]
-        for turn in range(readings):
-            for place in range(len(configs))[:: 1 if turn % 2 == 0 else -1]:
-                if failed[place] is None and failed.count(None) >= min(2, len(configs)):
-                    found, effect, _ = started[place]
-                    taken[place] += self._readings(configs[place], found, effect, 1, unheard)
-                    failed[place] = self.truth.dies(configs[place])
-        self.now_s += STOP_S * len(configs)
-        both = zip(configs, started, taken, failed, strict=True)
-        return tuple(ServerStart(config, start[2], tuple(read), failure) for config, start, read, failure in both)
+    def _one(self, config: KnobConfig, readings: int) -> ServerStart:
+        found, effect, start_s = self._start(config, unheard)
+        taken: tuple[TuneReading, ...] = ()
+        failure = found if isinstance(found, ConfigFailure) else None
+        for _ in range(readings):
+            if failure is None:
+                taken += self._readings(config, found, effect, 1, unheard)
+                failure = self.truth.dies(config)
+        self.now_s += STOP_S
+        return ServerStart(config, start_s, taken, failure)

@@ -71,11 +71,11 @@ def _tune(tunings: TuningStore, now: float) -> None:
     """A tuning that has ended, and one under another load that was broken off."""
     ended = tunings.begin(sample_tuning(created_at=now - HOUR_S))
     session = tunings.begin_session(ended, now - HOUR_S)
-    tunings.append_stages(ended, sample_stages(), now - 600)
+    tunings.append(ended, sample_stages(), now - 600)
     tunings.end_session(ended, session, at=now - 200, outcome="done", reason="nothing is left to try")
     broken = tunings.begin(sample_tuning(created_at=now - 2 * HOUR_S, aim=TuneGoal("effective_tok_s", 16)))
     session = tunings.begin_session(broken, now - 2 * HOUR_S)
-    tunings.append_stages(broken, sample_stages()[:4], now - HOUR_S)
+    tunings.append(broken, sample_stages()[:4], now - HOUR_S)
     tunings.end_session(broken, session, at=now - HOUR_S, outcome="stopped")
 
 

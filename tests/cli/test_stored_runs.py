@@ -389,7 +389,7 @@ def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
         swarm.close_session(resumed, session, at=now, outcome="stopped")
         old_tuning, resumed_tuning, new_tuning = (begin_tuning(tunings, days) for days in (100, 99, 1))
         session = tunings.begin_session(resumed_tuning, now)
-        tunings.append_stages(resumed_tuning, [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], now)
+        tunings.append(resumed_tuning, [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], now)
         tunings.end_session(resumed_tuning, session, at=now, outcome="stopped")
     info = told("store", "info")
     assert [info[name] for name in ("swarm_runs", "swarm_tasks", "tunings", "tuning_stages")] == [3, 6, 3, 1]

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from skep.config.presets import preset, presets_folder
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.tuner.presets import free_name, write_preset, written_before
+from skep.tuner.presets import save_best
 from skep.tuner.records import StageDecision, TuneStage
-from skep.tuner.running import TuningJournal, replay_answers
-from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again, prospects
+from skep.tuner.running import TuningJournal
+from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningStore
 from skep.tuner.trial_server import tuner_lock
@@ -67,7 +67,6 @@ def the_document_has_baseline_best_and_stages(told):
     assert told["best"]["config"]["graphs"] is True
     assert told["gain"]["low"] > 1.0
     assert told["reason"]
-    assert told["failure"] is None
 
 
 def the_story_says_what_it_is(said, page):
@@ -80,7 +79,6 @@ def the_story_says_what_it_is(said, page):
 def what_is_kept_can_be_shown_and_listed():
     shown = tune("show", check=0)
     assert shown.out.startswith("SIMULATED: qwen3-8b (vllm) on rtx-4090")
-    assert "██" in shown.out
     assert "accepted" in shown.out
     assert " 2 starts, " in shown.out
     (row,) = tune("ls", "--json", check=0).json
@@ -113,29 +111,27 @@ def what_was_not_kept_is_exported_only_with_a_warning(stages):
 
 def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
     """The first answers are stored by a session that then stops; what follows is the same as without the cut."""
-    asyncio.run(cut_off_after(3))
+    asyncio.run(cut_off_after(2))
     assert "it was interrupted" in tune("show", check=0).err
     again = tune("resume", "last", "--json", check=0).json
     assert again["stages"] == whole["stages"]
 
 
-async def cut_off_after(answers):
+async def cut_off_after(stages):
     paths = user_paths(os.environ)
     ready = prepare(OPTIONS, paths)
     search, bench = ready.search(), SimulatedBench(ready.space, seed=3)
-    with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
-        replay_answers(journal, search)
-        for _ in range(answers):
-            request = search.request
-            answer = await bench.measure(request, lambda _: None)
-            search.took(answer)
-            journal.took(request, answer, search.stages)
+    stored, search.took = search.took, lambda answer: stored(answer) if len(search.stages) < stages else sys.exit()
+    with open_store(paths.store) as store, suppress(SystemExit):
+        tunings = TuningStore(store)
+        await TuningJournal(tunings, tunings.begin(ready.tuning), time.time).run(search, bench)
 
 
 def test_a_running_tuning_is_neither_resumed_nor_deleted():
     ready = prepare(OPTIONS, user_paths(os.environ))
     with open_store(user_paths(os.environ).store) as store:
-        journal = TuningJournal.begin(TuningStore(store), ready.tuning, time.time)
+        tunings = TuningStore(store)
+        journal = TuningJournal(tunings, tunings.begin(ready.tuning), time.time)
         assert "a process is working" in refusal("resume")
         assert "a process is working" in refusal("rm", "last")
         journal.end("stopped")
@@ -154,15 +150,13 @@ def test_a_tuning_of_an_earlier_version_that_turned_the_power_limit_is_shown_and
     ]
     with open_store(user_paths(os.environ).store) as store:
         tunings = TuningStore(store)
-        name = tunings.begin(replace(tuning, baseline=start))
+        name = tunings.begin(replace(tuning, baseline=start, skep_version="0.1"))
         session = tunings.begin_session(name, time.time())
-        tunings.append_stages(name, stages, time.time())
+        tunings.append(name, stages, time.time())
         tunings.end_session(name, session, at=time.time(), outcome="stopped")
     assert "power_cap 100 → 70" in tune("show", check=0).out
     tune("export", "capped-8b", check=0)
-    said = refusal("resume")
-    assert "changes the power limit, which skep no longer does" in said
-    assert "nvidia-smi -pl" in said
+    assert "was started by skep 0.1, which searches differently" in refusal("resume")
 
 
 def interrupted(words, line):
@@ -189,14 +183,13 @@ def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
 @pytest.mark.timeout(1800)
 def test_a_tuning_on_a_real_engine_is_stopped_resumed_and_leaves_a_preset(env, tmp_path, skep):
     """Nothing runs after Ctrl-C, and the second session measures nothing again that was measured."""
-    start = ("--knobs", "slots,threads", "--set", "slots=1,threads=1", "--budget", "12m", "--seed", "5")
+    start = ("--knobs", "slots,threads", "--budget", "12m", "--seed", "5")
     interrupted(("smollm2-135m", *LOAD, *start), "the baseline, start 2")
     assert not engines_of(tmp_path)
     resumed = skep("tune", "resume", "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert "1 answers and 0 steps are already stored" in resumed.stderr
     told = json.loads(resumed.stdout)
-    assert told["baseline"]["config"] == {"slots": 1, "threads": 1}
     assert told["baseline"]["starts"] == 2
     assert not engines_of(tmp_path)
     if told["best"]["number"]:
@@ -227,8 +220,8 @@ def test_a_preset_that_does_not_start_is_told_and_nothing_is_tuned(paths):
     assert said.startswith("nothing was tuned, the baseline refused before the start: ")
     assert "/no/such/file.gguf" in said
     (row,) = tune("ls", "--json", check=0).json
-    assert row["stages"] == 0
-    assert "the baseline refused before the start: " in tune("show", check=0).out
+    assert row["stages"] == 1
+    assert "refused before the start: " in tune("show", check=0).out
     assert "the baseline does not run" in tune("ls", check=0).out
     assert list(folder.iterdir()) == [folder / "broken.toml"]
 
@@ -243,23 +236,22 @@ REFUSED = [
     (("qwen3-8b", *RIG, "--min-context", "100"), 2, "is less than a task's"),
     (("qwen3-8b", *RIG, "--min-context", "99999999"), 2, "beyond"),
     (("qwen3-8b", *RIG, "--knobs", "slot"), 2, "`slot` is not a knob here"),
-    (("qwen3-8b", *RIG, "--set", "slots=lots"), 2, "`lots` is not one of its values"),
     (("qwen3-8b", *RIG, "--engine", "embedded"), 2, "there is no engine `embedded` to tune"),
     (("qwen3-8b", *RIG, "--gpus", "0"), 2, "--gpus has no effect with --simulate"),
     (("qwen3-8b", *RIG, "--in-place"), 2, "--in-place has no effect with --simulate"),
     (("qwen3-8b", *RIG, "--quality", "drills"), 2, "--quality has no effect with --simulate"),
-    (("qwen3-8b", *RIG, "--checkpoint", "some/weights"), 2, "with --simulate no weights are loaded"),
+    (("qwen3-8b", *RIG, "--checkpoint", "some/weights"), 2, "--checkpoint has no effect with --simulate"),
     (("qwen3-8b", *RIG, "--goal", "effective_tok_s@100000"), 2, "100000 agents cannot be measured"),
-    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@4>=nan"), 2, "a target of nan is not possible"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@4>=300"), 2, "is not understood"),
     (("qwen3-8b", "--gpu", "no-such-card", "--simulate"), 2, "no-such-card"),
     (("llama-3.1-405b", *RIG), 3, "405b"),
     (("qwen3.6-27b-2x3090-awq", "--gpu", "2x rtx-3060", "--simulate"), 3, "the first configuration cannot start"),
     (("qwen3.6-27b-2x3090-awq", *RIG), 2, "TP=2 needs 2 cards"),
-    (("qwen3-8b", "--gpu", "rtx-4090"), 2, "--gpu describes a rig that is not here"),
+    (("qwen3-8b", "--gpu", "rtx-4090"), 2, "describe a rig that is not here"),
     (("no-such-model",), 2, "`no-such-model` is not a preset, a known model"),
     (("resum",), 2, "`resum` is not a preset or a model"),
     (("./no-such.gguf",), 2, "no-such.gguf"),
-    (("smollm2-135m", "--goal", "tok_per_joule@4"), 2, "skep cannot measure the power of a CPU"),
+    (("smollm2-135m", "--goal", "tok_per_joule@4"), 2, "no metric is called `tok_per_joule`"),
     (("smollm2-135m", "--gpus", "0"), 2, "this engine uses no card"),
     (("smollm2-135m", "--quality", "nosuch"), 2, "nosuch"),
     (("smollm2-135m", "--html", "no/such/folder.html"), 2, "lies in a folder that does not exist"),
@@ -308,13 +300,10 @@ def test_a_budget_that_is_too_short_is_told_with_the_time_that_it_takes():
     assert hint.endswith(" s")
 
 
-def test_what_cannot_be_kept_or_reached_is_told_with_what_came_closest():
+def test_what_cannot_be_kept_is_told_with_what_came_closest():
     words = ("qwen3-8b", *RIG, "--knobs", "graphs", "--budget", "40m", "--seed", "3")
     slow = tune(*words, "--slo", "ttft=1ms", check=1).error
     assert "no configuration kept ttft_p95=1ms at C=4; closest came " in slow.message
-    short = tune(*words, "--goal", "effective_tok_s@4>=99999", check=1)
-    assert "no configuration reached 99999 tok/s; closest came " in short.error.message
-    assert "(ended, " in short.err
 
 
 def test_the_group_itself_shows_its_words_and_an_example():
@@ -332,7 +321,7 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
     """Whatever has changed on the machine meanwhile."""
     with open_store(tmp_path / "skep.sqlite3") as store:
         kept = TuningStore(store)
-        id_ = kept.begin(replace(ready.tuning, skep_version="1"))
+        id_ = kept.begin(ready.tuning)
         again = prepare_again(kept.find(id_).tuning)
     assert again.space.base == ready.space.base
     for knob in ready.tuning.knobs:
@@ -341,31 +330,23 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
             assert again.space.predict(config) == ready.space.predict(config)
             assert again.space.refusal(config) == ready.space.refusal(config)
             assert again.space.start_s(config) == ready.space.start_s(config)
-            assert again.space.spare_bytes(config) == ready.space.spare_bytes(config)
 
 
-def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value(ready):
-    lines, need_s = prospects(ready)
-    assert " about 8 min 06 s  slots 2 → 3, 4, 6, 8 (+0 %), 1 (-36 %)" in lines
-    assert "about 13 min 46 s  prefix_cache off → on (not foreseen)" in lines
-    assert len(lines) == len(ready.tuning.knobs) - 1  # another n-gram depth is refused beside MTP
-    assert 600 < need_s < 1200
-
-
-def test_stopped_and_taken_up_and_stopped_again_the_same_best_is_one_preset(ready, paths):
-    tuning = replace(ready.tuning, id="20261116-000000-abcdef")
-    better = tuning.baseline.turned({"graphs": True})
-    changes = better.changes_from(tuning.baseline)
+def test_the_best_is_one_preset_however_often_the_tuning_was_stopped(ready, paths):
+    better = ready.tuning.baseline.turned({"graphs": True})
+    changes = better.changes_from(ready.tuning.baseline)
     stages = [
-        TuneStage(0, (), tuning.baseline, StageDecision.BASELINE, "2 starts", Interval(95.0, 100.0, 105.0)),
-        TuneStage(1, changes, better, StageDecision.ACCEPTED, "+40 %", Interval(135.0, 140.0, 145.0)),
+        TuneStage(0, (), ready.tuning.baseline, StageDecision.BASELINE, "2 starts", Interval(95.0, 100.0, 105.0)),
+        TuneStage(1, changes, better, StageDecision.ACCEPTED, "2 starts", Interval(135.0, 140.0, 145.0)),
     ]
-    name = free_name(tuning, paths)
-    path = write_preset(tuning, stages, name, paths)
-    assert written_before(tuning, stages, (name,), paths) == name
-    path.write_text(path.read_text() + "# my own note\n")
-    assert written_before(tuning, stages, (name,), paths) is None
-    assert free_name(tuning, paths) != name
+    with open_store(paths.store) as store:
+        tunings = TuningStore(store)
+        name = tunings.begin(replace(ready.tuning, simulated=False))
+        tunings.begin_session(name, time.time())
+        tunings.append(name, stages, time.time())
+        saved = {save_best(tunings, tunings.record(name), paths) for _ in range(2)}
+        assert saved == {f"qwen3.6-27b-tuned-{name}"} == set(tunings.find(name).presets)
+        assert len(tunings.find(name).presets) == 1
 
 
 def test_files_are_kept_by_their_whole_path(tmp_path):

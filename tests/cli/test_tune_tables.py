@@ -1,6 +1,7 @@
 """A tuning in the terminal, from values made by hand: nothing is measured here."""
 
 import pytest
+from msgspec.structs import replace
 
 from skep.cli import tune_run as tables
 from skep.errors import UserError
@@ -15,16 +16,14 @@ from skep.tuner.records import (
     KnobConfig,
     MeasurementRound,
     MeasureRequest,
-    ServerStart,
     StageDecision,
     TuneGoal,
-    TuneReading,
     TuneStage,
     Tuning,
 )
-from skep.tuner.setup import apply_settings, choose_knobs
+from skep.tuner.setup import choose_knobs
 from skep.tuner.store import TuningRecord, TuningState
-from skep.tuner.summary import dead_end_lines, stage_words, unmet_goal
+from skep.tuner.summary import missed_slo, stage_words
 from skep.units import Interval
 
 SLOTS = Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
@@ -77,29 +76,19 @@ def test_a_row_has_figure_interval_ratio_foresight_and_decision():
 
 
 def test_a_tuning_is_told_in_its_first_line_and_its_dead_ends_in_full_below_the_table(capsys):
-    """The same dead end once, with all its stages."""
     tuning_report.print_tuning(record(STAGES))
     said = capsys.readouterr().out
     assert said.replace("\xa0", " ").startswith(
         "SIMULATED: qwen (vllm) on 2x rtx-3090: From 25.0 to 50.0 tok/s at C = 4 in one step: 2.00×"
     )
     assert "step 2 ran out of memory: no room for the cache" in said
-    assert "it said: CUDA out of memory: tried 2 GiB" in said
-    assert "remedy: lower the memory share" in said
-    assert dead_end_lines(STAGES[:2]) == []
-    again = stage(5, StageDecision.FAILED, changes=(KnobChange("slots", 1, 4),), failure=OOM, why=str(OOM))
-    assert dead_end_lines([*STAGES, again])[0].startswith("steps 2, 5 ran out of memory: ")
-    assert len(dead_end_lines([*STAGES, again])) == 3
+    assert "(CUDA out of memory: tried 2 GiB); lower the memory share" in said
 
 
-def test_what_was_kept_has_a_bar_that_grows_with_its_figure_and_says_if_it_died_later():
-    lines = tuning_report.progress_lines(STAGES, "tok/s")
-    assert len(lines) == 2
-    assert lines[1].count("█") > 1.8 * lines[0].count("█")
+def test_what_was_accepted_and_died_says_so():
     died = stage(2, StageDecision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
     stages = [*STAGES[:2], died]
     assert cells(stages[1], stages)["decision"] == "accepted, died later"
-    assert tuning_report.progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
 
 
 def test_the_picture_fits_its_page_and_shows_what_happens_now():
@@ -136,37 +125,8 @@ def test_knobs_are_chosen_by_name():
         choose_knobs(KNOBS, "kv", "kv")
 
 
-def test_a_baseline_of_ones_own_is_read_by_the_values_of_each_knob():
-    config, knobs = apply_settings(BASE, KNOBS, ["slots=3,graphs=on", "kv=q8_0"])
-    assert config.as_dict == {"slots": 3, "graphs": True, "kv": "q8_0"}
-    assert knobs[0].values == (1, 2, 3, 4, 8)
-    assert apply_settings(config, knobs, ["kv=auto"])[0]["kv"] is None
-    layout = Knob("layout", "layout", ("TP=2", "2x TP=1"))
-    assert apply_settings(KnobConfig.of({"layout": "TP=2"}), (layout,), ["layout=2x TP=1"])[0]["layout"] == "2x TP=1"
-
-
-@pytest.mark.parametrize(
-    ("pair", "words"),
-    [("slots", "has no value"), ("slots=", "has no value"), ("slots=many", "not one of its values"),
-     ("slots=-1", "not one of its values"), ("kv=fp3", "not one of its values"), ("graph=on", "not a knob here")],
-)  # fmt: skip
-def test_a_baseline_that_cannot_be_is_one_line(pair, words):
-    with pytest.raises(UserError, match=words):
-        apply_settings(BASE, KNOBS, [pair])
-
-
-def start_of(config, share):
-    return ServerStart(config, 1.0, (TuneReading(50.0, 50.0, 12.0, 900.0, 20.0, 5.0, 12, over_limit=share),))
-
-
-def test_an_slo_that_nothing_kept_is_told_with_what_came_closest():
+def test_an_slo_that_nothing_kept_is_told_with_how_near_the_best_came():
     wanted = tuning(aim=TuneGoal("effective_tok_s", 4, slo="ttft_p95=1ms"))
-    missed = unmet_goal(
-        wanted, STAGES, [start_of(BEST, 3.0), start_of(BEST.turned({"slots": 2}), 1.5), start_of(BASE, 4.0)]
-    )
-    assert "closest came graphs off → on, slots 1 → 2 with 1.50 times the limit" in missed.message
-    assert unmet_goal(wanted, STAGES, [start_of(BEST, 0.9)]) is None
-    assert (
-        "only the baseline, in a first look"
-        in unmet_goal(wanted, STAGES, [start_of(BEST, 3), start_of(BASE, 0.9)]).message
-    )
+    late = [STAGES[0], replace(STAGES[1], over_limit=1.5)]
+    assert "closest came step 1 with 1.50 times the limit" in missed_slo(wanted, late).message
+    assert missed_slo(wanted, STAGES) is None

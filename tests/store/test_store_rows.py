@@ -22,12 +22,11 @@ from skep.store.verdicts import Verdict
 from skep.swarm.records import Attempt, TaskResult
 from skep.swarm.store import SwarmStore
 from skep.tuner.records import KnobConfig, TuneGoal, Tuning
-from skep.tuner.store import SavedAnswer, TuningStore
+from skep.tuner.store import TuningStore
 
 AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC
 OF_A_RUN = {"run_id": "r"}
 OF_A_SAMPLE = {"id": 7, "probe_id": 1, "target": "box", "busy": 0}
-OF_A_TUNING = {"tuning_id": "t", "session": 1}
 RECORDS = [
     (Request, "requests", OF_A_RUN),
     (ClientSample, "client_samples", OF_A_RUN),
@@ -41,7 +40,6 @@ RECORDS = [
     (Alert, "alerts", {"id": 7}),
     (TaskResult, "swarm_results", {**OF_A_RUN, "task": 1}),
     (Attempt, "swarm_attempts", {**OF_A_RUN, "task": 1}),
-    (SavedAnswer, "tuning_answers", {**OF_A_TUNING, "number": 1}),
     (StoredFile, "files", {}),
     (BatchOrder, "batches", {}),
     (BatchRequest, "batch_requests", {"batch_id": "b"}),
@@ -175,7 +173,6 @@ def test_whole_id_wins_over_a_longer_one(store, begin):
     [
         ("runs", "config", "run `20261115-142233-a1b2c3`", lambda store: store.runs()),
         ("calibrations", "document", "calibration `20261115-143000-c0ffee`", lambda store: store.calibrations()),
-        ("tuning_answers", "answer", "tuning `.*`", lambda store: TuningStore(store).answers("20261115-142233-c11b00")),
     ],
 )
 def test_unreadable_json_is_named(old_file, table, column, named, ask):

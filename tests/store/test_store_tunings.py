@@ -8,8 +8,21 @@ from skep.errors import StoreError, UserError
 from skep.store.database import open_store
 from skep.store.rows import WriterProcess
 from skep.swarm.store import SwarmStore
-from skep.tuner.records import ConfigFailure, Knob, KnobChange, KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
-from skep.tuner.store import TUNINGS, SavedAnswer, TuningState, TuningStore
+from skep.tuner.records import (
+    ConfigFailure,
+    JudgeRequest,
+    JudgeResult,
+    Knob,
+    KnobChange,
+    KnobConfig,
+    MeasurementRound,
+    MeasureRequest,
+    StageDecision,
+    TuneGoal,
+    TuneStage,
+    Tuning,
+)
+from skep.tuner.store import TUNINGS, TuningState, TuningStore
 from skep.units import Interval
 
 AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC
@@ -37,17 +50,21 @@ def stage(number: int, decision: StageDecision = StageDecision.BASELINE, figure:
     return TuneStage(number=number, decision=decision, **values | changes)
 
 
-def answer(number: int, kind: str = "round") -> SavedAnswer:
-    return SavedAnswer(number, AT + number, kind, 40.0, {"asked": number}, {"answered": [number]})
+def answer(number: int, judged: bool = False):
+    if judged:
+        return JudgeRequest(BASELINE, GRAPHS), JudgeResult(ok=True, words=f"answer {number}", seconds=40.0)
+    return MeasureRequest((BASELINE,), number, "screen", "a look"), MeasurementRound((), 40.0)
 
 
 def rows(store) -> dict[str, int]:
     return {table: store.read(f"SELECT count(*) FROM {table}")[0][0] for table in (*TUNINGS.parts, TUNINGS.table)}
 
 
-def at_work(tunings, **changes) -> tuple[str, int]:
-    name = tunings.begin(a_tuning(**changes))
-    return name, tunings.begin_session(name, AT + 1)
+def at_work(tunings) -> str:
+    """A tuning with its first session."""
+    name = tunings.begin(a_tuning())
+    tunings.begin_session(name, AT + 1)
+    return name
 
 
 def test_tuning_is_there_as_it_was_begun(tunings):
@@ -60,39 +77,36 @@ def test_tuning_is_there_as_it_was_begun(tunings):
 
 
 def test_answers_and_stages_come_in_their_order(tunings):
-    name, session = at_work(tunings)
+    name = at_work(tunings)
     baseline = stage(0)
     dead_end = stage(1, StageDecision.FAILED, figure=1.0, failure=ConfigFailure("hang", "it hung"), config=GRAPHS)
-    tunings.append_answer(name, session, answer(1), [baseline])
-    tunings.append_stages(name, [dead_end], AT + 2)
-    tunings.append_answer(name, session, answer(2, "judged"))
+    tunings.append(name, [baseline], AT + 1, answer(1))
+    tunings.append(name, [dead_end], AT + 2)
+    tunings.append(name, [], AT + 3, answer(2, judged=True))
     assert tunings.stages(name) == [baseline, dead_end]
-    assert tunings.answers(name) == [answer(1), answer(2, "judged")]
-    assert tunings.answers(name, "judged") == [answer(2, "judged")]
+    assert tunings.answers(name) == [answer(1), answer(2, judged=True)]
     kept = tunings.find(name)
     assert (kept.state, kept.answers, kept.measured_s) == (TuningState.RUNNING, 2, 80.0)
 
 
 def test_answer_whose_stages_cannot_be_written_is_not_written(tunings, store):
     """Torn in two, a resumed search would decide once more what it has decided."""
-    name, session = at_work(tunings)
-    tunings.append_answer(name, session, answer(1), [stage(0)])
+    name = at_work(tunings)
+    tunings.append(name, [stage(0)], AT + 1, answer(1))
     before = rows(store)
     with pytest.raises(StoreError, match="does not take this row"):
-        tunings.append_answer(name, session, answer(2), [stage(1), stage(0)])
-    with pytest.raises(StoreError, match="does not take this row"):
-        tunings.append_answer(name, session, answer(1))
+        tunings.append(name, [stage(1), stage(0)], AT + 2, answer(2))
     assert rows(store) == before
 
 
 def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunings, monkeypatch):
     """Stopped, failed and killed ones can go on; one that is done cannot."""
-    name, first = at_work(tunings)
+    name = at_work(tunings)
     with pytest.raises(UserError, match=f"a process is working on tuning `{name}`"):
         tunings.begin_session(name, AT + 2)
-    tunings.end_session(name, first, at=AT + 5, outcome="failed", reason="the disk is full")
+    tunings.end_session(name, 1, at=AT + 5, outcome="failed", reason="the disk is full")
     kept = tunings.find(name)
-    assert (kept.state, kept.reason, kept.ended_at) == (TuningState.INTERRUPTED, "the disk is full", AT + 5)
+    assert (kept.state, kept.reason) == (TuningState.INTERRUPTED, "the disk is full")
     with monkeypatch.context() as process:
         process.setattr("skep.tuner.store.this_process", lambda: WriterProcess(1, 1, "before the last boot"))
         tunings.begin_session(name, AT + 7)
@@ -106,13 +120,13 @@ def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunin
 
 def test_ended_tuning_takes_no_more(tunings):
     """But the names of presets that are made of it later."""
-    name, session = at_work(tunings)
-    tunings.append_answer(name, session, answer(1), [stage(0)])
-    tunings.end_session(name, session, at=AT + 5, outcome="done")
+    name = at_work(tunings)
+    tunings.append(name, [stage(0)], AT + 1, answer(1))
+    tunings.end_session(name, 1, at=AT + 5, outcome="done")
     with pytest.raises(StoreError, match="the tuning has ended"):
-        tunings.append_answer(name, session, answer(2))
+        tunings.append(name, [], AT + 2, answer(2))
     with pytest.raises(StoreError, match="the tuning has ended"):
-        tunings.append_stages(name, [stage(1)], AT + 6)
+        tunings.append(name, [stage(1)], AT + 6)
     with pytest.raises(UserError, match="has ended, there is nothing left to do"):
         tunings.begin_session(name, AT + 6)
     for preset in ("smol-tuned", "another"):
@@ -121,13 +135,13 @@ def test_ended_tuning_takes_no_more(tunings):
 
 
 def test_whole_tunings_go_and_the_others_stay(tunings, store):
-    name, session = at_work(tunings)
-    tunings.append_answer(name, session, answer(1), [stage(0)])
+    name = at_work(tunings)
+    tunings.append(name, [stage(0)], AT + 1, answer(1))
     tunings.append_preset(name, "smol-tuned", AT + 7)
     other = tunings.begin(a_tuning(created_at=AT + 100))
     with pytest.raises(UserError, match="a process is working"):
         tunings.delete([other, name])
-    tunings.end_session(name, session, at=AT + 5, outcome="stopped")
+    tunings.end_session(name, 1, at=AT + 5, outcome="stopped")
     assert tunings.delete([name, "unheard-of"]) == 1
     assert [kept.id for kept in tunings.tunings()] == [other]
     assert rows(store) == {table: int(table == "tunings") for table in (*TUNINGS.parts, TUNINGS.table)}
@@ -146,12 +160,12 @@ def test_id_is_unlike_those_of_runs_and_of_the_swarm(tunings, store, begin):
 
 def test_views_tell_what_other_programs_ask_for(tunings, store):
     """The best is the last that was kept and did not fail later; an open end of an interval is NULL."""
-    name, session = at_work(tunings)
+    name = at_work(tunings)
     change = (KnobChange("graphs", False, True),)
-    tunings.append_answer(name, session, answer(1), [stage(0, figure=20.0)])
+    tunings.append(name, [stage(0, figure=20.0)], AT + 1, answer(1))
     open_ended = Interval(29.0, 30.0, float("inf"))
     accepted = stage(1, StageDecision.ACCEPTED, changes=change, config=GRAPHS, ratio=open_ended, predicted=1.4)
-    tunings.append_answer(name, session, answer(2), [accepted])
+    tunings.append(name, [accepted], AT + 2, answer(2))
     (row,) = store.read(
         "SELECT goal, shape, slo, outcome, stages, accepted, baseline_figure, best_figure FROM v_tunings"
     )
@@ -161,14 +175,14 @@ def test_views_tell_what_other_programs_ask_for(tunings, store):
     failed = stage(
         2, StageDecision.FAILED, config=GRAPHS, figure=1.0, failure=ConfigFailure("crash-under-load", "it died")
     )
-    tunings.append_answer(name, session, answer(3), [failed])
+    tunings.append(name, [failed], AT + 3, answer(3))
     assert store.read("SELECT best_figure FROM v_tunings")[0][0] == 20.0
 
 
 def test_damaged_row_is_named(tunings, store):
     """Rows cannot be changed by us; whoever did it by hand is told which one it was."""
-    name, session = at_work(tunings)
-    tunings.append_answer(name, session, answer(1), [stage(0)])
+    name = at_work(tunings)
+    tunings.append(name, [stage(0)], AT + 1, answer(1))
     with sqlite3.connect(store.path) as connection:
         connection.execute("DROP TRIGGER tuning_stages_no_update")
         connection.execute("UPDATE tuning_stages SET document = '{\"number\": 0}'")
@@ -187,4 +201,4 @@ def test_tuning_of_the_first_schema_that_had_them(old_file):
         baseline, dead_end = tunings.stages(kept.id)
         assert baseline.figure == Interval(24.0, 25.0, float("inf"))
         assert dead_end.failure.evidence == "CUDA out of memory"
-        assert [one.kind for one in tunings.answers(kept.id)] == ["round", "round"]
+        assert [request.purpose for request, _ in tunings.answers(kept.id)] == ["baseline", "screen"]

@@ -7,8 +7,7 @@ import statistics
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.gpus import HostFacts
-from skep.config.rigs import cpu_rig, parse_rig
+from skep.config.rigs import parse_rig
 from skep.planner.setup import KV_TYPES, QUANTS, Layout, Speculation
 from skep.tuner import records
 from skep.tuner.knobs import TuneMachine, config_of, space_of
@@ -18,13 +17,12 @@ from skep.tuner.simulated import SimulatedBench, SimulatedNoise
 
 AIM = records.TuneGoal("effective_tok_s", 4)
 DUAL = TuneMachine(16, parse_rig("2x rtx-3090"))
-HOST = HostFacts("Linux", "x86_64", "3.11", "a CPU", 4, ("avx2",), 16 << 30, 12 << 30, 1024, 1024)
 
 
 def planned(aim=AIM, box=DUAL, model="qwen3.6-27b", engine="vllm"):
     """A predictor, and the configuration where its search would begin."""
     base = baseline_of(model, aim, box, engine=engine, simulated=True)
-    knobs = space_of(base, aim, box, quants=("awq", "gptq")).knobs
+    knobs = space_of(base, aim, box, quants=("awq", "gptq"))
     return Predictor(base, box.rig, aim, knobs), config_of(base, knobs)
 
 
@@ -35,7 +33,7 @@ def dense():
 
 @pytest.fixture(scope="module")
 def on_cpu():
-    return planned(box=TuneMachine(4, cpu_rig(HOST, 30.0)), model="smollm2-135m", engine="embedded")
+    return planned(box=TuneMachine(4), model="smollm2-135m", engine="embedded")
 
 
 def test_a_configuration_is_the_planners_setup(dense):
@@ -47,7 +45,7 @@ def test_a_configuration_is_the_planners_setup(dense):
     assert (setup.slots, setup.graphs, setup.utilization, setup.context) == (2, True, 0.85, 2048)
     blind = replace(effects.base, options=replace(effects.base.options, text_only=True))
     less = Predictor(blind, DUAL.rig, AIM, effects.knobs)
-    assert less.spare_bytes(here) > effects.spare_bytes(here), "a vision tower that is not loaded takes no room"
+    assert not less.setup(here).vision, "a vision tower that is not loaded takes no room"
 
 
 def test_the_steps_of_the_write_up_are_foreseen(dense):
@@ -62,43 +60,18 @@ def test_the_steps_of_the_write_up_are_foreseen(dense):
     assert effects.predict(here.turned({"slots": 1})) < 0.8 * figure
 
 
-def test_what_the_planner_knows_nothing_of_leaves_the_figure(dense, on_cpu):
+def test_what_the_planner_knows_nothing_of_leaves_the_figure_and_on_a_cpu_that_is_all(dense, on_cpu):
     effects, here = dense
-    assert effects.predict(here.turned({"chunked_prefill": False})) == effects.predict(here)
+    assert effects.predict(here.turned({"ngram": 2})) == effects.predict(here)
     effects, here = on_cpu
-    changes = ({"flash_attention": False}, {"kv_layout": "split"}, {"batch": 512}, {"threads_batch": 1}, {"ngram": 8})
-    for change in changes:
-        assert effects.predict(here.turned(change)) == effects.predict(here)
-
-
-def test_fewer_threads_than_cores_are_slower_and_more_are_in_each_others_way(on_cpu):
-    effects, here = on_cpu
-    assert effects.predict(here.turned({"threads": 1})) < effects.predict(here)
-    two = effects.cards(here.turned({"replicas": 2, "threads": 2}))
-    assert [card.bandwidth_gbs for card in two.cards] == pytest.approx([15.0, 15.0])
-    halves = Predictor(effects.base, cpu_rig(HOST, 30.0, replicas=2), effects.aim, effects.knobs)
-    calibrated, whole = halves.cards(here), effects.cards(here)  # with two replicas it is still one machine
-    assert calibrated.cards[0].bandwidth_gbs == pytest.approx(whole.cards[0].bandwidth_gbs)
-    one, four, eight = (effects.predict(here.turned({"slots": slots})) for slots in (1, 4, 8))
-    assert one < four == pytest.approx(eight), "below is a queue, above nothing"
-    apart = effects.predict(here.turned({"replicas": 2, "threads": 2}))
-    assert effects.predict(here.turned({"replicas": 2, "threads": 4})) < 0.7 * apart
-
-
-def test_four_slots_on_cores_that_compute_all_they_can_gain_little(on_cpu):
-    """By the CPU time that a Neoverse-N1 took: decoding gained 8 %, prompts lost 4 %, 128 in and 48 out nothing."""
-    effects, here = on_cpu
-    rig = cpu_rig(replace(HOST, cpu_cores=2, cpu_features=("asimddp",)), 15.0)
-    told = Predictor(effects.base, rig, records.TuneGoal("effective_tok_s", 4, 128, 48), effects.knobs)
-    one, four = (told.predict(here.turned({"threads": 1, "slots": slots})) for slots in (1, 4))
-    assert 0.94 < four / one < 1.06
+    assert effects.predict(here) is None
+    assert effects.reading_s(here) > 0
 
 
 @pytest.mark.parametrize(
     ("machine", "change", "said"),
     [
         ("dense", {"mtp": 3, "ngram": 2}, "cannot be combined"),
-        ("dense", {"chunked_prefill": False, "batched_tokens": 1024}, "without chunked prefill"),
         ("dense", {"quant": "bf16"}, "needs"),
         ("dense", {"layout": "TP=1 + PP=2", "mtp": 3}, "vLLM does not start with mtp n=3 and PP=2"),
         ("dense", {"layout": "4x TP=1"}, "cards"),
@@ -117,31 +90,15 @@ def test_what_cannot_start_is_refused_with_the_reason(request, machine, change, 
     assert effects.start_s(here.turned(change)) > 0
 
 
-@pytest.mark.parametrize("machine", ["dense", "on_cpu"])
-def test_a_reading_is_as_long_as_the_bench_makes_it_and_a_start_as_its_weights_take(machine, request):
-    effects, here = request.getfixturevalue(machine)
+def test_a_reading_is_as_long_as_the_bench_makes_it_and_a_start_as_its_weights_take(dense):
+    effects, here = dense
     per_s = effects.predict(here) / AIM.output_tokens
     assert effects.reading_s(here) == pytest.approx(tasks_for(AIM.concurrency, [per_s]) / per_s)
     assert RUN_S <= effects.reading_s(here) <= TOO_LONG_S
-    if machine == "dense":
-        assert 30 < effects.start_s(here) < effects.start_s(here.turned({"graphs": True})) < 200
-    else:
-        assert effects.start_s(here) < 5
+    assert 30 < effects.start_s(here) < effects.start_s(here.turned({"graphs": True})) < 200
 
 
-def test_where_the_machine_is_not_known_nothing_is_foreseen():
-    effects, here = planned(box=TuneMachine(2), model="smollm2-135m", engine="embedded")
-    assert effects.predict(here) is None
-    assert effects.refusal(here) is None
-    assert effects.refusal(here.turned({"batched_tokens": 1024, "batch": 256})) is not None
-    assert effects.reading_s(here) > 0
-
-
-def test_joules_and_single_tasks_have_figures_of_their_own():
-    effects, here = planned(records.TuneGoal("tok_per_joule", 4))
-    reading = effects.figure(here)
-    assert 0 < effects.predict(here) < 1
-    assert reading.figure == pytest.approx(reading.tok_per_joule)
+def test_single_tasks_have_a_figure_of_their_own():
     alone, here = planned(records.TuneGoal("task_tok_s", 1))
     assert alone.predict(here) == pytest.approx(alone.outcome(here).task_tok_s)
 
@@ -149,7 +106,7 @@ def test_joules_and_single_tasks_have_figures_of_their_own():
 def test_checkpoints_are_foreseen_by_the_format_in_their_names():
     base = baseline_of("qwen3-8b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
     names = ("a/x-AWQ", "a/x")
-    knobs = space_of(base, AIM, DUAL, checkpoints=names).knobs
+    knobs = space_of(base, AIM, DUAL, checkpoints=names)
     effects, here = Predictor(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
     assert effects.setup(here).quant.id == "awq"
     assert effects.setup(here.turned({"checkpoint": "a/x"})).quant.id == "bf16"

@@ -7,8 +7,7 @@ from known_effects import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, KnownB
 from msgspec.structs import replace
 
 from skep.tuner import records
-from skep.tuner.failures import FailureSuspects
-from skep.tuner.measurements import Measurements, Surrogate
+from skep.tuner.measurements import Surrogate
 from skep.tuner.search import KnobSearch
 
 GOAL = records.TuneGoal("effective_tok_s", 4)
@@ -49,7 +48,6 @@ def test_it_finds_the_best_though_depths_are_not_one_clean_hill(seed):
 
 
 def test_nothing_is_accepted_on_fewer_than_two_starts_of_either_side_nor_on_its_first_readings():
-    """After all first looks at it. Beside a gain that no drift explains the best is not started again."""
     search, bench = run(GRAPHS, SLOTS, DEPTH, KV, seed=1)
     kept = stages_of(search, records.StageDecision.ACCEPTED)
     assert kept
@@ -57,7 +55,6 @@ def test_nothing_is_accepted_on_fewer_than_two_starts_of_either_side_nor_on_its_
         confirmed = [one for one in bench.measured if one.purpose == "confirm" and one.configs[-1] == stage.config]
         assert 2 <= stage.starts <= len(confirmed)
         assert stage.ratio.low > 1
-        assert {len(one.configs) for one in confirmed} == {1 if stage.ratio.estimate > 1.25 else 2}
 
 
 def test_where_nothing_differs_hardly_anything_is_accepted():
@@ -92,7 +89,8 @@ def test_a_dead_end_is_a_stage_with_its_reason_and_is_not_started_again():
 
 def test_a_baseline_that_does_not_start_ends_it_at_once():
     search, bench = run(GRAPHS, fails=lambda _config: OUT_OF_MEMORY)
-    assert (len(bench.requests), search.failure, search.stages) == (1, OUT_OF_MEMORY, [])
+    assert (len(bench.requests), search.failure) == (1, OUT_OF_MEMORY)
+    assert [one.failure for one in search.stages] == [OUT_OF_MEMORY]
 
 
 def test_readings_at_which_the_client_was_the_limit_never_count():
@@ -105,16 +103,16 @@ FALLING = {"slots": {1: 1.0, 2: 0.7, 3: 0.6, 4: 0.5, 6: 0.4, 8: 0.3}}
 
 
 @pytest.mark.parametrize(
-    ("late", "target", "effects", "knob", "value"),
+    ("late", "effects", "knob", "value"),
     [
-        (lambda config: 1.5 if config["slots"] > 2 else 0.8, None, {}, "slots", 2),
-        (lambda config: 0.8 if config["graphs"] else 1.5, 90.0, {}, "graphs", True),
-        (lambda config: 0.9 if config["slots"] >= 4 else 2.0, None, FALLING, "slots", 4),
+        (lambda config: 1.5 if config["slots"] > 2 else 0.8, {}, "slots", 2),
+        (lambda config: 0.8 if config["graphs"] else 1.5, {}, "graphs", True),
+        (lambda config: 0.9 if config["slots"] >= 4 else 2.0, FALLING, "slots", 4),
     ],
-    ids=["a faster one beyond it is not kept", "no target is reached beyond it", "from beyond it to within"],
+    ids=["a faster one beyond it is not kept", "a faster one within it is", "from beyond it to within"],
 )
-def test_the_slo_is_kept(late, target, effects, knob, value):
-    search, _ = run(GRAPHS, SLOTS, goal=replace(GOAL, slo="ttft=1s", target=target), effects=effects, late=late)
+def test_the_slo_is_kept(late, effects, knob, value):
+    search, _ = run(GRAPHS, SLOTS, goal=replace(GOAL, slo="ttft=1s"), effects=effects, late=late)
     assert search.incumbent[knob] == value
 
 
@@ -161,11 +159,6 @@ def test_answers_are_judged_only_where_they_may_change_and_worse_ones_are_turned
 def test_it_ends_within_its_budget(minutes):
     search, _ = run(GRAPHS, SLOTS, DEPTH, KV, budget_s=60.0 * minutes)
     assert search.time_budget.spent_s <= 60.0 * minutes
-
-
-def test_it_stops_at_the_target():
-    search, _ = run(GRAPHS, SLOTS, DEPTH, goal=replace(GOAL, target=150.0))
-    assert (search.ended, len(stages_of(search, records.StageDecision.ACCEPTED))) == ("the target is reached", 1)
 
 
 def test_what_was_accepted_and_dies_twice_is_given_up():
@@ -223,25 +216,3 @@ def test_what_was_measured_wins_over_what_was_foreseen():
     belief = surrogate_of(*rounds).gain(config(graphs=True), config())
     assert belief.mean == pytest.approx(-0.2, abs=0.03)
     assert belief.deviation < 0.05
-
-
-def test_what_failures_have_is_trusted_less_the_more_of_them_have_it_until_it_has_run():
-    suspects = FailureSuspects()
-    assert suspects.trust(config(graphs=True)) == 1
-    suspects.ran(config())
-    for failed in (config(graphs=True, slots=4), config(graphs=True, slots=4, kv="fp8"), config(graphs=True, slots=6)):
-        suspects.failed(failed)
-    before = suspects.trust(config(graphs=True, slots=2))
-    assert before < suspects.trust(config(slots=4))
-    suspects.ran(config(graphs=True, slots=3))
-    assert suspects.trust(config(graphs=True, slots=2)) > before
-
-
-def test_of_two_that_the_planner_can_weigh_the_heavier_is_not_tried_after_the_lighter_ran_out_of_memory():
-    effects = KnownEffects((GRAPHS, SLOTS, KV), {})
-    effects.spare_bytes = lambda one: 100.0 - 10 * one["slots"] - 15 * one["graphs"]
-    book = Measurements(effects, config())
-    book.took(records.MeasurementRound((records.ServerStart(config(slots=4), 1.0, failure=OUT_OF_MEMORY),), 10.0))
-    assert book.is_refused(config(graphs=True, slots=3))
-    assert not book.is_refused(config(slots=3))
-    assert book.is_narrow(config(graphs=True, slots=3))

@@ -11,10 +11,12 @@ import pytest
 from trial_presets import PLAIN, pids_of, preset_of, with_words
 
 from skep.bench.endpoint import find_endpoint
+from skep.engines.base import Diagnosis
+from skep.engines.diagnosis import RULES
 from skep.files import lock_holder
 from skep.paths import user_paths
 from skep.tuner.records import ConfigFailed
-from skep.tuner.trial_server import TrialServers
+from skep.tuner.trial_server import TrialServers, failure_of
 from skep.wire.client import WireFailure, fetch_once
 from skep.wire.heads import parse_url
 
@@ -62,19 +64,14 @@ async def until(check):
 
 def test_it_serves_beside_the_users_own_and_leaves_nothing(servers, paths, tmp_path):
     async def run():
-        async with (
-            servers.open(preset_of(PLAIN)) as served,
-            servers.open(preset_of(PLAIN.turned({"slots": 3}))) as other,
-        ):
-            assert served.url != other.url
+        async with servers.open(preset_of(PLAIN)) as served:
             assert served.start_s > 0
             assert served.trouble() is None
             assert (await find_endpoint(served.url, served.model)).model == "fake-model"
-            assert len(pids_of(str(tmp_path / "work"))) >= 4
+            assert len(pids_of(str(tmp_path / "work"))) >= 2
             assert lock_holder(paths.lock) is None
         assert not pids_of(str(tmp_path / "work"))
 
-    assert servers.together([preset_of(PLAIN), preset_of(PLAIN)])
     asyncio.run(run())
     assert not paths.store.exists()
     assert not paths.runtime.exists()
@@ -157,3 +154,25 @@ def words(pid):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
+
+
+@pytest.mark.parametrize(
+    ("cause", "evidence", "remedy", "under_load", "kind"),
+    [
+        ("out of GPU memory while CUDA graphs were captured", None, None, False, "out-of-memory"),
+        ("no room in the KV cache for one request of 32768 tokens", None, "raise memory_share", False, "out-of-memory"),
+        ("it died", "torch.OutOfMemoryError: CUDA out of memory.", None, True, "out-of-memory"),
+        ("it died", "CUDA error: an illegal memory access was encountered", None, True, "crash-under-load"),
+        ("an illegal memory access", None, None, False, "no-start"),
+    ],
+)
+def test_a_death_is_told_by_its_log_and_by_when_it_came(cause, evidence, remedy, under_load, kind):
+    found = failure_of(Diagnosis(cause, evidence, remedy), under_load=under_load)
+    assert (found.kind, found.evidence, found.remedy) == (kind, evidence, remedy)
+    assert ("under load" in found.cause) == under_load
+
+
+def test_every_rule_that_is_about_running_out_is_told_as_such():
+    causes = [rule.cause for rule in RULES if "out of GPU memory" in rule.cause or "no memory" in rule.cause]
+    assert len(causes) > 10
+    assert {failure_of(Diagnosis(cause), under_load=False).kind for cause in causes} == {"out-of-memory"}

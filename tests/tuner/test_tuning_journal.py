@@ -3,14 +3,13 @@
 import asyncio
 
 import pytest
-from msgspec.structs import replace
 from stored_search import BASELINE, NumberedBench, a_search, a_tuning
 
 from skep import __version__
-from skep.errors import EngineError, StoreError, UserError
+from skep.errors import StoreError, UserError
 from skep.store.database import open_store
 from skep.tuner.records import BenchProgress, BenchRequest, BenchResult, MeasurementRound, MeasureRequest, TuneStage
-from skep.tuner.running import TuningJournal, replay_answers, run_search
+from skep.tuner.running import TuningJournal
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import TuningOptions, parse_goal
 from skep.tuner.store import TuningState, TuningStore
@@ -28,15 +27,15 @@ def now():
 
 @pytest.fixture
 def begin(tunings):
-    return lambda **changes: TuningJournal.begin(tunings, a_tuning(**changes), now)
+    return lambda **changes: TuningJournal(tunings, tunings.begin(a_tuning(**changes)), now)
 
 
 def go_on(journal, search=None, before=None, **options):
     """To its end."""
     search = search or a_search()
     with journal:
-        spent_s = replay_answers(journal, search)
-        asyncio.run(run_search(search, NumberedBench(len(journal.past), before, spent_s), journal, **options))
+        spent_s = journal.replay(search)
+        asyncio.run(journal.run(search, NumberedBench(len(journal.past), before, spent_s), **options))
     return journal.tuning.id
 
 
@@ -58,17 +57,17 @@ def what_came(tunings, name):
     for one in tunings.stages(name):
         figure = None if one.figure is None else round(one.figure.estimate, 6)
         stages.append((one.title, one.config, one.decision, figure, one.starts, one.readings))
-    return stages, [(one.number, one.kind, one.request) for one in tunings.answers(name)]
+    return stages, [request for request, _ in tunings.answers(name)]
 
 
 def test_search_broken_off_in_every_request_ends_as_one_that_was_not(tunings, begin):
     whole = tunings.find(go_on(begin()))
     name = broken_off(begin())
     for done in range(1, whole.answers):
-        broken_off(TuningJournal.resume(tunings, name, now), done)
+        broken_off(TuningJournal(tunings, name, now), done)
         kept = tunings.find(name)
         assert (kept.state, kept.answers, kept.reason) == (TuningState.INTERRUPTED, done, None)
-    go_on(TuningJournal.resume(tunings, name, now))
+    go_on(TuningJournal(tunings, name, now))
     ended = tunings.find(name)
     assert (ended.state, ended.sessions) == (TuningState.ENDED, whole.answers + 1)
     assert what_came(tunings, name) == what_came(tunings, whole.id)
@@ -79,12 +78,12 @@ def test_other_search_is_not_given_anothers_answers(tunings, begin):
     """One line, and what was stored is as it was."""
     name = broken_off(begin(skep_version="0.0.9"), 4)
     before = what_came(tunings, name)
-    said = r"was started by skep 0\.0\.9, which searches differently \(request 1 was `the baseline, start 1`"
+    said = r"was started by skep 0\.0\.9 and cannot go on: `the baseline, start 1` is not what would be asked for now"
     with pytest.raises(UserError, match=said):
-        go_on(TuningJournal.resume(tunings, name, now), a_search(BASELINE.turned({"slots": 2})))
+        go_on(TuningJournal(tunings, name, now), a_search(BASELINE.turned({"slots": 2})))
     assert what_came(tunings, name) == before
-    assert "searches differently" in tunings.find(name).reason
-    go_on(TuningJournal.resume(tunings, name, now))
+    assert "cannot go on" in tunings.find(name).reason
+    go_on(TuningJournal(tunings, name, now))
 
 
 def test_search_that_decides_otherwise_is_found_out(tunings, begin):
@@ -95,9 +94,9 @@ def test_search_that_decides_otherwise_is_found_out(tunings, begin):
             super()._note(trial, decision, f"{why} otherwise", failure)
 
     name = broken_off(begin(skep_version=__version__), 2)
-    said = r"cannot go on: it was started with other settings \(step 0 was `baseline`: baseline\)"
+    said = r"cannot go on: step 0, `baseline`, would be decided otherwise now"
     with pytest.raises(UserError, match=said):
-        go_on(TuningJournal.resume(tunings, name, now), a_search(kind=Contrary))
+        go_on(TuningJournal(tunings, name, now), a_search(kind=Contrary))
 
 
 def test_session_left_by_an_error_says_it(tunings, begin):
@@ -105,7 +104,7 @@ def test_session_left_by_an_error_says_it(tunings, begin):
     with pytest.raises(ExceptionGroup), begin():
         raise ExceptionGroup("of tasks", [StoreError("the disk is full")])
     assert tunings.find("last").reason == "the disk is full"
-    with pytest.raises(KeyboardInterrupt), TuningJournal.resume(tunings, "last", now):
+    with pytest.raises(KeyboardInterrupt), TuningJournal(tunings, "last", now):
         raise KeyboardInterrupt
     kept = tunings.find("last")
     assert (kept.reason, kept.sessions, kept.state) == (None, 2, TuningState.INTERRUPTED)
@@ -131,39 +130,14 @@ def test_who_watches_is_told_what_is_stored_already(tunings, begin):
     assert isinstance(of(BenchResult)[0], MeasurementRound)
     assert (len(of(BenchRequest)), len(of(BenchResult))) == (found.answers, found.answers)
     assert tuple(of(TuneStage)) == found.stages
-    assert found.measured_s == pytest.approx(sum(one.seconds for one in tunings.answers(found.id)))
+    assert found.measured_s == pytest.approx(sum(answer.seconds for _, answer in tunings.answers(found.id)))
 
 
-def test_request_that_never_ends_is_broken_off(tunings, begin, monkeypatch):
-    """The bench should have seen that it hangs; whoever waits in front of it is told in any case."""
-
-    async def before(number, _request):
-        if number == 2:
-            await asyncio.Event().wait()
-
-    monkeypatch.setattr("skep.tuner.running.SHORTEST_LIMIT_S", 0.05)
-    journal = begin()
-    journal.tuning = replace(journal.tuning, budget_s=0.05)
-    with pytest.raises(EngineError, match="`the baseline, start 2` was stopped after"):
-        go_on(journal, before=before)
-    kept = tunings.find("last")
-    assert (kept.state, kept.answers) == (TuningState.INTERRUPTED, 1)
-    assert "was stopped after" in kept.reason
-
-
-def test_timeout_of_the_bench_itself_stays_its_own(begin):
-    async def before(number, _request):
-        raise TimeoutError("the engine did not answer")
-
-    with pytest.raises(TimeoutError, match="did not answer"):
-        go_on(begin(), before=before)
-
-
-@pytest.mark.parametrize("text", ["task_tok_s@1>=90", " task-tok-s @ 1 >= 90 ", "TASK_TOK_S@1>=90.0"])
-def test_a_goal_names_a_metric_a_number_of_agents_and_perhaps_a_target(text):
+@pytest.mark.parametrize("text", ["task_tok_s@1", " task-tok-s @ 1 ", "TASK_TOK_S@1"])
+def test_a_goal_names_a_metric_and_a_number_of_agents(text):
     aim = parse_goal(TuningOptions("m", text, slo="ttft=1s", min_context=16384))
-    assert (aim.metric, aim.concurrency, aim.target) == ("task_tok_s", 1, 90.0)
-    assert (str(aim), aim.slo, aim.min_context) == ("task_tok_s@1>=90", "ttft_p95=1000ms", 16384)
+    assert (aim.metric, aim.concurrency) == ("task_tok_s", 1)
+    assert (str(aim), aim.slo, aim.min_context) == ("task_tok_s@1", "ttft_p95=1000ms", 16384)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +149,9 @@ def test_a_goal_names_a_metric_a_number_of_agents_and_perhaps_a_target(text):
         ("effective_tok_s@-1", "is not understood", "--goal"),
         ("effective_tok_s@4097", "4097 agents cannot be measured", "1 to 4096"),
         ("effective_tok_s@99999999999999999999", "cannot be measured", "1 to 4096"),
-        ("effective_tok_s@4>=0", "a target of 0 is not possible", "above 0"),
-        ("effective_tok_s@4>=fast", "a target of fast is not possible", "above 0"),
         ("", "is not understood", "--goal"),
         ("@4", "is not understood", "--goal"),
-        ("effective_tok_s@4<=9", "is not understood", "--goal"),
+        ("effective_tok_s@4>=9", "is not understood", "--goal"),
     ],
 )
 def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):

@@ -63,7 +63,7 @@ def put_tuning(store, stages, *, end="done", reason=None, **changed):
     tunings, tuning = TuningStore(store), sample_tuning(**changed)
     made, began = tunings.begin(tuning), tuning.created_at
     session = tunings.begin_session(made, began)
-    tunings.append_stages(made, stages, began + 60)
+    tunings.append(made, stages, began + 60)
     if end is not None:
         tunings.end_session(made, session, at=began + 90, outcome=end, reason=reason)
     return made

@@ -51,7 +51,7 @@ def test_the_list_tells_from_where_to_where_and_the_state(ask):
 
 def test_one_tuning_shows_its_ladder_pictures_and_words(ask):
     page = ask(f"/tuning/{MADE['simulated']}")[1]
-    for part in ("From 25.1 to 190 tok/s", "All attempts and their decisions", "Failed attempts", "Simulated",
+    for part in ("From 25.1 to 190 tok/s", "Attempts not kept", "Failed attempts", "Simulated",
                  "How this was measured", "torch.OutOfMemoryError"):  # fmt: skip
         assert part in page
     assert "data-refresh" not in page

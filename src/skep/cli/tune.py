@@ -26,15 +26,13 @@ class TuneOptions:
     PANELS: ClassVar[dict[str, str]] = {
         "Goal": "goal slo min_context input_tokens output_tokens budget",
         "Model and engine": "engine checkpoints binary gpus in_place",
-        "Search": "begin knobs skip start seed",
-        "Quality": "quality quality_items",
+        "Search": "begin knobs skip seed",
+        "Quality": "quality",
         "Simulation": "simulate gpu link",
     }
 
     name: Annotated[str, argument("Preset, model name, checkpoint folder or GGUF file.", metavar="PRESET|MODEL")]
-    goal: Annotated[
-        str, option("effective_tok_s, task_tok_s or tok_per_joule @ concurrency; append >=300 to stop there.")
-    ] = "effective_tok_s@4"
+    goal: Annotated[str, option("effective_tok_s or task_tok_s @ concurrency.")] = "effective_tok_s@4"
     slo: Annotated[str | None, option("Latency limits to meet, such as ttft=1s,tpot=50ms.")] = None
     min_context: Annotated[int | None, option("Minimum context per slot in tokens (default: one task).", min=64)] = None
     budget: Annotated[str, option("Time limit; the best configuration found by then is kept.")] = "1h"
@@ -51,13 +49,11 @@ class TuneOptions:
     begin: Annotated[
         str, option("Configuration to start from: plan (the planner's choice) or safe (certain to start).", "--from")
     ] = "plan"
-    start: Annotated[tuple[str, ...], option("Start with this value; repeatable.", "--set", metavar="KNOB=VALUE")] = ()
     gpus: Annotated[str | None, option("Use only these GPUs of this machine, such as 0,1.")] = None
     binary: Annotated[str | None, option("Path of the engine's program, if it is not on PATH.")] = None
     quality: Annotated[
         str, option("Question bank that rejects configurations with worse answers: a bank name, auto or off.")
     ] = "auto"
-    quality_items: Annotated[int | None, option("Number of questions (default: 96).", min=8)] = None
     in_place: InPlaceOption = False
     gpu: Annotated[str | None, option('GPUs to simulate, such as "2x rtx-3090".', metavar="RIG")] = None
     link: Annotated[str | None, option("Link between the simulated GPUs: nvlink, pcie, pcie4x8.")] = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 
@@ -40,33 +39,32 @@ from skep.tuner.records import BenchRequest, ConfigFailure, TuneEvent, TuneStage
 from skep.tuner.running import OnEvent, TuningJournal, carry_out, check_machine, logs_folder, machine_for
 from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_again
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, base_of
-from skep.tuner.summary import KEPT, accepted, best_of, given_up, stage_words, unit_of, unmet_goal
+from skep.tuner.summary import KEPT, accepted, best_of, given_up, missed_slo, stage_words, unit_of
 from skep.units import format_seconds, one_line
 
 
-@contextlib.contextmanager
+@contextmanager
 def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
     """Of a simulated search stages only: requests take no time. A terminal that went away is no reason to stop."""
-    began, brief = [time.monotonic()], status.tuning.simulated
+    began, brief = time.monotonic(), status.tuning.simulated
     lines = not can_draw(sys.stderr)
 
-    def say(text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads on: the work is worth more than the story of it
-            note(one_line(text, 600))
-
     def on_event(event: TuneEvent) -> None:
+        nonlocal began
         status.take(event)
+        said = None
         if isinstance(event, BenchRequest):
-            began[0] = time.monotonic()
-            if lines and not brief:
-                say(f"{event.words} ...")
-        elif isinstance(event, TuneStage) and lines:
-            say(stage_words(event, unit_of(status.tuning)))
+            began, said = time.monotonic(), None if brief else f"{event.words} ..."
+        elif isinstance(event, TuneStage):
+            said = stage_words(event, unit_of(status.tuning))
+        if lines and said is not None:
+            with suppress(OSError):  # nobody reads on: the work is worth more than the story of it
+                note(one_line(said, 600))
 
     if lines:
         yield on_event
         return
-    with live_view(lambda page: status_lines(status, page, 0.0 if brief else time.monotonic() - began[0])):
+    with live_view(lambda page: status_lines(status, page, 0.0 if brief else time.monotonic() - began)):
         yield on_event
 
 
@@ -82,8 +80,7 @@ def run_tuning(options: TuneOptions, *, html: OutputFile | None, as_json: bool) 
     ready = prepare(wanted, paths)
     say_what_begins(ready)
     show = partial(print_found, html=html, as_json=as_json)
-    begin = partial(TuningJournal.begin, tuning=ready.tuning, clock=time.time)
-    return _carry_through(ready, paths, begin, show, in_place=options.in_place)
+    return _carry_through(ready, paths, show, in_place=options.in_place)
 
 
 def resume_tuning(name: str, *, in_place: bool, html: OutputFile | None, as_json: bool) -> int:
@@ -95,17 +92,14 @@ def resume_tuning(name: str, *, in_place: bool, html: OutputFile | None, as_json
     ready = prepare_again(found.tuning)
     note(f"{found.id}: {found.answers} answers and {stages} steps are already stored")
     show = partial(print_found, html=html, as_json=as_json)
-    begin = partial(TuningJournal.resume, name=found.id, clock=time.time)
-    in_place = in_place or ready.options.in_place
-    return _carry_through(ready, user_paths(os.environ), begin, show, in_place=in_place)
+    return _carry_through(ready, user_paths(os.environ), show, in_place=in_place or ready.options.in_place)
 
 
-def _carry_through(
-    ready: PreparedTuning, paths: Paths, begin: Callable[[TuningStore], TuningJournal], show: Show, *, in_place: bool
-) -> int:
+def _carry_through(ready: PreparedTuning, paths: Paths, show: Show, *, in_place: bool) -> int:
+    """A tuning without an id is begun, one that has its id goes on."""
     with machine_for(ready, paths, note, in_place=in_place), open_store(paths.store) as store:
         tunings, search = TuningStore(store), ready.search()
-        journal = begin(tunings)
+        journal = TuningJournal(tunings, ready.tuning.id or tunings.begin(ready.tuning), time.time)
         tuning = journal.tuning
         verb = "continues" if journal.past else "starts"
         note(f"{tuning.id} {verb}; `skep tune show {tuning.id}` shows its steps so far")
@@ -131,8 +125,10 @@ def _carry_through(
 def _ended(tunings: TuningStore, tuning_id: str, paths: Paths, failure: ConfigFailure | None, show: Show) -> int:
     """Print the ladder, the preset, the page. Raise where nothing could be tuned, or the promise is not kept."""
     found, name = _saved(tunings, tuning_id, paths)
-    if failure is not None and not found.stages:
-        raise _did_not_start(tuning_id, failure)
+    if failure is not None and best_of(found.stages) is None:
+        message = f"nothing was tuned, the baseline {failure.title}: {replace(failure, remedy=None)}"
+        hint = failure.remedy or f"try `--from safe`; `skep tune show {tuning_id}` has its runs"
+        raise EngineError(one_line(message, 600), hint=hint)
     show(found)
     if name is not None:
         note(f"the best configuration is the preset {name}: `skep up {name}` serves it")
@@ -140,7 +136,7 @@ def _ended(tunings: TuningStore, tuning_id: str, paths: Paths, failure: ConfigFa
         note(f"`skep tune export NAME --tuning {tuning_id}` writes the best as a preset")
     if failure is not None:
         raise EngineError(f"the tuning ended early: {failure}", hint=failure.remedy)
-    if (missed := unmet_goal(found.tuning, found.stages, tunings.starts(tuning_id))) is not None:
+    if (missed := missed_slo(found.tuning, found.stages)) is not None:
         raise missed
     return 0
 
@@ -155,24 +151,12 @@ def _saved(tunings: TuningStore, tuning_id: str, paths: Paths) -> tuple[TuningRe
     return tunings.record(tuning_id), name
 
 
-def _did_not_start(tuning_id: str, failure: ConfigFailure) -> EngineError:
-    message = f"nothing was tuned, the baseline {failure.title}: {replace(failure, remedy=None)}"
-    return EngineError(
-        one_line(message, 600),
-        hint=failure.remedy or f"try `--from safe`; `skep tune show {tuning_id}` has its runs",
-    )
-
-
 def _stopped(tunings: TuningStore, tuning_id: str, paths: Paths) -> Interrupted:
     found, name = _saved(tunings, tuning_id, paths)
+    best = f"; the best so far is the preset {name}" if name else ""
+    stages = f"{len(found.stages)} step{'s' if len(found.stages) != 1 else ''}"
     hint = f"`skep tune resume {tuning_id}` continues it"
-    if not found.stages:
-        return Interrupted("stopped before the baseline was measured; nothing was tuned", hint=hint)
-    best = f"the best so far is the preset {name}" if name else "no change was shown to be better so far"
-    if found.tuning.simulated and accepted(found.stages):
-        best = f"`skep tune export NAME --tuning {tuning_id}` writes the best so far"
-    stages = f"{len(found.stages)} step{'s' if len(found.stages) > 1 else ''}"
-    return Interrupted(f"stopped after {stages} and {took_words(found)}; {best}", hint=hint)
+    return Interrupted(f"stopped after {stages} and {took_words(found)}{best}", hint=hint)
 
 
 NONE_YET, MAKES_ONE = "there are no tunings yet", "`skep tune MODEL` makes one"
@@ -207,7 +191,6 @@ def print_found(found: TuningRecord, html: OutputFile | None, *, as_json: bool) 
 
 
 def _say_next(found: TuningRecord) -> None:
-    so_far = "" if found.state is TuningState.ENDED else " so far"
     if found.state is TuningState.RUNNING:
         note(f"it is running, with a budget of {format_seconds(found.tuning.budget_s)}")
     if found.state is TuningState.INTERRUPTED:
@@ -218,7 +201,7 @@ def _say_next(found: TuningRecord) -> None:
         note(f"logs of failures are in {logs}")
     if best_of(found.stages) is not None:
         made = f"; made of it already: {', '.join(found.presets)}" if found.presets else ""
-        note(f"`skep tune export NAME --tuning {found.id}` writes the best{so_far} as a preset{made}")
+        note(f"`skep tune export NAME --tuning {found.id}` writes the best as a preset{made}")
 
 
 def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool) -> None:
@@ -231,10 +214,10 @@ def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool)
     print(path)  # noqa: T201
     changed = changes_words(wanted.config, found.stages[0].config)
     note(f"step {wanted.number} of {found.id}, against its baseline: {changed}")
-    died = wanted.number in given_up(found.stages)
-    if wanted.decision not in KEPT or died:
-        verdict = wanted.decision.value + (", died later" if died else "")
-        note(f"warning: this step was not kept: {verdict}, {one_line(wanted.why, 300)}")
+    if wanted.number in given_up(found.stages):
+        note("warning: this step was accepted and died later")
+    elif wanted.decision not in KEPT:
+        note(f"warning: this step was not kept: {wanted.decision.value}, {one_line(wanted.why, 300)}")
     stand_in = base_of(found.tuning).stand_in
     before = f"write the weights' name into its `checkpoint` ({path}), then " if stand_in else ""
     note(f"{before}`skep up {name}` serves it")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 from markupsafe import Markup
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
 from skep.report.sweep_text import interval_text
 from skep.report.terminal import day_and_time, note
+from skep.store.rows import finite
 from skep.tuner import summary
 from skep.tuner.records import (
     METRICS,
@@ -28,12 +30,22 @@ from skep.tuner.records import (
     Tuning,
     value_words,
 )
-from skep.tuner.setup import PreparedTuning, prospects
-from skep.tuner.store import TuningRecord, TuningState, failure_json, tuning_json
-from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, public_name, seconds, shortened
+from skep.tuner.setup import PreparedTuning
+from skep.tuner.store import TuningRecord, TuningState
+from skep.units import (
+    UNKNOWN,
+    format_seconds,
+    known,
+    milliseconds,
+    number,
+    one_line,
+    printable,
+    public_name,
+    seconds,
+    shortened,
+)
 
 Stages = Sequence[TuneStage]
-MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _STYLES = {
     StageDecision.BASELINE: "left",
     StageDecision.ACCEPTED: "left",
@@ -62,7 +74,7 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
         Column("predicted_ratio", "Predicted", lambda one: one.predicted, _times, rank=3, style="soft"),
         Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
         Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds, rank=2),
-        Column("why", "Why", summary.reason, partial(shortened, longest=400), right=False, style="wide soft"),
+        Column("why", "Why", lambda one: one.why, partial(shortened, longest=400), right=False, style="wide soft"),
         Column("starts", "Starts", lambda one: one.starts, rank=4),
         Column("readings", "Readings", lambda one: one.readings, rank=4),
         Column("seconds", "Took", lambda one: one.seconds, seconds, rank=4),
@@ -70,7 +82,7 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
 
 
 def _note(found: TuningRecord) -> str:
-    why = found.reason if not found.stages else None
+    why = found.reason if summary.best_of(found.stages) is None else None
     return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", why, *found.presets]))
 
 
@@ -171,8 +183,7 @@ def tuning_main(tuning: Tuning, stages: Stages) -> Markup:
         kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
         return html_table(caption, stage_columns(tuning, stages), shown, kept)
 
-    titles = {knob.name: knob.title for knob in tuning.knobs}
-    turned = (*titles, *tuning.baseline.as_dict, *(best.config.as_dict if best else ()))
+    left = [one for one in stages if one.decision not in summary.KEPT]
     return render(
         "tuning_main.html",
         tuning=tuning,
@@ -183,14 +194,12 @@ def tuning_main(tuning: Tuning, stages: Stages) -> Markup:
         metric=METRICS.get(tuning.aim.metric, tuning.aim.metric),
         stages=stages,
         ladder=drawn and picture({**drawn, "width": 860}, summary.headline(tuning, stages)),
-        most_open=MOST_OPEN,
         rungs=rungs,
-        knobs={name: titles.get(name, "") for name in turned},
+        left=left,
         value_words=value_words,
     )
 
 
-BAR = 40
 FEWEST_ROWS = 12  # of stages, where the height is not known
 STYLES = {
     StageDecision.ACCEPTED: "green",
@@ -201,29 +210,15 @@ STYLES = {
 
 
 def print_tuning(found: TuningRecord) -> None:
+    """Failures in full below the table, which has no room for them."""
     tuning, stages = found.tuning, found.stages
     mark = "SIMULATED: " if tuning.simulated else ""
     print(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}: {summary.headline(tuning, stages)}")  # noqa: T201
-    if found.failure is not None:
-        print("\n".join(summary.failure_lines("the baseline", found.failure)))  # noqa: T201
     if stages:
         print_records(stage_columns(tuning, stages), stages)
-        print("\n".join([*summary.dead_end_lines(stages), "", *progress_lines(stages, summary.unit_of(tuning))]))  # noqa: T201
-
-
-def progress_lines(stages: Stages, unit: str) -> list[str]:
-    """Draw a bar for each configuration that was the best of its time."""
-    kept = [(stage, stage.figure) for stage in stages if stage.decision in summary.KEPT and stage.figure is not None]
-    most, lost = max((figure.high for _, figure in kept), default=0.0), summary.given_up(stages)
-    lines: list[str] = []
-    for stage, figure in kept:
-        died = " (died later)" if stage.number in lost else ""
-        words = f"{summary.figure_words(figure)} {unit}  {stage.title}{died}"
-        # Solid up to the interval's lower end, then light to its upper end.
-        full, high = max(1, round(BAR * max(0.0, figure.low) / most)), round(BAR * figure.high / most)
-        bar = ("█" * full + "░" * max(0, high - full)).ljust(BAR)
-        lines.append(f"{stage.number:>5}  {bar}  {words}")
-    return lines
+    for stage in stages:
+        if stage.failure is not None:
+            print(f"step {stage.number} {stage.failure.title}: {one_line(str(stage.failure), 600)}")  # noqa: T201
 
 
 @dataclass(slots=True)
@@ -286,7 +281,7 @@ def now_words(status: TuneStatus) -> str:
 
 
 def say_what_begins(ready: PreparedTuning) -> None:
-    """Say from where it begins, what could be tried, and how long it takes."""
+    """Say from where it begins, and what is tried."""
     tuning = ready.tuning
     mark = "SIMULATED: " if tuning.simulated else ""
     note(*ready.notes)
@@ -295,13 +290,12 @@ def say_what_begins(ready: PreparedTuning) -> None:
     note(f"baseline: {', '.join(values)}")
     if (foreseen := ready.space.predict(tuning.baseline)) is not None:
         note(f"the planner expects {number(foreseen)} {summary.unit_of(tuning)} there")
-    lines, need_s = prospects(ready)
-    note("candidate changes, each with its measuring time and the gain that the planner predicts:")
-    note(*(f"  {line}" for line in lines))
+    note("values to try:")
+    for knob in tuning.knobs:
+        others = (value_words(value) for value in knob.values if value != tuning.baseline.get(knob.name))
+        note(f"  {knob.name} {', '.join(others)}")
     kind = "of virtual time" if tuning.simulated else "at most"
     note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
-    if lines and tuning.budget_s < need_s:
-        note(f"warning: the baseline and one change take about {format_seconds(need_s)}; raise --budget")
 
 
 def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:
@@ -314,8 +308,29 @@ def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:
 
 
 def document(found: TuningRecord) -> dict[str, Any]:
-    failure = None if found.failure is None else failure_json(found.failure)
-    return {**tuning_json(found), "failure": failure, "reason": found.reason, "presets": list(found.presets)}
+    """Return the document of `skep tune show --json` and of the dashboard."""
+    stages, gain = found.stages, summary.total_gain(found.stages)
+    baseline, best = summary.baseline_of(stages), summary.best_of(stages)
+    told: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
+    aim = told.pop("aim")
+    told |= {"goal": str(found.tuning.aim), **aim, "state": found.state, "measured_s": finite(found.measured_s)}
+    told["knobs"] = [{name: knob[name] for name in ("name", "title", "values")} for knob in told["knobs"]]
+    return {
+        "tuning": {name: value for name, value in told.items() if name not in ("baseline", "base", "host")},
+        "baseline": None if baseline is None else _stage_json(baseline),
+        "best": None if best is None else _stage_json(best),
+        "gain": None if gain is None else finite(msgspec.to_builtins(gain)),
+        "stages": [_stage_json(one) for one in stages],
+        "reason": found.reason,
+        "presets": list(found.presets),
+    }
+
+
+def _stage_json(stage: TuneStage) -> dict[str, Any]:
+    told: dict[str, Any] = finite(msgspec.to_builtins(stage))
+    told["predicted_ratio"] = told.pop("predicted")
+    own = {"title": stage.title, "config": finite(stage.config.as_dict), "key": stage.config.key}
+    return told | own | {"accepted": stage.decision is StageDecision.ACCEPTED}
 
 
 def say_state(found: TuningRecord) -> None:

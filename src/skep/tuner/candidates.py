@@ -6,17 +6,15 @@ only with fewer slots). Works on what is believed; measures nothing and decides 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, product
 from random import Random
 
 import msgspec
-from msgspec.structs import replace
 
 from skep.tuner.measurements import Belief, Measurements
 from skep.tuner.predictions import Predictor
-from skep.tuner.records import Knob, KnobChange, KnobConfig, Value
+from skep.tuner.records import KnobChange, KnobConfig, Value
 
 STARTS = 2  # of either side, before anything is accepted or nothing could be read
 FEWEST, MOST = 3, 8  # readings of a start that decides
@@ -62,7 +60,7 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         kept = _KEPT[number % len(_KEPT)]
         others = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
         drawn = incumbent.turned(others | {knob: value})
-        if not book.is_refused(drawn) and (found := book.promise(drawn, incumbent)) > gain:
+        if not book.is_refused(drawn) and (found := book.surrogate.mean_gain(drawn, incumbent)) > gain:
             best, gain = drawn, found
     if best is None:
         return None
@@ -71,14 +69,17 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         for other in (one for one in book.space.knobs if one.name != knob):
             for rung in other.values:
                 turned = best.turned({other.name: rung})
-                if not book.is_refused(turned) and (found := book.promise(turned, incumbent)) > gain + _ALIKE:
+                if (
+                    not book.is_refused(turned)
+                    and (found := book.surrogate.mean_gain(turned, incumbent)) > gain + _ALIKE
+                ):
                     best, gain = turned, found
         if best == before:
             break
     for change in best.changes_from(incumbent):  # what does not matter stays as it was
         without = best.turned({change.knob: change.before})
         allowed = change.knob != knob and not book.is_refused(without)
-        if allowed and book.promise(without, incumbent) > gain - _ALIKE:
+        if allowed and book.surrogate.mean_gain(without, incumbent) > gain - _ALIKE:
             best = without
     return best
 
@@ -87,10 +88,7 @@ SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
 SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
 BOLD = 0.02  # expected gain of a single change, below which several at once are looked at too
 READY = 0.75  # chance of being better, from which on it is decided about
-LARGE = math.log(1.25)  # a gain or loss that no drift of a machine explains
 _FEW = 3  # values of each knob that are combined in pairs
-_SLIGHT = 0.002  # a gain that is worth carrying into a combination
-_TOGETHER = 0.012  # what a combination should promise
 _LEAPS = 6  # times that one value is leapt for from one place
 _DETOURS = 6  # dead ends of one value, after which no way around them is looked for
 _DEAD_ENDS = 3  # of one change, before it is let be for good
@@ -112,12 +110,10 @@ class Move(msgspec.Struct, frozen=True):
     config: KnobConfig
     changes: tuple[KnobChange, ...]
     belief: Belief
-    trust: float = 1.0  # that it runs at all
-    together: bool = False  # of changes that could not be told from nothing one by one
 
     @property
     def hope(self) -> float:
-        return self.belief.hope * self.trust
+        return self.belief.hope
 
 
 class DecidedChange(msgspec.Struct, frozen=True):
@@ -140,7 +136,6 @@ class Chooser:
                 self._partners[second].add(first)
         self._closed: dict[tuple[tuple[str, Value], ...], DecidedChange] = {}
         self._dead_ends: dict[tuple[tuple[str, Value], ...], int] = {}
-        self._remedies: list[KnobConfig] = []
         self._leapt: dict[tuple[KnobConfig, str, Value], list[KnobConfig | None]] = {}
         self._owed: list[KnobConfig] = []  # neighbours of a peak that were looked at less often
         self._grain = 0
@@ -155,11 +150,6 @@ class Chooser:
         key = _key(changes)
         self._closed[key] = DecidedChange(incumbent, same, failed, self._grain)
         self._dead_ends[key] = self._dead_ends.get(key, 0) + failed
-
-    def remedy(self, config: KnobConfig) -> None:
-        """A way out of a dead end, to be tried like any other move."""
-        if config not in self._remedies:
-            self._remedies.append(config)
 
     def choose(self, incumbent: KnobConfig) -> Move | tuple[KnobConfig, ...] | None:
         """Return one to decide about, or a few to sort; None: nothing promises anything."""
@@ -176,22 +166,10 @@ class Chooser:
             else:
                 self._grain += 1
 
-    def ranked(self, incumbent: KnobConfig) -> list[Move]:
-        """Return all single changes that are open, best first."""
-        return self._ranked(self._singles(incumbent), incumbent, floor=-math.inf)
-
-    def minutes(self, move: Move, incumbent: KnobConfig) -> float:
+    def _minutes(self, move: Move, incumbent: KnobConfig) -> float:
         """That deciding about it is expected to take."""
-        configs = self.measured_for(move.config, incumbent)
-        return STARTS * self._time_budget.seconds(configs, self._time_budget.readings(move.config)) / 60
-
-    def measured_for(self, config: KnobConfig, incumbent: KnobConfig) -> tuple[KnobConfig, ...]:
-        """Return what is started to decide about it: the best so far is measured again only beside a small gain."""
-        known = self._book.counted_starts(incumbent) >= STARTS or not self._book.rounds  # the baseline's come first
-        return (config,) if known and self.is_large(config, incumbent) else (incumbent, config)
-
-    def is_large(self, config: KnobConfig, incumbent: KnobConfig) -> bool:
-        return abs(self._book.surrogate.mean_gain(config, incumbent)) >= LARGE
+        readings = self._time_budget.readings(move.config)
+        return STARTS * self._time_budget.seconds((incumbent, move.config), readings) / 60
 
     def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
         """On a ladder a peak is believed only beside neighbours that were looked at as often as it was."""
@@ -213,7 +191,7 @@ class Chooser:
         return belief.mean >= self.grain.worth and belief.chance >= READY
 
     def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
-        if moves and (not self._owed or moves[0].hope >= LARGE) and self._is_decidable(moves[0]):
+        if moves and not self._owed and self._is_decidable(moves[0]):
             move, looks = moves[0], self._book.counted_starts(moves[0].config)
             if len(move.changes) > 1 or not looks or not self.owe(move.config, [move.changes[0].knob], looks=looks):
                 return move
@@ -227,12 +205,10 @@ class Chooser:
     def _ranked(self, moves: Iterable[Move], incumbent: KnobConfig, floor: float) -> list[Move]:
         """Return those that are open, by the expected gain a minute."""
         hopeful = (move for move in moves if move.hope >= floor and not self._is_closed(move.changes, incumbent))
-        return sorted(hopeful, key=lambda move: move.hope / max(1e-6, self.minutes(move, incumbent)), reverse=True)
+        return sorted(hopeful, key=lambda move: move.hope / max(1e-6, self._minutes(move, incumbent)), reverse=True)
 
     def _is_decidable(self, move: Move) -> bool:
-        """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by one."""
-        if move.together:
-            return True
+        """Looked at and promising, or foreseen beyond doubt."""
         if self._book.counted_starts(move.config) == 0:
             return move.belief.chance >= SURE and move.belief.mean >= SURE_GAIN
         return self.is_promising(move.belief)
@@ -252,36 +228,16 @@ class Chooser:
         for config in configs:
             changes = config.changes_from(incumbent)
             if changes and not self._book.is_refused(config):
-                belief, trust = self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
-                yield Move(config, changes, belief, trust)
+                yield Move(config, changes, self._book.surrogate.gain(config, incumbent))
 
     def _singles(self, incumbent: KnobConfig) -> Iterator[Move]:
         for knob in self._knobs.values():
-            turned = (incumbent.turned({knob.name: value}) for value in self._values(knob, incumbent))
-            yield from self._moves(turned, incumbent)
+            yield from self._moves((incumbent.turned({knob.name: value}) for value in knob.values), incumbent)
 
     def _further(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[Move]:
-        """Yield what is looked at when no single change promises anything: pairs, several at once, remedies."""
+        """Yield what is looked at when no single change promises anything: pairs, and several at once."""
         best = sorted(singles, key=lambda move: -move.belief.mean)
-        several = chain(self._pairs(incumbent, best), self._leaps(incumbent), self._remedies)
-        yield from self._moves(several, incumbent)
-        yield from (replace(move, together=True) for move in self._moves(self._combined(best, incumbent), incumbent))
-
-    def _values(self, knob: Knob, incumbent: KnobConfig) -> list[Value]:
-        """All of an unordered knob; of a ladder the bracket around where one stands and around its best rungs."""
-        now = incumbent[knob.name]
-        others = [value for value in knob.values if value != now]
-        if not knob.ordered or now not in knob.values:
-            return others
-        here = knob.values.index(now)
-        worth = {
-            place: self._book.surrogate.mean_gain(incumbent.turned({knob.name: value}), incumbent)
-            for place, value in enumerate(knob.values)
-            if place != here
-        }
-        peaks = [here, *sorted(worth, key=lambda place: -worth[place])[:2]]
-        rungs = {peak + step for peak in peaks for step in (-2, -1, 0, 1, 2)}  # two: a dip is no end
-        return [knob.values[place] for place in sorted(rungs) if place in worth]
+        yield from self._moves(chain(self._pairs(incumbent, best), self._leaps(incumbent)), incumbent)
 
     def _pairs(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[KnobConfig]:
         """Of the best values of two knobs that interact. One that died here would be tried again blindly."""
@@ -298,7 +254,7 @@ class Chooser:
         return closed is not None and closed.failed and self._is_closed(changes, incumbent)
 
     def _leaps(self, incumbent: KnobConfig) -> Iterator[KnobConfig]:
-        """For values that are refused from here, and for those that died here, away from what is suspected of it."""
+        """For values that are refused from here, and for those that died here: with something else turned as well."""
         for name, value in ((knob.name, value) for knob in self._knobs.values() for value in knob.values):
             alone = incumbent.turned({name: value})
             wanted = self._book.is_narrow(alone) or 1 <= self._book.deaths(name, value) < _DETOURS
@@ -312,16 +268,6 @@ class Chooser:
                 found.append(last)
             if last is not None:
                 yield last
-
-    def _combined(self, singles: Sequence[Move], incumbent: KnobConfig) -> Iterator[KnobConfig]:
-        """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
-        best: dict[str, Move] = {}
-        for move in singles:
-            closed = self._closed.get(_key(move.changes))
-            if closed is not None and closed.same and move.belief.mean > _SLIGHT:
-                best.setdefault(move.changes[0].knob, move)
-        if len(best) > 1 and sum(move.belief.mean for move in best.values()) >= _TOGETHER:
-            yield incumbent.turned({name: move.changes[0].after for name, move in best.items()})
 
 
 def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:

@@ -1,6 +1,6 @@
 """What can be turned in a preset on a machine: its knobs, each with the values that are worth a try under the goal.
 
-`space_of` returns them, with one line for each knob that is left alone. `apply_config` makes the preset of a
+`space_of` returns them. `apply_config` makes the preset of a
 configuration, `config_of` the configuration of a preset. A knob that already has the base's value changes nothing.
 Measures nothing, and knows what the planner knows.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
@@ -36,23 +36,22 @@ class TuneMachine(msgspec.Struct, frozen=True):
     """What of a machine bounds the knobs."""
 
     cores: int = 1
-    rig: Rig | None = None  # its cards, or its CPU as one device; None: not known
+    rig: Rig | None = None  # its cards; None: it has none, or they are not used
     model: Geometry | None = None  # read from files; None: by the preset's name of it
 
     @property
     def cards(self) -> tuple[Device, ...]:
-        return tuple(card for card in self.rig.cards if card.vendor != "cpu") if self.rig is not None else ()
+        return self.rig.cards if self.rig is not None else ()
 
 
 class KnobContext(msgspec.Struct, frozen=True):
-    """`quants`: the formats that may be loaded; `named`: knobs that the user asked for by name."""
+    """`quants`: the formats that may be loaded."""
 
     base: Preset
     aim: TuneGoal
     box: TuneMachine
     model: Geometry | None
     quants: tuple[str, ...]
-    named: frozenset[str]  # a few are offered only then, as this load sees but one side of them
 
     def slots(self, expected: float = 0.15) -> Knob:
         """Of one replica. Twice the agents is more than can be busy; far fewer than they are is a queue."""
@@ -142,7 +141,6 @@ def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
 
 DRAFTS = ("mtp", "ngram", "eagle", "draft", "dflash")  # a knob each, its value the depth; 0: off
 LLAMA = ("llamacpp", "embedded")
-NO_LONGER_TURNED = "power_cap"  # in tunings of earlier versions; it was never part of a preset
 _SHARES = {"sglang": 0.88}  # of a card, where the preset leaves it to the engine
 _SHARE = 0.9
 _BATCH, _MICRO_BATCH, _CHUNK = 2048, 512, 2048
@@ -160,7 +158,7 @@ def config_of(base: Preset, knobs: Iterable[Knob]) -> KnobConfig:
 
 def knob_value(preset: Preset, knob: str) -> Value:
     """Of one knob. What is left to the engine is read as what the engine does."""
-    return draft_depth(preset.options, knob) if knob in DRAFTS else _handle(knob).read(preset)
+    return draft_depth(preset.options, knob) if knob in DRAFTS else _HANDLES[knob].read(preset)
 
 
 def tokens_of(preset: Preset, knob: str) -> int:
@@ -171,22 +169,17 @@ def tokens_of(preset: Preset, knob: str) -> int:
 
 
 def apply_config(base: Preset, config: KnobConfig) -> Preset:
-    """Return the base with every knob where the configuration says. A layout on fewer cards takes the first of them."""
+    """Return the base with every knob where the configuration says. A layout on fewer cards takes the first of them.
+
+    Knobs that only an earlier version turned are left where they are.
+    """
     wanted, preset = config.as_dict, base
     for name, handle in _HANDLES.items():  # in this order: which cards comes before what each engine on them gets
         if name in wanted and handle.read(preset) != wanted[name]:
             preset = handle.write(preset, wanted[name])
     if preset.engine in ("vllm", "sglang") and len(preset.gpus) > preset.replicas * preset.options.cards:
         preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
-    for name in wanted.keys() - {*DRAFTS, NO_LONGER_TURNED}:
-        _handle(name)
     return _drafted(preset, {name: depth for name in DRAFTS if isinstance(depth := wanted.get(name), int)})
-
-
-def _handle(knob: str) -> Handle:
-    if knob not in _HANDLES:
-        raise UserError(f"no knob is called `{knob}`", hint=f"known: {', '.join((*_HANDLES, *DRAFTS))}")
-    return _HANDLES[knob]
 
 
 # Speculation: at most one method drafts
@@ -229,12 +222,6 @@ def plain_kv(engine: str) -> str:
     return "auto" if engine in ("vllm", "sglang") else "f16"
 
 
-def _prefix_cache(preset: Preset) -> bool:
-    """On by itself, but in vLLM not for models with linear attention."""
-    model = find_geometry(preset.model) if preset.engine == "vllm" else None
-    return model is None or not model.is_hybrid
-
-
 _HANDLES: dict[str, Handle] = {
     "layout": Handle(
         lambda preset: None if (found := layout_of(preset)) is None else layout_words(found),
@@ -261,7 +248,7 @@ _HANDLES: dict[str, Handle] = {
     "batched_tokens": _option("batched_tokens", lambda preset: _MICRO_BATCH if preset.engine in LLAMA else _CHUNK),
     "batch": _option("batch", lambda preset: max(_BATCH, preset.options.batched_tokens or 0)),
     "chunked_prefill": _option("chunked_prefill", lambda _: True),
-    "prefix_cache": _option("prefix_cache", _prefix_cache),
+    "prefix_cache": _option("prefix_cache", lambda _: None),
     "threads": Handle(lambda preset: preset.threads, lambda preset, count: replace(preset, threads=count)),
     "threads_batch": _option("threads_batch", lambda preset: preset.threads),
 }
@@ -311,9 +298,7 @@ def _llama(preset: Preset) -> Iterator[str]:
 
 
 def _pooled(preset: Preset) -> Iterator[str]:
-    tokens, context = tokens_of(preset, "batched_tokens"), preset.context_tokens or 0
-    if knob_value(preset, "chunked_prefill") is False and tokens < context:
-        yield f"without chunked prefill a step must hold a whole prompt: {tokens} batched tokens, context {context}"
+    tokens = tokens_of(preset, "batched_tokens")
     slots = -(-preset.slots // preset.options.dp)
     if preset.engine == "vllm" and tokens < slots:
         yield f"{tokens} batched tokens are fewer than {slots} sequences"
@@ -323,7 +308,6 @@ SHARES = (0.8, 0.85, 0.9, 0.92, 0.95)
 MTP_DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
 NGRAM_DEPTHS = (0, 1, 2, 3, 4, 6, 8)
 _CHUNKS = (256, 16384)
-_WHOLE_PROMPTS = 8192  # a context beyond it is never read in one step
 _KV_WORDS = {("sglang", "fp8"): "fp8_e4m3"}
 
 
@@ -340,13 +324,7 @@ def card_knobs(asked: KnobContext) -> Iterator[Knob]:
         words = dict.fromkeys([plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)])
         yield Knob("kv", "KV type", tuple(words), alters_answers=True, expected=0.04)
         yield from layout_knobs(asked)
-    chunks, context = asked.prompts(*_CHUNKS), base.context_tokens or 0
-    if base.engine == "vllm" and 0 < context <= _WHOLE_PROMPTS:
-        chunks = powers(chunks[0], max(chunks[-1], context))
-        yield Knob("chunked_prefill", "chunked prefill", (True, False), expected=0.02)
-    yield Knob("batched_tokens", "prefill tokens a step", chunks, ordered=True, expected=0.04)
-    if "prefix_cache" in asked.named or knob_value(base, "prefix_cache") is False:
-        yield Knob("prefix_cache", "prefix cache", (True, False), expected=0.01)
+    yield Knob("batched_tokens", "prefill tokens a step", asked.prompts(*_CHUNKS), ordered=True, expected=0.04)
     drafted = base.options.draft.method if base.options.draft is not None else None
     if drafted == "mtp" or (asked.model is not None and asked.model.mtp_layers):
         yield Knob("mtp", "MTP drafts", MTP_DEPTHS, ordered=True, expected=0.5)
@@ -376,8 +354,6 @@ def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
     micro_batch = asked.prompts(*(_MICRO_BATCH_RANGE if on_cpu else _ON_CARDS))
     yield Knob("batched_tokens", "micro-batch", micro_batch, ordered=True, expected=0.05)
     yield asked.ngram(LLAMA_NGRAM_DEPTHS)
-    if "prefix_cache" in asked.named:
-        yield Knob("prefix_cache", "prefix cache", (True, False), expected=0.01)
     if on_cpu:
         return
     yield from layout_knobs(asked)
@@ -385,31 +361,18 @@ def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
         yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
 
 
-_OLLAMA = "ollama decides most by itself: only slots and the KV type can be tuned"
-
-
-class Space(msgspec.Struct, frozen=True):
-    """`left_alone`: one line for each knob that could be there and is not, with the reason."""
-
-    knobs: tuple[Knob, ...]
-    left_alone: tuple[str, ...] = ()
-
-
 def space_of(
-    base: Preset, aim: TuneGoal, box: TuneMachine, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
-    named: Collection[str] = (),
-) -> Space:  # fmt: skip
-    """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded."""
+    base: Preset, aim: TuneGoal, box: TuneMachine, checkpoints: Sequence[str] = (), quants: Sequence[str] = ()
+) -> tuple[Knob, ...]:
+    """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded.
+
+    What the preset's own flags say is left alone: turning it as well would put both on one command line.
+    """
     known = (quant_of(base), *quants_of(base, checkpoints).values(), *map(known_quant, quants))
     formats = tuple(dict.fromkeys(quant.id for quant in known if quant is not None and quant.id in QUANTS))
-    model = box.model or find_geometry(base.model)
-    asked = KnobContext(base, aim, box, model, formats, frozenset(named))
-    offered = _offered(asked, checkpoints, quants)
-    said = said_in_extra(base)
-    knobs = (with_own(knob, base) for knob in offered if knob.name not in said)
-    lines = [f"{name} is not tuned: the preset's own `{flag}` sets it" for name, flag in said.items()]
-    lines += [_OLLAMA] if base.engine == "ollama" else []
-    return Space(tuple(knob for knob in knobs if len(knob.values) > 1), tuple(lines))
+    asked, said = KnobContext(base, aim, box, box.model or find_geometry(base.model), formats), said_in_extra(base)
+    knobs = (with_own(knob, base) for knob in _offered(asked, checkpoints, quants) if knob.name not in said)
+    return tuple(knob for knob in knobs if len(knob.values) > 1)
 
 
 @cache
@@ -422,15 +385,14 @@ def pairs_of(knobs: Iterable[Knob]) -> tuple[tuple[str, str], ...]:
     return tuple((first, second) for first, second in _facts()["pairs"] if {first, second} <= there)
 
 
-def said_in_extra(base: Preset) -> dict[str, str]:
-    """Knobs that flags of the preset's own say already, and which flag does."""
-    rules, found = _facts(), dict[str, str]()
+def said_in_extra(base: Preset) -> set[str]:
+    """Return the knobs that flags of the preset's own say already."""
+    rules, found = _facts(), set[str]()
     for word in base.extra:
         flag = word.partition("=")[0]
         if flag in rules["speculative"].get(base.engine, ()):
-            found |= dict.fromkeys(DRAFTS, flag)
-        if (name := rules["flags"].get(base.engine, {}).get(flag)) is not None:
-            found[name] = flag
+            found |= {*DRAFTS}
+        found.add(rules["flags"].get(base.engine, {}).get(flag, ""))
     return found
 
 

@@ -1,16 +1,16 @@
 """The bench on real engines: configurations started, warmed, measured in turns with the same fresh tasks, and stopped.
 
-What may be up at once is measured side by side, so that whatever the machine does meanwhile befalls all; what may not
-is measured one after the other, in another order each time. Every start is a stored run. A side that dies, answers
-with errors or falls silent fails at once, with what its log says. Decides nothing.
+One is up at a time, in another order each round, so that whatever drifts on the machine favours nobody for long. Every
+start is a stored run. One that dies, answers with errors or falls silent fails at once, with what its log says.
+Decides nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
 from statistics import median
@@ -21,14 +21,13 @@ from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
-from skep.bench.session import Identity, LoadGenerator, Recording, TokenPace, warm_up
+from skep.bench.session import Identity, Recording, RunSession, SessionProgress
 from skep.bench.summary import TOLERATED_FAILURES, worst_share
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload, calibrate_on
 from skep.catalog.gpus import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
-from skep.host.power import PowerMeter
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
@@ -54,19 +53,12 @@ from skep.workload.prompts import TokenCalibration
 
 
 def reading_of(
-    rows: Sequence[Request],
-    aim: TuneGoal,
-    *,
-    limited: bool = False,
-    slo: SloLimits | None = None,
-    joules: float | None = None,
+    rows: Sequence[Request], aim: TuneGoal, *, limited: bool = False, slo: SloLimits | None = None
 ) -> TuneReading:
     whole = repeat_of(0, rows, None, limited=limited)
-    effective = whole.effective_tok_s if whole.output_tokens else None
-    each = task_tok_s(rows)
-    per_joule = whole.output_tokens / joules if joules and whole.output_tokens else None
+    effective, each = whole.effective_tok_s if whole.output_tokens else None, task_tok_s(rows)
     return TuneReading(
-        figure={"effective_tok_s": effective, "task_tok_s": each, "tok_per_joule": per_joule}[aim.metric],
+        figure=each if aim.metric == "task_tok_s" else effective,
         effective_tok_s=effective,
         task_tok_s=each,
         ttft_ms=median_known(ttft_values(rows)),
@@ -76,7 +68,6 @@ def reading_of(
         failed=sum(not row.ok for row in rows),
         limited=limited,
         over_limit=worst_share(slo, rows) if slo is not None else 0.0,
-        tok_per_joule=per_joule,
     )
 
 
@@ -107,123 +98,69 @@ class MeasureTimeouts(msgspec.Struct, frozen=True):
     request_s: float = 3600.0  # silence ends it before
 
 
-WARM_S = 15.0  # of a warm-up, however short the readings are
 LENGTHS_S = 120.0  # for each prompt by which lengths are measured, at least
 FIRST_TOK_S = 50.0  # prompts are read at least so fast, until somebody has shown how fast
 SLOWER = 4.0  # than whoever was slowest so far, before it is a hang
 
 
-@dataclass(slots=True)
-class _ServerRun:
-    """One configuration in one round: its server and the load on it, and what came of it."""
+@dataclass(eq=False)
+class WatchedLoad:
+    """The load on one server, which is given up where it dies, errs or falls silent."""
 
-    config: KnobConfig
-    purpose: str
-    round: int
-    readings: int
-    on_progress: OnProgress
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-    start_s: float = 0.0
-    run_id: str | None = None
-    failure: ConfigFailure | None = None
-    taken: list[TuneReading] = field(default_factory=list)
-    served: TrialServer = field(init=False)  # this and the next three: once it is up
-    maker: TaskMaker = field(init=False)
-    recording: Recording = field(init=False)
-    driver: LoadGenerator = field(init=False)
-    hang_s: float = 0.0
-    _pace: TokenPace = field(default_factory=TokenPace)
-    _what: str = "starting"
-    _place: tuple[int, int] = (0, 0)
-    _total: int = 0
-    _failed: int = 0
-    _error: str | None = None
-    _moved: int = 0  # tokens and ends of requests
+    served: TrialServer
+    session: RunSession
+    hang_s: float
+    _total: int = 0  # requests of what is sent now; 0: not known before
+    _first: int = 0  # the place of its first row
 
-    async def carry_out(self, work: Awaitable[None]) -> None:
-        """A failure is kept, and what is open for it is closed at once."""
-        try:
-            await work
-        except ConfigFailed as error:
-            self.failure = error.failure
-            await self.stack.__aexit__(type(error), error, error.__traceback__)
-
-    async def warm_up(self, width: int, limit_s: float) -> list[Request]:
-        """Return its last batch."""
-        self.begin("warming up")
-        try:
-            await self._watched(warm_up(self.driver, self.maker, width, on_row=self._took, limit_s=limit_s))
-        except EndpointError as error:
-            raise await self._errors(error.message) from None
-        return self.recording.rows[-width:]
-
-    async def take(self, level: int, repeat: int, count: int) -> tuple[list[Request], bool]:
-        """Return the rows of so many tasks, and whether the client was the limit."""
-        tasks = self.maker.tasks(level, repeat, count)
-        self.begin("measuring", len(tasks), (len(self.taken) + 1, self.readings))
-        rows, limited = await self._watched(self.driver.run_tasks(level, repeat, tasks, level, self._took))
-        if self._too_many:
-            raise await self._errors(self._error)
-        self.recording.check()
-        return rows, limited
-
-    def begin(self, what: str, total: int = 0, place: tuple[int, int] = (0, 0)) -> None:
-        self._what, self._total, self._place = what, total, place
-        self._failed, self._pace = 0, TokenPace()
-        self._tell()
-
-    def _took(self, row: Request) -> None:
-        if not row.ok:
-            self._failed += 1
-            self._error = self._error or row.error or row.error_kind
-        self._pace.ended(len(row.arrivals_s))
-        self._moved += len(row.arrivals_s) + 1
-
-    @property
-    def _too_many(self) -> bool:
-        return self._failed > max(FEW_FAILURES, TOLERATED_FAILURES * self._total)
-
-    async def _watched(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def send(self, work: Coroutine[Any, Any, _T], total: int = 0) -> _T:
+        self._total, self._first = total, len(self.session.recording.rows)
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self._watch())
                 found = await work
                 watching.cancel()
         except BaseExceptionGroup as group:
-            raise first_of(group) from None
+            error = first_of(group)
+            raise (await self._errors(error.message) if isinstance(error, EndpointError) else error) from None
+        if self._too_many:
+            raise await self._errors()
+        self.session.recording.check()
         return found
 
+    @property
+    def _failed(self) -> list[Request]:
+        return [row for row in self.session.recording.rows[self._first :] if not row.ok]
+
+    @property
+    def _too_many(self) -> bool:
+        return len(self._failed) > max(FEW_FAILURES, TOLERATED_FAILURES * self._total)
+
     async def _watch(self) -> None:
-        sender = self.driver.sender
-        seen, since = -1, time.monotonic()
+        sender, rows = self.session.driver.sender, self.session.recording.rows
+        seen, since = (-1, -1), time.monotonic()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            now = time.monotonic()
             if (failure := self.served.trouble()) is not None:
                 raise ConfigFailed(failure)
             if self._too_many:
-                raise await self._errors(self._error)
-            moved = self._moved + sender.reads()
+                raise await self._errors()
+            moved = len(rows), sender.reads()
             if moved != seen:
-                seen, since = moved, now
-            elif now - since > self.hang_s:
+                seen, since = moved, time.monotonic()
+            elif time.monotonic() - since > self.hang_s:
                 words = f"no token came for {self.hang_s:g} s with {len(sender.in_flight)} requests in flight"
                 raise ConfigFailed(ConfigFailure("hang", words, self.served.last_words()))
-            self._pace.seen(sender.reads(), now)
-            self._tell()
 
-    def _tell(self) -> None:
-        with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a reading
-            self.on_progress(BenchProgress(self.config, self._what, *self._place, self._pace.per_s))
-
-    async def _errors(self, said: str | None) -> ConfigFailed:
+    async def _errors(self, said: str | None = None) -> ConfigFailed:
         """Errors of a dead engine are told as its death, once its log has been read."""
         until = time.monotonic() + FIND_OUT_S
         while time.monotonic() < until:
             if (failure := self.served.trouble()) is not None:
                 return ConfigFailed(failure)
             await asyncio.sleep(LOOK_EVERY_S)
-        of = f"{self._failed} of {self._total} requests" if self._total else "the warm-up requests"
+        said = said or next((row.error or row.error_kind for row in self._failed), None)
+        of = f"{len(self._failed)} of {self._total} requests" if self._total else "the warm-up requests"
         words = f"{of} failed: {said or 'no reason was given'}"
         return ConfigFailed(ConfigFailure("errors-under-load", words, self.served.last_words()))
 
@@ -241,13 +178,10 @@ class EngineBench:
     preset_of: Callable[[KnobConfig], Preset]
     first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
     guard: QualityGuard | None = None
-    meter: PowerMeter | None = None
     patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
     _rates: dict[KnobConfig, float] = field(default_factory=dict)  # tasks a second
-    _sides: Sequence[KnobConfig] = ()  # of this round
     _count: int | None = None  # tasks of each reading of this round
-    _reading_s: float | None = None  # that the last one took
     _first_s: float = 0.0  # the longest that somebody waited for a first token
 
     def __post_init__(self) -> None:
@@ -255,14 +189,14 @@ class EngineBench:
         self._round = self.first_round
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
-        began, configs, enough = time.monotonic(), request.configs, min(2, len(request.configs))
-        self._round, self._count, self._sides = self._round + 1, None, configs
-        runs = [_ServerRun(one, request.purpose, self._round, request.readings, on_progress) for one in configs]
-        in_turns = runs if self._round % 2 else runs[::-1]  # what drifts favours nobody for long
-        for group in [runs] if self._together(configs) else [[run] for run in in_turns]:
-            if sum(one.failure is None for one in runs) >= enough:
-                await self._side_by_side(group, request.readings, min(enough, len(group)))
-        starts = (ServerStart(o.config, o.start_s, tuple(o.taken), o.failure, o.run_id) for o in runs)
+        began, configs = time.monotonic(), request.configs
+        self._round, self._count = self._round + 1, None
+        made: dict[KnobConfig, ServerStart] = {}
+        for config in configs if self._round % 2 else configs[::-1]:
+            failed = sum(start.failure is not None for start in made.values())
+            if len(configs) - failed >= min(2, len(configs)):  # else nothing is left to compare
+                made[config] = await self._start(config, request, on_progress)
+        starts = (made.get(config) or ServerStart(config, 0.0) for config in configs)
         return MeasurementRound(tuple(starts), time.monotonic() - began)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
@@ -273,113 +207,106 @@ class EngineBench:
         try:
             before = await self._sheet(self.guard, request.incumbent, on_progress)
             after = await self._sheet(self.guard, request.challenger, on_progress)
+            judged = self.guard.compare(before, after)
         except ConfigFailed as error:
-            words = "it did not start, so its answers were not judged"
-            if before is None:
-                words = "its answers could not be compared with the baseline's, which did not start"
-            words, seconds = f"{words}: {error.failure}", time.monotonic() - began
-            return JudgeResult(ok=False, words=words, seconds=seconds, skipped=before is None)
-        return replace(self.guard.compare(before, after), seconds=time.monotonic() - began)
+            whose = "the baseline" if before is None else "it"
+            words = f"its answers were not judged: {whose} did not start: {error.failure}"
+            judged = JudgeResult(ok=False, words=words, seconds=0.0, skipped=before is None)
+        return replace(judged, seconds=time.monotonic() - began)
 
-    async def _side_by_side(self, runs: Sequence[_ServerRun], readings: int, enough: int) -> None:
-        async with AsyncExitStack() as stack:
-            for run in runs:
-                await stack.enter_async_context(run.stack)
-                await run.carry_out(self._up(run))
-            for run in runs:
-                if run.failure is None:
-                    await run.carry_out(self._warm(run))
-            for repeat in range(readings):
-                for run in reversed(runs) if repeat % 2 else runs:
-                    if run.failure is None and sum(one.failure is None for one in runs) >= enough:
-                        await run.carry_out(self._reading(run, repeat))
+    async def _start(self, config: KnobConfig, request: MeasureRequest, on_progress: OnProgress) -> ServerStart:
+        """Started, warmed, measured and stopped. What fails has the readings until then."""
+        began, taken = time.monotonic(), list[TuneReading]()
+        made = ServerStart(config, 0.0)
+        on_progress(BenchProgress(config, "starting"))
 
-    async def _warm(self, run: _ServerRun) -> None:
-        """No longer than what is measured then."""
-        limit_s = self.patience.warm_up_s
-        if self._reading_s is not None:
-            limit_s = min(limit_s, max(WARM_S, self._reading_s))
-        batch = await run.warm_up(self.aim.concurrency, limit_s)
-        if (per_s := foreseen_per_s(batch, self.aim.output_tokens)) is not None:
-            self._rates.setdefault(run.config, per_s)
+        def tell(now: SessionProgress) -> None:
+            place = (now.repeat + 1, request.readings) if now.level else (0, 0)
+            on_progress(BenchProgress(config, "measuring" if now.level else "warming up", *place, now.tok_s))
 
-    async def _up(self, run: _ServerRun) -> None:
-        """Started and known; its requests are stored from here on."""
-        run.begin("starting")
-        preset, stack, began = self._preset(run.config), run.stack, time.monotonic()
         try:
-            served = await stack.enter_async_context(self.servers.open(preset))
-        finally:
-            run.start_s = time.monotonic() - began
-        run.start_s = served.start_s
+            async with AsyncExitStack() as stack:
+                served = await stack.enter_async_context(self.servers.open(self._preset(config)))
+                made = replace(made, start_s=served.start_s)
+                endpoint, maker = await self._known(served)
+                recording = await stack.enter_async_context(self._recording(endpoint, maker, config, request))
+                made = replace(made, run_id=recording.run_id)
+                session = RunSession(
+                    endpoint, recording, tell, widest=self.aim.concurrency, keep_text=False,
+                    timeout_s=self.patience.request_s, processes=None,
+                )  # fmt: skip
+                await stack.enter_async_context(session.open())
+                load = WatchedLoad(served, session, self._hang_s())
+                await self._warm(load, maker, config)
+                for repeat in range(request.readings):
+                    taken.append(await self._reading(load, maker, config, repeat, request.configs))
+        except ConfigFailed as error:
+            start_s = made.start_s or time.monotonic() - began
+            made = replace(made, start_s=start_s, failure=error.failure)
+        return replace(made, readings=tuple(taken))
+
+    async def _known(self, served: TrialServer) -> tuple[Endpoint, TaskMaker]:
+        """What answers there, and tasks for it. Lengths are measured once: all configurations get the same prompts."""
+        aim, seed = self.aim, Random(f"{self.tuning}/{self.seed}/{self._round}").getrandbits(48)
         try:
             endpoint = await find_endpoint(served.url, served.model)
-            run.maker = await self._maker(endpoint, run)
+            if self._calibration is None:
+                limit_s = max(LENGTHS_S, self._hang_s())
+                self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed, timeout_s=limit_s)
         except EndpointError as error:
             failure = served.trouble() or ConfigFailure("errors-under-load", error.message, served.last_words())
             raise ConfigFailed(failure) from None
-        run.served, run.hang_s = served, self._hang_s()
-        run.recording = await stack.enter_async_context(self._recording(endpoint, run))
-        run.run_id = run.recording.run_id
-        run.driver = LoadGenerator(
-            endpoint, run.recording, timeout_s=self.patience.request_s, keep_text=False,
-            most_connections=self.aim.concurrency, meter=self.meter,
-        )  # fmt: skip
-        stack.push_async_callback(run.driver.close)
-        stack.callback(run.begin, "stopping")
-
-    async def _maker(self, endpoint: Endpoint, run: _ServerRun) -> TaskMaker:
-        """Lengths are measured once: all configurations get the same prompts."""
-        aim, seed = self.aim, Random(f"{self.tuning}/{self.seed}/{run.round}").getrandbits(48)
-        if self._calibration is None:
-            limit_s = max(LENGTHS_S, self._hang_s())
-            self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed, timeout_s=limit_s)
         load = Workload(prompt_tokens=aim.input_tokens, max_tokens=aim.output_tokens, fixed_output=True, seed=seed)
-        return TaskMaker(load, self._calibration)
+        return endpoint, TaskMaker(load, self._calibration)
 
-    def _recording(self, endpoint: Endpoint, run: _ServerRun) -> Recording:
+    def _recording(
+        self, endpoint: Endpoint, maker: TaskMaker, config: KnobConfig, request: MeasureRequest
+    ) -> Recording:
         plan = SweepPlan(
-            concurrency=(self.aim.concurrency,), runs=run.readings, budget_s=None, workload=run.maker.workload,
+            concurrency=(self.aim.concurrency,), runs=request.readings, budget_s=None, workload=maker.workload,
             slo=self._slo, keep_text=False, kind="tune",
         )  # fmt: skip
-        config: dict[str, Any] = {
+        document: dict[str, Any] = {
             **msgspec.to_builtins(plan),
             "slo": self.aim.slo,
-            **run.maker.lengths,
+            **maker.lengths,
             "tuning": self.tuning,
-            "configuration": run.config.as_dict,
-            "config_key": run.config.key,
-            "purpose": run.purpose,
-            "round": run.round,
+            "configuration": config.as_dict,
+            "config_key": config.key,
+            "purpose": request.purpose,
+            "round": self._round,
         }
-        return Recording(
-            self.store, endpoint, self.host, Identity("tune", run_fingerprint(plan, endpoint, self.host), config)
-        )
+        identity = Identity("tune", run_fingerprint(plan, endpoint, self.host), document)
+        return Recording(self.store, endpoint, self.host, identity)
 
-    async def _reading(self, run: _ServerRun, repeat: int) -> None:
+    async def _warm(self, load: WatchedLoad, maker: TaskMaker, config: KnobConfig) -> None:
+        width, session = self.aim.concurrency, load.session
+        await load.send(session.warm_up(maker, width, limit_s=self.patience.warm_up_s, quick=False))
+        if (per_s := foreseen_per_s(session.recording.rows[-width:], self.aim.output_tokens)) is not None:
+            self._rates.setdefault(config, per_s)
+
+    async def _reading(
+        self, load: WatchedLoad, maker: TaskMaker, config: KnobConfig, repeat: int, sides: Sequence[KnobConfig]
+    ) -> TuneReading:
         """All of a round are as long, those of all sides."""
+        level, session = self.aim.concurrency, load.session
         if self._count is None:
-            rates = [self._rates[config] for config in self._sides if config in self._rates]
-            self._count = tasks_for(self.aim.concurrency, rates, self.patience.reading_s)
-        rows, limited = await run.take(self.aim.concurrency, repeat, self._count)
-        facts = (one.fact for one in run.recording.facts if one.repeat == repeat)
-        joules = next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
-        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=joules)
-        run.taken.append(found)
-        self._rates[run.config] = found.requests / max(found.wall_s, 1e-9)
-        self._reading_s = found.wall_s
+            rates = [self._rates[side] for side in sides if side in self._rates]
+            self._count = tasks_for(level, rates, self.patience.reading_s)
+        session.begin(level=level, repeat=repeat, done=0, total=self._count)
+        tasks = maker.tasks(level, repeat, self._count)
+        rows, limited = await load.send(
+            session.driver.run_tasks(level, repeat, tasks, level, session.took), self._count
+        )
+        found = reading_of(rows, self.aim, limited=limited, slo=self._slo)
+        self._rates[config] = found.requests / max(found.wall_s, 1e-9)
         self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
+        return found
 
     def _hang_s(self) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
         read_s = self.aim.input_tokens * self.aim.concurrency / FIRST_TOK_S
         return max(self.patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
-
-    def _together(self, configs: Sequence[KnobConfig]) -> bool:
-        try:
-            return len(configs) == 1 or self.servers.together([self._preset(config) for config in configs])
-        except ConfigFailed:
-            return False
 
     def _preset(self, config: KnobConfig) -> Preset:
         """Knobs that contradict each other are a start that fails."""

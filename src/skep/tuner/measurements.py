@@ -14,7 +14,6 @@ import msgspec
 
 from skep.stats.percentiles import median
 from skep.stats.sequential import MeasurementNoise, mean_of_starts
-from skep.tuner.failures import FailureSuspects, is_of_memory
 from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
     ConfigFailure,
@@ -166,8 +165,6 @@ class Surrogate:
 
 _TOO_LATE = 10.0  # how heavily a broken promise weighs, in logarithms
 _HOPELESSLY_LATE = 5.0
-_DOUBT = 0.06  # of a gain that trust is worth, in logarithms of both
-_GROUND = ("layout", "replicas", "checkpoint", "quant")  # memory is comparable only on the same of these
 
 
 class Measurements:
@@ -178,10 +175,7 @@ class Measurements:
         self.failures: list[tuple[KnobConfig, ConfigFailure]] = []
         self.rounds = 0
         self._starts: dict[KnobConfig, list[ServerStart]] = {}
-        self.suspects = FailureSuspects()
         self._failed: set[KnobConfig] = set()
-        self._narrow: set[KnobConfig] = set()
-        self._looked: dict[KnobConfig, int] = {}  # at so many of the failures
 
     def took(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
         """`spared`: whose failure is not held against it yet."""
@@ -192,7 +186,6 @@ class Measurements:
                 if start.config != spared:
                     self.failed(start.config, start.failure)
             elif logs := speeds(start.readings):
-                self.suspects.ran(start.config)
                 self.noise.add_start(logs)
                 late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
                 variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
@@ -202,8 +195,6 @@ class Measurements:
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         self._failed.add(config)
-        if not is_of_memory(failure) or self.space.spare_bytes(config) is None:
-            self.suspects.failed(config)
 
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
@@ -227,29 +218,11 @@ class Measurements:
 
     def is_narrow(self, config: KnobConfig) -> bool:
         """Refused by a rule or for want of memory, so that it may do with something else turned as well."""
-        looked = self._looked.get(config)
-        if config not in self._narrow and looked != len(self.failures):
-            self._looked[config] = len(self.failures)
-            new = (failed for failed, failure in self.failures[looked or 0 :] if is_of_memory(failure))
-            refused = looked is None and self.space.refusal(config) is not None
-            if refused or any(self._has_no_more_room(config, failed) for failed in new):
-                self._narrow.add(config)
-        return config in self._narrow
-
-    def _has_no_more_room(self, config: KnobConfig, failed: KnobConfig) -> bool:
-        """The planner may be off by some memory, but of two configurations it knows which leaves more."""
-        if self.counted_starts(config) or any(config.get(name) != failed.get(name) for name in _GROUND):
-            return False
-        left, there = self.space.spare_bytes(config), self.space.spare_bytes(failed)
-        return left is not None and there is not None and left <= there
+        return self.space.refusal(config) is not None
 
     def deaths(self, knob: str, value: Value) -> int:
         """Return how many configurations with this value failed for another reason than memory."""
-        return sum(config.get(knob) == value and not is_of_memory(failure) for config, failure in self.failures)
-
-    def promise(self, config: KnobConfig, over: KnobConfig) -> float:
-        """Return the gain that is believed, less for what looks like something that failed."""
-        return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(max(1e-3, self.suspects.trust(config)))
+        return sum(config.get(knob) == value and not failure.is_of_memory for config, failure in self.failures)
 
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:

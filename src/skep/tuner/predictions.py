@@ -1,13 +1,12 @@
 """What is known of configurations before anything is measured: the planner's rules, its memory and its speeds.
 
-`Predictor.setup` is the one translation from a configuration to what the planner works on, `Predictor.cards` the cards
-(or the share of the CPU) that it runs on. What the planner knows nothing of (batch, flash attention, KV layout, prefix
-cache, how often a text repeats itself, ...) leaves the figure as it is. Measures nothing.
+`Predictor.setup` is the one translation from a configuration to what the planner works on. What the planner knows
+nothing of (batch, flash attention, KV layout, how often a text repeats itself, ...) leaves the figure as it is. On a
+CPU nothing is foreseen. Measures nothing.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from math import ceil
 
@@ -18,7 +17,7 @@ from skep.catalog.presets import Preset
 from skep.config.presets import contradictions
 from skep.errors import UserError
 from skep.planner.candidates import sizing_card
-from skep.planner.memory import FitResult, fits, memory, usable_bytes, weights_bytes
+from skep.planner.memory import FitResult, fits, usable_bytes, weights_bytes
 from skep.planner.predict import PredictedOutcome, prospect
 from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
@@ -26,7 +25,7 @@ from skep.planner.setup import KV_TYPES, QUANTS, Layout, PlannedLoad, Quant, Rig
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
 from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of, quants_of
-from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneGoal, TuneReading, sum_known
+from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneGoal, TuneReading
 from skep.units import GIB
 
 PREDICTED_KNOBS = (
@@ -42,8 +41,6 @@ _SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the st
 _STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 2.0, "ollama": 3.0}
 _GRAPHS_S = {"vllm": 55.0, "sglang": 20.0}  # compiling and recording
 _READ_BYTES_S = 1.5 * GIB  # weights into memory
-_ONE_CORE = 0.5  # exponent of the share of cores in the share of bandwidth that they can use
-_DRAWN = 0.85  # of its limit, while it decodes
 
 
 class Predictor:
@@ -58,7 +55,6 @@ class Predictor:
     ) -> None:  # fmt: skip
         self.base, self.rig, self.aim, self.knobs = base, rig, aim, tuple(knobs)
         self.pairs = pairs_of(self.knobs)  # worth turning again, or together, when the other one has been turned
-        self.on_cpu = rig is not None and all(card.vendor == "cpu" for card in rig.cards)
         self._need_tokens = aim.input_tokens + aim.output_tokens
         self._basis = basis or Basis(published_constants())
         self._model = model or find_geometry(base.model)
@@ -79,8 +75,6 @@ class Predictor:
     def predict(self, config: KnobConfig) -> float | None:
         if (found := self.outcome(config)) is None:
             return None
-        if self.aim.metric == "tok_per_joule":
-            return found.effective_tok_s / watts if (watts := self.watts(config)) else None
         return found.task_tok_s if self.aim.metric == "task_tok_s" else found.effective_tok_s
 
     def start_s(self, config: KnobConfig) -> float:
@@ -108,23 +102,15 @@ class Predictor:
             return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
         if (outcome := self.outcome(config)) is None:
             return ConfigFailure("no-start", "the planner has no figure for it")
-        speed, watts = outcome.effective_tok_s, self.watts(config)
+        speed = outcome.effective_tok_s
         per_s, ttft_ms, tpot_ms = speed / self.aim.output_tokens, 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
         tasks = tasks_for(self.aim.concurrency, [per_s])
         seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": ttft_ms + tpot_ms * self.aim.output_tokens}
         limits = SloLimits.parse(self.aim.slo).limits if self.aim.slo else ()
         over = max((seen[limit.name] / limit.ms for limit in limits), default=0.0)
         return TuneReading(
-            self.predict(config), speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over,
-            tok_per_joule=speed / watts if watts else None,
-        )  # fmt: skip
-
-    def spare_bytes(self, config: KnobConfig) -> float | None:
-        if (placed := self._placed(config)) is None:
-            return None
-        setup, rig = placed
-        plan = memory(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
-        return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
+            self.predict(config), speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over
+        )
 
     def setup(self, config: KnobConfig) -> Setup | None:
         """As the planner sees it; None where model or format are not known, or it contradicts itself."""
@@ -146,24 +132,6 @@ class Predictor:
             vision=not options.text_only, version=preset.engine_version,
         )  # fmt: skip
 
-    def cards(self, config: KnobConfig) -> Rig | None:
-        """Of a CPU what its replicas can use: they share it evenly, fewer threads than cores leave some idle, more
-        wait for each other. Calibrated with several replicas, each was a device of its own: the CPU is all of them.
-        """
-        if (rig := self.rig) is None or not self.on_cpu:
-            return rig
-        if (preset := self._preset(config)) is None:
-            return None
-        one, replicas = rig.cards[0], max(1, preset.replicas)
-        cores, each = one.units or 1, len(rig.cards) / replicas
-        asked = (preset.threads or max(1, cores // replicas)) * replicas / cores
-        busy, crowded = min(1.0, asked), max(1.0, asked)
-        share = dataclasses.replace(
-            one, memory_gib=one.memory_gib * each, bandwidth_gbs=one.bandwidth_gbs * busy**_ONE_CORE / crowded * each,
-            fp16_tflops=(one.fp16_tflops or 0.0) * busy / crowded * each,
-        )  # fmt: skip
-        return replace(rig, cards=(share,) * replicas)
-
     def outcome(self, config: KnobConfig) -> PredictedOutcome | None:
         """Of the goal's load; None: it has nothing to say."""
         key = tuple(config.get(name) for name in self._known)
@@ -181,15 +149,9 @@ class Predictor:
         self._outcomes[key] = outcome
         return outcome
 
-    def watts(self, config: KnobConfig) -> float | None:
-        """Return what its cards draw under load, roughly; None: nobody told what they are made for."""
-        found = self._placed(config)
-        drawn = sum_known(card.tdp_w for card in found[1].cards[: found[0].layout.cards]) if found is not None else None
-        return None if drawn is None else drawn * _DRAWN
-
     def fit(self, config: KnobConfig) -> FitResult | None:
         """Return whether it fits its cards, with the sentence that says so; None: nobody knows."""
-        setup, rig = self.setup(config), self.cards(config)
+        setup, rig = self.setup(config), self.rig
         if setup is None or rig is None:
             return None
         return fits(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
@@ -201,7 +163,7 @@ class Predictor:
         except UserError as error:
             return error.message
         odd = (one.message for one in contradictions(preset) if one.message not in self._odd)
-        told, setup, rig = own_refusal(preset) or next(odd, None), self.setup(config), self.cards(config)
+        told, setup, rig = own_refusal(preset) or next(odd, None), self.setup(config), self.rig
         if told is not None or setup is None or rig is None:
             return told
         if (found := refusal(setup, rig)) is not None:
@@ -211,7 +173,7 @@ class Predictor:
 
     def _placed(self, config: KnobConfig) -> tuple[Setup, Rig] | None:
         """None: not known, or on more cards than there are."""
-        setup, rig = self.setup(config), self.cards(config)
+        setup, rig = self.setup(config), self.rig
         return None if setup is None or rig is None or setup.layout.cards > len(rig.cards) else (setup, rig)
 
     def _context(self, setup: Setup) -> int:

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import chain, count
 from math import ceil
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Device, devices, find_device
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import NO_CARDS, EngineOptions, Preset, Published, own_name
-from skep.config.presets import check_name, contradictions, find_preset, parse_preset, preset_toml, presets_folder
+from skep.config.presets import check_name, contradictions, parse_preset, preset_toml, presets_folder
 from skep.deploy.commands import checkpoint_name, options_of_setup
 from skep.deploy.plan_request import check_flags
 from skep.errors import SkepError, UserError
@@ -202,16 +201,14 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, baseline: TuneStage, name: st
     ]
     if stage.decision not in KEPT:
         notes.append(f"step {stage.number} of its tuning, which was not kept: {stage.decision.value}")
+    published: tuple[Published, ...] = ()
     if stage.figure is not None:
         how = "SIMULATED, not measured" if tuning.simulated else "measured"
         notes.append(f"{how}: {figure_words(stage.figure)} {unit_of(tuning)}, 95 % interval")
-    published: tuple[Published, ...] = ()
-    if not tuning.simulated and stage.figure is not None and tuning.aim.metric == "effective_tok_s":
-        # What a sweep can be held against: real, and of output over wall time.
-        load = (tuning.aim.concurrency, tuning.aim.input_tokens, tuning.aim.output_tokens)
-        runs = f"{stage.readings} readings in {stage.starts} starts" if stage.starts else None
-        measured = Published(stage.figure.estimate, "output", *load, "client", runs=runs)
-        published = (replace(measured, ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms),)
+        if not tuning.simulated and tuning.aim.metric == "effective_tok_s":  # what a sweep can be held against
+            load = (tuning.aim.concurrency, tuning.aim.input_tokens, tuning.aim.output_tokens)
+            measured = Published(stage.figure.estimate, "output", *load, "client")
+            published = (replace(measured, ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms),)
     return replace(
         apply_config(base, stage.config),
         name=name,
@@ -258,33 +255,19 @@ def write_preset(
 
 
 def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | None:
-    """Return the best's name as a preset, written where it is none yet; None: nothing was better, or is simulated."""
+    """Return the best's name as a preset, which is written; None: nothing was better, or it is simulated."""
     if found.tuning.simulated or not accepted(found.stages):
         return None
-    if (known := written_before(found.tuning, found.stages, found.presets, paths)) is not None:
-        return known
-    name = free_name(found.tuning, paths)
-    write_preset(found.tuning, found.stages, name, paths)
-    tunings.append_preset(found.id, name, time.time(), stage=stage_for(found.tuning, found.stages, None).number)
+    name = preset_name(found.tuning)
+    write_preset(found.tuning, found.stages, name, paths, overwrite=True)  # the id is in its name: it is of this tuning
+    if name not in found.presets:
+        tunings.append_preset(found.id, name, time.time(), stage=stage_for(found.tuning, found.stages, None).number)
     return name
 
 
-def written_before(tuning: Tuning, stages: Sequence[TuneStage], names: Sequence[str], paths: Paths) -> str | None:
-    """Return which of the presets made of this tuning is the best so far, and still as it was written."""
-    folder, best = presets_folder(paths), stage_for(tuning, stages, None)
-    for name in reversed(names):
-        path = folder / f"{name}.toml"
-        text = preset_toml(tuned_preset(tuning, best, stages[0], name))
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            return name
-    return None
-
-
-def free_name(tuning: Tuning, paths: Paths) -> str:
-    """`MODEL-tuned-ID`, with a number behind it where such a preset is there already."""
-    folder, ending = presets_folder(paths), f"-tuned-{tuning.id}"
+def preset_name(tuning: Tuning) -> str:
+    """`MODEL-tuned-ID`."""
+    ending = f"-tuned-{tuning.id}"
     model = Path(tuning.model).stem if "/" in tuning.model else tuning.model
     plain = re.sub(r"[^a-z0-9._-]+", "-", model.lower()).strip(".-_")
-    name = f"{plain[: LONGEST_NAME - len(ending) - 4] or 'model'}{ending}".lower()
-    names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(one for one in names if find_preset(one, folder) is None and not (folder / f"{one}.toml").exists())
+    return f"{plain[: LONGEST_NAME - len(ending)] or 'model'}{ending}".lower()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
@@ -90,22 +90,26 @@ class ConfigFailure(msgspec.Struct, frozen=True):
     cause: str
     evidence: str | None = None
     remedy: str | None = None
-    mended: tuple[tuple[str, Value], ...] = ()  # the remedy as knobs, where they say it
 
     @property
     def title(self) -> str:
         """What it did: "ran out of memory"."""
         return FAILURES.get(self.kind, self.kind)
 
+    @property
+    def is_of_memory(self) -> bool:
+        return self.kind == OUT_OF_MEMORY
+
     def __str__(self) -> str:
         said = f" ({self.evidence})" if self.evidence and self.evidence not in self.cause else ""
         return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")
 
 
+OUT_OF_MEMORY = "out-of-memory"
 FAILURES = {
     "refused": "refused before the start",
     "no-start": "did not start",
-    "out-of-memory": "ran out of memory",
+    OUT_OF_MEMORY: "ran out of memory",
     "crash-under-load": "died under load after a good start",
     "errors-under-load": "answered with errors under load",
     "hang": "hung",
@@ -125,7 +129,6 @@ class TuneReading(msgspec.Struct, frozen=True):
     failed: int = 0
     limited: bool = False  # the client was the limit: it does not count
     over_limit: float = 0.0  # the worst figure as a share of its limit in the SLO; 1 or less is within
-    tok_per_joule: float | None = None
 
     @property
     def counts(self) -> bool:
@@ -189,6 +192,7 @@ class TuneStage(msgspec.Struct, frozen=True):
     starts: int = 0
     readings: int = 0
     seconds: float = 0.0  # that deciding it took, the other side's share included
+    over_limit: float = 0.0  # as of a reading, in the middle
     failure: ConfigFailure | None = None
     runs: tuple[str, ...] = ()
 
@@ -204,13 +208,11 @@ class TuneGoal(msgspec.Struct, frozen=True):
     concurrency: int
     input_tokens: int = 512
     output_tokens: int = 128
-    target: float | None = None  # enough: the search ends there
     slo: str | None = None  # as `skep bench sweep --slo` takes it
     min_context: int | None = None
 
     def __str__(self) -> str:
-        enough = f">={self.target:g}" if self.target is not None else ""
-        return f"{self.metric}@{self.concurrency}{enough}"
+        return f"{self.metric}@{self.concurrency}"
 
     @property
     def shape(self) -> str:
@@ -221,7 +223,6 @@ class TuneGoal(msgspec.Struct, frozen=True):
 METRICS = {
     "effective_tok_s": "output tokens over wall time, all agents together",
     "task_tok_s": "tokens a second that one agent sees while it is answered",
-    "tok_per_joule": "output tokens for each joule that the cards took",
 }
 
 
@@ -247,12 +248,6 @@ class Tuning(msgspec.Struct, frozen=True):
 def changes_words(config: KnobConfig, before: KnobConfig) -> str:
     """ "slots 4 → 8, kv auto → fp8"."""
     return ", ".join(map(str, config.changes_from(before))) or "nothing"
-
-
-def sum_known(values: Iterable[float | None]) -> float | None:
-    """None: there is none, or one of them is not known."""
-    known = list(values)
-    return sum(value for value in known if value is not None) if known and None not in known else None
 
 
 def value_words(value: Value) -> str:

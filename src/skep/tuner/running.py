@@ -1,8 +1,8 @@
 """A tuning carried out: its machine, its bench and its journal, and the loop between the search and the bench.
 
 The search decides; the bench, on this machine's engines or on a rig in virtual time, measures. Each answer is stored as
-it comes, with the stages that it decided, so that a process that is killed leaves what came before;
-`TuningJournal.resume` gives it back. How much time a search may take is the search's own business.
+it comes, with the stages that it decided, so that a process that is killed leaves what came before. How much time a
+search may take is the search's own business.
 """
 
 from __future__ import annotations
@@ -16,60 +16,37 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from msgspec.structs import replace
 
-from skep import __version__
 from skep.deploy.launches import PullProgress
 from skep.errors import EngineError, SkepError, StoreError, UserError, first_of
 from skep.host.facts import read_host
-from skep.host.power import open_meter
 from skep.paths import Paths
 from skep.store.database import Store
 from skep.supervisor.control import NO_REPLICAS, NotRunning, ask, connected, socket_of
 from skep.tuner.knobs import apply_config
 from skep.tuner.measure import EngineBench
-from skep.tuner.quality_check import AUTO, ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
-from skep.tuner.records import (
-    Bench,
-    BenchRequest,
-    BenchResult,
-    JudgeRequest,
-    TuneEvent,
-    TuneStage,
-    Tuning,
-)
+from skep.tuner.quality_check import AUTO, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.records import Bench, BenchResult, JudgeRequest, TuneEvent
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import PreparedTuning, TuningOptions
 from skep.tuner.simulated import SimulatedBench
-from skep.tuner.store import SavedAnswer, TuningOutcome, TuningStore
+from skep.tuner.store import TuningOutcome, TuningStore
 from skep.tuner.trial_server import TrialServers, tuner_lock
-from skep.units import format_seconds
 
 Clock = Callable[[], float]  # unix seconds
 OnEvent = Callable[[TuneEvent], None]
 
 
 class TuningJournal:
-    """Open from `begin` or `resume` until `end`. `stages` are those stored; they only grow."""
+    """One session of a stored tuning, open until `end`. UserError where it has ended or another one is at work."""
 
-    def __init__(self, tunings: TuningStore, tuning: Tuning, session: int, clock: Clock) -> None:
-        self._tunings, self.tuning, self._session, self._clock = tunings, tuning, session, clock
+    def __init__(self, tunings: TuningStore, name: str, clock: Clock) -> None:
+        found = tunings.find(name)
+        self._tunings, self.tuning, self._clock = tunings, found.tuning, clock
+        self._session = tunings.begin_session(found.id, clock())
         self._ended = False
-        self.stages = tuple(tunings.stages(tuning.id))
-        self.past = [one.values() for one in tunings.answers(tuning.id)]  # what earlier sessions asked for, and got
-        self._answers = len(self.past)
-
-    @classmethod
-    def begin(cls, tunings: TuningStore, tuning: Tuning, clock: Clock) -> Self:
-        """Store a new tuning, which gets its id here."""
-        tuning_id = tunings.begin(tuning)
-        return cls(tunings, replace(tuning, id=tuning_id), tunings.begin_session(tuning_id, clock()), clock)
-
-    @classmethod
-    def resume(cls, tunings: TuningStore, name: str, clock: Clock) -> Self:
-        """UserError where it has ended, or another process is at work on it."""
-        kept = tunings.find(name)
-        return cls(tunings, kept.tuning, tunings.begin_session(kept.id, clock()), clock)
+        self.stages = tunings.stages(found.id)  # those stored; they only grow
+        self.past = tunings.answers(found.id)  # what earlier sessions asked for, and got
 
     def __enter__(self) -> Self:
         return self
@@ -88,77 +65,51 @@ class TuningJournal:
             if error is None:  # else it is the reason that is told, not that it could not be written down
                 raise
 
-    def took(self, request: BenchRequest, answer: BenchResult, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
-        """Store an answer that came, with the stages that it decided. Return these."""
-        fresh = tuple(stages[len(self.stages) :])
-        kept = SavedAnswer.of(self._answers + 1, self._clock(), request, answer)
-        self._tunings.append_answer(self.tuning.id, self._session, kept, fresh)
-        self._answers += 1
-        self.stages += fresh
-        return fresh
+    def replay(self, search: KnobSearch) -> float:
+        """Give the search its stored answers again. Return how many seconds they took.
+
+        UserError where it asks for something else, or decides otherwise: nothing has been written then."""
+        for stored, answer in self.past:
+            if search.request != stored:
+                raise self._differs(f"`{stored.words}` is not what would be asked for now")
+            search.took(answer)
+        for step, made in zip(self.stages, search.stages, strict=False):
+            if step != made:
+                raise self._differs(f"step {step.number}, `{step.title}`, would be decided otherwise now")
+        return sum(answer.seconds for _, answer in self.past)
+
+    async def run(self, search: KnobSearch, bench: Bench, on_event: OnEvent = lambda _: None) -> None:
+        """Until the search asks for nothing more.
+
+        Cancelled: the request under way leaves nothing, what was decided stands; another session goes on from there.
+        """
+        with self:
+            while (request := search.request) is not None:
+                on_event(request)
+                await asyncio.sleep(0)  # a bench in virtual time never waits: Ctrl-C is heard here
+                answer: BenchResult
+                if isinstance(request, JudgeRequest):
+                    answer = await bench.judge(request, on_event)
+                else:
+                    answer = await bench.measure(request, on_event)
+                search.took(answer)
+                fresh = search.stages[len(self.stages) :]
+                self._tunings.append(self.tuning.id, fresh, self._clock(), (request, answer))
+                self.stages += fresh
+                on_event(answer)
+                for stage in fresh:
+                    on_event(stage)
+            self.end("done", search.ended)
 
     def end(self, outcome: TuningOutcome, reason: str | None = None) -> None:
         """`reason`: what went wrong, or why nothing more was tried."""
         self._tunings.end_session(self.tuning.id, self._session, at=self._clock(), outcome=outcome, reason=reason)
         self._ended = True
 
-    def differs(self, what: str) -> UserError:
-        """That this search is not the one that was begun. Nothing has been written then."""
+    def _differs(self, what: str) -> UserError:
         tuning, hint = self.tuning, "start a new one; `skep tune show` and `skep tune export` still know this one"
-        why = "cannot go on: it was started with other settings"
-        if tuning.skep_version != __version__:
-            why = f"was started by skep {tuning.skep_version}, which searches differently"
-        return UserError(f"tuning `{tuning.id}` {why} ({what})", hint=hint)
-
-
-SHORTEST_LIMIT_S = 1800.0  # a request may take that long, however short the budget is
-
-
-def replay_answers(journal: TuningJournal, search: KnobSearch) -> float:
-    """Give the search its stored answers again. Return how many seconds they took.
-
-    UserError where it asks for something else, or decides otherwise."""
-    for number, (stored, answer) in enumerate(journal.past, start=1):
-        if search.request != stored:
-            now = "none" if search.request is None else f"`{search.request.words}`"
-            raise journal.differs(f"request {number} was `{stored.words}`, and would be {now}")
-        search.took(answer)
-    for step, made in zip(journal.stages, search.stages, strict=False):
-        if step != made:
-            raise journal.differs(f"step {step.number} was `{step.title}`: {step.decision}")
-    return sum(answer.seconds for _, answer in journal.past)
-
-
-async def run_search(
-    search: KnobSearch, bench: Bench, journal: TuningJournal, *, on_event: OnEvent = lambda _: None
-) -> None:
-    """Until the search asks for nothing more.
-
-    Cancelled: the request under way leaves nothing, what was decided stands; `TuningJournal.resume` goes on from there.
-    """
-    limit_s = max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
-    with journal:
-        while (request := search.request) is not None:
-            on_event(request)
-            await asyncio.sleep(0)  # a bench in virtual time never waits: Ctrl-C is heard here
-            answer = await _carried_out(request, bench, on_event, limit_s)
-            search.took(answer)
-            for event in (answer, *journal.took(request, answer, search.stages)):
-                on_event(event)
-        journal.end("done", search.ended)
-
-
-async def _carried_out(request: BenchRequest, bench: Bench, on_event: OnEvent, limit_s: float) -> BenchResult:
-    try:
-        async with asyncio.timeout(limit_s) as deadline:
-            if isinstance(request, JudgeRequest):
-                return await bench.judge(request, on_event)
-            return await bench.measure(request, on_event)
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise
-        hint = "earlier decisions are kept; `skep tune resume` tries it again"
-        raise EngineError(f"`{request.words}` was stopped after {format_seconds(limit_s)}", hint=hint) from error
+        why = f"was started by skep {tuning.skep_version} and cannot go on"
+        return UserError(f"tuning `{tuning.id}` {why}: {what}", hint=hint)
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -197,13 +148,7 @@ def service_paused(paths: Paths) -> Iterator[Service | None]:
         yield None
         return
     with connected(socket_of(paths.lock, paths.socket), None) as say:
-        try:
-            say({"op": "pause", "pid": os.getpid()})
-        except EngineError as refused:
-            if "unknown request" not in refused.message:
-                raise
-            hint = "`skep down`, then `skep up -d`, brings it to this version"
-            raise EngineError("the running skep is an earlier version, which cannot pause", hint=hint) from None
+        say({"op": "pause", "pid": os.getpid()})
         error: BaseException | None = None
         try:
             yield service
@@ -242,13 +187,13 @@ def logs_folder(paths: Paths, tuning_id: str) -> Path:
 
 
 def check_machine(options: TuningOptions, paths: Paths) -> None:
-    """Before anything else: even measuring the memory's speed would disturb a tuner that is at work."""
+    """Before anything else is read: another tuner at work, and a bank that cannot be had."""
     if options.simulate:
         return
     with tuner_lock(paths):
         pass
     if options.quality not in (NO_BANK, AUTO):
-        guard_bank(options.quality, GuardPlan(1, items=options.quality_items or ITEMS), paths.cache)
+        guard_bank(options.quality, GuardPlan(1), paths.cache)
 
 
 @contextmanager
@@ -260,7 +205,7 @@ def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
     with tuner_lock(paths):
         if not in_place and (service := running_service(paths)) is not None:
             # Where both would have the same cards there is no room; elsewhere they only disturb each other.
-            if (shared := service.shares(ready.space.base.gpus)) and not ready.space.on_cpu:
+            if ready.on_cards and (shared := service.shares(ready.space.base.gpus)):
                 raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=_IN_USE)
             say(f"warning: {service}; its requests slow down what is measured here")
         with service_paused(paths) if in_place else nullcontext() as service:
@@ -279,10 +224,10 @@ async def carry_out(
 ) -> None:  # fmt: skip
     """Run the search to its end. What an earlier session measured is given to it first."""
     with journal:
-        spent_s = replay_answers(journal, search)
+        spent_s = journal.replay(search)
         try:
             async with _bench(ready, journal, store, paths, say, progress, spent_s) as bench:
-                await run_search(search, bench, journal, on_event=on_event)
+                await journal.run(search, bench, on_event)
         finally:
             folder = logs_folder(paths, journal.tuning.id)
             for place in (folder, folder.parent):  # where they are empty
@@ -302,30 +247,28 @@ async def _bench(
     host, base = read_host(), ready.space.base
     async with AsyncExitStack() as stack:
         guard = await _guard(stack, ready, journal, store, paths, say)
-        if (meter := open_meter()) is not None:
-            stack.callback(meter.close)
         work = logs_folder(paths, tuning.id)
         work.mkdir(parents=True, exist_ok=True)
         servers = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
         yield EngineBench(
             servers, store, host, tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config),
-            first_round=len(journal.past), guard=guard, meter=meter,
+            first_round=len(journal.past), guard=guard,
         )  # fmt: skip
 
 
 async def _guard(
     stack: AsyncExitStack, ready: PreparedTuning, journal: TuningJournal, store: Store, paths: Paths, say: Say
 ) -> QualityGuard | None:
-    options, tuning = ready.options, journal.tuning
-    if options.quality == NO_BANK:
+    quality, tuning = ready.options.quality, journal.tuning
+    if quality == NO_BANK:
         return None
-    items, most_s = options.quality_items or ITEMS, min(MOST_S, GUARD_SHARE * tuning.budget_s)
-    plan = GuardPlan(tuning.aim.concurrency, items=items, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
+    most_s = min(MOST_S, GUARD_SHARE * tuning.budget_s)
+    plan = GuardPlan(tuning.aim.concurrency, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
     try:
-        bank = guard_bank(options.quality, plan, paths.cache)
+        bank = guard_bank(quality, plan, paths.cache)
         return await stack.enter_async_context(open_guard(bank, plan, store, read_host()))
     except UserError as error:
-        if options.quality != AUTO:
+        if quality != AUTO:
             raise
         say(f"warning: answers are not checked: {error.message}")
         return None

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
 from skep.tuner.candidates import STARTS, Chooser, Grain, Move, TimeBudget
-from skep.tuner.failures import apply_remedy
 from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed, typical
 from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
@@ -59,7 +58,6 @@ class ConfigTrial:
         self._near = SequentialTest(late, rounds=grain.rounds, worth=grain.worth)
         self.verdict = SequentialVerdict.OPEN
         self.late = False
-        self.alone = False  # held against earlier starts of the incumbent: the gain is larger than any drift
 
     @property
     def over_limits(self) -> tuple[float, float]:
@@ -135,15 +133,11 @@ class KnobSearch:
                 self._out_of_time(self._trial, "no time was left to judge its answers")
                 return None
             return JudgeRequest(self.baseline, self._trial.config)  # not the step before: small losses would add up
-        if self._has_reached_target():
-            self.ended = "the target is reached"
-            return None
         if (chosen := self.chooser.choose(self.incumbent)) is None:
             self.ended = "no promising change is left"
             return None
         if isinstance(chosen, Move):
             self._trial = self._trial_of(chosen.config, self.chooser.grain)
-            self._trial.alone = len(self.chooser.measured_for(chosen.config, self.incumbent)) == 1
             return self._confirm(self._trial)
         while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
@@ -154,13 +148,12 @@ class KnobSearch:
         return MeasureRequest((self.incumbent, *chosen), SCREENED, "screen", words)
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
-        configs = (trial.config,) if trial.alone else (self.incumbent, trial.config)
+        configs = (self.incumbent, trial.config)
         readings = self.time_budget.readings(trial.config)
         if not self._affords(configs, readings):
             self._out_of_time(trial, "time ran out before it was decided")
             return None
-        words = f"{changes_words(trial.config, self.incumbent)}: start {len(trial.starts) + 1}"
-        words += "" if trial.alone else " of each"
+        words = f"{changes_words(trial.config, self.incumbent)}: start {len(trial.starts) + 1} of each"
         return MeasureRequest(configs, readings, "confirm", words)
 
     def _out_of_time(self, trial: ConfigTrial, why: str) -> None:
@@ -180,36 +173,33 @@ class KnobSearch:
         if request.purpose == "baseline":
             self._took_baseline(answer)
             return
-        if self._trial is not None and self._trial.alone:
-            earlier = [start for start in self._book.starts(self.incumbent) if start.figures][-STARTS:]
-            answer = replace(answer, starts=(earlier[len(self._trial.starts)], *answer.starts))
         first, *others = answer.starts
         if first.failure is None and request.purpose == "confirm":
             self._took_confirmation(answer)
             return
         for start in others:
             if start.failure is not None:
-                self._dead_end(self._looked_at(start, answer), start.failure)
+                self._fail(self._looked_at(start, answer), start.failure)
         if first.failure is not None:
             self._alarm(first)
         else:
             self._took_screening(answer)
 
     def _took_baseline(self, answer: MeasurementRound) -> None:
-        self.failure = answer.starts[0].failure
-        if self.failure is not None:
-            self.ended = "the baseline does not run"
-            return
         starts = self._book.starts(self.baseline)
-        if len(starts) < STARTS:
-            return
-        self._book.settle(self.baseline)
-        if self._book.figure(starts) is None:
-            why = "no reading counts: the client was the limit, or nothing was answered"
-            self.failure, self.ended = ConfigFailure("errors-under-load", why), "the baseline gives no figure"
-            return
         trial = ConfigTrial(self.baseline, self.baseline, self._book.noise, self.chooser.grain)
         trial.starts, trial.seconds = list(starts), self.time_budget.spent_s
+        self.failure = answer.starts[0].failure
+        if self.failure is None and len(starts) < STARTS:
+            return
+        if self.failure is None and self._book.figure(starts) is None:
+            why = "no reading counts: the client was the limit, or nothing was answered"
+            self.failure = ConfigFailure("errors-under-load", why)
+        if self.failure is not None:
+            self.ended = "the baseline does not run"
+            self._fail(trial, self.failure)
+            return
+        self._book.settle(self.baseline)
         self._note(trial, StageDecision.BASELINE, f"{len(starts)} starts")
 
     def _took_screening(self, answer: MeasurementRound) -> None:
@@ -245,16 +235,9 @@ class KnobSearch:
         trial.took(first, second, answer.seconds)
         if second.failure is not None:
             self._trial = None
-            self._dead_end(trial, second.failure)
+            self._fail(trial, second.failure)
             return
-        undecided = trial.verdict is SequentialVerdict.OPEN
-        if trial.alone and (
-            not self.chooser.is_large(trial.config, self.incumbent) or (undecided and len(trial.starts) == STARTS)
-        ):
-            self._trial = self._trial_of(trial.config, self.chooser.grain)  # again, side by side
-            self._trial.seconds = trial.seconds
-            return
-        if undecided:
+        if trial.verdict is SequentialVerdict.OPEN:
             return
         self._book.noise.add_means(*trial.speeds.round_means, sides=2)
         if trial.verdict is not SequentialVerdict.BETTER:
@@ -293,19 +276,13 @@ class KnobSearch:
 
     def _said(self, trial: ConfigTrial) -> str:
         if trial.late:
-            return limit_words(*trial.over_limits, self.aim.slo, trial.speeds.ratio)
+            return limit_words(*trial.over_limits, self.aim.slo)
         return speed_words(trial.starts, trial.verdict, trial.speeds.ratio)
 
     def _fail(self, trial: ConfigTrial, failure: ConfigFailure) -> None:
+        """Recorded, and not tried again."""
         self._note(trial, StageDecision.FAILED, f"{failure.title}: {failure}", failure)
         self.chooser.close(trial.changes, self.incumbent, failed=True)
-
-    def _dead_end(self, trial: ConfigTrial, failure: ConfigFailure) -> None:
-        """Recorded, not tried again; where the remedy is a knob, that becomes a move of its own."""
-        self._fail(trial, failure)
-        way = apply_remedy(trial.config, failure, self._space.knobs)
-        if way is not None and not self._book.is_refused(way):
-            self.chooser.remedy(way)
 
     def _alarm(self, start: ServerStart) -> None:
         """The best so far died. Once may be chance; after that it is a failure of that configuration."""
@@ -339,6 +316,7 @@ class KnobSearch:
             predicted=trial.predicted,
             ttft_ms=typical(read, "ttft_ms"),
             tpot_ms=typical(read, "tpot_ms"),
+            over_limit=over_limit(read),
             starts=len(read),
             readings=sum(len(one.figures) for one in read),
             seconds=trial.seconds,
@@ -353,9 +331,3 @@ class KnobSearch:
         if there and here and there != here:  # else the planner has nothing to say on what was turned
             trial.predicted = there / here
         return trial
-
-    def _has_reached_target(self) -> bool:
-        own = (stage.figure for stage in reversed(self.stages) if stage.config == self.incumbent)
-        figure, target = next(filter(None, own), None), self.aim.target
-        reached = target is not None and figure is not None and figure.estimate >= target
-        return reached and over_limit(self._book.starts(self.incumbent)) <= 1

@@ -6,12 +6,10 @@ fastest. Everything that can be wrong is found here. Starts nothing.
 
 from __future__ import annotations
 
-import math
 import random
 import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,11 +18,11 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.gpus import HostFacts
-from skep.catalog.models import Geometry, find_geometry, find_pullable
+from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.names import did_you_mean
 from skep.catalog.presets import NO_CARDS, Preset
 from skep.config.presets import find_preset, presets_folder
-from skep.config.rigs import ResolvedRig, cpu_rig, find_rig, rig_of_host
+from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
 from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
 from skep.deploy.resolve import (
     ENGINES,
@@ -35,9 +33,8 @@ from skep.deploy.resolve import (
     parse_gpus,
     unknown_name,
 )
-from skep.deploy.stored_calibration import calibrated_rig
 from skep.errors import DoesNotFit, UserError
-from skep.host.facts import host_json, memory_bandwidth_gbs, read_host
+from skep.host.facts import host_json, read_host
 from skep.paths import Paths
 from skep.planner.candidates import offered_quants
 from skep.planner.ranking import Basis, published_basis
@@ -45,36 +42,30 @@ from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.candidates import STARTS
-from skep.tuner.failures import is_number
-from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
-from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
+from skep.tuner.knobs import TuneMachine, config_of, quant_of, space_of
+from skep.tuner.predictions import Predictor
 from skep.tuner.presets import baseline_of, prepared
-from skep.tuner.records import METRICS, Knob, KnobConfig, TuneGoal, Tuning, Value, value_words
+from skep.tuner.records import METRICS, Knob, TuneGoal, Tuning
 from skep.tuner.search import KnobSearch
 from skep.tuner.store import base_of, to_document
-from skep.units import format_seconds, parse_seconds, shortened
-from skep.weights.pull import installed
+from skep.units import format_seconds, parse_seconds
 
 MOST_AGENTS = 4096
 LEAST_OUTPUT = 8  # tokens: with fewer there is no pace to measure
-_GOAL = re.compile(r"\s*([\w-]+)\s*@\s*(\d+)\s*(?:>=\s*([\w.+-]+)\s*)?", re.ASCII)
-_HINT = 'write it as --goal "effective_tok_s@4": the metric and how many agents; append ">=300" to stop once reached'
+_GOAL = re.compile(r"\s*([\w-]+)\s*@\s*(\d+)\s*", re.ASCII)
+_HINT = "write it as --goal effective_tok_s@4: the metric and how many agents"
 
 
 def parse_goal(options: TuningOptions) -> TuneGoal:
     goal, task = f"--goal `{options.goal}`", options.input_tokens + options.output_tokens
     if (found := _GOAL.fullmatch(options.goal)) is None:
         raise UserError(f"{goal} is not understood", hint=_HINT)
-    metric, agents, target = found[1].casefold().replace("-", "_"), int(found[2][:9]), math.inf
-    with suppress(ValueError):
-        target = float(found[3] or 1)
+    metric, agents = found[1].casefold().replace("-", "_"), int(found[2][:9])
     near = did_you_mean(get_close_matches(metric, METRICS, n=1, cutoff=0.5), f"known: {', '.join(METRICS)}")
     _refuse(
         (options.begin not in (PLAN, SAFE), f"--from `{options.begin}` is unknown", f"write {PLAN} or {SAFE}"),
         (metric not in METRICS, f"{goal}: no metric is called `{found[1]}`", near),
         (not 1 <= agents <= MOST_AGENTS, f"{goal}: {found[2]} agents cannot be measured", f"1 to {MOST_AGENTS}"),
-        (not 0 < target < math.inf, f"{goal}: a target of {found[3]} is not possible", "a number above 0, in its unit"),
         (options.input_tokens < 1, f"--prompt-tokens {options.input_tokens} is too short a prompt", "1 or more"),
         (options.output_tokens < LEAST_OUTPUT, f"--output-tokens {options.output_tokens} is too short an answer",
          f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"),
@@ -83,8 +74,7 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
          "raise it, leave it out, or lower --prompt-tokens and --output-tokens"),
     )  # fmt: skip
     slo = str(SloLimits.parse(options.slo)) if options.slo is not None else None
-    enough, tokens = target if found[3] else None, (options.input_tokens, options.output_tokens)
-    return TuneGoal(metric, agents, *tokens, enough, slo, options.min_context)
+    return TuneGoal(metric, agents, options.input_tokens, options.output_tokens, slo, options.min_context)
 
 
 def _refuse(*checks: tuple[object, str, str]) -> None:
@@ -118,11 +108,9 @@ class TuningOptions(msgspec.Struct, frozen=True):
     knobs: str | None = None
     skip: str | None = None
     begin: str = PLAN
-    start: tuple[str, ...] = ()
     gpus: str | None = None
     binary: str | None = None
     quality: str = "auto"
-    quality_items: int | None = None
     in_place: bool = False
     gpu: str | None = None
     link: str | None = None
@@ -157,16 +145,18 @@ class PreparedTuning(msgspec.Struct, frozen=True):
     def search(self) -> KnobSearch:
         return KnobSearch(self.space, self.tuning.baseline, self.tuning.aim, budget_s=self.tuning.budget_s)
 
+    @property
+    def on_cards(self) -> bool:
+        return self.space.rig is not None
+
 
 def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     aim, budget_s = parse_goal(options), parse_seconds(options.budget)
     options, host = absolute_paths(options), read_host()
     target = find_tune_target(options, aim, host, paths)
-    named = (options.knobs or "").replace(" ", "").split(",")
-    space = space_of(target.base, aim, target.machine, options.checkpoints, target.quants, named)
-    start, offered = apply_settings(config_of(target.base, space.knobs), space.knobs, options.start)
+    base = target.base
+    offered = space_of(base, aim, target.machine, options.checkpoints, target.quants)
     knobs = choose_knobs(offered, options.knobs, options.skip)
-    base = apply_config(target.base, start)  # also what is set and not turned
     tuning = Tuning(
         id="",
         created_at=time.time(),
@@ -177,7 +167,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
         budget_s=budget_s,
         seed=random.SystemRandom().randrange(2**31) if options.seed is None else options.seed,
         simulated=options.simulate,
-        baseline=KnobConfig.of({knob.name: start[knob.name] for knob in knobs}),
+        baseline=config_of(base, knobs),
         knobs=knobs,
         base={
             **to_document(base),
@@ -196,14 +186,15 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     )
     ready = prepare_again(tuning)
     _check(ready.space, tuning)
-    return replace(ready, notes=(*target.notes, *space.left_alone))
+    return replace(ready, notes=target.notes)
 
 
 def prepare_again(tuning: Tuning) -> PreparedTuning:
     """As it was begun: preset, knobs, baseline and what is predicted with are the stored ones."""
-    if NO_LONGER_TURNED in tuning.baseline.as_dict:
-        hint = f"set it with `nvidia-smi -pl WATTS`, then start again with `skep tune {tuning.model}`"
-        raise UserError(f"tuning `{tuning.id}` changes the power limit, which skep no longer does", hint=hint)
+    if tuning.skep_version != __version__:
+        hint = "start a new one; `skep tune show` and `skep tune export` still know this one"
+        why = f"was started by skep {tuning.skep_version}, which searches differently"
+        raise UserError(f"tuning `{tuning.id}` {why}", hint=hint)
     options, stored = msgspec.convert(tuning.base["wishes"], TuningOptions), tuning.base["terrain"]
     rig, model = msgspec.convert(stored["rig"], Rig | None), msgspec.convert(stored["model"], Geometry | None)
     basis = Basis(published_constants(), msgspec.convert(stored["tuning"], Fitted), calibrated=stored["calibrated"])
@@ -215,38 +206,13 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
 def _check(space: Predictor, tuning: Tuning) -> None:
     if (refused := space.refusal(tuning.baseline)) is not None:
         hint = "start elsewhere with --set, or from another preset"
-        kind = DoesNotFit if (space.spare_bytes(tuning.baseline) or 0) < 0 else UserError
+        fit = space.fit(tuning.baseline)
+        kind = DoesNotFit if fit is not None and fit.over_bytes > 0 else UserError
         raise kind(f"the first configuration cannot start: {refused}", hint=hint)
     need_s = TRIAL_STARTS * (space.start_s(tuning.baseline) + TRIAL_READINGS * space.reading_s(tuning.baseline))
     if tuning.budget_s < SURELY * need_s:
         hint = f"two starts of the baseline, and two of both sides, take about {format_seconds(need_s)}"
         raise UserError(f"--budget {format_seconds(tuning.budget_s)} is too short for one trial", hint=hint)
-
-
-def prospects(ready: PreparedTuning) -> tuple[list[str], float]:
-    """Return a line for each knob, the most hopeful first: `about 5 min  slots 4 → 6, 8 (+0 %), 2 (-12 %)`.
-
-    With the seconds in which the baseline is measured and the quickest change decided.
-    """
-    search, space, baseline = ready.search(), ready.space, ready.tuning.baseline
-    now, budget = space.predict(baseline), search.time_budget
-    by_knob: dict[str, dict[str, list[str]]] = {}  # values of which the same is foreseen stand together
-    needed_s: dict[str, float] = {}
-    for move in search.chooser.ranked(baseline):
-        (change,) = move.changes
-        then = space.predict(move.config) if change.knob in PREDICTED_KNOBS else None
-        gain = "not foreseen" if then is None or not now else f"{round(100 * (then / now - 1)):+d} %"
-        by_knob.setdefault(change.knob, {}).setdefault(gain, []).append(value_words(change.after))
-        seconds = 60 * search.chooser.minutes(move, baseline)
-        needed_s[change.knob] = min(seconds, needed_s.get(change.knob, seconds))
-    times = {knob: f"about {format_seconds(seconds)}" for knob, seconds in needed_s.items()}
-    width, lines = max(map(len, times.values()), default=0), []
-    for knob, by_gain in by_knob.items():
-        told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
-        values = shortened(f"{knob} {value_words(baseline[knob])} → {told}", 200)
-        lines.append(f"{times[knob]:>{width}}  {values}")
-    began_s = STARTS * budget.seconds((baseline,), budget.readings(baseline))
-    return lines, began_s + min(needed_s.values(), default=0.0)
 
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
@@ -257,39 +223,6 @@ def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> t
         names = ", ".join(knob.name for knob in knobs)
         raise UserError("no knob is left to tune", hint=f"there are {names}" if names else "this engine has none")
     return kept
-
-
-def apply_settings(
-    config: KnobConfig, knobs: Sequence[Knob], pairs: Sequence[str]
-) -> tuple[KnobConfig, tuple[Knob, ...]]:
-    """With what `--set` says. A number that is not on a knob's ladder becomes a rung of it."""
-    by_name = {knob.name: knob for knob in knobs}
-    for pair in (part.strip() for text in pairs for part in text.split(",")):
-        name, equals, text = pair.partition("=")
-        if not equals or not text:
-            raise UserError(f"--set `{pair}` has no value", hint="write it as --set slots=1")
-        knob = by_name[_known("--set", name.strip(), knobs)]
-        value = _value_of(knob, text.strip())
-        if value not in knob.values:  # in its place among the numbers; None stays where it stands, in front
-            rungs = sorted(filter(is_number, (*knob.values, value)))
-            by_name[knob.name] = replace(knob, values=(*(v for v in knob.values if v is None), *rungs))
-        config = config.turned({knob.name: value})
-    return config, tuple(by_name[knob.name] for knob in knobs)
-
-
-def _value_of(knob: Knob, text: str) -> Value:
-    """As the knob has it: by its own words first, then as a number on a ladder."""
-    for value in knob.values:
-        if text.lower() in (value_words(value).lower(), str(value).lower()):
-            return value
-    numbers = [value for value in knob.values if is_number(value)]
-    if knob.ordered and numbers:
-        with suppress(ValueError):
-            number = int(text) if all(isinstance(value, int) for value in numbers) else float(text)
-            if number > 0:
-                return number
-    known = ", ".join(map(value_words, knob.values))
-    raise UserError(f"--set {knob.name}={text}: `{text}` is not one of its values", hint=f"known: {known}")
 
 
 def _names(option: str, text: str | None, knobs: Sequence[Knob]) -> frozenset[str]:
@@ -314,49 +247,53 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
         engine = "embedded"
     without_cards = engine == "embedded" or (preset is not None and preset.hardware == NO_CARDS)
     on_cards = simulate or (bool(host.gpus) and not without_cards)
-    _check_options(options, preset, on_cards=on_cards, here=bool(host.gpus), power=aim.metric == "tok_per_joule")
+    _check_options(options, preset, on_cards=on_cards, here=bool(host.gpus))
     if engine is None and not on_cards:
         raise _unknown(options.name, paths)
-    model = None
-    if preset is None:
-        model = _model(options.name, paths) if simulate else _own_model(options, engine, paths)
-    elif not simulate:
+    if preset is not None and not simulate:
         check_cards(preset)
-    found = _simulated_rig(options, preset, host) if simulate else _cpu(host, paths)
-    if on_cards and not simulate:
-        found = _cards(host, cards, options.link)
-    machine = TuneMachine(host.cpu_cores, found.rig, model.geometry if model is not None else None)
+    model = None if preset is not None else _model(options, None if simulate else engine, paths)
+    found = None
+    if on_cards:
+        found = _simulated_rig(options, preset, host) if simulate else _cards(host, cards, options.link)
+    rig = found.rig if found is not None else None
+    machine = TuneMachine(host.cpu_cores, rig, model.geometry if model is not None else None)
     if preset is not None:
-        base = prepared(replace(preset, gpus=cards or preset.gpus), aim, machine)
+        base = prepared(preset, aim, machine)
     else:
-        engine = engine or engines_of(PlanFlags(options.name), model or _model(options.name, paths), found)[0]
+        if engine is None:
+            assert model is not None
+            assert found is not None
+            engine = engines_of(PlanFlags(options.name), model, found)[0]
         base = baseline_of(
             options.name, aim, machine, engine=engine, quant=model.quant if model is not None else None,
             checkpoint=None if simulate else options.checkpoint or own_checkpoint(options.name),
             simulated=simulate, planned=options.begin == PLAN,
         )  # fmt: skip
-        base = replace(base, gpus=cards or base.gpus)
         if options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name):
             served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # without the folders
             base = replace(base, served_as=served)
+    base = replace(base, gpus=cards or base.gpus)
     quants: tuple[str, ...] = ()
     if simulate and model is not None and model.quant is None and (own := base.options.quant) is not None:
-        offered = offered_quants(model.geometry, base.engine, found.rig.cards)
+        offered = offered_quants(model.geometry, base.engine, machine.cards)
         quants = (own, *(one.id for one in offered if one.id != own))
     planned_as = "llamacpp" if base.engine == "embedded" else base.engine
     basis = published_basis(planned_as) if simulate else own_basis(paths.store, base.model, None)(planned_as)
-    words = found.rig.title if on_cards else f"this machine's CPU ({host.cpu_cores} cores)"
+    words = rig.title if rig is not None else f"this machine's CPU ({host.cpu_cores} cores)"
     quant = None if model is None else quant_of(base) if simulate else model.quant
-    notes = (*(model.notes if model is not None else ()), *found.notes, *filter(None, [basis.note]))
+    notes = tuple(note for one in (model, found) if one is not None for note in one.notes)
+    notes += (basis.note,) if basis.note and found is not None else ()
     return TuneTarget(base, machine, words, basis, quant, quants, notes)
 
 
-def _check_options(options: TuningOptions, preset: Preset | None, *, on_cards: bool, here: bool, power: bool) -> None:
+def _check_options(options: TuningOptions, preset: Preset | None, *, on_cards: bool, here: bool) -> None:
     """What cannot be combined. With --simulate nothing of this machine is used, and no weights are loaded."""
     simulate, engines = options.simulate, SIMULATED_ENGINES if options.simulate else ENGINES
     name, runs_on = ("", None) if preset is None else (preset.name, preset.engine)
     guarded = options.quality not in ("auto", "off")
-    real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded}
+    real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded,
+            "--checkpoint": options.checkpoints and preset is None}  # fmt: skip
     vain = next((flag for flag, value in real.items() if simulate and value), None)
     _refuse(
         (options.engine not in (None, *engines), f"there is no engine `{options.engine}` to tune",
@@ -365,18 +302,12 @@ def _check_options(options: TuningOptions, preset: Preset | None, *, on_cards: b
          f"--engine cannot be combined with the preset `{name}`",
          f"`skep presets new NAME --from {name}` makes a copy that you can change"),
         (vain, f"{vain} has no effect with --simulate: no engine is started", f"leave {vain} out"),
-        (simulate and options.checkpoints and preset is None,
-         f"--checkpoint {options.checkpoint}: with --simulate no weights are loaded",
-         "leave it out: the formats of its weights are the knob `quant`"),
         (simulate and runs_on not in (None, *SIMULATED_ENGINES),
          f"the preset `{name}` runs on {runs_on}, which is not simulated",
          f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}"),
-        (options.gpu and not simulate, "--gpu describes a rig that is not here", "add --simulate, or leave it out"),
-        (options.link and not simulate and not here, "--link describes a rig that is not here",
-         "add --simulate, or leave it out"),
+        ((options.gpu or (options.link and not here)) and not simulate,
+         "--gpu and --link describe a rig that is not here", "add --simulate, or leave it out"),
         (options.gpus and not on_cards, f"--gpus {options.gpus}: this engine uses no card", "leave --gpus out"),
-        (power and not on_cards, "--goal tok_per_joule: skep cannot measure the power of a CPU",
-         "aim at effective_tok_s or task_tok_s"),
     )  # fmt: skip
 
 
@@ -390,28 +321,16 @@ def _simulated_rig(options: TuningOptions, preset: Preset | None, host: HostFact
     return find_rig(words, link) if words is not None else rig_of_host(host, link)
 
 
-def _own_model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFound | None:
+def _model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFound | None:
     """Return what is known of it. None: its engine is named, and may know it where skep does not."""
-    if (pulled := find_pullable(options.name)) is not None:
-        path, geometry = installed(pulled.id, paths.cache), find_geometry(pulled.id)
-        if path is None:
-            return None if geometry is None else ModelFound(geometry)
-        read = read_model(str(path))
-        return replace(read, geometry=geometry or read.geometry, notes=())
-    try:
-        return _model((options.checkpoint if find_geometry(options.name) is None else None) or options.name, paths)
-    except UserError:
-        if engine is None or _is_path(options.name) or not ("/" in options.name or engine == "ollama"):
-            raise
-        return None
-
-
-def _model(name: str, paths: Paths) -> ModelFound:
+    name = (options.checkpoint if find_geometry(options.name) is None else None) or options.name
     try:
         return read_model(name)
     except UserError as error:
         if _is_path(name):
             raise
+        if engine is not None and ("/" in name or engine == "ollama"):
+            return None
         raise _unknown(name, paths, error.hint) from None
 
 
@@ -446,10 +365,3 @@ def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> Resolv
     links = tuple((place[a], place[b], kind) for a, b, kind in host.links if a in place and b in place)
     gpus = tuple(there[index] for index in wanted)
     return rig_of_host(replace(host, gpus=gpus, links=links), link)
-
-
-def _cpu(host: HostFacts, paths: Paths) -> ResolvedRig:
-    """As it was calibrated; else by its memory's speed, which is measured in a moment."""
-    if (known := calibrated_rig(paths.store, host)) is not None and known.cards[0].vendor == "cpu":
-        return ResolvedRig(replace(known, cards=known.cards[:1]))
-    return ResolvedRig(cpu_rig(host, memory_bandwidth_gbs(host.cpu_cores)))

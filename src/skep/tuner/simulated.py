@@ -30,7 +30,7 @@ from skep.tuner.records import (
 STOP_S = 3.0
 _WARM_UP = 0.5  # of a reading
 _OUTLIER_FACTORS = (1.12, 0.75)
-_SPEEDS = ("figure", "effective_tok_s", "task_tok_s", "tok_per_joule")
+_SPEEDS = ("figure", "effective_tok_s", "task_tok_s")
 _TIMES = ("ttft_ms", "tpot_ms", "wall_s", "over_limit")
 _START_SHARE = {"no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it has failed
 
@@ -94,7 +94,6 @@ class SimulatedBench:
         """Of one that does not start there are none."""
         if isinstance(truth, ConfigFailure):
             return ()
-        known = {name: value for name in (*_SPEEDS, *_TIMES) if (value := getattr(truth, name)) is not None}
         taken = []
         for number in range(1, count + 1):
             drift = 1.0 + self.noise.drift * math.sin(
@@ -103,8 +102,8 @@ class SimulatedBench:
             factor = effect * drift * math.exp(self._rng.gauss(0.0, self.noise.reading))
             if self._rng.random() < self.noise.outliers:
                 factor *= self._rng.choice(_OUTLIER_FACTORS)
-            seen = {name: value * factor if name in _SPEEDS else value / factor for name, value in known.items()}
-            taken.append(replace(truth, **seen))
+            faster = {name: getattr(truth, name) * factor for name in _SPEEDS}
+            taken.append(replace(truth, **faster, **{name: getattr(truth, name) / factor for name in _TIMES}))
             self.now_s += taken[-1].wall_s
             on_progress(BenchProgress(config, "measuring", number, count, taken[-1].effective_tok_s))
         return tuple(taken)

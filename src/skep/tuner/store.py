@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from sqlite3 import Connection, Row
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -22,8 +22,6 @@ from skep.errors import StoreError, UserError
 from skep.store.database import Store
 from skep.store.rows import (
     NamedRows,
-    OwnOrder,
-    StoredAs,
     document_text,
     finite,
     free_id,
@@ -37,25 +35,24 @@ from skep.store.rows import (
 from skep.tuner.records import (
     BenchRequest,
     BenchResult,
-    ConfigFailure,
     JudgeRequest,
     JudgeResult,
     MeasurementRound,
     MeasureRequest,
-    ServerStart,
-    StageDecision,
     TuneStage,
     Tuning,
 )
-from skep.tuner.summary import baseline_of, best_of, total_gain
 from skep.units import Interval
 
 TuningOutcome = Literal["done", "stopped", "failed"]
-AnswerKind = Literal["round", "judged"]
-
+Answered = tuple[BenchRequest, BenchResult]
 T = TypeVar("T")
 
 _NO_NUMBER = "no_number"
+_KINDS: Mapping[str, tuple[type[BenchRequest], type[BenchResult]]] = {
+    "round": (MeasureRequest, MeasurementRound),
+    "judged": (JudgeRequest, JudgeResult),
+}
 
 
 class TuningState(StrEnum):
@@ -65,7 +62,7 @@ class TuningState(StrEnum):
 
 
 class TuningRecord(msgspec.Struct, frozen=True):
-    """Its state is derived, never stored. `stages` and `failure`: where `record` or `records` read them."""
+    """Its state is derived, never stored. `stages`: where `record` or `records` read them."""
 
     tuning: Tuning
     state: TuningState
@@ -73,11 +70,9 @@ class TuningRecord(msgspec.Struct, frozen=True):
     answers: int
     measured_s: float  # that the answers took, pauses between sessions left out
     worked_at: float  # when the last session began; of one without a session: when it was made
-    ended_at: float | None = None  # of the last session; None while it searches, and of one that was killed
     reason: str | None = None  # why the last session ended: what went wrong, or why nothing more was tried
     presets: tuple[str, ...] = ()  # that were made of it, in that order
     stages: tuple[TuneStage, ...] = ()
-    failure: ConfigFailure | None = None  # of a baseline that never ran
 
     @property
     def id(self) -> str:
@@ -87,36 +82,6 @@ class TuningRecord(msgspec.Struct, frozen=True):
     def unfinished(self) -> str | None:
         """Its state, where it did not come to its end."""
         return None if self.state is TuningState.ENDED else self.state.value
-
-
-class SavedAnswer(msgspec.Struct, frozen=True):
-    """What was asked of the bench and what came, as documents. `number` from 1, over all sessions."""
-
-    number: int
-    at: float
-    kind: AnswerKind
-    seconds: float
-    request: Annotated[Mapping[str, Any], StoredAs("errand", write=document_text)]
-    answer: OwnOrder
-
-    @classmethod
-    def of(cls, number: int, at: float, request: BenchRequest, answer: BenchResult) -> Self:
-        kind = next(kind for kind, (_, made) in _KINDS.items() if isinstance(answer, made))
-        return cls(number, at, kind, answer.seconds, to_document(request), to_document(answer))
-
-    def values(self) -> tuple[BenchRequest, BenchResult]:
-        """Return what was asked and what came."""
-        try:
-            asked, came = _KINDS[self.kind]
-            return from_document(self.request, asked), from_document(self.answer, came)
-        except (KeyError, msgspec.ValidationError) as error:
-            raise StoreError(f"this skep cannot read answer {self.number} of the tuning: {error}") from error
-
-
-_KINDS: Mapping[AnswerKind, tuple[type[BenchRequest], type[BenchResult]]] = {
-    "round": (MeasureRequest, MeasurementRound),
-    "judged": (JudgeRequest, JudgeResult),
-}
 
 
 def to_document(value: Any) -> Any:
@@ -141,19 +106,12 @@ def state_of(row: Row) -> TuningState:
     return TuningState.RUNNING if alive else TuningState.INTERRUPTED
 
 
-def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
-    """For other programs: an open end is NULL. The document has it."""
-    low, figure, high = (None,) * 3 if interval is None else (interval.low, interval.estimate, interval.high)
-    return {f"{name}_low": finite(low), name: finite(figure), f"{name}_high": finite(high)}
-
-
-def _value(row: Row, kind: type[T], tuning_id: str) -> T:
+def _value(text: str, kind: type[T], what: str) -> T:
+    """Return what a column holds. `what` names it in errors."""
     try:
-        return from_document(json.loads(row["document"]), kind)
-    except msgspec.ValidationError as error:
-        raise StoreError(f"tuning `{tuning_id}` has a row that this skep cannot read: {error}") from error
-    except ValueError as error:
-        raise StoreError(f"tuning `{tuning_id}` has unreadable JSON in its column `document`: {error}") from error
+        return from_document(json.loads(text), kind)
+    except ValueError as error:  # no JSON, or none of this kind
+        raise StoreError(f"{what} has a row that this skep cannot read: {error}") from error
 
 
 def _open_ended(value: Any) -> Any:
@@ -181,8 +139,10 @@ TUNINGS = NamedRows(
     parts=("tuning_presets", "tuning_stages", "tuning_answers", "tuning_session_ends", "tuning_sessions"),
     key="tuning_id",
 )
-_ANSWERS = "SELECT * FROM tuning_answers WHERE tuning_id = ?1 AND (?2 IS NULL OR kind = ?2) ORDER BY number"
-_STAGES = "SELECT * FROM tuning_stages WHERE tuning_id = ? ORDER BY number"
+_ANSWERS = "SELECT kind, errand, answer FROM tuning_answers WHERE tuning_id = ? ORDER BY number"
+_STAGES = "SELECT document FROM tuning_stages WHERE tuning_id = ? ORDER BY number"
+_WHERE = """SELECT (SELECT max(number) FROM tuning_sessions WHERE tuning_id = ?1),
+    (SELECT count(*) FROM tuning_answers WHERE tuning_id = ?1)"""
 
 
 class TuningStore:
@@ -216,23 +176,29 @@ class TuningStore:
     def end_session(
         self, tuning_id: str, session: int, *, at: float, outcome: TuningOutcome, reason: str | None = None
     ) -> None:
-        """`done`: of the whole tuning, which takes no more from then on."""
+        """`done`: of the whole tuning, which takes no more from then on. `reason`: why nothing more was tried."""
         with self._store.transaction() as connection:
             ended = {"ended_at": at, "outcome": outcome, "reason": reason}
             insert(connection, "tuning_session_ends", tuning_id=tuning_id, number=session, **ended)
 
-    def append_answer(
-        self, tuning_id: str, session: int, answer: SavedAnswer, stages: Sequence[TuneStage] = ()
-    ) -> None:
-        """With the stages that it decided, or nothing. Each number is written once, whoever comes second."""
+    def append(self, tuning_id: str, stages: Sequence[TuneStage], at: float, answered: Answered | None = None) -> None:
+        """Store what was asked of the bench and what came, with the stages that it decided; all of it or nothing."""
         with self._store.transaction() as connection:
-            insert(connection, "tuning_answers", answer, tuning_id=tuning_id, session=session)
-            _insert_stages(connection, tuning_id, stages, answer.at)
-
-    def append_stages(self, tuning_id: str, stages: Sequence[TuneStage], at: float) -> None:
-        """Those that were decided without a new answer. All of them or none."""
-        with self._store.transaction() as connection:
-            _insert_stages(connection, tuning_id, stages, at)
+            session, answers = connection.execute(_WHERE, (tuning_id,)).fetchone()
+            if answered is not None:
+                request, answer = answered
+                answers += 1
+                kind = "judged" if isinstance(answer, JudgeResult) else "round"
+                documents = {
+                    "errand": document_text(to_document(request)),
+                    "answer": document_text(to_document(answer)),
+                }
+                insert(
+                    connection, "tuning_answers", tuning_id=tuning_id, number=answers, session=session, at=at,
+                    kind=kind, seconds=answer.seconds, **documents,
+                )  # fmt: skip
+            for stage in stages:
+                _insert_stage(connection, tuning_id, stage, at, answers)
 
     def append_preset(self, tuning_id: str, name: str, at: float, *, stage: int | None = None) -> None:
         """That a preset of this name was made of it; also after its end."""
@@ -256,28 +222,28 @@ class TuningStore:
 
     def stages(self, tuning_id: str) -> list[TuneStage]:
         """In the order in which they were decided."""
-        return [_value(row, TuneStage, tuning_id) for row in self._store.read(_STAGES, tuning_id)]
+        rows = self._store.read(_STAGES, tuning_id)
+        return [_value(row["document"], TuneStage, f"tuning `{tuning_id}`") for row in rows]
 
     def record(self, name: str) -> TuningRecord:
         """Return all of one tuning, by its id, by the beginning of it, or "last"."""
         found = self.find(name)
-        stages = tuple(self.stages(found.id))
-        failures = [start.failure for start in self.starts(found.id) if start.failure] if not stages else []
-        return replace(found, stages=stages, failure=failures[-1] if failures else None)
+        return replace(found, stages=tuple(self.stages(found.id)))
 
     def records(self, limit: int | None = None, model: str = "") -> list[TuningRecord]:
         """Return them newest first; of one model, where one is named."""
         found = [one for one in self.tunings(None if model else limit) if not model or one.tuning.model == model]
         return [replace(one, stages=tuple(self.stages(one.id))) for one in found[:limit]]
 
-    def starts(self, tuning_id: str) -> list[ServerStart]:
-        """Return every start of a server that was measured, in order."""
-        rounds = [one.values()[1] for one in self.answers(tuning_id, "round")]
-        return [start for one in rounds if isinstance(one, MeasurementRound) for start in one.starts]
-
-    def answers(self, tuning_id: str, kind: str | None = None) -> list[SavedAnswer]:
-        """In the order in which they came."""
-        return read(self._store.read(_ANSWERS, tuning_id, kind), SavedAnswer, "tuning")
+    def answers(self, tuning_id: str) -> list[Answered]:
+        """What was asked of the bench and what came, in order."""
+        found, what = [], f"tuning `{tuning_id}`"
+        for kind, asked, came in self._store.read(_ANSWERS, tuning_id):
+            if kind not in _KINDS:
+                raise StoreError(f"{what} has an answer of the kind `{kind}`, which this skep does not know")
+            request, answer = _KINDS[kind]
+            found.append((_value(asked, request, what), _value(came, answer, what)))
+        return found
 
     def delete(self, ids: Iterable[str]) -> int:
         """Return how many there were to delete. One that somebody works on stays, and the others with it."""
@@ -290,7 +256,7 @@ class TuningStore:
         return read(
             rows,
             TuningRecord,
-            tuning=lambda row: replace(_value(row, Tuning, row["id"]), id=row["id"]),  # it had none when it was written
+            tuning=lambda row: replace(_value(row["document"], Tuning, f"tuning `{row['id']}`"), id=row["id"]),
             state=state_of,
             measured_s=lambda row: row["measured_s"] or 0.0,
             worked_at=lambda row: row["created_at"] if row["started_at"] is None else row["started_at"],
@@ -298,19 +264,22 @@ class TuningStore:
         )
 
 
-def _insert_stages(connection: Connection, tuning_id: str, stages: Sequence[TuneStage], at: float) -> None:
-    asked = "SELECT count(*) FROM tuning_answers WHERE tuning_id = ?"
-    answers = int(connection.execute(asked, (tuning_id,)).fetchone()[0])
-    for stage in stages:
-        failure = stage.failure
-        insert(
-            connection, "tuning_stages", tuning_id=tuning_id, number=stage.number, at=at, answers=answers,
-            decision=stage.decision, title=stage.title, why=stage.why, predicted_ratio=stage.predicted,
-            config=document_text(to_document(stage.config.as_dict)), document=document_text(to_document(stage)),
-            ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms, starts=stage.starts, readings=stage.readings,
-            seconds=stage.seconds, failure_kind=failure and failure.kind, failure=failure and str(failure),
-            **_bounds("figure", stage.figure), **_bounds("ratio", stage.ratio),
-        )  # fmt: skip
+def _insert_stage(connection: Connection, tuning_id: str, stage: TuneStage, at: float, answers: int) -> None:
+    """The plain columns are for other programs: an open end of an interval is NULL there."""
+    failure = stage.failure
+    bounds = {**_bounds("figure", stage.figure), **_bounds("ratio", stage.ratio)}
+    insert(
+        connection, "tuning_stages", tuning_id=tuning_id, number=stage.number, at=at, answers=answers,
+        decision=stage.decision, title=stage.title, why=stage.why, predicted_ratio=stage.predicted,
+        config=document_text(to_document(stage.config.as_dict)), document=document_text(to_document(stage)),
+        ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms, starts=stage.starts, readings=stage.readings,
+        seconds=stage.seconds, failure_kind=failure and failure.kind, failure=failure and str(failure), **bounds,
+    )  # fmt: skip
+
+
+def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
+    low, figure, high = (None,) * 3 if interval is None else (interval.low, interval.estimate, interval.high)
+    return {f"{name}_low": finite(low), name: finite(figure), f"{name}_high": finite(high)}
 
 
 def check_stopped(tuning_id: str, state: TuningState) -> None:
@@ -324,47 +293,3 @@ def check_free(tuning_id: str, state: TuningState) -> None:
     if state is TuningState.ENDED:
         hint = f"`skep tune show {tuning_id}` shows it, `skep tune MODEL` starts another"
         raise UserError(f"tuning `{tuning_id}` has ended, there is nothing left to do", hint=hint)
-
-
-def tuning_json(found: TuningRecord) -> dict[str, Any]:
-    """Return the document of `skep tune show --json` and of the dashboard."""
-    stages = found.stages
-    baseline, best = baseline_of(stages), best_of(stages)
-    tuning: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
-    knobs = [{name: knob[name] for name in ("name", "title", "values")} for knob in tuning["knobs"]]
-    told = {name: value for name, value in tuning.items() if name not in ("aim", "baseline", "base", "host")}
-    state = {"state": found.state, "measured_s": finite(found.measured_s)}
-    return {
-        "tuning": {**told, "goal": str(found.tuning.aim), **tuning["aim"], **state, "knobs": knobs},
-        "baseline": None if baseline is None else stage_json(baseline),
-        "best": None if best is None else stage_json(best),
-        "gain": _interval(total_gain(stages)),
-        "stages": [stage_json(one) for one in stages],
-    }
-
-
-def stage_json(stage: TuneStage) -> dict[str, Any]:
-    document: dict[str, Any] = finite(msgspec.to_builtins(stage))
-    predicted = document.pop("predicted")
-    return document | {
-        "title": stage.title,
-        "config": finite(stage.config.as_dict),
-        "key": stage.config.key,
-        "accepted": stage.decision is StageDecision.ACCEPTED,
-        "figure": _interval(stage.figure),
-        "ratio": _interval(stage.ratio),
-        "predicted_ratio": predicted,
-        "failure": None if stage.failure is None else failure_json(stage.failure),
-    }
-
-
-def failure_json(failure: ConfigFailure) -> dict[str, Any]:
-    return {**msgspec.to_builtins(failure), "mended": finite(dict(failure.mended))}
-
-
-def _interval(interval: Interval | None) -> dict[str, float | None] | None:
-    """Of what cannot be below zero, whatever two runs make of it."""
-    if interval is None:
-        return None
-    ends: dict[str, float | None] = finite(msgspec.to_builtins(interval))
-    return {name: None if value is None else max(0.0, value) for name, value in ends.items()}

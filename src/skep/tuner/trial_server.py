@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import shutil
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,11 @@ from msgspec.structs import replace
 
 from skep.catalog.presets import Preset
 from skep.config.presets import serve_of
-from skep.config.settings import OWN_ENGINES, GatewaySettings, Monitor, Settings
-from skep.deploy.launches import RAM, PullProgress, plan_launches, read_machine
+from skep.config.settings import GatewaySettings, Monitor, Settings
+from skep.deploy.launches import PullProgress
+from skep.engines.base import Diagnosis
 from skep.errors import SkepError, first_of
 from skep.files import hold_lock
-from skep.host.facts import NvidiaReport, read_host
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.host.processes import kill_marked
 from skep.paths import Paths, make_private
@@ -33,13 +34,18 @@ from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.main import build_hive
 from skep.supervisor.replica import Replica
 from skep.supervisor.supervisor import Hive, Supervisor
-from skep.tuner.failures import failure_of
-from skep.tuner.records import ConfigFailed, ConfigFailure, sum_known
+from skep.tuner.records import OUT_OF_MEMORY, ConfigFailed, ConfigFailure
 from skep.wire.listen import bind
 
 CLEAR_S = 60.0  # for a card to be given back by the engine that was there before
-SPARE_RAM = 0.2  # of what is available stays so, where several are up at once
 _COMPLAINT = ("error", "failed", "exception", "fatal", "out of memory", "cannot")
+# Words about memory of any kind, in a cause, a remedy or a line of a log.
+_MEMORY = re.compile(
+    r"out of (?:\w+ )?memory|\bOutOfMemory|\bOOM\b|no (?:GPU )?memory|not enough (?:GPU )?memory|bad_alloc"
+    r"|(?:lower|raise) memory_share|room in the KV cache|memory for the (?:KV cache|cache blocks)"
+    r"|the KV cache ran out|max seq len|increas\w+ \S*(?:gpu_memory_utilization|mem-fraction-static)",
+    re.IGNORECASE,
+)
 
 
 def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
@@ -47,9 +53,17 @@ def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
     return hold_lock(paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs")
 
 
+def failure_of(found: Diagnosis, *, under_load: bool) -> ConfigFailure:
+    """`under_load`: it had answered before."""
+    cause = f"died under load: {found.cause}" if under_load else found.cause
+    said = " ".join(filter(None, (found.cause, found.evidence, found.remedy)))
+    kind = OUT_OF_MEMORY if _MEMORY.search(said) else "crash-under-load" if under_load else "no-start"
+    return ConfigFailure(kind, cause, found.evidence, found.remedy)
+
+
 @dataclass(eq=False)
 class TrialServers:
-    """Serves configurations. `work`: a folder of this tuning's own; logs of what failed stay in it."""
+    """Serves configurations, one at a time. `work`: this tuning's own folder; logs of what failed stay in it."""
 
     paths: Paths  # the user's
     work: Path
@@ -59,26 +73,14 @@ class TrialServers:
 
     def __post_init__(self) -> None:
         self.work = self.work.absolute()
-        self._numbers = itertools.count(1)
-        self._open = 0
         self._clear = gpu_memory_used()
-        self._rooms: dict[Preset, float | None] = {}
-
-    def together(self, presets: Sequence[Preset]) -> bool:
-        """On cards never: they would share memory and the bus. On the CPU where all of them fit."""
-        if read_machine().cards and any(preset.engine not in OWN_ENGINES for preset in presets):
-            return False
-        wanted, free = sum_known(map(self._ram, presets)), read_host(NvidiaReport()).memory_available_bytes
-        return wanted is not None and free is not None and wanted <= (1 - SPARE_RAM) * free
 
     @asynccontextmanager
     async def open(self, preset: Preset) -> AsyncIterator[TrialServer]:
         """Up until the block ends, on any end. Raises ConfigFailed where it does not start."""
-        here = next(one for one in (self.work / f"start-{n}" for n in self._numbers) if not one.exists())
+        here = next(one for one in (self.work / f"start-{n}" for n in itertools.count(1)) if not one.exists())
         paths = Paths(here / "config", here / "data", self.paths.cache, here, here / "run")  # its own but for weights
-        if not self._open:
-            await asyncio.to_thread(self._sweep_up)
-        self._open += 1
+        await asyncio.to_thread(self._sweep_up)
         try:
             make_private(paths.logs)
             with bind(_GATEWAY.host, _GATEWAY.port, guarded=False) as listener:
@@ -89,20 +91,17 @@ class TrialServers:
             shutil.rmtree(here, ignore_errors=True)
             raise
         finally:
-            self._open -= 1
             shutil.rmtree(paths.data, ignore_errors=True)
 
     async def _hive(self, preset: Preset, paths: Paths, listener: socket.socket) -> Hive:
-        settings = self._settings(preset)
+        serve, monitor = replace(serve_of(preset), binary=self.binary), replace(Monitor(), with_up=False)
+        deadline_s = self.start_deadline_s
+        settings = Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=deadline_s, monitor=monitor)
         try:
             hive = await asyncio.to_thread(build_hive, settings, paths, listener, self.progress)
         except SkepError as error:
             raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
         return replace(hive, policy=replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0))
-
-    def _settings(self, preset: Preset) -> Settings:
-        serve, monitor = replace(serve_of(preset), binary=self.binary), replace(Monitor(), with_up=False)
-        return Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=self.start_deadline_s, monitor=monitor)
 
     def _sweep_up(self) -> None:
         """What a killed tuner left, and cards that are not given back yet."""
@@ -111,17 +110,6 @@ class TrialServers:
             shutil.rmtree(left, ignore_errors=True)
         if self._clear:
             wait_until_clear(gpu_memory_used, self._clear, CLEAR_S)
-
-    def _ram(self, preset: Preset) -> float | None:
-        """Return bytes of the machine's memory that it takes; None: not known, or it cannot be started."""
-        if preset not in self._rooms:
-            sizes: list[int | None] = []
-            with suppress(SkepError):
-                launches = plan_launches(self._settings(preset), self.paths, self.progress, starting=False)
-                # Engines of ours that need no weights need no room worth counting.
-                sizes = [dict(one.room).get(RAM, 0 if one.engine in OWN_ENGINES else None) for one in launches]
-            self._rooms[preset] = sum_known(sizes)
-        return self._rooms[preset]
 
 
 _GATEWAY = GatewaySettings(port=0, store_requests=False)
@@ -177,7 +165,7 @@ class TrialServer:
             if found is None:
                 self._failure = ConfigFailure("hang", member.life.why or "it did not answer", self.last_words())
             else:
-                self._failure = failure_of(found, member.started, under_load=self._ready)
+                self._failure = failure_of(found, under_load=self._ready)
         self._ready = self._ready or supervisor.phase == "ready"
         self._moved.set()
 

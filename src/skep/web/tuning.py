@@ -12,9 +12,9 @@ from starlette.routing import BaseRoute, Route
 
 from skep.report.columns import documents
 from skep.report.svg import alive
-from skep.report.tuning import TUNING_COLUMNS, ladder_picture, tuning_main, tuning_page
+from skep.report.tuning import TUNING_COLUMNS, document, ladder_picture, tuning_main, tuning_page
 from skep.tuner import summary
-from skep.tuner.store import TuningRecord, TuningState, TuningStore, tuning_json
+from skep.tuner.store import TuningRecord, TuningState, TuningStore
 from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import json_answer, or_not_found, report_answer, svg_answer
@@ -68,7 +68,7 @@ class TuningPages:
         return svg_answer(ladder_picture(found.tuning, found.stages), final=found.unfinished is None)
 
     def one_json(self, request: Request) -> Response:
-        return json_answer(tuning_json(self._stored(request)))
+        return json_answer(document(self._stored(request)))
 
     def _found(self, request: Request, limit: int | None = None) -> list[TuningRecord]:
         with self.site.store() as store:
