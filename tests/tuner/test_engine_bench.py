@@ -11,13 +11,13 @@ from skep.host.facts import NvidiaReport, read_host
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request, RunState
-from skep.tuner.measure import EngineBench, MeasureTimeouts, foreseen_per_s, reading_of
+from skep.tuner.measure import EngineBench, MeasureTimeouts, reading_of
 from skep.tuner.predictions import RUN_S, tasks_for
 from skep.tuner.records import JudgeRequest, JudgeResult, MeasureRequest, TuneGoal
 from skep.tuner.trial_server import TrialServers
 
 AIM = TuneGoal("effective_tok_s", 2, input_tokens=64, output_tokens=8, slo="ttft=10s")
-QUICK = MeasureTimeouts(reading_s=0.0, warm_up_s=0.0, hang_s=1.0)
+QUICK = MeasureTimeouts(reading_s=0.0, hang_s=1.0)
 FASTER = PLAIN.turned({"ms": 1.0})
 
 
@@ -135,13 +135,6 @@ def test_the_metric_of_the_aim_is_the_figure():
     assert reading_of(rows, AIM).figure == 48 / 4.5
     assert reading_of(rows, replace(AIM, metric="task_tok_s")).figure == (24 / 2 + 24 / 4) / 2
     assert not reading_of(rows, AIM, limited=True).counts
-
-
-def test_the_warm_up_foresees_how_long_a_task_takes():
-    """Half a second to the first token and 0.1 s for each: 16 tokens take 2 s, 76 take 8 s; the second had to wait."""
-    batch = [answered(0, 0.5, 2.0, 16), answered(1, 2.5, 4.0, 16)]
-    assert foreseen_per_s(batch, 76) == pytest.approx(2 / 16, rel=0.05)
-    assert foreseen_per_s([replace(row, error_kind="timeout") for row in batch], 76) is None
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 from markupsafe import Markup
-from msgspec.structs import replace
 
 from skep.report import theme
 from skep.report.charts import Spec, bars_chart, sized
-from skep.report.columns import Column, at, plain_columns, print_records, record_lines
+from skep.report.columns import Column, at, plain_columns, print_records
 from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
 from skep.report.sweep_text import interval_text
@@ -247,7 +246,8 @@ def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]
     """Return the page of a search. `running_s`: since the request under way began."""
     tuning, best = status.tuning, summary.best_of(status.stages)
     figure = None if best is None else best.figure
-    known_best = "nothing yet" if figure is None else f"{summary.figure_words(figure)} {summary.unit_of(tuning)}"
+    unit = summary.unit_of(tuning)
+    known_best = "nothing yet" if figure is None else f"{summary.figure_words(figure)} {unit}"
     spent_s = status.spent_s + running_s
     left = format_seconds(max(0.0, tuning.budget_s - spent_s))
     lines: list[Line] = [
@@ -258,15 +258,9 @@ def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]
         [],
     ]
     room = FEWEST_ROWS if page.height is None else max(1, page.height - len(lines) - 3)
-    shown, hidden = status.stages[-room:], len(status.stages) - room
-    if hidden > 0:
-        lines.append([(f"{hidden} earlier steps", "dim")])
-    if shown:
-        columns = enumerate(stage_columns(tuning, status.stages))
-        ranked = [replace(one, rank=0 if place < 4 else one.rank or 1) for place, one in columns]
-        head, *rows = record_lines(ranked, shown, page.width - 1)
-        styles = [STYLES.get(stage.decision, "") for stage in shown]
-        lines += [[(head, "bold")], *([(row, style)] for row, style in zip(rows, styles, strict=False))]
+    for stage in status.stages[-room:]:
+        words = shortened(summary.stage_words(stage, unit), page.width - 1)
+        lines.append([(words, STYLES.get(stage.decision, ""))])
     return lines
 
 

@@ -143,7 +143,7 @@ DRAFTS = ("mtp", "ngram", "eagle", "draft", "dflash")  # a knob each, its value 
 LLAMA = ("llamacpp", "embedded")
 _SHARES = {"sglang": 0.88}  # of a card, where the preset leaves it to the engine
 _SHARE = 0.9
-_BATCH, _MICRO_BATCH, _CHUNK = 2048, 512, 2048
+_BATCH, MICRO_BATCH, _CHUNK = 2048, 512, 2048
 
 
 class Handle(msgspec.Struct, frozen=True):
@@ -159,13 +159,6 @@ def config_of(base: Preset, knobs: Iterable[Knob]) -> KnobConfig:
 def knob_value(preset: Preset, knob: str) -> Value:
     """Of one knob. What is left to the engine is read as what the engine does."""
     return draft_depth(preset.options, knob) if knob in DRAFTS else _HANDLES[knob].read(preset)
-
-
-def tokens_of(preset: Preset, knob: str) -> int:
-    """Of a knob that counts tokens."""
-    value = knob_value(preset, knob)
-    assert isinstance(value, int), knob
-    return value
 
 
 def apply_config(base: Preset, config: KnobConfig) -> Preset:
@@ -245,7 +238,7 @@ _HANDLES: dict[str, Handle] = {
     ),
     "kv_layout": _option("kv_layout", lambda preset: "unified" if preset.engine == "embedded" else "split"),
     "flash_attention": _option("flash_attention", lambda _: True),
-    "batched_tokens": _option("batched_tokens", lambda preset: _MICRO_BATCH if preset.engine in LLAMA else _CHUNK),
+    "batched_tokens": _option("batched_tokens", lambda preset: MICRO_BATCH if preset.engine in LLAMA else _CHUNK),
     "batch": _option("batch", lambda preset: max(_BATCH, preset.options.batched_tokens or 0)),
     "chunked_prefill": _option("chunked_prefill", lambda _: True),
     "prefix_cache": _option("prefix_cache", lambda _: None),
@@ -277,33 +270,6 @@ def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
     return QUANTS["bf16" if bits is None else "mxfp4" if bits < 5 else "fp8"]
 
 
-def own_refusal(preset: Preset) -> str | None:
-    """Return why its values cannot go together; None: nothing is known against them."""
-    return next(_llama(preset) if preset.engine in LLAMA else _pooled(preset), None)
-
-
-def _llama(preset: Preset) -> Iterator[str]:
-    micro, batch = tokens_of(preset, "batched_tokens"), tokens_of(preset, "batch")
-    if micro > batch:
-        yield f"a micro-batch of {micro} tokens is more than the batch of {batch} that it is a part of"
-    draft = preset.options.draft
-    busy = preset.slots * (1 + (draft.depth if draft is not None else 0))
-    if busy > batch:
-        yield f"a batch of {batch} tokens does not hold the {busy} that {preset.slots} slots and their drafts decode"
-    flash, kv = knob_value(preset, "flash_attention"), knob_value(preset, "kv")
-    if kv not in (plain_kv(preset.engine), "f32", "bf16") and not flash:
-        yield f"a KV cache in {kv} needs flash attention, which is off"
-    if preset.options.tp > 1 and not flash:
-        yield f"layers cut over {preset.options.tp} cards need flash attention, which is off"
-
-
-def _pooled(preset: Preset) -> Iterator[str]:
-    tokens = tokens_of(preset, "batched_tokens")
-    slots = -(-preset.slots // preset.options.dp)
-    if preset.engine == "vllm" and tokens < slots:
-        yield f"{tokens} batched tokens are fewer than {slots} sequences"
-
-
 SHARES = (0.8, 0.85, 0.9, 0.92, 0.95)
 MTP_DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
 NGRAM_DEPTHS = (0, 1, 2, 3, 4, 6, 8)
@@ -332,7 +298,6 @@ def card_knobs(asked: KnobContext) -> Iterator[Knob]:
 
 
 LLAMA_NGRAM_DEPTHS = (0, 2, 4, 8, 16, 32)
-_BATCH_RANGE = (256, 4096)
 _MICRO_BATCH_RANGE = (64, 1024)
 _ON_CARDS = (256, 2048)  # the same
 
@@ -345,12 +310,10 @@ def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
         replicas = tuple(n for n in (1, 2, 4) if n <= min(cores, asked.aim.concurrency))  # each has a core to itself
         steps = tuple(sorted({step for step in _STEPS if step <= cores} | {cores}))
         yield Knob("threads", "threads of a replica", steps, ordered=True, expected=0.4)
-        yield Knob("threads_batch", "threads for prompts", steps, ordered=True, expected=0.1)
         yield Knob("replicas", "replicas", replicas, ordered=True, expected=0.1)
     yield Knob("kv", "KV type", (plain_kv(base.engine), "q8_0"), alters_answers=True, expected=0.04)
     yield Knob("kv_layout", "KV layout", ("unified", "split"), expected=0.05)
     yield Knob("flash_attention", "flash attention", (True, False), expected=0.06)
-    yield Knob("batch", "batch", asked.prompts(*_BATCH_RANGE), ordered=True, expected=0.03)
     micro_batch = asked.prompts(*(_MICRO_BATCH_RANGE if on_cpu else _ON_CARDS))
     yield Knob("batched_tokens", "micro-batch", micro_batch, ordered=True, expected=0.05)
     yield asked.ngram(LLAMA_NGRAM_DEPTHS)
@@ -361,17 +324,15 @@ def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
         yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
 
 
-def space_of(
-    base: Preset, aim: TuneGoal, box: TuneMachine, checkpoints: Sequence[str] = (), quants: Sequence[str] = ()
-) -> tuple[Knob, ...]:
-    """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded.
+def space_of(base: Preset, aim: TuneGoal, box: TuneMachine, checkpoints: Sequence[str] = ()) -> tuple[Knob, ...]:
+    """`checkpoints`: files to choose from, the base's among them.
 
     What the preset's own flags say is left alone: turning it as well would put both on one command line.
     """
-    known = (quant_of(base), *quants_of(base, checkpoints).values(), *map(known_quant, quants))
+    known = (quant_of(base), *quants_of(base, checkpoints).values())
     formats = tuple(dict.fromkeys(quant.id for quant in known if quant is not None and quant.id in QUANTS))
     asked, said = KnobContext(base, aim, box, box.model or find_geometry(base.model), formats), said_in_extra(base)
-    knobs = (with_own(knob, base) for knob in _offered(asked, checkpoints, quants) if knob.name not in said)
+    knobs = (with_own(knob, base) for knob in _offered(asked, checkpoints) if knob.name not in said)
     return tuple(knob for knob in knobs if len(knob.values) > 1)
 
 
@@ -413,13 +374,11 @@ def quants_of(base: Preset, checkpoints: Iterable[str], model: Geometry | None =
     return {name: quant for name, quant in found.items() if quant is not None}
 
 
-def _offered(asked: KnobContext, checkpoints: Sequence[str], quants: Sequence[str]) -> Iterator[Knob]:
+def _offered(asked: KnobContext, checkpoints: Sequence[str]) -> Iterator[Knob]:
     base, engine = asked.base, asked.base.engine
     names = tuple(dict.fromkeys((base.checkpoint, *checkpoints)))
     if len(names) > 1:
         yield Knob("checkpoint", "checkpoint", names, alters_answers=True, expected=0.15)
-    if len(quants) > 1 and base.options.quant is not None:
-        yield Knob("quant", "format of the weights", tuple(quants), alters_answers=True, expected=0.15)
     if engine in ("vllm", "sglang"):
         yield from card_knobs(asked)
     elif engine in LLAMA:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
-from statistics import median
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,7 +22,7 @@ from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.session import Identity, Recording, RunSession, SessionProgress
 from skep.bench.summary import TOLERATED_FAILURES, worst_share
-from skep.bench.sweep import SweepPlan, run_fingerprint
+from skep.bench.sweep import Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload, calibrate_on
 from skep.catalog.gpus import HostFacts
 from skep.catalog.presets import Preset
@@ -71,19 +70,6 @@ def reading_of(
     )
 
 
-def foreseen_per_s(batch: Sequence[Request], output_tokens: int) -> float | None:
-    """Tasks a second with answers of this length, from a batch of the warm-up, whose answers are shorter."""
-    answered = [row for row in batch if row.ok and row.output_tokens]
-    firsts, gaps = ttft_values(answered), tpot_values(answered)
-    wall_s = repeat_of(0, batch, None).wall_s if answered else 0.0
-    if not firsts or wall_s <= 0:
-        return None
-    first, each = min(firsts), median(gaps) if gaps else 0.0  # the first of them waited for nobody
-    short = median(row.output_tokens or 0 for row in answered)
-    whole = first + output_tokens * each
-    return len(answered) / (wall_s * max(1.0, whole / max(first + short * each, 1e-9)))
-
-
 _T = TypeVar("_T")
 
 LOOK_EVERY_S = 0.25
@@ -93,7 +79,6 @@ FEW_FAILURES = 1  # of a reading: may happen to anybody
 
 class MeasureTimeouts(msgspec.Struct, frozen=True):
     reading_s: float = 6.0  # at least, by as many tasks as that takes
-    warm_up_s: float = 45.0  # at most; then it is taken as warm
     hang_s: float = 120.0  # without a token of anybody, where prompts are not long
     request_s: float = 3600.0  # silence ends it before
 
@@ -181,7 +166,7 @@ class EngineBench:
     patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
     _rates: dict[KnobConfig, float] = field(default_factory=dict)  # tasks a second
-    _count: int | None = None  # tasks of each reading of this round
+    _count: int = 0  # tasks of each reading of this round
     _first_s: float = 0.0  # the longest that somebody waited for a first token
 
     def __post_init__(self) -> None:
@@ -190,7 +175,9 @@ class EngineBench:
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began, configs = time.monotonic(), request.configs
-        self._round, self._count = self._round + 1, None
+        self._round += 1  # all readings of a round are as long
+        rates = [self._rates[config] for config in configs if config in self._rates]
+        self._count = tasks_for(self.aim.concurrency, rates, self.patience.reading_s)
         made: dict[KnobConfig, ServerStart] = {}
         for config in configs if self._round % 2 else configs[::-1]:
             failed = sum(start.failure is not None for start in made.values())
@@ -216,7 +203,7 @@ class EngineBench:
 
     async def _start(self, config: KnobConfig, request: MeasureRequest, on_progress: OnProgress) -> ServerStart:
         """Started, warmed, measured and stopped. What fails has the readings until then."""
-        began, taken = time.monotonic(), list[TuneReading]()
+        began, taken, level = time.monotonic(), list[TuneReading](), self.aim.concurrency
         made = ServerStart(config, 0.0)
         on_progress(BenchProgress(config, "starting"))
 
@@ -229,21 +216,30 @@ class EngineBench:
                 served = await stack.enter_async_context(self.servers.open(self._preset(config)))
                 made = replace(made, start_s=served.start_s)
                 endpoint, maker = await self._known(served)
-                recording = await stack.enter_async_context(self._recording(endpoint, maker, config, request))
-                made = replace(made, run_id=recording.run_id)
-                session = RunSession(
-                    endpoint, recording, tell, widest=self.aim.concurrency, keep_text=False,
-                    timeout_s=self.patience.request_s, processes=None,
+                plan = SweepPlan(
+                    concurrency=(level,), tasks=self._count, runs=request.readings, budget_s=None,
+                    workload=maker.workload, timeout_s=self.patience.request_s, keep_text=False, kind="tune",
                 )  # fmt: skip
-                await stack.enter_async_context(session.open())
-                load = WatchedLoad(served, session, self._hang_s())
-                await self._warm(load, maker, config)
-                for repeat in range(request.readings):
-                    taken.append(await self._reading(load, maker, config, repeat, request.configs))
+                identity = self._identity(plan, endpoint, maker, config, request)
+                recording = await stack.enter_async_context(Recording(self.store, endpoint, self.host, identity))
+                made = replace(made, run_id=recording.run_id)
+                sweep = Sweep(plan, endpoint, recording, maker, tell)
+                await stack.enter_async_context(sweep.session.open())
+                load = WatchedLoad(served, sweep.session, self._hang_s())
+                await load.send(sweep.warm_up())
+                for _ in range(request.readings):
+                    rows = await load.send(sweep.run_level(level), self._count)
+                    taken.append(self._read(config, rows, limited=recording.samples[-1].client_limited))
         except ConfigFailed as error:
             start_s = made.start_s or time.monotonic() - began
             made = replace(made, start_s=start_s, failure=error.failure)
         return replace(made, readings=tuple(taken))
+
+    def _read(self, config: KnobConfig, rows: Sequence[Request], *, limited: bool) -> TuneReading:
+        found = reading_of(rows, self.aim, limited=limited, slo=self._slo)
+        self._rates[config] = found.requests / max(found.wall_s, 1e-9)
+        self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
+        return found
 
     async def _known(self, served: TrialServer) -> tuple[Endpoint, TaskMaker]:
         """What answers there, and tasks for it. Lengths are measured once: all configurations get the same prompts."""
@@ -259,13 +255,9 @@ class EngineBench:
         load = Workload(prompt_tokens=aim.input_tokens, max_tokens=aim.output_tokens, fixed_output=True, seed=seed)
         return endpoint, TaskMaker(load, self._calibration)
 
-    def _recording(
-        self, endpoint: Endpoint, maker: TaskMaker, config: KnobConfig, request: MeasureRequest
-    ) -> Recording:
-        plan = SweepPlan(
-            concurrency=(self.aim.concurrency,), runs=request.readings, budget_s=None, workload=maker.workload,
-            slo=self._slo, keep_text=False, kind="tune",
-        )  # fmt: skip
+    def _identity(
+        self, plan: SweepPlan, endpoint: Endpoint, maker: TaskMaker, config: KnobConfig, request: MeasureRequest
+    ) -> Identity:
         document: dict[str, Any] = {
             **msgspec.to_builtins(plan),
             "slo": self.aim.slo,
@@ -276,32 +268,7 @@ class EngineBench:
             "purpose": request.purpose,
             "round": self._round,
         }
-        identity = Identity("tune", run_fingerprint(plan, endpoint, self.host), document)
-        return Recording(self.store, endpoint, self.host, identity)
-
-    async def _warm(self, load: WatchedLoad, maker: TaskMaker, config: KnobConfig) -> None:
-        width, session = self.aim.concurrency, load.session
-        await load.send(session.warm_up(maker, width, limit_s=self.patience.warm_up_s, quick=False))
-        if (per_s := foreseen_per_s(session.recording.rows[-width:], self.aim.output_tokens)) is not None:
-            self._rates.setdefault(config, per_s)
-
-    async def _reading(
-        self, load: WatchedLoad, maker: TaskMaker, config: KnobConfig, repeat: int, sides: Sequence[KnobConfig]
-    ) -> TuneReading:
-        """All of a round are as long, those of all sides."""
-        level, session = self.aim.concurrency, load.session
-        if self._count is None:
-            rates = [self._rates[side] for side in sides if side in self._rates]
-            self._count = tasks_for(level, rates, self.patience.reading_s)
-        session.begin(level=level, repeat=repeat, done=0, total=self._count)
-        tasks = maker.tasks(level, repeat, self._count)
-        rows, limited = await load.send(
-            session.driver.run_tasks(level, repeat, tasks, level, session.took), self._count
-        )
-        found = reading_of(rows, self.aim, limited=limited, slo=self._slo)
-        self._rates[config] = found.requests / max(found.wall_s, 1e-9)
-        self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
-        return found
+        return Identity("tune", run_fingerprint(plan, endpoint, self.host), document)
 
     def _hang_s(self) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""

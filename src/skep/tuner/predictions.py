@@ -21,15 +21,15 @@ from skep.planner.memory import FitResult, fits, usable_bytes, weights_bytes
 from skep.planner.predict import PredictedOutcome, prospect
 from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
-from skep.planner.setup import KV_TYPES, QUANTS, Layout, PlannedLoad, Quant, Rig, Setup, Speculation, known_kv
+from skep.planner.setup import KV_TYPES, Layout, PlannedLoad, Quant, Rig, Setup, Speculation, known_kv
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of, quants_of
+from skep.tuner.knobs import DRAFTS, apply_config, layout_of, pairs_of, quant_of, quants_of
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneGoal, TuneReading
 from skep.units import GIB
 
 PREDICTED_KNOBS = (
-    "layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens", "threads",
+    "layout", "replicas", "checkpoint", "slots", "graphs", "memory_share", "kv", "batched_tokens", "threads",
     "mtp", "eagle", "draft", "dflash",
 )  # fmt: skip
 RUN_S = 6.0  # a reading takes at least
@@ -117,8 +117,6 @@ class Predictor:
         if (preset := self._preset(config)) is None:
             return None
         quant = self._quants.get(preset.checkpoint, self._quant)
-        if "quant" in config.as_dict:
-            quant = QUANTS.get(str(config["quant"]), quant)
         if self._model is None or quant is None:
             return None
         options = preset.options
@@ -163,7 +161,7 @@ class Predictor:
         except UserError as error:
             return error.message
         odd = (one.message for one in contradictions(preset) if one.message not in self._odd)
-        told, setup, rig = own_refusal(preset) or next(odd, None), self.setup(config), self.rig
+        told, setup, rig = next(odd, None), self.setup(config), self.rig
         if told is not None or setup is None or rig is None:
             return told
         if (found := refusal(setup, rig)) is not None:

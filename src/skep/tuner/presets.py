@@ -1,8 +1,8 @@
 """The preset that a search begins with, and the preset of the user's own that its best becomes.
 
 It begins with a preset whose numbers are said, or of a model with what the planner recommends, or what is certain to
-start. Plainly safe on cards: no graphs, no drafts, KV in 16 bits, 85 % of each card, tensor parallel over as few cards
-as it takes, one replica, slots as far as they fit. On a CPU: one slot, all cores, the rest as the engine has it.
+start: the best plan without graphs and drafts, with KV in 16 bits, 85 % of each card and one replica. On a CPU: one
+slot, all cores, the rest as the engine has it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from skep.errors import SkepError, UserError
 from skep.files import write_whole
 from skep.paths import Paths
 from skep.planner.candidates import Pins, PlanGoal, arranged
-from skep.planner.choose import Plan, bases, choose, fits_nowhere
+from skep.planner.choose import Plan, choose, fits_nowhere
 from skep.planner.memory import defaults, smallest
 from skep.planner.rules import capability
-from skep.planner.setup import QUANTS, Quant, Rig, Setup
-from skep.tuner.knobs import LLAMA, TuneMachine, apply_config, tokens_of
+from skep.planner.setup import KV_TYPES, Quant, Rig, Setup
+from skep.tuner.knobs import LLAMA, MICRO_BATCH, TuneMachine, apply_config
 from skep.tuner.records import TuneGoal, TuneStage, Tuning, changes_words
 from skep.tuner.store import TuningRecord, TuningStore, base_of
 from skep.tuner.summary import KEPT, accepted, best_of, figure_words, unit_of
@@ -50,11 +50,10 @@ def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
     preset = replace(preset, context_tokens=needed_context(aim, model, preset.context_tokens))
     options, cards = preset.options, box.cards
     if preset.engine in LLAMA:
-        options = replace(options, batched_tokens=tokens_of(preset, "batched_tokens"), batch=tokens_of(preset, "batch"))
+        options = replace(options, batched_tokens=options.batched_tokens or MICRO_BATCH)
         if preset.engine == "embedded" or not cards:
             threads = preset.threads or max(1, box.cores // preset.replicas)
             preset = replace(preset, threads=threads)
-            options = replace(options, threads_batch=options.threads_batch or threads)
         elif len(cards) > 1 and preset.replicas * options.cards == 1 and options.split is None and not preset.gpus:
             options = replace(options, pp=len(cards))  # by itself it takes all cards that it sees
     elif preset.engine in ("vllm", "sglang") and cards:
@@ -96,15 +95,12 @@ def baseline_of(
         raise UserError(f"`{model}` is not in the catalogue, so skep knows no safe start for it", hint=hint)
     assert box.rig is not None
     rig, _ = arranged(box.rig)
-    best = _best_plan(known, rig, aim, engine, quant) if planned else None
-    if best is not None and checkpoint is None and not simulated:
-        checkpoint, quant = best.checkpoint, QUANTS[best.setup.quant.id]
-    if checkpoint is None and not simulated:
+    plans = _plans(known, rig, aim, engine, quant, planned=planned)
+    if checkpoint is None and not simulated and (checkpoint := plans[0].checkpoint) is None:
         hint = f"name it: skep tune {model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
         raise UserError(f"which checkpoint of `{model}` should be tuned?", hint=hint)
-    first = [best.setup] if best is not None else []
-    safe = [_of_setup(setup, rig, model, checkpoint) for setup in (*first, *_safe(known, rig, aim, engine, quant))]
-    chosen = next((preset for preset in safe if not contradictions(preset)), safe[0])
+    found = [_of_setup(plan.setup, rig, model, checkpoint) for plan in plans]
+    chosen = next((preset for preset in found if not contradictions(preset)), found[0])
     if not simulated:  # the engine finds it in the checkpoint
         chosen = replace(chosen, options=replace(chosen.options, quant=None))
     return prepared(chosen, aim, box)
@@ -124,33 +120,21 @@ def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None
     return max(min(need, most or need), aim.min_context or 0, own or min(USUAL_CONTEXT, most or USUAL_CONTEXT))
 
 
-def _best_plan(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> Plan | None:
-    """Return what the planner recommends for the goal."""
+def _plans(
+    model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None, *, planned: bool
+) -> Sequence[Plan]:
+    """Return what the planner recommends for the goal, best first; not `planned`: of what is plain."""
     goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
     pins = Pins(quant=quant, context=needed_context(aim, model))
-    plans = choose(model, rig, goal, pins, engines=(engine,)).plans
-    return plans[0] if plans else None
-
-
-def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> list[Setup]:
-    """Return the safest first: on as few cards as it takes, and of what fits there the format with the most bits."""
-
-    def safety(setup: Setup) -> tuple[int, int, bool, float]:
-        odd = setup.layout.tp if setup.engine == "llamacpp" else setup.layout.pp  # it splits by layers, others cut each
-        return setup.layout.cards_each, odd, setup.kv.family != "half", -setup.quant.bits
-
-    goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
-    pooled = engine in ("vllm", "sglang")
-    share = SHARE if pooled else None
-    wanted = Pins(
-        quant=quant, context=needed_context(aim, model), replicas=1, no_spec=True, graphs=not pooled, utilization=share
-    )
-    check_flags(rig, goal, wanted, model)
-    for pins in (wanted, replace(wanted, utilization=None)):
-        found, _ = bases(model, rig, goal, pins, engine, say_why=False)
-        if cut := [setup for setup in found if setup.layout.ep == 1]:
-            return sorted(cut, key=safety)
-    raise fits_nowhere(model, choose(model, rig, goal, pins, engines=(engine,)), goal, pins, engine)
+    if not planned:
+        pooled = engine in ("vllm", "sglang")
+        share = SHARE if pooled else None
+        pins = replace(pins, replicas=1, no_spec=True, graphs=not pooled, kv=KV_TYPES["bf16"], utilization=share)
+    check_flags(rig, goal, pins, model)
+    choice = choose(model, rig, goal, pins, engines=(engine,))
+    if not choice.plans:
+        raise fits_nowhere(model, choice, goal, pins, engine)
+    return choice.plans
 
 
 def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Preset:

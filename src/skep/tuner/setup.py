@@ -36,7 +36,6 @@ from skep.deploy.resolve import (
 from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.paths import Paths
-from skep.planner.candidates import offered_quants
 from skep.planner.ranking import Basis, published_basis
 from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
@@ -123,14 +122,13 @@ class TuningOptions(msgspec.Struct, frozen=True):
 
 
 class TuneTarget(msgspec.Struct, frozen=True):
-    """What is tuned, and on what. `quants`: formats to choose from, where nothing is really loaded."""
+    """What is tuned, and on what."""
 
     base: Preset
     machine: TuneMachine
     rig_words: str
     basis: Basis
     quant: Quant | None = None
-    quants: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -155,7 +153,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     options, host = absolute_paths(options), read_host()
     target = find_tune_target(options, aim, host, paths)
     base = target.base
-    offered = space_of(base, aim, target.machine, options.checkpoints, target.quants)
+    offered = space_of(base, aim, target.machine, options.checkpoints)
     knobs = choose_knobs(offered, options.knobs, options.skip)
     tuning = Tuning(
         id="",
@@ -205,7 +203,7 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
 
 def _check(space: Predictor, tuning: Tuning) -> None:
     if (refused := space.refusal(tuning.baseline)) is not None:
-        hint = "start elsewhere with --set, or from another preset"
+        hint = "begin with `--from safe`, or with another preset"
         fit = space.fit(tuning.baseline)
         kind = DoesNotFit if fit is not None and fit.over_bytes > 0 else UserError
         raise kind(f"the first configuration cannot start: {refused}", hint=hint)
@@ -274,17 +272,13 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
             served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # without the folders
             base = replace(base, served_as=served)
     base = replace(base, gpus=cards or base.gpus)
-    quants: tuple[str, ...] = ()
-    if simulate and model is not None and model.quant is None and (own := base.options.quant) is not None:
-        offered = offered_quants(model.geometry, base.engine, machine.cards)
-        quants = (own, *(one.id for one in offered if one.id != own))
     planned_as = "llamacpp" if base.engine == "embedded" else base.engine
     basis = published_basis(planned_as) if simulate else own_basis(paths.store, base.model, None)(planned_as)
     words = rig.title if rig is not None else f"this machine's CPU ({host.cpu_cores} cores)"
     quant = None if model is None else quant_of(base) if simulate else model.quant
     notes = tuple(note for one in (model, found) if one is not None for note in one.notes)
     notes += (basis.note,) if basis.note and found is not None else ()
-    return TuneTarget(base, machine, words, basis, quant, quants, notes)
+    return TuneTarget(base, machine, words, basis, quant, notes)
 
 
 def _check_options(options: TuningOptions, preset: Preset | None, *, on_cards: bool, here: bool) -> None:
