@@ -37,24 +37,6 @@ def test_the_list_leads_to_each_tuning_and_keeps_loads_apart(visit, site):
     assert page.inner_text("h1") == "qwen3.6-27b (simulated)"
 
 
-def test_a_tuning_that_goes_on_is_shown_without_a_reload(visit, tmp_path):
-    env = own_env(tmp_path)
-    paths = user_paths(env)
-    paths.data.mkdir(parents=True)
-    stages, now = sample_stages(), time.time()
-    with open_store(paths.store) as store, served(env) as url:
-        tunings = TuningStore(store)
-        name = tunings.begin(sample_tuning(created_at=now))
-        session = tunings.begin_session(name, now)  # this process is its writer, so it is running
-        tunings.append(name, stages[:3], now)
-        page = visit(url).go(f"/tuning/{name}")
-        assert "to 43.2 tok/s" in page.inner_text("main")
-        tunings.append(name, stages[3:], now)
-        expect(page.locator("main")).to_contain_text("to 190 tok/s", timeout=15_000)
-        tunings.end_session(name, session, at=now, outcome="done")
-        expect(page.locator("[data-refresh]")).to_have_count(0, timeout=15_000)
-
-
 def test_a_long_tuning_fits_a_phone_and_what_was_unfolded_stays_so_while_it_goes_on(visit, tmp_path):
     env = own_env(tmp_path)
     paths = user_paths(env)
@@ -76,3 +58,4 @@ def test_a_long_tuning_fits_a_phone_and_what_was_unfolded_stays_so_while_it_goes
         assert page.locator("#left tbody tr").first.is_visible()
         assert page.evaluate("document.activeElement.parentElement.id") == "left"
         tunings.end_session(name, session, at=now, outcome="done")
+        expect(page.locator("[data-refresh]")).to_have_count(0, timeout=15_000)

@@ -230,6 +230,7 @@ REFUSED = [
     (("qwen3-8b", *RIG, "--goal", "speed@4"), 2, "no metric is called `speed`"),
     (("qwen3-8b", *RIG, "--goal", "effective_tok_s"), 2, "is not understood"),
     (("qwen3-8b", *RIG, "--goal", "effective_tok_s@0"), 2, "0 agents cannot be measured"),
+    (("qwen3-8b", *RIG, "--output-tokens", "2"), 2, "--output-tokens 2 is too short an answer"),
     (("qwen3-8b", *RIG, "--slo", "speed=1s"), 2, "speed"),
     (("qwen3-8b", *RIG, "--budget", "soon"), 2, "`soon` is not a duration"),
     (("qwen3-8b", *RIG, "--budget", "20s"), 2, "--budget 20.0 s is too short for one trial"),

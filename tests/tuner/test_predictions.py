@@ -166,12 +166,6 @@ def test_what_does_not_start_says_why(kind, start_s):
     assert (fast.failure, fast.readings, fast.start_s) == (failure, (), pytest.approx(start_s))
 
 
-def test_nothing_is_judged_and_it_says_so():
-    judged = asyncio.run(SimulatedBench(Plain(), seed=14).judge(records.JudgeRequest(SLOW, FAST), lambda _: None))
-    assert (judged.ok, judged.skipped) == (True, True)
-    assert "SIMULATED" in judged.words
-
-
 def test_what_is_read_is_what_is_foreseen_but_for_the_noise():
     space, here = planned(replace(AIM, slo="ttft=1s,tpot=10ms"))
     faster = here.turned({"graphs": True})

@@ -1,13 +1,10 @@
 """The search on effects whose truth is known: what it believes, accepts and does not, and that it ends."""
 
-import math
-
 import pytest
 from known_effects import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, KnownBench, KnownEffects, searched
 from msgspec.structs import replace
 
 from skep.tuner import records
-from skep.tuner.measurements import Surrogate
 from skep.tuner.search import KnobSearch
 
 GOAL = records.TuneGoal("effective_tok_s", 4)
@@ -186,33 +183,3 @@ def test_values_that_only_work_together_are_found():
     search = KnobSearch(effects, records.KnobConfig.of({"graphs": False, "slots": 8}), GOAL, budget_s=20 * HOURS)
     searched(search, KnownBench(effects))
     assert search.incumbent == records.KnobConfig.of({"graphs": True, "slots": 2})
-
-
-def config(graphs=False, slots=1, kv="bf16"):
-    return records.KnobConfig.of({"graphs": graphs, "slots": slots, "kv": kv})
-
-
-BELIEVED = KnownEffects((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
-
-
-def surrogate_of(*seen):
-    """`seen`: configurations, the round of each and what it scored."""
-    surrogate = Surrogate(BELIEVED, config())
-    for one, round_, score in seen:
-        surrogate.took(one, round_, score, 0.0001)
-    return surrogate
-
-
-def test_before_anything_is_measured_the_planner_is_believed_but_not_to_the_letter():
-    belief = surrogate_of().gain(config(graphs=True), config())
-    assert belief.mean == pytest.approx(math.log(1.5))
-    assert 0.05 < belief.deviation < 0.4
-
-
-def test_what_was_measured_wins_over_what_was_foreseen():
-    rounds = [
-        (one, number, score) for number in range(3) for one, score in ((config(), 4.0), (config(graphs=True), 3.8))
-    ]
-    belief = surrogate_of(*rounds).gain(config(graphs=True), config())
-    assert belief.mean == pytest.approx(-0.2, abs=0.03)
-    assert belief.deviation < 0.05

@@ -6,7 +6,7 @@ Keeps evidence; decides nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import add, mul, sub
 from statistics import NormalDist, fmean
 
@@ -227,24 +227,13 @@ class Measurements:
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:
     """Return the logarithms of those that count."""
-    return [speed(one) for one in readings if one.counts]
+    return [math.log(one.figure) for one in readings if one.counts and one.figure is not None]
 
 
-def paired(
-    a: Sequence[TuneReading], b: Sequence[TuneReading], of: Callable[[TuneReading], float]
-) -> list[tuple[float, float]]:
-    """Return the nth of both, where both count."""
-    return [(of(one), of(other)) for one, other in zip(a, b, strict=False) if one.counts and other.counts]
-
-
-def speed(reading: TuneReading) -> float:
-    assert reading.figure is not None
-    return math.log(reading.figure)
-
-
-def nearness(reading: TuneReading) -> float:
-    """To its limits: more is better."""
-    return -min(math.log(max(reading.over_limit, 1e-3)), _HOPELESSLY_LATE)
+def paired(a: Sequence[TuneReading], b: Sequence[TuneReading]) -> list[tuple[float, float]]:
+    """Return the logarithms of the nth of both, where both count."""
+    both = [(one, other) for one, other in zip(a, b, strict=False) if one.counts and other.counts]
+    return list(zip(speeds(one for one, _ in both), speeds(other for _, other in both), strict=True))
 
 
 def over_limit(starts: Sequence[ServerStart]) -> float:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
 from skep.tuner.candidates import STARTS, Chooser, Grain, Move, TimeBudget
-from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed, typical
+from skep.tuner.measurements import Measurements, over_limit, paired, typical
 from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
     BenchRequest,
@@ -36,8 +36,7 @@ from skep.tuner.records import (
 )
 from skep.tuner.summary import limit_words, speed_words
 
-_FAR = 1.1  # times a limit: clear after one start
-_LATE_NOISE = 0.08  # of percentiles of a reading, until something better is known
+_FAR = 1.1  # times a limit or another's share of it: clear
 
 
 class ConfigTrial:
@@ -54,8 +53,6 @@ class ConfigTrial:
         self.beside: list[ServerStart] = []  # the incumbent's
         self.seconds = 0.0
         self.speeds = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
-        late = MeasurementNoise(reading=_LATE_NOISE, start=_LATE_NOISE / 2)
-        self._near = SequentialTest(late, rounds=grain.rounds, worth=grain.worth)
         self.verdict = SequentialVerdict.OPEN
         self.late = False
 
@@ -71,15 +68,17 @@ class ConfigTrial:
         self.seconds += seconds
         if second.failure is not None:
             return
-        self.speeds.feed(paired(first.readings, second.readings, speed))
-        self._near.feed(paired(first.readings, second.readings, nearness))
+        self.speeds.feed(paired(first.readings, second.readings))
         here, there = self.over_limits
         self.late, enough = max(here, there) > 1, len(self.starts) >= STARTS
-        self.verdict = self._near.verdict if self.late else self.speeds.verdict
-        if here <= 1 < there:
-            self.verdict = SequentialVerdict.BETTER if enough else SequentialVerdict.OPEN
-        elif there <= 1 < here:
-            self.verdict = SequentialVerdict.WORSE if here > _FAR or enough else SequentialVerdict.OPEN
+        self.verdict = self.speeds.verdict
+        if self.late:  # within beats beyond; of two that are beyond the nearer one wins where it is clear
+            nearer, farther = here <= 1 or here * _FAR < there, there <= 1 or there * _FAR < here
+            self.verdict = SequentialVerdict.BETTER if nearer else SequentialVerdict.SAME
+            if farther:
+                self.verdict = SequentialVerdict.WORSE
+            if not enough and not (farther and here > _FAR):
+                self.verdict = SequentialVerdict.OPEN
         if self.verdict is SequentialVerdict.OPEN and not self.speeds.pairs and enough:
             self.verdict = SequentialVerdict.SAME
 
