@@ -47,7 +47,6 @@ def test_a_tuning_from_its_first_word_to_a_preset(tmp_path, monkeypatch):
     the_story_says_what_it_is(called.err, (tmp_path / "page.html").read_text())
     what_is_kept_can_be_shown_and_listed()
     the_best_becomes_a_preset_once()
-    what_was_not_kept_is_exported_only_with_a_warning(whole["stages"])
     assert "has ended" in refusal("resume")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "again"))
     a_tuning_that_was_cut_off_ends_as_it_would_have(whole)
@@ -96,17 +95,8 @@ def the_best_becomes_a_preset_once():
     assert any("SIMULATED, not measured" in note for note in found.notes)
     assert not found.published
     assert "already exists" in refusal("export", "my-8b")
-    tune("export", "my-8b", "--stage", "0", "--overwrite", check=0)
-    assert preset("my-8b", folder).options.graphs is False
+    tune("export", "my-8b", "--overwrite", check=0)
     assert tune("show", "--json", check=0).json["presets"] == ["my-8b", "my-8b"]
-    assert "no step 99" in refusal("export", "other", "--stage", "99")
-
-
-def what_was_not_kept_is_exported_only_with_a_warning(stages):
-    turned_down = next(one["number"] for one in stages if not one["accepted"] and one["number"])
-    assert "warning: this step was not kept: " in tune("export", "worse-8b", "--stage", turned_down, check=0).err
-    found = preset("worse-8b", presets_folder(user_paths(os.environ)))
-    assert any("which was not kept" in note for note in found.notes)
 
 
 def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
@@ -240,7 +230,6 @@ REFUSED = [
     (("qwen3-8b", *RIG, "--engine", "embedded"), 2, "there is no engine `embedded` to tune"),
     (("qwen3-8b", *RIG, "--gpus", "0"), 2, "--gpus has no effect with --simulate"),
     (("qwen3-8b", *RIG, "--in-place"), 2, "--in-place has no effect with --simulate"),
-    (("qwen3-8b", *RIG, "--quality", "drills"), 2, "--quality has no effect with --simulate"),
     (("qwen3-8b", *RIG, "--checkpoint", "some/weights"), 2, "--checkpoint has no effect with --simulate"),
     (("qwen3-8b", *RIG, "--goal", "effective_tok_s@100000"), 2, "100000 agents cannot be measured"),
     (("qwen3-8b", *RIG, "--goal", "effective_tok_s@4>=300"), 2, "is not understood"),
@@ -254,7 +243,7 @@ REFUSED = [
     (("./no-such.gguf",), 2, "no-such.gguf"),
     (("smollm2-135m", "--goal", "tok_per_joule@4"), 2, "no metric is called `tok_per_joule`"),
     (("smollm2-135m", "--gpus", "0"), 2, "this engine uses no card"),
-    (("smollm2-135m", "--quality", "nosuch"), 2, "nosuch"),
+    (("smollm2-135m", "--quality", "nosuch"), 2, "--quality `nosuch` is unknown"),
     (("smollm2-135m", "--html", "no/such/folder.html"), 2, "lies in a folder that does not exist"),
     (("show",), 2, "there are no tunings yet"),
     (("resume",), 2, "there are no tunings yet"),

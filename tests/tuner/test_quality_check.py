@@ -20,7 +20,6 @@ from skep.tuner.quality_check import (
     QualityGuard,
     Sheet,
     compared,
-    guard_bank,
     open_guard,
 )
 from skep.tuner.records import KnobConfig
@@ -103,12 +102,12 @@ def test_a_configuration_that_answers_worse_is_caught_and_each_is_asked_once(ans
     heard = []
 
     async def run(good, bad):
-        async with open_guard(numbers(24), PLAN, store, HOST) as guard:
-            assert guard.known(PLAIN) is None
-            before = await guard.answers(At(good.url), PLAIN, heard.append)
-            after = await guard.answers(At(bad.url), NARROW, heard.append)
-            assert guard.known(PLAIN) is before
-            return guard.compare(before, after), guard.compare(before, before)
+        guard = QualityGuard(numbers(24), PLAN, Judge(None), store, HOST)
+        assert guard.known(PLAIN) is None
+        before = await guard.answers(At(good.url), PLAIN, heard.append)
+        after = await guard.answers(At(bad.url), NARROW, heard.append)
+        assert guard.known(PLAIN) is before
+        return guard.compare(before, after), guard.compare(before, before)
 
     with (
         FakeEngine(slots=4, token_ms=0.1, answers=answers) as good,
@@ -129,8 +128,8 @@ def test_a_configuration_that_answers_worse_is_caught_and_each_is_asked_once(ans
     assert max(sum(o.started_s <= r.started_s < o.ended_s for o in rows) for r in rows) == 4
 
 
-def test_every_item_has_room_for_a_model_that_thinks_aloud(tmp_path):
-    assert {item.max_tokens for item in guard_bank("auto", PLAN, tmp_path).items} == {ROOM_TOKENS}
+def test_every_item_has_room_for_a_model_that_thinks_aloud(store, tmp_path):
+    assert {item.max_tokens for item in open_guard(PLAN, store, HOST, tmp_path).bank.items} == {ROOM_TOKENS}
 
 
 def test_an_endpoint_that_is_gone_is_told_and_not_remembered(store):

@@ -51,9 +51,7 @@ class TuneOptions:
     ] = "plan"
     gpus: Annotated[str | None, option("Use only these GPUs of this machine, such as 0,1.")] = None
     binary: Annotated[str | None, option("Path of the engine's program, if it is not on PATH.")] = None
-    quality: Annotated[
-        str, option("Question bank that rejects configurations with worse answers: a bank name, auto or off.")
-    ] = "auto"
+    quality: Annotated[str, option("Questions that reject configurations with worse answers: auto or off.")] = "auto"
     in_place: InPlaceOption = False
     gpu: Annotated[str | None, option('GPUs to simulate, such as "2x rtx-3090".', metavar="RIG")] = None
     link: Annotated[str | None, option("Link between the simulated GPUs: nvlink, pcie, pcie4x8.")] = None
@@ -82,7 +80,6 @@ def show(name: TuningName = "last", html: HtmlOption = None, as_json: JsonOption
 def export(
     name: Annotated[str, argument("Name of the preset to write; `skep up NAME` serves it.", metavar="NAME")],
     tuning: Annotated[str, option("ID of the tuning, or `last`.", metavar="ID")] = "last",
-    stage: Annotated[int | None, option("Export this step of `skep tune show` instead of the best.", min=0)] = None,
     overwrite: Annotated[bool, option("Replace an existing preset with this name.")] = False,
 ) -> None:
     """Save the best configuration of a tuning as a preset."""

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 
@@ -34,12 +34,13 @@ from skep.report.tuning import (
     tuning_page,
 )
 from skep.store.database import open_store, read_store
-from skep.tuner.presets import save_best, stage_for, write_preset
+from skep.tuner.presets import save_best, write_preset
 from skep.tuner.records import BenchRequest, ConfigFailure, TuneEvent, TuneStage, changes_words
-from skep.tuner.running import OnEvent, TuningJournal, carry_out, check_machine, logs_folder, machine_for
+from skep.tuner.running import OnEvent, TuningJournal, carry_out, logs_folder, machine_for
 from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_again
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, base_of
-from skep.tuner.summary import KEPT, accepted, best_of, given_up, missed_slo, stage_words, unit_of
+from skep.tuner.summary import accepted, best_of, missed_slo, stage_words, unit_of
+from skep.tuner.trial_server import tuner_lock
 from skep.units import format_seconds, one_line
 
 
@@ -76,8 +77,8 @@ def run_tuning(options: TuneOptions, *, html: OutputFile | None, as_json: bool) 
     if html is not None:
         html.checked()
     paths, wanted = user_paths(os.environ), TuningOptions(**asdict(options))
-    check_machine(wanted, paths)
-    ready = prepare(wanted, paths)
+    with nullcontext() if options.simulate else tuner_lock(paths):  # before its memory and cards are looked at
+        ready = prepare(wanted, paths)
     say_what_begins(ready)
     show = partial(print_found, html=html, as_json=as_json)
     return _carry_through(ready, paths, show, in_place=options.in_place)
@@ -106,7 +107,7 @@ def _carry_through(ready: PreparedTuning, paths: Paths, show: Show, *, in_place:
         status = TuneStatus(tuning, sum(answer.seconds for _, answer in journal.past), [*journal.stages])
         try:
             with tuning_view(status) as on_event, byte_progress("downloading the weights") as progress:
-                carried_out = partial(carry_out, say=note, progress=progress, on_event=on_event)
+                carried_out = partial(carry_out, progress=progress, on_event=on_event)
                 run_measuring(partial(carried_out, ready, journal, search, store, paths))
         except Interrupted:
             raise _stopped(tunings, tuning.id, paths) from None
@@ -204,20 +205,13 @@ def _say_next(found: TuningRecord) -> None:
         note(f"`skep tune export NAME --tuning {found.id}` writes the best as a preset{made}")
 
 
-def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool) -> None:
+def export_tuning(name: str, tuning: str, *, overwrite: bool) -> None:
     with opened(read_only=False) as tunings:
         found = tunings.record(tuning)
-        paths = user_paths(os.environ)
-        path = write_preset(found.tuning, found.stages, name, paths, stage=stage, overwrite=overwrite)
-        wanted = stage_for(found.tuning, found.stages, stage)
-        tunings.append_preset(found.id, name, time.time(), stage=wanted.number)
+        path, best = write_preset(found, name, user_paths(os.environ), overwrite=overwrite)
+        tunings.append_preset(found.id, name, time.time(), stage=best.number)
     print(path)  # noqa: T201
-    changed = changes_words(wanted.config, found.stages[0].config)
-    note(f"step {wanted.number} of {found.id}, against its baseline: {changed}")
-    if wanted.number in given_up(found.stages):
-        note("warning: this step was accepted and died later")
-    elif wanted.decision not in KEPT:
-        note(f"warning: this step was not kept: {wanted.decision.value}, {one_line(wanted.why, 300)}")
+    note(f"step {best.number} of {found.id}, against its baseline: {changes_words(best.config, found.tuning.baseline)}")
     stand_in = base_of(found.tuning).stand_in
     before = f"write the weights' name into its `checkpoint` ({path}), then " if stand_in else ""
     note(f"{before}`skep up {name}` serves it")

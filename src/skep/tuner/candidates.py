@@ -6,6 +6,7 @@ only with fewer slots). Works on what is believed; measures nothing and decides 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, product
 from random import Random
@@ -88,6 +89,7 @@ SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
 SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
 BOLD = 0.02  # expected gain of a single change, below which several at once are looked at too
 READY = 0.75  # chance of being better, from which on it is decided about
+LARGE = math.log(1.25)  # a gain or loss
 _FEW = 3  # values of each knob that are combined in pairs
 _LEAPS = 6  # times that one value is leapt for from one place
 _DETOURS = 6  # dead ends of one value, after which no way around them is looked for
@@ -168,8 +170,13 @@ class Chooser:
 
     def _minutes(self, move: Move, incumbent: KnobConfig) -> float:
         """That deciding about it is expected to take."""
-        readings = self._time_budget.readings(move.config)
+        readings = self.readings(move.config, incumbent)
         return STARTS * self._time_budget.seconds((incumbent, move.config), readings) / 60
+
+    def readings(self, config: KnobConfig, incumbent: KnobConfig) -> int:
+        """Of a start that decides: few tell a large gain."""
+        is_large = abs(self._book.surrogate.mean_gain(config, incumbent)) >= LARGE
+        return FEWEST if is_large else self._time_budget.readings(config)
 
     def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
         """On a ladder a peak is believed only beside neighbours that were looked at as often as it was."""

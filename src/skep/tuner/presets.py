@@ -34,7 +34,7 @@ from skep.planner.setup import KV_TYPES, Quant, Rig, Setup
 from skep.tuner.knobs import LLAMA, MICRO_BATCH, TuneMachine, apply_config
 from skep.tuner.records import TuneGoal, TuneStage, Tuning, changes_words
 from skep.tuner.store import TuningRecord, TuningStore, base_of
-from skep.tuner.summary import KEPT, accepted, best_of, figure_words, unit_of
+from skep.tuner.summary import accepted, best_of, figure_words, unit_of
 
 SHARE = 0.85  # of each card
 USUAL_CONTEXT = 2048  # at least, unless the model holds less: a preset for the goal's tasks alone is of little use
@@ -175,16 +175,14 @@ def _plain(model: str) -> str:
 LONGEST_NAME = 80
 
 
-def tuned_preset(tuning: Tuning, stage: TuneStage, baseline: TuneStage, name: str) -> Preset:
+def tuned_preset(tuning: Tuning, stage: TuneStage, name: str) -> Preset:
     """The stage's configuration, with what it was measured as. The figures of the base's author are not its own."""
     base, day = base_of(tuning), datetime.fromtimestamp(tuning.created_at, UTC).date().isoformat()
     mark = "SIMULATED, " if tuning.simulated else ""
     notes = [
         f"{mark}tuned for {tuning.aim} ({tuning.aim.shape}) on {tuning.rig}",
-        f"against the baseline: {changes_words(stage.config, baseline.config)}",
+        f"against the baseline: {changes_words(stage.config, tuning.baseline)}",
     ]
-    if stage.decision not in KEPT:
-        notes.append(f"step {stage.number} of its tuning, which was not kept: {stage.decision.value}")
     published: tuple[Published, ...] = ()
     if stage.figure is not None:
         how = "SIMULATED, not measured" if tuning.simulated else "measured"
@@ -205,27 +203,14 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, baseline: TuneStage, name: st
     )
 
 
-def stage_for(tuning: Tuning, stages: Sequence[TuneStage], number: int | None) -> TuneStage:
-    """Return the best, or that stage of the ladder."""
-    if number is None:
-        if (best := best_of(stages)) is None:
-            hint = f"`skep tune show {tuning.id}` says why"
-            raise UserError(f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint)
-        return best
-    if (found := next((stage for stage in stages if stage.number == number), None)) is None:
-        last = f"0 to {stages[-1].number}" if stages else "none"
-        raise UserError(f"tuning `{tuning.id}` has no step {number}", hint=f"there are {last}")
-    return found
-
-
-def write_preset(
-    tuning: Tuning, stages: Sequence[TuneStage], name: str, paths: Paths, *, stage: int | None = None,
-    overwrite: bool = False,
-) -> Path:  # fmt: skip
-    """Into the user's folder, where `skep up NAME` finds it. What could not be read back is not written."""
-    folder = presets_folder(paths)
+def write_preset(found: TuningRecord, name: str, paths: Paths, *, overwrite: bool = False) -> tuple[Path, TuneStage]:
+    """The best, into the user's folder, where `skep up NAME` finds it. What could not be read back is not written."""
+    folder, tuning = presets_folder(paths), found.tuning
     path = folder / f"{check_name(name)}.toml"
-    text = preset_toml(tuned_preset(tuning, stage_for(tuning, stages, stage), stages[0], name))
+    if (best := best_of(found.stages)) is None:
+        hint = f"`skep tune show {tuning.id}` says why"
+        raise UserError(f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint)
+    text = preset_toml(tuned_preset(tuning, best, name))
     try:
         parse_preset(text, name, str(path))
     except UserError as error:
@@ -235,7 +220,7 @@ def write_preset(
     if path.exists() and not overwrite:
         raise UserError(f"`{path}` already exists", hint="choose another name, or add --overwrite")
     write_whole(path, text)
-    return path
+    return path, best
 
 
 def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | None:
@@ -243,9 +228,9 @@ def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | 
     if found.tuning.simulated or not accepted(found.stages):
         return None
     name = preset_name(found.tuning)
-    write_preset(found.tuning, found.stages, name, paths, overwrite=True)  # the id is in its name: it is of this tuning
+    _, best = write_preset(found, name, paths, overwrite=True)  # the id is in its name: it is of this tuning
     if name not in found.presets:
-        tunings.append_preset(found.id, name, time.time(), stage=stage_for(found.tuning, found.stages, None).number)
+        tunings.append_preset(found.id, name, time.time(), stage=best.number)
     return name
 
 

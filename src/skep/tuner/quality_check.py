@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,9 @@ from skep.bench.stored_run import TUNE_QUALITY
 from skep.catalog.gpus import HostFacts
 from skep.errors import SkepError
 from skep.quality.banks import DRILLS, Bank, choose_bank
-from skep.quality.judging import AnsweredItem, Judge, needs_sandbox
+from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.trial import ItemPass, uncached
 from skep.quality.trial_figures import points
-from skep.sandbox.runner import open_sandbox
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
 from skep.store.database import Store
 from skep.store.records import Request
@@ -84,7 +82,6 @@ def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
 
 DELTA = 0.05  # five points
 ITEMS = 96  # by equal answers 61 exclude a loss of five points; with 96 one item may be lost and two may change
-AUTO = "auto"
 ROOM_TOKENS = 2048  # for an answer at least: some models think aloud
 TIMEOUT_S, MOST_S = 600.0, 600.0
 
@@ -98,22 +95,11 @@ class GuardPlan(msgspec.Struct, frozen=True):
     most_s: float = MOST_S  # of a sheet: after that no more is asked, and what was asked is compared
 
 
-def guard_bank(name: str, plan: GuardPlan, cache_dir: Path) -> Bank:
-    """Before the search: a bank that cannot be had is told then. "auto": drills, which need no sandbox."""
-    bank = choose_bank(DRILLS if name == AUTO else name, seed=plan.seed, count=plan.items, cache_dir=cache_dir)
+def open_guard(plan: GuardPlan, store: Store, host: HostFacts, cache_dir: Path) -> QualityGuard:
+    """With drills, which need no sandbox."""
+    bank = choose_bank(DRILLS, seed=plan.seed, count=plan.items, cache_dir=cache_dir)
     items = (replace(item, max_tokens=max(item.max_tokens, ROOM_TOKENS)) for item in bank.items)
-    return replace(bank, items=tuple(items))
-
-
-@asynccontextmanager
-async def open_guard(bank: Bank, plan: GuardPlan, store: Store, host: HostFacts) -> AsyncIterator[QualityGuard]:
-    """With a sandbox for as long as it is open, where the bank's answers are programs."""
-    sandbox = open_sandbox() if needs_sandbox(bank.items) else None
-    try:
-        yield QualityGuard(bank, plan, Judge(sandbox), store, host)
-    finally:
-        if sandbox is not None:
-            await sandbox.close()
+    return QualityGuard(replace(bank, items=tuple(items)), plan, Judge(None), store, host)
 
 
 @dataclass(repr=False, eq=False)

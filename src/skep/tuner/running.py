@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,10 +25,10 @@ from skep.store.database import Store
 from skep.supervisor.control import NO_REPLICAS, NotRunning, ask, connected, socket_of
 from skep.tuner.knobs import apply_config
 from skep.tuner.measure import EngineBench
-from skep.tuner.quality_check import AUTO, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.quality_check import MOST_S, GuardPlan, open_guard
 from skep.tuner.records import Bench, BenchResult, JudgeRequest, TuneEvent
 from skep.tuner.search import KnobSearch
-from skep.tuner.setup import PreparedTuning, TuningOptions
+from skep.tuner.setup import UNJUDGED, PreparedTuning
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningOutcome, TuningStore
 from skep.tuner.trial_server import TrialServers, tuner_lock
@@ -174,7 +174,6 @@ def _resume(say: Callable[[dict[str, Any]], object]) -> EngineError | None:
     return None
 
 
-NO_BANK = "off"
 _IN_USE = "--in-place pauses it and starts it again at the end; --gpus uses other cards; or run `skep down`"
 GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
 
@@ -184,16 +183,6 @@ Say = Callable[[str], None]
 def logs_folder(paths: Paths, tuning_id: str) -> Path:
     """Return where its engines were started; logs of those that failed stay there."""
     return paths.state / "tunings" / tuning_id
-
-
-def check_machine(options: TuningOptions, paths: Paths) -> None:
-    """Before anything else is read: another tuner at work, and a bank that cannot be had."""
-    if options.simulate:
-        return
-    with tuner_lock(paths):
-        pass
-    if options.quality not in (NO_BANK, AUTO):
-        guard_bank(options.quality, GuardPlan(1), paths.cache)
 
 
 @contextmanager
@@ -220,14 +209,13 @@ def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
 
 async def carry_out(
     ready: PreparedTuning, journal: TuningJournal, search: KnobSearch, store: Store, paths: Paths, *,
-    say: Say = lambda _: None, progress: PullProgress = lambda _done, _total: None, on_event: OnEvent = lambda _: None,
+    progress: PullProgress = lambda _done, _total: None, on_event: OnEvent = lambda _: None,
 ) -> None:  # fmt: skip
     """Run the search to its end. What an earlier session measured is given to it first."""
     with journal:
         spent_s = journal.replay(search)
         try:
-            async with _bench(ready, journal, store, paths, say, progress, spent_s) as bench:
-                await journal.run(search, bench, on_event)
+            await journal.run(search, _bench(ready, journal, store, paths, progress, spent_s), on_event)
         finally:
             folder = logs_folder(paths, journal.tuning.id)
             for place in (folder, folder.parent):  # where they are empty
@@ -235,40 +223,21 @@ async def carry_out(
                     place.rmdir()
 
 
-@asynccontextmanager
-async def _bench(
-    ready: PreparedTuning, journal: TuningJournal, store: Store, paths: Paths, say: Say, progress: PullProgress,
-    spent_s: float,
-) -> AsyncIterator[Bench]:  # fmt: skip
+def _bench(
+    ready: PreparedTuning, journal: TuningJournal, store: Store, paths: Paths, progress: PullProgress, spent_s: float
+) -> Bench:
     tuning = journal.tuning
     if tuning.simulated:
-        yield SimulatedBench(ready.space, seed=tuning.seed, now_s=spent_s)
-        return
-    host, base = read_host(), ready.space.base
-    async with AsyncExitStack() as stack:
-        guard = await _guard(stack, ready, journal, store, paths, say)
-        work = logs_folder(paths, tuning.id)
-        work.mkdir(parents=True, exist_ok=True)
-        servers = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
-        yield EngineBench(
-            servers, store, host, tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config),
-            first_round=len(journal.past), guard=guard,
-        )  # fmt: skip
-
-
-async def _guard(
-    stack: AsyncExitStack, ready: PreparedTuning, journal: TuningJournal, store: Store, paths: Paths, say: Say
-) -> QualityGuard | None:
-    quality, tuning = ready.options.quality, journal.tuning
-    if quality == NO_BANK:
-        return None
-    most_s = min(MOST_S, GUARD_SHARE * tuning.budget_s)
-    plan = GuardPlan(tuning.aim.concurrency, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
-    try:
-        bank = guard_bank(quality, plan, paths.cache)
-        return await stack.enter_async_context(open_guard(bank, plan, store, read_host()))
-    except UserError as error:
-        if quality != AUTO:
-            raise
-        say(f"warning: answers are not checked: {error.message}")
-        return None
+        return SimulatedBench(ready.space, seed=tuning.seed, now_s=spent_s)
+    host, base, guard = read_host(), ready.space.base, None
+    if ready.options.quality != UNJUDGED:
+        most_s = min(MOST_S, GUARD_SHARE * tuning.budget_s)
+        plan = GuardPlan(tuning.aim.concurrency, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
+        guard = open_guard(plan, store, host, paths.cache)
+    work = logs_folder(paths, tuning.id)
+    work.mkdir(parents=True, exist_ok=True)
+    servers = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
+    return EngineBench(
+        servers, store, host, tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config),
+        first_round=len(journal.past), guard=guard,
+    )  # fmt: skip

@@ -148,7 +148,7 @@ class KnobSearch:
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
         configs = (self.incumbent, trial.config)
-        readings = self.time_budget.readings(trial.config)
+        readings = self.chooser.readings(trial.config, self.incumbent)
         if not self._affords(configs, readings):
             self._out_of_time(trial, "time ran out before it was decided")
             return None

@@ -63,6 +63,8 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
     near = did_you_mean(get_close_matches(metric, METRICS, n=1, cutoff=0.5), f"known: {', '.join(METRICS)}")
     _refuse(
         (options.begin not in (PLAN, SAFE), f"--from `{options.begin}` is unknown", f"write {PLAN} or {SAFE}"),
+        (options.quality not in (JUDGED, UNJUDGED), f"--quality `{options.quality}` is unknown",
+         f"write {JUDGED} or {UNJUDGED}"),
         (metric not in METRICS, f"{goal}: no metric is called `{found[1]}`", near),
         (not 1 <= agents <= MOST_AGENTS, f"{goal}: {found[2]} agents cannot be measured", f"1 to {MOST_AGENTS}"),
         (options.input_tokens < 1, f"--prompt-tokens {options.input_tokens} is too short a prompt", "1 or more"),
@@ -90,6 +92,7 @@ SURELY = 0.5  # of what a trial is expected to take: expectations err
 
 
 PLAN, SAFE = "plan", "safe"  # where a search begins
+JUDGED, UNJUDGED = "auto", "off"  # whether answers are
 
 
 class TuningOptions(msgspec.Struct, frozen=True):
@@ -109,7 +112,7 @@ class TuningOptions(msgspec.Struct, frozen=True):
     begin: str = PLAN
     gpus: str | None = None
     binary: str | None = None
-    quality: str = "auto"
+    quality: str = JUDGED
     in_place: bool = False
     gpu: str | None = None
     link: str | None = None
@@ -285,8 +288,7 @@ def _check_options(options: TuningOptions, preset: Preset | None, *, on_cards: b
     """What cannot be combined. With --simulate nothing of this machine is used, and no weights are loaded."""
     simulate, engines = options.simulate, SIMULATED_ENGINES if options.simulate else ENGINES
     name, runs_on = ("", None) if preset is None else (preset.name, preset.engine)
-    guarded = options.quality not in ("auto", "off")
-    real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded,
+    real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place,
             "--checkpoint": options.checkpoints and preset is None}  # fmt: skip
     vain = next((flag for flag, value in real.items() if simulate and value), None)
     _refuse(
