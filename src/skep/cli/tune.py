@@ -16,7 +16,6 @@ tune = group(
 
 TuningName = Annotated[str, argument("ID of a tuning, the start of an ID, or `last`.", metavar="ID")]
 InPlaceOption = Annotated[bool, option("Pause the deployment of `skep up`; restart it on any exit.", "--in-place")]
-HtmlOption = Annotated[OutputFile | None, option("Also write an HTML page with charts to this file.", metavar="FILE")]
 
 
 @dataclass(frozen=True)
@@ -60,19 +59,23 @@ class TuneOptions:
 
 
 @command(tune, 'skep tune qwen3.6-27b --gpu "2x rtx-3090" --simulate', runs="tune_run.run_tuning")
-def run(options: TuneOptions, html: HtmlOption = None, as_json: JsonOption = False) -> None:
+def run(options: TuneOptions, as_json: JsonOption = False) -> None:
     """Change one knob at a time, keep what is faster without worse answers, and save the best as a preset."""
 
 
 @command(tune, "skep tune resume last", runs="tune_run.resume_tuning")
-def resume(
-    name: TuningName = "last", in_place: InPlaceOption = False, html: HtmlOption = None, as_json: JsonOption = False
-) -> None:
+def resume(name: TuningName = "last", in_place: InPlaceOption = False, as_json: JsonOption = False) -> None:
     """Continue a tuning that was stopped or killed; only the unfinished step is measured again."""
 
 
 @command(tune, "skep tune show last --html tuning.html", runs="tune_run.show_tuning")
-def show(name: TuningName = "last", html: HtmlOption = None, as_json: JsonOption = False) -> None:
+def show(
+    name: TuningName = "last",
+    html: Annotated[
+        OutputFile | None, option("Also write an HTML page with charts to this file.", metavar="FILE")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show every step with its figure, interval and ratio, and why it was kept or rejected."""
 
 

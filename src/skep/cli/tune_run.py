@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
@@ -69,34 +69,26 @@ def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
         yield on_event
 
 
-Show = Callable[[TuningRecord], None]
-
-
-def run_tuning(options: TuneOptions, *, html: OutputFile | None, as_json: bool) -> int:
+def run_tuning(options: TuneOptions, *, as_json: bool) -> int:
     """Everything that can be wrong is found before anything is started."""
-    if html is not None:
-        html.checked()
     paths, wanted = user_paths(os.environ), TuningOptions(**asdict(options))
     with nullcontext() if options.simulate else tuner_lock(paths):  # before its memory and cards are looked at
         ready = prepare(wanted, paths)
     say_what_begins(ready)
-    show = partial(print_found, html=html, as_json=as_json)
-    return _carry_through(ready, paths, show, in_place=options.in_place)
+    return _carry_through(ready, paths, in_place=options.in_place, as_json=as_json)
 
 
-def resume_tuning(name: str, *, in_place: bool, html: OutputFile | None, as_json: bool) -> int:
+def resume_tuning(name: str, *, in_place: bool, as_json: bool) -> int:
     with opened() as tunings:
         found = tunings.find_unfinished(name)
         stages = len(tunings.stages(found.id))
-    if html is not None:
-        html.checked(found.id)
     ready = prepare_again(found.tuning)
     note(f"{found.id}: {found.answers} answers and {stages} steps are already stored")
-    show = partial(print_found, html=html, as_json=as_json)
-    return _carry_through(ready, user_paths(os.environ), show, in_place=in_place or ready.options.in_place)
+    in_place = in_place or ready.options.in_place
+    return _carry_through(ready, user_paths(os.environ), in_place=in_place, as_json=as_json)
 
 
-def _carry_through(ready: PreparedTuning, paths: Paths, show: Show, *, in_place: bool) -> int:
+def _carry_through(ready: PreparedTuning, paths: Paths, *, in_place: bool, as_json: bool) -> int:
     """A tuning without an id is begun, one that has its id goes on."""
     with machine_for(ready, paths, note, in_place=in_place), open_store(paths.store) as store:
         tunings, search = TuningStore(store), ready.search()
@@ -117,20 +109,20 @@ def _carry_through(ready: PreparedTuning, paths: Paths, show: Show, *, in_place:
             raise
     with open_store(paths.store) as store:
         say_how_far_off(ready, TuningStore(store).record(tuning.id))
-        return _ended(TuningStore(store), tuning.id, paths, search.failure, show)
+        return _ended(TuningStore(store), tuning.id, paths, search.failure, as_json=as_json)
 
 
 # What is left when it ends
 
 
-def _ended(tunings: TuningStore, tuning_id: str, paths: Paths, failure: ConfigFailure | None, show: Show) -> int:
-    """Print the ladder, the preset, the page. Raise where nothing could be tuned, or the promise is not kept."""
+def _ended(tunings: TuningStore, tuning_id: str, paths: Paths, failure: ConfigFailure | None, *, as_json: bool) -> int:
+    """Print the ladder and the preset. Raise where nothing could be tuned, or the promise is not kept."""
     found, name = _saved(tunings, tuning_id, paths)
     if failure is not None and best_of(found.stages) is None:
         message = f"nothing was tuned, the baseline {failure.title}: {replace(failure, remedy=None)}"
         hint = failure.remedy or f"try `--from safe`; `skep tune show {tuning_id}` has its runs"
         raise EngineError(one_line(message, 600), hint=hint)
-    show(found)
+    print_found(found, as_json=as_json)
     if name is not None:
         note(f"the best configuration is the preset {name}: `skep up {name}` serves it")
     elif accepted(found.stages):
@@ -174,21 +166,21 @@ def show_tuning(name: str, *, html: OutputFile | None, as_json: bool) -> None:
         found = tunings.record(name)
     if html is not None:
         html.checked(found.id)
-    print_found(found, html, as_json=as_json)
+    print_found(found, as_json=as_json)
+    if html is not None:
+        html.write(tuning_page(found.tuning, found.stages, state=found.unfinished), found.id)
+        note(f"{found.id} written to {html}")
     if not as_json:
         _say_next(found)
 
 
-def print_found(found: TuningRecord, html: OutputFile | None, *, as_json: bool) -> None:
-    """Print the document, or the tables and what is to be said of them; write the page."""
+def print_found(found: TuningRecord, *, as_json: bool) -> None:
+    """Print the document, or the tables and what is to be said of them."""
     if as_json:
         print_json(document(found))
     else:
         print_tuning(found)
         say_state(found)
-    if html is not None:
-        html.write(tuning_page(found.tuning, found.stages, state=found.unfinished), found.id)
-        note(f"{found.id} written to {html}")
 
 
 def _say_next(found: TuningRecord) -> None:
