@@ -8,16 +8,9 @@ from skep.tuner.records import ConfigFailure, Knob, KnobConfig, StageDecision, T
 from skep.units import Interval
 
 BASELINE = KnobConfig.of(
-    {
-        "graphs": False,
-        "kv_dtype": "auto",
-        "layout": "TP=2",
-        "mtp": 0,
-        "memory_share": 0.83,
-        "slots": 8,
-        "checkpoint": "awq",
-    }
-)
+    {"graphs": False, "kv_dtype": "auto", "layout": "TP=2", "mtp": 0, "memory_share": 0.83, "slots": 8,
+     "checkpoint": "awq"}
+)  # fmt: skip
 KNOBS = (
     Knob("graphs", "CUDA graphs", (False, True)),
     Knob("kv_dtype", "type of the KV cache", ("auto", "fp8", "tq3"), alters_answers=True),

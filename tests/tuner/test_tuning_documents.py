@@ -70,11 +70,6 @@ def test_readers_document_is_plain_json():
     assert told["stages"][2]["failure"]["evidence"] == "CUDA out of memory"
 
 
-def test_tuning_without_a_stage_has_no_best():
-    told = document(store.TuningRecord(a_tuning(id="x"), store.TuningState.RUNNING, 1, 0, 0.0, 0.0))
-    assert (told["baseline"], told["best"], told["stages"]) == (None, None, [])
-
-
 def test_round_that_an_earlier_skep_stored_is_read_and_written_with_the_same_keys():
     """`sittings` is what starts of a server were called: stores have it, and keep it."""
     reading = '{"figure": 25.0, "effective_tok_s": 25.0, "task_tok_s": 6.5, "ttft_ms": 90.0, "tpot_ms": 20.0, '
