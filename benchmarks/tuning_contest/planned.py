@@ -133,6 +133,9 @@ class RigSpace:
     def predict(self, config: KnobConfig) -> float | None:
         return None if self.refusal(config) else self.planned.of(config).effective_tok_s
 
+    def spare_bytes(self, config: KnobConfig) -> float | None:
+        return self.planned.of(config).spare_bytes if self.planned.rig.on_cards else None
+
     def start_s(self, config: KnobConfig) -> float:
         return self.planned.start_s(config)
 

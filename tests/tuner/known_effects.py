@@ -25,6 +25,9 @@ class KnownEffects:
     def predict(self, config):
         return 100.0 * math.prod(self.foreseen.get(knob, {}).get(value, 1.0) for knob, value in config.values)
 
+    def spare_bytes(self, _config):
+        return None
+
     def start_s(self, _config):
         return self.start_seconds
 

@@ -176,6 +176,7 @@ class Measurements:
         self.rounds = 0
         self._starts: dict[KnobConfig, list[ServerStart]] = {}
         self._failed: set[KnobConfig] = set()
+        self._too_little: dict[tuple[Value, ...], float] = {}  # bytes that were spared by what ran out of them
 
     def took(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
         """`spared`: whose failure is not held against it yet."""
@@ -195,6 +196,10 @@ class Measurements:
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         self._failed.add(config)
+        # The planner may be off by some memory, but of two configurations it knows which leaves more.
+        if failure.is_of_memory and (left := self.space.spare_bytes(config)) is not None:
+            ground = _ground(config)
+            self._too_little[ground] = max(left, self._too_little.get(ground, left))
 
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
@@ -218,11 +223,21 @@ class Measurements:
 
     def is_narrow(self, config: KnobConfig) -> bool:
         """Refused by a rule or for want of memory, so that it may do with something else turned as well."""
-        return self.space.refusal(config) is not None
+        if self.space.refusal(config) is not None:
+            return True
+        if (most := self._too_little.get(_ground(config))) is None or self.counted_starts(config):
+            return False
+        left = self.space.spare_bytes(config)
+        return left is not None and left <= most
 
     def deaths(self, knob: str, value: Value) -> int:
         """Return how many configurations with this value failed for another reason than memory."""
         return sum(config.get(knob) == value and not failure.is_of_memory for config, failure in self.failures)
+
+
+def _ground(config: KnobConfig) -> tuple[Value, ...]:
+    """Memory is comparable only on the same of these."""
+    return tuple(config.get(name) for name in ("layout", "replicas", "checkpoint", "quant"))
 
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:

@@ -17,7 +17,7 @@ from skep.catalog.presets import Preset
 from skep.config.presets import contradictions
 from skep.errors import UserError
 from skep.planner.candidates import sizing_card
-from skep.planner.memory import FitResult, fits, usable_bytes, weights_bytes
+from skep.planner.memory import FitResult, fits, memory, usable_bytes, weights_bytes
 from skep.planner.predict import PredictedOutcome, prospect
 from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
@@ -64,6 +64,7 @@ class Predictor:
             self._quants[base.checkpoint] = self._quant
         self._outcomes: dict[tuple[object, ...], PredictedOutcome | None] = {}
         self._refusals: dict[KnobConfig, str | None] = {}
+        self._spare: dict[KnobConfig, float | None] = {}
         self._odd = {wrong.message for wrong in contradictions(base)}  # the base's own affair
         self._known = tuple(sorted(knob.name for knob in self.knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS)))
 
@@ -111,6 +112,15 @@ class Predictor:
         return TuneReading(
             self.predict(config), speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over
         )
+
+    def spare_bytes(self, config: KnobConfig) -> float | None:
+        if config not in self._spare:
+            self._spare[config] = None
+            if (placed := self._placed(config)) is not None:
+                setup, rig = placed
+                plan = memory(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
+                self._spare[config] = float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
+        return self._spare[config]
 
     def setup(self, config: KnobConfig) -> Setup | None:
         """As the planner sees it; None where model or format are not known, or it contradicts itself."""
