@@ -12,6 +12,7 @@ from itertools import chain, product
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.tuner.measurements import Belief, Measurements
 from skep.tuner.predictions import Predictor
@@ -61,7 +62,7 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         kept = _KEPT[number % len(_KEPT)]
         others = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
         drawn = incumbent.turned(others | {knob: value})
-        if not book.is_refused(drawn) and (found := book.surrogate.mean_gain(drawn, incumbent)) > gain:
+        if not book.is_refused(drawn) and (found := book.promise(drawn, incumbent)) > gain:
             best, gain = drawn, found
     if best is None:
         return None
@@ -70,17 +71,14 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         for other in (one for one in book.space.knobs if one.name != knob):
             for rung in other.values:
                 turned = best.turned({other.name: rung})
-                if (
-                    not book.is_refused(turned)
-                    and (found := book.surrogate.mean_gain(turned, incumbent)) > gain + _ALIKE
-                ):
+                if not book.is_refused(turned) and (found := book.promise(turned, incumbent)) > gain + _ALIKE:
                     best, gain = turned, found
         if best == before:
             break
     for change in best.changes_from(incumbent):  # what does not matter stays as it was
         without = best.turned({change.knob: change.before})
         allowed = change.knob != knob and not book.is_refused(without)
-        if allowed and book.surrogate.mean_gain(without, incumbent) > gain - _ALIKE:
+        if allowed and book.promise(without, incumbent) > gain - _ALIKE:
             best = without
     return best
 
@@ -89,7 +87,9 @@ SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
 SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
 BOLD = 0.02  # expected gain of a single change, below which several at once are looked at too
 READY = 0.75  # chance of being better, from which on it is decided about
-LARGE = math.log(1.25)  # a gain or loss
+LARGE = math.log(1.25)  # a gain or loss that no drift of a machine explains
+_SLIGHT = 0.002  # a gain that is worth carrying into a combination
+_TOGETHER = 0.012  # what a combination should promise
 _FEW = 3  # values of each knob that are combined in pairs
 _LEAPS = 6  # times that one value is leapt for from one place
 _DETOURS = 6  # dead ends of one value, after which no way around them is looked for
@@ -112,10 +112,12 @@ class Move(msgspec.Struct, frozen=True):
     config: KnobConfig
     changes: tuple[KnobChange, ...]
     belief: Belief
+    trust: float = 1.0  # that it runs at all
+    together: bool = False  # of changes that could not be told from nothing one by one
 
     @property
     def hope(self) -> float:
-        return self.belief.hope
+        return self.belief.hope * self.trust
 
 
 class DecidedChange(msgspec.Struct, frozen=True):
@@ -170,13 +172,16 @@ class Chooser:
 
     def _minutes(self, move: Move, incumbent: KnobConfig) -> float:
         """That deciding about it is expected to take."""
-        readings = self.readings(move.config, incumbent)
-        return STARTS * self._time_budget.seconds((incumbent, move.config), readings) / 60
+        configs = self.measured_for(move.config, incumbent)
+        return STARTS * self._time_budget.seconds(configs, self._time_budget.readings(move.config)) / 60
 
-    def readings(self, config: KnobConfig, incumbent: KnobConfig) -> int:
-        """Of a start that decides: few tell a large gain."""
-        is_large = abs(self._book.surrogate.mean_gain(config, incumbent)) >= LARGE
-        return FEWEST if is_large else self._time_budget.readings(config)
+    def measured_for(self, config: KnobConfig, incumbent: KnobConfig) -> tuple[KnobConfig, ...]:
+        """Return what is started to decide about it: the best so far is measured again only beside a small gain."""
+        known = self._book.counted_starts(incumbent) >= STARTS
+        return (config,) if known and self.is_large(config, incumbent) else (incumbent, config)
+
+    def is_large(self, config: KnobConfig, incumbent: KnobConfig) -> bool:
+        return abs(self._book.surrogate.mean_gain(config, incumbent)) >= LARGE
 
     def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
         """On a ladder a peak is believed only beside neighbours that were looked at as often as it was."""
@@ -198,7 +203,7 @@ class Chooser:
         return belief.mean >= self.grain.worth and belief.chance >= READY
 
     def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
-        if moves and not self._owed and self._is_decidable(moves[0]):
+        if moves and (not self._owed or moves[0].hope >= LARGE) and self._is_decidable(moves[0]):
             move, looks = moves[0], self._book.counted_starts(moves[0].config)
             if len(move.changes) > 1 or not looks or not self.owe(move.config, [move.changes[0].knob], looks=looks):
                 return move
@@ -215,7 +220,9 @@ class Chooser:
         return sorted(hopeful, key=lambda move: move.hope / max(1e-6, self._minutes(move, incumbent)), reverse=True)
 
     def _is_decidable(self, move: Move) -> bool:
-        """Looked at and promising, or foreseen beyond doubt."""
+        """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by one."""
+        if move.together:
+            return True
         if self._book.counted_starts(move.config) == 0:
             return move.belief.chance >= SURE and move.belief.mean >= SURE_GAIN
         return self.is_promising(move.belief)
@@ -235,7 +242,8 @@ class Chooser:
         for config in configs:
             changes = config.changes_from(incumbent)
             if changes and not self._book.is_refused(config):
-                yield Move(config, changes, self._book.surrogate.gain(config, incumbent))
+                belief, trust = self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
+                yield Move(config, changes, belief, trust)
 
     def _singles(self, incumbent: KnobConfig) -> Iterator[Move]:
         for knob in self._knobs.values():
@@ -245,6 +253,7 @@ class Chooser:
         """Yield what is looked at when no single change promises anything: pairs, and several at once."""
         best = sorted(singles, key=lambda move: -move.belief.mean)
         yield from self._moves(chain(self._pairs(incumbent, best), self._leaps(incumbent)), incumbent)
+        yield from (replace(move, together=True) for move in self._moves(self._combined(best, incumbent), incumbent))
 
     def _pairs(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[KnobConfig]:
         """Of the best values of two knobs that interact. One that died here would be tried again blindly."""
@@ -275,6 +284,16 @@ class Chooser:
                 found.append(last)
             if last is not None:
                 yield last
+
+    def _combined(self, singles: Sequence[Move], incumbent: KnobConfig) -> Iterator[KnobConfig]:
+        """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
+        best: dict[str, Move] = {}
+        for move in singles:
+            closed = self._closed.get(_key(move.changes))
+            if closed is not None and closed.same and move.belief.mean > _SLIGHT:
+                best.setdefault(move.changes[0].knob, move)
+        if len(best) > 1 and sum(move.belief.mean for move in best.values()) >= _TOGETHER:
+            yield incumbent.turned({name: move.changes[0].after for name, move in best.items()})
 
 
 def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:

@@ -6,7 +6,9 @@ Keeps evidence; decides nothing.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from operator import add, mul, sub
 from statistics import NormalDist, fmean
 
@@ -167,6 +169,46 @@ _TOO_LATE = 10.0  # how heavily a broken promise weighs, in logarithms
 _HOPELESSLY_LATE = 5.0
 
 
+_DOUBT = 0.06  # of a gain that trust is worth, in logarithms of both
+_OTHERWISE = 4.0  # how much speaks for a cause that no pair explains
+
+Suspect = tuple[tuple[str, Value], ...]  # one value, or two
+
+
+class FailureSuspects:
+    def __init__(self) -> None:
+        self._ran: set[Suspect] = set()
+        self._failed: dict[KnobConfig, None] = {}  # in order
+        self._explained: Counter[Suspect] = Counter()
+        self._known: dict[KnobConfig, frozenset[Suspect]] = {}
+
+    def ran(self, config: KnobConfig) -> None:
+        self._ran |= self._suspects(config)
+
+    def failed(self, config: KnobConfig) -> None:
+        if config not in self._failed:
+            self._failed[config] = None
+            self._explained.update(self._suspects(config))
+
+    def trust(self, config: KnobConfig) -> float:
+        """1: nothing of it is under suspicion. Small: it has all that the failures have."""
+        mine = self._suspects(config)
+        worst = 0.0
+        for failed in self._failed:  # of what is suspected of it, how much this one has as well
+            whole = shared = 0.0
+            for suspect in self._suspects(failed) - self._ran:
+                weight = self._explained[suspect] ** 2
+                whole += weight
+                shared += weight if suspect in mine else 0.0
+            worst = max(worst, shared / (whole + _OTHERWISE))
+        return float((1 - worst) ** 2)
+
+    def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
+        if config not in self._known:
+            self._known[config] = frozenset([*((one,) for one in config.values), *combinations(config.values, 2)])
+        return self._known[config]
+
+
 class Measurements:
     def __init__(self, space: Predictor, baseline: KnobConfig) -> None:
         self.space = space
@@ -176,6 +218,7 @@ class Measurements:
         self.rounds = 0
         self._starts: dict[KnobConfig, list[ServerStart]] = {}
         self._failed: set[KnobConfig] = set()
+        self.suspects = FailureSuspects()
         self._too_little: dict[tuple[Value, ...], float] = {}  # bytes that were spared by what ran out of them
 
     def took(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
@@ -187,6 +230,7 @@ class Measurements:
                 if start.config != spared:
                     self.failed(start.config, start.failure)
             elif logs := speeds(start.readings):
+                self.suspects.ran(start.config)
                 self.noise.add_start(logs)
                 late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
                 variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
@@ -197,7 +241,10 @@ class Measurements:
         self.failures.append((config, failure))
         self._failed.add(config)
         # The planner may be off by some memory, but of two configurations it knows which leaves more.
-        if failure.is_of_memory and (left := self.space.spare_bytes(config)) is not None:
+        left = self.space.spare_bytes(config) if failure.is_of_memory else None
+        if left is None:
+            self.suspects.failed(config)
+        else:
             ground = _ground(config)
             self._too_little[ground] = max(left, self._too_little.get(ground, left))
 
@@ -233,6 +280,10 @@ class Measurements:
     def deaths(self, knob: str, value: Value) -> int:
         """Return how many configurations with this value failed for another reason than memory."""
         return sum(config.get(knob) == value and not failure.is_of_memory for config, failure in self.failures)
+
+    def promise(self, config: KnobConfig, over: KnobConfig) -> float:
+        """Return the gain that is believed, less for what looks like something that failed."""
+        return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(max(1e-3, self.suspects.trust(config)))
 
 
 def _ground(config: KnobConfig) -> tuple[Value, ...]:

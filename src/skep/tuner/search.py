@@ -55,6 +55,7 @@ class ConfigTrial:
         self.speeds = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
         self.verdict = SequentialVerdict.OPEN
         self.late = False
+        self.alone = False  # held against earlier starts of the incumbent: the gain is larger than any drift
 
     @property
     def over_limits(self) -> tuple[float, float]:
@@ -137,6 +138,7 @@ class KnobSearch:
             return None
         if isinstance(chosen, Move):
             self._trial = self._trial_of(chosen.config, self.chooser.grain)
+            self._trial.alone = len(self.chooser.measured_for(chosen.config, self.incumbent)) == 1
             return self._confirm(self._trial)
         while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
@@ -147,12 +149,12 @@ class KnobSearch:
         return MeasureRequest((self.incumbent, *chosen), SCREENED, "screen", words)
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
-        configs = (self.incumbent, trial.config)
-        readings = self.chooser.readings(trial.config, self.incumbent)
+        configs = (trial.config,) if trial.alone else (self.incumbent, trial.config)
+        readings = self.time_budget.readings(trial.config)
         if not self._affords(configs, readings):
             self._out_of_time(trial, "time ran out before it was decided")
             return None
-        words = f"{changes_words(trial.config, self.incumbent)}: start {len(trial.starts) + 1} of each"
+        words = f"{changes_words(trial.config, self.incumbent)}: start {len(trial.starts) + 1}"
         return MeasureRequest(configs, readings, "confirm", words)
 
     def _out_of_time(self, trial: ConfigTrial, why: str) -> None:
@@ -172,6 +174,9 @@ class KnobSearch:
         if request.purpose == "baseline":
             self._took_baseline(answer)
             return
+        if self._trial is not None and self._trial.alone:
+            earlier = [start for start in self._book.starts(self.incumbent) if start.figures][-STARTS:]
+            answer = replace(answer, starts=(earlier[len(self._trial.starts)], *answer.starts))
         first, *others = answer.starts
         if first.failure is None and request.purpose == "confirm":
             self._took_confirmation(answer)
@@ -236,7 +241,14 @@ class KnobSearch:
             self._trial = None
             self._fail(trial, second.failure)
             return
-        if trial.verdict is SequentialVerdict.OPEN:
+        undecided = trial.verdict is SequentialVerdict.OPEN
+        if trial.alone and (
+            not self.chooser.is_large(trial.config, self.incumbent) or (undecided and len(trial.starts) == STARTS)
+        ):
+            self._trial = self._trial_of(trial.config, self.chooser.grain)  # again, side by side
+            self._trial.seconds = trial.seconds
+            return
+        if undecided:
             return
         self._book.noise.add_means(*trial.speeds.round_means, sides=2)
         if trial.verdict is not SequentialVerdict.BETTER:
