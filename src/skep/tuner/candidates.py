@@ -1,6 +1,6 @@
 """Where one could go from here, and which of it to look at next: the largest expected gain a minute first.
 
-Single changes, ladders by their bracket, pairs that interact, and changes that only go together (a layout that fits
+Single changes, pairs that interact, and changes that only go together (a layout that fits
 only with fewer slots). Works on what is believed; measures nothing and decides nothing.
 """
 

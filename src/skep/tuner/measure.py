@@ -79,6 +79,7 @@ FEW_FAILURES = 1  # of a reading: may happen to anybody
 
 class MeasureTimeouts(msgspec.Struct, frozen=True):
     reading_s: float = 6.0  # at least, by as many tasks as that takes
+    warm_up_s: float = 45.0  # after which no further batch is begun
     hang_s: float = 120.0  # without a token of anybody, where prompts are not long
     request_s: float = 3600.0  # silence ends it before
 
@@ -226,7 +227,8 @@ class EngineBench:
                 sweep = Sweep(plan, endpoint, recording, maker, tell)
                 await stack.enter_async_context(sweep.session.open())
                 load = WatchedLoad(served, sweep.session, self._hang_s())
-                await load.send(sweep.warm_up())
+                limit_s = self.patience.warm_up_s
+                await load.send(sweep.session.warm_up(maker, level, limit_s=limit_s, quick=False))
                 for _ in range(request.readings):
                     rows = await load.send(sweep.run_level(level), self._count)
                     taken.append(self._read(config, rows, limited=recording.samples[-1].client_limited))
