@@ -1,7 +1,7 @@
 """Where one could go from here, and which of it to look at next: the largest expected gain a minute first.
 
-Single changes, pairs that interact, and changes that only go together (a layout that fits
-only with fewer slots). Works on what is believed; measures nothing and decides nothing.
+Single changes, pairs that interact, and changes that only go together (a layout that fits only with fewer slots).
+Works on what is believed; measures nothing and decides nothing.
 """
 
 from __future__ import annotations
