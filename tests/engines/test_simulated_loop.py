@@ -10,7 +10,7 @@ from simulated_process import MTP, small_prospect
 
 from skep.engines.base import Launch
 from skep.engines.simulated import Simulated
-from skep.engines.simulated_requests import natural_tokens, script, seed_of
+from skep.engines.simulated_requests import natural_tokens, seed_of
 from skep.engines.simulated_server import SimulatedLoop, SimulatedMetrics
 from skep.errors import UserError
 from skep.planner.predict import SimulatedReplica
@@ -131,24 +131,6 @@ def test_answers_that_nothing_limits_are_of_plausible_length():
     assert min(drawn) >= 40
     assert 250 < fmean(drawn) < 310
     assert max(drawn) < 3000
-
-
-def test_a_stop_string_is_not_looked_for_before_the_least_tokens():
-    seed = seed_of("x")
-    early = script(seed, 1000, ignore_eos=True, stop=(" the",))
-    late = script(seed, 1000, ignore_eos=True, stop=(" the",), min_tokens=200)
-    assert early.tokens < 100
-    assert 200 <= late.tokens < 300
-    assert (early.finish_reason, late.finish_reason) == ("stop", "stop")
-    assert script(seed, 1000, ignore_eos=True, stop=("never said",)).finish_reason == "length"
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 400), st.lists(st.sampled_from([" a", "\n\n", "bees", "cell"])))
-def test_what_is_shown_never_holds_a_stop_string(seed, limit, stops):
-    found = script(seed, limit, ignore_eos=True, stop=tuple(stops))
-    shown = found.text(0, found.tokens)[: found.shown]
-    assert not any(stop in shown for stop in stops)
-    assert found.tokens <= limit
 
 
 def test_a_launch_without_a_plan_is_refused_before_anything_starts():

@@ -166,7 +166,7 @@ def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
     from skep.engines.remedies import predict_failure  # loads the planner
 
     found = predict_failure(launch, cards) if cards else None
-    if found is not None and found.final:
+    if found is not None:
         raise UserError(f"`{launch.name}` would not start: {found.cause}", hint=found.remedy)
 
 

@@ -18,10 +18,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.engines import remedies
 from skep.engines.base import EXIT_FINAL, Diagnosis, Launch
 from skep.engines.discovery import engine_kinds
-from skep.engines.remedies import FailureCase
+from skep.engines.remedies import FailureCase, present, take_step
 
 SHOWN = 200  # characters of a line that are shown as evidence
 LONGEST = 2000  # of a line that are looked at
@@ -86,7 +85,7 @@ class DiagnosisRule(msgspec.Struct, frozen=True):
     looks: tuple[re.Pattern[str], ...] = ()
     example: tuple[str, ...] = ()
     remedy: str = ""
-    steps: tuple[str, ...] = ()  # functions of `remedies`
+    steps: tuple[str, ...] = ()  # of `remedies.take_step`
     final: bool = True
     engines: tuple[str, ...] = ()  # empty: all
     numbers: tuple[re.Pattern[str], ...] = ()  # further facts, on the telling line and the few below it
@@ -155,7 +154,7 @@ def _looked(rule: DiagnosisRule, lines: Sequence[LogLine], at: int) -> dict[str,
 
 def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
     facts = {**launch_facts(case.launch), **case.facts}
-    change = next((found for step in rule.steps if (found := getattr(remedies, step)(case)) is not None), None)
+    change = next((found for step in rule.steps if (found := take_step(step, case)) is not None), None)
     remedy = fill(rule.remedy, facts)
     if change is not None:
         remedy = f"{change.advice}, or {remedy}" if remedy else change.advice
@@ -165,7 +164,7 @@ def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
 
 def launch_facts(launch: Launch) -> dict[str, Any]:
     options, kind = launch.options, engine_kinds().get(launch.engine)
-    filled = remedies.share_of(launch)
+    filled = present(launch, "memory_share")
     higher = None if filled is None or filled > SHARE_TOP - 0.01 else f"{min(SHARE_TOP, filled + 0.05):g}"
     checkpoint = launch.checkpoint or (launch.weights.name if launch.weights is not None else launch.model)
     return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -23,17 +23,15 @@ _CYCLE = tuple(
     for line in _STORY.strip().splitlines()
     for place, word in enumerate(line.split())
 )
-_LONGEST_STOP = 500  # tokens that one is looked for beyond its first word
 _SHORTEST, _MEAN_MORE = 40, 240  # of an answer that nothing limits: 280 tokens on average, few beyond 1,000
 
 
 class SimulatedText(msgspec.Struct, frozen=True):
-    """What will be said: `tokens` words, of which the client sees `shown` characters where a stop string cut them."""
+    """What will be said."""
 
     seed: int
     tokens: int
     finish_reason: str  # stop, length
-    shown: int | None = None  # None: all of it
 
     def text(self, first: int, last: int) -> str:
         """Of the tokens `first` up to and without `last`."""
@@ -54,35 +52,16 @@ def natural_tokens(seed: int) -> int:
     return round(_SHORTEST - _MEAN_MORE * math.log(1.0 - share))
 
 
-def script(
-    seed: int, limit: int, *, min_tokens: int = 0, ignore_eos: bool = False, stop: Sequence[str] = ()
-) -> SimulatedText:
+def script(seed: int, limit: int, *, ignore_eos: bool = False) -> SimulatedText:
     """`limit`: tokens that the client or the context leaves."""
-    natural = limit if ignore_eos else max(natural_tokens(seed), min_tokens)
-    tokens = min(natural, limit)
-    finish = "stop" if natural <= limit and not ignore_eos else "length"
-    cut = _first_stop(seed, tokens, min_tokens, stop) if stop else None
-    return SimulatedText(seed, tokens, finish) if cut is None else SimulatedText(seed, cut[0], "stop", cut[1])
+    natural = natural_tokens(seed)
+    ends = natural <= limit and not ignore_eos
+    return SimulatedText(seed, natural if ends else limit, "stop" if ends else "length")
 
 
-def _first_stop(seed: int, tokens: int, min_tokens: int, stop: Sequence[str]) -> tuple[int, int] | None:
-    """Tokens up to the end of the first stop string, and characters before it. The words repeat: two rounds tell."""
-    text, ends = "", []
-    for place in range(min(tokens, min_tokens + 2 * len(_CYCLE) + _LONGEST_STOP)):
-        text += word(seed, place)
-        ends.append(len(text))
-    start = ends[min_tokens - 1] if 0 < min_tokens <= len(ends) else 0
-    found = [(place, len(one)) for one in stop if one and (place := text.find(one, start)) >= 0]
-    if not found:
-        return None
-    place, length = min(found)
-    return next(number for number, end in enumerate(ends, 1) if end >= place + length), place
-
-
-BYTES_PER_TOKEN = 4.0
+BYTES_PER_TOKEN = 4.0  # what is not written in Latin letters takes more tokens a character
 _TEMPLATE_TOKENS = 3.0  # a chat begins and ends with some of its own
 _MESSAGE_TOKENS = 4.0  # role and separators
-_PICTURE_TOKENS = 256.0
 _KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
 
 
@@ -93,11 +72,30 @@ class SimulatedRefusal(Exception):
 
 
 class SimulatedQuery(msgspec.Struct, frozen=True):
-    chat: bool
     stream: bool
     include_usage: bool
     prompt_tokens: int
     script: SimulatedText
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: Any = ""
+    tool_calls: Any = None
+
+
+class _Chat(msgspec.Struct):
+    """The fields of a request that matter here."""
+
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    model: str | None = None
+    n: Literal[1] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    ignore_eos: bool | None = None
+    tools: Any = None
 
 
 def error_document(status: int, message: str) -> dict[str, Any]:
@@ -105,95 +103,28 @@ def error_document(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": status}, "simulated": True}
 
 
-def parse_query(body: bytes, *, chat: bool, model: str, context_tokens: int) -> SimulatedQuery:
+def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQuery:
     """Raises `SimulatedRefusal` with what the client is told."""
     try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        raise SimulatedRefusal("the body is not JSON") from None
-    if not isinstance(fields, dict):
-        raise SimulatedRefusal("the body is not a JSON object")
-    wanted = fields.get("model")
-    if wanted is not None and wanted != model:
-        raise SimulatedRefusal(f"The model `{wanted}` does not exist.", 404)
-    if fields.get("n") not in (None, 1):
-        raise SimulatedRefusal(f"`n` is {fields['n']!r}: the simulated engine gives one choice")
-    text, tokens = _chat_prompt(fields) if chat else _plain_prompt(fields.get("prompt"))
-    asked = _count(fields, "max_completion_tokens", 1) or _count(fields, "max_tokens", 1)
-    if asked is None and not chat:
-        asked = 16  # the completions API has always had so few
-    least = _count(fields, "min_tokens", 0) or 0
-    if asked is not None and least > asked:
-        raise SimulatedRefusal(f"min_tokens must be less than or equal to max_tokens={asked}, got {least}.")
+        chat = msgspec.json.decode(body, type=_Chat)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise SimulatedRefusal(f"the simulated engine cannot answer this request: {error}") from None
+    if chat.model not in (None, model):
+        raise SimulatedRefusal(f"The model `{chat.model}` does not exist.", 404)
+    texts = [part for one in chat.messages for part in (one.content, one.tool_calls) if part]
+    text = "\n".join(part if isinstance(part, str) else json.dumps(part) for part in texts)
+    size = len(text.encode("utf-8", "replace")) + (len(json.dumps(chat.tools)) if chat.tools else 0)
+    tokens = round(_TEMPLATE_TOKENS + _MESSAGE_TOKENS * len(chat.messages) + size / BYTES_PER_TOKEN)
+    asked = chat.max_completion_tokens or chat.max_tokens
     if tokens >= context_tokens or tokens + (asked or 0) > context_tokens:
-        where = "messages" if chat else "prompt"
         raise SimulatedRefusal(
             f"This model's maximum context length is {context_tokens} tokens. However, you requested "
-            f"{tokens + (asked or 1)} tokens ({tokens} in the {where}, {asked or 1} in the completion). "
-            f"Please reduce the length of the {where} or completion."
+            f"{tokens + (asked or 1)} tokens ({tokens} in the messages, {asked or 1} in the completion). "
+            f"Please reduce the length of the messages or completion."
         )
-    stop = fields.get("stop")
-    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
-        raise SimulatedRefusal("`stop` is neither text nor a list of texts")
-    limit, eos = asked or context_tokens - tokens, bool(fields.get("ignore_eos"))
-    said = script(seed_of(text), limit, min_tokens=min(least, limit), ignore_eos=eos, stop=[*filter(None, stops)])
-    options = fields.get("stream_options")
-    usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    return SimulatedQuery(chat, bool(fields.get("stream")), usage, tokens, said)
-
-
-def _chat_prompt(fields: Mapping[str, Any]) -> tuple[str, int]:
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise SimulatedRefusal("`messages` is missing or empty")
-    texts, tokens = [], _TEMPLATE_TOKENS
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise SimulatedRefusal("each of `messages` needs a `role` and a `content`")
-        text, more = _content(message.get("content"))
-        calls = message.get("tool_calls")
-        text += json.dumps(calls) if calls else ""
-        texts.append(text)
-        tokens += _tokens(text) + more + _MESSAGE_TOKENS
-    if fields.get("tools"):
-        tokens += _tokens(json.dumps(fields["tools"]))
-    return "\n".join(texts), round(tokens)
-
-
-def _content(value: Any) -> tuple[str, float]:
-    """Return its text, and tokens of what is no text."""
-    if value is None or isinstance(value, str):
-        return value or "", 0.0
-    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise SimulatedRefusal("`content` is neither text nor a list of parts")
-    texts = [part["text"] for part in value if isinstance(part.get("text"), str)]
-    return " ".join(texts), _PICTURE_TOKENS * (len(value) - len(texts))
-
-
-def _plain_prompt(prompt: Any) -> tuple[str, int]:
-    """Text, a list of one text, or token ids."""
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return str(prompt[:64]), len(prompt)
-    if isinstance(prompt, list) and prompt:
-        raise SimulatedRefusal(f"`prompt` holds {len(prompt)} prompts: the simulated engine takes one at a time")
-    if not isinstance(prompt, str) or not prompt:
-        raise SimulatedRefusal("`prompt` is missing or empty")
-    return prompt, max(1, round(_tokens(prompt)))
-
-
-def _tokens(text: str) -> float:
-    """By bytes: what is not written in Latin letters takes more tokens a character."""
-    return len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN
-
-
-def _count(fields: Mapping[str, Any], name: str, least: int) -> int | None:
-    value = fields.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-        return value
-    raise SimulatedRefusal(f"{name} must be at least {least}, got {value!r}.")
+    said = script(seed_of(text), asked or context_tokens - tokens, ignore_eos=bool(chat.ignore_eos))
+    usage = bool((chat.stream_options or {}).get("include_usage"))
+    return SimulatedQuery(bool(chat.stream), usage, tokens, said)
 
 
 DONE = b"data: [DONE]\n\n"
@@ -202,53 +133,43 @@ DONE = b"data: [DONE]\n\n"
 class SimulatedAnswer:
     """One answer under way: tokens in, bytes out. What all its events have in common is written once."""
 
-    __slots__ = ("_ask", "_chars", "_fields", "_made", "_prefix", "_suffix")
+    __slots__ = ("_ask", "_fields", "_made", "_prefix", "_suffix")
 
     def __init__(self, ask: SimulatedQuery, number: int, model: str, created: int) -> None:
-        kind = ("chat.completion.chunk" if ask.stream else "chat.completion") if ask.chat else "text_completion"
-        name = f"{'chatcmpl' if ask.chat else 'cmpl'}-simulated-{number}"
+        kind = "chat.completion.chunk" if ask.stream else "chat.completion"
         self._ask = ask
         self._fields: Mapping[str, Any] = {
-            "id": name, "object": kind, "created": created, "model": model, "simulated": True,
+            "id": f"chatcmpl-simulated-{number}", "object": kind, "created": created, "model": model, "simulated": True,
         }  # fmt: skip
-        before, _, after = _event({**self._fields, "choices": [self._choice("\0", None)]}).partition(b'"\\u0000"')
+        before, _, after = self._event({"content": "\0"}).partition(b'"\\u0000"')
         self._prefix, self._suffix = before, after
-        self._made = self._chars = 0
+        self._made = 0
 
     def more(self, count: int) -> bytes:
-        """Return the event of so many tokens more; the first one of a chat has the role before it."""
-        first, self._made, script = self._made, self._made + count, self._ask.script
-        opening = b""
-        if first == 0 and self._ask.chat:
-            role = {"role": "assistant", "content": ""}
-            choice = {"index": 0, "delta": role, "logprobs": None, "finish_reason": None}
-            opening = _event({**self._fields, "choices": [choice]})
-        text = script.text(first, self._made)
-        if script.shown is not None:
-            text = text[: max(0, script.shown - self._chars)]
-        self._chars += len(text)
-        return opening + self._prefix + json.dumps(text).encode() + self._suffix
+        """Return the event of so many tokens more; the first one has the role before it."""
+        first, self._made = self._made, self._made + count
+        opening = self._event({"role": "assistant", "content": ""}) if first == 0 else b""
+        return opening + self._prefix + json.dumps(self._ask.script.text(first, self._made)).encode() + self._suffix
 
     def ending(self) -> bytes:
-        last = _event({**self._fields, "choices": [self._choice("", self._ask.script.finish_reason)]})
+        last = self._event({}, self._ask.script.finish_reason)
         if self._ask.include_usage:
             last += _event({**self._fields, "choices": [], "usage": self._usage()})
         return last + DONE
 
     def whole(self) -> bytes:
         script = self._ask.script
-        text = script.text(0, script.tokens)[: script.shown]
-        said = {"message": {"role": "assistant", "content": text}} if self._ask.chat else {"text": text}
-        choice = {"index": 0, "finish_reason": script.finish_reason, "logprobs": None, **said}
+        message = {"role": "assistant", "content": script.text(0, script.tokens)}
+        choice = {"index": 0, "finish_reason": script.finish_reason, "logprobs": None, "message": message}
         return json.dumps({**self._fields, "choices": [choice], "usage": self._usage()}).encode()
 
     def _usage(self) -> dict[str, Any]:
         prompt, output = self._ask.prompt_tokens, self._ask.script.tokens
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
-    def _choice(self, text: str, finish: str | None) -> dict[str, Any]:
-        said = {"delta": {"content": text} if text else {}} if self._ask.chat else {"text": text}
-        return {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+    def _event(self, delta: Mapping[str, str], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return _event({**self._fields, "choices": [choice]})
 
 
 def _event(fields: Mapping[str, Any]) -> bytes:

@@ -32,10 +32,10 @@ from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metr
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ServerRequest
 
-_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
-            80.0, 160.0, 640.0)  # fmt: skip
+_SECONDS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _OF_MODEL = ("model_name", "engine")
-_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_TIMES = ("time_to_first_token", "request_time_per_output_token", "request_queue_time", "request_prefill_time",
+          "request_decode_time", "e2e_request_latency")  # fmt: skip
 
 
 class SimulatedMetrics:
@@ -46,18 +46,16 @@ class SimulatedMetrics:
         self.accepted_tokens = self.behind_s = 0.0
         self.ended = {"stop": 0, "length": 0, "abort": 0}
         self.labels = (model, "0")
-        self.ttft = self._histogram("time_to_first_token_seconds", _SECONDS)
-        self.between = self._histogram("time_per_output_token_seconds", _BETWEEN)
-        self.per_token = self._histogram("request_time_per_output_token_seconds", _BETWEEN)
-        self.queue = self._histogram("request_queue_time_seconds", _SECONDS)
-        self.prefill = self._histogram("request_prefill_time_seconds", _SECONDS)
-        self.decode = self._histogram("request_decode_time_seconds", _SECONDS)
-        self.total = self._histogram("e2e_request_latency_seconds", _SECONDS)
+        self.times = {name: Histogram(f"vllm:{name}_seconds", "", _OF_MODEL, _SECONDS) for name in _TIMES}
+        for name in _TIMES:
+            self.took(name, 0.0, times=0)  # it is there from the beginning, as vLLM's is
+
+    def took(self, name: str, seconds: float, times: int = 1) -> None:
+        self.times[name].observe(self.labels, seconds, times)
 
     def text(self, gauges: dict[str, float]) -> bytes:
         """`gauges`: what holds at this moment, by vLLM's name without its prefix."""
         counters = {"prompt_tokens_total": self.prompt_tokens, "generation_tokens_total": self.output_tokens}
-        counters |= dict.fromkeys(("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total"), 0)
         if self.drafts:
             counters["spec_decode_num_drafts_total"] = self.drafts
             counters["spec_decode_num_draft_tokens_total"] = self.drafted_tokens
@@ -68,17 +66,11 @@ class SimulatedMetrics:
             *(Gauge(f"vllm:{name}", "", _OF_MODEL, {self.labels: value}) for name, value in gauges.items()),
             *(Counter(f"vllm:{name}", "", _OF_MODEL, {self.labels: count}) for name, count in counters.items()),
             Counter("vllm:request_success_total", "", (*_OF_MODEL, "finished_reason"), ended),
-            *(self.ttft, self.between, self.between.renamed("vllm:inter_token_latency_seconds"), self.per_token),
-            *(self.queue, self.prefill, self.decode, self.total),
+            *self.times.values(),
             Counter("skep_simulated_passes_total", "", (), {(): self.passes}),
             Counter("skep_simulated_behind_seconds_total", "", (), {(): round(self.behind_s, 6)}),
         ]
         return metrics_text(found)
-
-    def _histogram(self, name: str, bounds: tuple[float, ...]) -> Histogram:
-        found = Histogram(f"vllm:{name}", "", _OF_MODEL, bounds)
-        found.observe(self.labels, 0.0, times=0)  # it is there from the beginning, as vLLM's is
-        return found
 
 
 TOO_LATE_S = 0.5  # behind by more, the time is lost and not made up: the machine slept, or is too slow for this rig
@@ -95,7 +87,6 @@ class SimulatedRequest:
     sent_s: float
     let_in_s: float | None = None
     first_s: float | None = None
-    last_s: float = 0.0
     made: int = 0
     base: float = 0.0  # the clockwork's count when its first token came
 
@@ -166,15 +157,15 @@ class SimulatedLoop:
         for sequence in progress.started:
             started = self._works.get(sequence.id) or last.get(sequence.id)
             if started is not None:  # its client may have left while the others were written to
-                started.first_s = started.last_s = at
+                started.first_s = at
                 self.meters.prompt_tokens += round(sequence.prompt)
-                self.meters.ttft.observe(self.meters.labels, at - started.sent_s)
+                self.meters.took("time_to_first_token", at - started.sent_s)
                 self._give(started, 1)
         for work in decoding:
             if work.sequence.id in last:
-                self._more(work, at, work.total)
+                self._give(work, work.total - work.made)
             elif work.sequence.id in self._works:
-                self._more(work, at, min(work.total, 1 + int(self._gained - work.base + 1e-6)))
+                self._give(work, min(work.total, 1 + int(self._gained - work.base + 1e-6)) - work.made)
         for work in ended:
             self._close(work, at)
 
@@ -190,30 +181,23 @@ class SimulatedLoop:
             meters.drafted_tokens += depth * done.decoding
             meters.accepted_tokens += (done.tokens_each - 1.0) * done.decoding
 
-    def _more(self, work: SimulatedRequest, at: float, made: int) -> None:
-        if (count := made - work.made) > 0:
-            self.meters.between.observe(self.meters.labels, (at - work.last_s) / count, count)
-            work.last_s = at
-            self._give(work, count)
-
     def _give(self, work: SimulatedRequest, count: int) -> None:
-        work.made += count
-        self.meters.output_tokens += count
-        work.gain(count)
+        if count > 0:
+            work.made += count
+            self.meters.output_tokens += count
+            work.gain(count)
 
     def _close(self, work: SimulatedRequest, at: float) -> None:
-        meters = self.meters
-        first, let_in = work.first_s or at, work.let_in_s or at
-        meters.queue.observe(meters.labels, let_in - work.sent_s)
-        meters.prefill.observe(meters.labels, first - let_in)
-        meters.decode.observe(meters.labels, at - first)
-        meters.total.observe(meters.labels, at - work.sent_s)
+        took, first, let_in = self.meters.took, work.first_s or at, work.let_in_s or at
+        took("request_queue_time", let_in - work.sent_s)
+        took("request_prefill_time", first - let_in)
+        took("request_decode_time", at - first)
+        took("e2e_request_latency", at - work.sent_s)
         if work.total > 1:
-            meters.per_token.observe(meters.labels, (at - first) / (work.total - 1))
+            took("request_time_per_output_token", (at - first) / (work.total - 1))
         work.end()
 
 
-GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
 _MARK = (b"x-skep-simulated", b"1")
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -234,6 +218,7 @@ class SimulatedServer:
         self._ready_s = time.monotonic() + plan.load_s
         self._answers = 0
         self._routes: dict[tuple[bytes, str], Callable[[ServerRequest], None]] = {
+            (b"POST", "/v1/chat/completions"): self._generate,
             (b"GET", "/health"): lambda request: _send(request, 200, {"status": "ok", "simulated": True}),
             (b"GET", "/v1/models"): self._models,
             (b"GET", "/metrics"): self._metrics,
@@ -250,16 +235,14 @@ class SimulatedServer:
         if time.monotonic() < self._ready_s:
             _refuse(request, 503, "the simulated weights are being loaded")
             return
-        if request.method == b"POST" and path in GENERATIONS:
-            self._generate(request, chat=GENERATIONS[path])
-        elif (route := self._routes.get((request.method, path))) is not None:
+        if (route := self._routes.get((request.method, path))) is not None:
             route(request)
         else:
             _refuse(request, 404, f"no route {request.method.decode('latin-1')} {path}")
 
-    def _generate(self, request: ServerRequest, *, chat: bool) -> None:
+    def _generate(self, request: ServerRequest) -> None:
         try:
-            ask = parse_query(request.body, chat=chat, model=self.model, context_tokens=self.plan.context_tokens)
+            ask = parse_query(request.body, model=self.model, context_tokens=self.plan.context_tokens)
         except SimulatedRefusal as refused:
             _refuse(request, refused.status, str(refused))
             return
@@ -298,7 +281,7 @@ class SimulatedServer:
     def _metrics(self, request: ServerRequest) -> None:
         replica = self.simulated_loop.replica
         used = min(1.0, max(0.0, replica.kv_tokens / replica.pool_tokens)) if replica.pool_tokens else 0.0
-        gauges: dict[str, float] = {"kv_cache_usage_perc": used, "gpu_cache_usage_perc": used}
+        gauges: dict[str, float] = {"kv_cache_usage_perc": used}
         gauges |= {"num_requests_running": replica.running, "num_requests_waiting": len(replica.waiting)}
         request.respond(200, [_PLAIN, _MARK], self.meters.text(gauges))
 

@@ -62,12 +62,6 @@ class Histogram:
         self._bounds = tuple(bounds)
         self._series: dict[Labels, tuple[list[int], list[float]]] = {}  # counts per bucket; [sum]
 
-    def renamed(self, name: str) -> Histogram:
-        """Return the same figures under another name."""
-        other = Histogram(name, self.help, self.labels, self._bounds)
-        other._series = self._series
-        return other
-
     def observe(self, values: Labels, value: float, times: int = 1) -> None:
         series = self._series.get(values)
         if series is None:
