@@ -8,8 +8,7 @@ from supervised import LAUNCH
 
 from skep.engines.base import Launch
 from skep.supervisor.eviction import (
-    FIRST_BACK_OFF_S,
-    LONGEST_BACK_OFF_S,
+    BACK_OFF_S,
     POLL_S,
     POLL_SOON_S,
     Act,
@@ -120,14 +119,6 @@ def test_only_what_is_in_the_way_goes():
     assert eviction.wanted("c", 100.0) == [Action(Act.DRAIN, "b")]
 
 
-def test_a_small_one_stays_where_a_larger_one_alone_makes_room():
-    models = [ModelSpec("small", {"ram": 2}), ModelSpec("large", {"ram": 8}), ModelSpec("new", {"ram": 7})]
-    eviction = Eviction(models, MemoryBudget({"ram": 10}))
-    loaded(eviction, "small", 0.0)
-    loaded(eviction, "large", 1.0)
-    assert eviction.wanted("new", 100.0) == [Action(Act.DRAIN, "large")]
-
-
 def test_a_pinned_model_gives_way_to_nobody():
     eviction = Eviction(
         [ModelSpec("a", {"ram": 6}, pinned=True), ModelSpec("b", {"ram": 6})], MemoryBudget({"ram": 10})
@@ -155,22 +146,18 @@ def test_no_more_models_than_allowed_are_loaded():
                                            MemoryBudget(max_loaded=1)).never("a")  # fmt: skip
 
 
-def test_two_of_unknown_size_do_not_share_a_card():
-    models = [ModelSpec(name, unknown=frozenset({"gpu0"})) for name in "ab"]
-    eviction = Eviction(
-        [*models, ModelSpec("c", unknown=frozenset({"gpu1"})), ModelSpec("d", {"gpu0": 1}), ModelSpec("e", {"ram": 1})]
-    )
-    loaded(eviction, "a")
-    loaded(eviction, "c")
-    loaded(eviction, "e")
-    assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]
-    assert eviction.wanted("d", 101.0) == []  # of known size, and still nobody knows what the other one leaves
-    full = Eviction([ModelSpec("known", {"gpu0": 22}), models[0]], MemoryBudget({"gpu0": 24}))
-    loaded(full, "known")
-    full.wanted("a", 1.0)
-    assert full.states["a"].residency is Residency.OUT
-    pinned = Eviction([ModelSpec("p", {"gpu0": 1}, pinned=True, on_demand=False), models[0]])
-    assert "`a` and the pinned `p` share gpu0; give `room`" in pinned.never("a")
+def test_one_of_unknown_size_has_its_cards_alone():
+    """Also where the machine's cards are not listed: Intel, AMD, Apple."""
+    unknown = [replace(LAUNCH, name=f"{model}-0", engine="vllm", model=model, on_demand=True) for model in "ab"]
+    known = replace(LAUNCH, name="d-0", model="d", on_demand=True, room=(("gpu0", 1),))
+    for room, others in (({"ram": 64 * GIB}, unknown), ({"gpu0": 24}, [unknown[0], known])):
+        budget = MemoryBudget(room)
+        eviction = Eviction(model_specs(others, room), budget)
+        assert eviction.wanted(others[0].model, 0.0) == [Action(Act.LOAD, others[0].model)]
+        assert eviction.wanted(others[1].model, 0.1) == []
+    pinned = replace(known, pinned=True, on_demand=False)
+    told = Eviction(model_specs([unknown[0], pinned], {"gpu0": 24}), MemoryBudget({"gpu0": 24})).never("a")
+    assert told == "`a` takes all of gpu0, where `d` is pinned; give `room` if it takes less"
 
 
 def test_a_model_goes_after_its_time_without_a_request():
@@ -183,18 +170,12 @@ def test_a_model_goes_after_its_time_without_a_request():
     assert eviction.told({"a": ModelUsage(0, 0, 62.0)}, 152.0, 152.0) == [Action(Act.UNLOAD, "a")]
 
 
-def test_a_request_that_comes_while_an_idle_model_drains_keeps_it():
+def test_a_request_that_comes_while_an_idle_model_drains_brings_it_back_afterwards():
     eviction = made([ModelSpec("a", idle_unload_s=60.0)], loads="a")
     assert eviction.told({"a": IDLE}, 100.0, 100.0) == [Action(Act.DRAIN, "a")]
-    assert eviction.wanted("a", 100.1) == [Action(Act.READMIT, "a")]
-    assert eviction.states["a"].residency is Residency.IN
-    assert "a" not in eviction.queue
-
-
-def test_when_nobody_waits_any_more_the_model_that_drained_serves_again():
-    eviction = two(loads="a")
-    assert eviction.wanted("b", 50.0) == [Action(Act.DRAIN, "a")]
-    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 51.0, 51.0) == [Action(Act.READMIT, "a")]
+    assert eviction.wanted("a", 100.1) == []
+    assert eviction.told({"a": WAITING}, 100.2, 100.2) == [Action(Act.UNLOAD, "a")]
+    assert eviction.gone("a", 101.0) == [Action(Act.LOAD, "a")]
 
 
 def test_a_model_asked_for_by_the_user_waits_in_line_without_a_request():
@@ -235,18 +216,16 @@ def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
     eviction = two()
     eviction.wanted("a", 0.0)
     assert eviction.failed("a", "no memory", 1.0) == [
-        Action(Act.REFUSE, "a", "no memory", FIRST_BACK_OFF_S),
+        Action(Act.REFUSE, "a", "no memory", BACK_OFF_S),
         Action(Act.UNLOAD, "a"),
     ]
     assert eviction.failed("a", "no memory", 1.0) == []
     assert eviction.gone("a", 2.0) == []
-    assert eviction.wanted("a", 5.0) == [Action(Act.REFUSE, "a", "no memory", 6.0)]
-    assert eviction.wanted("a", 11.0) == [Action(Act.LOAD, "a")]
-    for expected in (20.0, 40.0, 80.0, 160.0, 300.0, LONGEST_BACK_OFF_S):
-        refused, _ = eviction.failed("a", "no memory", 1000.0)
-        assert refused.retry_after_s == expected
-        eviction.gone("a", 1000.0)
-        assert eviction.wanted("a", 1001.0, asked=True) == [Action(Act.LOAD, "a")]  # the user need not wait
+    assert eviction.wanted("a", 5.0) == [Action(Act.REFUSE, "a", "no memory", BACK_OFF_S - 4.0)]
+    assert eviction.wanted("a", 6.0, asked=True) == [Action(Act.LOAD, "a")]  # the user need not wait
+    eviction.failed("a", "no memory", 7.0)
+    eviction.gone("a", 8.0)
+    assert eviction.wanted("a", 7.0 + BACK_OFF_S) == [Action(Act.LOAD, "a")]
 
 
 def test_a_load_by_hand_that_succeeds_ends_the_back_off():
@@ -272,11 +251,11 @@ def test_what_made_room_once_is_tried_again_after_a_failure_like_those_on_demand
     eviction.gone("a", 4.0)
     eviction.wanted("a", 5.0)
     assert eviction.failed("a", "no memory", 6.0) == [
-        Action(Act.REFUSE, "a", "no memory", FIRST_BACK_OFF_S),
+        Action(Act.REFUSE, "a", "no memory", BACK_OFF_S),
         Action(Act.UNLOAD, "a"),
     ]
     eviction.gone("a", 7.0)
-    assert eviction.wanted("a", 16.5) == [Action(Act.LOAD, "a")]
+    assert eviction.wanted("a", 6.5 + BACK_OFF_S) == [Action(Act.LOAD, "a")]
 
 
 def test_a_pinned_one_that_the_user_unloads_is_in_nobodys_way():
@@ -327,7 +306,7 @@ def test_after_a_reload_those_that_stay_keep_their_state():
 
 
 def test_replicas_of_one_model_are_loaded_together():
-    launch = {"engine": "fake", "weights": None, "slots": 1, "context_tokens": 10, "threads": 1, "on_demand": True}
+    launch = {"engine": "vllm", "weights": None, "slots": 1, "context_tokens": 10, "threads": 1, "on_demand": True}
     launches = [
         Launch("m-0", model="m", room=(("gpu0", 5), ("ram", 1)), gpus=(0,), **launch),
         Launch("m-1", model="m", room=(("gpu1", 5), ("ram", 1)), gpus=(1,), **launch),
@@ -336,24 +315,9 @@ def test_replicas_of_one_model_are_loaded_together():
         Launch("far", model="p", url="http://x:1", **launch),
     ]
     m, n, o = model_specs(launches, {"gpu0": 8, "gpu1": 8, "ram": 9})
-    assert (m.room, m.unknown) == ({"gpu0": 5, "ram": 2, "gpu1": 5}, frozenset())
-    assert (n.unknown, n.idle_unload_s) == ({"gpu1"}, 9.0)
-    assert (o.unknown, o.pinned) == ({"gpu0", "gpu1"}, True)
-
-
-def test_an_unload_after_a_load_that_only_stopped_a_drain():
-    eviction = Eviction([ModelSpec("a", idle_unload_s=1.0)], MemoryBudget())
-    eviction.wanted("a", 0.0)
-    eviction.loaded("a", 0.0)
-    eviction.told({"a": IDLE}, 10.0, 10.0)
-    assert eviction.states["a"].residency is Residency.DRAINING
-    eviction.wanted("a", 10.1, asked=True)  # skep model load, while it drains
-    assert eviction.states["a"].residency is Residency.IN
-    eviction.told({"a": IDLE}, 20.0, 20.0)
-    eviction.told({"a": IDLE}, 21.0, 21.0)
-    eviction.gone("a", 22.0)
-    assert eviction.states["a"].residency is Residency.OUT
-    assert eviction.unload("a", 23.0) == []
+    assert m.room == {"gpu0": 5, "ram": 2, "gpu1": 5}
+    assert (n.room, n.idle_unload_s) == ({"gpu1": 8}, 9.0)
+    assert (o.room, o.pinned) == ({"gpu0": 8, "gpu1": 8}, True)
 
 
 def test_what_the_user_unloaded_is_in_nobodys_way():
@@ -366,15 +330,6 @@ def test_what_the_user_unloaded_is_in_nobodys_way():
     eviction.gone("a", 3.0)
     assert eviction.states["a"].residency is Residency.OUT
     assert eviction.wanted("b", 4.0, asked=True) == [Action(Act.LOAD, "b")]
-
-
-def test_two_models_of_unknown_size_do_not_share_cards_that_nobody_lists():
-    """Intel, AMD, Apple: the machine's cards are not known, and so is what the engines take of them."""
-    launches = [replace(LAUNCH, name=f"{model}-0", engine="vllm", model=model, on_demand=True) for model in ("a", "b")]
-    budget = MemoryBudget({"ram": 64 * GIB})
-    eviction = Eviction(model_specs(launches, budget.room), budget)
-    assert eviction.wanted("a", 0.0) == [Action(Act.LOAD, "a")]
-    assert eviction.wanted("b", 0.1) == []
 
 
 class World:
@@ -400,9 +355,10 @@ class World:
         models = []
         for name in "abcde"[: chance.randint(2, 5)]:
             room = {place: chance.randint(1, 10) for place in chance.sample(places, chance.randint(0, 2))}
-            unknown = frozenset(chance.sample(places[:2], 1)) if not room else frozenset()
+            card = chance.choice(places[:2])
+            room = room or {card: have[card]}  # of unknown size: the whole card
             idle = chance.choice([None, 5.0])
-            models.append(ModelSpec(name, room, unknown, pinned=chance.random() < 0.15, idle_unload_s=idle))
+            models.append(ModelSpec(name, room, pinned=chance.random() < 0.15, idle_unload_s=idle))
         budget = MemoryBudget(have, chance.choice([None, None, 1, 2, 3]), turn_s=chance.choice([2.0, 10.0]))
         return cls(chance, models, budget, flaky={model.model for model in models if chance.random() < 0.2})
 
@@ -420,8 +376,6 @@ class World:
                     assert name not in self.held
                     assert not self.models[name].pinned
                     self.held.add(name)
-                case Act.READMIT:
-                    self.held.remove(name)
                 case Act.UNLOAD:
                     assert not self.busy[name], "unloaded while it served"
                     assert self.state[name] in ("in", "failed")
@@ -437,8 +391,6 @@ class World:
         for place, have in self.memory_budget.room.items():
             assert sum(model.room.get(place, 0) for model in there) <= have
         assert self.memory_budget.max_loaded is None or len(there) <= self.memory_budget.max_loaded
-        for model in there:
-            assert not any(model.unknown & other.places for other in there if other is not model)
 
     def happen(self):
         for event in sorted(self.due):

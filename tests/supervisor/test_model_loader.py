@@ -41,7 +41,10 @@ class StubReplicas:
             self.dormant.discard(self.all[model].launch.name)
             self.all[model].life.state = STARTING
 
-    def hold(self, model, *, back=False):
+    def hold(self, model):
+        pass
+
+    def release(self, model):
         pass
 
     async def unload_model(self, model):
@@ -92,7 +95,7 @@ async def loader_of(*models, figures=None, max_loaded=None, begin=False):
         yield setup, tasks
         assert not running.done()
         running.cancel()
-        setup.loader.stop()
+        setup.loader.pause()
 
 
 ON_DEMAND = {"on_demand": True}

@@ -58,7 +58,7 @@ async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(t
         assert replicas.serves("m")
         replicas.hold("m")
         assert (states(), replicas.serves("m")) == (["draining", "draining"], False)
-        replicas.hold("m", back=True)
+        replicas.release("m")
         await replicas.unload_model("m")
         assert (states(), [member.pid for member in replicas.members]) == (["unloaded", "unloaded"], [None, None])
         await replicas.unload_model("m")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
 from skep.engines.base import Launch
 from skep.errors import EngineError, UserError
-from skep.supervisor.eviction import Act, Action, Eviction, MemoryBudget, Residency, model_specs
+from skep.supervisor.eviction import Act, Action, Eviction, MemoryBudget, ModelState, Residency, model_specs
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
@@ -19,8 +19,6 @@ from skep.wire.json_pipe import Message
 _now = time.monotonic
 DONE = {ReplicaState.READY, ReplicaState.FAILED}
 TOLD = {Residency.LOADING: "loading", Residency.OUT: "unloaded", Residency.GIVEN_UP: "failed"}  # else: "unloading"
-
-Futures = dict[str, list[asyncio.Future[None]]]  # by model
 
 
 def unknown_model(model: str, known: Iterable[str]) -> UserError:
@@ -41,10 +39,7 @@ class ModelLoader:
     def __post_init__(self) -> None:
         self._eviction = Eviction([])
         self._wakeup = asyncio.Event()
-        self._ever_unloaded: set[str] = set()  # treated as on demand from then on
-        self._waiting: Futures = {}  # callers that wait for a model to be loaded
-        self._leaving: Futures = {}  # or unloaded
-        self._on_demand: set[str] = set()
+        self._moved = asyncio.Event()  # some model, or may have
         self._restart_pending: set[str] = set()  # replicas that were given up and are about to start again
         self._stopped = False
 
@@ -57,19 +52,7 @@ class ModelLoader:
         for spec in () if begin else specs:
             if not all(one.launch.name in self.replica_set.dormant for one in self.replica_set.of_model(spec.model)):
                 self._eviction.running(spec.model, _now())
-            elif not spec.on_demand and spec.model in self._on_demand:
-                self._do(self._eviction.wanted(spec.model, _now(), asked=True))
-        self._on_demand = {spec.model for spec in specs if spec.on_demand}
-        for futures in (self._waiting, self._leaving):
-            for model in futures.keys() - self._eviction.states.keys():
-                self._resolve(futures, model, EngineError(f"`{model}` is not served any more", hint="see `skep ps`"))
         self.changed()
-
-    def stop(self) -> None:
-        """Load and unload nothing any more."""
-        self._stopped = True
-        for model in list(self._leaving):
-            self._resolve(self._leaving, model)
 
     def pause(self, *, over: bool = False) -> None:
         """Load and unload nothing until it is `over`."""
@@ -86,12 +69,13 @@ class ModelLoader:
         """Return, for the gateway, the models that must be loaded before they can answer."""
         told: dict[str, UnloadedModel] = {}
         for model, state in self._eviction.states.items():
-            given_up = state.residency is Residency.GIVEN_UP
-            tells = state.residency is not Residency.IN and (given_up or model in self._ever_unloaded | self._on_demand)
+            tells = state.residency is not Residency.IN and (state.comes_and_goes or state.gave_up)
             if tells and not self.replica_set.serves(model):
-                shown = "waiting" if model in self._eviction.queue else TOLD.get(state.residency, "unloading")
-                told[model] = UnloadedModel(shown, state.why)
+                told[model] = UnloadedModel(self._shown(state), state.why)
         return told
+
+    def _shown(self, state: ModelState) -> str:
+        return "waiting" if state.model in self._eviction.queue else TOLD.get(state.residency, "unloading")
 
     async def run(self) -> None:
         """Ask for figures when they are needed, until cancelled."""
@@ -118,87 +102,76 @@ class ModelLoader:
     def look(self) -> None:
         """Derive the state of each model from its replicas, and act on it; called after every change of a replica."""
         actions: list[Action] = []
-        residencies = {model: state.residency for model, state in self._eviction.states.items()}
-        for model, residency in () if self._stopped else residencies.items():
+        for model, state in () if self._stopped else list(self._eviction.states.items()):
             members = self.replica_set.of_model(model)
             awake = [member for member in members if member.launch.name not in self.replica_set.dormant]
             self._restart_pending -= {one.launch.name for one in awake if one.life.state is not ReplicaState.FAILED}
-            states = {  # one about to start again counts as starting, though its task has not run yet
+            found = {  # one about to start again counts as starting, though its task has not run yet
                 ReplicaState.STARTING if one.launch.name in self._restart_pending else one.life.state for one in awake
             }
-            if residency is Residency.DRAINING:
+            if state.residency is Residency.DRAINING:
                 self.replica_set.hold(model)  # a replica that restarted meanwhile gets nothing either
-            if residency in (Residency.DRAINING, Residency.LEAVING) and members and not states:
-                self._ever_unloaded.add(model)
-                self._resolve(self._leaving, model)  # even if it is loaded again at once
+            if state.leaves and members and not found:
                 actions += self._eviction.gone(model, _now())
-            elif states == {ReplicaState.FAILED}:
+            elif found == {ReplicaState.FAILED}:
                 why = next((member.life.why for member in members if member.life.why), None)
-                self._ever_unloaded.add(model)  # the gateway is told about it from now on
                 actions += self._eviction.failed(model, why or "it did not start", _now())
-            elif residency is Residency.LOADING and states and states <= DONE:
+            elif state.residency is Residency.LOADING and found and found <= DONE:
                 actions += self._eviction.loaded(model, _now())
-            elif residency is Residency.GIVEN_UP and states - {ReplicaState.FAILED, ReplicaState.STOPPED}:
-                self.replica_set.hold(model, back=True)
+            elif state.residency is Residency.GIVEN_UP and found - {ReplicaState.FAILED, ReplicaState.STOPPED}:
+                self.replica_set.release(model)
                 self._eviction.running(model, _now())
         self._carry_out(actions)
-        for model, state in self._eviction.states.items():
-            if state.residency is Residency.IN:
-                self._resolve(self._waiting, model)
-            elif not state.residency.uses_memory:
-                self._resolve(self._leaving, model)
         self.unloaded = self.dormant()
         self._wakeup.set()
+        self._moved.set()
 
     # Commands
 
     async def load(self, model: str, *, wait: bool = False) -> Message:
-        self._known(model)
-        loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if wait:
-            self._waiting.setdefault(model, []).append(loaded)
+        state = self._state(model)
+        refusals = state.refusals
         self._do(self._eviction.wanted(model, _now(), asked=True))
-        if wait and self._eviction.states[model].residency is not Residency.IN:
-            await loaded
-        return self._answer(model)
+        while wait and state.residency is not Residency.IN and state.refusals == refusals:
+            await self._until_moved(state)
+        if wait and state.residency is not Residency.IN:
+            hint = "`skep logs NAME` shows what its replicas said"
+            raise EngineError(f"`{model}` cannot be loaded: {state.why}", hint=hint)
+        return self._answer(state)
 
     async def unload(self, model: str, *, wait: bool = False, drain_s: float | None = None) -> Message:
         """Unload a model once it is idle, or after `drain_s`."""
-        self._known(model)
+        state = self._state(model)
+        unloads = state.unloads
+
+        def hurry() -> None:
+            if state.unloads == unloads:
+                self._do(self._eviction.hurry(model, _now()))
+
         self._do(self._eviction.unload(model, _now()))
-        if self._eviction.states[model].residency.uses_memory:
-            left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._leaving.setdefault(model, []).append(left)
-            gone = self.tasks.create_task(self._finish_unload(model, left, drain_s))
-            if wait:
-                await asyncio.wait({gone})
-        return self._answer(model)
+        if drain_s is not None:
+            asyncio.get_running_loop().call_later(drain_s, hurry)
+        while wait and state.residency.uses_memory and state.unloads == unloads:
+            await self._until_moved(state)
+        return self._answer(state)
 
     # Inside
 
-    def _known(self, model: str) -> None:
+    def _state(self, model: str) -> ModelState:
         if model not in self._eviction.states:
             raise unknown_model(model, self._eviction.states)
+        return self._eviction.states[model]
 
-    def _answer(self, model: str) -> Message:
-        self._known(model)  # a reload may have removed it meanwhile
-        residency = self._eviction.states[model].residency
-        state = "waiting" if residency is Residency.OUT and model in self._eviction.queue else residency.value
-        return {"ok": True, "model": model, "state": state}
+    async def _until_moved(self, state: ModelState) -> None:
+        """Wait until some model has moved. Raise EngineError if a reload has removed this one."""
+        self._moved.clear()
+        await self._moved.wait()
+        if self._eviction.states.get(state.model) is not state:
+            raise EngineError(f"`{state.model}` is not served any more", hint="see `skep ps`")
 
-    async def _finish_unload(self, model: str, gone: asyncio.Future[None], drain_s: float | None) -> None:
-        """Return when it is unloaded or given up."""
-        await asyncio.wait({gone}, timeout=drain_s)
-        if not gone.done():
-            self._do(self._eviction.hurry(model, _now()))
-            await asyncio.wait({gone})
-
-    def _resolve(self, futures: Futures, model: str, error: EngineError | None = None) -> None:
-        for future in futures.pop(model, []):
-            if not future.done() and error is not None:
-                future.set_exception(error)
-            elif not future.done():
-                future.set_result(None)
+    def _answer(self, state: ModelState) -> Message:
+        out = state.residency is Residency.OUT
+        return {"ok": True, "model": state.model, "state": self._shown(state) if out else state.residency.value}
 
     def _do(self, actions: list[Action]) -> None:
         """Carry the actions out, and publish what they change."""
@@ -217,12 +190,8 @@ class ModelLoader:
                     self.replica_set.wake(model)
                 case Act.DRAIN:
                     self.replica_set.hold(model)
-                case Act.READMIT:
-                    self.replica_set.hold(model, back=True)
                 case Act.UNLOAD:
                     self.tasks.create_task(self.replica_set.unload_model(model))
                 case Act.REFUSE:
                     self.say(LoadFailed(model, action.why, action.retry_after_s))
-                    hint = "`skep logs NAME` shows what its replicas said"
-                    error = EngineError(f"`{model}` cannot be loaded: {action.why}", hint=hint)
-                    self._resolve(self._waiting, model, error)
+        self._moved.set()

@@ -154,11 +154,15 @@ class ReplicaSet:
         self.dormant |= {member.launch.name for member in members if member in self.members}
         self._member_changed()
 
-    def hold(self, model: str, *, back: bool = False) -> None:
-        """Send its replicas nothing new; with `back`, let them serve again."""
-        names = {member.launch.name for member in self.of_model(model)}
-        self._resting = self._resting - names if back else self._resting | names
-        self._held = self._held - {model} if back else self._held | {model}
+    def hold(self, model: str) -> None:
+        """Send its replicas nothing new."""
+        self._resting |= {member.launch.name for member in self.of_model(model)}
+        self._held.add(model)
+
+    def release(self, model: str) -> None:
+        """Let its replicas serve again."""
+        self._resting -= {member.launch.name for member in self.of_model(model)}
+        self._held.discard(model)
 
     async def pause(self, drain_s: float) -> None:
         """End every process that skep started, once its answers are finished or after `drain_s`."""
@@ -171,25 +175,26 @@ class ReplicaSet:
         self._member_changed()
 
     async def resume(self) -> SkepError | None:
-        """Start again what `pause` ended. Return the error of a replica that several tries did not start."""
+        """Start again what `pause` ended. Return the error of a replica that did not start."""
         names, self._paused = self._paused, set()
         for member in [one for one in self.members if one.launch.name in names]:
             self._begin_again(member)
         self.changed()
-        for left in reversed(range(RESUME_TRIES)):
+        failure: SkepError | None = None
+        for _ in range(RESUME_TRIES):
             try:
                 for name in names:
                     await self.until_up(name, hint=f"`skep logs {name}` shows more")
             except EngineError as error:
-                if not left:
-                    return error
+                failure = error
             else:
-                break
+                return None
             await asyncio.sleep(RESUME_EVERY_S)
-            for member in self.members:
-                if member.launch.name in names and member.life.state is ReplicaState.FAILED:
+            failed = [self.find(name) for name in names]
+            for member in failed:
+                if member is not None and member.life.state is ReplicaState.FAILED:
                     await member.restart()
-        return None
+        return failure
 
     async def remove_replica(self, name: str, drain_s: float) -> bool:
         """Remove it once its answers are finished, or after `drain_s`. Return whether it was dormant or about to be."""

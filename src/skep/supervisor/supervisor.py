@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 from skep.config.gateway_messages import GatewaySetup, GatewayStatus, LoadFailed, UnloadedModel
 from skep.config.settings import Settings
 from skep.engines.base import Launch
-from skep.errors import DoesNotFit, EngineError, GatewayError, SkepError, UserError
+from skep.errors import EngineError, GatewayError, SkepError, UserError
 from skep.supervisor.control import NO_ANSWER
 from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.gateway_child import GatewayChild, MonitorChild
@@ -160,7 +159,7 @@ class Supervisor:
             await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
             draining.cancel()
             hurry.cancel()
-            self.loader.stop()
+            self.loader.pause()
             loader.cancel()
             await self.replica_set.end_all()
             if self.remote is not None and (left := await self.remote.stop()) is not None:
@@ -251,28 +250,27 @@ class Supervisor:
         except msgspec.ValidationError as error:
             hint = "`skep down && skep up -d` starts the new one"
             raise UserError(f"these settings are from another version of skep: {error}", hint=hint) from None
-        hive, plan = await self._become(lambda: [wanted], all_of_it=True, wait=wait)
+        hive, plan = await self._become(wanted, all_of_it=True, wait=wait)
         return {"ok": True, **to_builtins(plan), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
 
     async def scale(self, model: str, replicas: int, *, wait: bool = False) -> Message:
-        before = sum(replicas_of(self.hive.settings, model))
-        _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas), wait=wait)
+        before = sum(one.replicas for one in self.hive.settings.serve if one.model_id == model)
+        _, plan = await self._become(rescaled(self.hive.settings, model, replicas), wait=wait)
         for name in plan.added if wait else ():
             hint = f"`skep logs {name}` shows more; `skep replica scale {model}={before}` undoes it"
             await self.replica_set.until_up(name, hint=hint)
         return {"ok": True, "model": model, "before": before, "replicas": replicas, **to_builtins(plan)}
 
-    async def _become(
-        self, ways: Callable[[], Iterable[Settings]], *, all_of_it: bool = False, wait: bool
-    ) -> tuple[Hive, ReplicaChanges]:
-        """Apply the first of these settings that fits. Without `all_of_it`, only the replicas change."""
-        if not self._can_change:
+    async def _become(self, settings: Settings, *, all_of_it: bool = False, wait: bool) -> tuple[Hive, ReplicaChanges]:
+        """Apply settings. Without `all_of_it`, only the replicas change."""
+        if self.rebuild is None or not self._can_change:
             why = f"{self._begun} is in progress" if self._begun else f"skep is {self.phase}"
             raise EngineError(f"the deployment cannot change now: {why}", hint="try again later; see `skep ps`")
         self._begun = "another reload" if all_of_it else "a change of replicas"
         try:
             running = [member.launch for member in self.replica_set.members]
-            hive = await asyncio.to_thread(self._built, ways, running)
+            hive = await asyncio.to_thread(self.rebuild, settings, self.hive, running)
+            hive = replace(hive, settings=settings)
             plan = changes(running, hive.replicas)
             if all_of_it:
                 before = self.hive
@@ -290,18 +288,6 @@ class Supervisor:
         if wait:
             await _await_success(self._carrying)
         return hive, plan
-
-    def _built(self, ways: Callable[[], Iterable[Settings]], running: Sequence[Launch]) -> Hive:
-        """Return the hive of the first of these settings that fits."""
-        assert self.rebuild is not None
-        refused: DoesNotFit | None = None
-        for settings in ways():
-            try:
-                return replace(self.rebuild(settings, self.hive, running), settings=settings)
-            except DoesNotFit as error:
-                refused = refused or error
-        assert refused is not None
-        raise refused
 
     async def _carry_out(self, hive: Hive, plan: ReplicaChanges, *, patient: bool) -> SkepError | None:
         def settle() -> None:
@@ -381,26 +367,19 @@ async def _await_success(task: asyncio.Task[SkepError | None] | None) -> None:
 # Replicas in settings
 
 
-def replicas_of(settings: Settings, model: str) -> list[int]:
-    """Return the replicas of the model's [[serve]] tables: one table, or one for each kind of node."""
-    return [serve.replicas for serve in settings.serve if serve.model_id == model]
-
-
-def rescaled(settings: Settings, model: str, replicas: int) -> Iterator[Settings]:
-    """Yield settings with that many replicas of the model, the preferred split first: the next may fit.
-
-    Those of the last tables go first; new ones all go to the first table, or to the next one.
-    """
-    have = replicas_of(settings, model)
-    if not have:
+def rescaled(settings: Settings, model: str, replicas: int) -> Settings:
+    """Return settings with that many replicas of the model. Of several tables, the first grows and the last shrink."""
+    tables = [serve for serve in settings.serve if serve.model_id == model]
+    if not tables:
         raise unknown_model(model, dict.fromkeys(serve.model_id for serve in settings.serve))
     if not 1 <= replicas <= MOST_REPLICAS:
         away = "`skep model unload` and `skep down` stop it"
         raise UserError(f"`{model}` cannot have {replicas} replicas", hint=f"from 1 to {MOST_REPLICAS}; {away}")
-    sooner = accumulate(have, initial=0)
-    fewer = [max(0, min(count, replicas - before)) for count, before in zip(have, sooner, strict=False)]
-    for place in range(len(have)) if replicas > sum(have) else (0,):
-        counts = [count + (replicas - sum(fewer)) * (number == place) for number, count in enumerate(fewer)]
-        left = iter(counts)
-        tables = (replace(one, replicas=next(left)) if one.model_id == model else one for one in settings.serve)
-        yield replace(settings, serve=tuple(tables))
+    left, serves = replicas - sum(table.replicas for table in tables), list(settings.serve)
+    for place in reversed(range(len(serves))):
+        one = serves[place]
+        if one.model_id == model:
+            change = left if one is tables[0] else max(left, -one.replicas) if left < 0 else 0
+            serves[place] = replace(one, replicas=one.replicas + change)
+            left -= change
+    return replace(settings, serve=tuple(serves))
