@@ -7,7 +7,7 @@ import sys
 from supervised import until
 
 from skep.config import gateway_messages as messages
-from skep.supervisor.gateway_child import GatewayChild, merge_model_usage, merge_status
+from skep.supervisor.gateway_child import GatewayChild, merge_status
 from skep.wire.json_pipe import JsonPipe
 
 # A gateway as the supervisor sees it: keeps the last table it was told, listens when a file is there.
@@ -61,36 +61,16 @@ async def test_a_new_gateway_has_the_newest_table(tmp_path):
     assert said == "new"
 
 
-def status(name="m-0", *, state="up", active=1, queued=2):
-    return messages.GatewayStatus(
-        queued=queued,
-        in_flight=active,
-        busy={name: active + 1},
-        queues={"m": {"interactive": 0, "normal": queued, "batch": 0}},
-        replicas=[messages.ReplicaFigures(name, 4, active, 1, state)],
-        tokens={name: 100},
-        ended={"answered": 7},
-    )
+def status(active, queued, **models):
+    return messages.GatewayStatus(queued=queued, in_flight=active, busy={"m-0": active + 1}, models=models)
 
 
-def test_a_gateway_and_the_one_it_replaces_are_told_as_one():
-    """The one that takes new connections comes first, and says in which state replicas are."""
-    told = merge_status([status(active=1), status(active=2, state="draining", queued=0), status("gone-0")])
-    assert (told.queued, told.in_flight) == (4, 4)
-    assert told.busy == {"m-0": 5, "gone-0": 2}
-    assert told.queues == {"m": {"interactive": 0, "normal": 4, "batch": 0}}
-    assert [(row.name, row.active, row.releasing, row.state) for row in told.replicas] == [
-        ("m-0", 3, 2, "up"),
-        ("gone-0", 1, 1, "up"),
-    ]
-    assert told.tokens == {"m-0": 200, "gone-0": 100}
-    assert told.ended == {"answered": 21}
-
-
-def test_a_model_is_idle_since_the_last_answer_of_all_gateways():
-    told = [messages.ModelUsage(2, 1, None), messages.ModelUsage(0, 2, 4.0), messages.ModelUsage(1, 0, 1.0)]
-    assert merge_model_usage(told[:1]) == told[0]
-    assert merge_model_usage(told) == messages.ModelUsage(3, 3, 1.0)
+def test_a_gateway_has_what_is_under_way_in_the_ones_it_replaces():
+    """A model is not unloaded while one of them streams its answers."""
+    mine, theirs = messages.ModelUsage(2, 1, 4.0), messages.ModelUsage(1, 0, None)
+    told = merge_status([status(1, 2, m=mine), status(2, 0, m=theirs, n=theirs)])
+    assert (told.queued, told.in_flight, told.busy) == (2, 3, {"m-0": 5})
+    assert told.models == {"m": messages.ModelUsage(3, 1, 4.0), "n": messages.ModelUsage(busy=1)}
 
 
 async def test_what_a_newer_gateway_says_is_taken_as_far_as_it_is_understood():

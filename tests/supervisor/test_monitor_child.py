@@ -71,12 +71,6 @@ async def test_nothing_is_started_before_somebody_wants_it(tmp_path):
         await begun(log, 1)
 
 
-async def test_without_a_command_line_it_never_starts(tmp_path):
-    child = MonitorChild([], tmp_path / "monitor.log", begin=True)
-    assert not child.wake()
-    await child.stop()
-
-
 async def test_other_settings_end_what_runs_and_begin_it_anew_at_once(tmp_path):
     """The pause after one that died is not waited for. Without a command line it stays away."""
     words = [sys.executable, "-c", CHILD]
@@ -93,13 +87,6 @@ async def test_other_settings_end_what_runs_and_begin_it_anew_at_once(tmp_path):
     assert (log.read_text().count("began"), child.wake()) == (3, False)
 
 
-async def test_its_log_is_rotated(tmp_path):
-    chatter = "import sys; sys.stdout.write(('x' * 1023 + chr(10)) * 9000); sys.stdout.flush(); sys.stdin.read()"
-    async with running(tmp_path, code=chatter, pause_s=600.0):
-        await until(lambda: sum(one.stat().st_size for one in tmp_path.iterdir()) >= 9000 * 1024)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["monitor.log", "monitor.log.1"]
-
-
 def test_settings_decide_whether_there_is_one():
     settings = Settings(overrides=CliOverrides(config="/etc/skep.toml"))
     assert monitor_argv(settings)[1:] == ("-m", "skep", "monitor", "run", "--config", "/etc/skep.toml")
@@ -110,7 +97,9 @@ def test_settings_decide_whether_there_is_one():
 async def test_a_target_added_while_it_runs_wakes_it(tmp_path, argv, running):
     with socket.socket() as listener:
         hive = Hive((), ("/bin/false",), {}, "http://x", tmp_path, monitor_argv=argv)
-        told = await answer(Supervisor(hive, listener, lambda _s: None), {"op": "monitor"})
+        supervisor = Supervisor(hive, listener, lambda _s: None)
+        told = await answer(supervisor, {"op": "monitor"})
+        await supervisor.monitor.stop()
     assert told == {"ok": True, "running": running, "pid": None}
 
 

@@ -10,17 +10,18 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT
+from subprocess import DEVNULL, STDOUT
 from typing import Any
 
 from msgspec.structs import replace
 
 from skep.config import gateway_messages as messages
 from skep.errors import GatewayError
-from skep.files import RotatingLog, open_log
+from skep.files import open_log
 from skep.wire.json_pipe import JsonPipe, Message, start_linked
 
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
@@ -29,7 +30,6 @@ LISTEN_DEADLINE_S = 20.0
 MONITOR_DELAYS_S = (1.0, 5.0, 30.0, 300.0)
 MONITOR_STABLE_S = 60.0
 MONITOR_STOP_S = 2.0
-LAST_WORDS_S = 1.0  # after its exit: processes it started may hold its output open
 
 
 @dataclass(eq=False, repr=False)
@@ -184,30 +184,16 @@ class GatewayChild:
 
 
 def merge_status(told: Sequence[messages.GatewayStatus], *, complete: bool = True) -> messages.GatewayStatus:
-    """Merge the status of several gateway processes. States are those of the first, which takes the connections."""
-    replicas: dict[str, messages.ReplicaFigures] = {}
-    for row in (row for one in told for row in one.replicas):
-        known = replicas.get(row.name)
-        more = (0, 0) if known is None else (known.active, known.releasing)
-        replicas[row.name] = replace(known or row, active=row.active + more[0], releasing=row.releasing + more[1])
-    summed = ("queued", "in_flight", "busy", "tokens", "ended", "queues")
-    figures = {name: _sum([getattr(one, name) for one in told]) for name in summed}
-    used = dict.fromkeys(model for one in told for model in one.models)
-    models = {model: merge_model_usage([one.models[model] for one in told if model in one.models]) for model in used}
-    return messages.GatewayStatus(**figures, replicas=list(replicas.values()), models=models, complete=complete)
-
-
-def merge_model_usage(told: Sequence[messages.ModelUsage]) -> messages.ModelUsage:
-    idle = [one.idle_s for one in told if one.idle_s is not None]
-    return messages.ModelUsage(sum(one.busy for one in told), sum(one.queued for one in told), min(idle, default=None))
-
-
-def _sum(values: Sequence[Any]) -> Any:
-    """Add numbers, or what stands under the same keys."""
-    if not isinstance(values[0], Mapping):
-        return sum(values)
-    keys = dict.fromkeys(key for one in values for key in one)
-    return {key: _sum([one[key] for one in values if key in one]) for key in keys}
+    """Return the status of the first, which takes the connections, with what is under way in the others."""
+    first, *others = told
+    busy, models = Counter(first.busy), dict(first.models)
+    for other in others:
+        busy.update(other.busy)
+        for model, used in other.models.items():
+            mine = models.get(model, messages.ModelUsage())
+            models[model] = replace(mine, busy=mine.busy + used.busy)
+    in_flight = sum(one.in_flight for one in told)
+    return replace(first, busy=dict(busy), models=models, in_flight=in_flight, complete=complete)
 
 
 async def _first_of(ended: asyncio.Future[int], event: Awaitable[Any], timeout_s: float | None = None) -> None:
@@ -300,34 +286,20 @@ class MonitorChild:
     async def _run_once(self) -> None:
         """Run it to its end, or until cancelled, with its output in the log."""
         theirs, ours = os.pipe()
-        words = [*self._argv, "--parent-fd", str(theirs)]
-        streams: dict[str, Any] = {"stdin": DEVNULL, "stdout": PIPE, "stderr": STDOUT}
-        start = asyncio.create_subprocess_exec(*words, pass_fds=[theirs], **streams, start_new_session=True)
-        starting = asyncio.ensure_future(start)
         try:
-            await asyncio.wait({starting})
-            self._process = process = starting.result()
-            with contextlib.closing(RotatingLog(self._log)) as log:
-                copying = asyncio.ensure_future(_copy(process, log))
-                try:
-                    await process.wait()
-                finally:
-                    await _end(process)
-                    await asyncio.wait({copying}, timeout=LAST_WORDS_S)
-                    copying.cancel()
-        except asyncio.CancelledError:
-            with contextlib.suppress(OSError):  # a start cannot be cancelled
-                await _end(await starting)
-            raise
+            with open_log(self._log) as log:
+                words = [*self._argv, "--parent-fd", str(theirs)]
+                how: dict[str, Any] = {"stdin": DEVNULL, "stdout": log, "stderr": STDOUT}
+                self._process = process = await asyncio.create_subprocess_exec(
+                    *words, pass_fds=[theirs], start_new_session=True, **how
+                )
+            try:
+                await process.wait()
+            finally:
+                await _end(process)
         finally:
             os.close(theirs)
-            os.close(ours)
-
-
-async def _copy(process: asyncio.subprocess.Process, log: RotatingLog) -> None:
-    assert process.stdout is not None
-    while data := await process.stdout.read(65536):
-        log.write(data)
+            os.close(ours)  # it ends by this too, if the start was cancelled
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

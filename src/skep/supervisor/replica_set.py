@@ -190,9 +190,8 @@ class ReplicaSet:
             else:
                 return None
             await asyncio.sleep(RESUME_EVERY_S)
-            failed = [self.find(name) for name in names]
-            for member in failed:
-                if member is not None and member.life.state is ReplicaState.FAILED:
+            for member in self.members:
+                if member.launch.name in names and member.life.state is ReplicaState.FAILED:
                     await member.restart()
         return failure
 
