@@ -1,4 +1,4 @@
-"""The gateways of a hive as its supervisor sees them: what a new one is told, and several told as one."""
+"""The gateway of a hive as its supervisor sees it: what a new one is told."""
 
 import asyncio
 import socket
@@ -7,7 +7,7 @@ import sys
 from supervised import until
 
 from skep.config import gateway_messages as messages
-from skep.supervisor.gateway_child import GatewayChild, merge_status
+from skep.supervisor.gateway_child import GatewayChild
 from skep.wire.json_pipe import JsonPipe
 
 # A gateway as the supervisor sees it: keeps the last table it was told, listens when a file is there.
@@ -37,40 +37,26 @@ for line in link:
 
 async def test_a_new_gateway_has_the_newest_table(tmp_path):
     """A model was loaded or unloaded between its start and its listening: `skep replica restart gateway`."""
-    listener = socket.socket()
-    argv, told = (
-        [sys.executable, "-S", "-c", CHILD, str(tmp_path)],
-        {"setup": messages.GatewaySetup(), "log": tmp_path / "log"},
-    )
-    gateway = GatewayChild(argv, listener, **told, changed=lambda: None)
-    gateway.publish(messages.ReplicaTable(models=("old",)))
-    (tmp_path / "go").touch()
-    running = asyncio.get_running_loop().create_task(gateway.run())
-    await until(lambda: gateway.listening)
-    (tmp_path / "go").unlink()
-    replacing = asyncio.get_running_loop().create_task(gateway.replace(0.1))
-    await until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
-    gateway.publish(messages.ReplicaTable(models=("new",)))
-    (tmp_path / "go").touch()
-    await replacing
-    await gateway.status()  # it has read all that was sent before
-    said = (tmp_path / str(gateway.pid)).read_text()
-    await gateway.stop()
-    await running
-    listener.close()
+    argv = [sys.executable, "-S", "-c", CHILD, str(tmp_path)]
+    told = {"setup": messages.GatewaySetup(), "log": tmp_path / "log"}
+    with socket.socket() as listener:
+        gateway = GatewayChild(argv, listener, **told, changed=lambda: None)
+        gateway.publish(messages.ReplicaTable(models=("old",)))
+        (tmp_path / "go").touch()
+        running = asyncio.get_running_loop().create_task(gateway.run())
+        await until(lambda: gateway.listening)
+        (tmp_path / "go").unlink()
+        restarting = asyncio.get_running_loop().create_task(gateway.restart(0.1))
+        await until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
+        gateway.publish(messages.ReplicaTable(models=("new",)))
+        (tmp_path / "go").touch()
+        await restarting
+        await gateway.status()  # it has read all that was sent before
+        said = (tmp_path / str(gateway.pid)).read_text()
+        await gateway.stop()
+        await running
     assert said == "new"
-
-
-def status(active, queued, **models):
-    return messages.GatewayStatus(queued=queued, in_flight=active, busy={"m-0": active + 1}, models=models)
-
-
-def test_a_gateway_has_what_is_under_way_in_the_ones_it_replaces():
-    """A model is not unloaded while one of them streams its answers."""
-    mine, theirs = messages.ModelUsage(2, 1, 4.0), messages.ModelUsage(1, 0, None)
-    told = merge_status([status(1, 2, m=mine), status(2, 0, m=theirs, n=theirs)])
-    assert (told.queued, told.in_flight, told.busy) == (2, 3, {"m-0": 5})
-    assert told.models == {"m": messages.ModelUsage(3, 1, 4.0), "n": messages.ModelUsage(busy=1)}
+    assert (gateway.restarts, gateway.why) == (1, None)
 
 
 async def test_what_a_newer_gateway_says_is_taken_as_far_as_it_is_understood():

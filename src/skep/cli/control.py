@@ -82,7 +82,7 @@ def undrain(name: NameArgument) -> None:
 
 @command(replica_app, "skep replica restart gateway")
 def restart(name: Annotated[str, argument("Replica name from `skep ps`, or `gateway`.")]) -> None:
-    """Restart a replica after its running requests, or replace the gateway without cutting streams."""
+    """Restart a replica, or the gateway, after its running requests; new ones wait meanwhile."""
     ask_hive({"op": "restart", "name": name}, 600)
     note(f"{name} is restarting; `skep ps` shows it" if name != "gateway" else "the new gateway is serving")
 

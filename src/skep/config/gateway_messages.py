@@ -113,7 +113,6 @@ class GatewayStatus(Struct, frozen=True):
     queues: dict[str, dict[str, int]] = {}  # by model and class
     replicas: list[ReplicaFigures] = []
     models: dict[str, ModelUsage] = {}
-    complete: bool = True  # every process of this hive's gateway has answered
 
 
 # To the gateway
@@ -156,7 +155,7 @@ class AskStatus(Struct, frozen=True, tag_field="op", tag="status"):
 
 
 class AskDrain(Struct, frozen=True, tag_field="op", tag="drain"):
-    """`hand_over`: a new gateway takes the connections from now on; else new requests are told to come back."""
+    """`hand_over`: connections wait for the next gateway from now on; else new requests are told to come back."""
 
     timeout_s: float
     hand_over: bool = False

@@ -58,7 +58,7 @@ def member(supervisor: Supervisor, name: str) -> ReplicaMember:
 async def restart(supervisor: Supervisor, name: str) -> Message:
     replicas, drain_s = supervisor.replica_set, supervisor.hive.drain_s
     if name == "gateway":
-        await supervisor.gateway.replace(drain_s)
+        await supervisor.gateway.restart(drain_s)
         return {"ok": True}
     one = member(supervisor, name)
     if replicas.is_dormant(one):

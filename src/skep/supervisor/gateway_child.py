@@ -1,7 +1,7 @@
 """The gateway and the monitor as the supervisor sees them: children that may crash while the engines stay loaded.
 
-The supervisor holds the listening socket; each gateway process gets a copy. Knows the gateway only by its command
-line and its link messages. One process is *current* and takes new connections; replaced ones finish their answers.
+The supervisor holds the listening socket; the gateway process gets a copy, and connections wait while there is none.
+Knows the gateway only by its command line and its link messages.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import Any
-
-from msgspec.structs import replace
 
 from skep.config import gateway_messages as messages
 from skep.errors import GatewayError
@@ -49,11 +46,10 @@ class GatewayChild:
     def __post_init__(self) -> None:
         self._table = messages.ReplicaTable()  # as last published
         self._current: _Child | None = None
-        self._retired: dict[_Child, asyncio.Task[None]] = {}  # each with the task that ends it
-        self._stopping = asyncio.Event()
-        self._new_current = asyncio.Event()
-        self._one_at_a_time = asyncio.Lock()  # at most one process is being made current
-        self._ever_listened = False
+        self._stopping = False
+        self._one_at_a_time = asyncio.Lock()  # restarts by the user
+        self._restarting = False
+        self._listened = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -72,79 +68,71 @@ class GatewayChild:
     async def run(self) -> None:
         """Start it, and again whenever it dies, until `stop`; give up (`broken`) if it never listened."""
         loop = asyncio.get_running_loop()
-        failures = 0
-        while not self._stopping.is_set():
+        failures, ever_listened = 0, False
+        while not self._stopping:
             started = loop.time()
             try:
-                async with self._one_at_a_time:
-                    self._current = await self._start()
-                await self._until_nobody_serves()
+                self._current = child = await self._start()
+                code = await child.ended
+                self._current = None
+                if self._stopping:
+                    return
+                self.why = f"the gateway ended with code {code}; its log is {self.log}"
             except OSError as error:  # no process or descriptor is free: a failed start
                 self.why = f"the gateway cannot be started: {error.strerror}"
-            if self._stopping.is_set():
-                return
+            if self._restarting:
+                self._restarting, self.why, failures = False, None, 0
+                continue
+            ever_listened |= self._listened.is_set()
             failures = 1 if loop.time() - started > STABLE_S else failures + 1
-            self.broken = not self._ever_listened and failures >= len(RESTART_DELAYS_S)
+            self.broken = not ever_listened and failures >= len(RESTART_DELAYS_S)
             self.changed()
             if self.broken:
                 return
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
     def publish(self, table: messages.ReplicaTable) -> None:
-        """Send a new replica table to all processes, including those that only finish their answers."""
         if table != self._table:
             self._table = table
             self.say(table)
 
     def say(self, message: messages.ToGateway) -> None:
-        """Send a message to all processes; there is no answer."""
-        for child in self._children():
-            child.link.send(message)
+        """Send a message; there is no answer."""
+        if self._current is not None:
+            self._current.link.send(message)
 
-    async def set_up(self, setup: messages.GatewaySetup) -> None:
+    def set_up(self, setup: messages.GatewaySetup) -> None:
         """Apply new settings: what a running process can change, at once; the rest with its successor."""
-        async with self._one_at_a_time:
-            self.setup = setup
-            self.say(setup)
+        self.setup = setup
+        self.say(setup)
 
     async def status(self, timeout_s: float = 1.0) -> messages.GatewayStatus | None:
-        """Return the merged status of all processes; None while none answers."""
-        answers = await asyncio.gather(*(one.link.ask(messages.AskStatus(), timeout_s) for one in self._children()))
-        told = [answer.status for answer in answers if isinstance(answer, messages.StatusAnswer)]
-        return merge_status(told, complete=len(told) == len(answers)) if told else None
+        """Return its status; None while it does not answer."""
+        answer = await self._current.link.ask(messages.AskStatus(), timeout_s) if self._current is not None else None
+        return answer.status if isinstance(answer, messages.StatusAnswer) else None
 
-    async def replace(self, drain_s: float) -> None:
-        """Start a new process; once it listens, the old one finishes its answers and ends."""
+    async def restart(self, drain_s: float) -> None:
+        """Let the process finish its answers while new connections wait, and start another one."""
         async with self._one_at_a_time:
-            new = await self._start()
-            await _first_of(new.ended, new.listening.wait(), LISTEN_DEADLINE_S)
-            if new.ended.done() or not new.listening.is_set():
-                with contextlib.suppress(ProcessLookupError):
-                    new.process.kill()
-                hint = f"the old one goes on serving; the end of {self.log} says why"
-                raise GatewayError("the new gateway did not start", hint=hint)
-            old, self._current = self._current, new
-            self._new_current.set()
-            new.link.send(self._table)  # it may have changed since the start of this one
-        if old is not None:
-            self._retire(old, drain_s)
-        self.changed()
+            self._listened.clear()
+            if (child := self._current) is not None:
+                await child.link.ask(messages.AskDrain(drain_s, hand_over=True), drain_s + 5)
+                self._restarting = True
+                await child.end()
+            try:
+                await asyncio.wait_for(self._listened.wait(), LISTEN_DEADLINE_S)
+            except TimeoutError:
+                raise GatewayError("the new gateway did not start", hint=f"the end of {self.log} says why") from None
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nothing new and wait for what is under way, at most until the timeout."""
-        ask = messages.AskDrain(timeout_s)
-        await asyncio.gather(*(child.link.ask(ask, timeout_s + 5) for child in self._children()))
+        if self._current is not None:
+            await self._current.link.ask(messages.AskDrain(timeout_s), timeout_s + 5)
 
     async def stop(self) -> None:
-        self._stopping.set()
-        for task in self._retired.values():
-            task.cancel()
-        for child in self._children():
-            await child.end()
-
-    def _children(self) -> list[_Child]:
-        """Return the current process and those that finish their answers."""
-        return [child for child in (self._current, *self._retired) if child is not None]
+        self._stopping = True
+        if self._current is not None:
+            await self._current.end()
 
     async def _start(self) -> _Child:
         fd = self.listener.fileno()
@@ -159,48 +147,9 @@ class GatewayChild:
         return child
 
     def _came_to_listen(self) -> None:
-        self._ever_listened = True
+        self._listened.set()
         self.why = None
         self.changed()
-
-    async def _until_nobody_serves(self) -> None:
-        """Wait until the current process has ended, which another may have replaced meanwhile."""
-        while (child := self._current) is not None:
-            self._new_current.clear()
-            await _first_of(child.ended, self._new_current.wait())
-            if child is self._current and child.ended.done():
-                self._current = None
-                self.why = f"the gateway ended with code {child.ended.result()}; its log is {self.log}"
-
-    def _retire(self, child: _Child, drain_s: float) -> None:
-        async def finish() -> None:
-            try:
-                await child.link.ask(messages.AskDrain(drain_s, hand_over=True), drain_s + 5)
-            finally:
-                await child.end()
-                del self._retired[child]
-
-        self._retired[child] = asyncio.get_running_loop().create_task(finish())
-
-
-def merge_status(told: Sequence[messages.GatewayStatus], *, complete: bool = True) -> messages.GatewayStatus:
-    """Return the status of the first, which takes the connections, with what is under way in the others."""
-    first, *others = told
-    busy, models = Counter(first.busy), dict(first.models)
-    for other in others:
-        busy.update(other.busy)
-        for model, used in other.models.items():
-            mine = models.get(model, messages.ModelUsage())
-            models[model] = replace(mine, busy=mine.busy + used.busy)
-    in_flight = sum(one.in_flight for one in told)
-    return replace(first, busy=dict(busy), models=models, in_flight=in_flight, complete=complete)
-
-
-async def _first_of(ended: asyncio.Future[int], event: Awaitable[Any], timeout_s: float | None = None) -> None:
-    """Wait for the end of a process or for something else, whichever comes first."""
-    waiting = asyncio.ensure_future(event)
-    await asyncio.wait({ended, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
 
 
 @dataclass(eq=False, repr=False)

@@ -87,7 +87,7 @@ class ModelLoader:
             if self._eviction.poll_s is None or self._stopped:
                 continue
             asked_at, status = _now(), await self.status()
-            if status is not None and status.models and status.complete:
+            if status is not None and status.models:
                 self._do(self._eviction.told(status.models, asked_at, _now()))
             else:
                 self._do(self._eviction.settle(_now()))

@@ -274,7 +274,7 @@ class Supervisor:
             plan = changes(running, hive.replicas)
             if all_of_it:
                 before = self.hive
-                await self.gateway.set_up(hive.gateway_setup)
+                self.gateway.set_up(hive.gateway_setup)
                 self.replica_set.set_policy(hive.policy)
                 if (before.monitor_argv, before.settings.monitor) != (hive.monitor_argv, hive.settings.monitor):
                     await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
