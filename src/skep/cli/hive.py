@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import sys
-import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +18,14 @@ from skep.cli.serve import ServeOptions
 from skep.config.keys import has_keys
 from skep.config.load import find_config, load_settings, make_cluster
 from skep.config.settings import EMBEDDED_MODEL, CliOverrides, Cluster, Serve, Settings
-from skep.errors import SkepError, UserError
+from skep.errors import EngineError, UserError
 from skep.paths import Paths, user_paths
-from skep.report.hive_text import HIVE, endpoint_lines
-from skep.report.liveview import Line, Page, can_draw, live_view
+from skep.report.hive_text import endpoint_lines
 from skep.report.terminal import byte_progress, note, print_json
-from skep.units import format_seconds
 
 if TYPE_CHECKING:
     from skep.cluster.client import RayNodes
     from skep.deploy.resolve import ServeRequest
-    from skep.supervisor.supervisor import Supervisor
-
-REFRESH_S = 0.5
 
 
 def up(options: ServeOptions) -> None:
@@ -144,23 +138,38 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
 
 
 def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
-    """In the foreground until Ctrl-C or `skep down`; a live table on a terminal, a line per change elsewhere."""
-    from skep.supervisor.main import run_hive
+    """In the foreground until Ctrl-C or `skep down`, with a line per change. The hive ends with this process."""
+    from skep.supervisor.control import HiveProcess
 
-    story = _ConsoleReporter(paths, as_json=as_json)
-    try:
-        with byte_progress("downloading the weights") as progress:
-            run_hive(
-                settings,
-                paths,
-                story.changed,
-                progress=progress,
-                tell=lambda line: note(f"warning: {line}"),
-                nodes=remote_nodes(settings),
-            )
-    finally:
-        story.end()
+    here, _writing = os.pipe()
+    said, stopped = dict[str, str](), list[int]()
+    with byte_progress("downloading the weights") as progress:
+        hive = HiveProcess(settings, paths, os.environ.copy(), partial(_hear, said, progress), here)
+
+        def stop(number: int, _frame: object) -> None:
+            stopped.append(number)
+            hive.child.send_signal(signal.SIGTERM)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, stop)
+        try:
+            _say_ready(hive.until_ready(), settings, paths, as_json=as_json)
+            hive.until_ended()
+        except EngineError:
+            if not stopped:
+                raise
     note("skep is down")
+
+
+def _say_ready(ready: dict[str, Any], settings: Settings, paths: Paths, *, as_json: bool) -> None:
+    _say_absent(ready["replicas"])
+    if as_json:
+        print_json(ready)
+        sys.stdout.flush()
+        return
+    url, models = ready["openai_base_url"], ready["models"]
+    note(f"ready: {url} serves {', '.join(models) or 'no model yet'}; Ctrl-C stops it, a second one at once")
+    note(*endpoint_lines(url, models, keyed=has_keys(settings, paths)))
 
 
 def remote_nodes(settings: Settings) -> RayNodes | None:
@@ -205,18 +214,17 @@ def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dic
     """Start a hive in the background, saying what it announces until it is ready."""
     from skep.supervisor import control
 
-    said: dict[str, str] = {}
     with byte_progress("downloading the weights") as progress:
+        return control.start_detached(settings, paths, env, partial(_hear, {}, progress))
 
-        def hear(message: Mapping[str, Any]) -> None:
-            for row in message.get("rows", ()):
-                _say_state(row, said)
-            if "warning" in message:
-                note(f"warning: {message['warning']}")
-            if "done" in message:
-                progress(message["done"], message["total"])
 
-        return control.start_detached(settings, paths, env, hear)
+def _hear(said: dict[str, str], progress: Callable[[int, int], None], message: Mapping[str, Any]) -> None:
+    for row in message.get("rows", ()):
+        _say_state(row, said)
+    if "warning" in message:
+        note(f"warning: {message['warning']}")
+    if "done" in message:
+        progress(message["done"], message["total"])
 
 
 def _say_absent(rows: list[dict[str, Any]]) -> None:
@@ -234,68 +242,3 @@ def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:
     said[name] = state
     told, said[f"{name} why"] = said.get(f"{name} why"), why
     note(f"{name}: {state}" + (f" ({why})" if why and why != told else ""))
-
-
-class _ConsoleReporter:
-    """Tells a person what happens in the foreground."""
-
-    def __init__(self, paths: Paths, *, as_json: bool) -> None:
-        self._paths = paths
-        self._as_json = as_json
-        self._said: dict[str, str] = {}
-        self._ready = False
-        self._ended = threading.Event()
-        self._view: threading.Thread | None = None
-
-    def changed(self, supervisor: Supervisor) -> None:
-        if self._view is None:
-            for row in supervisor.last_rows:
-                _say_state(row, self._said)
-        if supervisor.phase == "ready" and not self._ready:
-            self._ready = True
-            self._announce(supervisor)
-        elif supervisor.phase == "stopping" and self._ready and self._said.get("") != "stopping":
-            self._said[""] = "stopping"
-            self.end()
-            note("stopping: waiting for running requests (Ctrl-C again stops at once)")
-        for what in supervisor.left_behind:
-            if self._said.get(f" {what}") is None:
-                self._said[f" {what}"] = what
-                note(f"warning: {what}")
-
-    def end(self) -> None:
-        self._ended.set()
-        if self._view is not None:
-            self._view.join()
-
-    def _announce(self, supervisor: Supervisor) -> None:
-        from skep.supervisor.main import description
-
-        _say_absent(supervisor.last_rows)
-        if self._as_json:
-            print_json(description(supervisor))
-            sys.stdout.flush()
-            return
-        models = ", ".join(supervisor.replica_set.models) or "no model yet"
-        note(f"ready: {supervisor.hive.url}/v1 serves {models}; Ctrl-C stops it")
-        keyed = has_keys(supervisor.hive.settings, self._paths)
-        note(*endpoint_lines(f"{supervisor.hive.url}/v1", list(supervisor.replica_set.models), keyed=keyed))
-        if can_draw(sys.stderr):
-            self._view = threading.Thread(target=self._show, daemon=True)
-            self._view.start()
-
-    def _show(self) -> None:
-        """Draw a table that follows the control socket, as `skep ps` would show it."""
-        from skep.report.columns import record_lines
-        from skep.supervisor.control import ask
-
-        began, rows = time.monotonic(), list[dict[str, Any]]()
-
-        def frame(page: Page) -> list[Line]:
-            up = f"up {format_seconds(int(time.monotonic() - began))}; `skep ps` has more, Ctrl-C stops it"
-            return [[(line, "")] for line in (*record_lines(HIVE, rows, page.width), up)] if rows else []
-
-        with live_view(frame):
-            while not self._ended.wait(REFRESH_S):
-                with contextlib.suppress(SkepError):
-                    rows = ask(self._paths.socket, {"op": "status"}, timeout_s=2)["rows"]

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -420,45 +420,68 @@ def _names(paths: Paths) -> list[str]:
     return sorted(found)
 
 
-# A hive in a process of its own: settings go in by stdin, announcements come back as JSON lines until it is ready
+# A hive in a process of its own: settings go in by stdin, announcements come back as JSON lines
 
 PROGRAM = "skep.cli.hive_process"  # runs `skep.supervisor.main.run_detached`
 HearAnnouncement = Callable[[Mapping[str, Any]], None]
 
 
+class HiveProcess:
+    """With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends are closed."""
+
+    def __init__(
+        self, settings: Settings, paths: Paths, env: Mapping[str, str], hear: HearAnnouncement, parent_fd: int | None
+    ) -> None:
+        read_fd, write_fd = os.pipe()
+        words, fds = [sys.executable, "-m", PROGRAM, "--announce-fd", str(write_fd)], [write_fd]
+        if parent_fd is not None:
+            words, fds = [*words, "--parent-fd", str(parent_fd)], [write_fd, parent_fd]
+        self._log, self._hear = paths.logs / "skep.log", hear
+        with open_log(self._log) as log:
+            self.child = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=fds, start_new_session=True, env=env
+            )
+        os.close(write_fd)
+        self._pipe = os.fdopen(read_fd)
+        assert self.child.stdin is not None
+        with self.child.stdin:
+            self.child.stdin.write(msgspec.json.encode(settings))
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    def until_ready(self) -> dict[str, Any]:
+        """Return its description. Raise where it does not start."""
+        for message in self._announced():
+            if "ready" in message:
+                return cast("dict[str, Any]", message["ready"])
+        what = f"skep ended with code {self.child.wait()} before it was ready"
+        raise EngineError(what, hint=f"the end of {self._log} says more")
+
+    def until_ended(self) -> None:
+        """Raise its error where it ends with one."""
+        for _ in self._announced():
+            pass
+        self.child.wait()
+
+    def _announced(self) -> Iterator[Mapping[str, Any]]:
+        for line in self._pipe:
+            message = json.loads(line)
+            self._hear(message)
+            if "error" in message:
+                self.child.wait()
+                raise _error_of(message)
+            yield message
+
+
 def start_detached(
     settings: Settings, paths: Paths, env: Mapping[str, str], hear: HearAnnouncement, *, parent_fd: int | None = None
 ) -> dict[str, Any]:
-    """Return the description of the hive once it is ready. A Ctrl-C meanwhile stops what was started.
-
-    With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends are closed.
-    """
-    read_fd, write_fd = os.pipe()
-    words, fds = [sys.executable, "-m", PROGRAM, "--announce-fd", str(write_fd)], [write_fd]
-    if parent_fd is not None:
-        words, fds = [*words, "--parent-fd", str(parent_fd)], [write_fd, parent_fd]
-    with open_log(paths.logs / "skep.log") as log:
-        child = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=fds, start_new_session=True, env=env
-        )
-    os.close(write_fd)
-    assert child.stdin is not None
-    with child.stdin:
-        child.stdin.write(msgspec.json.encode(settings))
-    try:
-        with os.fdopen(read_fd) as pipe:
-            for line in pipe:
-                message = json.loads(line)
-                hear(message)
-                if "ready" in message:
-                    return cast("dict[str, Any]", message["ready"])
-                if "error" in message:
-                    child.wait()
-                    raise _error_of(message)
-    except BaseException:
-        child.send_signal(signal.SIGTERM)
-        child.wait()
-        raise
-    child.wait()
-    hint = f"the end of {paths.logs / 'skep.log'} says more"
-    raise EngineError(f"skep ended with code {child.returncode} before it was ready", hint=hint)
+    """Return the description of the hive once it is ready. A Ctrl-C meanwhile stops what was started."""
+    with closing(HiveProcess(settings, paths, env, hear, parent_fd)) as hive:
+        try:
+            return hive.until_ready()
+        except BaseException:
+            hive.child.send_signal(signal.SIGTERM)
+            hive.child.wait()
+            raise

@@ -69,7 +69,7 @@ class GatewayChild:
         """Start it, and again whenever it dies, until `stop`; give up (`broken`) if it never listened."""
         loop = asyncio.get_running_loop()
         failures, ever_listened = 0, False
-        while not self._stopping:
+        while True:
             started = loop.time()
             try:
                 self._current = child = await self._start()

@@ -206,14 +206,7 @@ def check_tls(gateway: GatewaySettings) -> TlsFiles | None:
 
 
 def run_hive(
-    settings: Settings,
-    paths: Paths,
-    notify: Callable[[Supervisor], None],
-    *,
-    progress: PullProgress = lambda _done, _total: None,
-    tell: Tell = lambda _line: None,
-    parent_fd: int | None = None,
-    nodes: RemoteNodes | None = None,
+    settings: Settings, paths: Paths, reporter: StartReporter, parent_fd: int | None, nodes: RemoteNodes | None
 ) -> None:
     """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`; return when every process has ended."""
     make_runtime(paths.runtime)
@@ -225,14 +218,14 @@ def run_hive(
         with lock, bind(host, port, guarded=guarded) as listener:
             kill_marked(f"{paths.logs}:")  # left by a skep whose guard processes were killed with it
             paths.socket.unlink(missing_ok=True)  # left by a process that was killed: we hold its lock
-            hive = build_hive(settings, paths, listener, progress, tell, nodes)
+            hive = build_hive(settings, paths, listener, reporter.progress, reporter.warn, nodes)
 
             def rebuild(wanted: Settings, now: Hive, running: Sequence[Launch]) -> Hive:
                 return rebuild_hive(settings, wanted, now, paths, running, nodes)
 
             async def supervise() -> None:
                 remote = nodes.connect(paths, hive.policy) if nodes is not None else None
-                supervisor = Supervisor(hive, listener, notify, rebuild, remote)
+                supervisor = Supervisor(hive, listener, reporter.changed, rebuild, remote)
                 loop = asyncio.get_running_loop()
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     loop.add_signal_handler(number, supervisor.stop)
@@ -252,9 +245,9 @@ def run_hive(
             paths.runtime.rmdir()
 
 
-# The process behind `skep up -d`: it tells the process that started it how the start goes, as JSON lines
+# The process behind `skep up`: it tells the process that started it how it goes, as JSON lines
 
-LOGGED = ("name", "node", "pid", "url", "why", "what")  # keys of a row
+LOGGED = ("name", "node", "pid", "url", "why")  # keys of a row
 
 
 def description(supervisor: Supervisor) -> dict[str, Any]:
@@ -276,6 +269,7 @@ class StartReporter:
         os.set_inheritable(fd, False)
         self._fd: int | None = fd
         self._said: dict[str, tuple[object, ...]] = {}
+        self._was_ready = False
 
     def close(self) -> None:
         if self._fd is not None:
@@ -293,20 +287,25 @@ class StartReporter:
         _log(f"warning: {line}")
         self.tell(warning=line)
 
+    def progress(self, done: int, total: int | None) -> None:
+        self.tell(done=done, total=total)
+
     def changed(self, supervisor: Supervisor) -> None:
-        left = [{"kind": "hive", "state": "left_behind", "what": what} for what in supervisor.left_behind]
-        for row in (*supervisor.last_rows, *left):
-            who, state = row.get("name") or row["what"], (row["state"], row["pid"] if row["state"] == "ready" else None)
+        for what in supervisor.left_behind:
+            if self._said.get(what) is None:
+                self._said[what] = (what,)
+                self.warn(what)
+        for row in supervisor.last_rows:
+            who, state = row["name"], (row["state"], row["pid"] if row["state"] == "ready" else None)
             if self._said.get(who) != state:
                 self._said[who] = state
                 texts = {key: str(row[key]) for key in LOGGED if row.get(key) is not None}
                 words = " ".join(f'{key}="{text}"' if " " in text else f"{key}={text}" for key, text in texts.items())
                 _log(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {row['kind']}.{row['state']} {words}")
-        if supervisor.phase == "ready":
+        self.tell(rows=supervisor.last_rows)
+        if supervisor.phase == "ready" and not self._was_ready:
+            self._was_ready = True
             self.tell(ready=description(supervisor))
-            self.close()
-        else:
-            self.tell(rows=supervisor.last_rows)
 
 
 def run_detached(nodes_of: Callable[[Settings], RemoteNodes | None]) -> int:
@@ -318,15 +317,7 @@ def run_detached(nodes_of: Callable[[Settings], RemoteNodes | None]) -> int:
     announcer = StartReporter(args.announce_fd)
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     try:
-        run_hive(
-            settings,
-            user_paths(os.environ),
-            announcer.changed,
-            progress=lambda done, total: announcer.tell(done=done, total=total),
-            tell=announcer.warn,
-            parent_fd=args.parent_fd,
-            nodes=nodes_of(settings),
-        )
+        run_hive(settings, user_paths(os.environ), announcer, args.parent_fd, nodes_of(settings))
     except SkepError as error:
         announcer.tell(error=error.message, hint=error.hint, exit_code=error.exit_code)
         return error.exit_code
