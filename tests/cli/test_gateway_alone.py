@@ -126,15 +126,15 @@ def test_certificates_that_cannot_serve_are_found_before_the_start(paths, tmp_pa
     shutil.copy(CERTIFICATE, tmp_path / "good.pem")
     (tmp_path / "bad.pem").write_text("nothing\n")
     assert "`gateway.tls_certificate` is set without `gateway.tls_key`" in complaint("good.pem", None)
-    assert "none.pem` cannot be read: No such file" in complaint("none.pem", "good.pem")
-    assert "are not a certificate and its key" in complaint("good.pem", "bad.pem")
+    assert "No such file" in complaint("none.pem", "good.pem")
+    assert "both are PEM files that belong together" in complaint("good.pem", "bad.pem")
     if shutil.which("openssl"):
         make = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"]
         subprocess.run([*make, tmp_path / "other.pem"], check=True, capture_output=True)
-        assert "does not belong to" in complaint("good.pem", "other.pem")
+        assert "KEY_TYPE_MISMATCH" in complaint("good.pem", "other.pem")
         locked = [*make, tmp_path / "locked.pem", "-aes256", "-pass", "pass:x"]
         subprocess.run(locked, check=True, capture_output=True)
-        assert "has a passphrase" in complaint("good.pem", "locked.pem")
+        assert "the key has no passphrase" in complaint("good.pem", "locked.pem")
 
 
 def test_a_server_that_wants_a_key_gets_its_own_and_not_the_clients(skep, front, start_gateway):

@@ -315,7 +315,7 @@ def test_replicas_come_and_go_while_a_stream_goes_on(skep, url):
     with streaming(url, max_tokens=60) as sock:
         received = sock.recv(1000)
         done = skep("scale", "fake-model=3", "--wait", check=0)
-        assert "started: fake-model-1, fake-model-2" in done.stderr
+        assert "added: fake-model-1, fake-model-2" in done.stderr
         assert "1 -> 3 replicas, until the next `skep replica reload` or `skep up`" in done.stderr
         during = replicas(skep)
         assert (len(during), during["fake-model-0"]) == (3, before["fake-model-0"])

@@ -85,7 +85,7 @@ def test_what_cannot_be_is_refused_in_one_line_with_what_to_do(engine, fields, s
 
 ON, ABSENT = object(), object()  # a switch without a value; a flag that is not there
 BOUNDED = frozenset({"--kv-unified", "--kv-unified-per-slot", "--no-kv-unified"})
-OLD = frozenset({"--model-draft", "--draft-max", "--no-webui"})
+OLD = frozenset({"--no-webui"})
 NEW = frozenset({"--slots", "--no-ui", "--no-webui"})
 HUB_FILE = "ggml-org/gpt-oss-20b-GGUF:Q4_K_M"
 TOLD = [
@@ -146,7 +146,6 @@ TOLD = [
     ("llamacpp", None, {"draft": Draft("mtp", 3)}, {"--spec-type": "draft-mtp", "--spec-draft-n-max": "3"}),
     ("llamacpp", None, {"draft": Draft("draft", 8, "/d.gguf")},
      {"--model-draft": "/d.gguf", "--spec-type": "draft-simple", "--spec-draft-n-max": "8"}),
-    ("llamacpp", OLD, {"draft": Draft("draft", 8, "/d.gguf")}, {"--model-draft": "/d.gguf", "--draft-max": "8"}),
     ("llamacpp", None, {"draft": Draft("ngram", 8)},
      {"--spec-type": "ngram-map-k", "--spec-ngram-map-k-size-n": "3", "--spec-ngram-map-k-size-m": "8"}),
     ("llamacpp", OLD, {}, {"--slots": ABSENT, "--no-webui": ON}),

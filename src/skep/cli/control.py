@@ -143,4 +143,4 @@ def scale(
     if as_json:
         print_json(answer)
     else:
-        say_scale(answer, waited=wait)
+        say_scale(answer)

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -30,7 +30,7 @@ from skep.units import GIB, format_bytes
 INSTALLABLE = ("vllm", "sglang", "llamacpp")
 NAMES = {"llama-server": "llamacpp", "llama.cpp": "llamacpp", "llama-cpp": "llamacpp"}
 _DONE = ".installed"  # written last: a folder without it is what an interrupted installation left
-_STEP_S, _STILL_S = 0.5, 10.0
+_STEP_S = 0.5
 _NOT_BUILT = ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "BUILD_UI", "USE_PREBUILT_UI", "OPENSSL")
 Say = Callable[[str], None]
 
@@ -159,30 +159,23 @@ def _made_anew(folder: Path) -> Iterator[None]:
 def _run(argv: list[str], what: str, say: Say, settings: Mapping[str, str] = MappingProxyType({})) -> None:
     """Run it, saying what it is at from time to time; its last words are the error's."""
     say(f"{what} ...")
-    began, lines = time.monotonic(), deque[str](maxlen=40)
+    began, told_s, lines = time.monotonic(), 0.0, deque[str](maxlen=40)
     env = {**settings, **os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env,
-        text=True, errors="replace", start_new_session=True,
-    ) as child:  # fmt: skip
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(argv, **how, env=env, text=True, errors="replace", start_new_session=True) as child:
         assert child.stdout is not None
-        reader = Thread(target=lines.extend, args=(filter(None, map(str.strip, child.stdout)),), daemon=True)
-        reader.start()
-        told, silent = "", 0
         try:
-            while (status := child.poll()) is None:
-                with suppress(subprocess.TimeoutExpired):
-                    child.wait(_STEP_S)
-                silent += 1  # a build may say nothing for minutes
-                if (now := lines[-1] if lines else "") != told or silent * _STEP_S >= _STILL_S:
-                    say(f"  {time.monotonic() - began:4.0f} s  {now[:100]}")
-                    told, silent = now, 0
-            reader.join()
-        finally:
-            if child.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-    if status != 0:
+            for line in filter(None, map(str.strip, child.stdout)):
+                lines.append(line)
+                if (now_s := time.monotonic() - began) - told_s >= _STEP_S:
+                    told_s = now_s
+                    say(f"  {now_s:4.0f} s  {line[:100]}")
+            child.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            raise
+    if child.returncode != 0:
         errors = [one for one in lines if one.lower().startswith("error")] or list(lines)
-        why = errors[-1] if errors else f"exit code {status}"
+        why = errors[-1] if errors else f"exit code {child.returncode}"
         raise EngineError(f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows its full output")

@@ -95,7 +95,7 @@ class LlamaCpp(Adapter):
         words += flag("--ubatch-size", options.batched_tokens)
         words += flag("--batch-size", batch_of(launch) if batch_of(launch) != BATCH else None)
         words += either(options.prefix_cache, "--cache-prompt", "--no-cache-prompt")
-        words += _speculation(options.draft, known) if options.draft is not None else []
+        words += _speculation(options.draft) if options.draft is not None else []
         words += flag("--reasoning-format", options.reasoning_parser)
         words += flag("--chat-template-file", options.chat_template)
         words += flag("--threads", launch.threads or None) + flag("--threads-batch", options.threads_batch)
@@ -140,20 +140,12 @@ def _layout(options: EngineOptions) -> str:
     return f"tp={options.tp}" if options.tp > 1 else f"pp={options.pp}"
 
 
-def _speculation(draft: Draft, known: Known) -> list[str]:
-    """Named anew in 2026; a version that has only the old names gets those."""
-
-    def has(name: str) -> bool:
-        return known is None or name in known
-
-    words = flag("--model-draft", draft.model)
-    if not has("--spec-type") and has("--draft-max") and draft.method == "draft":
-        return [*words, "--draft-max", str(draft.depth)]
-    words += ["--spec-type", _TYPES.get(draft.method, draft.method)]
+def _speculation(draft: Draft) -> list[str]:
+    words = [*flag("--model-draft", draft.model), "--spec-type", _TYPES.get(draft.method, draft.method)]
     if draft.method == "ngram":
-        size = "--spec-ngram-map-k-size" if has("--spec-ngram-map-k-size-m") else "--spec-ngram-size"
+        size = "--spec-ngram-map-k-size"
         return [*words, f"{size}-n", str(NGRAM), f"{size}-m", str(draft.depth)]
-    return [*words, "--spec-draft-n-max" if has("--spec-draft-n-max") else "--draft-max", str(draft.depth)]
+    return [*words, "--spec-draft-n-max", str(draft.depth)]
 
 
 def batch_of(launch: Launch) -> int:

@@ -30,7 +30,6 @@ from skep.host.processes import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE
 _METHODS = {"draft": "draft_model", "eagle": "eagle3"}
 _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
 _ORIGINS = "--allowed-origins"
-_TEXT_ONLY = "--language-model-only"
 _WHERE_KNOWN = ("--enable-prompt-tokens-details", "--enable-per-request-metrics")  # figures of a request in its answer
 
 
@@ -108,7 +107,7 @@ class Vllm(CheckpointEngine):
             words += ["--speculative-config", speculative_config(options.draft)]
         apart = options.p2p == "off" and options.custom_all_reduce is None  # it reads the other cards' memory itself
         words += either(False if apart else options.custom_all_reduce, None, "--disable-custom-all-reduce")
-        words += _text_only(known) if options.text_only else []
+        words += either(options.text_only or None, "--language-model-only", None)
         words += either(options.trust_remote_code or None, "--trust-remote-code", None)
         words += flag("--reasoning-parser", options.reasoning_parser)
         if options.tool_parser is not None:
@@ -120,13 +119,6 @@ class Vllm(CheckpointEngine):
 
     def variables(self, launch: Launch) -> dict[str, str]:
         return {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **super().variables(launch)}
-
-
-def _text_only(known: Known) -> list[str]:
-    """Versions before 0.14 know no such flag, but load no tower that may be given nothing."""
-    if known is not None and _TEXT_ONLY not in known:
-        return ["--limit-mm-per-prompt", '{"image": 0, "video": 0}']
-    return [_TEXT_ONLY]
 
 
 def speculative_config(draft: Draft) -> str:

@@ -169,15 +169,12 @@ def say_reload(answer: dict[str, Any]) -> None:
     note(f"settings and keys are reloaded{stay}")
 
 
-def say_scale(answer: dict[str, Any], *, waited: bool) -> None:
-    came, went = answer["added"], answer["removed"]
-    if came:
-        note(f"{'started' if waited else 'starting'}: {', '.join(came)}")
-    if went:
-        note(f"{'stopped' if waited else 'stopping after their running requests'}: {', '.join(went)}")
-    change = f"{answer['before']} -> {answer['replicas']}" if came or went else f"still {answer['replicas']}"
-    several = "replica" if answer["replicas"] == 1 else "replicas"
-    note(f"{answer['model']}: {change} {several}, until the next `skep replica reload` or `skep up`")
+def say_scale(answer: dict[str, Any]) -> None:
+    for key, words in (("added", "added"), ("removed", "removed after their running requests")):
+        if answer[key]:
+            note(f"{words}: {', '.join(answer[key])}")
+    change = f"{answer['before']} -> {answer['replicas']}"
+    note(f"{answer['model']}: {change} replicas, until the next `skep replica reload` or `skep up`")
 
 
 def print_preview(found: dict[str, Any]) -> None:

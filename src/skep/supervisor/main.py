@@ -181,28 +181,16 @@ def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
 
 def check_tls(gateway: GatewaySettings) -> TlsFiles | None:
     """Return the paths of certificate and key. Raise where they cannot be read or do not belong together."""
-    if gateway.tls_certificate is None or gateway.tls_key is None:
+    certificate, key = gateway.tls_certificate, gateway.tls_key
+    if certificate is None or key is None:
         return None
-    for what, path in (("tls_certificate", gateway.tls_certificate), ("tls_key", gateway.tls_key)):
-        try:
-            Path(path).read_bytes()
-        except OSError as error:
-            raise UserError(f"`{what}` `{path}` cannot be read: {error.strerror}", hint="check the path") from None
-
-    def no_passphrase() -> str:
-        hint = f"`openssl pkey -in {gateway.tls_key} -out plain.pem` writes one without; keep it private"
-        raise UserError(f"`tls_key` `{gateway.tls_key}` has a passphrase", hint=hint)
-
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(gateway.tls_certificate, gateway.tls_key, password=no_passphrase)
-    except ssl.SSLError as error:
-        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
-            what = f"`tls_key` `{gateway.tls_key}` does not belong to `{gateway.tls_certificate}`"
-            raise UserError(what, hint="name the key that the certificate was made with") from None
-        what = f"`{gateway.tls_certificate}` and `{gateway.tls_key}` are not a certificate and its key: {error.reason}"
-        raise UserError(what, hint="both are PEM files; the certificate comes first in its file") from None
-    return TlsFiles(gateway.tls_certificate, gateway.tls_key)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+    except OSError as error:
+        why = getattr(error, "reason", None) or error.strerror
+        hint = "both are PEM files that belong together; the key has no passphrase, the certificate comes first"
+        raise UserError(f"`tls_certificate` {certificate} and `tls_key` {key}: {why}", hint=hint) from None
+    return TlsFiles(certificate, key)
 
 
 def run_hive(

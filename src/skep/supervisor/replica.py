@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import chain
@@ -36,7 +35,6 @@ WARM_UP_TOKENS = 8
 EXPLAIN_S = 10.0
 
 Event = Callable[[float], ToDo | Awaitable[ToDo]]  # handed the time
-MANY_PORTS = 5000  # of the 28000 that the kernel gives out; then the earliest may be used again
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True):
@@ -117,7 +115,6 @@ class StartOrder:
         self.line: dict[str, frozenset[int]] = {}  # replicas that start or wait to, in order, with their cards
         self._moved = asyncio.Event()
         self._secrets = {GATEWAY_KEY, ENGINE_KEY}
-        self._given: deque[int] = deque(maxlen=MANY_PORTS)
 
     # The queue of starts
 
@@ -159,10 +156,7 @@ class StartOrder:
             return self._claimed(launch.name, launch.host, self._ports)
         if finds_one:
             return 0
-        while (port := free_port(launch.host)) in self._given:  # an engine may bind it minutes later
-            pass
-        self._given.append(port)
-        return port
+        return free_port(launch.host)
 
     def close(self) -> None:
         """Give up all claimed ports."""
