@@ -195,14 +195,6 @@ def test_what_the_user_unloads_goes_when_its_answers_are_finished_and_comes_back
     assert eviction.gone("a", 4.0) == [Action(Act.LOAD, "a")]
 
 
-def test_a_user_in_a_hurry_does_not_wait_for_answers():
-    eviction = two(loads="a")
-    eviction.unload("a", 1.0)
-    eviction.told({"a": BUSY}, 2.0, 2.0)
-    assert eviction.hurry("a", 3.0) == [Action(Act.UNLOAD, "a")]
-    assert eviction.hurry("a", 3.0) == []
-
-
 def test_a_load_under_way_can_be_broken_off():
     eviction = two()
     eviction.wanted("a", 0.0)

@@ -117,7 +117,7 @@ async def test_a_gateway_hears_that_a_model_is_not_waited_for_any_more():
 async def test_an_unload_ends_also_if_the_model_fails_while_it_drains():
     async with loader_of(("a", {}), begin=True) as (setup, tasks):
         setup.become("a", READY)
-        unload = tasks.create_task(setup.loader.unload("a", wait=True, drain_s=0.05))
+        unload = tasks.create_task(setup.loader.unload("a", wait=True))
         await asyncio.sleep(0)
         setup.become("a", FAILED)
         await asyncio.wait_for(unload, 5)
@@ -150,7 +150,7 @@ async def test_an_unload_ends_also_if_requests_bring_the_model_back_at_once():
     figures = {"a": ModelUsage(queued=1)}
     async with loader_of(("a", ON_DEMAND), figures=figures) as (setup, tasks):
         setup.load("a")
-        unload = tasks.create_task(setup.loader.unload("a", wait=True, drain_s=None))
+        unload = tasks.create_task(setup.loader.unload("a", wait=True))
         await asyncio.sleep(0)
         setup.loader.wanted("a")
         await until(lambda: setup.replicas.is_asleep("a"))

@@ -69,11 +69,10 @@ async def test_an_engine_listens_in_the_range_and_where_it_is_used_up_the_replic
     assert f"all ports for engines are taken on 127.0.0.1, {ports[0]} to {ports[-1]}" in why
 
 
-async def test_no_port_is_given_twice_and_keys_of_servers_of_others_are_not_for_engines(monkeypatch):
+def test_keys_of_servers_of_others_are_not_for_engines(monkeypatch):
     for name in ("BOX_KEY", "SKEP_API_KEY", ENGINE_KEY):
         monkeypatch.setenv(name, "secret")
     order = StartOrder()
-    assert len({order.port_for(LAUNCH, finds_one=False) for _ in range(50)}) == 50
     assert "BOX_KEY" in order.environment()
     order.hide([replace(LAUNCH, url="http://box:1", key_env="BOX_KEY")])
     assert not {"BOX_KEY", "SKEP_API_KEY", ENGINE_KEY} & order.environment().keys()

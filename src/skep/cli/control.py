@@ -11,16 +11,9 @@ from skep.errors import UserError
 from skep.paths import user_paths
 from skep.report.hive_text import say_reload, say_scale
 from skep.report.terminal import byte_progress, note, print_json
-from skep.units import parse_seconds
 
 ModelArgument = Annotated[str, argument("Model name that clients use; `skep ps --json` lists them.")]
 NoWaitOption = Annotated[bool, option("Return at once; `skep ps` shows the progress.", "--no-wait")]
-DrainOption = Annotated[
-    str | None,
-    option("Abort running requests after this time: 30s (default: never).", "--drain", metavar="DURATION"),
-]
-
-
 model_app = group("model", "Load and unload the models of a running deployment.")
 replica_app = group("replica", "Drain, restart, scale and reload the replicas of a running deployment.")
 
@@ -31,17 +24,10 @@ def load(model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOptio
     _say({"op": "load", "model": model, "wait": not no_wait}, f"{model} is {{state}}", as_json=as_json)
 
 
-@command(model_app, "skep model unload qwen3-coder --drain 30s")
-def unload(
-    model: ModelArgument, drain: DrainOption = None, no_wait: NoWaitOption = False, as_json: JsonOption = False
-) -> None:
+@command(model_app, "skep model unload qwen3-coder")
+def unload(model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOption = False) -> None:
     """Unload a model after its running requests, even if it is pinned. The next request loads it again."""
-    message = {"op": "unload", "model": model, "wait": not no_wait, "drain_s": _seconds(drain)}
-    _say(message, f"{model} is {{state}}", as_json=as_json)
-
-
-def _seconds(text: str | None) -> float | None:
-    return None if text is None else parse_seconds(text)
+    _say({"op": "unload", "model": model, "wait": not no_wait}, f"{model} is {{state}}", as_json=as_json)
 
 
 def _say(message: dict[str, Any], words: str, *, as_json: bool) -> None:

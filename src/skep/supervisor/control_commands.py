@@ -9,9 +9,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_type_hints
-
-from msgspec import Struct, ValidationError, defstruct, structs
 
 from skep.errors import EngineError, SkepError
 from skep.supervisor.control import STOP_S
@@ -19,7 +16,7 @@ from skep.supervisor.model_loader import ModelLoader
 from skep.supervisor.replica import ReplicaMember
 from skep.supervisor.supervisor import Supervisor
 from skep.units import MIB
-from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
+from skep.wire.json_pipe import JsonPipe, Message, to_document
 
 REMOTE_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
 
@@ -99,28 +96,15 @@ OF_LOADER = {"load", "unload"}
 WHILE_PAUSED = {"status", "origin", "down", "monitor", "resume", "log"}  # answered during a pause too
 
 
-def _arguments(command: ControlCommand) -> type[Struct]:
-    """Return what a request says beside its `op`: the parameters of the command but the first one."""
-    hints, (_, *parameters) = get_type_hints(command), signature(command).parameters.values()
-    required = [(one.name, hints[one.name]) for one in parameters if one.default is one.empty]
-    optional = [(one.name, hints[one.name], one.default) for one in parameters if one.default is not one.empty]
-    return defstruct(command.__name__, [*required, *optional])
-
-
-ARGUMENTS = {op: _arguments(command) for op, command in COMMANDS.items()}
-
-
 async def answer(supervisor: Supervisor, message: Message) -> Message:
-    op = message.get("op")
-    if op not in ARGUMENTS:
+    op = message.get("op", "")
+    if op not in COMMANDS:
         return {"error": f"unknown request {op!r}"}
-    try:
-        arguments: dict[str, Any] = structs.asdict(from_document(message, ARGUMENTS[op]))
-    except ValidationError as error:
-        return {"error": f"unknown request {op!r}: {error}"}
     if supervisor.paused_for is not None and op not in WHILE_PAUSED:
         hint = "try again when that has ended, or `skep down`"
         raise EngineError(f"skep is paused: {supervisor.paused_for}", hint=hint)
+    _, *names = signature(COMMANDS[op]).parameters
+    arguments = {name: message[name] for name in names if name in message}
     return await COMMANDS[op](supervisor.loader if op in OF_LOADER else supervisor, **arguments)
 
 

@@ -245,13 +245,6 @@ class Eviction:
             actions = [self._drain(state, now)]
         return [*actions, *self.settle(now)]
 
-    def hurry(self, model: str, now: float) -> list[Action]:
-        """Unload a draining model now, whatever it still serves."""
-        state = self.states.get(model)
-        if state is None or state.residency is not Residency.DRAINING:
-            return []
-        return [self._unload(state), *self.settle(now)]
-
     def told(self, figures: Mapping[str, ModelUsage], asked_at: float, now: float) -> list[Action]:
         """Take the gateway's figures, asked for at `asked_at`."""
         for model, said in figures.items():

@@ -139,18 +139,11 @@ class ModelLoader:
             raise EngineError(f"`{model}` cannot be loaded: {state.why}", hint=hint)
         return self._answer(state)
 
-    async def unload(self, model: str, *, wait: bool = False, drain_s: float | None = None) -> Message:
-        """Unload a model once it is idle, or after `drain_s`."""
+    async def unload(self, model: str, *, wait: bool = False) -> Message:
+        """Unload a model once it is idle."""
         state = self._state(model)
         unloads = state.unloads
-
-        def hurry() -> None:
-            if state.unloads == unloads:
-                self._do(self._eviction.hurry(model, _now()))
-
         self._do(self._eviction.unload(model, _now()))
-        if drain_s is not None:
-            asyncio.get_running_loop().call_later(drain_s, hurry)
         while wait and state.residency.uses_memory and state.unloads == unloads:
             await self._until_moved(state)
         return self._answer(state)

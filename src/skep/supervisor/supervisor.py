@@ -108,7 +108,7 @@ class Supervisor:
         self._tasks = asyncio.TaskGroup()
         self._begun = ""  # the change under way
         self._carrying: asyncio.Task[SkepError | None] | None = None
-        self._waits_for_change = False  # a change left no replica serving: the next one may help
+        self._was_changed = False  # by the user, who may change it again where no replica is left that serves
         self.phase = "starting"
         self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
         self.last_rows: list[Message] = []  # of `skep ps`, as of the last change, without the figures of the gateway
@@ -233,7 +233,7 @@ class Supervisor:
             return self._remote_failed
         failed = [one for one in self._expected if one.life.state is ReplicaState.FAILED]
         starting = self.phase == "starting"
-        some_left = len(failed) < len(self.replica_set.members) or self._waits_for_change
+        some_left = len(failed) < len(self.replica_set.members) or self._was_changed
         if not failed or (some_left and not starting):
             return None
         name, why, node = failed[0].launch.name, failed[0].life.why, failed[0].node
@@ -293,11 +293,9 @@ class Supervisor:
         def settle() -> None:
             self.loader.configure([member.launch for member in self.replica_set.members], hive.memory_budget)
 
-        before, self._waits_for_change = self._waits_for_change, self._waits_for_change or patient or bool(plan.removed)
+        self._was_changed = True
         try:
             await self.replica_set.become(plan, hive.replicas, hive.drain_s, known=settle, patient=patient)
-            given_up = all(member.life.state is ReplicaState.FAILED for member in self.replica_set.members)
-            self._waits_for_change = (before and not patient) or (bool(plan.removed) and given_up)
         except SkepError as error:
             return error
         finally:
