@@ -131,20 +131,21 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
         return
     if settings.cluster is None:
         learn_flags(settings)
-    if detach:
-        serve_detached(settings, paths, as_json=as_json)
-    else:
-        serve_here(settings, paths, as_json=as_json)
+    serve(settings, paths, detach=detach, as_json=as_json)
 
 
-def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
-    """In the foreground until Ctrl-C or `skep down`, with a line per change. The hive ends with this process."""
-    from skep.supervisor.control import HiveProcess
+def serve(settings: Settings, paths: Paths, *, detach: bool, as_json: bool) -> None:
+    """Start it, and return when it is ready; in the foreground with Ctrl-C or `skep down`, a line per change."""
+    from skep.supervisor.control import HiveProcess, start_detached
 
-    here, _writing = os.pipe()
-    said, stopped = dict[str, str](), list[int]()
+    env, stopped = os.environ.copy(), list[int]()
     with byte_progress("downloading the weights") as progress:
-        hive = HiveProcess(settings, paths, os.environ.copy(), partial(_hear, said, progress), here)
+        hear = partial(_hear, {}, progress)
+        if detach:
+            _say_ready(start_detached(settings, paths, env, hear), settings, paths, detach=True, as_json=as_json)
+            return
+        here, _writing = os.pipe()  # it ends with this process, however that ends
+        hive = HiveProcess(settings, paths, env, hear, here)
 
         def stop(number: int, _frame: object) -> None:
             stopped.append(number)
@@ -153,7 +154,7 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, stop)
         try:
-            _say_ready(hive.until_ready(), settings, paths, as_json=as_json)
+            _say_ready(hive.until_ready(), settings, paths, detach=False, as_json=as_json)
             hive.until_ended()
         except EngineError:
             if not stopped:
@@ -161,15 +162,24 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     note("skep is down")
 
 
-def _say_ready(ready: dict[str, Any], settings: Settings, paths: Paths, *, as_json: bool) -> None:
-    _say_absent(ready["replicas"])
+def _say_ready(ready: dict[str, Any], settings: Settings, paths: Paths, *, detach: bool, as_json: bool) -> None:
+    for row in ready["replicas"]:  # servers of others are no reason to wait: the gateway takes them in when they answer
+        if row["kind"] == "upstream" and row["state"] != "ready":
+            note(f"warning: {row['name']} is not ready yet, skep keeps asking: {row['why']}")
     if as_json:
         print_json(ready)
         sys.stdout.flush()
         return
     url, models = ready["openai_base_url"], ready["models"]
-    note(f"ready: {url} serves {', '.join(models) or 'no model yet'}; Ctrl-C stops it, a second one at once")
+    listed = ", ".join(models) or "no model yet"
+    if detach:
+        note(f"skep is up (pid {ready['pid']}): {listed}")
+        note("`skep ps` shows it, `skep logs NAME` its output, `skep down` stops it")
+    else:
+        note(f"ready: {url} serves {listed}; Ctrl-C stops it, a second one at once")
     note(*endpoint_lines(url, models, keyed=has_keys(settings, paths)))
+    if detach:
+        print(url)  # noqa: T201
 
 
 def remote_nodes(settings: Settings) -> RayNodes | None:
@@ -179,19 +189,6 @@ def remote_nodes(settings: Settings) -> RayNodes | None:
     from skep.cluster.client import RayNodes
 
     return RayNodes(settings.cluster)
-
-
-def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
-    """Start it in a session of its own and return when it is ready, with what it said."""
-    ready = start_detached(settings, paths, os.environ.copy())
-    _say_absent(ready["replicas"])
-    if as_json:
-        print_json(ready)
-        return
-    note(f"skep is up (pid {ready['pid']}): {', '.join(ready['models']) or 'no model yet'}")
-    note("`skep ps` shows it, `skep logs NAME` its output, `skep down` stops it")
-    note(*endpoint_lines(ready["openai_base_url"], ready["models"], keyed=has_keys(settings, paths)))
-    print(ready["openai_base_url"])  # noqa: T201
 
 
 def learn_flags(settings: Settings) -> None:
@@ -210,14 +207,6 @@ def learn_flags(settings: Settings) -> None:
             known_flags(find_program(serve.engine, serve.binary), tell=note)
 
 
-def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dict[str, Any]:
-    """Start a hive in the background, saying what it announces until it is ready."""
-    from skep.supervisor import control
-
-    with byte_progress("downloading the weights") as progress:
-        return control.start_detached(settings, paths, env, partial(_hear, {}, progress))
-
-
 def _hear(said: dict[str, str], progress: Callable[[int, int], None], message: Mapping[str, Any]) -> None:
     for row in message.get("rows", ()):
         _say_state(row, said)
@@ -225,13 +214,6 @@ def _hear(said: dict[str, str], progress: Callable[[int, int], None], message: M
         note(f"warning: {message['warning']}")
     if "done" in message:
         progress(message["done"], message["total"])
-
-
-def _say_absent(rows: list[dict[str, Any]]) -> None:
-    """Servers of others are no reason to wait: the gateway takes them in when they answer."""
-    for row in rows:
-        if row["kind"] == "upstream" and row["state"] != "ready":
-            note(f"warning: {row['name']} is not ready yet, skep keeps asking: {row['why']}")
 
 
 def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:

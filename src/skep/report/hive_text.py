@@ -65,7 +65,6 @@ def _queues(readings: HiveReadings, page: Page) -> list[Line]:
     columns: list[Column[dict[str, Any]]] = [
         Column("model", "QUEUE", itemgetter("model"), right=False),
         *(Column(key, key.upper(), methodcaller("get", key), as_count) for key in next(iter(queues.values()))),
-        Column("last", "LAST READINGS", lambda row: sparkline(readings.queued_of[row["model"]], 60), right=False),
     ]
     head, *lines = record_lines(columns, [{"model": model, **waiting} for model, waiting in queues.items()], page.width)
     return [[], [(head, "bold")], *([(line, "")] for line in lines)]

@@ -248,7 +248,6 @@ class HiveReadings:
         self._busy: dict[str, int] = {}  # slots, likewise
         self.speeds: deque[float | None] = deque(maxlen=HISTORY)
         self.queued: deque[int | None] = deque(maxlen=HISTORY)
-        self.queued_of: dict[str, deque[int]] = {}  # by model
 
     def take(self, status: Status, now: float) -> None:
         """`now` is of a clock that is never set."""
@@ -263,8 +262,6 @@ class HiveReadings:
             for name in {*tokens, *self._busy}:
                 self._tokens.setdefault(name, Rate()).take(counts.get(name), now)
             self._ended.take(sum(gateway["ended"].values()), now)
-            for model, waiting in gateway["queues"].items():
-                self.queued_of.setdefault(model, deque(maxlen=HISTORY)).append(sum(waiting.values()))
         self.speeds.append(self.tok_s)
         self.queued.append(gateway.get("queued"))
 
