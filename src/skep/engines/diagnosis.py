@@ -90,12 +90,10 @@ class DiagnosisRule(msgspec.Struct, frozen=True):
     engines: tuple[str, ...] = ()  # empty: all
     numbers: tuple[re.Pattern[str], ...] = ()  # further facts, on the telling line and the few below it
     near: re.Pattern[str] | None = None
-    anywhere: re.Pattern[str] | None = None  # some line of the log, whatever its level
     unless: re.Pattern[str] | None = None  # not if it is on the telling line or the few below it
     signals: tuple[str, ...] = ()  # the process ended by one of them: no line is needed
     warnings: bool = False  # a warning is enough
     only_if: str = ""  # a condition of `ONLY_IF`
-    last: bool = False  # the last such line tells, not the first
 
     def concerns(self, launch: Launch) -> bool:
         of_it = not self.engines or launch.engine in self.engines
@@ -103,11 +101,9 @@ class DiagnosisRule(msgspec.Struct, frozen=True):
 
 
 def match(rule: DiagnosisRule, launch: Launch, code: int | None, lines: Sequence[LogLine]) -> FailureCase | None:
-    elsewhere = rule.anywhere is not None and not any(rule.anywhere.search(line.text) for line in lines)
-    if elsewhere or not rule.concerns(launch):
+    if not rule.concerns(launch):
         return None
-    order = reversed(range(len(lines))) if rule.last else range(len(lines))
-    for at in sorted(order, key=lambda at: lines[at].is_source):
+    for at in sorted(range(len(lines)), key=lambda at: lines[at].is_source):
         found = _looked(rule, lines, at)
         if found is not None:
             return FailureCase(launch, lines[at].shown, found | _worked_out(found))
