@@ -24,6 +24,7 @@ from skep.wire.json_pipe import JsonPipe, Message, start_linked
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
 LISTEN_DEADLINE_S = 20.0
+EXIT_S = 3.0
 MONITOR_DELAYS_S = (1.0, 5.0, 30.0, 300.0)
 MONITOR_STABLE_S = 60.0
 MONITOR_STOP_S = 2.0
@@ -45,19 +46,18 @@ class GatewayChild:
 
     def __post_init__(self) -> None:
         self._table = messages.ReplicaTable()  # as last published
-        self._current: _Child | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._link: JsonPipe[messages.FromGateway] | None = None
+        self._ended = asyncio.Event()
         self._stopping = False
         self._one_at_a_time = asyncio.Lock()  # restarts by the user
         self._restarting = False
         self._listened = asyncio.Event()
+        self.listening = False
 
     @property
     def pid(self) -> int | None:
-        return self._current.process.pid if self._current else None
-
-    @property
-    def listening(self) -> bool:
-        return self._current is not None and self._current.listening.is_set()
+        return self._process.pid if self._process else None
 
     def row(self, *, stopping: bool) -> Message:
         """Return what `skep ps` shows of the process itself."""
@@ -72,9 +72,7 @@ class GatewayChild:
         while True:
             started = loop.time()
             try:
-                self._current = child = await self._start()
-                code = await child.ended
-                self._current = None
+                code = await self._run_once()
                 if self._stopping:
                     return
                 self.why = f"the gateway ended with code {code}; its log is {self.log}"
@@ -98,8 +96,8 @@ class GatewayChild:
 
     def say(self, message: messages.ToGateway) -> None:
         """Send a message; there is no answer."""
-        if self._current is not None:
-            self._current.link.send(message)
+        if self._link is not None:
+            self._link.send(message)
 
     def set_up(self, setup: messages.GatewaySetup) -> None:
         """Apply new settings: what a running process can change, at once; the rest with its successor."""
@@ -108,17 +106,17 @@ class GatewayChild:
 
     async def status(self, timeout_s: float = 1.0) -> messages.GatewayStatus | None:
         """Return its status; None while it does not answer."""
-        answer = await self._current.link.ask(messages.AskStatus(), timeout_s) if self._current is not None else None
+        answer = await self._link.ask(messages.AskStatus(), timeout_s) if self._link is not None else None
         return answer.status if isinstance(answer, messages.StatusAnswer) else None
 
     async def restart(self, drain_s: float) -> None:
         """Let the process finish its answers while new connections wait, and start another one."""
         async with self._one_at_a_time:
             self._listened.clear()
-            if (child := self._current) is not None:
-                await child.link.ask(messages.AskDrain(drain_s, hand_over=True), drain_s + 5)
+            if self._link is not None:
+                await self._link.ask(messages.AskDrain(drain_s, hand_over=True), drain_s + 5)
                 self._restarting = True
-                await child.end()
+                await self._end()
             try:
                 await asyncio.wait_for(self._listened.wait(), LISTEN_DEADLINE_S)
             except TimeoutError:
@@ -126,64 +124,50 @@ class GatewayChild:
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nothing new and wait for what is under way, at most until the timeout."""
-        if self._current is not None:
-            await self._current.link.ask(messages.AskDrain(timeout_s), timeout_s + 5)
+        if self._link is not None:
+            await self._link.ask(messages.AskDrain(timeout_s), timeout_s + 5)
 
     async def stop(self) -> None:
         self._stopping = True
-        if self._current is not None:
-            await self._current.end()
+        await self._end()
 
-    async def _start(self) -> _Child:
+    async def _end(self) -> None:
+        if self._process is None:
+            return
+        self.say(messages.Exit())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), EXIT_S)
+        with contextlib.suppress(ProcessLookupError):
+            if not self._ended.is_set():
+                self._process.kill()
+        await self._ended.wait()
+
+    async def _run_once(self) -> int:
+        """Run a process to its end, and return its exit code."""
         fd = self.listener.fileno()
         with open_log(self.log) as output:
-            started = await start_linked(
+            process, link = await start_linked(
                 self.argv, messages.FromGateway, "--listen-fd", str(fd), output=output, fds=[fd]
             )
-        child = _Child(*started, self._came_to_listen, self.wanted)
+        self._process, self._link = process, link
+        self._ended.clear()
         self.restarts += 1
-        child.link.send(self.setup)
-        child.link.send(self._table)
-        return child
-
-    def _came_to_listen(self) -> None:
-        self._listened.set()
-        self.why = None
-        self.changed()
-
-
-@dataclass(eq=False, repr=False)
-class _Child:
-    """One gateway process and the link to it."""
-
-    process: asyncio.subprocess.Process
-    link: JsonPipe[messages.FromGateway]
-    on_listening: Callable[[], None]
-    on_wanted: Callable[[str], None]
-
-    def __post_init__(self) -> None:
-        self.listening = asyncio.Event()
-        self.ended: asyncio.Task[int] = asyncio.get_running_loop().create_task(self._follow())
-
-    async def end(self) -> None:
-        self.link.send(messages.Exit())
-        await asyncio.wait({self.ended}, timeout=3.0)
-        if not self.ended.done():
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await asyncio.wait({self.ended})
-
-    async def _follow(self) -> int:
-        while (message := await self.link.receive()) is not None:
+        self.say(self.setup)
+        self.say(self._table)
+        while (message := await link.receive()) is not None:
             match message:
                 case messages.Listening():
-                    self.listening.set()
-                    self.on_listening()
+                    self._listened.set()
+                    self.listening, self.why = True, None
+                    self.changed()
                 case messages.ModelWanted(model):
-                    self.on_wanted(model)
-        self.listening.clear()
-        await self.link.close()
-        return await self.process.wait()
+                    self.wanted(model)
+        self.listening = False
+        await link.close()
+        code = await process.wait()
+        self._process = self._link = None
+        self._ended.set()
+        return code
 
 
 class MonitorChild:
