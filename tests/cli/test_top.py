@@ -296,13 +296,6 @@ def test_without_a_terminal_one_frame_of_two_readings_is_printed(control, skep):
     assert all("\x1b" not in line for line in lines)
 
 
-def test_once_prints_one_frame_on_a_terminal_too(control, terminal):
-    shown = terminal("--once")
-    shown.until("over 10 s")
-    assert shown.process.wait(30) == 0
-    assert "\x1b[?1049h" not in shown.output
-
-
 def test_json_is_the_reading_and_its_rates(control, skep):
     found = json.loads(skep("top", "--json", check=0).stdout)
     assert found.pop("rates") == {"tok_s": None, "requests_per_s": 0.0, "replicas": {"m-0": None}}

@@ -62,11 +62,6 @@ def test_what_is_not_on_demand_is_loaded_at_the_start():
     assert eviction.begin(0.0) == []
 
 
-def test_two_that_fit_are_loaded_together():
-    eviction = two(need=5, loads="a")
-    assert eviction.wanted("b", 1.0) == [Action(Act.LOAD, "b")]
-
-
 def test_an_idle_model_gives_way_at_once_but_is_drained_first():
     eviction = two(loads="a")
     assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]  # long loaded; whether it is idle nobody knows yet
@@ -220,21 +215,8 @@ def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
     assert eviction.wanted("a", 7.0 + BACK_OFF_S) == [Action(Act.LOAD, "a")]
 
 
-def test_a_load_by_hand_that_succeeds_ends_the_back_off():
+def test_a_load_by_hand_that_succeeds_ends_the_back_off_and_what_is_not_on_demand_comes_back_too():
     """Fetched, failed, mended, loaded by hand and unloaded again: the old reason holds no more."""
-    eviction = two()
-    eviction.wanted("a", 0.0)
-    eviction.failed("a", "no memory", 1.0)
-    eviction.gone("a", 1.5)
-    assert eviction.wanted("a", 2.0, asked=True) == [Action(Act.LOAD, "a")]
-    eviction.loaded("a", 3.0)
-    eviction.unload("a", 4.0)
-    assert eviction.told({"a": IDLE}, 4.5, 4.5) == [Action(Act.UNLOAD, "a")]
-    eviction.gone("a", 5.0)
-    assert eviction.wanted("a", 5.5) == [Action(Act.LOAD, "a")]
-
-
-def test_what_made_room_once_is_tried_again_after_a_failure_like_those_on_demand():
     eviction = Eviction([ModelSpec("a", on_demand=False)])
     eviction.begin(0.0)
     eviction.loaded("a", 1.0)
@@ -242,12 +224,14 @@ def test_what_made_room_once_is_tried_again_after_a_failure_like_those_on_demand
     eviction.told({"a": IDLE}, 3.0, 3.0)
     eviction.gone("a", 4.0)
     eviction.wanted("a", 5.0)
-    assert eviction.failed("a", "no memory", 6.0) == [
-        Action(Act.REFUSE, "a", "no memory", BACK_OFF_S),
-        Action(Act.UNLOAD, "a"),
-    ]
+    assert Action(Act.UNLOAD, "a") in eviction.failed("a", "no memory", 6.0)
     eviction.gone("a", 7.0)
-    assert eviction.wanted("a", 6.5 + BACK_OFF_S) == [Action(Act.LOAD, "a")]
+    assert eviction.wanted("a", 8.0, asked=True) == [Action(Act.LOAD, "a")]
+    eviction.loaded("a", 9.0)
+    eviction.unload("a", 10.0)
+    assert eviction.told({"a": IDLE}, 10.5, 10.5) == [Action(Act.UNLOAD, "a")]
+    eviction.gone("a", 11.0)
+    assert eviction.wanted("a", 11.5) == [Action(Act.LOAD, "a")]
 
 
 def test_a_pinned_one_that_the_user_unloads_is_in_nobodys_way():
@@ -310,18 +294,6 @@ def test_replicas_of_one_model_are_loaded_together():
     assert m.room == {"gpu0": 5, "ram": 2, "gpu1": 5}
     assert (n.room, n.idle_unload_s) == ({"gpu1": 8}, 9.0)
     assert (o.room, o.pinned) == ({"gpu0": 8, "gpu1": 8}, True)
-
-
-def test_what_the_user_unloaded_is_in_nobodys_way():
-    eviction = Eviction([ModelSpec("a", {"gpu0": 6}, on_demand=False, pinned=True), ModelSpec("b", {"gpu0": 6})],
-                      MemoryBudget({"gpu0": 10}))  # fmt: skip
-    eviction.begin(0.0)
-    eviction.loaded("a", 0.0)
-    eviction.unload("a", 1.0)
-    eviction.told({"a": IDLE}, 2.0, 2.0)
-    eviction.gone("a", 3.0)
-    assert eviction.states["a"].residency is Residency.OUT
-    assert eviction.wanted("b", 4.0, asked=True) == [Action(Act.LOAD, "b")]
 
 
 class World:

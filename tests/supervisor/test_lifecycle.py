@@ -110,23 +110,6 @@ def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason_unless_the_engine
     assert life.why == why
 
 
-def test_an_engine_that_no_longer_answers_is_started_anew():
-    life = ready_life()
-    assert life.serving
-    assert life.unresponsive() is LifecycleAction.TERMINATE
-    assert not life.serving
-    life.exited("killed by SIGKILL", 5.0)
-    assert life.state is ReplicaState.BACKOFF
-    assert "health checks" in life.why
-
-
-def test_a_stop_while_ready_takes_the_traffic_away_first():
-    life = ready_life()
-    assert life.stop() is LifecycleAction.TERMINATE
-    assert life.exited("exit code 0", 5.0) is None
-    assert life.state is ReplicaState.STOPPED
-
-
 def test_a_stop_while_waiting_for_cards_or_for_a_restart_starts_nothing():
     life = started()
     life.must_wait()
