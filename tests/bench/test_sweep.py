@@ -85,7 +85,7 @@ def test_faults_are_counted_by_kind_and_never_as_tokens(engine, store, fault, ki
 
 
 def test_an_answer_without_usage_is_a_failure_and_not_a_guess(store):
-    with FakeEngine(slots=2, token_ms=2, stream_form="no-usage") as engine, pytest.raises(EndpointError, match="usage"):
+    with FakeEngine(slots=2, token_ms=2, no_usage=True) as engine, pytest.raises(EndpointError, match="usage"):
         sweep(engine, store)
     assert store.run("last").state is RunState.FAILED
 

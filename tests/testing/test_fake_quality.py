@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from skep.errors import UserError
 from skep.testing import fake_answers
 from skep.testing.fake_answers import LoadShare, Quality, QualityPolicy, StoredAnswer, parse_request, read_answers
-from skep.testing.fake_options import parse_options
 
 ITEMS = tuple(StoredAnswer(f"What is {n} plus {n}?", f"{2 * n} bees", (f"{2 * n + 1} bees",)) for n in range(2000))
 
@@ -72,20 +70,3 @@ def test_answers_file_may_hold_wrong_ones(tmp_path):
     lines = [json.dumps({"prompt": "a\u2028b", "answer": "yes", **row}, ensure_ascii=False) for row in rows]
     path.write_text("\n".join(lines), "utf-8")
     assert [one.wrong for one in read_answers(path)] == [("no",), ("no", "never"), (fake_answers.DO_NOT_KNOW,)]
-
-
-@pytest.mark.parametrize("wrong", [3, [], [1], " ", {"a": 1}])
-def test_a_wrong_answer_that_is_no_text_is_refused(tmp_path, wrong):
-    path = tmp_path / "answers.jsonl"
-    path.write_text(json.dumps({"prompt": "a", "answer": "b", "wrong": wrong}))
-    with pytest.raises(UserError, match="not a text or a list of texts"):
-        read_answers(path)
-
-
-@pytest.mark.parametrize("text", ["4", "x:0.1", "-1:0.1", "4:2", "4:", "4:nan", ":0.5"])
-def test_a_share_above_a_load_that_cannot_be_read_is_refused(text, capsys):
-    """With the value in the message, as any other option."""
-    with pytest.raises(SystemExit):
-        parse_options([f"--worse-above={text}"])
-    shown = capsys.readouterr().err
-    assert "is not C:S" in shown or "is not a share" in shown

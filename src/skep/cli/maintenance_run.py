@@ -72,7 +72,7 @@ def run_demo(output: OutputFile) -> None:
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
     env = os.environ | {f"XDG_{name}": str(folder) for name in ("STATE_HOME", "RUNTIME_DIR", "CONFIG_HOME")}
     paths, gateway = user_paths(env), GatewaySettings(port=0, store_requests=False)
-    extra = ("--preset=dual-3090", f"--time-scale={DEMO_SCALE}", "--stream-form=several-tokens")
+    extra = ("--preset=dual-3090", f"--time-scale={DEMO_SCALE}", "--chunk-tokens=3")
     rig = Serve(model=DEMO_MODEL, engine="fake", replicas=2, slots=2, context_tokens=4096, extra=extra)
     settings = Settings(gateway=gateway, serve=(Serve(slots=1), rig))
     alive_read, _alive_write = os.pipe()  # ends with this process, however it ends; the hive ends with it

@@ -22,7 +22,6 @@ from skep.errors import UserError
 
 DATA: dict[str, Any] = tomllib.loads(Path(__file__).with_name("fake_options.toml").read_text(encoding="utf-8"))
 WORDS: list[str] = DATA["words"]
-FORMS: dict[str, str] = DATA["forms"]
 DO_NOT_KNOW = "I do not know."
 
 
@@ -61,6 +60,7 @@ class StoredAnswer(msgspec.Struct, frozen=True):
 class FakeAnswer(msgspec.Struct, frozen=True):
     tokens: tuple[str, ...]
     finish_reason: str
+    thought: int = 0  # the first so many are reasoning
 
     def halved(self) -> FakeAnswer:
         """Half of its tokens, rounded down, but at least one; it ended at a limit."""
@@ -75,7 +75,7 @@ class FakeAnswer(msgspec.Struct, frozen=True):
         places = [len(text) * part // count for part in range(count + 1)]
         thoughts = tuple(text[begin:end] for begin, end in pairwise(places))
         finish = self.finish_reason if kept == len(self.tokens) else "length"
-        return FakeAnswer(thoughts + self.tokens[:kept], finish)
+        return FakeAnswer(thoughts + self.tokens[:kept], finish, count)
 
 
 def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
@@ -114,21 +114,9 @@ def read_answers(path: Path | str) -> tuple[StoredAnswer, ...]:
         if line.strip():
             row = json.loads(line)
             wrong = row.get("wrong", DO_NOT_KNOW)
-            texts = [wrong] if isinstance(wrong, str) else wrong
-            if not (isinstance(texts, list) and texts and all(isinstance(one, str) and one.strip() for one in texts)):
-                raise UserError(f"`wrong` is {wrong!r}, not a text or a list of texts")
-            found.append(StoredAnswer(row["prompt"], row["answer"], tuple(texts)))
+            texts = (wrong,) if isinstance(wrong, str) else tuple(wrong)
+            found.append(StoredAnswer(row["prompt"], row["answer"], texts))
     return tuple(found)
-
-
-def parse_share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise UserError(f"`{text}` is not a share from 0 to 1")
-    return share
 
 
 class LoadShare(msgspec.Struct, frozen=True):
@@ -140,10 +128,8 @@ class LoadShare(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Self:
         """`4:0.15`."""
-        load, colon, share = text.partition(":")
-        if not colon or not load.isascii() or not load.isdigit():
-            raise UserError(f"`{text}` is not C:S, such as 4:0.15")
-        return cls(int(load), parse_share(share))
+        load, _, share = text.partition(":")
+        return cls(int(load), float(share))
 
 
 class Quality(msgspec.Struct, frozen=True):
@@ -197,14 +183,6 @@ class QualityPolicy:
         return share > 0 and self._chance.random() < share
 
 
-def parse_form(text: str) -> frozenset[str]:
-    """Return names of `FORMS` joined by commas: `cut,crlf`."""
-    for name in text.split(","):
-        if name not in FORMS:
-            raise UserError(f"stream form `{name}` is unknown", hint=f"one or more of {', '.join(FORMS)}")
-    return frozenset(text.split(","))
-
-
 class AnswerHead(msgspec.Struct, frozen=True):
     """What all chunks of one answer have in common."""
 
@@ -222,83 +200,51 @@ class AnswerHead(msgspec.Struct, frozen=True):
         kind = "text_completion" if not self.chat else "chat.completion" if whole else "chat.completion.chunk"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def whole_answer(
-        self, form: frozenset[str], tokens: tuple[str, ...], finish: str, timings: dict[str, Any]
-    ) -> bytes:
-        thought = reasoning_tokens(form, chat=self.chat, total=len(tokens))
-        text = "".join(tokens[thought:])
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+    def whole_answer(self, answer: FakeAnswer, timings: dict[str, Any], *, usage: bool) -> bytes:
+        thought, text = answer.thought, "".join(answer.tokens[answer.thought :])
+        choice: dict[str, Any] = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None}
         if self.chat:
             choice["message"] = {"role": "assistant", "content": text}
             if thought:
-                choice["message"]["reasoning_content"] = "".join(tokens[:thought])
+                choice["message"]["reasoning_content"] = "".join(answer.tokens[:thought])
         else:
             choice["text"] = text
         body = self.fields(whole=True) | {"choices": [choice]}
-        if "no-usage" not in form:
-            body["usage"] = self.usage(len(tokens))
+        if usage:
+            body["usage"] = self.usage(len(answer.tokens))
         return to_json({**body, "timings": timings})
 
 
-def reasoning_tokens(form: frozenset[str], *, chat: bool, total: int) -> int:
-    return max(1, total // 4) if "reasoning" in form and chat else 0
-
-
 class StreamEncoder:
-    """One streamed answer. Call `opening` once, `token` for each token, `ending` once."""
+    """One streamed answer. Call `token` for each token, `ending` once. `per_chunk`: tokens of one event."""
 
-    def __init__(self, form: frozenset[str], head: AnswerHead, *, total: int, include_usage: bool) -> None:
-        self._form, self._head = form, head
-        self._thought = reasoning_tokens(form, chat=head.chat, total=total)
-        self._include_usage = include_usage and "no-usage" not in form
-        self._newline = "\r\n" if "crlf" in form else "\n"
+    def __init__(self, head: AnswerHead, *, thought: int = 0, per_chunk: int = 1, usage: bool = True) -> None:
+        self._head, self._thought, self._per_chunk, self._usage = head, thought, per_chunk, usage
         self._seen = 0
         self._role_sent = not head.chat
         self._tokens: list[str] = []  # of the chunk being filled
-        self._events: list[bytes] = []  # of the write being filled
-        self._held = b""  # tail of the last write, in the form `cut`
-        self._cuts = 0
 
-    def opening(self) -> list[bytes]:
-        """Writes before the first token: none in the usual form."""
-        events = [f": ping{self._newline * 2}".encode()] if "comments" in self._form else []
-        if "empty-choices" in self._form:
-            events.append(self._event({"choices": []}))
-        if "early-role" in self._form:
-            events += self._role()
-        return self._writes(events, flush=True) if events else []
-
-    def token(self, text: str) -> list[bytes]:
+    def token(self, text: str) -> bytes:
         self._seen += 1
         self._tokens.append(text)
-        if len(self._tokens) < (3 if "several-tokens" in self._form else 1) and self._seen != self._thought:
-            return []
-        return self._writes(self._content())
+        return b"" if len(self._tokens) < self._per_chunk and self._seen != self._thought else self._content()
 
-    def ending(self, finish: str, timings: dict[str, Any]) -> list[bytes]:
-        events = self._content() if self._tokens else []
-        if "empty-choices" in self._form:
-            events.append(self._event({"choices": []}))
+    def ending(self, finish: str, timings: dict[str, Any]) -> bytes:
         last: list[dict[str, Any]] = [{"choices": [self._choice({}, finish)]}]
-        if self._include_usage:
+        if self._usage:
             last.append({"choices": [], "usage": self._head.usage(self._seen)})
         last[-1]["timings"] = timings
-        events += [self._event(fields) for fields in last]
-        if "no-done" not in self._form:
-            events.append(f"data: [DONE]{self._newline * 2}".encode())
-        return self._writes(events, flush=True)
+        content = self._content() if self._tokens else b""
+        return content + b"".join(map(self._event, last)) + b"data: [DONE]\n\n"
 
-    def _role(self) -> list[bytes]:
-        if self._role_sent:
-            return []
-        self._role_sent = True
-        return [self._event({"choices": [self._choice({"role": "assistant", "content": ""}, None)]})]
-
-    def _content(self) -> list[bytes]:
+    def _content(self) -> bytes:
         text, self._tokens = "".join(self._tokens), []
+        opening = b""
+        if not self._role_sent:
+            self._role_sent = True
+            opening = self._event({"choices": [self._choice({"role": "assistant", "content": ""}, None)]})
         name = "reasoning_content" if self._seen <= self._thought else "content"
-        events = [f": ping{self._newline * 2}".encode()] if "comments" in self._form else []
-        return [*events, *self._role(), self._event({"choices": [self._choice({name: text}, None)]})]
+        return opening + self._event({"choices": [self._choice({name: text}, None)]})
 
     def _choice(self, delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
         if self._head.chat:
@@ -306,32 +252,7 @@ class StreamEncoder:
         return {"index": 0, "text": delta.get("content", ""), "finish_reason": finish}
 
     def _event(self, fields: dict[str, Any]) -> bytes:
-        payload = self._head.fields(whole=False) | fields
-        if "usage-every" in self._form:
-            payload["usage"] = self._head.usage(self._seen)
-        multi = "multi-line" in self._form
-        text = json.dumps(payload, ensure_ascii=False, indent=0) if multi else to_json(payload).decode()
-        lines = [f"data: {line}" for line in text.split("\n")]
-        return (self._newline.join(lines) + self._newline * 2).encode()
-
-    def _writes(self, events: list[bytes], *, flush: bool = False) -> list[bytes]:
-        self._events += events
-        if len(self._events) < (4 if "coalesced" in self._form else 1) and not flush:
-            return []
-        data, self._events, self._held = self._held + b"".join(self._events), [], b""
-        if "cut" in self._form and not flush:
-            self._cuts += 1
-            place = odd_place(data, self._cuts)
-            data, self._held = data[:place], data[place:]
-        return [data]
-
-
-def odd_place(data: bytes, turn: int) -> int:
-    """Inside the last character of several bytes; without one, near the end: also between the two line ends."""
-    for place in range(len(data) - 1, 0, -1):
-        if data[place] & 0xC0 == 0x80:
-            return place
-    return max(1, len(data) - 1 - turn % 4)
+        return b"data: %b\n\n" % to_json(self._head.fields(whole=False) | fields)
 
 
 def to_json(value: Any) -> bytes:

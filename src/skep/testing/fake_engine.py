@@ -87,7 +87,6 @@ class FakeJob:
         self._table: SlotTable[FakeJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stream: StreamEncoder | None = None
-        self._opened = False  # the answer's head is out
         self._started_s = self._first_s = self._last_s = 0.0
 
     def start(self, table: SlotTable[FakeJob]) -> None:
@@ -96,14 +95,11 @@ class FakeJob:
         self._started_s = time.monotonic()
         if self.fault is not None and self.fault.kind is FaultKind.HANG_FIRST:
             return
-        ask, form, total = self.ask, self.options.stream_form, len(self.answer.tokens)
-        self._clock = DecodeClock(self.options.speed, self._started_s, ask.prompt_tokens)
-        if ask.stream:
-            self._stream = StreamEncoder(form, self.head, total=total, include_usage=ask.include_usage)
-            if opening := self._stream.opening():
-                self.connection.begin_stream()
-                self._send(opening)
-                self._opened = True
+        self._clock = DecodeClock(self.options.speed, self._started_s, self.ask.prompt_tokens)
+        if self.ask.stream:
+            form = {"thought": self.answer.thought, "per_chunk": self.options.chunk_tokens}
+            usage = self.ask.include_usage and not self.options.no_usage
+            self._stream = StreamEncoder(self.head, **form, usage=usage)
         self._wait()
 
     def hang_up(self) -> None:
@@ -122,16 +118,15 @@ class FakeJob:
         """Send what is due, then wait for the next deadline."""
         assert self._table is not None
         while True:
-            if self._stream is not None and not self._opened:
+            if self._stream is not None and self.produced == 0:
                 self.connection.begin_stream()
-                self._opened = True
             if self._struck():
                 return
             self._last_s = time.monotonic()
             if self.produced == 0:
                 self._first_s = self._last_s
-            if self._stream is not None:
-                self._send(self._stream.token(self.answer.tokens[self.produced]))
+            if self._stream is not None and (data := self._stream.token(self.answer.tokens[self.produced])):
+                self.connection.chunk(data)
             self.produced += 1
             if self.produced == len(self.answer.tokens):
                 self._finish()
@@ -153,18 +148,14 @@ class FakeJob:
         return True
 
     def _finish(self) -> None:
-        timings, finish = self._timings(), self.answer.finish_reason
+        timings = self._timings()
         self.left(self)
         if self._stream is None:
-            form = self.options.stream_form
-            self.connection.send(200, self.head.whole_answer(form, self.answer.tokens, finish, timings))
+            usage = not self.options.no_usage
+            self.connection.send(200, self.head.whole_answer(self.answer, timings, usage=usage))
         else:
-            self._send(self._stream.ending(finish, timings))
+            self.connection.chunk(self._stream.ending(self.answer.finish_reason, timings))
             self.connection.end_stream()
-
-    def _send(self, writes: list[bytes]) -> None:
-        for data in writes:
-            self.connection.chunk(data)
 
     def _timings(self) -> dict[str, Any]:
         """As llama.cpp reports them, from the moments at which tokens really left."""

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from skep.errors import UserError
-from skep.testing.fake_answers import DATA, LoadShare, Quality, parse_form, parse_share, read_answers
+from skep.testing.fake_answers import DATA, LoadShare, Quality, read_answers
 
 LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
 
@@ -148,8 +148,8 @@ KEY_VARIABLE = "SKEP_ENGINE_KEY"
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options of `fake_options.toml` by name. Times are in real seconds: `--time-scale` is applied."""
     kinds: dict[str, Callable[[str], Any]] = {
-        "int": int, "float": float, "curve": TokenTimeCurve.parse, "form": parse_form, "fault": InjectedFault.parse,
-        "answers": read_answers, "share": parse_share, "above": LoadShare.parse,
+        "int": int, "float": float, "curve": TokenTimeCurve.parse, "fault": InjectedFault.parse,
+        "answers": read_answers, "share": float, "above": LoadShare.parse,
     }  # fmt: skip
     parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
     parser.add_argument("--preset", choices=list(DATA["presets"]))
@@ -169,8 +169,6 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     args.load_s *= scale
     args.deaf_s = args.deaf_ms / 1000 * scale
     args.idle_close_s = None if args.idle_close_s is None else args.idle_close_s * scale
-    if args.reasoning is not None:
-        args.stream_form |= {"reasoning"}
     above = args.worse_above, args.truncate_above, args.error_above
     args.quality = Quality(args.wrong_share, args.flip_share, *above, seed=args.seed)
     args.key = os.environ.get(KEY_VARIABLE, "")

@@ -1,6 +1,6 @@
 """The fake engine and the gateway for tests: real processes that leave nothing behind.
 
-    with FakeEngine(slots=2, token_ms=5, stream_form="cut,crlf") as engine:
+    with FakeEngine(slots=2, token_ms=5, chunk_tokens=3) as engine:
         engine.fault(kind="close-mid", after_tokens=3)
         ...
         assert engine.state()["hangups"] == 0
