@@ -116,7 +116,7 @@ def test_a_file_or_its_folder_is_read(tmp_path):
         ("tie_word_embeddings", "yes", "`tie_word_embeddings` is 'yes', not true or false"),
         ("max_position_embeddings", -1, "`max_position_embeddings` is -1"),
         ("quantization_config", {"quant_method": 4}, "`quant_method` is 4, not a text"),
-        ("quantization_config", {"bits": 1e9}, "`bits` is 1000000000.0"),
+        ("quantization_config", {"bits": 1e9}, "`bits` is 1000000000"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key_and_file(key, value, said):

@@ -18,7 +18,7 @@ from skep.planner.setup import parts_of
 _HINT = "take the config.json that lies beside the model's weights"
 _MAX_CHARACTERS = 4 << 20
 _TYPE_NAMES = {type(None): "null", list: "a list", str: "a text", bool: "true or false"}
-_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+_INNER = ("text_config", "llm_config", "language_config")
 _MAX_WINDOW = 1 << 40
 _PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
 _LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
@@ -29,7 +29,6 @@ _COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_exper
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
 _SHARED = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-    "share_expert_dim",
 )  # fmt: skip
 _MAX_WIDTH = 1 << 20
 _MAX_LAYERS = 1000
@@ -37,10 +36,6 @@ _MAX_VOCAB = 1 << 24
 _BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
 _DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
 _TIED_BY_DEFAULT = ("gemma", "cohere")
-_ENCODERS = (
-    "bert", "roberta", "xlm-roberta", "distilbert", "deberta", "deberta-v2", "electra", "albert", "modernbert",
-    "nomic_bert", "mpnet", "camembert", "xlnet", "clip", "siglip", "vit",
-)  # fmt: skip
 _WRITES_NOTHING = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
                    "ForImageClassification")  # fmt: skip
 
@@ -85,9 +80,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, document: Mapping[str, Any], name: str) -> ModelConfig:
-        inner = document
-        for _ in range(2):  # Qwen Omni: thinker_config.text_config
-            inner = next((inner[key] for key in _INNER if isinstance(inner.get(key), Mapping)), inner)
+        inner = next((document[key] for key in _INNER if isinstance(document.get(key), Mapping)), document)
         return cls(f"`{name}`", inner, document)
 
     def get(self, *keys: str) -> Any:
@@ -112,31 +105,25 @@ class ModelConfig(msgspec.Struct, frozen=True):
             raise self.wrong(found, value, f"a whole number from {low} to {high}")
         return value
 
-    def number(self, key: str, *, low: float, high: float) -> float | None:
+    def typed(self, key: str, kind: Any, wanted: str) -> Any:
+        """Return a value of this type; None where there is none."""
         value = self.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise self.wrong(key, value, f"a number from {low:g} to {high:g}")
-        return float(value)
+        if value is not None and not isinstance(value, kind):
+            raise self.wrong(key, value, wanted)
+        return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        value = self.get(key)
-        if not isinstance(value, bool | None):
-            raise self.wrong(key, value, "true or false")
-        return default if value is None else value
+        value = self.typed(key, bool, "true or false")
+        return default if value is None else bool(value)
 
     def text(self, key: str) -> str:
-        if not isinstance(value := self.get(key), str | None):
-            raise self.wrong(key, value, "a text")
-        return value or ""
+        return self.typed(key, str, "a text") or ""
 
     def list_of(self, key: str, length: int | None = None) -> Sequence[Any] | None:
-        value = self.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or (length is not None and len(value) != length):
-            raise self.wrong(key, value, "a list" if length is None else f"a list of {length}, one for each layer")
+        wanted = "a list" if length is None else f"a list of {length}, one for each layer"
+        value: list[Any] | None = self.typed(key, list, wanted)
+        if value is not None and length is not None and len(value) != length:
+            raise self.wrong(key, value, wanted)
         return value
 
     def table(self, key: str) -> Mapping[str, Any] | None:
@@ -180,26 +167,8 @@ def _counts(settings: ModelConfig, layers: int, window: int) -> tuple[int, int, 
         if len(pattern) != layers or set(pattern) - set("M*-E"):
             raise settings.wrong("hybrid_override_pattern", pattern, f"{layers} letters of M * - E")
         return pattern.count("*"), 0, pattern.count("M")
-    if (kinds := settings.list_of("layer_types")) is not None:
+    if (kinds := settings.list_of("layer_types", layers)) is not None:
         return _by_names(settings, [str(kind) for kind in kinds], layers, window)
-    if (ratios := settings.list_of("compress_ratios")) is not None and window:  # DeepSeek V4: one entry for r tokens
-        kept = sum(1 / ratio for ratio in ratios if type(ratio) is int and ratio > 0)
-        full = min(layers, max(1, round(kept / 2)))  # K and V are one
-        return full, layers - full, 0
-    if (types := settings.list_of("attn_type_list", layers)) is not None:  # MiniMax: 1 full, 0 linear
-        linear = sum(1 for kind in types if kind == 0)
-        return layers - linear, 0, linear
-    if (slides := settings.list_of("hybrid_layer_pattern", layers)) is not None:  # MiMo: 1 sliding, 0 full
-        sliding = sum(1 for kind in slides if kind == 1)
-        return layers - sliding, sliding, 0
-    if (blocks := settings.list_of("block_configs", layers)) is not None:
-        attend = [block.get("attention") for block in blocks if isinstance(block, Mapping)]
-        said = [one for one in attend if isinstance(one, Mapping)]
-        return layers - sum(bool(one.get("no_op") or one.get("replace_with_linear")) for one in said), 0, 0
-    if (linear_config := settings.table("linear_attn_config")) is not None:
-        kda = linear_config.get("kda_layers")
-        linear = len(kda) if isinstance(kda, list) and len(kda) <= layers else 0
-        return layers - linear, 0, linear
     if settings.get("full_attention_interval") is not None:
         full = layers // settings.whole("full_attention_interval", high=layers)
         return full, 0, layers - full
@@ -207,8 +176,6 @@ def _counts(settings: ModelConfig, layers: int, window: int) -> tuple[int, int, 
 
 
 def _by_names(settings: ModelConfig, kinds: list[str], layers: int, window: int) -> tuple[int, int, int]:
-    if len(kinds) != layers:
-        raise settings.wrong("layer_types", kinds, f"a list of {layers}, one for each layer")
     linear = sum(1 for kind in kinds if any(word in kind for word in _LINEAR))
     sliding = sum(1 for kind in kinds if any(word in kind for word in _SLIDING))
     nothing = sum(1 for kind in kinds if kind in _NOTHING)
@@ -223,9 +190,6 @@ def _windows(settings: ModelConfig, layers: int, window: int) -> tuple[int, int]
     if not window or window >= context or not settings.flag("use_sliding_window", default=True):
         return layers, 0
     model_type = settings.text("model_type").casefold()
-    if model_type.startswith("llama4"):
-        full = layers // settings.whole("no_rope_layer_interval", high=layers, default=4)
-        return full, layers - full
     default = _PATTERN.get(model_type, 0)
     pattern = settings.whole("sliding_window_pattern", "_sliding_window_pattern", low=0, high=layers, default=default)
     above = settings.whole("max_window_layers", low=0, default=0)  # Qwen 2: layers from here on slide
@@ -239,14 +203,6 @@ def _linear_widths(settings: ModelConfig) -> tuple[int, ...]:
         names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
         widths = tuple(settings.whole(f"linear_{name}") for name in names)
         return *widths, settings.whole("linear_conv_kernel_dim", low=0, high=1024, default=4)
-    if (kda := settings.table("linear_attn_config")) is not None:
-        inner = ModelConfig(f"{settings.name[:-1]}, linear_attn_config`", kda, kda)
-        heads, width = inner.whole("num_heads"), inner.whole("head_dim")
-        return heads, heads, width, width, inner.whole("short_conv_kernel_size", low=0, high=1024, default=4)
-    if settings.get("attn_type_list") is not None:  # lightning attention: a state as wide as a head
-        heads = settings.whole("num_attention_heads")
-        width = settings.whole("head_dim")
-        return heads, heads, width, width, 0
     return (
         settings.whole("n_groups", "mamba_n_groups", default=1),
         settings.whole("mamba_num_heads", "mamba_n_heads"),
@@ -283,27 +239,7 @@ def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
 
 
 def _width(settings: ModelConfig) -> int:
-    """Some models have one width a layer: their mean."""
-    said = settings.get("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
-    if isinstance(said, list) and said and all(type(width) is int and 0 < width <= _MAX_WIDTH for width in said):
-        return round(sum(said) / len(said))
-    if said is None and (blocks := settings.list_of("block_configs")):
-        return _mean_of_blocks(settings, blocks)
     return settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
-
-
-def _mean_of_blocks(settings: ModelConfig, blocks: Sequence[Any]) -> int:
-    """nemotron-nas: a multiple of the hidden size for each layer, two thirds of it rounded up to 256."""
-    hidden = settings.whole("hidden_size")
-    widths = []
-    for block in blocks:
-        ffn = block.get("ffn") if isinstance(block, Mapping) else None
-        multiple: Any = ffn.get("ffn_mult") if isinstance(ffn, Mapping) else None
-        known = isinstance(multiple, int | float) and 0 < multiple < 64
-        widths.append(-(-int(2 * multiple * hidden / 3) // 256) * 256 if known else 0)
-    if not any(widths):
-        raise settings.wrong("block_configs", blocks, "a list with `ffn_mult` in its blocks")
-    return round(sum(widths) / len(widths))
 
 
 def _dense_width(settings: ModelConfig) -> int:
@@ -315,8 +251,6 @@ def _dense_width(settings: ModelConfig) -> int:
 def _shared(settings: ModelConfig, width: int) -> int:
     if settings.get("enable_moe_block"):  # Gemma 4: a dense MLP beside the experts
         return _width(settings)
-    if settings.text("model_type").casefold().startswith("llama4"):
-        return width
     said = settings.whole(*_SHARED, low=0, default=0)
     return said or width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
 
@@ -381,7 +315,7 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
         return None
     inner = ModelConfig(settings.name, said, said)
     method = (inner.text("quant_method") or inner.text("quant_algo") or "unknown").casefold()
-    bits = inner.number("bits", low=1, high=32) or inner.number("w_bit", low=1, high=32)
+    bits: float | None = inner.whole("bits", "w_bit", high=32, default=0) or None
     # compressed-tensors and modelopt say for each group its bits, and whether it holds `int` or `float`
     groups = said["config_groups"].values() if isinstance(said.get("config_groups"), Mapping) else ()
     weights = [group["weights"] for group in groups if isinstance(group, Mapping) and "weights" in group]
@@ -391,7 +325,7 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
         few = min((float(n) for n in stated if type(n) in (int, float) and 1 <= n <= 32), default=None)
         bits = few or _BITS_OF.get((inner.text("quant_algo") or method).casefold())
     floats = next((one["type"] == "float" for one in told if one.get("type") in ("int", "float")), None)
-    return Quantization(method, bits, floats)
+    return Quantization(method, None if bits is None else float(bits), floats)
 
 
 def read_config(path: Path) -> Geometry:
@@ -423,7 +357,7 @@ def _writes(settings: ModelConfig) -> None:
     names = [name for name in kinds if isinstance(name, str)] if isinstance(kinds, list) else []
     kind = settings.outer.get("model_type")
     mute = bool(names) and all(name.endswith(_WRITES_NOTHING) for name in names)
-    if mute or (isinstance(kind, str) and kind.casefold() in _ENCODERS):
+    if mute or (isinstance(kind, str) and "bert" in kind.casefold()):
         what = ", ".join(names) or str(kind)
         raise UserError(f"{settings.name} describes a model that writes no text: {what}",
                         hint="plans are for models that generate tokens")  # fmt: skip
@@ -436,9 +370,8 @@ def _attention(settings: ModelConfig, hidden: int) -> dict[str, Any]:
         head_dim = settings.whole("v_head_dim", "qk_nope_head_dim", "head_dim")
         rope = settings.whole("qk_rope_head_dim", low=0, default=0)
         return {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "mla_rank": rank, "mla_rope_dim": rope}
-    sliding_kv = settings.get("swa_num_key_value_heads")
     keys = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-    kv_heads = settings.whole(*keys, default=_grouped(settings, heads))
+    kv_heads = settings.whole(*keys, default=heads)
     head_dim = settings.whole("head_dim", "kv_channels", default=0)
     if not head_dim:
         if hidden % heads:
@@ -447,27 +380,10 @@ def _attention(settings: ModelConfig, hidden: int) -> dict[str, Any]:
     if heads % kv_heads:
         raise settings.wrong("num_key_value_heads", kv_heads, f"a divisor of the {heads} heads")
     found: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    if sliding_kv is not None:
-        found |= {
-            "full_kv_heads": kv_heads,
-            "full_head_dim": head_dim,
-            "kv_heads": settings.whole("swa_num_key_value_heads"),
-            "head_dim": settings.whole("swa_head_dim", default=head_dim),
-        }
-    elif settings.get("global_head_dim") is not None:
+    if settings.get("global_head_dim") is not None:
         found["full_head_dim"] = settings.whole("global_head_dim")
         found["full_kv_heads"] = settings.whole("num_global_key_value_heads", default=kv_heads)
     return found
-
-
-def _grouped(settings: ModelConfig, heads: int) -> int:
-    """Where KV heads are not stated, every head has its own; nemotron-nas states them by block."""
-    for block in settings.list_of("block_configs") or ():
-        attention = block.get("attention") if isinstance(block, Mapping) else None
-        group = attention.get("n_heads_in_group") if isinstance(attention, Mapping) else None
-        if isinstance(group, int) and not isinstance(group, bool) and 0 < group <= heads:
-            return heads // group
-    return heads
 
 
 def _vision(settings: ModelConfig) -> float:
