@@ -129,9 +129,6 @@ VERDICTS = [
     # fewer than the card can, or x4 and less
     *((lanes(*pair), "warning") for pair in ((8, 16), (4, 4), (1, 16))),
     *((lanes(*pair), "ok") for pair in ((16, 16), (8, 8), (16, None))),
-    # release candidates and majors to come pass
-    *((checks.python_finding(version), "problem") for version in ("3.10.14", "?")),
-    *((checks.python_finding(version), "ok") for version in ("3.11.0", "3.14.0rc1", "4.0.1")),
     # below 4 GiB a warning, below 2 GiB a problem; the total stands in where the free part is unknown
     (memory(64, 1), "problem"),
     *((memory(*pair), "warning") for pair in ((64, 3), (3, None))),

@@ -125,7 +125,6 @@ def test_heat_clocks_and_throttling_are_kept_by_card():
     ]
     found = span(Script({}, {0: looks}), [A], 3.0, looks=2)
     assert found["throttled"] == ["hardware thermal", "power cap"]
-    assert found["throttled_share"] == {"hardware thermal": 0.25, "power cap": 0.25}
     assert (found["gpus"][0]["temperature_max_c"], found["gpus"][0]["sm_clock_min_mhz"]) == (61.0, 1260)
 
 

@@ -134,7 +134,6 @@ def _describe(gpu: Gpu) -> str:
     return f"{gpu.name} ({memory}{compute}{power})"
 
 
-OLDEST_PYTHON = (3, 11)
 MEMORY_PROBLEM_BYTES = 2 * GIB
 MEMORY_WARNING_BYTES = 4 * GIB
 DISK_SPARE_BYTES = 2 * GIB
@@ -145,7 +144,7 @@ OPEN_FILES_WANTED = 65536
 def examine(facts: HostFacts, *, nvidia_error: str | None = None) -> list[HostFinding]:
     """All findings about this host, in the order they are printed. `nvidia_error` is `NvidiaReport.error`."""
     found = [
-        python_finding(facts.python),
+        HostFinding("python", CheckResult.OK, facts.python),
         cpu_finding(facts),
         memory_finding(facts.memory_bytes, facts.memory_available_bytes),
         open_files_finding(facts.open_files_soft, facts.open_files_hard),
@@ -155,13 +154,6 @@ def examine(facts: HostFacts, *, nvidia_error: str | None = None) -> list[HostFi
         links_finding(facts.gpus, facts.links),
     ]
     return [finding for finding in found if finding is not None]
-
-
-def python_finding(version: str) -> HostFinding:
-    match = re.match(r"(\d+)\.(\d+)", version)
-    if match and (int(match[1]), int(match[2])) >= OLDEST_PYTHON:
-        return HostFinding("python", CheckResult.OK, version)
-    return HostFinding("python", CheckResult.PROBLEM, f"{version} is too old", "install Python 3.11 or newer")
 
 
 def cpu_finding(facts: HostFacts) -> HostFinding:

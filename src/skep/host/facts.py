@@ -1,6 +1,6 @@
 """Reads what this machine is. What cannot be read is None; no host name, user name or serial number is kept.
 
-GPUs are what `nvidia-smi` says: texts of drivers 470 to 610; a field the driver does not tell is None.
+GPUs are what `nvidia-smi` says: texts of drivers 510 to 610; a field the driver does not tell is None.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def parse_links(topo_text: str) -> Links:
 def read_nvidia(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> NvidiaReport:
     """Asks for cards, CUDA version and links, `timeout_s` seconds at most for each; never raises."""
     try:
-        status, text = _query(nvidia_smi, timeout_s)
+        status, text = ask_smi(nvidia_smi, timeout_s, f"--query-gpu={','.join(FIELDS)}", "--format=csv")
     except FileNotFoundError:
         return NvidiaReport()
     except subprocess.TimeoutExpired:
@@ -95,17 +95,6 @@ def read_nvidia(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> N
     header = _ask_or_nothing(nvidia_smi, timeout_s)
     topo = _ask_or_nothing(nvidia_smi, timeout_s, "topo", "-m") if len(gpus) > 1 else ""
     return NvidiaReport(gpus, parse_driver_version(text), parse_cuda_version(header), parse_links(topo), complaint)
-
-
-def _query(nvidia_smi: str, timeout_s: float) -> tuple[int, str]:
-    """Drops each field that this driver does not know, such as `compute_cap` before driver 510, and asks again."""
-    fields = list(FIELDS)
-    while True:
-        status, text = ask_smi(nvidia_smi, timeout_s, f"--query-gpu={','.join(fields)}", "--format=csv")
-        match = re.search(r'Field "([^"]+)" is not a valid field', text)
-        if match is None or match[1] not in fields:
-            return status, text
-        fields.remove(match[1])
 
 
 def _ask_or_nothing(nvidia_smi: str, timeout_s: float, *args: str) -> str:
@@ -229,24 +218,11 @@ FEATURES = (
     "asimd", "asimddp", "i8mm", "bf16", "sve",
 )  # fmt: skip
 
-# Linux on ARM names no model, only implementer and part.
-ARM_PARTS = {
-    ("0x41", "0xd03"): "Cortex-A53", ("0x41", "0xd05"): "Cortex-A55", ("0x41", "0xd08"): "Cortex-A72",
-    ("0x41", "0xd0b"): "Cortex-A76", ("0x41", "0xd0c"): "Neoverse-N1", ("0x41", "0xd40"): "Neoverse-V1",
-    ("0x41", "0xd42"): "Cortex-A78AE", ("0x41", "0xd49"): "Neoverse-N2", ("0x41", "0xd4f"): "Neoverse-V2",
-    ("0x41", "0xd85"): "Cortex-X925", ("0x41", "0xd87"): "Cortex-A725", ("0xc0", "0xac3"): "Ampere-1",
-}  # fmt: skip
-
 
 def parse_cpu_model(cpuinfo: str) -> str | None:
-    """ "AMD Ryzen 9 5950X 16-Core Processor", or for ARM the kinds of core: "Cortex-X925 + Cortex-A725"."""
-    processors = list(_processors(cpuinfo))
-    for processor in processors:
-        if processor.get("model name"):
-            return " ".join(processor["model name"].split())
-    pairs = [(processor.get("CPU implementer"), processor.get("CPU part")) for processor in processors]
-    known = [(maker, part) for maker, part in pairs if maker is not None and part is not None]
-    return " + ".join(dict.fromkeys(ARM_PARTS.get(p, f"ARM implementer {p[0]} part {p[1]}") for p in known)) or None
+    """ "AMD Ryzen 9 5950X 16-Core Processor"; Linux on ARM names no model."""
+    names = (processor.get("model name") for processor in _processors(cpuinfo))
+    return next((" ".join(name.split()) for name in names if name), None)
 
 
 def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
@@ -264,11 +240,7 @@ def _processors(cpuinfo: str) -> Iterator[dict[str, str]]:
             yield processor
 
 
-_NO_LIMIT_V1 = 2**60  # cgroup v1 writes "no limit" as a number near 2**63
-
-# (limit, used, reclaimable lines of memory.stat) for v2 and v1
-_MEMORY_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable"))
-_MEMORY_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+_CACHES = ("inactive_file", "active_file", "slab_reclaimable")  # in memory.stat
 
 
 class CgroupLimits(msgspec.Struct, frozen=True):
@@ -281,35 +253,19 @@ class CgroupLimits(msgspec.Struct, frozen=True):
 
 def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
     """`own_groups` is the text of /proc/self/cgroup. The tightest limit from the own group up to the root counts."""
-    paths = _group_paths(own_groups)
-    unified = list(_folders(mount, paths.get("", "/")))
-    memory = [_memory_limit(folder, *_MEMORY_V2) for folder in unified]
-    memory += [_memory_limit(folder, *_MEMORY_V1) for folder in _folders(mount / "memory", paths.get("memory", "/"))]
+    folders = list(_folders(mount, own_groups))
+    memory = [_memory_limit(folder) for folder in folders]
     limits = [limit for limit, _ in memory if limit is not None]
     available = [free for _, free in memory if free is not None]
-    cpus = [parse_cpu_max(_text(folder / "cpu.max")) for folder in unified]
-    cpus += [
-        parse_cpu_max(f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}")
-        for folder in _folders(mount / "cpu", paths.get("cpu", "/"))
-    ]
-    return CgroupLimits(
-        min(limits, default=None), min(available, default=None), min((n for n in cpus if n is not None), default=None)
-    )
+    cpus = [share for folder in folders if (share := parse_cpu_max(_text(folder / "cpu.max"))) is not None]
+    return CgroupLimits(min(limits, default=None), min(available, default=None), min(cpus, default=None))
 
 
 def read_oom_kills(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the kernel's count for this control group, else for the whole machine; None: it counts nowhere."""
-    paths = _group_paths(_text(proc / "self" / "cgroup"))
-    files = [folder / "memory.events" for folder in _folders(cgroup, paths.get("", "/"))]
-    files += [folder / "memory.oom_control" for folder in _folders(cgroup / "memory", paths.get("memory", "/"))]
+    files = [folder / "memory.events" for folder in _folders(cgroup, _text(proc / "self" / "cgroup"))]
     counts = (parse_counters(_text(path)).get("oom_kill") for path in (*files, proc / "vmstat"))
     return next((count for count in counts if count is not None), None)
-
-
-def _group_paths(own_groups: str) -> dict[str, str]:
-    """Return the path of each controller; the one of cgroup v2 has the empty name."""
-    fields = [line.split(":", 2) for line in own_groups.splitlines()]
-    return {name: parts[2] for parts in fields if len(parts) == 3 for name in parts[1].split(",")}
 
 
 def parse_cpu_max(text: str) -> float | None:
@@ -332,18 +288,19 @@ def parse_counters(text: str) -> dict[str, int]:
     return counters
 
 
-def _memory_limit(folder: Path, limit: str, used: str, caches: tuple[str, ...]) -> tuple[int | None, int | None]:
+def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
     """(limit, available). File caches count as available: the kernel drops them before it kills."""
-    limit_bytes, used_bytes = _bytes(folder / limit), _bytes(folder / used)
+    limit_bytes, used_bytes = _bytes(folder / "memory.max"), _bytes(folder / "memory.current")
     if limit_bytes is None or used_bytes is None:
         return limit_bytes, limit_bytes
     stat = parse_counters(_text(folder / "memory.stat"))
-    held = max(0, used_bytes - sum(stat.get(name, 0) for name in caches))
+    held = max(0, used_bytes - sum(stat.get(name, 0) for name in _CACHES))
     return limit_bytes, max(0, limit_bytes - held)
 
 
-def _folders(root: Path, path: str) -> Iterator[Path]:
+def _folders(root: Path, own_groups: str) -> Iterator[Path]:
     """A container may see the host's path in /proc/self/cgroup yet mount its own group as the root: try all."""
+    path = next((line[3:] for line in own_groups.splitlines() if line.startswith("0::")), "/")
     own = PurePosixPath(path.lstrip("/"))
     if ".." not in own.parts:
         yield from (root / folder for folder in (own, *own.parents) if folder != PurePosixPath())
@@ -352,7 +309,7 @@ def _folders(root: Path, path: str) -> Iterator[Path]:
 
 def _bytes(path: Path) -> int | None:
     text = _text(path).strip()
-    return int(text) if text.isdecimal() and int(text) < _NO_LIMIT_V1 else None
+    return int(text) if text.isdecimal() else None
 
 
 _CHANGING = ("memory_available_bytes", "open_files_soft", "open_files_hard")

@@ -121,17 +121,15 @@ class _GpuEnergy:
 
     card: NvmlGpu
     counter_j: float | None
-    samples: int = 0
     sampled_j: float = 0.0
     sampled_s: float = 0.0
     max_w: float | None = None
     temperature_max_c: float | None = None
     sm_clock_min_mhz: int | None = None
-    throttled: dict[str, int] = field(default_factory=dict)
+    throttled: set[str] = field(default_factory=set)
     _before: tuple[float, float] | None = None  # when, and how many watts
 
     def add(self, at_s: float, sample: GpuSample) -> None:
-        self.samples += 1
         if sample.power_w is not None:
             if self._before is not None:
                 self.sampled_j += (at_s - self._before[0]) * (sample.power_w + self._before[1]) / 2
@@ -142,8 +140,7 @@ class _GpuEnergy:
             self.temperature_max_c = max(sample.temperature_c, self.temperature_max_c or sample.temperature_c)
         if sample.sm_clock_mhz is not None:
             self.sm_clock_min_mhz = min(sample.sm_clock_mhz, self.sm_clock_min_mhz or sample.sm_clock_mhz)
-        for reason in throttle_reasons(sample.reasons or 0):
-            self.throttled[reason] = self.throttled.get(reason, 0) + 1
+        self.throttled.update(throttle_reasons(sample.reasons or 0))
 
     def joules(self, counter_j: float | None, seconds: float) -> tuple[float, str] | None:
         """By the counter, unless it did not move or went back (the driver was loaded anew) or the span is too short."""
@@ -235,20 +232,16 @@ def _result(
 ) -> dict[str, Any]:
     joules = sum(joules for joules, _ in drawn)
     reasons = sorted({reason for tally in tallies for reason in tally.throttled})
-    shares = {reason: max(tally.throttled.get(reason, 0) / tally.samples for tally in tallies) for reason in reasons}
     return {
         "joules": joules,
         "seconds": seconds,
         "mean_w": joules / seconds,
         "max_w": max(together_w, joules / seconds),  # the mean, by the counter, may show that samples missed the peak
         "throttled": reasons,
-        "throttled_share": shares,  # of the samples, of the card where it was most often
         "source": COUNTER if all(source == COUNTER for _, source in drawn) else SAMPLES,
         "gpus": [
             {"index": tally.card.index, "name": tally.card.name, "joules": joules, "mean_w": joules / seconds,
-             "max_w": tally.max_w, "temperature_max_c": tally.temperature_max_c,
-             "sm_clock_min_mhz": tally.sm_clock_min_mhz,
-             "sampled_joules": tally.sampled_j if tally.sampled_s else None}  # to hold against the counter
+             "temperature_max_c": tally.temperature_max_c, "sm_clock_min_mhz": tally.sm_clock_min_mhz}
             for tally, (joules, _) in zip(tallies, drawn, strict=True)
         ],
     }  # fmt: skip
