@@ -194,11 +194,10 @@ async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_
         assert replicas.names == ["m-0"]
 
 
-# Settings with another number of replicas: which table gets how many, and what is refused
+# Settings with another number of replicas
 
 
-def served(*tables):
-    return Settings(serve=tuple(Serve(**{"model": "m", **table}) for table in tables))
+SERVED = Settings(serve=(Serve(model="m", replicas=2), Serve(model="n")))
 
 
 @pytest.mark.parametrize(
@@ -206,12 +205,12 @@ def served(*tables):
     [([2], 5, [5]), ([2, 1], 1, [1, 0]), ([2, 1], 5, [4, 1]), ([1, 0, 0], 2, [2, 0, 0]), ([2, 2, 1], 3, [2, 1, 0])],
 )
 def test_tables_of_one_model_share_a_number_the_first_ones_first(have, total, want):
-    have_now = served(*({"replicas": n} for n in have), {"model": "n"})
-    assert [one.replicas for one in rescaled(have_now, "m", total).serve] == [*want, 1]
+    served = (*(Serve(model="m", replicas=n) for n in have), Serve(model="n"))
+    assert [one.replicas for one in rescaled(Settings(serve=served), "m", total).serve] == [*want, 1]
 
 
 @pytest.mark.parametrize(("model", "replicas", "words"), [("x", 1, "no model `x`"), ("m", 0, "cannot have 0 replicas")])
 def test_what_cannot_be_scaled_is_refused(model, replicas, words):
     with pytest.raises(UserError, match=words) as caught:
-        rescaled(served({}), model, replicas)
+        rescaled(SERVED, model, replicas)
     assert caught.value.hint

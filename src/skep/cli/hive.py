@@ -85,10 +85,10 @@ def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[
         chosen = serve_for(wanted, paths, note)
         return (chosen,) if chosen is not None else ()
     from skep.cluster.discover import survey
-    from skep.cluster.placement import serves_for
+    from skep.cluster.placement import serve_on
 
     note(f"asking the nodes of the cluster at {where.address} ...")
-    return serves_for(wanted, survey(where.address), paths, note)
+    return (serve_on(wanted, survey(where.address), paths, note),)
 
 
 def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:

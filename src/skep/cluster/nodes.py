@@ -160,13 +160,6 @@ def allowed(place: PlacementRequest, nodes: Iterable[Node]) -> list[Node]:
     return [node for node in nodes if not place.nodes or node.names & set(place.nodes)]
 
 
-def preferred(place: PlacementRequest, nodes: Iterable[Node]) -> list[Node]:
-    """Return the allowed nodes without shunned ones, unless only these have room."""
-    every = allowed(place, nodes)
-    near = [node for node in every if not node.names & set(place.shunned)]
-    return near if near and (fitting(place, near) or not fitting(place, every)) else every
-
-
 def fitting(place: PlacementRequest, nodes: Iterable[Node]) -> list[Node]:
     return [node for node in nodes if node.has_room(place)]
 
@@ -182,20 +175,6 @@ class LeftOut(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.node.name} {self.why}"
-
-
-def left_out_lines(found: Iterable[LeftOut]) -> list[str]:
-    """Return one line for each node left out, at most `SHOWN`."""
-    lines = list(dict.fromkeys(f"{one.node.name} is left out: it {one.why}" for one in found))
-    more = len(lines) - SHOWN
-    return lines[:SHOWN] + ([f"{more} more left out"] if more > 0 else [])
-
-
-def split_busy(nodes: Iterable[Node], share: float) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
-    """Return the nodes whose GPUs are free, `share` of each, and those whose GPUs others use."""
-    words = [(node, busy_cards(node, share)) for node in nodes]
-    busy = tuple(LeftOut(node, why) for node, why in words if why is not None)
-    return tuple(node for node, why in words if why is None), busy
 
 
 def busy_cards(node: Node, share: float) -> str | None:
@@ -229,8 +208,7 @@ def assign_nodes(places: Sequence[PlacementRequest], nodes: Sequence[Node]) -> l
             spared = bool(node.free_gpus) and not place.cards
             return taken[node.id], spared, -node.free_gpus, -node.free_cpus, -node.free_memory_bytes
 
-        able = [node for node in allowed(place, left.values()) if node.name not in place.shunned]
-        best = min(fitting(place, able), key=preference, default=None)
+        best = min(fitting(place, allowed(place, left.values())), key=preference, default=None)
         if best is not None:
             found[number], left[best.id] = best.id, best.without(place)
             taken[best.id] += 1

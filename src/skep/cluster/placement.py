@@ -1,4 +1,4 @@
-"""From a model's name to replicas on nodes: the plan for each kind of node, what each replica asks of Ray, what fits.
+"""From a model's name to replicas on nodes: the plan for a kind of node, what each replica asks of Ray, what fits.
 
 Works on a survey of the cluster, without Ray. Ray places what comes out of it.
 """
@@ -6,10 +6,8 @@ Works on a survey of the cluster, without Ray. Ray places what comes out of it.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -24,11 +22,11 @@ from skep.cluster.nodes import (
     LeftOut,
     Node,
     assign_nodes,
+    busy_cards,
     can_keep_actor,
     describe_request,
     has_words,
     host_of,
-    left_out_lines,
 )
 from skep.config.presets import find_preset, presets_folder
 from skep.config.rigs import rig_of_host
@@ -66,7 +64,6 @@ class _ServeCandidates(msgspec.Struct, frozen=True):
     names: tuple[str, ...]  # of its replicas
     nodes: tuple[Node, ...]
     left_out: tuple[LeftOut, ...]
-    busy: tuple[LeftOut, ...]  # others use their cards at the moment
     cards: int  # a replica
     weights: Weights = (None, None, ANYWHERE)
 
@@ -85,7 +82,7 @@ def place_launches(
     running: Sequence[Launch] | None = None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
-    """Return all replicas, checked, those of one model alternating between kinds. May pull weights onto this node.
+    """Return all replicas, checked. May pull weights onto this node.
 
     `running`: the replicas at a change; None: at a start, the survey's. A table whose replicas all run as they should
     needs no node: without another one, the nodes are not asked.
@@ -98,7 +95,7 @@ def place_launches(
             if getattr(serve, name):
                 raise UserError(f"`{serve.model}` on a cluster {what}", hint=hint)
         engine_named(serve.engine)
-        names = _names(serve, settings)
+        names = tuple(f"{deploy.stem_of(serve)}-{number}" for number in range(serve.replicas))
         if (kept := _kept(serve, names, paths, standing)) is not None:
             rows[number] = kept
             continue
@@ -110,24 +107,16 @@ def place_launches(
         rows[number] = _launches(table, survey(), threads, standing)
         if rows[number]:
             _check(rows[number][0], table.nodes)
-    launches = _in_turn(settings, rows)
-    if tables:
-        _check_room(tables, rows, standing, survey().nodes)
-    missed = [(one, table.cards) for table in tables.values() for one in (*table.left_out, *table.busy)]
-    for line in left_out_lines(one for one, cards in missed if (one.node.gpus >= cards if cards else one.node.cpus)):
-        tell(line)
-    return launches
-
-
-def _in_turn(settings: Settings, rows: Mapping[int, Sequence[Launch]]) -> tuple[Launch, ...]:
-    """Return the replicas model by model, alternating between the kinds that serve one model; then upstreams."""
-    launches: list[Launch] = []
-    for model in dict.fromkeys(serve.model_id for serve in settings.serve):
-        own = [rows[number] for number, serve in enumerate(settings.serve) if serve.model_id == model]
-        launches += [one for some in zip_longest(*own) for one in some if one is not None]
+    launches = [launch for number in sorted(rows) for launch in rows[number]]
     launches += deploy.remote_launches(settings)
     deploy.check_names(launches)
     deploy.check_aliases(settings.aliases, launches)
+    if tables:
+        _check_room(tables, rows, standing, survey().nodes)
+    for table in tables.values():
+        for one in table.left_out:
+            if one.node.gpus >= table.cards if table.cards else one.node.cpus:
+                tell(f"{one.node.name} is left out: it {one.why}")
     return tuple(launches)
 
 
@@ -153,7 +142,7 @@ def _check_room(
             fits = sum(placed.get(one.name) is not None for one in row)
             each = f"each needs {describe_request(place)}"
             fewer = "--threads N asks for fewer CPUs; " if table.threaded else "lower --tp, " if table.cards > 1 else ""
-            raise _no_room(asked, fits, each, table.nodes, (*table.left_out, *table.busy), fewer)
+            raise _no_room(asked, fits, each, table.nodes, table.left_out, fewer)
 
 
 def _no_room(
@@ -227,25 +216,20 @@ def _candidates(serve: Serve, names: tuple[str, ...], survey: ClusterSurvey, *, 
     if not nodes:
         hint = "a node needs skep and the engine in the environment that its Ray was started in"
         raise EngineError(f"no node can serve `{serve.model}`: {'; '.join(map(str, left_out))}", hint=hint)
-    cards, busy = _cards(serve, nodes), tuple[LeftOut, ...]()
+    cards = _cards(serve, nodes)
     if cards and starting:
-        nodes, busy = cluster_nodes.split_busy(nodes, card_share(serve))
+        nodes, busy = split_busy(nodes, card_share(serve))
         if busy and not any(node.gpus for node in nodes):
             raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(map(str, busy))}", hint=BUSY_HINT)
-    return _ServeCandidates(serve, names, nodes, left_out, busy, cards)
+        left_out += busy
+    return _ServeCandidates(serve, names, nodes, left_out, cards)
 
 
-def _names(serve: Serve, settings: Settings) -> tuple[str, ...]:
-    """Return the names of its replicas, with the kind of node where several kinds serve the model."""
-    alike = [other.kind for other in settings.serve if other.model_id == serve.model_id]
-    stem = deploy.stem_of(serve) + (f"-{kind_word(serve.kind)}" if len(alike) > 1 and serve.kind else "")
-    return tuple(f"{stem}-{number}" for number in range(serve.replicas))
-
-
-def kind_word(kind: str) -> str:
-    """Return a kind of node as part of a name: `2x NVIDIA GeForce RTX 3090` as 2x-rtx-3090."""
-    words = [word for word in re.split(r"[^a-z0-9.]+", kind.casefold()) if word not in ("", "nvidia", "geforce")]
-    return "-".join(words) or "other"
+def split_busy(nodes: Iterable[Node], share: float) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
+    """Return the nodes whose GPUs are free, `share` of each, and those whose GPUs others use."""
+    words = [(node, busy_cards(node, share)) for node in nodes]
+    busy = tuple(LeftOut(node, why) for node, why in words if why is not None)
+    return tuple(node for node, why in words if why is None), busy
 
 
 def _kept(serve: Serve, names: Sequence[str], paths: Paths, standing: Sequence[Launch]) -> tuple[Launch, ...] | None:
@@ -308,10 +292,8 @@ def _launches(
 ) -> Sequence[Launch]:
     serve, (path, checkpoint, held) = table.serve, table.weights
     known = {} if serve.threads else {launch.name: launch.threads for launch in standing}
-    busy = tuple(one.node.name for one in table.busy)  # they get no replica at the start
-    able = {*busy, *(node.name for node in table.nodes)}
-    nodes = tuple(node.name for node in survey.nodes if node.name in able) if len(able) < len(survey.nodes) else ()
-    where = replace(held, kind=serve.kind, nodes=nodes, shunned=busy)
+    nodes = tuple(node.name for node in table.nodes) if len(table.nodes) < len(survey.nodes) else ()
+    where = replace(held, nodes=nodes)
     if serve.room is not None:
         where = replace(where, memory_bytes=parse_bytes(serve.room))
     made = []
@@ -345,27 +327,26 @@ def _check(launch: Launch, nodes: Sequence[Node]) -> None:
     deploy.check_known_failures(launch, devices)
 
 
-# What a model's name stands for on a cluster: for each kind of node its own plan, as many replicas as fit
+# What a model's name stands for on a cluster: the plan for the kind of node that serves it fastest
 
 
-def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
-    """Return one table for each kind of node that serves the model."""
+def serve_on(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> Serve:
     resolve.check_engine(wanted)
     preset = find_preset(wanted.model, presets_folder(paths))
     if preset is not None:
-        return (replace(_of_preset(preset, wanted, survey, say), gpus=()),)
+        return replace(_of_preset(preset, wanted, survey, say), gpus=())
     with_cards = [node for node in survey.nodes if node.cards]
     if resolve.is_for_embedded(wanted, llama_cards=any("llamacpp" in node.engines for node in with_cards)):
         able = sum("embedded" in node.engines and node.cpus >= 1 for node in survey.nodes)
         serve = Serve(model=wanted.model, checkpoint=wanted.checkpoint, replicas=wanted.replicas or max(1, able))
         slots, context = wanted.slots or serve.slots, wanted.context or serve.context_tokens
-        return (replace(serve, slots=slots, context_tokens=context),)
+        return replace(serve, slots=slots, context_tokens=context)
     if not with_cards or wanted.engine not in (None, *FOR_PLANS) or resolve.is_unplanned(wanted, say):
-        return (replace(resolve.as_told(wanted, paths, cards=bool(with_cards), where="in the cluster"), gpus=()),)
+        return replace(resolve.as_told(wanted, paths, cards=bool(with_cards), where="in the cluster"), gpus=())
     if resolve.is_missing(wanted.model):  # a plan reads the configuration
         hint = "mount the shared folder here too, or name the engine: --engine vllm starts it without a plan"
         raise UserError(f"`{wanted.model}` is not on this machine, so skep cannot plan it", hint=hint)
-    return _of_plans(wanted, survey, paths, say)
+    return _planned(wanted, survey, paths, say)
 
 
 def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say: Say) -> Serve:
@@ -382,9 +363,6 @@ def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say:
     return serve
 
 
-# Plans, kind by kind
-
-
 class NodeKind(msgspec.Struct, frozen=True):
     kind: str
     nodes: tuple[Node, ...]  # that have the engine, and cards that nobody else holds
@@ -392,89 +370,69 @@ class NodeKind(msgspec.Struct, frozen=True):
     best: PlannedServe
     fits: int  # replicas, now
 
-
-def _of_plans(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
-    found = _best_kinds(wanted, survey, paths, say)
-    room = sum(one.fits for one in found)
-    if room < (wanted.replicas or 1):
-        needs = ((one.kind, describe_request(placement_request(one.best.serve))) for one in found)
-        each = "; ".join(f"on {kind} each needs {need}" for kind, need in needs)
-        nodes, busy = ([one for kind in found for one in getattr(kind, name)] for name in ("nodes", "busy"))
-        raise _no_room(f"{wanted.replicas or 1} replicas of `{wanted.model}`", room, each, nodes, busy)
-    left, serves = wanted.replicas or room, []
-    for one in found:
-        count = min(one.fits, left)
-        left -= count
-        if count:
-            names = ", ".join(node.name for node in one.nodes[:4]) + (", ..." if len(one.nodes) > 4 else "")
-            say(f"planned for {one.kind} ({names}): {count} x {one.best}")
-            serves.append(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind))
-    return tuple(serves)
+    def rank(self, wanted: int | None) -> tuple[bool, float]:
+        """Return whether so many replicas fit, and the speed of those that do."""
+        count = self.fits if wanted is None else min(wanted, self.fits)
+        return self.fits >= (wanted or 1), count * self.best.tok_s / max(1, self.best.plan.setup.layout.replicas)
 
 
-def _best_kinds(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> list[NodeKind]:
-    """Return the fastest first. Those that cannot serve it are left out, with a word."""
-    kinds = [(kind, nodes) for kind, nodes in survey.kinds.items() if nodes[0].cards]
-    kinds.sort(key=lambda pair: sum(card.memory_bytes or 0 for card in pair[1][0].cards))
-    count = sum(len(nodes) for _, nodes in kinds)
-    each = replace(
-        wanted,
-        replicas=-(-wanted.replicas // count) if wanted.replicas else None,
-        concurrency=-(-wanted.concurrency // count) if wanted.concurrency else None,
-    )
-    found, failed = _plan_kinds(each, kinds, paths, say)
-    if len({one.best.plan.setup.quant.id for one in found}) > 1 and wanted.quant is None:
-        # One checkpoint has one format: the one that the smallest nodes can hold.
-        least = min((one.best.plan.setup.quant for one in found), key=lambda quant: quant.bits)
-        found, failed = _plan_kinds(replace(each, quant=least.id), kinds, paths, say)
-    if not found:
-        raise _fits_nowhere(wanted.model, failed)
-    for kind, error in failed:
-        say(f"warning: {kind} is left out: {error.message}")
-    return sorted(found, key=lambda one: one.best.tok_s / max(1, one.best.plan.setup.layout.replicas), reverse=True)
-
-
-def _plan_kinds(
-    wanted: ServeRequest, kinds: Sequence[tuple[str, Sequence[Node]]], paths: Paths, say: Say
-) -> tuple[list[NodeKind], list[tuple[str, SkepError]]]:
-    say = cache(say)  # what is the same for every kind is said once
+def _planned(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> Serve:
+    """Plan for each kind of node, and take the one that gives the most tokens a second. The others are left out."""
     found: list[NodeKind] = []
     failed: list[tuple[str, SkepError]] = []
-    for kind, nodes in kinds:
-        try:
-            best = _plan_kind(wanted, nodes, paths, say)
-            serve = best.serve
-            able = [node for node in nodes if node.facts is not None and (serve.binary or serve.engine in node.engines)]
-            if not able:
-                names = ", ".join(node.name for node in nodes)
-                hint = "install it in the environment that their Ray was started in, or name another --engine"
-                raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
-            idle, busy = cluster_nodes.split_busy(able, card_share(serve))
-            if not idle:
-                raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
-        except (DoesNotFit, EngineError) as error:
-            failed.append((kind, error))
-            continue
-        found.append(NodeKind(kind, idle, busy, best, cluster_nodes.capacity(placement_request(serve), idle)))
-    return found, failed
+    for kind, nodes in survey.kinds.items():
+        if nodes[0].cards:
+            try:
+                found.append(_plan_kind(kind, wanted, nodes, paths, cache(say)))
+            except (DoesNotFit, EngineError) as error:
+                failed.append((kind, error))
+    if not found:
+        raise _fits_nowhere(wanted.model, failed)
+    best = max(found, key=lambda one: one.rank(wanted.replicas))
+    if best.fits < (wanted.replicas or 1):
+        each = f"on {best.kind} each needs {describe_request(placement_request(best.best.serve))}"
+        raise _no_room(f"{wanted.replicas or 1} replicas of `{wanted.model}`", best.fits, each, best.nodes, best.busy)
+    others = [(kind, error.message) for kind, error in failed]
+    slower = "it would be slower, and one deployment serves on one kind of node"
+    others += [(one.kind, slower) for one in found if one is not best]
+    for kind, why in others:
+        say(f"warning: {kind} is left out: {why}")
+    count = wanted.replicas or best.fits
+    names = ", ".join(node.name for node in best.nodes[:4]) + (", ..." if len(best.nodes) > 4 else "")
+    say(f"planned for {best.kind} ({names}): {count} x {best.best}")
+    return replace(best.best.serve, replicas=count, gpus=(), kind=best.kind)
 
 
-def _plan_kind(wanted: ServeRequest, nodes: Sequence[Node], paths: Paths, say: Say) -> PlannedServe:
+def _plan_kind(kind: str, wanted: ServeRequest, nodes: Sequence[Node], paths: Paths, say: Say) -> NodeKind:
     """With so many replicas a node where that can be, else as the planner likes it; by an engine that is there."""
     try:
         rig = rig_of_host(host_of(nodes[0]), wanted.link)
     except UserError as error:  # a card unlike all of the catalogue
         raise EngineError(error.message, hint=f"--engine vllm serves {wanted.model} without a plan") from None
-    rig = replace(rig, rig=replace(rig.rig, title=nodes[0].kind))
+    rig = replace(rig, rig=replace(rig.rig, title=kind))
     there = [name for name in FOR_PLANS if any(name in node.engines for node in nodes)]
-    if wanted.engine is None and there:
-        wanted = replace(wanted, engine=",".join(there))
+    each = replace(
+        wanted,
+        engine=",".join(there) if wanted.engine is None and there else wanted.engine,
+        replicas=-(-wanted.replicas // len(nodes)) if wanted.replicas else None,
+        concurrency=-(-wanted.concurrency // len(nodes)) if wanted.concurrency else None,
+    )
     try:
-        return resolve.planned(wanted, paths, rig, say=say)
+        best = resolve.planned(each, paths, rig, say=say)
     except UserError:
         if wanted.replicas is None:
             raise
-        return resolve.planned(replace(wanted, replicas=None), paths, rig, say=say)
+        best = resolve.planned(replace(each, replicas=None), paths, rig, say=say)
+    serve = best.serve
+    able = [node for node in nodes if node.facts is not None and (serve.binary or serve.engine in node.engines)]
+    if not able:
+        names = ", ".join(node.name for node in nodes)
+        hint = "install it in the environment that their Ray was started in, or name another --engine"
+        raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
+    idle, busy = split_busy(able, card_share(serve))
+    if not idle:
+        raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
+    return NodeKind(kind, idle, busy, best, cluster_nodes.capacity(placement_request(serve), idle))
 
 
 def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepError:

@@ -154,14 +154,14 @@ class ActorManager:
         while True:
             async with self._one_at_a_time:
                 nodes = await asyncio.to_thread(living_nodes)
-                near = cluster_nodes.preferred(place, nodes)
+                near = cluster_nodes.allowed(place, nodes)
                 # The node with room that has the fewest replicas of this hive, then the most room.
                 held: Counter[str] = Counter({**self._aimed, **standing}.values())
                 rooms = cluster_nodes.fitting(place, near)
                 room = [(held[one.id], -(one.free_gpus if place.cards else one.free_cpus), one.id) for one in rooms]
                 if room:
                     self._aimed[launch.name] = target = min(room)[2]
-                    ids = {node.id for node in near} if place.nodes or place.shunned else None
+                    ids = {node.id for node in near} if place.nodes else None
                     group = await _to_its_end(asyncio.to_thread(connect.make_group, full, place, ids, target))
                     if await asyncio.to_thread(group.wait, PLACED_S):
                         return group

@@ -146,7 +146,7 @@ class Serve(msgspec.Struct, frozen=True):
 
     model: str = EMBEDDED_MODEL
     engine: str = "embedded"
-    replicas: Annotated[int, Meta(extra={"kind": _UpTo1024})] = 1  # 0: a split over kinds of nodes leaves it out
+    replicas: _UpTo1024 = 1
     slots: _UpTo1024 = 4
     # per slot; 0: as the engine has it
     context_tokens: Annotated[int, Meta(extra={"key": "context", "kind": Context})] = DEFAULT_CONTEXT

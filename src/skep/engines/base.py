@@ -43,9 +43,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     cards: int = 0
     cpus: float = 1.0
     memory_bytes: int = 0
-    kind: str = ""  # of node it was planned for; empty: any
     nodes: tuple[str, ...] = ()  # names of those it may stand on: a node that comes back has another id; empty: any
-    shunned: tuple[str, ...] = ()  # names of nodes for which others are preferred: their cards were busy at the start
     source: str | None = None  # what its weights are pulled by, on a node that does not have them
 
 
