@@ -22,7 +22,6 @@ from skep.cluster.nodes import (
     host_of,
     named_apart,
     nodes_of,
-    threads_each,
 )
 from skep.engines.base import PlacementRequest
 from skep.units import GIB
@@ -130,13 +129,3 @@ def test_nobody_is_given_more_than_a_node_has(sizes, wanted):
         assert sum(place.cards for place in mine) <= one.gpus
         left = reduce(Node.without, mine, one)
         assert not any(left.has_room(place) for place in left_out)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 40), st.lists(st.integers(1, 64), min_size=1, max_size=6))
-def test_so_many_threads_each_fit_where_there_are_cores_for_all(replicas, cores):
-    nodes = [node(str(number), float(count)) for number, count in enumerate(cores)]
-    each = threads_each(replicas, nodes)
-    assert each >= 1
-    if sum(cores) >= replicas:
-        assert capacity(PlacementRequest(cpus=each), nodes) >= replicas

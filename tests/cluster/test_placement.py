@@ -78,11 +78,6 @@ def test_the_cores_of_a_node_are_divided_among_the_replicas_expected_there(place
     assert [one.threads for one in place(pair, replace(SMALL, threads=3))] == [3]
 
 
-def test_a_small_node_does_not_slow_the_replicas_of_a_large_one(place):
-    launches = place(survey(node("head", 2), node("b", 64)), replace(SMALL, replicas=2))
-    assert [one.threads for one in launches] == [32, 32]
-
-
 def test_one_replica_more_leaves_those_that_run_as_they_are(place):
     first = place(survey(node("a"), node("b")), SMALL)
     busy = survey(node("a", free={"free_cpus": 0}), node("b"))

@@ -219,13 +219,6 @@ def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
     return MOST - assign_nodes([place] * MOST, nodes).count(None)
 
 
-def threads_each(replicas: int, nodes: Sequence[Node]) -> int:
-    """Return the most CPU threads that so many replicas can have each on the free cores of these nodes; at least 1."""
-    cores = [min(int(one.free_cpus + _EPSILON), one.facts.cores if one.facts else int(one.cpus)) for one in nodes]
-    most = max(cores, default=1)
-    return next((each for each in range(most, 1, -1) if sum(free // each for free in cores) >= replicas), 1)
-
-
 def describe_request(place: PlacementRequest) -> str:
     """Return a request in words: `2 GPUs, 2 CPUs and 1.0 GiB of memory`."""
     parts = [f"{place.cards} GPU{'s' if place.cards > 1 else ''}"] if place.cards else []

@@ -6,7 +6,7 @@ Works on a survey of the cluster, without Ray. Ray places what comes out of it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -61,16 +61,10 @@ class _ServeCandidates(msgspec.Struct, frozen=True):
     """One [[serve]] with the nodes that could serve it, and why the others could not."""
 
     serve: Serve
-    names: tuple[str, ...]  # of its replicas
     nodes: tuple[Node, ...]
     left_out: tuple[LeftOut, ...]
     cards: int  # a replica
-    weights: Weights = (None, None, ANYWHERE)
-
-    @property
-    def threaded(self) -> bool:
-        """Whether the CPU does the work."""
-        return not self.cards and self.serve.engine not in NO_WEIGHTS
+    launches: tuple[Launch, ...] = ()
 
 
 def place_launches(
@@ -88,32 +82,29 @@ def place_launches(
     needs no node: without another one, the nodes are not asked.
     """
     starting, standing = running is None, survey().standing if running is None else running
-    rows: dict[int, Sequence[Launch]] = {}
-    tables: dict[int, _ServeCandidates] = {}
-    for number, serve in enumerate(settings.serve):
+    launches: list[Launch] = []
+    tables: list[_ServeCandidates] = []
+    for serve in settings.serve:
         for name, (what, hint) in _ONE_MACHINE_ONLY.items():
             if getattr(serve, name):
                 raise UserError(f"`{serve.model}` on a cluster {what}", hint=hint)
         engine_named(serve.engine)
         names = tuple(f"{deploy.stem_of(serve)}-{number}" for number in range(serve.replicas))
-        if (kept := _kept(serve, names, paths, standing)) is not None:
-            rows[number] = kept
-            continue
-        table = _candidates(serve, names, survey(), starting=starting)
-        pulls = any(node.id == survey().here and node.gpus >= table.cards and node.cpus for node in table.nodes)
-        tables[number] = replace(table, weights=weights_of(serve, paths, progress, pulls=pulls))
-    threads = _threads(tables.values(), standing)
-    for number, table in tables.items():
-        rows[number] = _launches(table, survey(), threads, standing)
-        if rows[number]:
-            _check(rows[number][0], table.nodes)
-    launches = [launch for number in sorted(rows) for launch in rows[number]]
+        kept = _kept(serve, names, paths, standing)
+        if kept is None:
+            table = _candidates(serve, survey(), starting=starting)
+            pulls = any(node.id == survey().here and node.gpus >= table.cards and node.cpus for node in table.nodes)
+            weights = weights_of(serve, paths, progress, pulls=pulls)
+            kept = _launches(table, names, weights, survey(), standing)
+            _check(kept[0], table.nodes)
+            tables.append(replace(table, launches=kept))
+        launches += kept
     launches += deploy.remote_launches(settings)
     deploy.check_names(launches)
     deploy.check_aliases(settings.aliases, launches)
     if tables:
-        _check_room(tables, rows, standing, survey().nodes)
-    for table in tables.values():
+        _check_room(tables, launches, standing, survey().nodes)
+    for table in tables:
         for one in table.left_out:
             if one.node.gpus >= table.cards if table.cards else one.node.cpus:
                 tell(f"{one.node.name} is left out: it {one.why}")
@@ -121,27 +112,23 @@ def place_launches(
 
 
 def _check_room(
-    tables: Mapping[int, _ServeCandidates],
-    rows: Mapping[int, Sequence[Launch]],
-    standing: Sequence[Launch],
-    nodes: Sequence[Node],
+    tables: Sequence[_ServeCandidates], launches: Sequence[Launch], standing: Sequence[Launch], nodes: Sequence[Node]
 ) -> None:
     """Raise DoesNotFit where what is new has no room. Where something goes or changes too, what is new waits for it."""
     before = {launch.name: launch for launch in standing if launch.place is not None}
-    launches = {launch.name: launch for row in rows.values() for launch in row}
-    stay = {name for name, old in before.items() if name in launches and can_keep_actor(old, launches[name])}
+    stay = {one.name for one in launches if one.name in before and can_keep_actor(before[one.name], one)}
     if stay != before.keys():
         return
-    new = {name: one.place for name, one in launches.items() if name not in stay and one.place is not None}
+    new = {one.name: one.place for one in launches if one.name not in stay and one.place is not None}
     placed = dict(zip(new, assign_nodes(list(new.values()), nodes), strict=True))
-    for number, table in tables.items():
-        row, place = rows[number], rows[number][0].place if rows[number] else None
+    for table in tables:
+        row, place = table.launches, table.launches[0].place
         if place is not None and any(placed.get(one.name, "") is None for one in row):
             runs = sum(one.name in stay for one in row)
             asked = f"{len(row)} replicas of `{table.serve.model}`" + (f", of which {runs} run" if runs else "")
             fits = sum(placed.get(one.name) is not None for one in row)
             each = f"each needs {describe_request(place)}"
-            fewer = "--threads N asks for fewer CPUs; " if table.threaded else "lower --tp, " if table.cards > 1 else ""
+            fewer = "lower --tp, " if table.cards > 1 else "" if table.cards else "--threads N asks for fewer CPUs; "
             raise _no_room(asked, fits, each, table.nodes, table.left_out, fewer)
 
 
@@ -203,7 +190,7 @@ def _held(serve: Serve, path: Path) -> int:
 # The nodes of one table
 
 
-def _candidates(serve: Serve, names: tuple[str, ...], survey: ClusterSurvey, *, starting: bool) -> _ServeCandidates:
+def _candidates(serve: Serve, survey: ClusterSurvey, *, starting: bool) -> _ServeCandidates:
     """Return the nodes that can run it, whatever is free there. When `starting`, GPUs in use by others are left out."""
     of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
     if not of_kind:
@@ -222,7 +209,7 @@ def _candidates(serve: Serve, names: tuple[str, ...], survey: ClusterSurvey, *, 
         if busy and not any(node.gpus for node in nodes):
             raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(map(str, busy))}", hint=BUSY_HINT)
         left_out += busy
-    return _ServeCandidates(serve, names, nodes, left_out, cards)
+    return _ServeCandidates(serve, nodes, left_out, cards)
 
 
 def split_busy(nodes: Iterable[Node], share: float) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
@@ -278,30 +265,29 @@ def card_share(serve: Serve) -> float:
 # The replicas
 
 
-def _threads(tables: Iterable[_ServeCandidates], standing: Sequence[Launch]) -> int:
-    """Return the CPU threads of each replica without a setting: the free cores divided among the new replicas."""
-    open_ones = [table for table in tables if table.threaded and table.serve.threads is None]
-    stand = {launch.name for launch in standing}
-    coming = sum(name not in stand for table in open_ones for name in table.names)
-    nodes = {node.id: node for table in open_ones for node in table.nodes}
-    return cluster_nodes.threads_each(coming, list(nodes.values()))
+def _threads(serve: Serve, nodes: Sequence[Node]) -> int:
+    """Return the CPU threads of each replica: as many as replicas spread evenly have cores, on the smallest node."""
+    cores = min((node.facts.cores if node.facts else int(node.cpus) for node in nodes), default=1)
+    return max(1, cores // -(-serve.replicas // len(nodes)))
 
 
 def _launches(
-    table: _ServeCandidates, survey: ClusterSurvey, threads: int, standing: Sequence[Launch]
-) -> Sequence[Launch]:
-    serve, (path, checkpoint, held) = table.serve, table.weights
+    table: _ServeCandidates, names: Sequence[str], weights: Weights, survey: ClusterSurvey, standing: Sequence[Launch]
+) -> tuple[Launch, ...]:
+    serve, (path, checkpoint, held) = table.serve, weights
     known = {} if serve.threads else {launch.name: launch.threads for launch in standing}
-    nodes = tuple(node.name for node in table.nodes) if len(table.nodes) < len(survey.nodes) else ()
-    where = replace(held, nodes=nodes)
+    threaded = not table.cards and serve.engine not in NO_WEIGHTS  # the CPU does the work
+    where = replace(
+        held, nodes=tuple(node.name for node in table.nodes) if len(table.nodes) < len(survey.nodes) else ()
+    )
     if serve.room is not None:
         where = replace(where, memory_bytes=parse_bytes(serve.room))
     made = []
-    for name in table.names:
-        each = serve.threads or (known.get(name, threads) if table.threaded else 0)
+    for name in names:
+        each = serve.threads or (known.get(name, _threads(serve, table.nodes)) if threaded else 0)
         place = placement_request(serve, where) if table.cards else replace(where, cpus=float(each) or LIGHT_CPUS)
         made.append(replace(deploy.launch_of(serve, name, path, checkpoint, threads=each), place=place))
-    return made
+    return tuple(made)
 
 
 def placement_request(serve: Serve, where: PlacementRequest = ANYWHERE) -> PlacementRequest:
