@@ -107,24 +107,6 @@ def test_a_cancelled_one_leaves_no_place_behind_that_would_take_what_comes_free(
         assert actors.all_names() == []
 
 
-def test_nodes_that_are_shunned_are_taken_when_only_they_have_room(actors):
-    """Both are full: it waits for the other one, and goes to whichever has room first."""
-    wide = replace(ONE, place=PlacementRequest(cpus=2.0, nodes=("b", "c"), shunned=("b",)))
-    for name, node in (("m-0", "c"), ("m-1", "b")):
-        ensure(actors, replace(wide, name=name))
-        row_when(actors, "ready", name, node=node)
-    said = Words()
-
-    async def play():
-        third = asyncio.create_task(actors.ensure(replace(wide, name="m-2"), {}, said.say))
-        await said.until_it_waits()
-        await actors.end("m-1")
-        await third
-
-    asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
-    row_when(actors, "ready", "m-2", node="b")
-
-
 def test_a_node_that_was_started_anew_gets_its_replica_back(nodes, actors):
     """It has another id, and the place of the replica names the old one."""
     import ray

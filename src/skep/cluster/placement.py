@@ -267,8 +267,8 @@ def card_share(serve: Serve) -> float:
 
 def _threads(serve: Serve, nodes: Sequence[Node]) -> int:
     """Return the CPU threads of each replica: as many as replicas spread evenly have cores, on the smallest node."""
-    cores = min((node.facts.cores if node.facts else int(node.cpus) for node in nodes), default=1)
-    return max(1, cores // -(-serve.replicas // len(nodes)))
+    cores = [min(int(node.cpus), node.facts.cores) for node in nodes if node.facts is not None and node.cpus >= 1]
+    return max(1, min(cores) // -(-serve.replicas // len(cores))) if cores else 1
 
 
 def _launches(
@@ -277,9 +277,8 @@ def _launches(
     serve, (path, checkpoint, held) = table.serve, weights
     known = {} if serve.threads else {launch.name: launch.threads for launch in standing}
     threaded = not table.cards and serve.engine not in NO_WEIGHTS  # the CPU does the work
-    where = replace(
-        held, nodes=tuple(node.name for node in table.nodes) if len(table.nodes) < len(survey.nodes) else ()
-    )
+    nodes = tuple(node.name for node in table.nodes) if len(table.nodes) < len(survey.nodes) else ()
+    where = replace(held, nodes=nodes)
     if serve.room is not None:
         where = replace(where, memory_bytes=parse_bytes(serve.room))
     made = []
