@@ -47,7 +47,7 @@ def start(
     """Start a cluster with this machine as its head and first node."""
     from skep.cluster.node_commands import start_head
 
-    node = start_head(user_paths(os.environ), os.environ, address, port, options.node(), note)
+    node = start_head(user_paths(os.environ), os.environ, address, port, options.node())
     _tell(node, as_json=options.as_json)
 
 
@@ -66,7 +66,7 @@ def join(
     from skep.cluster.node_commands import join_head
 
     given = _read_token(token_file) if token_file is not None else None
-    node = join_head(user_paths(os.environ), os.environ, head, address, port, options.node(), given, note)
+    node = join_head(user_paths(os.environ), os.environ, head, address, port, options.node(), given)
     _tell(node, as_json=options.as_json)
 
 

@@ -1,4 +1,4 @@
-"""Starts and stops a Ray node here: ends only what skep started, such as, with a message, leftovers before a start."""
+"""Starts and stops a Ray node here: ends only what skep started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,12 @@ from skep.wire.listen import is_final, refusal_of
 
 START_S = 90.0
 FREED_S = 5.0  # a killed process holds its ports for a moment
-_LEAVES = "`skep cluster stop` leaves it and ends its replicas on this machine"
 
 
-def start_head(
-    paths: Paths, env: Mapping[str, str], address: str, port: int, options: NodeOptions, say: Callable[[str], None]
-) -> NodeRecord:
+def start_head(paths: Paths, env: Mapping[str, str], address: str, port: int, options: NodeOptions) -> NodeRecord:
     address, ports = checked_address(address), checked_ports(port)
     _check_machine(address)
-    _make_way(paths, say)
+    _refuse_second(paths)
     if local.stored_token(paths) is None:  # a new head keeps the one that the other nodes have
         local.keep_token(paths, secrets.token_hex(32))
     return _start(paths, env, f"{address}:{ports.first}", address, ports, options, is_head=True)
@@ -44,7 +41,6 @@ def join_head(
     port: int | None,
     options: NodeOptions,
     token: str | None,
-    say: Callable[[str], None],
 ) -> NodeRecord:
     """Join the cluster at `head`, with the stored token if `token` is None."""
     host, head_port = connect.head_of(head)
@@ -62,20 +58,12 @@ def join_head(
         raise UserError(f"{address} cannot be reached from {head}", hint="add --address with an IP of this machine")
     ports = checked_ports(port or head_port)
     _check_machine(address)
-    kept = local.stored_token(paths)
-    token = token or kept
+    _refuse_second(paths)
+    token = token or local.stored_token(paths)
     if token is None:
         raise UserError(f"the token of the cluster at {head} is not stored here", hint=_bring(head))
-    _make_way(paths, say)
     local.keep_token(paths, token)
-    try:
-        return _start(paths, env, head, address, ports, options, is_head=False)
-    except BaseException:
-        if kept is None:
-            local.token_path(paths).unlink()
-        else:
-            local.keep_token(paths, kept)
-        raise
+    return _start(paths, env, head, address, ports, options, is_head=False)
 
 
 def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
@@ -89,26 +77,12 @@ def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
     return node, killed
 
 
-# What is left of a cluster
-
-
-def _make_way(paths: Paths, say: Callable[[str], None]) -> None:
-    """End what a dead node left here. Raise UserError where a node still runs: only the user knows whether it may end.
-
-    Where nobody buries a dead raylet, its workers and their engines do not notice.
-    """
+def _refuse_second(paths: Paths) -> None:
+    """Raise UserError where a node, or what is left of it, still runs: only the user knows whether it may end."""
     node = local.read_node(paths)
-    if node is None or not (left := set(local.marked(node.mark).values())):
-        return
-    if "raylet" in left:
-        hint = f"`skep cluster status` shows it; {_LEAVES}"
+    if node is not None and local.marked(node.mark):
+        hint = "`skep cluster status` shows it; `skep cluster stop` leaves it and ends its replicas on this machine"
         raise UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
-    if "gcs_server" in left:
-        hint = "`skep cluster stop` ends it; the other nodes go on serving until a new head starts at this address"
-        what = f"the head of the cluster at {node.head} still runs here, only its raylet has died"
-        raise UserError(what, hint=hint)
-    stop_node(paths)
-    say(f"ended: processes left over from a node of the cluster at {node.head}")
 
 
 def _bring(head: str) -> str:

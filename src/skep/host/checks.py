@@ -31,7 +31,6 @@ class HostFinding(msgspec.Struct, frozen=True):
     hint: str | None = None
 
 
-DRIVER_FOR_CUDA_12_9 = 575
 DRIVER_FOR_CUDA_13_0 = 580
 DRIVER_FOR_RTX_5090 = 590
 FEW_LANES = 4
@@ -63,21 +62,15 @@ def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) ->
     if driver is None or numbered is None:
         hint = "run `nvidia-smi` and look at its first line"
         return HostFinding("driver", CheckResult.WARNING, "version unknown", hint)
-    major = int(numbered[0])
     detail = f"{driver}, carries CUDA {cuda}" if cuda else driver
-    if major < DRIVER_FOR_RTX_5090 and any("RTX 5090" in gpu.name for gpu in gpus):
-        return _too_old(f"{detail}; an RTX 5090 needs driver {DRIVER_FOR_RTX_5090} or newer", DRIVER_FOR_RTX_5090)
-    if major < DRIVER_FOR_CUDA_12_9:
-        return _too_old(
-            f"{detail}; builds for CUDA 12.9 and later need driver {DRIVER_FOR_CUDA_12_9} or newer and may end with "
-            "error 804, forward compatibility was attempted on non supported HW",
-            DRIVER_FOR_CUDA_13_0,
-            cuda or "12.8",
-        )
-    if major < DRIVER_FOR_CUDA_13_0:
-        wants = f"builds for CUDA 13.0 need driver {DRIVER_FOR_CUDA_13_0} or newer"
-        return _too_old(f"{detail}; {wants}", DRIVER_FOR_CUDA_13_0, cuda or "12.9")
-    return HostFinding("driver", CheckResult.OK, detail)
+    is_5090 = any("RTX 5090" in gpu.name for gpu in gpus)
+    wanted = DRIVER_FOR_RTX_5090 if is_5090 else DRIVER_FOR_CUDA_13_0
+    if int(numbered[0]) >= wanted:
+        return HostFinding("driver", CheckResult.OK, detail)
+    what = "an RTX 5090" if is_5090 else "builds for CUDA 13.0 (error 804 without it)"
+    otherwise = f", or use builds for CUDA {cuda} or older" if cuda and not is_5090 else ""
+    hint = f"install driver {wanted} or newer and reboot{otherwise}"
+    return HostFinding("driver", CheckResult.WARNING, f"{detail}; driver {wanted} or newer is needed for {what}", hint)
 
 
 def lanes_finding(gpus: Sequence[Gpu]) -> HostFinding | None:
@@ -116,11 +109,6 @@ def link_means(kind: str) -> str:
         return f"{kind} (NVLink, {match[1]} bonded links)"
     means = _said("links").get(kind)
     return f"{kind} ({means})" if means else kind
-
-
-def _too_old(detail: str, wanted: int, cuda: str | None = None) -> HostFinding:
-    otherwise = f", or use builds for CUDA {cuda} or older" if cuda else ""
-    return HostFinding("driver", CheckResult.WARNING, detail, f"install driver {wanted} or newer and reboot{otherwise}")
 
 
 def _describe_all(gpus: Sequence[Gpu]) -> str:

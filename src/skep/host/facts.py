@@ -398,11 +398,11 @@ TRIES = 3
 
 def memory_bandwidth_gbs(cores: int) -> float:
     """10^9 bytes a second, read and written; the best of a few tries. The kernel copies, so other threads go on."""
-    source = _file_in_memory(BUFFER_BYTES)
-    try:
-        return max(_once(source, cores, MEASURE_S / TRIES, BUFFER_BYTES) for _ in range(TRIES))
-    finally:
-        os.close(source)
+    in_memory = os.fdopen(os.memfd_create("skep-bandwidth"), "r+b") if hasattr(os, "memfd_create") else None
+    with in_memory or tempfile.TemporaryFile() as source:  # read back from the page cache
+        source.write(bytes(range(256)) * (BUFFER_BYTES // 256))
+        source.flush()
+        return max(_once(source.fileno(), cores, MEASURE_S / TRIES, BUFFER_BYTES) for _ in range(TRIES))
 
 
 def _once(source: int, cores: int, seconds: float, size: int) -> float:
@@ -420,18 +420,3 @@ def _once(source: int, cores: int, seconds: float, size: int) -> float:
     with ThreadPoolExecutor(cores) as pool:  # Ctrl-C waits for them: what they read is closed after that
         list(pool.map(copy, range(cores)))
     return 2 * sum(copied) / (time.perf_counter() - began) / 1e9
-
-
-def _file_in_memory(size: int) -> int:
-    with suppress(AttributeError, OSError):
-        return _filled(os.memfd_create("skep-bandwidth"), size)
-    descriptor, path = tempfile.mkstemp()  # read back from the page cache
-    os.unlink(path)  # noqa: PTH108
-    return _filled(descriptor, size)
-
-
-def _filled(descriptor: int, size: int) -> int:
-    piece = bytes(range(256)) * 4096
-    for _ in range(size // len(piece)):
-        os.write(descriptor, piece)
-    return descriptor
