@@ -8,7 +8,6 @@ import pytest
 
 from skep.host.facts import named_cards
 from skep.host.power import (
-    COUNTER,
     SAMPLES,
     DriverNvml,
     GpuSample,
@@ -25,9 +24,8 @@ A, B = NvmlGpu(0, "GPU-aaaa-1", "Card A"), NvmlGpu(1, "GPU-aabb-2", "Card B")
 
 @dataclass
 class Script:
-    """A driver with two cards: energy in joules and samples, one after the other; the last one stays."""
+    """A driver with two cards: samples, one after the other; the last one stays."""
 
-    energy: dict[int, list[float | None]] = field(default_factory=dict)
     samples: dict[int, list[GpuSample]] = field(default_factory=dict)
     asked: int = 0
     closed: bool = False
@@ -36,9 +34,6 @@ class Script:
 
     def cards(self):
         return [A, B]
-
-    def energy_j(self, index):
-        return self._next(self.energy.get(index, [None]))
 
     def sample(self, index):
         self.asked += 1
@@ -70,50 +65,17 @@ def watts(*values, **more):
     return [GpuSample(power_w=value, **more) for value in values]
 
 
-SPANS = {
-    "by the energy counter where the card has one": (
-        Script({0: [1000.0, 7000.0]}, {0: watts(550.0, 700.0, 650.0)}),
-        (10.0,),
-        {"joules": 6000.0, "seconds": 10.0, "mean_w": 600.0, "max_w": 700.0, "source": COUNTER},
-    ),
-    "by the sum of power samples where there is no counter": (
-        Script({}, {0: watts(100.0, 200.0, 300.0, 300.0)}),
-        (3.0, 2),
-        {"joules": 150 + 250 + 300, "mean_w": 700 / 3, "source": SAMPLES},
-    ),
-    "not by a counter that went back, as after a new start of the driver": (
-        Script({0: [9000.0, 10.0]}, {0: watts(100.0)}),
-        (5.0,),
-        {"joules": 500.0, "source": SAMPLES},
-    ),
-    # Seen on an H200: 805 W by the counter over 0.34 s, on a card that draws 700 W at most.
-    "by samples in a short span, as the counter moves in steps": (
-        Script({0: [0.0, 276.4]}, {0: watts(700.0)}),
-        (0.34,),
-        {"mean_w": 700.0, "source": SAMPLES},
-    ),
-    "with a highest power that is never below the mean": (
-        Script({0: [0.0, 1000.0]}, {0: watts(10.0)}),
-        (10.0,),
-        {"max_w": 100.0, "mean_w": 100.0},
-    ),
-}
-
-
-@pytest.mark.parametrize(("script", "lasting", "expected"), SPANS.values(), ids=SPANS)
-def test_the_energy_of_a_span_is_told(script, lasting, expected):
-    found = span(script, [A], *lasting)
+def test_the_energy_of_a_span_is_the_sum_of_its_power_samples():
+    found = span(Script({0: watts(100.0, 200.0, 300.0, 300.0)}), [A], 3.0, looks=2)
+    expected = {"joules": 150 + 250 + 300, "seconds": 3.0, "mean_w": 700 / 3, "max_w": 300.0, "source": SAMPLES}
     assert {key: found[key] for key in expected} == pytest.approx(expected)
 
 
 def test_several_cards_add_up_and_are_listed():
-    script = Script({0: [0.0, 500.0], 1: [10.0, 310.0]}, {0: watts(60.0, 50.0), 1: watts(20.0, 40.0)})
-    found = span(script, [A, B], 10.0)
-    assert (found["joules"], found["max_w"]) == (800.0, 90.0)
+    found = span(Script({0: watts(60.0, 40.0), 1: watts(20.0, 40.0)}), [A, B], 10.0)
+    assert (found["joules"], found["max_w"]) == (800.0, 80.0)
     listed = [(gpu["index"], gpu["name"], gpu["joules"]) for gpu in found["gpus"]]
     assert listed == [(0, "Card A", 500.0), (1, "Card B", 300.0)]
-    by_samples = span(Script({0: [0.0, 500.0]}, {0: watts(50.0), 1: watts(30.0)}), [A, B], 10.0)
-    assert (by_samples["source"], by_samples["joules"]) == (SAMPLES, 800.0)  # one of them makes the sum one
 
 
 def test_heat_clocks_and_throttling_are_kept_by_card():
@@ -123,7 +85,7 @@ def test_heat_clocks_and_throttling_are_kept_by_card():
         GpuSample(100.0, 0x48, 59.0, 1500),
         GpuSample(100.0, 0x0, 58.0, 1980),
     ]
-    found = span(Script({}, {0: looks}), [A], 3.0, looks=2)
+    found = span(Script({0: looks}), [A], 3.0, looks=2)
     assert found["throttled"] == ["hardware thermal", "power cap"]
     assert (found["gpus"][0]["temperature_max_c"], found["gpus"][0]["sm_clock_min_mhz"]) == (61.0, 1260)
 
@@ -145,19 +107,19 @@ def test_only_some_reasons_are_throttling(bits, names):
 
 
 def test_a_card_that_tells_nothing_is_left_out():
-    found = span(Script({0: [0.0, 500.0]}, {0: watts(50.0)}), [A, B], 10.0)
+    found = span(Script({0: watts(50.0)}), [A, B], 10.0)
     assert [gpu["index"] for gpu in found["gpus"]] == [0]
     assert span(Script(), [A, B], 10.0) is None
 
 
 def test_a_card_that_falls_silent_makes_the_sum_unknown():
     """Half of the energy would be a wrong figure, not a smaller one."""
-    script = Script({0: [0.0, 500.0], 1: [0.0, None]}, {0: watts(50.0), 1: [GpuSample(50.0), GpuSample()]})
+    script = Script({0: watts(50.0), 1: [GpuSample(50.0), GpuSample()]})
     assert span(script, [A, B], 10.0) is None
 
 
 def test_the_thread_samples_while_a_span_lasts_and_ends_with_it():
-    script = Script({}, {0: watts(50.0)}, wanted=4)
+    script = Script({0: watts(50.0)}, wanted=4)
     meter = PowerMeter(script, [A], sample_every_s=0.001)
     meter.begin()
     assert script.enough.wait(10)
@@ -169,18 +131,18 @@ def test_the_thread_samples_while_a_span_lasts_and_ends_with_it():
 
 def test_a_new_span_knows_nothing_of_the_one_before():
     now = [0.0]
-    script = Script({0: [0.0, 1000.0, 1000.0, 1200.0]}, {0: [*watts(500.0, 500.0), *watts(20.0)]})
+    script = Script({0: watts(100.0, 100.0, 20.0)})
     meter = PowerMeter(script, [A], clock=lambda: now[0], sample_every_s=3600)
     found = []
     for _ in range(2):
         meter.begin()
         now[0] += 10
         found.append(meter.end())
-    assert [(one["joules"], one["max_w"]) for one in found] == [(1000.0, 500.0), (200.0, 20.0)]
+    assert [(one["joules"], one["max_w"]) for one in found] == [(1000.0, 100.0), (200.0, 20.0)]
 
 
 def test_closing_ends_the_span_and_the_driver():
-    script = Script({}, {0: watts(50.0)})
+    script = Script({0: watts(50.0)})
     meter = PowerMeter(script, [A])
     meter.begin()
     meter.close()
@@ -232,7 +194,7 @@ def binding(**functions):
         return call
 
     names = (
-        "TotalEnergyConsumption", "PowerUsage", "CurrentClocksEventReasons", "CurrentClocksThrottleReasons",
+        "PowerUsage", "CurrentClocksEventReasons", "CurrentClocksThrottleReasons",
         "Temperature", "ClockInfo", "FieldValues", "UUID", "Name",
     )  # fmt: skip
     module = SimpleNamespace(
@@ -265,15 +227,13 @@ def test_older_drivers_tell_their_power_in_the_old_way(answer):
     assert calls.count("FieldValues") == 1  # what is not supported is not asked again
 
 
-def test_units_of_the_driver_become_watts_and_joules():
+def test_units_of_the_driver_become_watts():
     nvml, _ = opened(
         FieldValues=field_value(700_500),  # the power of the moment, before the mean of `PowerUsage`
         PowerUsage=lambda _: 612_000,
-        TotalEnergyConsumption=lambda _: 2_357_365,
         CurrentClocksThrottleReasons=lambda _: 0x4,  # its name in older drivers
     )
     assert (nvml.sample(0).power_w, nvml.sample(0).reasons) == (700.5, 0x4)
-    assert nvml.energy_j(0) == 2357.365
 
 
 def test_a_refusal_of_the_moment_is_asked_again_and_what_a_card_does_not_tell_is_unknown():
@@ -288,7 +248,7 @@ def test_a_refusal_of_the_moment_is_asked_again_and_what_a_card_does_not_tell_is
     nvml, _ = opened(PowerUsage=power)
     assert [nvml.sample(0).power_w, nvml.sample(0).power_w] == [None, 55.0]
     silent, _ = opened()
-    assert (silent.sample(0), silent.energy_j(0)) == (GpuSample(), None)
+    assert silent.sample(0) == GpuSample()
     assert DriverNvml(binding(UUID=lambda _: "GPU-1")[0]).cards() == []  # it cannot be opened
     assert open_meter("") is None  # with a GPU or without
 

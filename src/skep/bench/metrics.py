@@ -44,7 +44,7 @@ class Energy(msgspec.Struct, frozen=True):
     mean_w: float
     max_w: float
     throttled: tuple[str, ...] = ()  # reasons seen: "power cap", "thermal", ...
-    source: str = "NVML"  # "NVML energy counter" | "NVML power samples"
+    source: str = "NVML"  # "NVML power samples"; in older runs perhaps "NVML energy counter"
 
 
 class Clock(Enum):

@@ -1,8 +1,7 @@
 """What the GPUs draw while something runs: energy, power, throttling, heat and clocks, from NVIDIA's NVML.
 
 Without the library, a card or the driver's leave there is no meter, and nobody gets a zero. Knows nothing of requests
-and tokens. A card's own energy counter (Volta and newer) is exact over the span; where there is none, power is sampled
-and summed, which misses what happens between two samples (on an H200: 0.1 to 1.2 % off).
+and tokens. Power is sampled and summed: on an H200, 0.1 to 1.2 % off the card's own energy counter.
 """
 
 from __future__ import annotations
@@ -23,9 +22,6 @@ from skep.host.facts import named_cards, read_gpu_memory, visible_gpus
 SAMPLE_EVERY_S = 0.1
 CLEAR_WITHIN_BYTES = 64 << 20  # a driver's own use moves by a few MiB
 LOOK_EVERY_S = 0.5
-SHORTEST_BY_COUNTER_S = 2.0  # the counter moves ten times a second: over 0.3 s it was seen to be wrong by 15 %
-
-COUNTER = "NVML energy counter"
 SAMPLES = "NVML power samples"
 
 # Bits of NVML's clock event reasons that mean "slower than it could be". Being idle (0x1), clocks that somebody set
@@ -69,10 +65,6 @@ class DriverNvml:
                 self._handles[index] = handle
         return found
 
-    def energy_j(self, index: int) -> float | None:
-        millijoules = self._ask(index, "nvmlDeviceGetTotalEnergyConsumption")
-        return None if millijoules is None else millijoules / 1000
-
     def sample(self, index: int) -> GpuSample:
         milliwatts = self._instant_mw(index)
         if milliwatts is None:
@@ -115,47 +107,39 @@ class DriverNvml:
         return None
 
 
-@dataclass(slots=True)
+@dataclass
 class _GpuEnergy:
-    """What one card did in a span: the counter at its beginning, and what the samples add up to."""
+    """What the samples of one card in a span add up to."""
 
     card: NvmlGpu
-    counter_j: float | None
-    sampled_j: float = 0.0
-    sampled_s: float = 0.0
-    max_w: float | None = None
+    joules: float = 0.0
+    seconds: float = 0.0
+    max_w: float = 0.0
     temperature_max_c: float | None = None
     sm_clock_min_mhz: int | None = None
     throttled: set[str] = field(default_factory=set)
-    _before: tuple[float, float] | None = None  # when, and how many watts
+    last: tuple[float, float] | None = None  # when, and how many watts; None: the card said nothing
 
     def add(self, at_s: float, sample: GpuSample) -> None:
-        if sample.power_w is not None:
-            if self._before is not None:
-                self.sampled_j += (at_s - self._before[0]) * (sample.power_w + self._before[1]) / 2
-                self.sampled_s += at_s - self._before[0]
-            self._before = (at_s, sample.power_w)
-            self.max_w = sample.power_w if self.max_w is None else max(self.max_w, sample.power_w)
+        now = None if sample.power_w is None else (at_s, sample.power_w)
+        if now is not None:
+            if self.last is not None:
+                self.joules += (at_s - self.last[0]) * (now[1] + self.last[1]) / 2
+                self.seconds += at_s - self.last[0]
+            self.max_w = max(self.max_w, now[1])
+        self.last = now
         if sample.temperature_c is not None:
             self.temperature_max_c = max(sample.temperature_c, self.temperature_max_c or sample.temperature_c)
         if sample.sm_clock_mhz is not None:
             self.sm_clock_min_mhz = min(sample.sm_clock_mhz, self.sm_clock_min_mhz or sample.sm_clock_mhz)
         self.throttled.update(throttle_reasons(sample.reasons or 0))
 
-    def joules(self, counter_j: float | None, seconds: float) -> tuple[float, str] | None:
-        """By the counter, unless it did not move or went back (the driver was loaded anew) or the span is too short."""
-        counted = None if self.counter_j is None or counter_j is None else counter_j - self.counter_j
-        if counted and counted > 0 and (seconds >= SHORTEST_BY_COUNTER_S or not self.sampled_s):
-            return counted, COUNTER
-        # The first and the last sample lie a little inside the span.
-        return (self.sampled_j * seconds / self.sampled_s, SAMPLES) if self.sampled_s else None
-
 
 class PowerMeter:
     """`begin()` ... `end()`, as often as wanted, one span at a time; `close()` at last.
 
-    Cards that tell neither energy nor power at the beginning of a span are left out of it; the result lists those that
-    are in. The sampling thread is alive only inside a span.
+    Cards that tell no power at the beginning of a span are left out of it; the result lists those that are in. The
+    sampling thread is alive only inside a span.
     """
 
     def __init__(
@@ -180,9 +164,9 @@ class PowerMeter:
         self._stop_sampling()
         self._began_s = self._clock()
         self._max_w = 0.0
-        self._tallies = [_GpuEnergy(card, self._nvml.energy_j(card.index)) for card in self.cards]
+        self._tallies = [_GpuEnergy(card) for card in self.cards]
         self._sample_all()
-        self._tallies = [tally for tally in self._tallies if tally.counter_j is not None or tally.max_w is not None]
+        self._tallies = [tally for tally in self._tallies if tally.last is not None]
         self._ending = threading.Event()
 
         def sample_often(ending: threading.Event) -> None:
@@ -197,15 +181,11 @@ class PowerMeter:
         if self._began_s is None:
             return None
         self._stop_sampling()
-        counters = [self._nvml.energy_j(tally.card.index) for tally in self._tallies]
-        ended_s = self._clock()
         self._sample_all()
-        seconds, self._began_s = ended_s - self._began_s, None
-        drawn = [tally.joules(counter, seconds) for tally, counter in zip(self._tallies, counters, strict=True)]
-        known = [one for one in drawn if one is not None]
-        if not known or len(known) < len(drawn) or seconds <= 0:
+        seconds, self._began_s = self._clock() - self._began_s, None
+        if not self._tallies or any(tally.last is None or not tally.seconds for tally in self._tallies):
             return None
-        return _result(self._tallies, known, seconds, self._max_w)
+        return _result(self._tallies, seconds, self._max_w)
 
     def close(self) -> None:
         self._stop_sampling()
@@ -227,22 +207,20 @@ class PowerMeter:
         self._max_w = max(self._max_w, together_w)
 
 
-def _result(
-    tallies: Sequence[_GpuEnergy], drawn: Sequence[tuple[float, str]], seconds: float, together_w: float
-) -> dict[str, Any]:
-    joules = sum(joules for joules, _ in drawn)
-    reasons = sorted({reason for tally in tallies for reason in tally.throttled})
+def _result(tallies: Sequence[_GpuEnergy], seconds: float, together_w: float) -> dict[str, Any]:
+    drawn = [tally.joules * seconds / tally.seconds for tally in tallies]  # a sample may be missing
+    joules = sum(drawn)
     return {
         "joules": joules,
         "seconds": seconds,
         "mean_w": joules / seconds,
-        "max_w": max(together_w, joules / seconds),  # the mean, by the counter, may show that samples missed the peak
-        "throttled": reasons,
-        "source": COUNTER if all(source == COUNTER for _, source in drawn) else SAMPLES,
+        "max_w": together_w,
+        "throttled": sorted(set[str]().union(*(tally.throttled for tally in tallies))),
+        "source": SAMPLES,
         "gpus": [
-            {"index": tally.card.index, "name": tally.card.name, "joules": joules, "mean_w": joules / seconds,
+            {"index": tally.card.index, "name": tally.card.name, "joules": own, "mean_w": own / seconds,
              "temperature_max_c": tally.temperature_max_c, "sm_clock_min_mhz": tally.sm_clock_min_mhz}
-            for tally, (joules, _) in zip(tallies, drawn, strict=True)
+            for tally, own in zip(tallies, drawn, strict=True)
         ],
     }  # fmt: skip
 
