@@ -1,4 +1,3 @@
-import json
 import os
 
 import msgspec
@@ -38,7 +37,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.rglob("*") if path.is_file() or path.name.startswith(".staging"))
 
 
-FINISHED = [".lock", "model.gguf", "model.gguf.ok"]
+FINISHED = [".lock", "model.gguf"]
 
 
 def refused(model, cache, error=WeightsError):
@@ -92,22 +91,10 @@ def test_what_is_not_as_in_the_catalogue_leaves_nothing_behind(at_hand, cache, c
 
 @pytest.mark.parametrize("content", [b"", gguf()[:-1], bytes(len(gguf())), gguf() + b"more"])
 def test_damaged_file_in_the_cache_is_pulled_again(at_hand, cache, content):
-    """Size and time are compared with the sidecar, and the bytes hashed when these differ."""
     path = pull_from_catalogue(at_hand, cache_dir=cache).path
     path.write_bytes(content)
-    os.utime(path, ns=(1, 1))
     assert not pull_from_catalogue(at_hand, cache_dir=cache).already_there
     assert path.read_bytes() == gguf()
-
-
-@pytest.mark.parametrize("note", [None, "not json", "{}"])
-def test_good_file_without_its_sidecar_is_kept(at_hand, cache, note):
-    """A file that was copied here by hand is hashed once and then trusted."""
-    path = pull_from_catalogue(at_hand, cache_dir=cache).path
-    sidecar = path.with_name("model.gguf.ok")
-    sidecar.unlink() if note is None else sidecar.write_text(note)
-    assert pull_from_catalogue(at_hand, cache_dir=cache).already_there
-    assert json.loads(sidecar.read_text())["sha256"] == at_hand.gguf_sha256
 
 
 @pytest.mark.parametrize("place", ["a file", "/proc/skep"])

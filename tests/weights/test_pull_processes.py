@@ -125,7 +125,7 @@ def test_two_pulls_at_once_fetch_once(tmp_path):
             assert {one.stdout.readline(), two.stdout.readline()} == {"waiting\n"}
         outcomes = sorted(process.communicate()[0].split()[-1] for process in (one, two))
     assert outcomes == ["pulled", "there"]
-    assert sorted(p.name for p in folder.iterdir()) == [".lock", "model.gguf", "model.gguf.ok"]
+    assert sorted(p.name for p in folder.iterdir()) == [".lock", "model.gguf"]
 
 
 def test_progress_follows_the_download(index, tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ Answer with the whole function, imports included, in one ```python block and not
 def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
     """Fetched before. Anything but the pinned bytes is passed over."""
     path = model_path(wheel, cache_dir, "banks")
-    return path if is_verified(path, wheel.gguf_sha256, wheel.gguf_bytes) else None
+    return path if is_verified(path, wheel.gguf_sha256) else None
 
 
 def pull_humaneval(_source: str, **how: Any) -> PulledModel:

@@ -1,7 +1,6 @@
 """The folder of one pulled model: which file there may be trusted, who may write, how a file gets in.
 
-A file under its final name is always complete when it was put there: it is written beside, synced and renamed. A
-sidecar notes what was verified, so that a file is hashed again only when its size or time changed.
+A file under its final name is always complete when it was put there: it is written beside, synced and renamed.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -19,37 +17,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from skep.errors import WeightsError
-from skep.files import write_whole
 from skep.units import format_bytes
 
 _LOCK_POLL_S = 0.2
 
 
-def is_verified(path: Path, sha256: str, size: int) -> bool:
-    """Return whether `path` holds these bytes: by its sidecar, or else by hashing it and writing the sidecar anew."""
+def is_verified(path: Path, sha256: str) -> bool:
+    """Return whether `path` holds these bytes."""
     try:
-        with path.open("rb") as file:
-            facts = os.fstat(file.fileno())
-            if facts.st_size != size:
-                return False
-            note: dict[str, str | int] = {"sha256": sha256, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
-            if _read_note(path) == note:
-                return True
-            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                return False
+        return file_sha256(path) == sha256
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
-    with suppress(OSError):  # a cache that cannot be written may still be read
-        _write_note(path, note)
-    return True
 
 
-def put_in_place(temporary: Path, path: Path, sha256: str) -> None:
+def put_in_place(temporary: Path, path: Path) -> None:
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
-        facts = os.fstat(file.fileno())
     temporary.replace(path)
-    _write_note(path, {"sha256": sha256, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns})
 
 
 def file_sha256(path: Path) -> str:
@@ -111,18 +95,3 @@ def write_errors(cache_dir: Path, needed_bytes: int) -> Iterator[None]:
         hint = "make it writable, or set XDG_CACHE_HOME to a folder that is"
         message = f"cannot use the cache folder `{cache_dir}`: {error.strerror or error}"
         raise WeightsError(message, hint=hint) from error
-
-
-def _note_path(path: Path) -> Path:
-    return path.with_name(path.name + ".ok")
-
-
-def _read_note(path: Path) -> object:
-    try:
-        return json.loads(_note_path(path).read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def _write_note(path: Path, note: dict[str, str | int]) -> None:
-    write_whole(_note_path(path), json.dumps(note))

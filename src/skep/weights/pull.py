@@ -194,12 +194,12 @@ def pull_from_catalogue(
     path = model_path(model, cache_dir, folder)
     already_there = PulledModel(model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=True)
     with cache.write_errors(cache_dir, space_bytes(model, download=True)):
-        if cache.is_verified(path, model.gguf_sha256, model.gguf_bytes):
+        if cache.is_verified(path, model.gguf_sha256):
             return already_there
         path.parent.mkdir(parents=True, exist_ok=True)
         with cache.locked(path.parent, waiting):
-            if cache.is_verified(path, model.gguf_sha256, model.gguf_bytes):
+            if cache.is_verified(path, model.gguf_sha256):
                 return already_there
             with cache.staging(path.parent) as scratch:
-                cache.put_in_place(fetch_gguf(model, scratch, progress), path, model.gguf_sha256)
+                cache.put_in_place(fetch_gguf(model, scratch, progress), path)
     return replace(already_there, already_there=False)
