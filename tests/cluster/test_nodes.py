@@ -57,7 +57,7 @@ def test_nodes_of_one_name_are_told_apart_by_their_ids():
 
 def test_a_survey_travels_as_json():
     card = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, "8.6", 4, 4, 16)
-    facts = NodeFacts(8, None, (card, replace(card, index=1)), "0", {"vllm": "vllm 1"}, ((0, 1, "NV4"),), {"/m": True})
+    facts = NodeFacts(8, None, (card, replace(card, index=1)), "0", {"vllm": "vllm 1"}, ((0, 1, "NV4"),))
     survey = ClusterSurvey(
         "10.0.0.1:6379", "2.60.0", (replace(node("a"), facts=facts), replace(node("b"), why="away")), "a"
     )

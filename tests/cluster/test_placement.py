@@ -10,7 +10,7 @@ from skep.catalog.gpus import Gpu
 from skep.catalog.presets import EngineOptions
 from skep.cluster.discover import lendable, links_among
 from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, busy_cards
-from skep.cluster.placement import HOST_BYTES_A_CARD, place_launches, shared_paths
+from skep.cluster.placement import HOST_BYTES_A_CARD, place_launches
 from skep.cluster.replica_actor import check_cards
 from skep.config.settings import Cluster, Serve, Settings
 from skep.engines.base import Launch
@@ -24,8 +24,8 @@ WITHIN = {"embedded": "xllamacpp 1", "fake": None, "simulated": None}
 RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, "8.6", used_bytes=0)
 
 
-def node(name, cpus=8, gpus=0, memory=64 * GIB, *, engines=WITHIN, cards=(), free=None, why=None, paths=None):
-    facts = NodeFacts(cpus, memory, tuple(cards), "0", dict(engines), paths=paths or {})
+def node(name, cpus=8, gpus=0, memory=64 * GIB, *, engines=WITHIN, cards=(), free=None, why=None):
+    facts = NodeFacts(cpus, memory, tuple(cards), "0", dict(engines))
     free = {"free_cpus": cpus, "free_gpus": gpus, "free_memory_bytes": memory, **(free or {})}
     return Node(f"id-{name}", name, "10.0.0.1", False, cpus, gpus, memory, **free,
                 facts=None if why else facts, why=why)  # fmt: skip
@@ -218,30 +218,11 @@ def test_an_engine_that_some_nodes_have_is_placed_on_these_and_missed_where_they
         place(cluster, replace(VLLM, replicas=2))
 
 
-def test_a_shared_path_counts_only_the_nodes_that_have_it(place, tmp_path):
-    model = str(tmp_path / "elsewhere")
-    serve = replace(VLLM, model=model, options=EngineOptions())
-    assert shared_paths(Settings(serve=(serve, replace(serve, binary="/opt/vllm/bin/vllm")))) == (
-        model,
-        "/opt/vllm/bin/vllm",
-    )
-    cluster = survey(rtx_node("a", paths={model: True}), rtx_node("b", paths={model: False}))
-    (one,) = place(cluster, serve)
-    assert (one.checkpoint, one.place.nodes) == (model, ("a",))
-    with pytest.raises(EngineError, match=f"a has no {model}"):
-        place(survey(rtx_node("a", paths={model: False})), serve)
-
-
 def test_a_file_that_is_here_is_looked_into_before_anything_starts(place, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"no model")
     with pytest.raises(Exception, match=r"broken\.gguf"):
         place(survey(node("a")), Serve(model=str(broken)))
-
-
-def test_a_program_of_ones_own_is_believed_in_where_the_node_has_it(place):
-    cluster = survey(rtx_node("a", engines=(), paths={"/opt/vllm": True}), rtx_node("b", paths={"/opt/vllm": False}))
-    assert place(cluster, replace(VLLM, binary="/opt/vllm"))[0].place.nodes == ("a",)
 
 
 def test_what_computes_nothing_asks_for_next_to_nothing(place):

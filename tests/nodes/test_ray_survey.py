@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from skep import __version__
 from skep.catalog.presets import EngineOptions
 from skep.cluster.discover import survey
-from skep.cluster.placement import place_launches, shared_paths
+from skep.cluster.placement import place_launches
 from skep.config.settings import Cluster, Serve, Settings
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.paths import user_paths
@@ -28,7 +28,7 @@ def place(found, env, *serves):
 def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_on_them(nodes, node_env, tmp_path):
     nodes.add("plain", memory=4 * GIB)
     nodes.add("cards", num_cpus=4, num_gpus=2, memory=8 * GIB)
-    found = survey(nodes.address, paths=[str(tmp_path), "/no/such/path"])
+    found = survey(nodes.address)
 
     assert [(node.name, node.head, node.kind) for node in found.nodes] == [
         ("head", True, "CPU only"),
@@ -40,21 +40,17 @@ def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_o
     assert cards.describe() == "cards has 2 of 2 GPUs, 4 of 4 CPUs, 8.0 GiB of 8.0 GiB free"
     assert (plain.facts.skep, plain.why) == (__version__, None)
     assert "embedded" in plain.facts.engines
-    assert plain.facts.paths == {str(tmp_path): True, "/no/such/path": False}
 
     (small,) = place(found, node_env, Serve(threads=1))
     assert small.place.source == "smollm2-135m"
     assert small.place.memory_bytes > 100_000_000, "weights and cache, from the file's own header"
     assert place(found, node_env, Serve(replicas=2))[0].threads >= 1
 
-    vllm = Serve(model="org/model", engine="vllm", binary="/no/such/path", options=EngineOptions(tp=2))
-    assert shared_paths(Settings(serve=(vllm,))) == ("/no/such/path",)
-    with pytest.raises(EngineError, match="cards has no /no/such/path"):
-        place(found, node_env, vllm)
+    vllm = Serve(model="org/model", engine="vllm", binary=str(tmp_path), options=EngineOptions(tp=2))
     with pytest.raises(EngineError, match="plain has no vllm installed"):
         place(found, node_env, replace(vllm, binary=None))
     with pytest.raises(DoesNotFit, match=r"2 replicas .* room for 1: each needs 2 GPUs, .*cards has 2 of 2 GPUs"):
-        place(found, node_env, replace(vllm, binary=str(tmp_path), replicas=2))
+        place(found, node_env, replace(vllm, replicas=2))
 
 
 def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(nodes, node_env, tmp_path):

@@ -24,7 +24,7 @@ from skep.cluster import messages
 from skep.cluster.connect import error_of
 from skep.cluster.discover import survey
 from skep.cluster.nodes import ClusterSurvey
-from skep.cluster.placement import place_launches, shared_paths
+from skep.cluster.placement import place_launches
 from skep.cluster.ray_processes import PATIENT
 from skep.cluster.replica_actor import ABANDONED_AFTER_S
 from skep.config.settings import Cluster, Settings
@@ -274,8 +274,8 @@ class RayNodes:
 
     def launches(self, settings: Settings, paths: Paths, **how: Any) -> tuple[Launch, ...]:
         """Return the replicas, placed on the nodes as they are now, or where they run. `how`: for `place_launches`."""
-        where, asked = self._where, shared_paths(settings)
-        look = cache(lambda: self._survey(where.address, paths=asked, hive=where.hive))
+        where = self._where
+        look = cache(lambda: self._survey(where.address, hive=where.hive))
         return place_launches(settings, paths, look, **how)
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> ClusterClient:

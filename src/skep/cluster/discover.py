@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -31,12 +30,12 @@ WITHIN = ("fake", "simulated")  # part of skep
 _SHOWN = ("name", "model", "state", "why", "slots", "url")
 
 
-def survey(address: str, *, paths: Sequence[str] = (), hive: str | None = None) -> ClusterSurvey:
-    """Return the nodes, which of `paths` each has, and the replicas of `hive`. It takes seconds."""
+def survey(address: str, *, hive: str | None = None) -> ClusterSurvey:
+    """Return the nodes and the replicas of `hive`. It takes seconds."""
     require_ray()
     checked_connection(address)
     asked, hint = f"the cluster at {address}", "`skep cluster status` may say more"
-    told = ask_ray(survey_here, address, list(paths), hive, asked=asked, wait_s=SURVEY_S, hint=hint)
+    told = ask_ray(survey_here, address, hive, asked=asked, wait_s=SURVEY_S, hint=hint)
     found: ClusterSurvey = from_document(told, ClusterSurvey)
     return found
 
@@ -52,19 +51,19 @@ def ask_status(address: str) -> Message:
 # In the child process
 
 
-def survey_here(address: str, paths: Sequence[str], hive: str | None) -> Message:
+def survey_here(address: str, hive: str | None) -> Message:
     join(address)
     import ray
 
     context = ray.get_runtime_context()
-    nodes = _looked_at(named_apart(living_nodes()), paths)
+    nodes = _looked_at(named_apart(living_nodes()))
     standing = () if hive is None else _standing(hive)
     found = ClusterSurvey(context.gcs_address, ray.__version__, nodes, context.get_node_id(), standing)
     ray.shutdown()
     return to_document(found)
 
 
-def _looked_at(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[Node, ...]:
+def _looked_at(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Return the nodes with their facts, or with why there are none."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -73,7 +72,7 @@ def _looked_at(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[Node, ...]:
     asked = []
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        asked.append(task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(list(paths)))
+        asked.append(task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote())
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ((), ())
     found = []
     for node, answer in zip(nodes, asked, strict=True):
@@ -174,8 +173,8 @@ def rows_of(
 # On each node
 
 
-def look(paths: Sequence[str] = ()) -> Message:
-    """Return the facts of this node; `paths`: files, folders and programs to look for."""
+def look() -> Message:
+    """Return the facts of this node."""
     with ThreadPoolExecutor() as pool:  # nvidia-smi takes seconds if nothing keeps the driver loaded
         cards_read, memory_read = pool.submit(read_nvidia), pool.submit(read_gpu_memory)
         engines = installed_engines()
@@ -189,7 +188,6 @@ def look(paths: Sequence[str] = ()) -> Message:
         skep=__version__,
         engines=engines,
         links=links_among([gpu.index for gpu in lent], host.links),
-        paths={path: os.path.exists(os.path.expanduser(path)) for path in paths},  # noqa: PTH110, PTH111 - never raise
     )
     told: dict[str, object] = msgspec.to_builtins(facts)
     return told

@@ -33,7 +33,6 @@ class NodeFacts(msgspec.Struct, frozen=True):
     skep: str = ""  # its version on the node
     engines: Mapping[str, str | None] = {}  # installed ones, with their version
     links: tuple[tuple[int, int, str], ...] = ()  # between cards, by their rank among `cards`
-    paths: Mapping[str, bool] = {}  # of those asked for: does it exist on the node
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -154,13 +154,6 @@ def path_of(serve: Serve) -> str | None:
     return None
 
 
-def shared_paths(settings: Settings) -> tuple[str, ...]:
-    """Return the paths that the survey must look for on the nodes: `survey(..., paths=shared_paths(settings))`."""
-    found = [path for serve in settings.serve if (path := path_of(serve)) is not None]
-    found += [serve.binary for serve in settings.serve if serve.binary and "/" in serve.binary]
-    return tuple(dict.fromkeys(found))
-
-
 def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: bool) -> Weights:
     """Return the weights of a model. `pulls`: this machine may serve it, so its file is pulled here."""
     if serve.engine in NO_WEIGHTS:
@@ -239,11 +232,7 @@ def _kept(serve: Serve, names: Sequence[str], paths: Paths, standing: Sequence[L
 def _lack(serve: Serve, node: Node) -> str | None:
     if node.facts is None:
         return node.why or "was not queried"
-    if serve.binary is None and serve.engine not in node.engines:
-        return f"has no {serve.engine} installed"
-    wanted = (serve.binary, path_of(serve))
-    missing = next((path for path in wanted if path is not None and not node.facts.paths.get(path, True)), None)
-    return None if missing is None else f"has no {missing}"
+    return f"has no {serve.engine} installed" if serve.binary is None and serve.engine not in node.engines else None
 
 
 def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
