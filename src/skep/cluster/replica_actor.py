@@ -35,8 +35,7 @@ from skep.supervisor.replica import Replica, StartOrder
 from skep.weights.pull import pull
 from skep.wire.json_pipe import from_document, to_document
 
-CARDS_AGAIN_S = 1.0
-AGAIN_S = 5.0  # after a failed pull or an occupied GPU; doubles each time
+AGAIN_S = 5.0  # after a failed pull or an occupied GPU (a killed engine's is freed late); doubles each time
 AGAIN_MOST_S = 300.0
 OWNED_S = 8.0  # a gateway that has not asked for so long can lose the replica to another one
 ABANDONED_AFTER_S = 120.0  # asked by no gateway for so long, the replica ends
@@ -270,19 +269,15 @@ def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
     return tuple(sorted(int(card) for card in lent)) if all(str(card).isdecimal() for card in lent) else ()
 
 
-def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
-    """Raise DoesNotFit if the GPUs lack memory (Ray assigns used ones too), twice: a killed engine's is freed late."""
+def check_cards(launch: Launch) -> None:
+    """Raise DoesNotFit if the GPUs lack memory: Ray assigns used ones too."""
     if not launch.gpus or launch.engine not in DEFAULT_SHARES:
         return
-    for is_last in (False, True):
-        cards = read_gpu_memory()
-        try:
-            check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
-            return
-        except DoesNotFit as error:
-            if is_last:
-                raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows which process uses it") from None
-        time.sleep(again_s)
+    cards = read_gpu_memory()
+    try:
+        check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
+    except DoesNotFit as error:
+        raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows which process uses it") from None
 
 
 def _own_node() -> Row:
