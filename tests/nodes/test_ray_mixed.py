@@ -95,7 +95,7 @@ def test_replicas_of_one_card_are_spread_and_never_share_one(nodes, mixed, insta
     too_many = config_of(tmp_path, nodes.address, weights, replicas=4)
     refused = one.run("up", "--config", too_many, "--port", "0", check=False)
     assert refused.returncode == 3, refused.stderr
-    needs = "each needs 1 GPU, 1 CPU and 2.0 GiB of memory"
+    needs = "each needs 1 GPU, 1 CPU, 2.0 GiB of memory"
     assert f"4 replicas of `m`, there is room for 3: {needs}" in refused.stderr
     assert "plain has no sglang installed" in refused.stderr
     one.up("up", "--config", config_of(tmp_path, nodes.address, weights, replicas=3))

@@ -61,7 +61,8 @@ def join_head(
     _refuse_second(paths)
     token = token or local.stored_token(paths)
     if token is None:
-        raise UserError(f"the token of the cluster at {head} is not stored here", hint=_bring(head))
+        bring = f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` copies it"
+        raise UserError(f"the token of the cluster at {head} is not stored here", hint=bring)
     local.keep_token(paths, token)
     return _start(paths, env, head, address, ports, options, is_head=False)
 
@@ -83,10 +84,6 @@ def _refuse_second(paths: Paths) -> None:
     if node is not None and local.marked(node.mark):
         hint = "`skep cluster status` shows it; `skep cluster stop` leaves it and ends its replicas on this machine"
         raise UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
-
-
-def _bring(head: str) -> str:
-    return f"`ssh {head.rpartition(':')[0]} skep cluster token | skep cluster join {head} --token-file -` copies it"
 
 
 # The node
@@ -146,9 +143,7 @@ def _ray_start(head: str, words: list[str], env: Mapping[str, str], folder: Path
 
 
 def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
-    if "AuthenticationError" in text:
-        return EngineError(f"the cluster at {head} refuses the connection: its token differs", hint=_bring(head))
-    if "ersion mismatch" in text:
+    if "AuthenticationError" in text or "ersion mismatch" in text:
         return connect.explained(head, RuntimeError(text))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return EngineError(f"Ray did not start: {(lines or ['no message'])[-1][:200]}", hint=f"see {log}")

@@ -219,11 +219,11 @@ def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
 
 
 def describe_request(place: PlacementRequest) -> str:
-    """Return a request in words: `2 GPUs, 2 CPUs and 1.0 GiB of memory`."""
+    """Return a request in words: `2 GPUs, 2 CPUs, 1.0 GiB of memory`."""
     parts = [f"{place.cards} GPU{'s' if place.cards > 1 else ''}"] if place.cards else []
     parts += [f"{place.cpus:g} CPU{'s' if place.cpus != 1 else ''}"] if place.cpus else []
     parts += [f"{format_bytes(place.memory_bytes)} of memory"] if place.memory_bytes else []
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1]))) if parts else "nothing"
+    return ", ".join(parts) or "nothing"
 
 
 def has_words(nodes: Sequence[Node]) -> str:
