@@ -130,8 +130,8 @@ def test_a_wrong_value_is_named_with_its_key_and_file(key, value, said):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '"x"', "{'a'}", "[" * 100_000, b"\xff\xfe", '{"a": ' + "9" * 5000 + "}", " " * (5 << 20)],
-    ids=range(10),
+    ["", "{", "[]", "null", '"x"', "{'a'}", "[" * 100_000, b"\xff\xfe", '{"a": ' + "9" * 5000 + "}"],
+    ids=range(9),
 )  # fmt: skip
 def test_what_is_not_json_is_one_line(text):
     with pytest.raises(UserError) as caught:
