@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from skep.cluster import ray_processes
 from skep.cluster.connect import STRANGER, ask_ray, checked_connection, explained
 from skep.cluster.discover import rows_of
-from skep.cluster.node_commands import _refuse_second, stop_node
+from skep.cluster.node_commands import _make_way, stop_node
 from skep.cluster.ray_processes import (
     MARK,
     NodeRecord,
@@ -185,12 +185,19 @@ def node_processes(paths, *names, head="127.0.0.1:1", is_head=True):
                 child.kill()
 
 
-@pytest.mark.parametrize("names", [("gcs_server", "raylet"), ("ray::ReplicaActor",)])
+def test_what_outlived_a_dead_raylet_is_ended_before_the_next_one(paths):
+    """Its workers do not notice: they and their engines would never be ended."""
+    with node_processes(paths, "ray::ReplicaActor") as (child,):
+        _make_way(paths)
+        assert child.wait(5) != 0
+    assert read_node(paths) is None
+
+
+@pytest.mark.parametrize("names", [("gcs_server", "ray::ReplicaActor"), ("raylet",)])
 def test_what_still_runs_is_ended_by_the_user_only(paths, names):
-    """Its raylet may be gone, for memory: the other nodes would meet a new head, and end themselves."""
     with node_processes(paths, *names) as children:
         with pytest.raises(UserError, match="already a node of the cluster") as told:
-            _refuse_second(paths)
+            _make_way(paths)
         assert "`skep cluster stop`" in told.value.hint
         assert not any(child.poll() for child in children)
     assert read_node(paths) is not None

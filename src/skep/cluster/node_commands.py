@@ -27,7 +27,7 @@ FREED_S = 5.0  # a killed process holds its ports for a moment
 def start_head(paths: Paths, env: Mapping[str, str], address: str, port: int, options: NodeOptions) -> NodeRecord:
     address, ports = checked_address(address), checked_ports(port)
     _check_machine(address)
-    _refuse_second(paths)
+    _make_way(paths)
     if local.stored_token(paths) is None:  # a new head keeps the one that the other nodes have
         local.keep_token(paths, secrets.token_hex(32))
     return _start(paths, env, f"{address}:{ports.first}", address, ports, options, is_head=True)
@@ -58,7 +58,7 @@ def join_head(
         raise UserError(f"{address} cannot be reached from {head}", hint="add --address with an IP of this machine")
     ports = checked_ports(port or head_port)
     _check_machine(address)
-    _refuse_second(paths)
+    _make_way(paths)
     token = token or local.stored_token(paths)
     if token is None:
         bring = f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` copies it"
@@ -78,12 +78,18 @@ def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
     return node, killed
 
 
-def _refuse_second(paths: Paths) -> None:
-    """Raise UserError where a node, or what is left of it, still runs: only the user knows whether it may end."""
+def _make_way(paths: Paths) -> None:
+    """End what outlived a dead raylet. Raise UserError where a node still runs: only the user knows whether it may end.
+
+    Its raylet may be gone, for memory: the other nodes would meet a new head, and end themselves.
+    """
     node = local.read_node(paths)
-    if node is not None and local.marked(node.mark):
+    if node is None or not (left := set(local.marked(node.mark).values())):
+        return
+    if left & {"raylet", "gcs_server"}:
         hint = "`skep cluster status` shows it; `skep cluster stop` leaves it and ends its replicas on this machine"
         raise UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
+    stop_node(paths)
 
 
 # The node
