@@ -59,12 +59,20 @@ def join_head(
     ports = checked_ports(port or head_port)
     _check_machine(address)
     _make_way(paths)
-    token = token or local.stored_token(paths)
+    kept = local.stored_token(paths)
+    token = token or kept
     if token is None:
         bring = f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` copies it"
         raise UserError(f"the token of the cluster at {head} is not stored here", hint=bring)
     local.keep_token(paths, token)
-    return _start(paths, env, head, address, ports, options, is_head=False)
+    try:
+        return _start(paths, env, head, address, ports, options, is_head=False)
+    except BaseException:  # what was refused is not kept
+        if kept is None:
+            local.token_path(paths).unlink()
+        else:
+            local.keep_token(paths, kept)
+        raise
 
 
 def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
