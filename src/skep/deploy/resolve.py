@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog import presets as needs
-from skep.catalog.models import checkpoints_of, find_geometry, find_pullable, geometry, pullable_names
+from skep.catalog.models import checkpoint_of, checkpoints_of, find_geometry, find_pullable, geometry, pullable_names
 from skep.catalog.presets import EngineOptions
 from skep.config.presets import all_presets, find_preset, presets_folder, serve_of
 from skep.config.rigs import ResolvedRig, parse_rig, rig_of_host
@@ -26,7 +26,7 @@ from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import read_host
 from skep.paths import Paths
 from skep.planner.choose import Plan
-from skep.planner.memory import weights_bytes
+from skep.planner.memory import version_of, weights_bytes
 
 if TYPE_CHECKING:
     from skep.catalog.gpus import HostFacts
@@ -230,6 +230,7 @@ def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, 
     if checkpoint is None:
         hint = f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
         raise UserError(f"which checkpoint of `{wanted.model}`? The plan needs {setup.quant.title}", hint=hint)
+    check_needs(checkpoint, setup.engine, wanted.binary)
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
     launch, gpus = launches[0], tuple(gpu for each in launches for gpu in each.gpus)
     alike: dict[str, Any] = {
@@ -237,6 +238,18 @@ def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, 
     }
     serve = Serve(model=wanted.model, replicas=setup.layout.replicas, gpus=gpus, **alike)
     return PlannedServe(_told(serve, wanted), plan, agents)
+
+
+def check_needs(checkpoint: str, engine: str, binary: str | None) -> None:
+    """Refuse a checkpoint that the installed engine is too old for, as far as the catalogue knows."""
+    known = checkpoint_of(checkpoint)
+    least = re.search(rf"\b{engine}>=([0-9.]+[0-9])", known.needs) if known is not None else None
+    if least is None or not is_installed(engine, binary):
+        return
+    here = engine_named(engine, binary).version() or ""
+    if (found := version_of(here.partition(" ")[2])) is not None and found < (version_of(least[1]) or ()):
+        hint = f"`skep engine install {engine}` installs a newer one; --checkpoint names another"
+        raise UserError(f"{checkpoint} needs {engine} {least[1]}, installed is {here}", hint=hint)
 
 
 def checkpoint_to_pull(name: str, paths: Paths) -> str:
