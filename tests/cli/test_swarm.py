@@ -303,7 +303,7 @@ def test_a_run_killed_after_its_last_result_is_done_when_it_is_resumed(paths, tm
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
 
 
-PROGRESS = SwarmProgress("r", 50, 30, 2, "4 slots", 10.0, 900, 1, 3, 4, 5.0, 80.0)
+PROGRESS = SwarmProgress(50, 30, 2, "4 slots", 10.0, 900, 1, 3, 4, 5.0, 80.0)
 DOWN = replace(PROGRESS, down_s=12.0, down_why="connection refused")
 LANES = tuple(Lane(agent, f"task-{agent}", agent + 0.5, agent, 1 + agent % 2) for agent in range(40))
 

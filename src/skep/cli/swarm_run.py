@@ -171,9 +171,7 @@ def run_ask(options: AskOptions) -> int:
         raise UserError("no files are named" if goal else "the goal is empty", hint=example)
     key = options.key()
     sources = find_sources(Path(), options.files)
-    note(*(f"left out: {name} ({why})" for name, why in sources.left_out[:5]))
-    if len(sources.left_out) > 5:
-        note(f"left out: {len(sources.left_out) - 5} more files")
+    note(*(f"left out of {len(sources.left_out)}: {name} ({why})" for name, why in sources.left_out[:5]))
 
     async def prepared() -> tuple[GoalSplit, str | None]:
         """A plan has to be had before the tasks run."""

@@ -37,8 +37,7 @@ def _remark(run: SwarmRun) -> str:
 
 
 def _error(attempt: Attempt) -> str:
-    status = f"HTTP {attempt.status} " if attempt.status not in (None, 200) else ""
-    return short(f"{attempt.error_kind}: {status}{attempt.error or ''}") if attempt.error_kind else ""
+    return short(f"{attempt.error_kind}: {attempt.error or ''}") if attempt.error_kind else ""
 
 
 RUNS: Sequence[Column[SwarmRun]] = (
@@ -176,9 +175,8 @@ def end_lines(account: Account, output: str | None) -> list[str]:
     """Return the end of a run in a few lines, the next command last."""
     wall = "" if account.wall_s is None else f" in {seconds(account.wall_s)}"
     speed = "" if account.effective_tok_s is None else f", {number(account.effective_tok_s)} tok/s"
-    retried = f", {account.retried} tried more than once" if account.retried else ""
     simulated = " (simulated)" if account.simulated else ""
-    lines = [f"{account.done} of {account.tasks} tasks done{wall}{speed}{retried}{simulated}"]
+    lines = [f"{account.done} of {account.tasks} tasks done{wall}{speed}{simulated}"]
     if output is not None:
         lines.append(f"results: {output}")
     show = f"`skep swarm show {account.run}`"

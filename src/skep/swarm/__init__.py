@@ -11,10 +11,6 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "Options", "SwarmError", "map", "map_sync"]
 
 
-def __dir__() -> list[str]:
-    return __all__
-
-
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module("skep.swarm.api"), name)

@@ -2,8 +2,7 @@
 
 `ConcurrencySearch` finds the limit of an endpoint that does not tell its slots. A level is measured when the agents it
 has added are streaming; the rate counts all tokens that arrive. Levels are doubled while the rate grows, then the best
-is held. A step up is tried now and then. `ConcurrencyLimit` adds what the endpoint tells, what it refuses, and
-`--concurrency`.
+is held. A step up is tried now and then. `ConcurrencyLimit` adds what the endpoint tells and refuses, and the cap.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class SwarmProgress(msgspec.Struct, frozen=True):
-    run_id: str
     total: int
     done: int
     failed: int
@@ -50,8 +49,7 @@ NEWS = 5
 
 
 class ProgressTracker:
-    def __init__(self, run_id: str, counts: Counts, watch: Callable[[SwarmProgress], None], began: float) -> None:
-        self._run_id = run_id
+    def __init__(self, counts: Counts, watch: Callable[[SwarmProgress], None], began: float) -> None:
         self._watch = watch
         self._began = began
         self.total, self._done, self._failed = counts.total, counts.done, counts.failed
@@ -114,7 +112,6 @@ class ProgressTracker:
 
     def _show(self, now: float, *, heard: int = 0, **known: Any) -> None:
         progress = SwarmProgress(
-            run_id=self._run_id,
             total=self.total,
             done=self._done,
             failed=self._failed,

@@ -288,7 +288,7 @@ class _Session:
         self._order = self._run.options
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
-        self.tally = ProgressTracker(self._run.id, self._run.counts, self._watch, time.monotonic())
+        self.tally = ProgressTracker(self._run.counts, self._watch, time.monotonic())
         path = self._order.output
         self._output = None if path is None else ResultsFile(Path(path), self._run.id)
 

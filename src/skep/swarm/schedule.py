@@ -21,7 +21,7 @@ from skep.swarm.records import Attempt, AttemptOutcome, Recorded, SwarmRunOption
 from skep.wire.openai import ErrorKind, classify_error, wait_s
 
 FIRST_LOOK_S = 0.25
-LONGEST_LOOK_S = 2.0
+LONGEST_LOOK_S = 1.0
 DOUBT = 3  # mishaps in a row, after which no more are added to those under way
 
 
