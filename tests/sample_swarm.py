@@ -30,19 +30,15 @@ def put_swarm_run(store, name, *, done=2, failed=1, left=0, outcome="done", url=
     session = swarm.open_session(run, at=BEGAN, agents=1, endpoint={}, simulated=False)
     rows = []
     for n in range(done + failed):
-        good, at = n < done, {"started_at": BEGAN + n, "ended_at": BEGAN + n + 1}
-        error = {"error_kind": None, "error": None} if good else {"error_kind": "http", "error": ERROR}
-        ended = AttemptOutcome.DONE if good else AttemptOutcome.FAILED
-        if not good:
-            rejected = Attempt(f"task-{n}", session, 1, 0, Why.FIRST, AttemptOutcome.REJECTED, **at)
-            rows.append(Recorded(rejected, None))
-        tried = Attempt(
-            f"task-{n}", session, 1 if good else 2, 0, Why.FIRST if good else Why.RETRY, ended, **at, **error
-        )
-        ending, none = TaskEnding.DONE if good else TaskEnding.FAILED, {"prompt_tokens": 5, "output_tokens": 9}
-        answer, tries = ("fine", 1) if good else ("half\x1b[31m", 2)
-        result = TaskResult(f"task-{n}", ending, answer, None, tries=tries, **at, **error, **none)
-        rows.append(Recorded(tried, result))
+        task, at = f"task-{n}", (n, n + 1)
+        if n < done:
+            rows.append(Recorded(attempt(task, 0, *at), result(task, *at, answer="fine")))
+            continue
+        error = {"error_kind": "http", "error": ERROR}
+        last = attempt(task, 0, *at, number=2, why=Why.RETRY, outcome=AttemptOutcome.FAILED, **error)
+        ending = {"ending": TaskEnding.FAILED, "answer": "half\x1b[31m", "tries": 2}
+        rejected = attempt(task, 0, *at, outcome=AttemptOutcome.REJECTED)
+        rows += [Recorded(rejected), Recorded(last, result(task, *at, **ending, **error))]
     swarm.record(run, rows)
     swarm.close_session(run, session, at=BEGAN + done + failed, outcome=outcome)
     return run
