@@ -65,7 +65,7 @@ def running(site, *, read=no_hive, routes=()):
 
 def _asking(port):
     def ask(path, method="GET", headers=(), form=None):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         sent = dict(headers)
         body = None
         if form is not None:
