@@ -4,7 +4,7 @@ import pytest
 from sample_rows import evenly
 from sample_rows import request as row
 
-from skep.bench.metrics import delivered, full_spans, plateau_tok_s, tpot_ms
+from skep.bench.metrics import delivered, full_spans, gaps_ms, plateau_tok_s, tpot_ms
 
 
 def spread(start, end, tokens=10, **fields):
@@ -39,6 +39,20 @@ def test_the_time_per_token_is_over_all_tokens_but_the_first(one):
 )  # fmt: skip
 def test_where_nothing_came_after_the_first_read_there_is_no_speed(one):
     assert tpot_ms(one) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "gaps"),
+    [
+        (row(1.0, 1.1, 1.1, 1.4, tokens=4), [50.0, 50.0, 300.0]),
+        (row(1.0, 1.2, 1.4, tokens=6), [100.0, 100.0]),
+        (row(1.0, 1.1, tokens=2, error_kind="timeout"), []),
+        (row(1.0, 1.1, tokens=None), []),
+    ],
+    ids=["over the tokens that came", "several tokens an event", "failed", "tokens unknown"],
+)
+def test_gaps_are_from_read_to_read(one, gaps):
+    assert list(gaps_ms(one)) == pytest.approx(gaps)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def _told(level):
         level,
         effective_interval=Interval(0.96 * value, value, 1.04 * value),
         plateau_tok_s=1.08 * value,
+        gap_ms=level.tpot_ms,
         total_ms=Percentiles(4100.0, 5200.0, 6000.0, 4300.0),
         queued_ms=Percentiles(3.0, 9.0, 12.0, 4.0),
         prompt_tokens=1024.0,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import groupby, pairwise
 from statistics import fmean, median
 
 import msgspec
@@ -89,6 +90,7 @@ class LevelSummary(msgspec.Struct, frozen=True):
     ttft_interval: Interval | None = None  # 95 %, of the runs' medians, in ms
     tpot_interval: Interval | None = None
     plateau_tok_s: float | None = None  # while at least 95 % of C were in flight; None: that was never so
+    gap_ms: Percentiles | None = None  # between two tokens, over all tokens of all requests
     total_ms: Percentiles | None = None  # from sending (or when it was due) to the end
     queued_ms: Percentiles | None = None  # in skep's gateway
     prompt_tokens: float | None = None  # mean of a request
@@ -172,6 +174,24 @@ def tpot_ms(row: Request) -> float | None:
         return None
     tokens = row.output_tokens or 0
     return (row.last_token_s - row.first_token_s) * 1000 / (tokens - 1) if tokens > 1 else None
+
+
+def gaps_ms(row: Request) -> Iterator[float]:
+    """From token to token; those of one read share the time since the read before it."""
+    if not row.ok or not row.output_tokens or not row.arrivals_s:
+        return
+    each = row.output_tokens / len(row.arrivals_s)
+    if len(set(row.arrivals_s)) == len(row.arrivals_s):  # one event to a read, as mostly
+        scale = 1000 / each
+        yield from [(at - before) * scale for before, at in pairwise(row.arrivals_s)]
+        return
+    before = row.arrivals_s[0]
+    for at, together in groupby(row.arrivals_s):
+        events = sum(1 for _ in together)
+        if at > before:
+            gap = (at - before) * 1000 / (events * each)
+            yield from (gap for _ in range(events))
+        before = at
 
 
 def full_spans(rows: Iterable[Request], concurrency: int) -> list[tuple[float, float]]:
@@ -399,6 +419,7 @@ def _level(
         ttft_interval=_of_medians(rows, ttft_values),
         tpot_interval=_of_medians(rows, tpot_values),
         plateau_tok_s=median(plateaus) if plateaus else None,
+        gap_ms=percentiles([gap for row in rows for gap in gaps_ms(row)]),
         total_ms=percentiles([(row.ended_s - row.due_s) * 1000 for row in answered]),
         queued_ms=percentiles([row.queued_ms for row in rows if row.queued_ms is not None]),
         prompt_tokens=_mean(row.prompt_tokens for row in answered),

@@ -68,6 +68,7 @@ LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
     *_bounds("ttft", "ttft_median_ci95_{}_ms"),
     *_percentiles("tpot", "TPOT"),
     *_bounds("tpot", "tpot_median_ci95_{}_ms"),
+    *_percentiles("gap", "gap", optional=True),
     *_percentiles("total", "total", optional=True),
     *_percentiles("queued", "queued", optional=True),
     _figure("prompt_tokens", "tokens in", "prompt_tokens_mean", group=("Tokens, mean", "in"), optional=True),

@@ -1,6 +1,6 @@
 """An item: what is asked, and how its answer is judged. Both are data, stored with the run that asked it.
 
-Objects that users write, such as items and tasks, are checked field by field against tables of `Demand`s.
+Objects that users write, such as items and classes of traffic, are checked field by field against tables of `Demand`s.
 """
 
 from __future__ import annotations
