@@ -111,6 +111,8 @@ def test_a_file_or_its_folder_is_read(tmp_path):
         ("layer_types", ["sliding_attention"] * 32, "`sliding_window` is None"),
         ("layer_types", ["linear_attention"] * 32, "has no `mamba_num_heads`"),
         ("hybrid_override_pattern", "MMM", "`hybrid_override_pattern` is 'MMM', not 32 letters"),
+        ("block_configs", [{}] * 32, "skep does not read `block_configs`"),
+        ("model_type", "llama4_text", "skep does not read Llama 4's layers"),
         ("num_experts", -1, "`num_experts` is -1"),
         ("num_experts", 8, "has no `num_experts_per_tok`"),
         ("tie_word_embeddings", "yes", "`tie_word_embeddings` is 'yes', not true or false"),

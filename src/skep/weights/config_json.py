@@ -19,6 +19,8 @@ _HINT = "take the config.json that lies beside the model's weights"
 _INNER = ("text_config", "llm_config", "language_config")
 _MAX_WINDOW = 1 << 40
 _PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
+# Layers that differ from each other in ways of their own: a guess would be wrong by gigabytes.
+_ODD_LAYERS = ("block_configs", "compress_ratios", "hybrid_layer_pattern", "linear_attn_config")
 _LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 _LINEAR = ("linear", "mamba", "recurrent", "kda", "gdn", "lightning")
 _SLIDING = ("sliding", "chunked", "local")
@@ -144,6 +146,10 @@ def block_pattern(settings: ModelConfig) -> str:
 
 def layers_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     """Return the layers by kind, and the widths of the linear ones, by the names of `Geometry`."""
+    odd = next((key for key in _ODD_LAYERS if settings.get(key) is not None), None)
+    if odd is not None or settings.text("model_type").casefold().startswith("llama4"):
+        what = f"`{odd}`" if odd else "Llama 4's layers"
+        raise UserError(f"{settings.name}: skep does not read {what}", hint="name a model of `skep catalog models`")
     keys = ("sliding_window", "attention_chunk_size", "sliding_window_size")
     window = settings.whole(*keys, low=0, high=_MAX_WINDOW, default=0)
     full, sliding, linear = _counts(settings, layers, window)
@@ -164,6 +170,9 @@ def _counts(settings: ModelConfig, layers: int, window: int) -> tuple[int, int, 
         return pattern.count("*"), 0, pattern.count("M")
     if (kinds := settings.list_of("layer_types", layers)) is not None:
         return _by_names(settings, [str(kind) for kind in kinds], layers, window)
+    if (types := settings.list_of("attn_type_list", layers)) is not None:  # MiniMax: 1 full, 0 linear
+        linear = sum(1 for kind in types if kind == 0)
+        return layers - linear, 0, linear
     if settings.get("full_attention_interval") is not None:
         full = layers // settings.whole("full_attention_interval", high=layers)
         return full, 0, layers - full
