@@ -13,7 +13,6 @@ import pytest
 from hive_client import answering, ask, eventually, family, refusal, rest_of, rows_of, status_of, streaming, write_hive
 
 from commands import environment, running_skep
-from skep.config.keys import keys_path
 from skep.engines.base import KEY_FILE
 from skep.paths import user_paths
 from skep.supervisor.control import ask as ask_control
@@ -257,11 +256,10 @@ def test_a_reload_from_another_folder_reads_the_same_file(configure, env, folder
     assert json.loads(done.stdout)["added"] == ["fake-model-1"]
 
 
-def test_a_key_that_was_added_is_wanted_at_once_and_a_file_that_others_can_read_warned_about(skep, url, reload, env):
+def test_a_key_that_was_added_is_wanted_at_once(skep, url, reload):
     key = skep("key", "add", "agent", check=0).stdout.strip()
     assert ask(url)[0] == 200  # not before the reload
-    keys_path(user_paths(env)).chmod(0o644)
-    assert "warning: other users can read" in skep("reload", "--wait", check=0).stderr
+    reload()
     assert refusal(url) == (401, "invalid_api_key")
     assert ask(url, key=key)[0] == 200
     skep("key", "remove", "agent", check=0)

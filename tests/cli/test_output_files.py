@@ -42,7 +42,7 @@ def writers(run, other):
             (*PLAN, "--html"),
             ("tune", "show", "--html"),
         ],
-        "table.csv": [("runs", "export", run, "--format", "csv", "-o"), ("monitor", "export", "-o")],
+        "table.csv": [("runs", "export", run, "--format", "csv", "-o")],
         "table.md": [("runs", "export", run, "-o")],
         "start.sh": [("export", "qwen3.6-27b-2x3090-replicas", "--as", "shell", "-o")],
     }
@@ -81,11 +81,6 @@ def test_a_name_that_nobody_typed_gives_way_to_a_free_one(stored, tmp_path):
     assert call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
     assert (tmp_path / "report.html").read_text() == KEPT
     assert "report.html\n" in call("runs", "report", first, "--overwrite", check=0).err
-
-
-def test_a_report_of_work_to_come_is_refused_before_the_work(tmp_path):
-    (tmp_path / "page.html").write_text(KEPT)
-    assert "--html `page.html` exists" in call(*TUNING, "--html", "page.html", check=2).error.message
 
 
 def test_what_is_no_regular_file_is_never_replaced(tmp_path):
