@@ -122,6 +122,10 @@ def test_what_is_on_screen_is_there_as_json(ask):
     assert document["targets"][1]["url"] == "https://10.9.8.7:8000"
 
 
+def test_compare_has_its_tab_where_there_are_two_of_something(ask, bare):
+    assert ['href="/compare"' in site("/")[1] for site in (ask, bare)] == [True, False]
+
+
 def test_a_name_that_is_not_loopbacks_own_is_refused(bare):
     """A page of somebody else's may let its own name point to 127.0.0.1; its requests carry that name."""
     for name in ("evil.example", f"evil.example:{bare.port}", "127.0.0.1.evil.example", "[::1", ""):

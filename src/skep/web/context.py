@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from skep.config.keys import keys_path, read_keys
-from skep.errors import UserError
+from skep.errors import SkepError, UserError
 from skep.monitor.store import SeriesStore
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import Store, read_store
@@ -31,6 +31,10 @@ _PLACE, _NOT_A_WORD, _SECRET = (
 )
 _LONGEST_WORDS, _LONGEST_NAME = 160, 40
 ELSEWHERE = "another machine"  # stands for a hidden address
+_TWO_OF_SOMETHING = """
+SELECT (SELECT count(*) FROM (SELECT 1 FROM runs LIMIT 2)) = 2
+    OR (SELECT count(*) FROM (SELECT 1 FROM targets LIMIT 2)) = 2
+"""
 _WITHOUT_ROWID = ("changes", "probes", "samples", "events", "alerts")  # or with an `id` that is the same
 
 
@@ -139,6 +143,14 @@ class Site(msgspec.Struct, frozen=True):
         """The same, for what was watched over time."""
         with self.store() as store:
             yield SeriesStore(store)
+
+    def can_compare(self) -> bool:
+        """Return whether there are two runs, or two targets, to stand beside each other."""
+        try:
+            with self.store() as store:
+                return bool(store.read(_TWO_OF_SOMETHING)[0][0])
+        except SkepError:
+            return False
 
     def hide(self, url: str | None) -> str:
         """Return an address, a path or the name of a flow as it may be shown here."""

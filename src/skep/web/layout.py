@@ -71,7 +71,8 @@ def environment() -> Environment:
 
 def pages_of(site: Site) -> list[tuple[str, str, str, str]]:
     """Return the pages that this dashboard leads to."""
-    return [one for one in PAGES if not (site.public and one[0] in PRIVATE)]
+    hidden = (*(PRIVATE if site.public else ()), *(() if site.can_compare() else ("compare",)))
+    return [one for one in PAGES if one[0] not in hidden]
 
 
 def render(template: str, **values: Any) -> str:
