@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from picture_file import panel, standalone
+
 from skep.planner.validation import ValidationPoint
 from skep.report import theme
-from skep.report.charts import Spec, sized
-from skep.report.svg import standalone
+from skep.report.charts import Spec
 
 _BESIDE = 1.2  # 20 % on either side
 
@@ -40,7 +41,7 @@ def accuracy_picture(points: Sequence[ValidationPoint], title: str, subtitle: st
             {"data": {"values": rows}, "mark": dots, "encoding": looks},
         ],
     }
-    return standalone(sized(spec, title, subtitle, 520, 420), title)
+    return standalone(panel(spec, title, subtitle, 520, 420), title)
 
 
 _LOOKS = {

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from statistics import median
 
+from picture_file import standalone
+
 from skep.report import theme
-from skep.report.charts import ChartCurve, curves_chart, headed
-from skep.report.svg import standalone
+from skep.report.charts import ChartCurve, curves_chart
 
 ROOT = Path(__file__).parent.parent
 TITLE = "tok/s of all agents together, beyond the engines' four slots"
@@ -25,8 +26,14 @@ def main() -> None:
     ]
     chart = curves_chart(curves, "tok/s", height=230, labelled=True)
     assert chart is not None
-    facts = ("two RTX 3090s, Qwen3.6-27B, as published", "medians of 6 rounds")
-    title = headed(TITLE, ["SIMULATED"], *facts)
+    title = {
+        "text": TITLE,
+        "subtitle": ["SIMULATED · two RTX 3090s, Qwen3.6-27B, as published · medians of 6 rounds"],
+        "fontSize": 18,
+        "offset": 24,
+        "subtitleColor": theme.ROSE,
+        "subtitleFontWeight": 600,
+    }
     (ROOT / "docs/images/cliff.svg").write_text(
         standalone({**chart, "title": title, "width": 620, "height": 230}, TITLE)
     )

@@ -66,7 +66,7 @@ def test_a_running_one_is_asked_for_again_until_it_ends(ask):
     assert "The tuning is still running" in ask(f"/tuning/{MADE['running']}/body")[1]
 
 
-def test_json_report_and_picture_of_one(ask):
+def test_json_and_report_of_one(ask):
     name = MADE["simulated"]
     told = ask.json(f"/api/tuning/{name}.json")
     assert {"tuning", "baseline", "best", "stages"} <= told.keys()
@@ -74,9 +74,6 @@ def test_json_report_and_picture_of_one(ask):
     response, report = ask(f"/tuning/{name}/report.html")
     assert report.startswith("<!doctype html>")
     assert "default-src 'none'" in response.headers["content-security-policy"]
-    response, picture = ask(f"/tuning/{name}/picture.svg")
-    assert response.headers["content-type"] == "image/svg+xml"
-    assert "SIMULATED" in picture
 
 
 def test_one_that_is_not_there_is_404_in_words(ask):
@@ -90,7 +87,7 @@ def test_one_that_is_not_there_is_404_in_words(ask):
 
 def test_in_public_no_path_or_address_of_a_dead_end_is_told(public):
     dead = MADE["dead"]
-    names = [f"/tuning/{dead}{end}" for end in ("", "/body", "/report.html", "/picture.svg")]
+    names = [f"/tuning/{dead}{end}" for end in ("", "/body", "/report.html")]
     names += [f"/api/tuning/{dead}.json", "/api/tuning.json"]
     pages = [public(name)[1] for name in ("/tuning", *names, f"/tuning/{MADE['simulated']}")]
     assert all("/srv" not in page and "10.9.8.7" not in page for page in pages)

@@ -17,7 +17,7 @@ import msgspec
 from skep.bench.metrics import LevelSummary, SweepSummary
 from skep.report import theme
 from skep.stats.turning import Turning
-from skep.units import known, milliseconds, number, percent, printable, seconds, shortened, times
+from skep.units import known, milliseconds, number, percent, seconds, times
 
 Spec = dict[str, Any]
 AGENTS = "agents at once (C)"
@@ -107,22 +107,6 @@ def concurrency(levels: Sequence[int]) -> Spec:
         scale |= {"type": "log", "base": 2}
         axis |= {"labelExpr": "datum.value"}
     return {"field": "c", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
-
-
-def sized(spec: Spec | None, title: str, subtitle: str, width: int, height: int) -> Spec:
-    """`spec` as one panel of a larger picture; an empty panel says so."""
-    mark = {"type": "text", "text": "not measured", "color": theme.MUTED}
-    nothing: Spec = {"data": {"values": [{}]}, "mark": mark}
-    size = {"title": {"text": title, "subtitle": subtitle, "frame": "group"}, "width": width, "height": height}
-    return {key: value for key, value in (spec or nothing).items() if key != "padding"} | size
-
-
-def headed(name: str, marks: Sequence[str], *facts: str, lines: Sequence[str] = ()) -> Spec:
-    """Return the title of a picture that stands alone; `marks`, as SIMULATED, come first below it, in rose."""
-    first = shortened(printable(" · ".join([*marks, *facts])), 130)
-    warning = {"subtitleColor": theme.ROSE, "subtitleFontWeight": 600} if marks else {}
-    subtitle = [line for line in (first, *(shortened(printable(line), 130) for line in lines)) if line]
-    return {"text": shortened(printable(name), 80), "subtitle": subtitle, "fontSize": 18, "offset": 24, **warning}
 
 
 class ChartCurve(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Charts become SVG, for a page or as a document, by Vega inside `vl_convert`: it reads no file and asks no server."""
+"""Charts become SVG for pages, by Vega inside `vl_convert`: it reads no file and asks no server."""
 
 from __future__ import annotations
 
@@ -71,19 +71,6 @@ def _packed(rows: Sequence[Spec]) -> Spec:
     same = {name: rows[0][name] for name in names if all(row.get(name) == rows[0].get(name) for row in rows)}
     columns = [name for name in names if name not in same]
     return {"same": same, "columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}
-
-
-def standalone(spec: Spec, label: str) -> str:
-    """Return an SVG document with its own background, readable on a page of any colour."""
-
-    def opening(box: str) -> str:
-        width, height = (float(side) for side in box.split()[2:])
-        size = f'width="{width:g}" height="{height:g}" viewBox="{box}"'
-        ground = f'<rect x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="10"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_role(label)}><style>{theme.night_rules()}</style>'
-        return f'{head}{ground} fill="{theme.PAPER}" stroke="{theme.GRID}"/>'
-
-    return render({"padding": {"left": 24, "top": 24, "bottom": 24, "right": 40}, **spec}, opening)
 
 
 def render(spec: Spec, opening: Callable[[str], str]) -> str:

@@ -11,10 +11,10 @@ import msgspec
 from markupsafe import Markup
 
 from skep.report import theme
-from skep.report.charts import Spec, bars_chart, sized
+from skep.report.charts import Spec, bars_chart
 from skep.report.columns import Column, at, plain_columns, print_records
 from skep.report.liveview import Line, Page
-from skep.report.svg import picture, standalone
+from skep.report.svg import picture
 from skep.report.sweep_text import interval_text
 from skep.report.terminal import day_and_time, note
 from skep.store.rows import finite
@@ -158,18 +158,6 @@ def tuning_page(tuning: Tuning, stages: Stages, *, state: str | None = None) -> 
         body=tuning_main(tuning, stages),
         footer=f"skep {tuning.skep_version} · tuning {tuning.id}",
     )
-
-
-def ladder_picture(tuning: Tuning, stages: Stages) -> str:
-    spec = ladder_chart(tuning, stages)
-    said = summary.headline(tuning, stages)
-    marks = ["SIMULATED"] if tuning.simulated else []
-    below = " · ".join([*marks, public_name(tuning.model), tuning.engine, tuning.rig, summary.shape_words(tuning)])
-    height = 120 if spec is None else spec["height"]
-    panel = sized(spec, shortened(printable(said), 96), shortened(printable(below), 130), 480, height)
-    if marks:
-        panel["title"] |= {"subtitleColor": theme.ROSE}
-    return standalone(panel, f"{below}: {said}")
 
 
 def tuning_main(tuning: Tuning, stages: Stages) -> Markup:

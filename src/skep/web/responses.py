@@ -87,13 +87,6 @@ def way_back(wanted: str | None) -> str:
     return "/" if parts.scheme or parts.netloc else wanted
 
 
-def svg_answer(body: str, *, final: bool) -> Response:
-    """A picture may be looked at by itself: nothing in it may run or load."""
-    kept = "private, max-age=86400" if final else "no-store"
-    headers = {"cache-control": kept, "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    return Response(body, media_type="image/svg+xml", headers=headers)
-
-
 def report_answer(report: str) -> Response:
     """Return one file: a page of its own, that allows itself no script and no other file."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

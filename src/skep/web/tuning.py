@@ -1,4 +1,4 @@
-"""The pages of tunings: all of them, and one with its ladder and its pictures. A running one goes on."""
+"""The pages of tunings: all of them, and one with its ladder. A running one goes on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from starlette.routing import BaseRoute, Route
 
 from skep.report.columns import documents
 from skep.report.svg import alive
-from skep.report.tuning import TUNING_COLUMNS, document, ladder_picture, tuning_main, tuning_page
+from skep.report.tuning import TUNING_COLUMNS, document, tuning_main, tuning_page
 from skep.tuner import summary
 from skep.tuner.store import TuningRecord, TuningState, TuningStore
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import json_answer, or_not_found, report_answer, svg_answer
+from skep.web.responses import json_answer, or_not_found, report_answer
 
 MOST = 200  # that the page lists; JSON has all
 
@@ -63,10 +63,6 @@ class TuningPages:
         found = self._stored(request)
         return report_answer(tuning_page(found.tuning, found.stages, state=found.unfinished))
 
-    def picture(self, request: Request) -> Response:
-        found = self._stored(request)
-        return svg_answer(ladder_picture(found.tuning, found.stages), final=found.unfinished is None)
-
     def one_json(self, request: Request) -> Response:
         return json_answer(document(self._stored(request)))
 
@@ -88,8 +84,7 @@ def routes(site: Site) -> list[BaseRoute]:
     pages = TuningPages(site)
     shown = {
         "/tuning": pages.listing, "/tuning/{id}": pages.one, "/tuning/{id}/body": pages.body,
-        "/tuning/{id}/report.html": pages.report, "/tuning/{id}/picture.svg": pages.picture,
-        "/api/tuning.json": pages.as_json,
+        "/tuning/{id}/report.html": pages.report, "/api/tuning.json": pages.as_json,
         "/api/tuning/{id}.json": pages.one_json,
     }  # fmt: skip
     return [Route(path, answer) for path, answer in shown.items()]
