@@ -342,6 +342,6 @@ def test_the_best_is_one_preset_however_often_the_tuning_was_stopped(ready, path
 def test_files_are_kept_by_their_whole_path(tmp_path):
     """The preset of the best is started from any folder, and so is the tuning taken up again."""
     (tmp_path / "mine.gguf").touch()
-    found = absolute_paths(TuningOptions("./mine.gguf", checkpoints=("mine.gguf", "some/model", "./gone.gguf")))
-    assert found.name == str(tmp_path / "mine.gguf")
-    assert found.checkpoints == (str(tmp_path / "mine.gguf"), "some/model", "./gone.gguf")
+    for told, whole in (("mine.gguf", str(tmp_path / "mine.gguf")), ("some/model", "some/model"), ("./no.gguf",) * 2):
+        found = absolute_paths(TuningOptions("./mine.gguf", checkpoint=told))
+        assert (found.name, found.checkpoint) == (str(tmp_path / "mine.gguf"), whole)

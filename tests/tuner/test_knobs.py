@@ -112,12 +112,10 @@ def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
     assert values(dense(), goal=replace(AIM, input_tokens=2000))["batched_tokens"][-1] == 8192
 
 
-def test_two_checkpoints_are_a_choice_that_may_answer_differently():
+def test_a_tuning_of_an_earlier_version_that_chose_the_checkpoint_keeps_its_choice():
     """Another one does not inherit the format of the first."""
     names = ("a/x-AWQ", "a/x-GPTQ")
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint=names[0], quant=QUANTS["awq"])
-    [knob] = [knob for knob in space_of(base, AIM, DUAL, checkpoints=names) if knob.name == "checkpoint"]
-    assert (knob.values, knob.alters_answers, base.options.quant) == (names, True, None)
     said = replace(base, options=replace(base.options, quant="awq_marlin"))
     kept, other = (apply_config(said, KnobConfig.of({"checkpoint": name})) for name in names)
     assert (kept.options.quant, other.options.quant, other.checkpoint) == ("awq_marlin", None, names[1])

@@ -96,15 +96,6 @@ def test_single_tasks_have_a_figure_of_their_own():
     assert alone.predict(here) == pytest.approx(alone.outcome(here).task_tok_s)
 
 
-def test_checkpoints_are_foreseen_by_the_format_in_their_names():
-    base = baseline_of("qwen3-8b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
-    names = ("a/x-AWQ", "a/x")
-    knobs = space_of(base, AIM, DUAL, checkpoints=names)
-    effects, here = Predictor(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
-    assert effects.setup(here).quant.id == "awq"
-    assert effects.setup(here.turned({"checkpoint": "a/x"})).quant.id == "bf16"
-
-
 FAST, SLOW = records.KnobConfig.of({"graphs": True}), records.KnobConfig.of({"graphs": False})
 READING = records.TuneReading(100.0, 100.0, 30.0, 200.0, 30.0, wall_s=10.0, requests=12, over_limit=0.5)
 STILL = SimulatedNoise(reading=0.0, start=0.0, drift=0.0, outliers=0.0)

@@ -24,7 +24,7 @@ class TuneOptions:
 
     PANELS: ClassVar[dict[str, str]] = {
         "Goal": "goal slo min_context input_tokens output_tokens budget",
-        "Model and engine": "engine checkpoints binary gpus in_place",
+        "Model and engine": "engine checkpoint binary gpus in_place",
         "Search": "begin knobs skip seed",
         "Quality": "quality",
         "Simulation": "simulate gpu link",
@@ -40,9 +40,7 @@ class TuneOptions:
     engine: Annotated[
         str | None, option("Engine to tune: embedded, llamacpp, vllm or sglang (default: as `skep up` chooses).")
     ] = None
-    checkpoints: Annotated[
-        tuple[str, ...], option("Weights to load; repeat it to compare several checkpoints.", "--checkpoint")
-    ] = ()
+    checkpoint: Annotated[str | None, option("Weights to load, if not those that the name stands for.")] = None
     knobs: Annotated[str | None, option("Change only these knobs, such as slots,kv,mtp (default: all).")] = None
     skip: Annotated[str | None, option("Do not change these knobs, such as kv,mtp.")] = None
     begin: Annotated[

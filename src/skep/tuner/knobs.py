@@ -45,13 +45,11 @@ class TuneMachine(msgspec.Struct, frozen=True):
 
 
 class KnobContext(msgspec.Struct, frozen=True):
-    """`quants`: the formats that may be loaded."""
-
     base: Preset
     aim: TuneGoal
     box: TuneMachine
     model: Geometry | None
-    quants: tuple[str, ...]
+    quant: Quant | None
 
     def slots(self, expected: float = 0.15) -> Knob:
         """Of one replica. Twice the agents is more than can be busy; far fewer than they are is a queue."""
@@ -118,22 +116,21 @@ def with_layout(preset: Preset, layout: Layout) -> Preset:
 
 
 def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
-    """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first."""
+    """Those that keep as many cards busy as there are, break no rule and fit; best first."""
     rig, engine, model, aim = asked.box.rig, asked.base.engine, asked.model, asked.aim
     kind = "latency" if aim.metric == "task_tok_s" else "throughput"
     goal = PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
-    if layout_of(asked.base) is None or rig is None or model is None or len(rig.cards) < 2:
+    if layout_of(asked.base) is None or rig is None or model is None or asked.quant is None or len(rig.cards) < 2:
         return
     basis = published_basis(engine)
     rated: dict[Layout, float] = {}
     for layout in layouts(rig, model, engine, goal, Pins(no_spec=True)):
-        for name in asked.quants:
-            for setup in base_setups(model, rig, engine, layout, Pins(quant=QUANTS[name], no_spec=True)):
-                if refusal(setup, rig) is not None:
-                    continue
-                if (placed := place(setup, sizing_card(rig, layout), goal, Pins())) is not None:
-                    figure = coarse(speed_model_of(placed, rig, goal, basis), goal)
-                    rated[layout] = max(figure, rated.get(layout, 0.0))
+        for setup in base_setups(model, rig, engine, layout, Pins(quant=asked.quant, no_spec=True)):
+            if refusal(setup, rig) is not None:
+                continue
+            if (placed := place(setup, sizing_card(rig, layout), goal, Pins())) is not None:
+                figure = coarse(speed_model_of(placed, rig, goal, basis), goal)
+                rated[layout] = max(figure, rated.get(layout, 0.0))
     widest = max((layout.cards for layout in rated), default=0)
     best = sorted((layout for layout in rated if layout.cards == widest), key=lambda one: -rated[one])
     yield Knob("layout", "layout on the cards", tuple(map(layout_words, best[:MOST])), expected=0.15)
@@ -221,7 +218,7 @@ _HANDLES: dict[str, Handle] = {
         lambda preset, words: with_layout(preset, parse_layout(words)),
     ),
     "replicas": Handle(lambda preset: preset.replicas, lambda preset, count: replace(preset, replicas=count)),
-    "checkpoint": Handle(  # another file: its format is found in it, not in what the preset said of the first
+    "checkpoint": Handle(  # of tunings by an earlier version. The format is found in the file
         lambda preset: preset.checkpoint,
         lambda preset, name: replace(with_options(preset, quant=None), checkpoint=name, stand_in=False),
     ),
@@ -285,7 +282,7 @@ def card_knobs(asked: KnobContext) -> Iterator[Knob]:
         yield Knob("memory_share", "share of each card", SHARES, ordered=True, expected=0.03)
         # Of a family that the base has already, the base's own word is enough.
         engine, own = base.engine, known_kv(base.options.kv or "auto")
-        kinds = [kind for name in asked.quants for kind in offered_kv(engine, QUANTS[name], cards)[1:]]
+        kinds = offered_kv(engine, asked.quant, cards)[1:] if asked.quant is not None else ()
         others = [kind.id for kind in kinds if own is None or kind.family != own.family]
         words = dict.fromkeys([plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)])
         yield Knob("kv", "KV type", tuple(words), alters_answers=True, expected=0.04)
@@ -324,15 +321,11 @@ def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
         yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
 
 
-def space_of(base: Preset, aim: TuneGoal, box: TuneMachine, checkpoints: Sequence[str] = ()) -> tuple[Knob, ...]:
-    """`checkpoints`: files to choose from, the base's among them.
-
-    What the preset's own flags say is left alone: turning it as well would put both on one command line.
-    """
-    known = (quant_of(base), *quants_of(base, checkpoints).values())
-    formats = tuple(dict.fromkeys(quant.id for quant in known if quant is not None and quant.id in QUANTS))
-    asked, said = KnobContext(base, aim, box, box.model or find_geometry(base.model), formats), said_in_extra(base)
-    knobs = (with_own(knob, base) for knob in _offered(asked, checkpoints) if knob.name not in said)
+def space_of(base: Preset, aim: TuneGoal, box: TuneMachine) -> tuple[Knob, ...]:
+    """What the preset's own flags say is left alone: turning it as well would put both on one command line."""
+    asked = KnobContext(base, aim, box, box.model or find_geometry(base.model), quant_of(base))
+    said = said_in_extra(base)
+    knobs = (with_own(knob, base) for knob in _offered(asked) if knob.name not in said)
     return tuple(knob for knob in knobs if len(knob.values) > 1)
 
 
@@ -367,18 +360,8 @@ def with_own(knob: Knob, base: Preset) -> Knob:
     return replace(knob, values=values)
 
 
-def quants_of(base: Preset, checkpoints: Iterable[str], model: Geometry | None = None) -> dict[str, Quant]:
-    """Return the formats of these files, by their names, as far as those tell."""
-    bare = with_options(base, quant=None)
-    found = {name: quant_of(replace(bare, checkpoint=name), model) for name in checkpoints}
-    return {name: quant for name, quant in found.items() if quant is not None}
-
-
-def _offered(asked: KnobContext, checkpoints: Sequence[str]) -> Iterator[Knob]:
+def _offered(asked: KnobContext) -> Iterator[Knob]:
     base, engine = asked.base, asked.base.engine
-    names = tuple(dict.fromkeys((base.checkpoint, *checkpoints)))
-    if len(names) > 1:
-        yield Knob("checkpoint", "checkpoint", names, alters_answers=True, expected=0.15)
     if engine in ("vllm", "sglang"):
         yield from card_knobs(asked)
     elif engine in LLAMA:

@@ -288,7 +288,7 @@ class Measurements:
 
 def _ground(config: KnobConfig) -> tuple[Value, ...]:
     """Memory is comparable only on the same of these."""
-    return tuple(config.get(name) for name in ("layout", "replicas", "checkpoint", "quant"))
+    return tuple(config.get(name) for name in ("layout", "replicas"))
 
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:

@@ -7,7 +7,7 @@ CPU nothing is foreseen. Measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import ceil
 
 from msgspec.structs import replace
@@ -24,12 +24,12 @@ from skep.planner.rules import refusal
 from skep.planner.setup import KV_TYPES, Layout, PlannedLoad, Quant, Rig, Setup, Speculation, known_kv
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.knobs import DRAFTS, apply_config, layout_of, pairs_of, quant_of, quants_of
+from skep.tuner.knobs import DRAFTS, apply_config, layout_of, pairs_of, quant_of
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneGoal, TuneReading
 from skep.units import GIB
 
 PREDICTED_KNOBS = (
-    "layout", "replicas", "checkpoint", "slots", "graphs", "memory_share", "kv", "batched_tokens", "threads",
+    "layout", "replicas", "slots", "graphs", "memory_share", "kv", "batched_tokens", "threads",
     "mtp", "eagle", "draft", "dflash",
 )  # fmt: skip
 RUN_S = 6.0  # a reading takes at least
@@ -51,7 +51,7 @@ class Predictor:
 
     def __init__(
         self, base: Preset, rig: Rig | None, aim: TuneGoal, knobs: Sequence[Knob], basis: Basis | None = None,
-        model: Geometry | None = None, quant: Quant | None = None, checkpoints: Iterable[str] = (),
+        model: Geometry | None = None, quant: Quant | None = None,
     ) -> None:  # fmt: skip
         self.base, self.rig, self.aim, self.knobs = base, rig, aim, tuple(knobs)
         self.pairs = pairs_of(self.knobs)  # worth turning again, or together, when the other one has been turned
@@ -59,9 +59,6 @@ class Predictor:
         self._basis = basis or Basis(published_constants())
         self._model = model or find_geometry(base.model)
         self._quant = quant or quant_of(base, self._model)
-        self._quants = quants_of(base, checkpoints, self._model)
-        if self._quant is not None:
-            self._quants[base.checkpoint] = self._quant
         self._outcomes: dict[tuple[object, ...], PredictedOutcome | None] = {}
         self._refusals: dict[KnobConfig, str | None] = {}
         self._spare: dict[KnobConfig, float | None] = {}
@@ -126,15 +123,14 @@ class Predictor:
         """As the planner sees it; None where model or format are not known, or it contradicts itself."""
         if (preset := self._preset(config)) is None:
             return None
-        quant = self._quants.get(preset.checkpoint, self._quant)
-        if self._model is None or quant is None:
+        if self._model is None or self._quant is None:
             return None
         options = preset.options
         layout = layout_of(preset) or Layout(options.tp, options.pp, 1, preset.replicas * options.dp)
         kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
         spec = Speculation(options.draft.method, options.draft.depth) if options.draft is not None else None
         return Setup(
-            self._model, quant, kv, "llamacpp" if preset.engine == "embedded" else preset.engine, layout,
+            self._model, self._quant, kv, "llamacpp" if preset.engine == "embedded" else preset.engine, layout,
             slots=max(1, preset.slots // options.dp), context=preset.context_tokens, utilization=options.memory_share,
             graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
             vision=not options.text_only, version=preset.engine_version,

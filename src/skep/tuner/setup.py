@@ -106,7 +106,7 @@ class TuningOptions(msgspec.Struct, frozen=True):
     input_tokens: int = 512
     output_tokens: int = 128
     engine: str | None = None
-    checkpoints: tuple[str, ...] = ()
+    checkpoint: str | None = None
     knobs: str | None = None
     skip: str | None = None
     begin: str = PLAN
@@ -118,10 +118,6 @@ class TuningOptions(msgspec.Struct, frozen=True):
     link: str | None = None
     simulate: bool = False
     seed: int | None = None
-
-    @property
-    def checkpoint(self) -> str | None:
-        return self.checkpoints[0] if self.checkpoints else None
 
 
 class TuneTarget(msgspec.Struct, frozen=True):
@@ -156,7 +152,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     options, host = absolute_paths(options), read_host()
     target = find_tune_target(options, aim, host, paths)
     base = target.base
-    offered = space_of(base, aim, target.machine, options.checkpoints)
+    offered = space_of(base, aim, target.machine)
     knobs = choose_knobs(offered, options.knobs, options.skip)
     tuning = Tuning(
         id="",
@@ -200,7 +196,7 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
     rig, model = msgspec.convert(stored["rig"], Rig | None), msgspec.convert(stored["model"], Geometry | None)
     basis = Basis(published_constants(), msgspec.convert(stored["tuning"], Fitted), calibrated=stored["calibrated"])
     quant = QUANTS[stored["quant"]] if stored["quant"] is not None else None
-    space = Predictor(base_of(tuning), rig, tuning.aim, tuning.knobs, basis, model, quant, options.checkpoints)
+    space = Predictor(base_of(tuning), rig, tuning.aim, tuning.knobs, basis, model, quant)
     return PreparedTuning(tuning, options, space)
 
 
@@ -260,7 +256,8 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
     rig = found.rig if found is not None else None
     machine = TuneMachine(host.cpu_cores, rig, model.geometry if model is not None else None)
     if preset is not None:
-        base = prepared(preset, aim, machine)
+        weights = {"checkpoint": options.checkpoint, "stand_in": False} if options.checkpoint else {}
+        base = prepared(replace(preset, **weights), aim, machine)
     else:
         if engine is None:
             assert model is not None
@@ -289,7 +286,7 @@ def _check_options(options: TuningOptions, preset: Preset | None, *, on_cards: b
     simulate, engines = options.simulate, SIMULATED_ENGINES if options.simulate else ENGINES
     name, runs_on = ("", None) if preset is None else (preset.name, preset.engine)
     real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place,
-            "--checkpoint": options.checkpoints and preset is None}  # fmt: skip
+            "--checkpoint": options.checkpoint}  # fmt: skip
     vain = next((flag for flag, value in real.items() if simulate and value), None)
     _refuse(
         (options.engine not in (None, *engines), f"there is no engine `{options.engine}` to tune",
@@ -342,9 +339,13 @@ def _unknown(name: str, paths: Paths, otherwise: str | None = None) -> UserError
 
 def absolute_paths(options: TuningOptions) -> TuningOptions:
     """The preset is started, and the tuning taken up again, from any folder."""
-    names = [(name, Path(name).expanduser()) for name in (options.name, *options.checkpoints)]
-    whole = (str(path.absolute()) if _is_path(name) and path.exists() else name for name, path in names)
-    return replace(options, name=next(whole), checkpoints=tuple(whole))
+    whole = options.checkpoint and _absolute(options.checkpoint)
+    return replace(options, name=_absolute(options.name), checkpoint=whole)
+
+
+def _absolute(name: str) -> str:
+    path = Path(name).expanduser()
+    return str(path.absolute()) if _is_path(name) and path.exists() else name
 
 
 def _is_path(name: str) -> bool:
