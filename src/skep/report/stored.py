@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.bench.compare import ComparedRun, compare
+from skep.bench.compare import ComparedRun, check_kinds, compare
+from skep.bench.metrics import Comparison, SweepSummary
 from skep.bench.stored_run import MIXED, QUALITY, check_drawn_together, load_run, nothing_measured
+from skep.errors import UserError
 from skep.quality.mixed_figures import MixedSummary
 from skep.quality.trial_figures import QualitySummary
 from skep.store.database import Store
-from skep.store.records import RunState, StoredRun
+from skep.store.records import Request, RunState, StoredRun
+
+LoadedRun = tuple[StoredRun, SweepSummary, Sequence[Request]]
 
 
 def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
@@ -29,15 +33,25 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
         from skep.report.comparison import comparison_page
 
         loaded = [load_run(store, run.id) for run in runs]
-        sides = [ComparedRun(summary, rows) for _, summary, rows in loaded]
-        two_alike = len(runs) == 2 and runs[0].kind == runs[1].kind
-        return comparison_page([(run, summary) for run, summary, _ in loaded], compare(*sides) if two_alike else ())
+        return comparison_page([(run, summary) for run, summary, _ in loaded], comparisons_of(loaded))
     from skep.report.sweep import sweep_page
 
     _, summary, rows = load_run(store, run.id)
     if not summary.levels:
         raise nothing_measured(run)
     return sweep_page(run, summary, rows)
+
+
+def comparisons_of(loaded: Sequence[LoadedRun]) -> list[Comparison]:
+    """Of the second against the first; empty where their levels are not of one kind, or there are not two."""
+    if len(loaded) != 2:
+        return []
+    (a, summary_a, rows_a), (b, summary_b, rows_b) = loaded
+    try:
+        check_kinds(a, b)
+    except UserError:
+        return []
+    return compare(ComparedRun(summary_a, rows_a), ComparedRun(summary_b, rows_b))
 
 
 def quality_of(store: Store, run: StoredRun) -> QualitySummary:

@@ -11,17 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.compare import ComparedRun, check_kinds, compare
-from skep.bench.metrics import Comparison
 from skep.bench.stored_run import load_run
-from skep.errors import UserError
 from skep.monitor.describe import in_words
 from skep.monitor.history import SeriesHistory, TargetComparison, compare_targets, history_of
 from skep.monitor.records import SeriesKey
 from skep.monitor.store import SeriesStore
 from skep.report import theme
-from skep.report.comparison import comparison_table
 from skep.report.series_chart import Picture, when, zone_name
+from skep.report.stored import comparisons_of
 from skep.store.database import Store
 from skep.store.records import StoredRun
 from skep.web.context import Site
@@ -39,23 +36,9 @@ from skep.web.responses import json_answer
 from skep.web.run_cache import RunCache, found_runs, report_body, runs_named
 
 
-def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
-    """Of the second against the first; empty where their levels are not of one kind, or there are more than two."""
-    if len(runs) != 2:
-        return []
-    try:
-        check_kinds(*runs)
-    except UserError:
-        return []
-    sides = [ComparedRun(summary, rows) for _, summary, rows in (load_run(store, run.id) for run in runs)]
-    return compare(*sides)
-
-
 def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
-    """Yield the figures first: drawing the pictures for the first time takes a second."""
+    """Yield the names first: drawing the pictures for the first time takes a second."""
     yield _part("run_names", site=site, runs=runs)
-    if found := comparisons_of(store, runs):
-        yield _part("judgement", comparison=comparison_table(found))
     yield report_body(store, runs)
 
 
@@ -64,7 +47,8 @@ def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[s
     for run in runs:
         same = {name: getattr(run, name) for name in ("id", "kind", "created_at", "simulated", "config")}
         told.append({**same, "model": site.label(run.model), "levels": RunCache().levels(store, run)})
-    return {"runs": told, "comparisons": comparisons_of(store, runs)}
+    pair = [load_run(store, run.id) for run in runs] if len(runs) == 2 else []
+    return {"runs": told, "comparisons": comparisons_of(pair)}
 
 
 def shared_keys(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
