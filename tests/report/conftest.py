@@ -118,9 +118,6 @@ def told(summary):
         summary,
         levels=tuple(levels),
         turning=Turning(8, (4, 8), 8, (8, 16), 12.0, sure=True),
-        serial_wall_s=218.3,
-        swarm_wall_s=39.5,
-        speedup=5.53,
         speedups=Speedup(24, 16, 218.3, 39.5, 5.53, 4.9, 1, 0, 9100, 8700),
         drift=Interval(0.96, 0.98, 1.01),
     )

@@ -26,13 +26,6 @@ def test_level_that_the_client_limited_is_never_the_best(run, summary):
     assert 'class="best"' not in page
 
 
-def test_failed_requests_forbid_a_speedup(run, summary):
-    """Walls of unequal work are not compared, and the page says why."""
-    text = Outline(sweep_page(run, replace(summary, speedup=None), ())).text
-    assert "Swarm speedup – not comparable: not all requests were answered" in text
-    assert "Not comparable: requests failed." in text
-
-
 def test_page_says_what_ran_where(page):
     """Model, URL, engine, host, Python, skep version, seed, run id, state and time are all on it."""
     text = Outline(page).text

@@ -91,9 +91,3 @@ def test_long_waits_are_drawn_in_seconds(levels):
     spec = charts.ttft_chart([replace(levels[3], ttft_ms=replace(levels[3].ttft_ms, p95=150_000.0))])
     assert spec["encoding"]["y"]["title"] == "s"
     assert 150.0 in values_of(spec, "value")
-
-
-def test_walls_have_a_bar_each_where_both_are_known(summary):
-    """One wall compares with nothing."""
-    assert charts.wall_chart(replace(summary, serial_wall_s=None)) is None
-    assert set(values_of(charts.wall_chart(summary), "name")) == {"serial", "swarm"}

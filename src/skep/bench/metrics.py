@@ -150,9 +150,6 @@ class Comparison(msgspec.Struct, frozen=True):
 class SweepSummary(msgspec.Struct, frozen=True):
     run_id: str
     levels: tuple[LevelSummary, ...]
-    serial_wall_s: float | None
-    swarm_wall_s: float | None
-    speedup: float | None
     client_limited: bool
     turning: Turning | None = None
     speedups: Speedup | None = None

@@ -76,18 +76,13 @@ def summarise(
     counted = [row for row in rows if (row.level, row.repeat) not in left_out]
     marks = RunMarks(limited, left_out, _energy(facts, counted), _counters(facts, counted))
     levels = levels_of(rows, marks, closed=closed)
-    one, many = _same_tasks(counted, levels[-1].concurrency) if closed and levels else ([], [])
-    speedups = _speedup(one, many)
     points = [LevelPoint(one.concurrency, repeat_figure(one), limited=one.client_limited) for one in levels]
     return SweepSummary(
         run_id=run_id,
         levels=levels,
-        serial_wall_s=_wall_s(one),
-        swarm_wall_s=_wall_s(many),
-        speedup=speedups.by_wall if speedups else None,
         client_limited=any(level.client_limited for level in levels),
         turning=find_turning(points) if closed and len(levels) > 1 else None,
-        speedups=speedups,
+        speedups=_speedup(*_same_tasks(counted, levels[-1].concurrency)) if closed and levels else None,
         promise=promise_of(slo, counted) if slo is not None else None,
         drift=_drift([row for row in counted if row.level == 1]) if closed else None,
         simulated=simulated,

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from skep.bench.metrics import LevelSummary, SweepSummary
+from skep.bench.metrics import LevelSummary
 from skep.report import theme
 from skep.stats.turning import Turning
-from skep.units import known, milliseconds, number, percent, seconds, times
+from skep.units import known, milliseconds, number, percent
 
 Spec = dict[str, Any]
 AGENTS = "agents at once (C)"
@@ -293,19 +293,6 @@ def latency_chart(measured: Curves, colour: str, height: int) -> Spec | None:
             end = f"{name}  {milliseconds(points[-1][1])}"
             curves.append(ChartCurve(points, colour, end, dash, hollow=[c for c, _ in points] if dash else ()))
     return curves_chart(curves[::-1], "ms", height=height)
-
-
-def wall_chart(summary: SweepSummary) -> Spec | None:
-    """Wall time at C=1 and at the largest C, as two bars."""
-    serial, swarm = summary.serial_wall_s, summary.swarm_wall_s
-    if serial is None or swarm is None:
-        return None
-    gain = f"  ({times(summary.speedup)})" if summary.speedup is not None else ""
-    rows = [
-        {"name": "serial", "value": serial, "label": seconds(serial), "colour": theme.STONE},
-        {"name": "swarm", "value": swarm, "label": f"{seconds(swarm)}{gain}", "colour": theme.MOSS},
-    ]
-    return bars_chart(rows, "wall time, s")
 
 
 def has_interval(level: LevelSummary) -> bool:
