@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from skep.report import theme
 from skep.report.charts import Spec
-from skep.report.svg import render
-from skep.units import printable
+from skep.report.svg import picture_of
 
 
 def standalone(spec: Spec, label: str) -> str:
     """Return an SVG document with its own background, readable on a page of any colour."""
 
-    def opening(box: str) -> str:
-        width, height = (float(side) for side in box.split()[2:])
-        size = f'width="{width:g}" height="{height:g}" viewBox="{box}"'
-        ground = f'<rect x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="10"'
-        role = f'role="img" aria-label="{escape(printable(label))}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {role}><style>{theme.night_rules()}</style>'
-        return f'{head}{ground} fill="{theme.PAPER}" stroke="{theme.GRID}"/>'
-
-    return render({"padding": {"left": 24, "top": 24, "bottom": 24, "right": 40}, **spec}, opening)
+    drawn = str(picture_of({"padding": {"left": 24, "top": 24, "bottom": 24, "right": 40}, **spec}, label))
+    head, _, inner = drawn.partition(">")
+    box = head.partition('viewBox="')[2].partition('"')[0]
+    width, height = (float(side) for side in box.split()[2:])
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
+    ground = f'<rect x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="10"'
+    ground += f' fill="{theme.PAPER}" stroke="{theme.GRID}"/>'
+    return f"{head.replace('<svg', f'<svg {size}', 1)}><style>{theme.night_rules()}</style>{ground}{inner}"
 
 
 def panel(spec: Spec, title: str, subtitle: str, width: int, height: int) -> Spec:

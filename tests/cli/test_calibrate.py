@@ -147,7 +147,7 @@ def rows(concurrency, runs=2, **changes):
 def test_a_measurement_that_would_spoil_the_fit_is_refused(found, limited, said):
     plan = CalibrationPlan(None).decoding()
     summary = SweepSummary(
-        "r", levels_of(found, RunMarks(dict.fromkeys(limited, "slow"))), None, None, None, client_limited=bool(limited)
+        "r", levels_of(found, RunMarks(dict.fromkeys(limited, "slow"))), client_limited=bool(limited)
     )
     with pytest.raises((UserError, EndpointError), match=said):
         check(plan, summary, found)

@@ -52,7 +52,8 @@ def levels():
 @pytest.fixture(scope="session")
 def summary(levels):
     serial, swarm = levels[0].wall_s, levels[-1].wall_s
-    return SweepSummary("01JCR8Z7", levels, serial, swarm, serial / swarm, client_limited=True)
+    speedup = Speedup(24, 16, serial, swarm, serial / swarm, 4.9, 1, 0, 9100, 8700)
+    return SweepSummary("01JCR8Z7", levels, client_limited=True, speedups=speedup)
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,7 @@ def test_judgements_stand_in_words(run, other, summary):
 
 def test_run_without_figures_still_stands_beside_the_others(run, other, summary):
     """It has no curve and no zero, but its place in the legend and the table."""
-    empty = SweepSummary("02", (), None, None, None, client_limited=False)
+    empty = SweepSummary("02", (), client_limited=False)
     text = plain(comparison_page([(run, summary), (replace(other, state=RunState.FAILED), empty)]))
     assert "Incomplete B:" in text
     assert overlay(series_of([(run, empty)]), "effective_tok_s", "tok/s") is None

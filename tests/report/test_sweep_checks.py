@@ -98,5 +98,5 @@ def test_a_run_that_is_left_out_is_told_on_every_page(run, told):
     assert "A C=4 run 2, 98.4 tok/s: the client was the limit" in both
     places = tuple(replace(level, concurrency=place) for place, level in enumerate(levels, start=1))
     rates = replace(run, kind="open", config={"rates": [1.0, 2.5, 4.0, 8.0]})
-    timed = sweep_page(rates, SweepSummary("r", places, None, None, None, client_limited=False), [])
+    timed = sweep_page(rates, SweepSummary("r", places, client_limited=False), [])
     assert "left out: 2.5 requests/s run 2, 98.4 tok/s" in timed

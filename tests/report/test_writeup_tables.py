@@ -52,6 +52,6 @@ def test_level_rows_have_every_figure(told, summary):
 
 
 def test_nothing_measured_still_makes_a_table():
-    empty = SweepSummary("x", (), None, None, None, client_limited=False)
+    empty = SweepSummary("x", (), client_limited=False)
     assert len(_read(tables.level_rows(empty))) == 1
     assert shown(tables.effective_columns([("b", empty)]), [("b", empty)]) == [["b"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -43,7 +44,6 @@ HUB_CACHE = ("~/.cache/huggingface", "/root/.cache/huggingface")
 CHECKPOINT_INSIDE, MODELS_INSIDE = "/model", "/models"
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 
 
 class RecipePath(msgspec.Struct, frozen=True):
@@ -101,11 +101,10 @@ def _word(word: Word, literal: Callable[[str], str], home: str, variable: Callab
 
 def _escape(text: str, doubled: str) -> str:
     """Escape what YAML or a unit does not take as it is, in a way that both know, and double signs that they read."""
-    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    text = json.dumps(text, ensure_ascii=False)[1:-1]
     for sign in doubled:
         text = text.replace(sign, 2 * sign)
-    known = {"\n": "\\n", "\t": "\\t"}
-    return _UNPRINTABLE.sub(lambda found: known.get(found[0], f"\\u{ord(found[0]):04x}"), text)
+    return text
 
 
 def shell_lines(words: Sequence[Word]) -> str:

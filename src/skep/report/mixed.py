@@ -1,4 +1,4 @@
-"""The report of the mixed workload: its tables, one page, one picture."""
+"""The report of the mixed workload: its tables and one page."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
-from skep.report.charts import Spec, bars_chart
 from skep.report.columns import Column
 from skep.report.sweep import run_report
 from skep.report.sweep_text import counted
 from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
-from skep.units import UNKNOWN, known, milliseconds, number, percent, printable, seconds, shortened, times
+from skep.units import UNKNOWN, milliseconds, number, percent, seconds, shortened, times
 
 MOST_FAILURES, _DETAIL = 20, 120  # listed one by one; characters of one
 _Pair = tuple[MixedLevel, MixedLevel | None]  # a level, and C=1
@@ -123,16 +122,5 @@ def mixed_page(run: StoredRun, summary: MixedSummary, verdicts: Sequence[Verdict
         terms_kind="mixed",
         summary=summary,
         spot_words=spot_words(summary),
-        axes=axes_chart(summary),
         tables=tables_of(summary, verdicts),
     )
-
-
-def axes_chart(summary: MixedSummary) -> Spec | None:
-    """Return one bar an axis, its value and figures behind it; an axis that was not measured has none."""
-    rows = []
-    for axis in summary.axes:
-        if axis.value is not None and known(axis.value):
-            label = f"{number(axis.value, digits=2)}  {shortened(printable(axis.shown), 60)}"
-            rows.append({"name": shortened(printable(axis.name), 24), "value": axis.value, "label": label})
-    return {**bars_chart(rows, "0 to 1", room=1.6), "width": 900} if rows else None

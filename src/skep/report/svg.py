@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -51,8 +51,10 @@ def picture(spec: Spec, label: str) -> Markup:
 
 
 def picture_of(spec: Spec, label: str, style: str = "") -> Markup:
+    drawn = _rendered(json.dumps({**spec, "config": theme.chart_config()}, allow_nan=False))
     opening = f'<svg class="{style}" ' if style else "<svg "
-    return Markup(render(spec, lambda box: f'{opening}viewBox="{box}" {_role(label)}>'))  # noqa: S704
+    role = f'role="img" aria-label="{escape(printable(label))}"'
+    return Markup(_OPENING.sub(lambda found: f'{opening}viewBox="{found["box"]}" {role}>', drawn, count=1))  # noqa: S704
 
 
 def chart(drawn: Sequence[Markup], spec: Spec, label: str) -> Markup:
@@ -73,12 +75,6 @@ def _packed(rows: Sequence[Spec]) -> Spec:
     return {"same": same, "columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}
 
 
-def render(spec: Spec, opening: Callable[[str], str]) -> str:
-    """Return the SVG of `spec`; `opening` makes its first tag from its view box."""
-    drawn = _rendered(json.dumps({**spec, "config": theme.chart_config()}, allow_nan=False))
-    return _OPENING.sub(lambda found: opening(found["box"]), drawn, count=1)
-
-
 @lru_cache(maxsize=64)
 def _rendered(spec: str) -> str:
     """Drawing takes tens of milliseconds; a page that is loaded again mostly shows the same. Tips become titles."""
@@ -89,7 +85,3 @@ def _rendered(spec: str) -> str:
     drawn = _PLACES.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), drawn)
     drawn = drawn.replace("<g ", f'<g font-family="{theme.FONT}" ', 1)
     return _TIP.sub(r"<\1\3><title>\2</title></\1>", drawn).replace("<title>undefined</title>", "")
-
-
-def _role(label: str) -> str:
-    return f'role="img" aria-label="{escape(printable(label))}"'

@@ -214,24 +214,15 @@ def _check(space: Predictor, tuning: Tuning) -> None:
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
     """Return those of `--knobs`, all where it is not given, without those of `--skip`."""
-    wanted, left_out = _names("--knobs", only, knobs), _names("--skip", skip, knobs)
+    names = {knob.name for knob in knobs}
+    wanted, left_out = ({word.strip() for word in (text or "").split(",")} - {""} for text in (only, skip))
+    if unknown := sorted((wanted | left_out) - names):
+        hint = f"this engine has {', '.join(knob.name for knob in knobs)}"
+        raise UserError(f"`{unknown[0]}` is not a knob here", hint=hint)
     kept = tuple(knob for knob in knobs if (not wanted or knob.name in wanted) and knob.name not in left_out)
     if not kept:
-        names = ", ".join(knob.name for knob in knobs)
-        raise UserError("no knob is left to tune", hint=f"there are {names}" if names else "this engine has none")
+        raise UserError("no knob is left to tune", hint=f"there are {', '.join(names)}" if names else "it has none")
     return kept
-
-
-def _names(option: str, text: str | None, knobs: Sequence[Knob]) -> frozenset[str]:
-    return frozenset(_known(option, word.strip(), knobs) for word in (text or "").split(",") if word.strip())
-
-
-def _known(option: str, word: str, knobs: Sequence[Knob]) -> str:
-    names = [knob.name for knob in knobs]
-    if word in names:
-        return word
-    close = did_you_mean(get_close_matches(word.lower(), names, n=1), "")
-    raise UserError(f"{option} `{word}` is not a knob here", hint=f"{close} this engine has {', '.join(names)}".strip())
 
 
 def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths) -> TuneTarget:
