@@ -240,7 +240,6 @@ REFUSED = [
     (("qwen3.6-27b-2x3090-awq", *RIG), 2, "TP=2 needs 2 cards"),
     (("qwen3-8b", "--gpu", "rtx-4090"), 2, "describe a rig that is not here"),
     (("no-such-model",), 2, "`no-such-model` is not a preset, a known model"),
-    (("resum",), 2, "`resum` is not a preset or a model"),
     (("./no-such.gguf",), 2, "no-such.gguf"),
     (("smollm2-135m", "--goal", "tok_per_joule@4"), 2, "no metric is called `tok_per_joule`"),
     (("smollm2-135m", "--gpus", "0"), 2, "this engine uses no card"),

@@ -31,7 +31,6 @@ USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: 
 _ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _HINT = "docs/presets.md has every key"
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 ENGINES = ("vllm", "sglang", "llamacpp", "ollama", "embedded")
 _GGUF = ("llamacpp", "ollama", "embedded")
 # of flags and variables that give a model a longer context than it was made with
@@ -256,12 +255,8 @@ def _told(value: Any) -> dict[str, Any]:
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
-    lines = [*filter(None, [head]), *(f"{_key(name)} = {_value(value)}" for name, value in values.items())]
+    lines = [*filter(None, [head]), *(f"{name} = {_value(value)}" for name, value in values.items())]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _value(name)
 
 
 def _value(value: Any) -> str:
@@ -269,5 +264,5 @@ def _value(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(name)} = {_value(one)}" for name, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{name} = {_value(one)}" for name, one in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

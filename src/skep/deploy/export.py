@@ -38,7 +38,6 @@ LOCAL = ("/", "./", "../", "~", "$")
 PLACEHOLDER = "path/to/"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
 CHECKPOINT, MODELS = "CHECKPOINT", "MODELS"  # variables for what lies where only the user knows
-DEVICES: dict[str, tuple[str, ...]] = {"intel": ("/dev/dri",), "amd": ("/dev/kfd", "/dev/dri"), "": ()}
 LLAMA_CACHE = ("~/.cache/llama.cpp", "/models")
 HUB_CACHE = ("~/.cache/huggingface", "/root/.cache/huggingface")
 CHECKPOINT_INSIDE, MODELS_INSIDE = "/model", "/models"
@@ -253,7 +252,7 @@ class ContainerSpec(msgspec.Struct, frozen=True):
     name: str
     image: str
     gpus: tuple[int, ...]
-    devices: tuple[str, ...] | None  # handed in as files; None: NVIDIA's toolkit does it
+    nvidia: bool  # its toolkit hands the cards in; others the user adds
     port: int
     inside_port: int
     mounts: tuple[tuple[RecipePath, str, bool], ...]  # host, inside, read only
@@ -277,14 +276,13 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     mounts = [(RecipePath(mount.host), mount.inside, mount.read_only) for mount in own.mounts]
     if inside and inside not in (mount.inside for mount in own.mounts):
         mounts.insert(0, (RecipePath(host), inside, read_only))
-    seen = inner if recipe.vendor == "nvidia" else replace(inner, gpus=launch.gpus)  # others see all that is handed in
-    given, hub = environment(seen, recipe.vendor), on_hub(checkpoint or "")
+    given, hub = environment(inner), on_hub(checkpoint or "")
     given |= {"LLAMA_CACHE": LLAMA_CACHE[1]} if hub and launch.engine == "llamacpp" else {}
     url = f"http://{HOST}:{port}{health_path(launch)}"
     by_python = ("CMD", "python3", "-c", f"import urllib.request as u; u.urlopen({url!r}, timeout=5)")
     health = ("CMD", "curl", "-f", url) if launch.engine == "llamacpp" else by_python  # what the image has
     return ContainerSpec(
-        launch.name, own.image, launch.gpus, DEVICES.get(recipe.vendor), launch.port, port, tuple(mounts), given,
+        launch.name, own.image, launch.gpus, recipe.vendor == "nvidia", launch.port, port, tuple(mounts), given,
         ("HF_TOKEN",) if hub else (), own.shm, own.ipc_host, program, arguments, health,
     )  # fmt: skip
 
@@ -292,10 +290,8 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
 def docker_words(one: ContainerSpec) -> list[Word]:
     """Behind `docker run`: options, image, command."""
     words: list[Word] = ["--name", one.name]
-    if one.devices is None:
+    if one.nvidia:
         words += ["--gpus", f'"device={",".join(map(str, one.gpus))}"' if one.gpus else "all"]
-    for device in one.devices or ():
-        words += ["--device", device]
     words += ["-p", f"{HOST}:{one.port}:{one.inside_port}"]
     words += ["--ipc=host"] if one.ipc_host else []
     words += [f"--shm-size={one.shm}"] if one.shm else []

@@ -26,7 +26,6 @@ from skep.units import known, moment, number, printable, shortened
 Entries = Sequence[tuple[StoredRun, SweepSummary]]
 MOST_RUNS = len(theme.SERIES)
 _LONGEST_NAME = 70
-MOST_DIFFERENCES = 12
 _HEIGHT = 200  # of the part of a picture that curves are drawn in: letters keep their distance in its terms
 
 
@@ -160,9 +159,7 @@ def _difference(runs: Sequence[Series]) -> list[Banner]:
         f"{key} {', '.join(f'{value} ({one.letter})' for one, value in zip(runs, values, strict=True))}"
         for key, values in differing([one.run for one in runs]).items()
     ]
-    more = [f"and {len(found) - MOST_DIFFERENCES} more"] if len(found) > MOST_DIFFERENCES else []
-    told = "; ".join([*found[:MOST_DIFFERENCES], *more])
-    return [("differs", "Not alike", f"These settings differ: {told}.")] if found else []
+    return [("differs", "Not alike", f"These settings differ: {'; '.join(found)}.")] if found else []
 
 
 def comparison_heading(runs: Sequence[Series]) -> str:

@@ -67,7 +67,6 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
          f"write {JUDGED} or {UNJUDGED}"),
         (metric not in METRICS, f"{goal}: no metric is called `{found[1]}`", near),
         (not 1 <= agents <= MOST_AGENTS, f"{goal}: {found[2]} agents cannot be measured", f"1 to {MOST_AGENTS}"),
-        (options.input_tokens < 1, f"--prompt-tokens {options.input_tokens} is too short a prompt", "1 or more"),
         (options.output_tokens < LEAST_OUTPUT, f"--output-tokens {options.output_tokens} is too short an answer",
          f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"),
         (options.min_context is not None and options.min_context < task,
@@ -86,7 +85,6 @@ def _refuse(*checks: tuple[object, str, str]) -> None:
 
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
-COMMANDS = ("resume", "show", "export", "ls", "rm")  # of `skep tune`: one that was mistyped is no model
 TRIAL_STARTS, TRIAL_READINGS = 6, 4  # the baseline's two, then two of both sides, each warmed up and read thrice
 SURELY = 0.5  # of what a trial is expected to take: expectations err
 
@@ -237,7 +235,7 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
     on_cards = simulate or (bool(host.gpus) and not without_cards)
     _check_options(options, preset, on_cards=on_cards, here=bool(host.gpus))
     if engine is None and not on_cards:
-        raise _unknown(options.name, paths)
+        raise unknown_name(options.name, paths)
     if preset is not None and not simulate:
         check_cards(preset)
     model = None if preset is not None else _model(options, None if simulate else engine, paths)
@@ -315,17 +313,7 @@ def _model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFou
             raise
         if engine is not None and ("/" in name or engine == "ollama"):
             return None
-        raise _unknown(name, paths, error.hint) from None
-
-
-def _unknown(name: str, paths: Paths, otherwise: str | None = None) -> UserError:
-    """Also where somebody mistyped one of `skep tune`'s own words."""
-    if close := get_close_matches(name, COMMANDS, n=1, cutoff=0.7):
-        return UserError(f"`{name}` is not a preset or a model", hint=f"did you mean `skep tune {close[0]}`?")
-    error = unknown_name(name, paths)
-    if otherwise and find_geometry(name) is None:
-        error.hint = otherwise
-    return error
+        raise UserError(unknown_name(name, paths).message, hint=error.hint) from None
 
 
 def absolute_paths(options: TuningOptions) -> TuningOptions:
