@@ -119,17 +119,16 @@ def _same_tasks(rows: Sequence[Request], widest: int) -> tuple[list[Request], li
     return [row for run in same for row in one[run]], [row for run in same for row in many[run]]
 
 
-def _wall_s(rows: Sequence[Request]) -> float | None:
+def _wall_s(rows: Sequence[Request]) -> float:
     """Mean of the runs."""
-    walls = [repeat_of(run, some, None).wall_s for run, some in by_repeat(rows).items()]
-    return fmean(walls) if walls else None
+    return fmean(repeat_of(run, some, None).wall_s for run, some in by_repeat(rows).items())
 
 
 def _speedup(one: Sequence[Request], many: Sequence[Request]) -> Speedup | None:
     """None where there is nothing to compare, or a request failed: work that was not done takes no time."""
-    serial_wall_s, swarm_wall_s = _wall_s(one), _wall_s(many)
-    if not serial_wall_s or not swarm_wall_s or not all(row.ok for row in (*one, *many)):
+    if not one or not many or not all(row.ok for row in (*one, *many)):
         return None
+    serial_wall_s, swarm_wall_s = _wall_s(one), _wall_s(many)
     tokens_serial, tokens_swarm = (sum(row.output_tokens or 0 for row in some) for some in (one, many))
     return Speedup(
         tasks=len(one) // len(by_repeat(one)),

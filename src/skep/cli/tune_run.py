@@ -41,7 +41,7 @@ from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_aga
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, base_of
 from skep.tuner.summary import accepted, best_of, missed_slo, stage_words, unit_of
 from skep.tuner.trial_server import tuner_lock
-from skep.units import format_seconds, one_line
+from skep.units import one_line
 
 
 @contextmanager
@@ -184,8 +184,6 @@ def print_found(found: TuningRecord, *, as_json: bool) -> None:
 
 
 def _say_next(found: TuningRecord) -> None:
-    if found.state is TuningState.RUNNING:
-        note(f"it is running, with a budget of {format_seconds(found.tuning.budget_s)}")
     if found.state is TuningState.INTERRUPTED:
         why = f" ({found.reason})" if found.reason else ""
         note(f"it was interrupted{why}; `skep tune resume {found.id}` continues it")

@@ -64,15 +64,10 @@ class KnobContext(msgspec.Struct, frozen=True):
 
     def prompts(self, first: int, last: int) -> tuple[int, ...]:
         """Powers of two up to all prompts at once: beyond that a larger one changes nothing."""
-        return powers(first, min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens)))
-
-
-def powers(first: int, last: int) -> tuple[int, ...]:
-    """Of two, from the first to at least the last."""
-    found = [first]
-    while found[-1] < last:
-        found.append(found[-1] * 2)
-    return tuple(found)
+        found, most = [first], min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens))
+        while found[-1] < most:
+            found.append(found[-1] * 2)
+        return tuple(found)
 
 
 MOST = 6  # layouts are tried one by one, each with a start of its own

@@ -121,9 +121,11 @@ class Predictor:
 
     def setup(self, config: KnobConfig) -> Setup | None:
         """As the planner sees it; None where model or format are not known, or it contradicts itself."""
-        if (preset := self._preset(config)) is None:
-            return None
         if self._model is None or self._quant is None:
+            return None
+        try:
+            preset = apply_config(self.base, config)
+        except UserError:
             return None
         options = preset.options
         layout = layout_of(preset) or Layout(options.tp, options.pp, 1, preset.replicas * options.dp)
@@ -182,12 +184,6 @@ class Predictor:
 
     def _context(self, setup: Setup) -> int:
         return setup.context or ceil(self._need_tokens / 256) * 256
-
-    def _preset(self, config: KnobConfig) -> Preset | None:
-        try:
-            return apply_config(self.base, config)
-        except UserError:
-            return None
 
 
 def tasks_for(concurrency: int, rates: Sequence[float], least_s: float = RUN_S) -> int:

@@ -194,7 +194,7 @@ def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
     with tuner_lock(paths):
         if not in_place and (service := running_service(paths)) is not None:
             # Where both would have the same cards there is no room; elsewhere they only disturb each other.
-            if ready.on_cards and (shared := service.shares(ready.space.base.gpus)):
+            if ready.space.rig is not None and (shared := service.shares(ready.space.base.gpus)):
                 raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=_IN_USE)
             say(f"warning: {service}; its requests slow down what is measured here")
         with service_paused(paths) if in_place else nullcontext() as service:

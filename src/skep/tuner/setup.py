@@ -140,10 +140,6 @@ class PreparedTuning(msgspec.Struct, frozen=True):
     def search(self) -> KnobSearch:
         return KnobSearch(self.space, self.tuning.baseline, self.tuning.aim, budget_s=self.tuning.budget_s)
 
-    @property
-    def on_cards(self) -> bool:
-        return self.space.rig is not None
-
 
 def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     aim, budget_s = parse_goal(options), parse_seconds(options.budget)
