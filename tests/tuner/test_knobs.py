@@ -112,8 +112,8 @@ def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
     assert values(dense(), goal=replace(AIM, input_tokens=2000))["batched_tokens"][-1] == 8192
 
 
-def test_a_tuning_of_an_earlier_version_that_chose_the_checkpoint_keeps_its_choice():
-    """Another one does not inherit the format of the first."""
+def test_another_checkpoint_does_not_inherit_the_format_of_the_first():
+    """So `--checkpoint` means it, and tunings of earlier versions that chose one keep their choice."""
     names = ("a/x-AWQ", "a/x-GPTQ")
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint=names[0], quant=QUANTS["awq"])
     said = replace(base, options=replace(base.options, quant="awq_marlin"))

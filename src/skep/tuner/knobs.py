@@ -213,7 +213,7 @@ _HANDLES: dict[str, Handle] = {
         lambda preset, words: with_layout(preset, parse_layout(words)),
     ),
     "replicas": Handle(lambda preset: preset.replicas, lambda preset, count: replace(preset, replicas=count)),
-    "checkpoint": Handle(  # of tunings by an earlier version. The format is found in the file
+    "checkpoint": Handle(  # no knob any more: `--checkpoint`. Its format is found in the file
         lambda preset: preset.checkpoint,
         lambda preset, name: replace(with_options(preset, quant=None), checkpoint=name, stand_in=False),
     ),

@@ -41,10 +41,10 @@ from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.knobs import TuneMachine, config_of, quant_of, space_of
+from skep.tuner.knobs import TuneMachine, apply_config, config_of, quant_of, space_of
 from skep.tuner.predictions import Predictor
 from skep.tuner.presets import baseline_of, prepared
-from skep.tuner.records import METRICS, Knob, TuneGoal, Tuning
+from skep.tuner.records import METRICS, Knob, KnobConfig, TuneGoal, Tuning
 from skep.tuner.search import KnobSearch
 from skep.tuner.store import base_of, to_document
 from skep.units import format_seconds, parse_seconds
@@ -241,8 +241,8 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
     rig = found.rig if found is not None else None
     machine = TuneMachine(host.cpu_cores, rig, model.geometry if model is not None else None)
     if preset is not None:
-        weights = {"checkpoint": options.checkpoint, "stand_in": False} if options.checkpoint else {}
-        base = prepared(replace(preset, **weights), aim, machine)
+        other = KnobConfig.of({"checkpoint": options.checkpoint} if options.checkpoint else {})
+        base = prepared(apply_config(preset, other), aim, machine)
     else:
         if engine is None:
             assert model is not None
