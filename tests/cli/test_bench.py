@@ -89,7 +89,7 @@ def test_the_speedup_of_a_swarm_is_told_by_wall_time_and_by_tokens(paths):
         done = bench("serial-vs-swarm", engine, *common, "--json")
     document = done.json
     assert document["speedups"]["by_tokens"]
-    assert document["speedups"]["by_wall"] == document["speedup"] > 1.5
+    assert document["speedups"]["by_wall"] > 1.5
     assert document["speedups"]["truncated_serial"] == 4
     assert stored_runs(paths)[0].kind == "serial-vs-swarm"
 

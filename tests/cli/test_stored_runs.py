@@ -223,7 +223,7 @@ def test_a_level_that_was_broken_off_is_not_compared(stored):
     run = stored({1: STEADY, 2: STEADY[:1]}, broken_off=[2], end=("failed", "interrupted"))
     exported = call("bench", "export", run, "--format", "json", check=0).json
     assert [level["concurrency"] for level in exported["levels"]] == [1]
-    assert exported["speedup"] is None
+    assert exported["speedups"] is None
 
 
 def test_a_run_that_is_left_out_is_told_in_every_form(stored, tmp_path):

@@ -70,7 +70,7 @@ def test_knobs_are_chosen_by_name():
     assert [one.name for one in choose_knobs(KNOBS, "mtp, slots", "mtp")] == ["slots"]
     with pytest.raises(UserError, match="`slot` is not a knob here") as told:
         choose_knobs(KNOBS, "slot", None)
-    assert "did you mean `slots`" in told.value.hint
+    assert "slots" in told.value.hint
     with pytest.raises(UserError, match="no knob is left"):
         choose_knobs(KNOBS, "mtp", "mtp")
 
