@@ -102,19 +102,6 @@ def test_one_crowd_in_the_lowest_class_refuses_nobody_else():
         assert refused == [f"b{number}" for number in range(64, 44, -1)]
 
 
-def test_a_hung_up_slot_is_handed_out_only_when_the_engine_says_it_is_free():
-    """llama.cpp works on for seconds after a client has left during prefill."""
-    decider = admission(spec(slots=1, confirms="slots"))
-    decider.engine_busy(at(decider, "r0"), 0, 0.0, 0.0)
-    ask(decider, "a", 0.0)
-    ask(decider, "b", 0.0)
-    assert decider.hung_up("a", 1.0) == []
-    assert decider.engine_busy(at(decider, "r0"), 1, 1.1, 1.1) == []
-    (action,) = decider.engine_busy(at(decider, "r0"), 0, 1.2, 1.2)
-    assert isinstance(action, Forward)
-    assert action.request_id == "b"
-
-
 def test_a_request_that_has_not_reached_its_slot_yet_does_not_pass_for_the_one_in_release():
     """One active lease just granted, one releasing and still busy: the engine's 1 is the releasing one."""
     decider = admission(spec(slots=2, confirms="slots"))
@@ -152,27 +139,14 @@ def test_a_replica_seen_for_the_first_time_is_full_until_it_has_been_asked():
     assert busy(decider, "r0") == 2
 
 
-def test_closing_rejects_the_queue_and_lets_the_running_ones_end():
-    decider = admission(spec(slots=1), asked="ab")
-    assert [action.request_id for action in decider.close()] == ["b"]
-    assert decider.in_flight == 1
-    assert decider.finished("a", 1.0) == []
-    assert ask(decider, "c", 1.0)[0].code is RejectCode.SHUTTING_DOWN
-
-
 def test_an_interactive_request_goes_before_batch_that_waits_longer():
-    decider = admission(spec(slots=1))
-    ask(decider, "running")
-    ask(decider, "b1", 0.1, B)
-    ask(decider, "n1", 0.2, N)
-    ask(decider, "i1", 0.3, INTER)
-    order = []
-    last = "running"
+    decider = admission(spec(slots=1), asked=["running"])
+    for name, now, priority in (("b1", 0.1, B), ("n1", 0.2, N), ("i1", 0.3, INTER)):
+        ask(decider, name, now, priority)
+    order = ["running"]
     for now in (1.0, 2.0, 3.0):
-        (action,) = decider.finished(last, now)
-        last = action.request_id
-        order.append(last)
-    assert order == ["i1", "n1", "b1"]
+        order += names(decider.finished(order[-1], now))
+    assert order[1:] == ["i1", "n1", "b1"]
 
 
 def test_batch_ages_so_that_it_cannot_starve():
@@ -236,20 +210,10 @@ def test_a_soft_limit_keeps_answers_quick_and_lifts_when_only_batch_is_there():
     assert names(decider.finished("i0", 5.0)) == ["i3"]
 
 
-def test_conversations_return_to_their_replica_unless_it_is_clearly_busier():
+def test_a_conversation_leaves_its_replica_only_when_that_is_clearly_busier():
     decider = admission(spec("r0", 4), spec("r1", 4))
-    (first,) = ask(decider, "t1", conversation=77)
-    decider.finished("t1", 1.0)
-    home = first.replica.name
-    for number in range(2, 6):
-        (again,) = ask(decider, f"t{number}", conversation=77)
-        assert again.replica.name == home
-        decider.finished(f"t{number}", 1.0)
-    ask(decider, "x1", conversation=77)
-    (beside,) = ask(decider, "x2", conversation=77)
-    assert beside.replica.name == home
-    (away,) = ask(decider, "x3", conversation=77)
-    assert away.replica.name != home
+    home, beside, away = (ask(decider, f"t{number}", conversation=77)[0].replica.name for number in range(3))
+    assert home == beside != away
 
 
 def test_one_shared_prompt_among_32_agents_spreads_evenly():

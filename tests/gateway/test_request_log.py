@@ -138,17 +138,6 @@ def test_names_of_a_megabyte_are_cut(writer, path, stream):
     assert len(stream.getvalue()) < 3000
 
 
-def test_rows_are_written_without_being_asked(path):
-    """The thread looks by itself; what it said in the log is in the store a moment later, at the latest at the end."""
-    lines = Lines()
-    with contextlib.closing(RequestLog(path, lines, every_s=0.01).start()) as log:
-        for i in range(3):
-            log.add(values(id=f"a-{i}"))
-            assert f"id=a-{i} " in lines.next()
-    assert ids(path) == ["a-0", "a-1", "a-2"]
-    assert repr(log) == "<RequestLog 0 pending, 0 dropped, 0 not in the store>"
-
-
 @pytest.mark.parametrize("started", [True, False])
 def test_closing_writes_what_is_pending(path, stream, started):
     """However long the thread would have slept, and even if it was never started."""
@@ -293,7 +282,8 @@ def test_a_log_file_that_cannot_be_opened_is_told_once_and_tried_again(path, str
     assert ids(path) == ["a", "b", "c"]
 
 
-def test_whatever_a_stream_raises_the_thread_goes_on(path):
+def test_rows_are_written_without_being_asked_whatever_a_stream_raises(path):
+    """The thread looks by itself; what it said in the log is in the store at the latest at the end."""
     errors = iter([OSError("full"), ValueError("closed"), RuntimeError("odd")])
 
     class Broken(Lines):

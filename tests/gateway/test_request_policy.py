@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
+import pytest
 from gateway_client import (
     body,
     call,
@@ -226,31 +227,23 @@ def test_a_key_called_as_the_variable_is_opens_beside_it(serving):
 # Failure
 
 
-def test_a_replica_that_says_503_is_passed_over_for_another_one(serving):
-    gateway, _, good = serving({"fault": '{"kind": "503", "times": 50}'}, {})
+@pytest.mark.parametrize(
+    ("fault", "of_the_good"), [('{"kind": "503", "times": 50}', 10), ('{"kind": "429", "times": 1}', 1)]
+)
+def test_a_replica_that_says_503_is_passed_over_for_another_one_and_one_429_does_not_shut_it_out(
+    serving, fault, of_the_good
+):
+    gateway, _, good = serving({"fault": fault}, {})
     until(lambda: not any(status_of(gateway)["busy"].values()))  # both have said that they are free
     assert [post(gateway)[0] for _ in range(10)] == [200] * 10
-    assert good.state()["requests"] >= 10
-
-
-def test_one_429_of_a_replica_does_not_shut_it_out(serving):
-    gateway, *_ = serving({"fault": '{"kind": "429", "times": 1}'}, {})
-    until(lambda: not any(status_of(gateway)["busy"].values()))
-    assert [post(gateway)[0] for _ in range(6)] == [200] * 6
-    assert set(states_of(gateway).values()) == {"up"}
+    assert good.state()["requests"] >= of_the_good
+    assert of_the_good > 1 or set(states_of(gateway).values()) == {"up"}
 
 
 def test_a_replica_that_talks_nonsense_may_still_work_so_its_slot_is_kept(serving):
     gateway, engine = serving({"deaf_ms": 600, "fault": "garbage"}, slots=1, limits={"attempts": 1})
     assert [post(gateway)[0] for _ in range(2)] == [502, 200]
     assert engine.state()["max_inside"] <= 1
-
-
-def test_without_another_replica_its_own_words_are_passed_on(serving):
-    gateway, _ = serving({"fault": '{"kind": "503", "times": 1}'})
-    status, _, text = post(gateway)
-    assert status == 503
-    assert "source" not in json.loads(text)
 
 
 def test_a_silent_replica_is_given_up_after_the_first_byte_timeout(serving):
