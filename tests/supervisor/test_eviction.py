@@ -45,23 +45,6 @@ def loaded(eviction, model, now=0.0):
     assert eviction.loaded(model, now) == []
 
 
-def test_the_first_request_loads_a_model_and_the_next_ones_do_nothing():
-    eviction = two()
-    assert eviction.wanted("a", 0.0) == [Action(Act.LOAD, "a")]
-    assert eviction.wanted("a", 1.0) == []
-    assert eviction.states["a"].residency is Residency.LOADING
-    assert eviction.loaded("a", 2.0) == []
-    assert eviction.loaded("a", 2.0) == []
-    assert eviction.wanted("a", 3.0) == []
-    assert eviction.poll_s is None
-
-
-def test_what_is_not_on_demand_is_loaded_at_the_start():
-    eviction = Eviction([ModelSpec("a", on_demand=False), ModelSpec("b")])
-    assert eviction.begin(0.0) == [Action(Act.LOAD, "a")]
-    assert eviction.begin(0.0) == []
-
-
 def test_an_idle_model_gives_way_at_once_but_is_drained_first():
     eviction = two(loads="a")
     assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]  # long loaded; whether it is idle nobody knows yet
@@ -72,13 +55,15 @@ def test_an_idle_model_gives_way_at_once_but_is_drained_first():
     assert eviction.gone("a", 101.0) == []
 
 
-def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers():
+@pytest.mark.parametrize("waiting", [WAITING, None], ids=["a request waits", "the user asked, without a request"])
+def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers(waiting):
     eviction = two(loads="a")
-    assert eviction.wanted("b", 1.0) == []
-    assert eviction.told({"a": BUSY, "b": WAITING}, 2.0, 2.0) == []
-    assert eviction.told({"a": BUSY, "b": WAITING}, 30.0, 30.0) == [Action(Act.DRAIN, "a")]
-    assert eviction.told({"a": BUSY, "b": WAITING}, 31.0, 31.0) == []
-    assert eviction.told({"a": IDLE, "b": WAITING}, 99.0, 99.0) == [Action(Act.UNLOAD, "a")]
+    assert eviction.wanted("b", 1.0, asked=waiting is None) == []
+    figures = {"a": BUSY, "b": waiting or ModelUsage(0, 0, None)}
+    assert eviction.told(figures, 2.0, 2.0) == []
+    assert eviction.told(figures, 30.5, 30.5) == [Action(Act.DRAIN, "a")]
+    assert eviction.told(figures, 31.0, 31.0) == []
+    assert eviction.told({**figures, "a": IDLE}, 99.0, 99.0) == [Action(Act.UNLOAD, "a")]
 
 
 @pytest.mark.parametrize(
@@ -114,14 +99,16 @@ def test_only_what_is_in_the_way_goes():
     assert eviction.wanted("c", 100.0) == [Action(Act.DRAIN, "b")]
 
 
-def test_a_pinned_model_gives_way_to_nobody():
-    eviction = Eviction(
-        [ModelSpec("a", {"ram": 6}, pinned=True), ModelSpec("b", {"ram": 6})], MemoryBudget({"ram": 10})
-    )
-    loaded(eviction, "a")
+def test_a_pinned_model_gives_way_to_nobody_but_the_user_may_unload_it():
+    models = [ModelSpec("a", {"ram": 6}, pinned=True), ModelSpec("b", {"ram": 6})]
+    eviction = made(models, MemoryBudget({"ram": 10}), loads="a")
     (refused,) = eviction.wanted("b", 100.0)
     assert refused.act is Act.REFUSE
     assert "`b` needs 6 B of ram, which has 4 B beside the pinned `a`; unpin" in refused.why
+    assert eviction.unload("a", 101.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.wanted("b", 101.1, asked=True) == []  # it waits, and is not refused
+    assert eviction.told({"a": IDLE, "b": WAITING}, 102.0, 102.0) == [Action(Act.UNLOAD, "a")]
+    assert eviction.gone("a", 103.0) == [Action(Act.LOAD, "b")]
 
 
 def test_what_can_never_fit_is_refused_at_once_with_what_to_change():
@@ -173,13 +160,6 @@ def test_a_request_that_comes_while_an_idle_model_drains_brings_it_back_afterwar
     assert eviction.gone("a", 101.0) == [Action(Act.LOAD, "a")]
 
 
-def test_a_model_asked_for_by_the_user_waits_in_line_without_a_request():
-    eviction = two(loads="a")
-    assert eviction.wanted("b", 1.0, asked=True) == []
-    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 2.0, 2.0) == []
-    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 31.0, 31.0) == [Action(Act.DRAIN, "a")]
-
-
 def test_what_the_user_unloads_goes_when_its_answers_are_finished_and_comes_back_with_a_request():
     eviction = two(pinned=True, loads="a")
     assert eviction.unload("a", 1.0) == [Action(Act.DRAIN, "a")]
@@ -217,8 +197,9 @@ def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
 
 def test_a_load_by_hand_that_succeeds_ends_the_back_off_and_what_is_not_on_demand_comes_back_too():
     """Fetched, failed, mended, loaded by hand and unloaded again: the old reason holds no more."""
-    eviction = Eviction([ModelSpec("a", on_demand=False)])
-    eviction.begin(0.0)
+    eviction = Eviction([ModelSpec("a", on_demand=False), ModelSpec("b")])
+    assert eviction.begin(0.0) == [Action(Act.LOAD, "a")]
+    assert eviction.begin(0.0) == []
     eviction.loaded("a", 1.0)
     eviction.unload("a", 2.0)
     eviction.told({"a": IDLE}, 3.0, 3.0)
@@ -232,24 +213,6 @@ def test_a_load_by_hand_that_succeeds_ends_the_back_off_and_what_is_not_on_deman
     assert eviction.told({"a": IDLE}, 10.5, 10.5) == [Action(Act.UNLOAD, "a")]
     eviction.gone("a", 11.0)
     assert eviction.wanted("a", 11.5) == [Action(Act.LOAD, "a")]
-
-
-def test_a_pinned_one_that_the_user_unloads_is_in_nobodys_way():
-    eviction = Eviction(
-        [ModelSpec("a", {"ram": 6}, pinned=True), ModelSpec("b", {"ram": 6})], MemoryBudget({"ram": 10})
-    )
-    loaded(eviction, "a")
-    assert eviction.never("b") is not None
-    assert eviction.unload("a", 1.0) == [Action(Act.DRAIN, "a")]
-    assert eviction.wanted("b", 1.1, asked=True) == []  # it waits, and is not refused
-    assert eviction.told({"a": IDLE, "b": WAITING}, 2.0, 2.0) == [Action(Act.UNLOAD, "a")]
-    assert eviction.gone("a", 3.0) == [Action(Act.LOAD, "b")]
-
-
-def test_what_a_reload_ends_while_it_drains_is_gone():
-    eviction = two(loads="a")
-    assert eviction.wanted("b", 50.0) == [Action(Act.DRAIN, "a")]
-    assert eviction.gone("a", 51.0) == [Action(Act.LOAD, "b")]
 
 
 def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():

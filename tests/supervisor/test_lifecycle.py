@@ -24,14 +24,10 @@ def ready_life():
     life = started()
     assert life.addressed("http://e") is LifecycleAction.PROBE
     assert life.healthy(1.0) is LifecycleAction.WARM_UP
+    assert not life.serving
     assert life.warmed(2.0) is LifecycleAction.WATCH
-    return life
-
-
-def test_traffic_is_let_in_only_after_the_warm_up():
-    assert not warming().serving
-    life = ready_life()
     assert (life.state, life.serving, life.due_at) == (ReplicaState.READY, True, None)
+    return life
 
 
 def test_a_dead_engine_is_started_again_after_growing_pauses():
@@ -48,18 +44,14 @@ def test_a_dead_engine_is_started_again_after_growing_pauses():
     assert life.restarts == 4
 
 
-def test_giving_up_says_why():
+def test_giving_up_says_why_and_an_end_that_would_come_again_is_not_tried_again_unless_it_is_asked_for():
+    """A missing file, an occupied port: the second start would fail like the first."""
     life = started()
     for n in range(3):
         life.exited(f"CUDA out of memory ({n})", 1.0)
         if life.due_at is not None:
             life.tick(life.due_at)
-    assert life.state is ReplicaState.FAILED
-    assert life.why == "CUDA out of memory (2)"
-
-
-def test_an_end_that_would_come_again_is_not_tried_again_unless_it_is_asked_for():
-    """A missing file, an occupied port: the second start would fail like the first."""
+    assert (life.state, life.why) == (ReplicaState.FAILED, "CUDA out of memory (2)")
     life = started()
     life.exited("port 9 is in use", 0.5, final=True)
     assert life.state is ReplicaState.FAILED
@@ -136,11 +128,3 @@ def test_one_that_has_to_wait_for_its_cards_is_not_late():
     assert life.granted(1000.0) is LifecycleAction.SPAWN
     assert life.granted(1000.0) is None
     assert (life.state, life.due_at) == (ReplicaState.STARTING, 1000.0 + POLICY.start_deadline_s)
-
-
-def test_a_dead_one_serves_nobody_before_it_is_known_why_it_died():
-    life = ready_life()
-    life.vanished()
-    assert (life.serving, life.due_at) == (False, None)
-    assert life.exited("boom", 3.0) is None
-    assert (life.state, life.due_at) == (ReplicaState.BACKOFF, 4.0)

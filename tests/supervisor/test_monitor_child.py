@@ -53,22 +53,17 @@ async def test_one_that_dies_is_started_again_until_it_is_stopped(tmp_path):
     assert child.pid is None
 
 
-async def test_one_that_runs_goes_when_it_is_stopped(tmp_path):
-    async with running(tmp_path) as (child, log):
-        await begun(log, 1)
-        pid = child.pid
-    assert not alive(pid)
-    assert not child.wake()
-    assert log.read_text().count("began") == 1
-
-
-async def test_nothing_is_started_before_somebody_wants_it(tmp_path):
+async def test_nothing_is_started_before_somebody_wants_it_and_what_runs_goes_when_it_is_stopped(tmp_path):
     async with running(tmp_path, begin=False) as (child, log):
         for _ in range(3):
             await asyncio.sleep(0)
         assert (child.pid, log.exists()) == (None, False)
         assert child.wake()
         await begun(log, 1)
+        pid = child.pid
+    assert not alive(pid)
+    assert not child.wake()
+    assert log.read_text().count("began") == 1
 
 
 async def test_other_settings_end_what_runs_and_begin_it_anew_at_once(tmp_path):

@@ -189,16 +189,19 @@ def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_log_and_the_folders_made_for_it_are_for_their_user_alone(tmp_path):
-    """Engines print prompts; whoever else works on this machine must not read them."""
-    log = RotatingLog(tmp_path / "state" / "logs" / "e.log", max_bytes=100, keep=2)
-    for _ in range(20):
-        log.write(b"some words of an engine\n")
+def test_a_log_is_rotated_and_keeps_its_last_lines_for_its_user_alone(tmp_path):
+    """So are the folders made for it. Engines print prompts; whoever else works on this machine must not read them."""
+    folder = tmp_path / "state" / "logs"
+    log = RotatingLog(folder / "e.log", max_bytes=1000, keep=2, tail_lines=3)
+    for n in range(200):
+        log.write(b"line %d of the engine\n" % n)
+    log.write(b"unfinished")
     log.close()
-    files = sorted((tmp_path / "state" / "logs").iterdir())
-    assert [path.name for path in files] == ["e.log", "e.log.1", "e.log.2"]
-    assert {mode_of(path) for path in files} == {0o600}
-    assert {mode_of(folder) for folder in (tmp_path / "state", tmp_path / "state" / "logs")} == {0o700}
+    assert sorted(path.name for path in folder.iterdir()) == ["e.log", "e.log.1", "e.log.2"]
+    assert all(path.stat().st_size <= 1100 for path in folder.iterdir())
+    assert log.tail == [f"line {n} of the engine" for n in (197, 198, 199)] + ["unfinished"]
+    assert {mode_of(path) for path in folder.iterdir()} == {0o600}
+    assert {mode_of(one) for one in (folder.parent, folder)} == {0o700}
 
 
 def test_logs_that_others_could_read_are_closed_to_them_when_they_are_opened(tmp_path):
@@ -212,14 +215,3 @@ def test_logs_that_others_could_read_are_closed_to_them_when_they_are_opened(tmp
     assert {mode_of(tmp_path / name) for name in names} == {0o600}
     assert (tmp_path / "e.log").read_text() == "before\n"
     assert mode_of(tmp_path) == 0o755
-
-
-def test_a_log_is_rotated_and_keeps_its_last_lines(tmp_path):
-    log = RotatingLog(tmp_path / "e.log", max_bytes=1000, keep=2, tail_lines=3)
-    for n in range(200):
-        log.write(b"line %d of the engine\n" % n)
-    log.write(b"unfinished")
-    log.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.log", "e.log.1", "e.log.2"]
-    assert all(path.stat().st_size <= 1100 for path in tmp_path.iterdir())
-    assert log.tail == [f"line {n} of the engine" for n in (197, 198, 199)] + ["unfinished"]

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -22,25 +21,18 @@ from skep.supervisor.supervisor import Hive, Supervisor, rescaled
 SECOND = replace(FAR, name="m-1")
 
 
-@asynccontextmanager
-async def standing(folder, *launches):
-    """A set of replicas that all serve."""
-    async with replicas_of(folder, *launches, elsewhere=FarReplica) as made:
-        await made.until(lambda: all(member.settled for member in made.replicas.members))
-        yield made.replicas
-
-
 def told(replicas, *keys):
     """What the gateway is told of each."""
     return [tuple(getattr(row, key) for key in keys) for row in replicas.table({}).replicas]
 
 
 async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):
-    async with standing(tmp_path, replace(FAR, soft_slots=6)) as replicas:
-        keys = ("slots", "reserve", "soft_slots", "draining")
-        assert told(replicas, *keys) == [(8, 2, 6, False)]
-        replicas.find("m-0").slots = 2
-        assert told(replicas, *keys) == [(2, 1, 2, False)], "after a fall-back"
+    keys = ("slots", "reserve", "soft_slots", "draining")
+    async with replicas_of(tmp_path, replace(FAR, soft_slots=6), elsewhere=FarReplica) as made:
+        await made.until(lambda: made.replicas.find("m-0").settled)
+        assert told(made.replicas, *keys) == [(8, 2, 6, False)]
+        made.replicas.find("m-0").slots = 2
+        assert told(made.replicas, *keys) == [(2, 1, 2, False)], "after a fall-back"
 
 
 async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
@@ -155,49 +147,29 @@ async def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
 # Fewer replicas than there are: those with the last numbers go
 
 
-def settings(replicas):
-    return {"serve": [{"model": "m", "replicas": replicas}], "cluster": {"address": "auto"}}
-
-
 def rebuilt(settings, hive, _running):
     return replace(hive, replicas=tuple(replace(FAR, name=f"m-{n}") for n in range(settings.serve[0].replicas)))
 
 
-@asynccontextmanager
-async def scaled(folder, count):
-    """A hive of so many replicas; it goes on whatever is done to it."""
-    launches = [replace(FAR, name=f"m-{n}") for n in range(count)]
-    async with hive_of(folder, *launches, rebuild=rebuilt) as (hive, until):
-        await ask(hive, {"op": "reload", "settings": settings(count), "wait": True})
-        yield hive, hive.replica_set, until
-        assert hive.phase == "ready"
-        assert not hive._stop_asked.is_set()
-
-
-async def scale(hive, replicas):
-    return await ask(hive, {"op": "scale", "model": "m", "replicas": replicas, "wait": True})
-
-
 async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_one_goes(tmp_path):
-    async with scaled(tmp_path, 2) as (hive, replicas, until):
-        answered = asyncio.Event()
+    served = {"serve": [{"model": "m", "replicas": 2}], "cluster": {"address": "auto"}}
+    async with hive_of(tmp_path, FAR, SECOND, rebuild=rebuilt) as (hive, until):
+        await ask(hive, {"op": "reload", "settings": served, "wait": True})
+        replicas, answered = hive.replica_set, asyncio.Event()
 
         async def under_way(_name):
             return 0 if answered.is_set() else 1
 
         replicas.busy = under_way
-        going = asyncio.ensure_future(scale(hive, 1))
+        going = asyncio.ensure_future(ask(hive, {"op": "scale", "model": "m", "replicas": 1, "wait": True}))
         await until(lambda: replicas.shown_state(replicas.find("m-1")) == "draining")
         replicas.find("m-0").become(ReplicaState.FAILED)
         answered.set()
         await going
-        assert replicas.names == ["m-0"]
+        assert (replicas.names, hive.phase, hive._stop_asked.is_set()) == (["m-0"], "ready", False)
 
 
 # Settings with another number of replicas
-
-
-SERVED = Settings(serve=(Serve(model="m", replicas=2), Serve(model="n")))
 
 
 @pytest.mark.parametrize(
@@ -207,10 +179,3 @@ SERVED = Settings(serve=(Serve(model="m", replicas=2), Serve(model="n")))
 def test_tables_of_one_model_share_a_number_the_first_ones_first(have, total, want):
     served = (*(Serve(model="m", replicas=n) for n in have), Serve(model="n"))
     assert [one.replicas for one in rescaled(Settings(serve=served), "m", total).serve] == [*want, 1]
-
-
-@pytest.mark.parametrize(("model", "replicas", "words"), [("x", 1, "no model `x`"), ("m", 0, "cannot have 0 replicas")])
-def test_what_cannot_be_scaled_is_refused(model, replicas, words):
-    with pytest.raises(UserError, match=words) as caught:
-        rescaled(SERVED, model, replicas)
-    assert caught.value.hint

@@ -1,17 +1,15 @@
 """One replica's shell on real processes, with short times."""
 
-import http.server
 import json
 import os
 import signal
 import socket
 import sys
-import threading
 from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
-from supervised import LAUNCH, ONCE, POLICY, running, until
+from supervised import LAUNCH, ONCE, POLICY, running, server_of_others, until
 
 from skep.engines.base import Fake
 from skep.supervisor.lifecycle import ReplicaState
@@ -93,35 +91,14 @@ async def test_an_engine_does_not_get_the_keys_of_the_gateway(tmp_path, monkeypa
     assert "SKEP_API_KEY" not in json.loads(told.read_text())
 
 
-class Stranger(http.server.BaseHTTPRequestHandler):
-    """Says yes to everything."""
-
-    def do_GET(self):
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.send_response(200)
-        self.send_header("content-length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    do_POST = do_GET  # noqa: N815 - the name is http.server's
-
-    def log_message(self, *_):
-        pass
-
-
 async def test_a_server_of_others_on_the_engines_port_is_not_the_engine(tmp_path):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            launch = replace(LAUNCH, port=server.server_port)
-            engine = Script("import time; time.sleep(60)")  # ours is still loading
-            async with running(tmp_path, launch, engine, ONCE) as (replica, changed):
-                with pytest.raises(TimeoutError):
-                    await changed(lambda: replica.life.state is ReplicaState.READY, 0.8)
-        finally:
-            server.shutdown()
-            thread.join()
+    """Though it says yes to everything."""
+    engine = Script("import time; time.sleep(60)")  # ours is still loading
+    with server_of_others(lambda _path: b"{}") as url:
+        launch = replace(LAUNCH, port=int(url.rpartition(":")[2]))
+        async with running(tmp_path, launch, engine, ONCE) as (replica, changed):
+            with pytest.raises(TimeoutError):
+                await changed(lambda: replica.life.state is ReplicaState.READY, 0.8)
 
 
 async def test_a_dormant_replica_is_shown_with_the_version_of_its_own_program(tmp_path, monkeypatch):

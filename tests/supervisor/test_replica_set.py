@@ -110,10 +110,7 @@ async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes
         made.replicas.wake("m")
         await made.until(lambda: made.replicas.find("m-0").settled)
         assert made.replicas.find("m-0").life.why == "fell back: slots 4 -> 2"
-        assert (
-            made.replicas.find("m-0").launch.slots,
-            made.replicas.table({}).replicas[0].slots,
-        ) == (4, 2)
+        assert (made.replicas.find("m-0").launch.slots, made.replicas.table({}).replicas[0].slots) == (4, 2)
 
 
 async def test_two_that_end_the_same_one_both_wait_for_its_end(tmp_path):
@@ -155,15 +152,6 @@ async def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts
 # What a reload changes
 
 UPSTREAM = Launch("box-1", "remote", "", None, slots=8, context_tokens=0, threads=0, url="http://10.0.0.2:8000")
-
-
-def test_the_same_list_changes_nothing():
-    assert changes([LAUNCH, UPSTREAM], [UPSTREAM, LAUNCH]) == ReplicaChanges(unchanged=("box-1", "m-0"))
-
-
-def test_what_is_new_is_added_and_what_is_not_wanted_removed():
-    new = replace(LAUNCH, name="m-1")
-    assert changes([LAUNCH], [new, UPSTREAM]) == ReplicaChanges(added=("m-1", "box-1"), removed=("m-0",))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 import asyncio
 import json
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from msgspec.structs import replace
-from supervised import Changes
+from supervised import Changes, server_of_others
 
 from skep.engines.base import Launch
 from skep.supervisor.lifecycle import ReplicaState
@@ -26,27 +24,8 @@ def find(url, model=""):
 
 def told_by(answers, model=""):
     """What is found out about a server that knows only these paths."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            found = answers.get(self.path, (404, b""))
-            status, body = found if isinstance(found, tuple) else (200, found)
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            return find(f"http://127.0.0.1:{server.server_port}", model)
-        finally:
-            server.shutdown()
-            thread.join()
+    with server_of_others(lambda path: answers.get(path, (404, b""))) as url:
+        return find(url, model)
 
 
 def models(*names):
@@ -62,16 +41,18 @@ def test_a_server_with_slots_is_llama_cpp():
 
 
 @pytest.mark.parametrize(
-    ("mark", "name"), [(b"vllm:num_requests_running", "vllm 1.2"), (b"sglang:num_running_reqs", "sglang 1.2")]
+    ("metrics", "version", "told"),
+    [
+        (b"vllm:num_requests_running 0\n", b'{"version": "1.2"}', ("metrics", 30, "vllm 1.2")),
+        (b"sglang:num_running_reqs 0\n", b'{"version": "1.2"}', ("metrics", 30, "sglang 1.2")),
+        (b"up 1\n", (404, b""), ("", 5, "remote")),
+    ],
 )
-def test_a_server_that_counts_running_requests_is_asked_by_its_metrics(mark, name):
-    found = told_by({"/v1/models": models("m"), "/metrics": mark + b" 0\n", "/version": b'{"version": "1.2"}'})
-    assert (found.confirms, found.version(), found.simulated) == ("metrics", name, False)
-
-
-def test_a_server_that_tells_nothing_gets_a_short_bound():
-    found = told_by({"/v1/models": models("m"), "/slots": b"{}", "/metrics": b"up 1\n"})
-    assert (found.confirms, found.release_bound_s, found.version()) == ("", 5.0, "remote")
+def test_a_server_that_counts_requests_is_asked_by_its_metrics_and_one_that_tells_nothing_gets_a_short_bound(
+    metrics, version, told
+):
+    found = told_by({"/v1/models": models("m"), "/slots": b"{}", "/metrics": metrics, "/version": version})
+    assert (found.confirms, found.release_bound_s, found.version(), found.simulated) == (*told, False)
 
 
 @pytest.mark.parametrize(
