@@ -4,12 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.ask_merging import (
-    answer_of,
-    ask_document,
-    next_tasks,
-    plan_document,
-)
+from skep.swarm.ask_merging import answer_of, ask_document, next_tasks, plan_document
 from skep.swarm.ask_split import FilePiece, GoalPart, GoalSplit, Sizes
 from skep.swarm.records import Counts, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult
 

@@ -149,12 +149,6 @@ def test_what_is_taken_back_is_the_next_to_go_out():
     assert [work.next(0.0).index, work.next(0.0).index, work.next(0.0)] == [1, 2, None]
 
 
-def test_what_was_under_way_at_five_deaths_is_set_aside():
-    work = BatchSchedule(requests(2), {1: MOST_LOST})
-    assert ([one.index for one in work.set_aside], work.next(0.0).index, work.next(0.0)) == ([1], 0, None)
-    assert [one.index for one in work.left()] == [0]
-
-
 def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
     """Gateways one after another; each is killed after some seconds, or by the poison. What is set aside, by batch."""
     lost, ended, aside = {}, set(), {name: set() for name in batches}
@@ -199,18 +193,11 @@ def batch(number, owner="ann", model="m", **more):
 
 
 def test_batches_of_one_owner_for_one_model_begin_in_their_order_while_there_is_room():
+    """Those of others and for other models do so beside them; one that ends leaves its room."""
     waiting = [batch(number) for number in range(MOST_OF_KIND + 2)]
     assert choose(waiting, ()) == waiting[:MOST_OF_KIND]
     under_way = [one.id for one in waiting[1 : MOST_OF_KIND + 1]]
-    assert choose(waiting, under_way) == []
-    assert choose(waiting, under_way[1:]) == waiting[:1]
-
-
-def test_many_batches_keep_neither_another_owner_nor_another_model_nor_what_ends_from_beginning():
-    """One owner's batches once had all the room there is; so had those for a model that was not loaded."""
-    begun = [batch(number) for number in range(MOST_OF_KIND)]
     others = [batch("c", ending=True), batch(1, "bob"), batch(1, model="other"), batch(2, "bob")]
-    under_way = {one.id for one in begun}
-    assert choose([*begun, batch("late"), *others], under_way) == others
-    ending = batch(0, ending=True)  # it leaves its room
-    assert choose([ending, *begun[1:], batch("late")], under_way) == [batch("late")]
+    assert choose([*waiting, *others], under_way) == others
+    assert choose(waiting, under_way[1:]) == waiting[:1]
+    assert choose([batch(1, ending=True), *waiting[2:]], under_way) == waiting[-1:]

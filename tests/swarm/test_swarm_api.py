@@ -202,13 +202,10 @@ def test_nothing_to_do_is_done_and_any_type_with_a_json_form_will_do():
     assert form.fault([1, 0]).startswith("$[1]: ")
 
 
-def test_the_endpoint_is_this_machines_unless_named():
+def test_the_endpoint_is_this_machines_unless_named_and_the_gateways_key_goes_to_these_two():
     paths = user_paths(os.environ)
     assert url_here(paths, {"SKEP_URL": "http://box:1"}) == "http://box:1"
     assert url_here(paths, {}) == "http://127.0.0.1:8400"
-
-
-def test_the_gateways_key_goes_to_this_machine_and_to_the_place_that_was_named():
     env = {"SKEP_API_KEY": "secret", "SKEP_URL": "https://hive.example:8443/v1"}
     assert key_here("http://localhost:8400/v1", env) == "secret"
     assert key_here("https://hive.example:8443", env) == "secret"

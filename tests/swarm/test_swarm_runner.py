@@ -133,19 +133,8 @@ def test_an_engine_that_dies_and_comes_back_is_waited_for(runs):
 
 
 def test_a_refused_key_is_not_waited_for(runs):
-    async def refuse(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
-        writer.close()
-        await writer.wait_closed()
-
-    async def go():
-        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-            run_id = runs.create(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", some(1))
-            with pytest.raises(EndpointError, match="refuses the API key"):
-                await carry_out(runs.paths, run_id, key="wrong")
-
-    asyncio.run(go())
+    with FakeEngine(key="right") as engine, pytest.raises(EndpointError, match="refuses the API key"):
+        runs.carry_out(runs.create(engine.url, some(1)), key="wrong")
 
 
 def test_a_task_that_is_no_request_is_set_aside_and_blocks_nobody(runs, quick):

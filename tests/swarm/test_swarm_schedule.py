@@ -52,16 +52,13 @@ def test_tasks_go_out_in_order_and_one_that_ends_makes_room_for_one():
 
 
 def test_what_is_the_endpoints_fault_costs_no_try():
-    plan, now = schedule("a", tries=1), 0.0
-    for came in (AWAY, REFUSED, REFUSED, AWAY):
+    plan, now, done = schedule("a", tries=1), 0.0, None
+    for came in (AWAY, REFUSED, REFUSED, AWAY, GOOD):
+        assert done is None
         while not (sent := starts(plan.step(now, 1))):
             now += 0.5
             plan.probed(None, now)
-        assert result(plan.ended(sent[0].lease, came, now)) is None
-    while not (sent := starts(plan.step(now, 1))):
-        now += 0.5
-        plan.probed(None, now)
-    done = result(plan.ended(sent[0].lease, GOOD, now))
+        done = result(plan.ended(sent[0].lease, came, now))
     assert (done.ending, done.tries) == (TaskEnding.DONE, 1)
 
 

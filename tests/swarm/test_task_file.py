@@ -32,6 +32,49 @@ def prompts(tasks):
     return [task.messages[-1]["content"] for task in tasks]
 
 
+LONG = "x" * 300_000
+BOOK = 'id,title,text\na,T,"two\nlines {title}"\n,U,v\n'
+FIELDS = '{"id": "a", "title": "T", "n": [1]}\n{"prompt": "own"}'
+TWICE = '{"id": "a", "prompt": "x"}\n{"prompt": "y"}\n{"id": "a", "prompt": "z"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "ending", "template", "tasks"),
+    [
+        ('{"prompt": "a"}\n\n{"prompt": "b"}\n{"id": 70, "prompt": "c"}', None, None, {"1": "a", "3": "b", "70": "c"}),
+        ('\ufeff{"prompt": "a"}\r\n{"prompt": "b\u2028c"}', None, None, {"1": "a", "2": "b\u2028c"}),
+        ("one\r\n\n  two {}  \n", ".txt", None, {"1": "one", "3": "two {}"}),
+        ("one", ".txt", "Say {{}} {} {line}", {"1": "Say {} one one"}),
+        (BOOK, ".csv", "Sum up {title}: {text}", {"a": "Sum up T: two\nlines {title}", "4": "Sum up U: v"}),
+        ("prompt,system\nhello,be brief\n", ".csv", None, {"2": "hello"}),
+        (f"a\n{LONG}\n", ".csv", "{a}", {"2": LONG}),
+        (json.dumps({"prompt": LONG}), None, None, {"1": LONG}),
+        (FIELDS, None, "{title} {n}", {"a": "T [1]", "2": "own"}),
+    ],
+    ids=[
+        "ids",
+        "editors",
+        "text",
+        "text with a template",
+        "columns",
+        "a prompt's column",
+        "long",
+        "long line",
+        "fields",
+    ],
+)
+def test_every_form_has_its_prompts_and_an_id_is_the_line_number_unless_given(text, ending, template, tasks):
+    """What editors do to files does no harm: a byte order mark, line ends of Windows, no end of the last line."""
+    taken = read(text, ending=ending, template=template)
+    assert {task.id: task.messages[-1]["content"] for task in taken} == tasks
+
+
+def test_text_without_a_form_is_told_of_the_form_it_may_have():
+    with pytest.raises(UserError) as caught:
+        read("Write a haiku")
+    assert "a .txt file" in caught.value.hint
+
+
 def test_a_line_is_a_task():
     (task,) = read(
         json.dumps(
@@ -44,17 +87,6 @@ def test_a_line_is_a_task():
     assert task.messages == ({"role": "system", "content": "Be brief"}, {"role": "user", "content": "Say x"})
     assert (task.schema, task.max_tokens, task.temperature) == ({"type": "string"}, 9, 0)
     assert (task.checker["kind"], task.extra) == ("contains", {"top_p": 0.5})
-
-
-def test_an_id_is_the_line_number_unless_given_and_numbers_become_text():
-    tasks = read('{"prompt": "a"}\n\n{"prompt": "b"}\n{"id": 70, "prompt": "c"}')
-    assert [task.id for task in tasks] == ["1", "3", "70"]
-
-
-def test_what_editors_do_to_files_does_no_harm():
-    """A byte order mark, line ends of Windows, no end of the last line, a line separator inside of a text."""
-    tasks = read('\ufeff{"prompt": "a"}\r\n{"prompt": "b\u2028c"}')
-    assert prompts(tasks) == ["a", "b\u2028c"]
 
 
 def test_messages_pass_as_they_are():
@@ -125,77 +157,34 @@ def test_all_faults_are_told_at_once_and_many_are_counted():
     assert lines[-1].strip() == "and 5 more"
 
 
-def test_ids_that_are_equal_name_both_lines():
-    assert refused('{"id": "a", "prompt": "x"}\n{"prompt": "y"}\n{"id": "a", "prompt": "z"}') == (
-        "stdin, line 3: the id `a` is already used in line 1"
-    )
-    assert "line 2: the id `2` is already used in line 1" in refused('{"id": 2, "prompt": "x"}\n{"prompt": "y"}')
-
-
-def test_text_has_a_prompt_a_line():
-    tasks = read("one\r\n\n  two {}  \n", ending=".txt")
-    assert [(task.id, task.messages[0]["content"]) for task in tasks] == [("1", "one"), ("3", "two {}")]
-    assert prompts(read("one", ending=".txt", template="Say {{}} {} {line}")) == ["Say {} one one"]
-    with pytest.raises(UserError) as caught:
-        read("Write a haiku")
-    assert "a .txt file" in caught.value.hint
-
-
-def test_columns_fill_a_template():
-    tasks = read('id,title,text\na,T,"two\nlines {title}"\n,U,v\n', ending=".csv", template="Sum up {title}: {text}")
-    assert [(task.id, task.messages[0]["content"]) for task in tasks] == [
-        ("a", "Sum up T: two\nlines {title}"),
-        ("4", "Sum up U: v"),
-    ]
-    assert prompts(read("prompt,system\nhello,be brief\n", ending=".csv")) == ["hello"]
-
-
 @pytest.mark.parametrize(
-    ("text", "template", "fault"),
+    ("text", "ending", "template", "fault"),
     [
-        ("a,b\n1,2\n", "{c}", "asks for `{c}`; known: `a`, `b`"),
-        ("a,b\n1,2\n", None, "no column `prompt`; it has `a`, `b`"),
-        ("a,a\n1,2\n", "{a}", "the column `a` appears twice"),
-        ("a,b\n1\n", "{a}", "line 2: 1 fields, and the header has 2"),
-        ('a,b\n1,"2" x\n', "{a}", "line 2: broken CSV"),
-        ('a,b\n1,"2\n', "{a}", "line 2: broken CSV"),
-        ("a,b\n", "{a}", "has no tasks"),
-        ("", "{a}", "is empty"),
+        ("a,b\n1,2\n", ".csv", "{c}", "asks for `{c}`; known: `a`, `b`"),
+        ("a,b\n1,2\n", ".csv", None, "no column `prompt`; it has `a`, `b`"),
+        ("a,a\n1,2\n", ".csv", "{a}", "the column `a` appears twice"),
+        ("a,b\n1\n", ".csv", "{a}", "line 2: 1 fields, and the header has 2"),
+        ('a,b\n1,"2" x\n', ".csv", "{a}", "line 2: broken CSV"),
+        ('a,b\n1,"2\n', ".csv", "{a}", "line 2: broken CSV"),
+        ("a,b\n", ".csv", "{a}", "has no tasks"),
+        ("", ".csv", "{a}", "is empty"),
+        ('{"title": "T"}', None, "{title} {n}", "line 1: the template asks for `{n}`"),
+        (b'{"prompt": "a"}\n{"prompt": "\xff"}', None, None, "line 2: a byte that is not UTF-8"),
+        (b'{"prompt": "a"}\n\0', None, None, "line 2: not JSON"),
+        ('{"prompt": "a"}'.encode("utf-16"), None, None, "line 1: a byte that is not UTF-8"),
+        (b"", None, None, "has no tasks"),
+        (TWICE, None, None, "stdin, line 3: the id `a` is already used in line 1"),
+        ('{"id": 2, "prompt": "x"}\n{"prompt": "y"}', None, None, "line 2: the id `2` is already used in line 1"),
     ],
 )
-def test_a_faulty_table_is_told(text, template, fault):
-    assert fault in refused(text, ending=".csv", template=template)
-
-
-def test_a_field_of_any_length_is_read():
-    long = "x" * 300_000
-    assert prompts(read(f"a\n{long}\n", ending=".csv", template="{a}")) == [long]
-    assert prompts(read(json.dumps({"prompt": long}))) == [long]
-
-
-def test_a_template_takes_the_fields_of_a_line_without_a_prompt():
-    tasks = read('{"id": "a", "title": "T", "n": [1]}\n{"prompt": "own"}', template="{title} {n}")
-    assert [(task.id, task.messages[0]["content"]) for task in tasks] == [("a", "T [1]"), ("2", "own")]
-    assert "line 1: the template asks for `{n}`" in refused('{"title": "T"}', template="{title} {n}")
+def test_a_faulty_file_is_told(text, ending, template, fault):
+    assert fault in refused(text, ending=ending, template=template)
 
 
 @pytest.mark.parametrize("template", ["{a.b}", "{a[0]}", "{a!r}", "{a:>9}", "{a", "a}", "plain"])
 def test_a_template_is_text_and_names(template):
     with pytest.raises(UserError):
         parse_template(template)
-
-
-@pytest.mark.parametrize(
-    ("data", "fault"),
-    [
-        (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2: a byte that is not UTF-8"),
-        (b'{"prompt": "a"}\n\0', "line 2: not JSON"),
-        ('{"prompt": "a"}'.encode("utf-16"), "line 1: a byte that is not UTF-8"),
-        (b"", "has no tasks"),
-    ],
-)
-def test_odd_bytes_are_told(data, fault):
-    assert fault in refused(data)
 
 
 def test_the_form_follows_the_name_of_the_file(tmp_path):
