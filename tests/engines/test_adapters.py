@@ -222,27 +222,23 @@ def program(tmp_path):
     return str(path)
 
 
-def test_a_flag_that_the_installed_version_does_not_know_is_told_before_the_start(program, tmp_path):
-    engine = Vllm(cache_dir=tmp_path / "cache")
-    engine.check(launch("vllm", binary=program))
-    with pytest.raises(UserError, match="does not know the flag `--enable-prefix-cachin-x` ") as caught:
-        engine.check(launch("vllm", binary=program, extra=("--enable-prefix-cachin-x",)))
-    assert "from `extra`" in caught.value.message
-    assert "did you mean `--enable-prefix-caching`?" in caught.value.hint
-    with pytest.raises(UserError, match="does not know the flag `--speculative-config`"):
-        engine.check(launch("vllm", binary=program, draft=Draft("mtp", 2)))
-
-
-def test_figures_of_a_request_are_asked_for_where_the_version_has_them(program, tmp_path):
+def test_what_the_installed_version_does_not_know_is_told_before_the_start_and_figures_asked_for_where_it_has_them(
+    program, tmp_path
+):
     engine = Vllm(cache_dir=tmp_path / "cache")
     engine.check(launch("vllm", binary=program))
     assert engine.argv(launch("vllm", binary=program)) == [
         program, "serve", "Qwen/Qwen3-8B", "--served-model-name", "qwen3-8b", "--host", "127.0.0.1", "--port", "9001",
         "--max-num-seqs", "4", "--max-model-len", "8192", "--enable-prompt-tokens-details",
     ]  # fmt: skip
-    assert "--enable-prompt-tokens-details" not in engine.argv(
-        launch("vllm", binary=program, extra=("--disable-log-stats",))
-    )
+    without = launch("vllm", binary=program, extra=("--disable-log-stats",))
+    assert "--enable-prompt-tokens-details" not in engine.argv(without)
+    with pytest.raises(UserError, match="does not know the flag `--enable-prefix-cachin-x` ") as caught:
+        engine.check(launch("vllm", binary=program, extra=("--enable-prefix-cachin-x",)))
+    assert "from `extra`" in caught.value.message
+    assert "did you mean `--enable-prefix-caching`?" in caught.value.hint
+    with pytest.raises(UserError, match="does not know the flag `--speculative-config`"):
+        engine.check(launch("vllm", binary=program, draft=Draft("mtp", 2)))
 
 
 # SGLang

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 import embedded_process
 from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.base import Launch, engine_named, key_headers
-from skep.engines.diagnosis import diagnose
 from skep.engines.discovery import is_installed
 from skep.errors import SkepError
 from skep.gateway.proxy import count_busy, count_running
@@ -234,11 +233,6 @@ def test_a_model_that_is_not_there_is_refused_before_the_start_or_with_its_cause
 def test_the_launchs_own_variables_win(launch):
     chosen = replace(launch, env=(*launch.env, ("CUDA_VISIBLE_DEVICES", "7")), gpus=(0,))
     assert engine_named(launch.engine).environment(chosen)["CUDA_VISIBLE_DEVICES"] == "7"
-
-
-def test_a_process_that_ended_is_explained_in_words(launch):
-    found = diagnose(launch, 1, ["loading", "error: it did not work"])
-    assert str(found)
 
 
 GIVEN = {
