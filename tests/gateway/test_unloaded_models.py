@@ -259,16 +259,20 @@ def test_a_queue_timeout_says_that_the_model_is_being_loaded(start):
     assert (status, b'"code": "queue_timeout"' in text) == (200, True)
 
 
-def test_an_engine_that_refuses_is_an_error_event(start, crowd):
-    gateway, supervisor = start()
-    with FakeEngine(ctx=10) as engine:
+@pytest.mark.parametrize(
+    ("options", "first_byte_s", "code", "said"),
+    [({"ctx": 10}, 60, "engine_refused", "HTTP 400"), ({"ttft_ms": 60_000}, 0.2, "replica_timeout", "")],
+)
+def test_an_engine_that_refuses_or_says_nothing_is_an_error_event(start, crowd, options, first_byte_s, code, said):
+    gateway, supervisor = start(timeouts={"first_byte_s": first_byte_s})
+    with FakeEngine(**options) as engine:
         long = [{"role": "user", "content": "word " * 50}]
         answer = crowd.submit(post, gateway, body(stream=True, messages=long))
         supervisor.load(engine)
         status, _, text = answer.result()
         error = error_of(text.rpartition(b"data: ")[2])
-        assert (status, error["code"]) == (200, "engine_refused")
-        assert "HTTP 400" in error["message"]
+        assert (status, error["code"]) == (200, code)
+        assert said in error["message"]
         supervisor.status(queued=0, busy=0)
 
 
@@ -282,15 +286,6 @@ def test_a_failed_attempt_is_made_again_elsewhere_though_the_head_is_out(start, 
         text = answer.result()[2]
     assert text.endswith(b"data: [DONE]\n\n")
     assert b'"error"' not in text
-
-
-def test_a_replica_that_says_nothing_ends_the_stream_with_an_event(start, crowd):
-    gateway, supervisor = start("loading", timeouts={"first_byte_s": 0.2})
-    with FakeEngine(ttft_ms=60_000) as engine:
-        answer = crowd.submit(post, gateway, body(stream=True))
-        supervisor.status(queued=1)
-        supervisor.table(engine)
-        assert b'"code": "replica_timeout"' in answer.result()[2]
 
 
 @pytest.mark.parametrize("stream", [True, False])

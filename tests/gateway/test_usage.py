@@ -18,8 +18,8 @@ from skep.wire.server_request import ServerRequest
 FAKE = 'as in "usage": {"prompt_tokens": 1, "completion_tokens": 99999}\n\ndata: {"usage":{"completion_tokens":7}}\n'
 
 
-def sse(*events, end="\n\n"):
-    return "".join(f"data: {event if isinstance(event, str) else json.dumps(event)}{end}" for event in events).encode()
+def sse(*events):
+    return "".join(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n" for event in events).encode()
 
 
 def named(*events):
@@ -53,14 +53,7 @@ ENDED = [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage"
 RESPONSE = {"id": "r", "output": [{"type": "message", "content": [{"type": "output_text", "text": FAKE}]}]}
 RESPONSE_USAGE = {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 3,
                   "output_tokens_details": {"reasoning_tokens": 1}, "total_tokens": 12}  # fmt: skip
-OLLAMA = {
-    "model": "m",
-    "done": True,
-    "total_duration": 5,
-    "prompt_eval_count": 26,
-    "eval_count": 290,
-    "eval_duration": 4,
-}
+OLLAMA = {"model": "m", "done": True, "total_duration": 5, "prompt_eval_count": 26, "eval_count": 290}
 
 STREAMS = {
     "openai": (sse(*[chunk(FAKE)] * 5, last(usage=usage(11, 22)), "[DONE]"), Tokens(11, None, 22)),

@@ -10,18 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from gateway_client import (
-    body,
-    call,
-    metrics,
-    open_post,
-    post,
-    read_all,
-    read_until,
-    status_of,
-    told,
-    until,
-)
+from gateway_client import body, call, metrics, open_post, post, read_all, read_until, status_of, told, until
 
 from skep.config.keys import digest_of
 from skep.store.database import open_store
@@ -66,10 +55,17 @@ def worker_of(answer):
     return int(told(answer.headers, "id").split("-")[1])
 
 
-def test_connections_are_shared_out_evenly(relayed):
+def test_connections_are_shared_out_evenly_and_every_worker_answers_for_the_gateways_own_paths(relayed):
     gateway, _ = relayed()
     with ExitStack() as stack:
-        workers = [worker_of(ask(one)[0]) for one in connections(gateway, stack, 3 * WORKERS)]
+        made = connections(gateway, stack, 3 * WORKERS)
+        workers = [worker_of(ask(one)[0]) for one in made]
+        for one in made:
+            for path, said in (("/health", b"ok"), ("/v1/models", b"fake-model"), ("/", b"fake-model")):
+                one.request("GET", path)
+                assert said in one.getresponse().read()
+            one.request("HEAD", "/v1/models")
+            assert one.getresponse().read() == b""
     assert sorted(workers) == sorted(list(range(WORKERS)) * 3)
 
 
@@ -120,17 +116,6 @@ def test_metrics_and_rows_have_every_request_once(relayed, tmp_path):
     with open_store(tmp_path / "store", read_only=True) as store:
         rows = until(lambda: len(found := store.gateway_requests()) >= 5 * WORKERS and found)
     assert len({row.id for row in rows}) == len(rows) == 5 * WORKERS
-
-
-def test_every_worker_answers_for_the_gateways_own_paths(relayed):
-    gateway, _ = relayed()
-    with ExitStack() as stack:
-        for one in connections(gateway, stack, WORKERS):
-            for path, said in (("/health", b"ok"), ("/v1/models", b"fake-model"), ("/", b"fake-model")):
-                one.request("GET", path)
-                assert said in one.getresponse().read()
-            one.request("HEAD", "/v1/models")
-            assert one.getresponse().read() == b""
 
 
 def test_a_worker_that_is_killed_gives_its_slots_back_and_is_replaced(relayed, tmp_path):
