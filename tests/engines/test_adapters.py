@@ -1,7 +1,6 @@
 """The adapters: a launch as a command line and variables, and what is refused before a start."""
 
 import json
-import stat
 from pathlib import Path
 
 import pytest
@@ -48,6 +47,7 @@ REFUSED = {
         ({"ep": True}, "one card"),
         ({"checkpoint": None}, "no checkpoint for `qwen3-8b`"),
         ({"checkpoint": "/gone/model"}, "`/gone/model` does not exist"),
+        ({"checkpoint": "/"}, "has no config.json"),
         ({"chat_template": "/gone/a.jinja"}, "chat template `/gone/a.jinja` does not exist"),
         ({"draft": Draft("draft", 3, "/gone/draft")}, "draft model `/gone/draft` does not exist"),
     ],
@@ -60,6 +60,7 @@ REFUSED = {
         ({"tp": 4, "gpus": (0, 1)}, "takes 4 cards, but gpus names 2"),
         ({"card_shares": (1.0,), "gpus": (0, 1)}, "1 shares for 2 gpus"),
         ({}, "`/models/m.gguf` does not exist"), ({"weights": None}, "no model file for `gpt-oss-20b`"),
+        ({"weights": Path("/")}, "is a folder"),
     ],
     "ollama": [
         ({"quant": "q4_0"}, "comes with the tag"), ({"tp": 2}, "tp = 2"), ({"draft": Draft("mtp", 2)}, "draft = mtp:2"),
@@ -87,6 +88,7 @@ ON, ABSENT = object(), object()  # a switch without a value; a flag that is not 
 BOUNDED = frozenset({"--kv-unified", "--kv-unified-per-slot", "--no-kv-unified"})
 OLD = frozenset({"--no-webui"})
 NEW = frozenset({"--slots", "--no-ui", "--no-webui"})
+FIGURES = frozenset({"--enable-prompt-tokens-details"})  # of a request, where the version has them
 HUB_FILE = "ggml-org/gpt-oss-20b-GGUF:Q4_K_M"
 TOLD = [
     # a recipe of two RTX 3090 in full
@@ -101,6 +103,11 @@ TOLD = [
       "--no-enforce-eager": ON, "--enable-prefix-caching": ON, "--trust-remote-code": ON,
       "--no-enable-chunked-prefill": ON, "--disable-custom-all-reduce": ON, "--enable-auto-tool-choice": ON,
       "--seed": "1"}),
+    ("vllm", FIGURES, {},
+     {"--served-model-name": "qwen3-8b", "--host": "127.0.0.1", "--port": "9001", "--max-num-seqs": "4",
+      "--max-model-len": "8192", "--enable-prompt-tokens-details": ON}),
+    ("vllm", FIGURES, {"extra": ("--disable-log-stats",)}, {"--enable-prompt-tokens-details": ABSENT}),
+    ("vllm", frozenset(), {}, {"--enable-prompt-tokens-details": ABSENT}),
     ("vllm", None, {"context_tokens": 0}, {"--max-model-len": ABSENT}),
     ("vllm", None, {"slots": 9, "dp": 2}, {"--max-num-seqs": "5"}),  # of one rank
     ("vllm", None, {"tp": 2, "p2p": "off"}, {"--disable-custom-all-reduce": ON}),  # it would talk directly too
@@ -198,49 +205,6 @@ def test_the_hub_is_not_asked_for_what_lies_in_a_folder():
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm", checkpoint="/m", draft=Draft("draft", 2, "a/b")))
 
 
-OWN = """\
-  --served-model-name NAME
-  --host H
-  --port P
-  --max-num-seqs N
-  --max-model-len N
-  --enable-prefix-caching, --no-enable-prefix-caching
-  --enable-prompt-tokens-details, --no-enable-prompt-tokens-details
-"""
-
-
-@pytest.fixture
-def program(tmp_path):
-    """A vLLM that knows few flags."""
-    text = OWN + "".join(f"  --other-{n} N\n" for n in range(20))
-    python = tmp_path / "python3"
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] && echo 0.8.5\n')
-    path = tmp_path / "vllm"
-    path.write_text(f'#!/bin/sh\n# {python}\n[ "$2" = --help=all ] && exit 2\ncat <<END\n{text}\nEND\n')
-    for one in (python, path):
-        one.chmod(one.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
-def test_what_the_installed_version_does_not_know_is_told_before_the_start_and_figures_asked_for_where_it_has_them(
-    program, tmp_path
-):
-    engine = Vllm(cache_dir=tmp_path / "cache")
-    engine.check(launch("vllm", binary=program))
-    assert engine.argv(launch("vllm", binary=program)) == [
-        program, "serve", "Qwen/Qwen3-8B", "--served-model-name", "qwen3-8b", "--host", "127.0.0.1", "--port", "9001",
-        "--max-num-seqs", "4", "--max-model-len", "8192", "--enable-prompt-tokens-details",
-    ]  # fmt: skip
-    without = launch("vllm", binary=program, extra=("--disable-log-stats",))
-    assert "--enable-prompt-tokens-details" not in engine.argv(without)
-    with pytest.raises(UserError, match="does not know the flag `--enable-prefix-cachin-x` ") as caught:
-        engine.check(launch("vllm", binary=program, extra=("--enable-prefix-cachin-x",)))
-    assert "from `extra`" in caught.value.message
-    assert "did you mean `--enable-prefix-caching`?" in caught.value.hint
-    with pytest.raises(UserError, match="does not know the flag `--speculative-config`"):
-        engine.check(launch("vllm", binary=program, draft=Draft("mtp", 2)))
-
-
 # SGLang
 
 
@@ -258,8 +222,10 @@ def test_every_flag_a_launch_may_use_is_one_of_sglangs(tmp_path):
     engine.check(everything)
     assert engine.version() == "sglang 0.5.12"
     assert engine.argv(everything)[:3] == [program, "-m", "sglang.launch_server"]
-    with pytest.raises(UserError, match=r"sglang 0\.5\.12 does not know the flag `--disable-cudagraph`"):
+    with pytest.raises(UserError, match=r"sglang 0\.5\.12 does not know the flag `--disable-cudagraph`") as caught:
         engine.check(launch("sglang", binary=program, extra=("--disable-cudagraph",)))
+    assert "from `extra`" in caught.value.message
+    assert "did you mean `--disable-cuda-graph`?" in caught.value.hint
 
 
 # llama-server
@@ -271,13 +237,6 @@ def test_a_file_of_the_hub_and_one_at_home_are_named_as_without_a_shell(monkeypa
     assert found[1:5] == ["--hf-repo", "org/name-GGUF", "--hf-file", "sub-Q4.gguf"]
     found = LlamaCpp().argv(launch("llamacpp", weights=None, checkpoint="~/models/m.gguf", binary="/gone"))
     assert value(found, "--model") == "/home/me/models/m.gguf"
-
-
-def test_a_folder_is_no_model_file_and_without_a_config_no_checkpoint(tmp_path):
-    with pytest.raises(UserError, match="is a folder"):
-        LlamaCpp().check(launch("llamacpp", weights=tmp_path))
-    with pytest.raises(UserError, match=r"has no config\.json"):
-        Vllm().check(launch("vllm", checkpoint=str(tmp_path)))
 
 
 # Ollama

@@ -1,8 +1,6 @@
 """Requests to a gateway as clients send them: whole, on a socket that can be hung up, and read back."""
 
-import contextlib
 import http.client
-import http.server
 import json
 import socket
 import threading
@@ -101,53 +99,3 @@ def status_of(gateway):
 def metrics(gateway, **headers):
     lines = call(gateway, "GET", "/metrics", **headers)[2].decode().splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
-
-
-class Recorded(http.server.BaseHTTPRequestHandler):
-    """Plays what is recorded for a path, in one piece or in the pieces of a list; keeps the bodies that came."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def do_GET(self):
-        self._play(self.server.pages.get(self.path, b"ok"))
-
-    def do_POST(self):
-        self.server.bodies.append(self.rfile.read(int(self.headers["content-length"])))
-        self._play(self.server.answer(self.path, self.headers, self.server.bodies[-1]))
-
-    def _play(self, data):
-        streamed = isinstance(data, list) or data.startswith((b"data:", b"event:"))
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream" if streamed else "application/json")
-        if isinstance(data, list):
-            self.send_header("transfer-encoding", "chunked")
-            data = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*data, b""])
-        else:
-            self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
-
-
-@contextlib.contextmanager
-def recorded(answer, pages=None):
-    """An engine that plays `answer(path, headers, body)` to a POST, and pages by their paths to a GET."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorded) as server:
-        server.answer, server.pages, server.bodies = answer, pages or {}, []
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def sse(*events):
-    """Each event as bytes, named by its type where it has one."""
-    return [
-        (f"event: {event['type']}\n" if "type" in event else "").encode() + f"data: {json.dumps(event)}\n\n".encode()
-        for event in events
-    ]

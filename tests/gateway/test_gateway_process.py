@@ -59,14 +59,16 @@ def test_body_bytes_pass_unchanged_both_ways_and_a_body_that_is_no_request_is_re
         assert (status, error_of(text)["code"]) == (400, "bad_request"), data[:20]
 
 
-def test_never_more_requests_in_a_replica_than_its_slots(serving):
-    gateway, *engines = serving({"slots": 4, "token_ms": 2}, {"slots": 4, "token_ms": 2})
+@pytest.mark.parametrize("workers", [1, 3])
+def test_never_more_requests_in_a_replica_than_its_slots(serving, workers):
+    gateway, *engines = serving({"slots": 4, "token_ms": 2}, {"slots": 4, "token_ms": 2}, workers=workers)
     with ThreadPoolExecutor(24) as crowd:
         statuses = list(crowd.map(lambda _: post(gateway, body(max_tokens=8))[0], range(48)))
     assert statuses == [200] * 48
     states = [engine.state() for engine in engines]
     assert [state["max_inside"] for state in states] == [2, 2]
     assert min(state["requests"] for state in states) >= 12
+    until(lambda: status_of(gateway)["in_flight"] == 0)
     status = status_of(gateway)
     assert (status["queued"], status["in_flight"], status["busy"]) == (0, 0, {"r0": 0, "r1": 0})
     assert status["ended"] == {"answered": 48}

@@ -3,7 +3,9 @@
 import json
 
 import pytest
-from gateway_client import call, recorded, sse
+from gateway_client import call
+
+from recorded_server import recorded, sse
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
 SAID = {"role": "assistant", "content": None, "reasoning_content": "It wants weather.", "tool_calls": [CALL]}

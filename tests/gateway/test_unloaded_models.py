@@ -16,12 +16,11 @@ from gateway_client import (
     open_stream,
     post,
     read_until,
-    recorded,
     refusal,
-    sse,
 )
 
 from api_clients import anthropic, openai
+from recorded_server import recorded, sse
 from skep.gateway.admission import UnloadedModels
 from skep.gateway.body_inspection import wants_stream
 from skep.gateway.request_policy import STREAM_PATHS
@@ -140,12 +139,14 @@ def payloads(text):
     return [json.loads(line)["choices"] if line[:1] == b"{" else line.strip() for line in lines]
 
 
-def test_comments_go_on_while_it_is_being_loaded(start):
+def test_comments_go_on_while_it_is_being_loaded_and_a_gateway_that_ends_says_so(start):
     gateway, supervisor = start(timeouts={"comment_every_s": 0.1})
     with open_post(gateway, body(stream=True)) as sock:
         supervisor.wanted()
         supervisor.table(state="loading")
-        assert b": loading fake-model, 1 s\n\n" in read_until(sock, b" 1 s")
+        assert b": loading fake-model, 1 s\n\n" in read_until(sock, b" 1 s\n\n")
+        gateway.send({"op": "exit"})
+        assert b'"code": "shutting_down"' in read_until(sock, b"0\r\n\r\n")
 
 
 def test_the_openai_client_does_not_see_the_comments(start, crowd, engine):
@@ -312,14 +313,6 @@ def test_who_only_looks_around_loads_nothing(start, crowd, engine):
     counted = crowd.submit(call, gateway, "POST", "/tokenize", {"model": MODEL, "content": "x"})
     supervisor.load(engine)
     assert counted.result()[0] == 404  # the engine's own: it has no such path
-
-
-def test_a_gateway_that_ends_says_so_in_a_stream_that_waits(start):
-    gateway, _ = start()
-    with open_post(gateway, body(stream=True)) as sock:
-        read_until(sock, b"\n\n\r\n")
-        gateway.send({"op": "exit"})
-        assert b'"code": "shutting_down"' in read_until(sock, b"0\r\n\r\n")
 
 
 def test_only_event_streams_get_comments_of_one_line_whatever_the_name():

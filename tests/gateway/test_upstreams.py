@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from gateway_client import body, call, open_post, post, read_until, recorded, told
+from gateway_client import body, call, open_post, post, read_until, told
 
+from recorded_server import recorded
 from skep.config.load import make_upstream
 from skep.engines.base import Launch
 from skep.gateway.proxy import count_running
@@ -49,7 +50,8 @@ async def test_a_cloud_below_a_path_is_asked_for_its_model_and_for_answers_there
     def answer(path, headers, _body):
         return json.dumps({"said": path, "key": headers["authorization"]}).encode()
 
-    with recorded(answer, {"/api/v1/models": b'{"data": [{"id": "big"}]}'}) as cloud:
+    models = {"/api/v1/models": b'{"data": [{"id": "big"}]}'}
+    with recorded(answer, lambda path: models.get(path, b"ok")) as cloud:
         upstream = make_upstream(f"{cloud.url}/api/v1", 4, key_env="CLOUD_KEY")
         launch = Launch(upstream.name, "remote", "", None, 4, 0, 0, url=upstream.url, key_env="CLOUD_KEY")
         assert (await probe_upstream(launch)).model == "big"

@@ -69,17 +69,6 @@ def test_connections_are_shared_out_evenly_and_every_worker_answers_for_the_gate
     assert sorted(workers) == sorted(list(range(WORKERS)) * 3)
 
 
-def test_no_replica_gets_more_than_its_slots_from_all_of_them_together(relayed):
-    gateway, *engines = relayed({}, {}, slots=3)
-    with ExitStack() as stack:
-        waiting = [
-            stack.enter_context(open_post(gateway, body(max_tokens=30), lines=["connection: close"])) for _ in range(40)
-        ]
-        assert all(read_all(one).startswith(b"HTTP/1.1 200") for one in waiting)
-    assert [engine.state()["max_inside"] for engine in engines] == [3, 3]
-    assert until(lambda: status_of(gateway)["in_flight"] == 0)
-
-
 def test_limits_of_a_key_hold_over_all_of_them_and_a_change_reaches_all(relayed):
     def keys(limit):
         return [{"name": "one", "sha256": digest_of("sk-one"), "max_concurrent": limit}]

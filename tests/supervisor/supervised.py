@@ -3,9 +3,7 @@
 import asyncio
 import socket
 import sys
-import threading
-from contextlib import asynccontextmanager, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 from msgspec.structs import replace
@@ -22,35 +20,6 @@ POLICY = RestartPolicy(watch_every_s=0.1, watch_timeout_s=0.3, watch_failures=2,
 ONCE = replace(POLICY, failures_before_ready=1)
 LAUNCH = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1)
 FAR = replace(LAUNCH, slots=8, reserve=2, place=PlacementRequest())
-
-
-@contextmanager
-def server_of_others(answers):
-    """Gives what `answers` has for a path, bytes or a status with them, to whatever is asked; its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.rfile.read(int(self.headers.get("content-length", 0)))
-            found = answers(self.path)
-            status, body = found if isinstance(found, tuple) else (200, found)
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET  # noqa: N815 - the name is http.server's
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 class Changes:

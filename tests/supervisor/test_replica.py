@@ -9,11 +9,13 @@ from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
-from supervised import LAUNCH, ONCE, POLICY, running, server_of_others, until
+from supervised import LAUNCH, ONCE, POLICY, running, until
 
+from recorded_server import recorded
 from skep.engines.base import Fake
+from skep.host.processes import ENGINE_KEY
 from skep.supervisor.lifecycle import ReplicaState
-from skep.supervisor.replica import explain_exit
+from skep.supervisor.replica import StartOrder, explain_exit
 from skep.supervisor.supervisor import Hive, Supervisor
 
 
@@ -82,20 +84,23 @@ class Script(Fake):
         return [sys.executable, "-S", "-c", self.script, str(launch.port)]
 
 
-async def test_an_engine_does_not_get_the_keys_of_the_gateway(tmp_path, monkeypatch):
-    monkeypatch.setenv("SKEP_API_KEY", "secret")
+async def test_an_engine_does_not_get_the_keys_of_the_gateway_and_of_servers_of_others(tmp_path, monkeypatch):
+    keys, order = ("BOX_KEY", "SKEP_API_KEY", ENGINE_KEY), StartOrder()
+    for name in keys:
+        monkeypatch.setenv(name, "secret")
+    order.hide([replace(LAUNCH, url="http://box:1", key_env="BOX_KEY")])
     told = tmp_path / "env.json"
     script = f"import json, os, time; open({str(told)!r}, 'w').write(json.dumps(dict(os.environ))); time.sleep(60)"
-    async with running(tmp_path, LAUNCH, Script(script)):
+    async with running(tmp_path, LAUNCH, Script(script), start_order=order):
         await until(lambda: told.exists() and told.read_text().endswith("}"))
-    assert "SKEP_API_KEY" not in json.loads(told.read_text())
+    assert json.loads(told.read_text()).keys().isdisjoint(keys)
 
 
 async def test_a_server_of_others_on_the_engines_port_is_not_the_engine(tmp_path):
     """Though it says yes to everything."""
     engine = Script("import time; time.sleep(60)")  # ours is still loading
-    with server_of_others(lambda _path: b"{}") as url:
-        launch = replace(LAUNCH, port=int(url.rpartition(":")[2]))
+    with recorded() as server:
+        launch = replace(LAUNCH, port=server.server_port)
         async with running(tmp_path, launch, engine, ONCE) as (replica, changed):
             with pytest.raises(TimeoutError):
                 await changed(lambda: replica.life.state is ReplicaState.READY, 0.8)

@@ -31,17 +31,15 @@ async def test_those_that_share_a_card_start_one_after_the_other(tmp_path):
         assert any({"m-0", "n-0"} <= set(at_work(states)) for states in made.history)
 
 
-async def test_one_that_is_given_up_holds_up_nobody(tmp_path):
-    broken = replace(ONE, extra=("--crash-at-start=error", "--exit-code=78"))
+@pytest.mark.parametrize("more", [("--exit-code=78",), ()], ids=["given up", "tried again and again"])
+async def test_one_that_dies_at_its_start_holds_up_nobody(tmp_path, more):
+    """Between two starts it measures nothing: whoever waits goes on."""
+    broken = replace(ONE, extra=("--crash-at-start=error", *more))
     async with replicas_of(tmp_path, broken, TWO) as made:
         await made.until(lambda: made.replicas.find("m-1").settled)
-        assert made.replicas.find("m-0").life.state is ReplicaState.FAILED
-
-
-async def test_one_that_waits_for_its_turn_can_be_dismissed(tmp_path):
-    async with replicas_of(tmp_path, SLOW, TWO) as made:
-        await made.replicas.remove_replica("m-1", 0.0)
-        assert made.replicas.names == ["m-0"]
+        for states in made.history:
+            assert list(states.values()).count("starting") < 2
+        assert not more or made.replicas.find("m-0").life.state is ReplicaState.FAILED
 
 
 async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(tmp_path):
@@ -75,14 +73,6 @@ async def test_one_that_waits_for_its_turn_is_started_once_though_it_is_restarte
         assert "waiting" not in states[states.index("starting") :]
 
 
-async def test_one_that_dies_again_and_again_does_not_keep_its_place(tmp_path):
-    """Between two starts it measures nothing: whoever waits goes on."""
-    async with replicas_of(tmp_path, replace(ONE, extra=("--crash-at-start=error",)), TWO) as made:
-        await made.until(lambda: made.replicas.find("m-1").settled)
-        for states in made.history:
-            assert list(states.values()).count("starting") < 2
-
-
 async def test_one_that_restarts_by_itself_waits_for_another_that_starts_on_its_card(tmp_path):
     first = replace(LAUNCH, gpus=(0,))
     other = replace(first, name="n-0", model="n", on_demand=True, extra=("--load-s=0.5",))
@@ -113,8 +103,12 @@ async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes
         assert (made.replicas.find("m-0").launch.slots, made.replicas.table({}).replicas[0].slots) == (4, 2)
 
 
-async def test_two_that_end_the_same_one_both_wait_for_its_end(tmp_path):
-    async with replicas_of(tmp_path, SLOW) as made:
+async def test_one_that_waits_for_its_turn_can_be_dismissed_and_two_that_end_the_same_one_both_wait_for_its_end(
+    tmp_path,
+):
+    async with replicas_of(tmp_path, SLOW, TWO) as made:
+        await made.replicas.remove_replica("m-1", 0.0)
+        assert made.replicas.names == ["m-0"]
         member = made.replicas.find("m-0")
         await made.until(lambda: member.pid is not None)
         await asyncio.gather(made.replicas.unload_model("m"), made.replicas.remove_replica("m-0", 0.0))

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from supervised import LAUNCH, ONCE, running
 
 from skep.errors import EngineError
-from skep.host.processes import ENGINE_KEY
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica import StartOrder
 from skep.wire.listen import free_port
@@ -40,15 +39,13 @@ def test_hives_of_one_machine_never_choose_the_same_port_before_anybody_listens(
 
 
 def test_a_start_after_another_takes_the_next_port_and_one_that_is_said_counts():
+    """On one box, an engine that can finds one itself."""
+    assert StartOrder().port_for(LAUNCH, finds_one=True) == 0
+    assert StartOrder().port_for(LAUNCH, finds_one=False) > 0
     ports = few_ports()
     with closing(StartOrder(ports)) as order:
         assert [order.port_for(LAUNCH, finds_one=True) for _ in range(4)] == [*ports, ports[0]]
         assert order.port_for(replace(LAUNCH, port=4711), finds_one=True) == 4711
-
-
-def test_on_one_box_an_engine_that_can_finds_one_itself():
-    assert StartOrder().port_for(LAUNCH, finds_one=True) == 0
-    assert StartOrder().port_for(LAUNCH, finds_one=False) > 0
 
 
 async def test_an_engine_listens_in_the_range_and_where_it_is_used_up_the_replica_says_so(tmp_path):
@@ -67,12 +64,3 @@ async def test_an_engine_listens_in_the_range_and_where_it_is_used_up_the_replic
         state, _, why = await end_of_start()
     assert state is ReplicaState.FAILED
     assert f"all ports for engines are taken on 127.0.0.1, {ports[0]} to {ports[-1]}" in why
-
-
-def test_keys_of_servers_of_others_are_not_for_engines(monkeypatch):
-    for name in ("BOX_KEY", "SKEP_API_KEY", ENGINE_KEY):
-        monkeypatch.setenv(name, "secret")
-    order = StartOrder()
-    assert "BOX_KEY" in order.environment()
-    order.hide([replace(LAUNCH, url="http://box:1", key_env="BOX_KEY")])
-    assert not {"BOX_KEY", "SKEP_API_KEY", ENGINE_KEY} & order.environment().keys()

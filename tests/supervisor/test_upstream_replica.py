@@ -6,8 +6,9 @@ import socket
 
 import pytest
 from msgspec.structs import replace
-from supervised import Changes, server_of_others
+from supervised import Changes
 
+from recorded_server import recorded
 from skep.engines.base import Launch
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.remote_replica import UpstreamReplica, UpstreamUnavailable, probe_upstream
@@ -24,20 +25,12 @@ def find(url, model=""):
 
 def told_by(answers, model=""):
     """What is found out about a server that knows only these paths."""
-    with server_of_others(lambda path: answers.get(path, (404, b""))) as url:
-        return find(url, model)
+    with recorded(page=lambda path: answers.get(path, (404, b""))) as server:
+        return find(server.url, model)
 
 
 def models(*names):
     return json.dumps({"data": [{"id": name} for name in names]}).encode()
-
-
-def test_a_server_with_slots_is_llama_cpp():
-    with FakeEngine(slots=2) as engine:
-        found = find(engine.url)
-    assert (found.model, found.confirms, found.version()) == ("fake-model", "slots", "llama.cpp skep-fake")
-    assert found.release_bound_s == 30
-    assert found.simulated  # the fake engine says what it is, and figures made on it must not pass for real ones
 
 
 @pytest.mark.parametrize(
@@ -124,12 +117,13 @@ def test_stopping_does_not_wait_for_a_server_that_hangs():
         asyncio.run(run(listener))
 
 
-def test_a_server_with_a_key_tells_its_busy_slots_to_who_shows_it(monkeypatch):
+def test_a_server_with_slots_is_llama_cpp_and_one_with_a_key_tells_them_to_who_shows_it(monkeypatch):
     """It was asked without the key, so it was taken for one that cannot tell."""
-    monkeypatch.setenv("SKEP_ENGINE_KEY", "k-far")
     monkeypatch.setenv("FAR_KEY", "k-far")
-    with FakeEngine() as engine:
+    with FakeEngine(key="k-far") as engine:
         found = asyncio.run(probe_upstream(replace(launch(engine.url), key_env="FAR_KEY")))
-        assert (found.model, found.confirms) == ("fake-model", "slots")
         with pytest.raises(UpstreamUnavailable, match="requires an API key"):
             find(engine.url)
+    assert (found.model, found.confirms, found.version()) == ("fake-model", "slots", "llama.cpp skep-fake")
+    assert found.release_bound_s == 30
+    assert found.simulated  # the fake engine says what it is, and figures made on it must not pass for real ones

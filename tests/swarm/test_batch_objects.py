@@ -50,20 +50,23 @@ def test_a_window_is_a_day_or_less_and_any_other_is_refused(window):
         window_seconds(window)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"input_file_id": 1}'])
-def test_what_is_no_order_is_refused(body):
-    with pytest.raises(BatchApiError):
-        parse_batch_spec(body)
-
-
 def spec(**more):
     return json.dumps({"input_file_id": "f", "endpoint": ENDPOINTS[0], "completion_window": "24h", **more}).encode()
 
 
-@pytest.mark.parametrize("metadata", [3, {"a": 1}, {"a" * 65: ""}, {str(i): "" for i in range(17)}])
-def test_metadata_is_a_few_short_texts(metadata):
-    with pytest.raises(BatchApiError, match="metadata"):
-        parse_batch_spec(spec(metadata=metadata))
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        *(
+            (body, "not a batch request")
+            for body in (b"", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"input_file_id": 1}')
+        ),
+        *((spec(metadata=odd), "metadata") for odd in (3, {"a": 1}, {"a" * 65: ""}, {str(i): "" for i in range(17)})),
+    ],
+)
+def test_what_is_no_order_is_refused(body, why):
+    with pytest.raises(BatchApiError, match=why):
+        parse_batch_spec(body)
 
 
 def test_every_code_of_the_api_is_documented():

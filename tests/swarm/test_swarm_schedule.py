@@ -85,23 +85,6 @@ def test_an_endpoint_that_is_away_is_looked_for_one_look_at_a_time_and_when_one_
     assert len(starts(plan.step(5.1, 4, {first.lease: 3}))) == 3
 
 
-@pytest.mark.parametrize(
-    ("came", "at", "given_up"),
-    [(AWAY, 61.0, True), (KEY, 1.0, True), (AWAY, 31.0, False)],
-    ids=["away for the deadline", "a refused key, at once", "away for less"],
-)
-def test_an_endpoint_is_given_up(came, at, given_up):
-    plan = schedule("a", deadline_s=60.0)
-    (first,) = starts(plan.step(0.0, 1))
-    plan.ended(first.lease, came, 1.0)
-    if came is AWAY:
-        plan.step(1.0, 1)
-        plan.probed("refused", 30.0)
-    actions = plan.step(at, 1)
-    assert any(isinstance(one, GiveUp) for one in actions) is given_up
-    assert came is not KEY or actions == [GiveUp("no such key", None)]
-
-
 def test_an_endpoint_that_only_refuses_is_given_up_but_not_while_it_answers():
     plan = schedule("a", "b", deadline_s=60.0)
     first, second = starts(plan.step(0.0, 2))
