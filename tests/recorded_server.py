@@ -26,6 +26,8 @@ class Recorded(http.server.BaseHTTPRequestHandler):
         status, data = found if isinstance(found, tuple) else (200, found)
         streamed = isinstance(data, list) or data.startswith((b"data:", b"event:"))
         self.send_response(status)
+        for name, value in self.server.lines:
+            self.send_header(name, value)
         self.send_header("content-type", "text/event-stream" if streamed else "application/json")
         if isinstance(data, list):
             self.send_header("transfer-encoding", "chunked")
@@ -40,10 +42,10 @@ class Recorded(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def recorded(answer=lambda *_: b"{}", page=lambda _path: b"ok"):
+def recorded(answer=lambda *_: b"{}", page=lambda _path: b"ok", lines=()):
     """A server that plays `answer(path, headers, body)` to a POST, and the page of its path to a GET."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorded) as server:
-        server.answer, server.page, server.bodies = answer, page, []
+        server.answer, server.page, server.lines, server.bodies = answer, page, lines, []
         server.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -373,8 +373,8 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.where[action.request_id] = "running" if isinstance(action, Forward) else "ended"
             if isinstance(action, Forward):
                 assert not action.replica.draining
-                assert busy_of(self.decider, action.replica) <= action.replica.slots
                 (replica,) = (one for one in self.decider.replicas() if one.spec is action.replica)
+                assert replica.busy <= action.replica.slots
                 assert replica.breaker.trial in (None, action.request_id), "one trial at a time"
 
     def pick(self, data, state):
@@ -512,10 +512,6 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 def may_take(pool, replica, priority):
     return replica.allows(priority, alone=pool.queue.only_batch())
-
-
-def busy_of(decider, spec):
-    return sum(replica.busy for replica in decider.replicas() if replica.spec is spec)
 
 
 AdmissionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)

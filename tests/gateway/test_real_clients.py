@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import pytest
+from gateway_client import metrics
 
 from api_clients import anthropic, openai
 from embedded_process import MODEL, serving, weights
@@ -45,12 +46,6 @@ def claude(gateway):
         yield client
 
 
-def rows(gateway):
-    """What the gateway says it counted, from /metrics."""
-    done = curl("-H", f"authorization: Bearer {KEY}", f"{gateway.url}/metrics")
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in done.splitlines() if line[0] != "#"}
-
-
 def curl(*args):
     return subprocess.run(["curl", "-sS", "--max-time", "60", *args], capture_output=True, text=True, check=True).stdout
 
@@ -77,7 +72,7 @@ def test_anthropic_messages_streamed_and_whole_say_the_same(claude):
 
 
 def test_tokens_of_every_dialect_are_counted(gpt, claude, gateway):
-    before = rows(gateway)
+    before = metrics(gateway, x_api_key=KEY)
     said = [gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=5).usage.completion_tokens]
     options = {"stream": True, "stream_options": {"include_usage": True}}
     chunks = list(gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=6, **options))
@@ -87,7 +82,7 @@ def test_tokens_of_every_dialect_are_counted(gpt, claude, gateway):
     with claude.messages.stream(model=MODEL, messages=ASKED, max_tokens=8, extra_body=GREEDY) as stream:
         said.append(stream.get_final_message().usage.output_tokens)
     name = f'skep_output_tokens_total{{model="{MODEL}",class="normal",replica="r0"}}'
-    assert rows(gateway)[name] - before.get(name, 0) == sum(said) > 4
+    assert metrics(gateway, x_api_key=KEY)[name] - before.get(name, 0) == sum(said) > 4
 
 
 def test_curl_streams_with_a_body_from_a_file_and_asks_for_http2(gateway, tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from gateway_client import body, call, open_post, post, read_until, told
+from gateway_client import MODEL, body, call, open_post, post, read_until, told
 
 from recorded_server import recorded
 from skep.config.load import make_upstream
@@ -15,28 +15,19 @@ from skep.testing.process import FakeEngine
 HOST, KEY = "127.0.0.2", "a-key-of-this-hive"
 
 
-def hang_up_and_ask_again(gateway, model, tokens):
-    """Leave in the midst of an answer; the answer to the next request."""
-    with open_post(gateway, body(model=model, max_tokens=tokens, stream=True)) as sock:
-        assert b"error" not in read_until(sock, lambda said: said.count(b"data:") >= 2)
-    status, headers, _ = post(gateway, body(model=model), authorization="Bearer of-the-client")
-    assert status == 200
-    return float(told(headers, "queue-ms"))
-
-
-def serve(gateway, url, model, confirms):
-    spec = {"name": "r0", "url": url, "model": model, "slots": 1, "confirms": confirms}
-    gateway.serve([{**spec, "authorization": f"Bearer {KEY}"}])
-
-
 @pytest.mark.parametrize("confirms", ["slots", "metrics"])
 def test_requests_and_the_question_for_busy_slots_show_the_replicas_key(start_gateway, tmp_path, confirms):
     """Without it a slot whose client left would come back after half a minute only."""
     with FakeEngine(slots=4, token_ms=5, deaf_ms=300, host=HOST, key=KEY) as engine:
         assert engine.url.startswith(f"http://{HOST}:")
         gateway = start_gateway()
-        serve(gateway, engine.url, "fake-model", confirms)
-        assert 200 < hang_up_and_ask_again(gateway, "fake-model", 1000) < 10_000
+        spec = {"name": "r0", "url": engine.url, "model": MODEL, "slots": 1, "confirms": confirms}
+        gateway.serve([{**spec, "authorization": f"Bearer {KEY}"}])
+        with open_post(gateway, body(max_tokens=1000, stream=True)) as sock:
+            assert b"error" not in read_until(sock, lambda said: said.count(b"data:") >= 2)
+        status, headers, _ = post(gateway, authorization="Bearer of-the-client")
+        assert status == 200
+        assert 200 < float(told(headers, "queue-ms")) < 10_000
         assert engine.state()["max_inside"] == 1
         assert engine.state()["last_headers"]["authorization"] == f"Bearer {KEY}"
         gateway.close()

@@ -51,22 +51,30 @@ def ask(connection, document=None, **headers):
     return answer, answer.read()
 
 
-def worker_of(answer):
-    return int(told(answer.headers, "id").split("-")[1])
-
-
-def test_connections_are_shared_out_evenly_and_every_worker_answers_for_the_gateways_own_paths(relayed):
-    gateway, _ = relayed()
+def test_connections_are_shared_out_evenly_and_metrics_and_rows_have_every_request_once(relayed, tmp_path):
+    """And every worker answers for the gateway's own paths."""
+    gateway, _ = relayed(slots=8, store=str(tmp_path / "store"))
+    count, workers = 3 * WORKERS, []
     with ExitStack() as stack:
-        made = connections(gateway, stack, 3 * WORKERS)
-        workers = [worker_of(ask(one)[0]) for one in made]
+        made = connections(gateway, stack, count)
+        for one in made:
+            answer, _ = ask(one)
+            assert answer.status == 200
+            workers.append(int(told(answer.headers, "id").split("-")[1]))
+        assert sorted(workers) == sorted(list(range(WORKERS)) * 3)
         for one in made:
             for path, said in (("/health", b"ok"), ("/v1/models", b"fake-model"), ("/", b"fake-model")):
                 one.request("GET", path)
                 assert said in one.getresponse().read()
             one.request("HEAD", "/v1/models")
             assert one.getresponse().read() == b""
-    assert sorted(workers) == sorted(list(range(WORKERS)) * 3)
+        counted = metrics(gateway)
+        assert sum(value for name, value in counted.items() if name.startswith("skep_requests_total{")) == count
+        assert counted["skep_client_connections"] >= count
+    assert status_of(gateway)["ended"] == {"answered": count}
+    with open_store(tmp_path / "store", read_only=True) as store:
+        rows = until(lambda: len(found := store.gateway_requests()) >= count and found)
+    assert len({row.id for row in rows}) == len(rows) == count
 
 
 def test_limits_of_a_key_hold_over_all_of_them_and_a_change_reaches_all(relayed):
@@ -90,21 +98,6 @@ def test_limits_of_a_key_hold_over_all_of_them_and_a_change_reaches_all(relayed)
         gateway.send({"op": "settings", "workers": WORKERS, "keys": [], "keys_wanted": True})
         until(lambda: ask(each[0], **bearer)[0].status == 401)
         assert [ask(one, **bearer)[0].status for one in each] == [401] * WORKERS
-
-
-def test_metrics_and_rows_have_every_request_once(relayed, tmp_path):
-    gateway, _ = relayed(slots=8, store=str(tmp_path / "store"))
-    with ExitStack() as stack:
-        each = connections(gateway, stack, WORKERS)
-        for one in each * 5:
-            assert ask(one)[0].status == 200
-        answered = [value for name, value in metrics(gateway).items() if name.startswith("skep_requests_total{")]
-        assert sum(answered) == 5 * WORKERS
-        assert metrics(gateway)["skep_client_connections"] >= WORKERS
-    assert status_of(gateway)["ended"] == {"answered": 5 * WORKERS}
-    with open_store(tmp_path / "store", read_only=True) as store:
-        rows = until(lambda: len(found := store.gateway_requests()) >= 5 * WORKERS and found)
-    assert len({row.id for row in rows}) == len(rows) == 5 * WORKERS
 
 
 def test_a_worker_that_is_killed_gives_its_slots_back_and_is_replaced(relayed, tmp_path):
