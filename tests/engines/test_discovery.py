@@ -126,15 +126,10 @@ def test_an_unknown_flag_is_named_with_the_nearest_known_one():
     assert list(unknown_flags("llamacpp", ["--max-num-seq"], known)) == [("--max-num-seq", "--max-num-seqs")]
 
 
-def helpful(tmp_path):
-    """A program that notes when it is asked, and says its version and 20 flags."""
+def test_help_is_asked_once_for_a_program_and_its_version(tmp_path):
     flags = "\n".join(f"--flag-{n} N    words" for n in range(20))
     said = f"#!/bin/sh\necho asked >> {tmp_path}/asked\ncat <<'END'\nversion: 1 (abc)\n{flags}\nEND\n"
-    return find_program("llamacpp", str(script(tmp_path / "llama-server", said)))
-
-
-def test_help_is_asked_once_for_a_program_and_its_version(tmp_path):
-    program = helpful(tmp_path)
+    program = find_program("llamacpp", str(script(tmp_path / "llama-server", said)))
     told = []
     version_of(program)
     asked = (tmp_path / "asked").read_text().count("asked")

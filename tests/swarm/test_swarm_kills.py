@@ -15,19 +15,6 @@ from skep.testing.process import FakeEngine
 CHILD = Path(__file__).with_name("killed_swarm_run.py")
 
 
-def some_tasks(number, tokens):
-    said = ({"role": "user", "content": f"task {number}"} for number in range(number))
-    return [Task(f"t{place}", (message,), max_tokens=tokens) for place, message in enumerate(said)]
-
-
-def until_it_is_done(env, run_id, seed, longest_s):
-    """How often it was killed."""
-    argv = [sys.executable, str(CHILD), run_id, str(seed), str(longest_s)]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
-
-
 def check(env, run_id, output, number):
     with open_store(user_paths(env).store) as store:
         swarm = SwarmStore(store)
@@ -45,21 +32,17 @@ def check(env, run_id, output, number):
     assert all(line["answer"] == answers[line["id"]] for line in lines)
 
 
-def run_with_kills(env, tmp_path, number, tokens, longest_s, **engine):
-    seed = random.SystemRandom().randrange(10**6)
-    print(f"seed {seed}")
-    output = tmp_path / "results.jsonl"
-    with FakeEngine(**engine) as server:
-        with open_store(user_paths(env).store) as store:
-            order = SwarmRunOptions(output=str(output))
-            run_id = create_run(store, some_tasks(number, tokens), order, url=server.url, model=None)
-        kills = until_it_is_done(env, run_id, seed, longest_s)
-        asked = server.state()["requests"]
-    check(env, run_id, output, number)
-    return kills, asked
-
-
 def test_a_run_killed_again_and_again_ends_with_one_result_a_task(env, tmp_path):
-    kills, asked = run_with_kills(env, tmp_path, 60, 10, 0.5, slots=4, token_ms=5)
+    seed, output = random.SystemRandom().randrange(10**6), tmp_path / "results.jsonl"
+    print(f"seed {seed}")
+    tasks = [Task(f"t{n}", ({"role": "user", "content": f"task {n}"},), max_tokens=10) for n in range(60)]
+    with FakeEngine(slots=4, token_ms=5) as server:
+        with open_store(user_paths(env).store) as store:
+            run_id = create_run(store, tasks, SwarmRunOptions(output=str(output)), url=server.url, model=None)
+        argv = [sys.executable, str(CHILD), run_id, str(seed), "0.5"]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        kills, asked = int(done.stdout), server.state()["requests"]
+    check(env, run_id, output, 60)
     assert kills >= 1
     assert asked <= 60 + 12 * kills, "only what was under way, or on its way to the disk, is asked again"

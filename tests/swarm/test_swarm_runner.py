@@ -180,27 +180,19 @@ def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
     assert runs.carry_out(run_id, url=quick.url) is SwarmRunState.DONE
 
 
-def half_done(runs, url):
-    """A stopped run with two tasks, of which the first has its result and its line."""
-    run_id = runs.create(url, some(2))
-    with open_store(runs.paths.store) as store:
-        swarm = SwarmStore(store)
-        swarm.record(
-            run_id, [Recorded(None, TaskResult("t0", TaskEnding.DONE, "mine", None, None, None, 1, 1.0, 2.0, 1, 1))]
-        )
-    complete(runs, run_id)
-    return run_id
-
-
 def complete(runs, run_id):
-    """How many lines were missing in the results file."""
+    """How many lines of results were missing in the file."""
     with closing(ResultsFile(runs.output, run_id)) as file:
         return file.complete({task.id: task for task in runs.read("tasks", run_id)}, runs.read("results", run_id))
 
 
 @pytest.mark.parametrize("added", ["{first}", '{{"id": "stranger"}}\n', "a note\n", "a note", '{{"id": "t1"}}\n'])
 def test_a_line_that_is_not_the_journals_own_stays_and_stops_the_resume(runs, quick, added):
-    run_id = half_done(runs, quick.url)
+    run_id = runs.create(quick.url, some(2))
+    done = TaskResult("t0", TaskEnding.DONE, "mine", None, None, None, 1, 1.0, 2.0, 1, 1)
+    with open_store(runs.paths.store) as store:
+        SwarmStore(store).record(run_id, [Recorded(None, done)])
+    complete(runs, run_id)
     first = runs.output.read_text()
     runs.output.write_text(before := first + added.format(first=first))
     with pytest.raises(UserError, match="line 2 is the first"):
