@@ -187,7 +187,7 @@ def test_each_way_of_drafting_has_its_configuration(draft, config):
     assert json.loads(value(words("vllm", draft=draft), "--speculative-config")) == config
 
 
-def test_cards_are_those_that_nvidia_smi_numbers_so():
+def test_cards_are_those_that_nvidia_smi_numbers_so_and_the_hub_is_not_asked_for_what_lies_in_a_folder():
     env = Vllm().environment(launch("vllm", gpus=(2, 3), tp=2, p2p="nvlink", env=(("A", "1"),)))
     assert env == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,3", "NCCL_P2P_LEVEL": "NVL", "A": "1",
@@ -197,9 +197,6 @@ def test_cards_are_those_that_nvidia_smi_numbers_so():
     env = LlamaCpp().environment(launch("llamacpp", graphs=False, p2p="off", gpus=(1,)))
     told = {"GGML_CUDA_DISABLE_GRAPHS": "1", "NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "1"}
     assert told.items() <= env.items()
-
-
-def test_the_hub_is_not_asked_for_what_lies_in_a_folder():
     assert Vllm().environment(launch("vllm", checkpoint="/models/m"))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm"))
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm", checkpoint="/m", draft=Draft("draft", 2, "a/b")))

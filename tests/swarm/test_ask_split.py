@@ -31,18 +31,15 @@ def files_of(split):
     return {piece.ref.rpartition(":")[0] for part in split.parts for piece in part.pieces}
 
 
-def test_files_are_cut_into_tasks_that_fit(sources):
+def test_files_are_cut_into_tasks_that_fit_and_small_ones_go_together_unless_each_is_wanted(sources):
     split = made(sources, {"id": "t", "files": ["long.md"]})
     cut = [part for part in split.parts if part.id.startswith("t/")]
     assert [part.id for part in cut] == [f"t/{n}" for n in range(1, len(cut) + 1)]
     assert len(cut) > 2
     assert all(sum(len(piece.text) for piece in part.pieces) <= 600 for part in cut)
-
-
-def test_small_files_go_together_unless_each_is_wanted(sources):
-    task = {"id": "t", "files": ["src/*.py"]}
-    assert next(part.id for part in made(sources, task).parts) == "t"
-    assert [part.id for part in made(sources, {**task, "each": True}).parts][:2] == ["t/1", "t/2"]
+    small = {"id": "t", "files": ["src/*.py"]}
+    assert next(part.id for part in made(sources, small).parts) == "t"
+    assert [part.id for part in made(sources, {**small, "each": True}).parts][:2] == ["t/1", "t/2"]
 
 
 def test_a_models_liberties_are_forgiven(sources):
@@ -84,18 +81,15 @@ def test_material_cannot_end_its_own_marks(tmp_path):
         ask_split.split_by_rule("Sum up", ask_split.find_sources(tmp_path, ["*.md"]), SIZES)
 
 
-def test_pieces_follow_the_context():
+def test_pieces_follow_the_context_and_what_cannot_fit_is_said_before_anything_runs():
     assert ask_split.sizes_of(None, 3.0, chunk_tokens=None, max_tokens=None).chunk_chars == 3000
     large = ask_split.sizes_of(32_768, 3.0, chunk_tokens=None, max_tokens=None)
     assert (large.chunk_chars, large.answer_tokens) == (18_000, 2048)
     assert large.merge_chars > large.chunk_chars
     assert ask_split.sizes_of(2048, 3.0, chunk_tokens=None, max_tokens=None).answer_tokens == 256
-
-
-@pytest.mark.parametrize(("context", "chunk", "most"), [(512, None, 500), (2048, 5000, None)])
-def test_what_cannot_fit_is_said_before_anything_runs(context, chunk, most):
-    with pytest.raises(UserError, match="context of"):
-        ask_split.sizes_of(context, 3.0, chunk_tokens=chunk, max_tokens=most)
+    for context, chunk, most in ((512, None, 500), (2048, 5000, None)):
+        with pytest.raises(UserError, match="context of"):
+            ask_split.sizes_of(context, 3.0, chunk_tokens=chunk, max_tokens=most)
 
 
 CODE = "\n".join(f"def f{n}():\n    x = {n}\n\n    return x\n\n" for n in range(40)) + "\n"
@@ -117,16 +111,14 @@ MARKDOWN = "".join(f"# Chapter {n}\n\n" + "Some words here.\n" * 6 + "\n" for n 
 @pytest.mark.parametrize(
     ("name", "text", "most", "begin"), [("a.py", CODE, 500, "def "), ("a.md", MARKDOWN, 320, "# Chapter")]
 )
-def test_code_is_cut_between_functions_and_markdown_at_headings(name, text, most, begin):
+def test_code_is_cut_between_functions_and_markdown_at_headings_and_a_line_longer_than_a_piece_anywhere(
+    name, text, most, begin
+):
     pieces = ask_split.pieces_of(name, text, most)
     assert len(pieces) > 2
     assert all(piece.text.startswith(begin) for piece in pieces)
-
-
-def test_a_line_longer_than_a_piece_is_cut():
-    text = "short\n" + "word " * 500 + "\nshort\n"
-    pieces = [piece for piece in ask_split.pieces_of("a.txt", text, 1000) if piece.ref.endswith(")")]
-    assert [piece.ref for piece in pieces] == [f"a.txt:2-2 ({n}/3)" for n in (1, 2, 3)]
+    long = ask_split.pieces_of("a.txt", "short\n" + "word " * 500 + "\nshort\n", 1000)
+    assert [piece.ref for piece in long[1:-1]] == [f"a.txt:2-2 ({n}/3)" for n in (1, 2, 3)]
 
 
 @pytest.fixture
@@ -155,15 +147,11 @@ def tree(tmp_path):
     ],
 )
 def test_patterns_name_text_files_under_the_root(tree, pattern, names):
-    """Hidden ones only where the pattern says so, installed packages never."""
-    assert list(ask_split.find_sources(tree, [pattern]).texts) == names
-
-
-def test_what_is_left_out_is_told_with_its_reason(tree):
-    assert dict(ask_split.find_sources(tree, ["*.py"]).left_out) == {
-        "link.py": "outside of the root",
-        "picture.py": "not text",
-    }
+    """Hidden ones only where the pattern says so, installed packages never. What is left out is told."""
+    found = ask_split.find_sources(tree, [pattern])
+    assert list(found.texts) == names
+    odd = {"link.py": "outside of the root", "picture.py": "not text"}
+    assert pattern != "*.py" or dict(found.left_out) == odd
 
 
 @pytest.mark.parametrize("pattern", ["../*.py", "/etc/passwd", "nothing-*.py", "[z-a].py"])

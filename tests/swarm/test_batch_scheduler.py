@@ -25,12 +25,8 @@ def requests(count):
     return [BatchRequest(index, f"c{index}", 0, 0) for index in range(count)]
 
 
-def schedule_of(count):
-    return BatchSchedule(requests(count))
-
-
 def test_requests_go_out_in_their_order_and_are_done_when_answered_and_one_lost_replica_holds_up_no_other():
-    work = schedule_of(4)
+    work = BatchSchedule(requests(4))
     work.next(0.0)
     assert not work.answered(0, BatchAnswer(None), 0.0)
     assert [work.next(0.0).index for _ in range(3)] == [1, 2, 3]
@@ -44,7 +40,7 @@ def test_requests_go_out_in_their_order_and_are_done_when_answered_and_one_lost_
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_who_is_told_to_come_back_comes_back_until_the_end_of_time(status):
-    work, now = schedule_of(1), 0.0
+    work, now = BatchSchedule(requests(1)), 0.0
     work.next(now)
     for _ in range(50):
         assert not work.answered(0, BatchAnswer(status, b"{}", retry_after_s=3.0), now)
@@ -54,7 +50,7 @@ def test_who_is_told_to_come_back_comes_back_until_the_end_of_time(status):
 
 
 def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while_and_what_it_refused_goes_last():
-    work = schedule_of(3)
+    work = BatchSchedule(requests(3))
     work.next(0.0)
     assert not work.answered(0, BatchAnswer(429, retry_after_s=2.0), 0.0)
     assert work.next(1.9) is None
@@ -63,7 +59,7 @@ def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while_and_what_it_refus
 
 @pytest.mark.parametrize("answer", [BatchAnswer(None), BatchAnswer(502, LOST)])
 def test_a_request_that_costs_a_replica_each_time_is_set_aside(answer):
-    work, now = schedule_of(1), 0.0
+    work, now = BatchSchedule(requests(1)), 0.0
     for _ in range(MOST_COSTLY - 1):
         now += 100
         work.next(now)
@@ -110,7 +106,7 @@ def test_an_odd_answer_is_kept_with_its_tokens_where_it_tells_them(body, tokens)
 
 
 def test_what_has_no_answer_says_why_and_one_that_was_too_large_is_not_asked_for_again():
-    work = schedule_of(1)
+    work = BatchSchedule(requests(1))
     request, too_large = work.next(0.0), BatchAnswer(None, fault="answer_too_large")
     assert work.answered(0, too_large, 0.0)
     assert work.done
@@ -176,14 +172,13 @@ def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
     return aside
 
 
-def test_a_gateway_that_is_killed_now_and_then_loses_nothing():
-    """Killed seven times, and each time while the same long answers are under way, which are then done one by one."""
+def test_a_gateway_that_is_killed_now_and_then_loses_nothing_and_only_what_kills_it_is_set_aside():
+    """Killed seven times, and each time while the same long answers are under way, which are then done one by one.
+
+    Answers of the others take longer than a gateway lives while it has the request that kills it.
+    """
     assert lives_of({"a": 800}, slots=16, answer_s=60, kills=iter([100] * 7)) == {"a": set()}
     assert lives_of({"a": 800}, slots=16, answer_s=60, kills=iter([59, 59, 59, 100, 59, 100, 59])) == {"a": set()}
-
-
-def test_what_kills_the_gateway_is_set_aside_and_nobody_with_it():
-    """Answers of the others take longer than a gateway lives while it has that request."""
     batches, poison = {"a": 40, "b": 40}, ("a", 3)
     assert lives_of(batches, slots=16, answer_s=60, kills=iter(()), poison=poison) == {"a": {3}, "b": set()}
 

@@ -18,7 +18,6 @@ REFUSED = AttemptResult(error_kind="http_429", error="too many", status=429, ret
 SLOW = AttemptResult(error_kind="timeout", error="no complete answer")
 WRONG = AttemptResult(answer="no", error_kind="rejected", error="`a` is missing", status=200)
 BAD = AttemptResult(error_kind="http_400", error="too long", status=400)
-KEY = AttemptResult(error_kind="http_401", error="no such key", status=401)
 
 
 def task(name):
@@ -206,11 +205,9 @@ def breaks_of(poison, restarts):
     return {name for name, ending in endings.items() if ending is TaskEnding.FAILED}
 
 
-@pytest.mark.parametrize("restarts", [1, 3, 6])
-def test_an_endpoint_that_restarts_again_and_again_costs_no_task_its_tries(restarts):
-    assert breaks_of(set(), restarts) == set()
-
-
-@pytest.mark.parametrize("poison", [{"t7"}, {"t7", "t15"}, {"t0", "t1", "t2"}])
-def test_what_breaks_the_endpoint_is_found_among_those_under_way(poison):
-    assert breaks_of(poison, 0) == poison
+@pytest.mark.parametrize(
+    ("poison", "restarts"),
+    [(set(), 1), (set(), 3), (set(), 6), ({"t7"}, 0), ({"t7", "t15"}, 0), ({"t0", "t1", "t2"}, 0)],
+)
+def test_restarts_of_the_endpoint_cost_no_task_its_tries_and_what_breaks_it_is_found(poison, restarts):
+    assert breaks_of(poison, restarts) == poison

@@ -28,10 +28,6 @@ def refused(text, **options):
     return caught.value.message
 
 
-def prompts(tasks):
-    return [task.messages[-1]["content"] for task in tasks]
-
-
 LONG = "x" * 300_000
 BOOK = 'id,title,text\na,T,"two\nlines {title}"\n,U,v\n'
 FIELDS = '{"id": "a", "title": "T", "n": [1]}\n{"prompt": "own"}'
@@ -190,7 +186,7 @@ def test_a_template_is_text_and_names(template):
 def test_the_form_follows_the_name_of_the_file(tmp_path):
     for name, text in (("a.txt", "hello"), ("b.csv", "prompt\nhello\n"), ("c.jsonl", '{"prompt": "hello"}')):
         (tmp_path / name).write_text(text)
-        assert prompts(read_tasks(tmp_path / name)) == ["hello"]
+        assert [task.messages[-1]["content"] for task in read_tasks(tmp_path / name)] == ["hello"]
     for path, words in ((tmp_path, "Is a directory"), (tmp_path / "none.jsonl", "No such file")):
         with pytest.raises(UserError, match=words):
             read_tasks(path)
