@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -59,6 +60,15 @@ def run_main(args, env, folder):
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return subprocess.CompletedProcess(["skep", *args], code, *(one.buffer.getvalue().decode() for one in (out, err)))
+
+
+def eventually(check, timeout_s=20):
+    """What it finds: asked again and again, for what another process announces to nobody."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, check
+        time.sleep(0.02)
+    return found
 
 
 @contextlib.contextmanager

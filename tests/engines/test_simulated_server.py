@@ -5,12 +5,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from simulated_process import MODEL, MTP, Simulated, small_plan
 
 from api_clients import openai
+from commands import eventually
 from skep.engines.simulated import plan_from_json
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -26,14 +26,6 @@ def engine():
 def client(engine):
     with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as made:
         yield made
-
-
-def eventually(check, timeout_s=10):
-    deadline = time.monotonic() + timeout_s
-    while not (found := check()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # asking another process: there is no event to await
-    return found
 
 
 def streaming(engine, **fields):

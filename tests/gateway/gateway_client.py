@@ -3,13 +3,13 @@
 import http.client
 import json
 import socket
-import threading
-import time
 
+from commands import eventually
 from skep.wire.heads import gateway_fields
 
 MODEL = "fake-model"
 ASKED = [{"role": "user", "content": "one two three"}]
+until = eventually
 
 
 def body(**fields):
@@ -81,15 +81,6 @@ def read_all(sock):
     while part := sock.recv(65536):
         received += part
     return received
-
-
-def until(condition, timeout_s=15.0):
-    """Ask again and again: for what nobody announces."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        threading.Event().wait(0.02)
-    return found
 
 
 def status_of(gateway):

@@ -117,13 +117,10 @@ def test_every_code_has_a_status_and_types_that_its_clients_know():
 # The page
 
 
-def test_every_code_has_its_heading_with_its_status_and_there_are_no_others():
+def test_every_code_has_its_heading_with_its_status_and_no_other_and_the_examples_have_the_shape_of_the_answers():
     assert sorted(re.findall(r"^### `([^`]+)`$", PAGE, re.MULTILINE)) == sorted(ERRORS)
     for code, (status, _, _) in ERRORS.items():
         _, _, rest = PAGE.partition(f"### `{code}`\n")
         assert re.search(rf"\b{status}\b", rest.split("\n#")[0]), code
-
-
-def test_the_examples_of_the_page_have_the_shape_of_the_answers():
     examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
     assert examples == [json.loads(error_body("queue_full", "…", path)) for path in (CHAT, MESSAGES)]

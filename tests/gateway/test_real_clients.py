@@ -46,10 +46,6 @@ def claude(gateway):
         yield client
 
 
-def curl(*args):
-    return subprocess.run(["curl", "-sS", "--max-time", "60", *args], capture_output=True, text=True, check=True).stdout
-
-
 def test_openai_completions_embeddings_path_and_responses_pass(gpt):
     plain = gpt.completions.create(model=MODEL, prompt="One, two,", max_tokens=4, temperature=0)
     assert plain.usage.completion_tokens == 4
@@ -88,7 +84,9 @@ def test_tokens_of_every_dialect_are_counted(gpt, claude, gateway):
 def test_curl_streams_with_a_body_from_a_file_and_asks_for_http2(gateway, tmp_path):
     body = tmp_path / "body.json"
     body.write_text(json.dumps({"model": MODEL, "messages": ASKED, "max_tokens": 4, "stream": True}))
-    said = curl("-N", "--http2", "-H", f"x-api-key: {KEY}", "-d", f"@{body}", f"{gateway.url}/v1/chat/completions")
+    sent = ["-H", f"x-api-key: {KEY}", "-d", f"@{body}", f"{gateway.url}/v1/chat/completions"]
+    curl = ["curl", "-sS", "--max-time", "60", "-N", "--http2", *sent]
+    said = subprocess.run(curl, capture_output=True, text=True, check=True).stdout
     events = [line for line in said.splitlines() if line.startswith("data: ")]
     assert events[-1] == "data: [DONE]"
     assert json.loads(events[-2][6:])["choices"] == [] or json.loads(events[-2][6:])["choices"][0]["finish_reason"]

@@ -13,13 +13,6 @@ def started():
     return life
 
 
-def warming():
-    life = started()
-    life.addressed("http://e")
-    life.healthy(1.0)
-    return life
-
-
 def ready_life():
     life = started()
     assert life.addressed("http://e") is LifecycleAction.PROBE
@@ -96,13 +89,15 @@ def test_a_restart_that_was_asked_for_is_no_failure():
 )
 def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason_unless_the_engine_has_a_better_one(said, by_itself, why):
     """The last words of one that died by itself say more than our broken connection."""
-    life = warming()
+    life = started()
+    life.addressed("http://e")
+    life.healthy(1.0)
     assert life.warm_up_failed("HTTP 500") is LifecycleAction.TERMINATE
     life.exited(said, 2.0, by_itself=by_itself)
     assert life.why == why
 
 
-def test_a_stop_while_waiting_for_cards_or_for_a_restart_starts_nothing():
+def test_a_stop_while_waiting_for_cards_or_for_a_restart_starts_nothing_and_late_words_change_nothing():
     life = started()
     life.must_wait()
     assert (life.stop(), life.state) == (None, ReplicaState.STOPPED)
@@ -111,14 +106,9 @@ def test_a_stop_while_waiting_for_cards_or_for_a_restart_starts_nothing():
     assert life.stop() is None
     assert life.state is ReplicaState.STOPPED
     assert life.tick(1000.0) is None
-
-
-def test_late_words_of_an_engine_that_is_gone_change_nothing():
     life = ready_life()
     life.stop()
-    assert life.healthy(3.0) is None
-    assert life.warmed(3.0) is None
-    assert life.addressed("http://x") is None
+    assert (life.healthy(3.0), life.warmed(3.0), life.addressed("http://x")) == (None, None, None)
 
 
 def test_one_that_has_to_wait_for_its_cards_is_not_late():

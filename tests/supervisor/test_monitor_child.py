@@ -6,13 +6,13 @@ import os
 import signal
 import socket
 import sys
-import time
 from contextlib import asynccontextmanager
 
 import pytest
 from msgspec.structs import replace
 from supervised import until
 
+from commands import eventually
 from forked_processes import alive
 from skep.config.settings import CliOverrides, Monitor, Settings
 from skep.paths import user_paths
@@ -96,14 +96,6 @@ async def test_a_target_added_while_it_runs_wakes_it(tmp_path, argv, running):
         told = await answer(supervisor, {"op": "monitor"})
         await supervisor.monitor.stop()
     assert told == {"ok": True, "running": running, "pid": None}
-
-
-def eventually(check, timeout_s=20):
-    deadline = time.monotonic() + timeout_s
-    while not (found := check()):
-        assert time.monotonic() < deadline, check
-        time.sleep(0.05)  # asking another process: there is no event to await
-    return found
 
 
 @pytest.mark.slow

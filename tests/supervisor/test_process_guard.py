@@ -6,10 +6,10 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 
 import pytest
 
+from commands import eventually
 from forked_processes import alive
 from skep.files import HIDDEN, RotatingLog
 from skep.host.processes import descendants, kill_marked
@@ -53,10 +53,7 @@ def guarded(tmp_path):
 
 
 def wait_dead(*pids):
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, [pid for pid in pids if alive(pid)]
-        os.sched_yield()
+    eventually(lambda: not any(alive(pid) for pid in pids))
 
 
 # An engine whose grandchild leaves the process group, ignores TERM, and holds no pipe.

@@ -147,12 +147,12 @@ async def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
 # Fewer replicas than there are: those with the last numbers go
 
 
-def rebuilt(settings, hive, _running):
-    return replace(hive, replicas=tuple(replace(FAR, name=f"m-{n}") for n in range(settings.serve[0].replicas)))
-
-
 async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_one_goes(tmp_path):
     served = {"serve": [{"model": "m", "replicas": 2}], "cluster": {"address": "auto"}}
+
+    def rebuilt(settings, hive, _running):
+        return replace(hive, replicas=(FAR, SECOND)[: settings.serve[0].replicas])
+
     async with hive_of(tmp_path, FAR, SECOND, rebuild=rebuilt) as (hive, until):
         await ask(hive, {"op": "reload", "settings": served, "wait": True})
         replicas, answered = hive.replica_set, asyncio.Event()
