@@ -202,6 +202,18 @@ def test_cards_are_those_that_nvidia_smi_numbers_so_and_the_hub_is_not_asked_for
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm", checkpoint="/m", draft=Draft("draft", 2, "a/b")))
 
 
+def test_an_older_vllm_is_asked_in_the_older_way_and_an_option_that_it_does_not_know_is_told(tmp_path):
+    """`--help=all` is of 0.11 and later."""
+    own = ("--served-model-name", "--host", "--port", "--max-num-seqs", "--max-model-len")
+    flags = "\n".join(f"  {flag} N" for flag in (*own, *(f"--other-{n}" for n in range(20))))
+    program, engine = tmp_path / "vllm", Vllm(cache_dir=tmp_path / "cache")
+    program.write_text(f'#!/bin/sh\n[ "$2" = --help=all ] && exit 2\ncat <<END\n{flags}\nEND\n')
+    program.chmod(0o755)
+    engine.check(launch("vllm", binary=str(program)))
+    with pytest.raises(UserError, match="does not know the flag `--speculative-config`"):
+        engine.check(launch("vllm", binary=str(program), draft=Draft("mtp", 2)))
+
+
 # SGLang
 
 
