@@ -33,8 +33,10 @@ def points(values, busy=()):
 
 def probes(*outcomes, error="refused"):
     """Newest first, as the store gives them."""
-    words = {"f": ProbeOutcome.FAILED, "d": ProbeOutcome.DONE, "m": ProbeOutcome.MISSED}
-    return [Probe("box", 0, n, n, n, words[letter], error=error) for n, letter in enumerate(outcomes)]
+    failed, done, missed = ProbeOutcome.FAILED, ProbeOutcome.DONE, ProbeOutcome.MISSED
+    told = {"f": (failed, None), "b": (failed, "busy"), "d": (done, None), "m": (missed, None)}
+    made = [(n, *told[letter]) for n, letter in enumerate(outcomes)]
+    return [Probe("box", 0, n, n, n, outcome, error=error, error_kind=kind) for n, outcome, kind in made]
 
 
 @pytest.mark.parametrize(
@@ -48,24 +50,13 @@ def probes(*outcomes, error="refused"):
         ("fmmf", True),
         ("mmdff", False),
         ("mm", None),
+        *(("b" * 23, None), ("b" * 24, True), ("bff", True), ("fbf", True), ("bbd", False), ("bf", None)),
+        ("dbbb", False),
     ],
 )
-def test_a_target_is_down_after_two_failures_in_a_row_and_up_with_one_answer(outcomes, wrong):
+def test_a_target_is_down_after_two_failures_in_a_row_or_a_day_without_room_and_up_with_one_answer(outcomes, wrong):
+    """One without room is there: neither a failure nor an answer. Refused for a day of probes, it serves nobody."""
     finding = alerts.down("box", probes(*outcomes), 2)
-    assert (finding.wrong if finding else None) is wrong
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "wrong"),
-    [("b" * 23, None), ("b" * 24, True), ("bff", True), ("fbf", True), ("bbd", False), ("bf", None), ("dbbb", False)],
-)
-def test_a_target_without_room_is_busy_and_down_only_if_that_lasts(outcomes, wrong):
-    """It is there: neither a failure nor an answer. Refused for a day of hourly probes, it serves nobody."""
-    found = [
-        replace(probe, error_kind="busy") if letter == "b" else probe
-        for letter, probe in zip(outcomes, probes(*outcomes.replace("b", "f")), strict=True)
-    ]
-    finding = alerts.down("box", found, 2)
     assert (finding.wrong if finding else None) is wrong
 
 
@@ -145,12 +136,6 @@ def change(ratio, at, key=KEY, because=None):
     return SeriesChange(key, at, (at - HOUR, at), 50.0, 50.0 * ratio, ratio - 0.01, ratio + 0.01, 40, 20, because)
 
 
-def test_of_several_changes_the_latest_is_told():
-    other = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
-    finding = alerts.shift("box", [change(0.8, NOW - 9000), change(0.95, NOW - 3600, other)], NOW)
-    assert finding.since == NOW - 3600
-
-
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
@@ -172,7 +157,7 @@ def test_a_disk_below_its_limit_is_wrong(free, wrong):
     assert verdict(alerts.disk(round(free * GIB), 2 * GIB)) is wrong
 
 
-def test_of_several_series_the_worst_speaks_and_all_must_be_well():
+def test_of_several_series_the_worst_speaks_and_of_several_changes_the_latest():
     wrong, worse, well, between = (
         alerts.RuleFinding(AlertRule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
         for state, value in ((True, 44.0), (True, 40.0), (False, 60.0), (None, 51.0))
@@ -181,6 +166,9 @@ def test_of_several_series_the_worst_speaks_and_all_must_be_well():
     assert alerts.worst([well, between]) is between
     assert alerts.worst([well]) is well
     assert alerts.worst([]) is None
+    other = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
+    finding = alerts.shift("box", [change(0.8, NOW - 9000), change(0.95, NOW - 3600, other)], NOW)
+    assert finding.since == NOW - 3600
 
 
 def told_slower(rng, cv, tails, drop):
@@ -243,16 +231,13 @@ class Known:
         return len(opened), len(closed)
 
 
-def test_rules_and_targets_have_alerts_of_their_own():
+def test_rules_and_targets_have_alerts_of_their_own_and_a_change_is_not_told_twice():
     known = Known()
     others = [found(True, AlertRule.TTFT), found(True, target="cloud"), found(True, AlertRule.DISK, None)]
     assert known.feed([found(True), *others], 1.0) == (4, 0)
     assert known.feed([found(False, target="cloud"), found(True)], 2.0) == (0, 1)
     assert [alert.target for alert in known.alerts if alert.closed_at] == ["cloud"]
-
-
-def test_a_change_that_was_told_is_not_told_again_and_a_later_one_is_an_event_of_its_own():
-    """Change points are derived anew after each probe; one may be lost and found again."""
+    # Change points are derived anew after each probe; one may be lost and found again.
     known = Known()
     known.feed([found(True, AlertRule.SHIFT, since=50.0)], 60.0)
     assert known.feed([found(False, AlertRule.SHIFT)], 70.0) == (0, 1)

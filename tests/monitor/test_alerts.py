@@ -310,7 +310,7 @@ def test_nothing_that_goes_wrong_inside_comes_out(series):
     assert set(rig.log) == {f'watch.failed in={name} error="RuntimeError: broken"' for name in WHERE}
 
 
-def test_check_tells_open_alerts_and_probes_that_are_overdue(series):
+def test_check_tells_open_alerts_overdue_probes_and_free_bytes_also_of_a_store_that_is_not_there_yet(series, tmp_path):
     rig = Rig(series, usual=1)
     assert check_document(series, rig.now)["ok"]
     alive(rig, DOWN)
@@ -322,8 +322,5 @@ def test_check_tells_open_alerts_and_probes_that_are_overdue(series):
     assert "the monitor is not running" in late["wrong"][1]["message"]
     assert "runs but is late" in check_document(series, rig.now + 4 * HOUR, running=True)["wrong"][1]["message"]
     json.dumps(late)
-
-
-def test_free_bytes_of_a_store_that_is_not_there_yet(tmp_path):
     assert free_bytes_of(tmp_path / "store") > 0
     assert free_bytes_of(tmp_path / "a" / "b") is None

@@ -19,11 +19,13 @@ def change(because=None, hours=1):
     return SeriesChange(KEY, TUESDAY, between, 100.0, 95.9, 0.954, 0.965, 200, 100, because)
 
 
-def test_a_change_is_told_with_its_cause():
+def test_a_change_is_told_with_its_cause_and_full_coverage_needs_no_words():
     told = "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00"
     because = "the driver changed from 570 to 580"
     assert describe.describe_change(change(because)) == f"{told}, when {because}"
     assert describe.describe_change(change()) == f"{told}; skep knows of no change then"
+    assert describe.describe_coverage({"done": 20, "failed": 0, "missed": 0}) is None
+    assert describe.describe_coverage({"done": 20, "failed": 1, "missed": 3}) == "of 24 probes, 3 missed and 1 failed"
 
 
 def event(hours, kind, text):
@@ -50,8 +52,3 @@ def event(hours, kind, text):
 )
 def test_the_cause_of_a_change(events, cause):
     assert describe.cause(events, TUESDAY, (TUESDAY - 6 * HOUR_S, TUESDAY), HOUR_S) == cause
-
-
-def test_full_coverage_needs_no_words():
-    assert describe.describe_coverage({"done": 20, "failed": 0, "missed": 0}) is None
-    assert describe.describe_coverage({"done": 20, "failed": 1, "missed": 3}) == "of 24 probes, 3 missed and 1 failed"

@@ -33,18 +33,17 @@ def monitor(**table):
     return parse_settings({"monitor": table}, "skep.toml", {}).monitor
 
 
-def test_every_key_is_understood_and_survives_its_way_through_json():
+def test_every_key_is_understood_is_in_the_page_and_has_the_default_of_its_value():
     told = {"slower_pct": 7.5, "ttft_ms": 800.0, "disk_free_bytes": 5 * GIB, "quiet_except": ("down", "disk")}
     told |= {"command": ("notify-send", "{message}")}
     same = {name: value for name, value in EVERYTHING.items() if name not in ("slower", "ttft", "disk_free")}
     assert monitor(**EVERYTHING) == Monitor(**{**same, **told})
     settings = parse_settings({"monitor": EVERYTHING}, "test", {})
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings
-
-
-def test_the_defaults_of_the_file_are_those_of_the_values():
     assert monitor() == Monitor()
     assert monitor(slower="off", disk_free="0") == Monitor(slower_pct=None, disk_free_bytes=0)
+    page = (DOCS / "watch.md").read_text()
+    assert [key for key in file_keys(Monitor) if f"`{key}`" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -78,11 +77,6 @@ def test_what_is_wrong_is_named_with_its_place(table, said):
     assert said in caught.value.message
     assert caught.value.hint
     assert "unknown key" not in said or "slower" in caught.value.hint
-
-
-def test_every_key_is_in_the_page_of_the_monitor():
-    page = (DOCS / "watch.md").read_text()
-    assert [key for key in file_keys(Monitor) if f"`{key}`" not in page] == []
 
 
 def test_the_words_of_a_command_are_those_it_is_given():

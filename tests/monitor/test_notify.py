@@ -118,19 +118,13 @@ def command(*argv, limit_s=20.0, secrets=()):
     return asyncio.run(notifier.send(NOTICE)), said
 
 
-def test_a_command_gets_the_message_as_one_word():
+def test_a_command_gets_the_message_as_one_word_and_one_that_fails_or_is_not_there_is_told_without_secrets():
     error, said = command("sh", "-c", 'printf "%s|" "$#" "$1" "$2"', "sh", "{message}", "{rule} {target} {event}")
     assert error is None
     assert said == ['alert.command said="2|box is down: <refused> & gone|down box opened|"']
-
-
-def test_a_command_that_fails_or_is_not_there_is_told():
     assert command("sh", "-c", "echo broken >&2; exit 3") == ("`sh` ended with code 3", ['alert.command said="broken"'])
     error, _ = command("no-such-program-here")
     assert error == "`no-such-program-here` cannot be started: No such file or directory"
-
-
-def test_what_a_command_says_has_no_secrets_and_no_end_of_its_own():
     error, said = command("sh", "-c", "echo sk-12345; head -c 300000 /dev/zero | tr '\\0' x", secrets=["sk-12345"])
     assert error is None
     assert said[0].startswith('alert.command said="*** xxx')
@@ -154,7 +148,7 @@ def state_of(pid):
         return "X"
 
 
-def test_addresses_and_tokens_come_from_variables():
+def test_addresses_and_tokens_come_from_variables_and_what_cannot_be_used_is_told_in_the_log():
     wanted = Monitor(webhook_env="HOOK", webhook_token_env="TOKEN", webhook_shape="ntfy")
     assert str(notify.webhook_of(wanted, {"HOOK": "https://ntfy.sh/t", "TOKEN": "x"})) == "https://ntfy.sh:443"
     for env in ({}, {"HOOK": "https://ntfy.sh/t"}, {"HOOK": "secret", "TOKEN": "x"}):
@@ -162,9 +156,6 @@ def test_addresses_and_tokens_come_from_variables():
             notify.webhook_of(wanted, env)
         assert "secret" not in caught.value.message
     assert notify.webhook_of(Monitor(), {}) is None
-
-
-def test_what_cannot_be_used_is_told_in_the_log_and_the_rest_is_used():
     said = []
     wanted = Monitor(webhook_env="HOOK", command=("true",))
     assert [notifier.via for notifier in notify.notifiers_of(wanted, {}, notify.Secrets([]), said.append)] == [
@@ -202,44 +193,21 @@ def notice(what="opened", alert=DOWN):
     return notify.Notice(what, alert, 7200.0, "attic")
 
 
-def test_an_end_says_how_long_it_was_and_why_it_is_over():
+def test_an_end_says_how_long_it_was_words_are_filled_in_once_and_the_log_has_one_line_for_each():
     told = notify.body_of(notice("closed", OVER), "ntfy", NTFY)
     assert told["tags"] == ["white_check_mark"]
     assert told["message"] == "box: no longer down after 30 min 00 s: it answers again"
-
-
-def test_the_words_of_a_command_are_filled_in_once():
     argv = notify.argv_of(
         ["notify-send", "{title}", "{message}", "{other} {}", "$(id)", "{value} {closed_at}"], notice()
     )
     assert argv == ["notify-send", "box: down", DOWN.message, "{other} {}", "$(id)", "2 "]
     evil = Alert(AlertRule.DOWN, "box", 1.0, "{host} {message}")  # what it brings in is not filled in again
     assert notify.argv_of(["{message}"], notice("opened", evil)) == ["{host} {message}"]
-
-
-def test_secrets_are_taken_out_and_a_line_stays_a_line():
-    secrets = notify.Secrets(["sk-12345", None, "", "abc"])
-    text = "401 for sk-12345\n\x1b[31m at http://me:word@box/v1\x00 abc " + "x" * 2000
-    clean = secrets.scrub(text)
-    assert clean.startswith("401 for *** [31m at http://***@box/v1 abc xxx")
-    assert len(clean) == notify.MAX_TEXT
-    assert "sk-12345" not in repr(secrets)
-
-
-def test_the_log_has_one_line_for_each():
     line = notify.log_line(notice("opened", Alert(AlertRule.DISK, None, 1.0, 'a "b"')))
     assert line == "alert.opened rule=disk target=- message=\"a 'b'\""
 
 
-@pytest.mark.parametrize("url", ["ftp://x/y", "http://", "https://u:p@x/y", "https://x/a b", "https://x/ä"])
-def test_an_address_that_cannot_be_called_is_refused_without_showing_it(url):
-    with pytest.raises(UserError) as caught:
-        check_webhook(url, "json", name="`monitor.webhook`")
-    assert url not in caught.value.message
-    assert caught.value.hint
-
-
-def test_only_the_server_of_an_address_is_shown():
+def test_an_address_shows_its_server_alone_and_secrets_are_taken_out_of_lines():
     hook = check_webhook("https://hooks.slack.com/services/T0/B0/secret", "slack", name="x")
     assert str(hook) == "https://hooks.slack.com:443"
     assert hook.path == "/services/T0/B0/secret"
@@ -247,3 +215,14 @@ def test_only_the_server_of_an_address_is_shown():
     assert check_webhook("http://x:1/a?b=c", "json", name="x").path == "/a?b=c"
     with pytest.raises(UserError, match="topic"):
         check_webhook("https://ntfy.sh", "ntfy", name="x")
+    for url in ("ftp://x/y", "http://", "https://u:p@x/y", "https://x/a b", "https://x/ä"):
+        with pytest.raises(UserError) as caught:
+            check_webhook(url, "json", name="`monitor.webhook`")
+        assert url not in caught.value.message
+        assert caught.value.hint
+    secrets = notify.Secrets(["sk-12345", None, "", "abc"])
+    text = "401 for sk-12345\n\x1b[31m at http://me:word@box/v1\x00 abc " + "x" * 2000
+    clean = secrets.scrub(text)
+    assert clean.startswith("401 for *** [31m at http://***@box/v1 abc xxx")
+    assert len(clean) == notify.MAX_TEXT
+    assert "sk-12345" not in repr(secrets)

@@ -8,15 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep.monitor.records import Probe, ProbeOutcome, ProbeTarget
-from skep.monitor.schedule import (
-    ASLEEP,
-    LATE,
-    NO_ROOM,
-    LastSlot,
-    Moment,
-    ProbeSchedule,
-    due_at,
-)
+from skep.monitor.schedule import ASLEEP, LATE, NO_ROOM, LastSlot, Moment, ProbeSchedule, due_at
 
 NOON = 1_800_000_000.0  # a whole number of hours
 HOUR = 3600.0
@@ -79,7 +71,7 @@ def test_a_sleep_during_a_probe_is_the_reason_for_what_it_took():
     assert (gap.error_kind, gap.slots) == ("asleep", 3)
 
 
-def test_a_clock_that_is_set_back_begins_a_new_era_and_a_little_is_waited_for():
+def test_a_clock_set_back_begins_a_new_era_and_a_target_added_anew_was_not_missed_meanwhile():
     schedule = begun()
     little = schedule.look([BOX], moment(NOON - 0.9 * HOUR))
     assert (little.set_back, little.missed, little.due) == (False, (), ())
@@ -87,31 +79,22 @@ def test_a_clock_that_is_set_back_begins_a_new_era_and_a_little_is_waited_for():
     agenda = schedule.look([BOX], moment(NOON - 30 * HOUR))
     assert (agenda.set_back, agenda.due[0].era, agenda.due[0].slot) == (True, 1, NOON // HOUR - 30)
     assert agenda.missed == ()
-
-
-def test_a_target_that_is_added_anew_was_not_missed_meanwhile_whatever_its_pace():
     schedule = begun()
     assert schedule.look([], moment(NOON + 9 * HOUR)).wake_at is None
     back = replace(BOX, added_at=NOON + 9 * HOUR, every_s=600.0)
     agenda = schedule.look([back], moment(NOON + 9 * HOUR))
     assert (agenda.missed, [due.era for due in agenda.due]) == ((), [1])
-
-
-def test_a_target_that_was_added_by_a_clock_that_was_ahead_is_probed_once_all_the_same():
     schedule, ahead = ProbeSchedule(), replace(BOX, added_at=NOON + 9 * HOUR)
     probed(schedule, schedule.look([ahead], moment(NOON)))
     assert schedule.look([ahead], moment(NOON + 60)).due == ()
 
 
-def test_a_restart_goes_on_after_the_last_row_and_probes_by_hand_are_none():
+def test_a_restart_goes_on_after_the_last_row_and_a_probe_that_is_lost_is_missed_later():
     rows = {"box": LastSlot(3, int(NOON // HOUR) - 2, NOON - HOUR), "by-hand": LastSlot(-1, 1_800_000_000, NOON)}
     here = replace(BOX, added_at=NOON - 9 * HOUR)
     agenda = ProbeSchedule(rows).look([here, replace(here, name="by-hand")], moment(NOON))
     assert [(gap.target, gap.era, gap.slots) for gap in agenda.missed] == [("box", 3, 1)]
     assert [(due.target.name, due.era) for due in agenda.due] == [("by-hand", 0)]
-
-
-def test_a_probe_that_is_lost_is_not_made_again_and_is_missed_later():
     schedule = ProbeSchedule()
     (due,) = schedule.look([BOX], moment(NOON)).due
     schedule.started("box")

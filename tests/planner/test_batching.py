@@ -26,15 +26,12 @@ def drain(replica, at_most=None):
     return seconds, steps, started, ended
 
 
-def test_a_sequence_waits_while_the_pool_has_no_room_for_its_prompt():
+def test_a_sequence_waits_for_room_in_the_pool_and_a_cancelled_one_frees_its_slot_wherever_it_is():
     replica = SimulatedReplica(step(), 8, 1000, 2048)
     for place in range(3):
         replica.submit(Sequence(place, 600, 100))
     replica.next_pass()
     assert (replica.running, len(replica.waiting)) == (1, 2)
-
-
-def test_a_cancelled_sequence_frees_its_slot_wherever_it_is():
     replica = SimulatedReplica(step(), 1, 1e9, 256)
     first, second = Sequence(0, 1000, 100), Sequence(1, 10, 10)
     replica.submit(first)
@@ -67,22 +64,13 @@ def run(concurrency, slots=64, **more):
     return simulate_load(step(), load, slots=slots, pool_tokens=1e9, chunk_tokens=2048, replicas=1)
 
 
-def test_effective_speed_grows_with_agents_until_the_slots_are_full():
+def test_effective_speed_grows_until_the_slots_are_full_uneven_answers_cost_and_a_cached_prefix_helps():
     assert run(1).effective_tok_s < run(4).effective_tok_s < run(16).effective_tok_s
     at, beyond = run(8, slots=8), run(32, slots=8)
     assert beyond.effective_tok_s == pytest.approx(at.effective_tok_s, rel=0.1)
     assert beyond.ttft_s > 5 * at.ttft_s
-
-
-def test_uneven_answers_cost_a_burst_its_tail():
     assert run(8, shape="burst", spread=1.0).effective_tok_s < 0.85 * run(8, shape="burst").effective_tok_s
-
-
-def test_a_cached_prefix_brings_the_first_token_sooner():
     assert run(4, cached_share=0.9).ttft_s < 0.5 * run(4).ttft_s
-
-
-def test_drawn_lengths_have_the_mean_asked_for():
     drawn = lengths(500, 200, 1.0)
     assert sum(drawn) / 500 == pytest.approx(200, rel=1e-3)
     assert max(drawn) > 3 * min(drawn)

@@ -58,7 +58,7 @@ def test_known_factors_are_found_again(name):
     assert found.batch == pytest.approx(0.6, rel=1e-3)
 
 
-def test_the_calibrated_prediction_is_what_was_measured():
+def test_the_calibrated_prediction_is_what_was_measured_and_without_a_higher_level_the_rest_as_predicted():
     measured = as_measured(*SETUPS["dense"], StepTuning(1.4, 1.5, 2.0))
     foresee = speed_model_maker(*SETUPS["dense"], Constants(), measured)
     found = fit(foresee, measured)
@@ -66,6 +66,12 @@ def test_the_calibrated_prediction_is_what_was_measured():
         before, after = before_and_after(foresee, found, level)
         assert after.tpot_s == pytest.approx(level.tpot_s.estimate, rel=0.01)
         assert before.tpot_s < 0.85 * after.tpot_s
+    whole = as_measured(*SETUPS["dense"], StepTuning(1.2, 3.0, 1.0))
+    measured = CalibrationData(whole.alone, None, whole.prompts)
+    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
+    assert found.batch is None
+    assert found.tuning.batch == 1.0
+    assert "further" not in str(found)
 
 
 def test_a_machine_as_predicted_gets_factors_of_one_with_the_spread_of_the_measurement():
@@ -93,25 +99,13 @@ def test_noise_moves_the_factor_on_further_sequences_little():
     assert found.batch.low < 1 < found.batch.high
 
 
-def test_without_a_higher_level_further_sequences_stay_as_predicted():
-    whole = as_measured(*SETUPS["dense"], StepTuning(1.2, 3.0, 1.0))
-    measured = CalibrationData(whole.alone, None, whole.prompts)
-    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
-    assert found.batch is None
-    assert found.tuning.batch == 1.0
-    assert "further" not in str(found)
-
-
-def test_factors_beyond_belief_are_cut_and_named():
+def test_factors_beyond_belief_are_cut_and_what_was_measured_fits_whatever_the_arithmetic_says():
     measured = CalibrationData(seen(1, 5.0), seen(8, 5.0), seen(1, ttft_s=0.0001, inputs=1024.0, outputs=4.0))
     found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
     assert found.tuning.decode == 10.0
     assert found.tuning.prompt == 0.1
     assert {"steps", "prompts"} <= set(found.at_limit)
-
-
-def test_what_was_measured_fits_whatever_the_arithmetic_says():
-    """A 70B in BF16 does not fit a 3090; if somebody measured eight at once there, eight ran at once."""
+    # A 70B in BF16 does not fit a 3090; if somebody measured eight at once there, eight ran at once.
     setup = Setup(geometry("llama-3.3-70b"), QUANTS["bf16"], KV_TYPES["bf16"], "vllm", slots=8)
     measured = CalibrationData(seen(1), seen(8), seen(1, inputs=1024.0))
     found = speed_model_maker(setup, Rig((CARD,)), Constants(), measured)(UNTUNED)

@@ -62,7 +62,7 @@ def test_what_is_pinned_stays():
         assert (setup.context, setup.utilization, setup.spec, setup.graphs) == (16384, 0.85, pins.spec, False)
 
 
-def test_slots_are_enough_for_the_agents_and_replicas_no_more_and_levels_go_one_doubling_beyond():
+def test_slots_are_enough_for_the_agents_and_nothing_below_four_bits_is_offered():
     found = chosen("qwen3-8b", goal=PlanGoal(agents=9))
     for plan in found.plans:
         assert plan.setup.slots == -(-9 // plan.setup.layout.replicas)
@@ -70,8 +70,6 @@ def test_slots_are_enough_for_the_agents_and_replicas_no_more_and_levels_go_one_
     assert max(plan.setup.layout.replicas for plan in found.plans) == 2
     assert [levels(agents) for agents in (1, 4, 6)] == [(1, 2), (1, 2, 4, 8), (1, 2, 4, 6, 12)]
 
-
-def test_nothing_below_four_bits_is_offered_and_fp4_only_where_the_cards_compute_it_or_it_was_published_so():
     def offered(model, engine="vllm", cards=TWO.cards):
         return {quant.id: quant.nominal for quant in offered_quants(geometry(model), engine, cards)}
 
@@ -100,13 +98,10 @@ def test_a_promise_that_only_a_slower_layout_keeps_puts_it_first():
     assert bound.plans[-1].rated.over_limit > 1
 
 
-def test_bridged_cards_are_put_side_by_side():
+def test_bridged_cards_are_put_side_by_side_and_a_slow_one_beside_a_fast_one_left_out():
     rig, order = arranged(parse_rig("4x rtx-3090: nvlink(0-2,1-3)"))
     assert order == (0, 2, 1, 3)
     assert (rig.link(0, 1).kind, rig.link(2, 3).kind, rig.link(1, 2).kind) == ("nvlink", "nvlink", "pcie")
-
-
-def test_a_slow_card_beside_a_fast_one_may_be_left_out():
     found = chosen("qwen3-8b", parse_rig("rtx-3060 + rtx-5090"), PlanGoal(agents=2))
     assert found.order == (1, 0)
     assert found.plans[0].setup.layout == Layout()

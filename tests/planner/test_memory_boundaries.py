@@ -17,6 +17,7 @@ from memory_samples import (
 from msgspec.structs import replace
 
 from skep.planner.memory import fits, kv_capacity_tokens, longest_context, memory, weights_bytes
+from skep.planner.setup import find_quant
 from skep.units import GIB
 
 
@@ -37,8 +38,6 @@ def starts(made, card, context, slots=None, **more):
     ],
 )
 def test_checkpoints_weigh_what_their_authors_say(model, quant, draft, vision, published_gb):
-    from skep.planner.setup import find_quant
-
     assert weights_bytes(model, find_quant(quant), draft, vision) / 1e9 == pytest.approx(published_gb, rel=0.08)
 
 
@@ -91,23 +90,17 @@ def test_what_ran_fits(made, card, context, slots):
     assert verdict.fits, verdict.sentence
 
 
-def test_qwen3_coder_30b_has_about_16k_on_one_3090_and_131k_on_two():
+def test_coders_of_30b_and_32b_fit_one_3090_as_published_and_gemma_4_31b_bf16_is_tight_on_four():
     """Write-up 000: `Context is limited to ~16K tokens on a single GPU`, 131K with the second."""
     one = setup(QWEN3_CODER_30B, utilization=0.95)
     two = setup(QWEN3_CODER_30B, tp=2, utilization=0.92)
     assert 10_000 <= longest_context(one, RTX_3090, 4) <= 20_000
     assert not starts(one, RTX_3090, 131072, 4)
     assert starts(two, RTX_3090, 131072, 4)
-
-
-def test_qwen25_coder_32b_awq_fits_one_3090_at_095():
     made = setup(QWEN25_32B, "awq", utilization=0.95, graphs=False)
     assert fits(made, RTX_3090, context=8192, slots=4).fits
     assert 1 <= kv_capacity_tokens(made, RTX_3090, context=8192, slots=4) / 8192 < 4
-
-
-def test_gemma_4_31b_bf16_is_tight_on_four_3090s():
-    """`would fit TP=4 tight`: a few contexts of 8K, far from its 262K; AWQ has room."""
+    # `would fit TP=4 tight`: a few contexts of 8K, far from its 262K; AWQ has room.
     tight = setup(GEMMA4_31B, "bf16", tp=4)
     assert starts(tight, RTX_3090, 8192, 4)
     assert not starts(setup(GEMMA4_31B, "bf16", tp=2), RTX_3090, 2048, 1)

@@ -55,32 +55,23 @@ def test_bytes_of_kv_that_a_token_keeps_on_a_card(made, kept):
     assert kv_bytes_per_token(made) == kept
 
 
-def test_every_draft_keeps_a_state_to_return_to():
+def test_a_state_for_every_draft_the_scan_and_the_expert_workspace_take_what_was_published():
     assert state_bytes(setup(QWEN36_27B)) == 153_944_064
     assert state_bytes(setup(QWEN36_27B, spec=3, tp=2)) == 153_944_064 * 4 / 2
-
-
-def test_the_scan_of_linear_attention_takes_72_kib_a_token():
-    """vllm issue 54775, 48 heads of 128."""
+    # vllm issue 54775, 48 heads of 128.
     alone = scratch_bytes(setup(QWEN36_27B), 1, 2048) - scratch_bytes(setup(QWEN36_27B), 1, 1024)
     assert alone == 1024 * 72 * KIB
     assert scratch_bytes(setup(QWEN3_8B), 8, 8192) == 0
-
-
-def test_the_expert_workspace_is_that_of_the_published_crash():
-    """`requires 448.06 MB` at 8192 batched tokens on 35B-A3B with expert parallel."""
+    # `requires 448.06 MB` at 8192 batched tokens on 35B-A3B with expert parallel.
     assert workspace_bytes(setup(QWEN36_35B, tp=2, ep=2), 8192) == 448 * MIB
 
 
-def test_capture_sizes_follow_from_the_sequences():
+def test_graphs_are_captured_by_the_sequences_and_not_without_graphs_or_on_intel():
     assert capture_sizes(1) == (1, 2)
     assert capture_sizes(4) == (1, 2, 4, 8)
     assert capture_sizes(2, 5) == (1, 2, 4, 8, 16, 24)
     assert (len(capture_sizes(256)), len(full_sizes(256))) == (51, 35)  # as vLLM's log counts them
     assert full_sizes(8, 3) == ()
-
-
-def test_without_graphs_nothing_is_recorded_and_intel_records_nothing():
     assert graph_bytes(setup(QWEN36_27B, graphs=False), RTX_3090, 256) == 0
     assert graph_bytes(setup(QWEN36_27B), B70, 256) == 0
     assert graph_bytes(setup(QWEN36_27B), RTX_3090, 256) > GIB
@@ -97,14 +88,11 @@ def test_newer_vllm_counts_graphs_in_its_budget(version, inside):
     assert [term.inside for term in plan.terms if "graphs" in term.name] == [inside]
 
 
-def test_the_default_batch_is_larger_on_large_cards_but_for_the_a100():
+def test_a_card_reports_less_than_its_box_says_and_large_ones_but_the_a100_take_larger_batches():
     assert (defaults("vllm", RTX_3090).slots, defaults("vllm", RTX_3090).batched_tokens) == (256, 2048)
     assert (defaults("vllm", H100).slots, defaults("vllm", H100).batched_tokens) == (1024, 8192)
     assert defaults("vllm", A100).slots == 256
     assert (defaults("vllm", H100).utilization, defaults("sglang", H100).utilization) == (0.9, 0.88)
-
-
-def test_a_card_reports_less_than_its_box_says():
     assert usable_bytes(RTX_3090) == int(23.56 * GIB)
     assert usable_bytes(RTX_5090) == int(31.36 * GIB)
     assert usable_bytes(dataclasses.replace(RTX_3090, memory_gib=20)) / GIB == pytest.approx(19.5, abs=0.1)
@@ -126,15 +114,12 @@ def test_an_engine_takes_its_memory_in_its_own_way():
     assert (shared.usable_bytes, shared.bytes_of("unified-memory reserve") > 0) == (96 * GIB, True)
 
 
-def test_a_model_that_fits_nowhere_names_its_largest_term():
+def test_the_largest_context_holds_and_a_model_that_fits_nowhere_names_its_largest_term():
     verdict = fits(setup(DEEPSEEK_V3, "fp8", tp=8), RTX_3090, context=8192, slots=4)
     assert not verdict.fits
     assert verdict.plan.largest.name == "weights"
     assert verdict.over_bytes > 50 * GIB
     assert "rtx-3090" in verdict.sentence
-
-
-def test_the_largest_context_holds_and_the_next_step_does_not():
     made = setup(QWEN3_8B, "nvfp4")
     longest = longest_context(made, RTX_3090, 8)
     assert fits(made, RTX_3090, context=longest, slots=8, at_once=8).fits

@@ -80,10 +80,18 @@ def test_more_bandwidth_and_more_flops_never_make_a_step_longer(chance):
             assert took <= plain * 1.0001, said(model, card, engine, quant, n, each, spec, times)
 
 
-def test_an_ampere_card_with_a_little_more_bandwidth_is_not_slower():
+def test_what_once_was_a_fault_stays_mended():
     slower, faster = (dataclasses.replace(device("rtx-3090"), bandwidth_gbs=rate) for rate in (1199, 1201))
     model = geometry("qwen3-8b")
     assert step(model, "bf16", faster).seconds(1, 1000) <= step(model, "bf16", slower).seconds(1, 1000)
+    bridge, slot = (all_reduce(2, link, K) for link in (CardLink("nvlink", 56.2), CardLink("pcie", 31.5, p2p=True)))
+    for size in (2 * 4096, 2 * 4096 * 8):  # one token, eight
+        assert bridge.fixed_s + bridge.s_per_byte * size <= slot.fixed_s + slot.s_per_byte * size
+    model, card, spec = geometry("qwen3.6-27b"), device("b200"), Speculation("mtp", 3)
+    alone = step(model, "fp8", card, spec=spec).seconds(1, 1000)
+    assert step(model, "fp8", card, 2, CardLink("nvlink", 900.0), spec=spec).seconds(1, 1000) <= alone
+    one = step(geometry("gpt-oss-120b"), "mxfp4", device("mi300x"), 8, CardLink("nvlink", 64.0))
+    assert 1 / one.seconds(1, 1536) > 120
 
 
 def test_a_step_grows_with_sequences_context_and_prompt_and_is_finite(chance):
@@ -135,12 +143,6 @@ def test_a_better_link_of_one_kind_is_never_slower(chance):
         assert took == sorted(took, reverse=True), said(model, card, engine, quant, tp, n, each, prompt)
 
 
-def test_a_bridge_is_not_slower_than_the_pcie_slot_beside_it():
-    bridge, slot = (all_reduce(2, link, K) for link in (CardLink("nvlink", 56.2), CardLink("pcie", 31.5, p2p=True)))
-    for size in (2 * 4096, 2 * 4096 * 8):  # one token, eight
-        assert bridge.fixed_s + bridge.s_per_byte * size <= slot.fixed_s + slot.s_per_byte * size
-
-
 def test_a_group_over_a_free_link_is_between_one_card_and_perfect_division(chance):
     for _ in range(TRIES):
         model, card, engine, quant, n, each = drawn(chance)
@@ -149,12 +151,6 @@ def test_a_group_over_a_free_link_is_between_one_card_and_perfect_division(chanc
         group = step(model, quant, card, tp, CardLink("nvlink", 1e9), engine=engine)
         free = group.seconds(n, n * each) - group.comm_fixed_s
         assert alone / tp * 0.999 <= free <= alone * 1.001, said(model, card, engine, quant, tp, n, each)
-
-
-def test_drafting_over_a_servers_nvlink_does_not_make_two_cards_slower_than_one():
-    model, card, spec = geometry("qwen3.6-27b"), device("b200"), Speculation("mtp", 3)
-    alone = step(model, "fp8", card, spec=spec).seconds(1, 1000)
-    assert step(model, "fp8", card, 2, CardLink("nvlink", 900.0), spec=spec).seconds(1, 1000) <= alone
 
 
 def test_more_of_the_drafts_accepted_bring_more_and_never_more_than_all(chance):
@@ -167,11 +163,6 @@ def test_more_of_the_drafts_accepted_bring_more_and_never_more_than_all(chance):
         ]
         assert brought == sorted(brought), said(model, engine, depth)
         assert (brought[0], brought[-1] <= 1 + depth) == (1.0, True), said(model, engine, depth)
-
-
-def test_a_servers_amd_card_has_kernels_for_experts():
-    one = step(geometry("gpt-oss-120b"), "mxfp4", device("mi300x"), 8, CardLink("nvlink", 64.0))
-    assert 1 / one.seconds(1, 1536) > 120
 
 
 # What a model is made of, and what lies on a card
@@ -209,14 +200,11 @@ def test_a_larger_card_and_more_utilization_hold_more_and_more_slots_hold_less_e
         assert 0 <= context <= (model.max_context or 1 << 20), what
 
 
-def test_from_70_gib_on_vllm_prefills_in_larger_chunks_out_of_the_memory_of_its_cache():
+def test_a_spark_has_what_cuda_reports_and_from_70_gib_on_vllm_prefills_in_larger_chunks():
+    assert usable_bytes(device("dgx-spark")) == pytest.approx(121.7 * GIB, rel=0.03)
     card = dataclasses.replace(device("radeon-pro-w7900"), memory_gib=72.0)
     setup = Setup(geometry("gemma-4-31b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", slots=8)
     assert longest_context(setup, card, 8) < longest_context(replace(setup, batched_tokens=2048), card, 8)
-
-
-def test_a_spark_has_what_cuda_reports():
-    assert usable_bytes(device("dgx-spark")) == pytest.approx(121.7 * GIB, rel=0.03)
 
 
 # Loads played through
@@ -265,11 +253,16 @@ def test_more_agents_below_the_slots_never_bring_less_in_a_steady_load(chance):
         assert few <= more * 1.01, said(model, card, quant, agents, prompt)
 
 
-def test_a_mixed_level_does_not_depend_on_how_long_it_is_played():
+def test_a_mixed_level_does_not_depend_on_its_length_and_tasks_that_arrive_together_wait_as_a_burst():
     one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
     usual = PlannedLoad(8, 1024, 512, shape="mixed", spread=1.0)
     longer = played(one, replace(usual, tasks=240)).effective_tok_s
     assert played(one, usual).effective_tok_s == pytest.approx(longer, rel=0.05)
+    flood = played(one, PlannedLoad(4, 2048, 32, tasks=4, rate_per_s=1000.0))
+    burst = played(one, PlannedLoad(4, 2048, 32, tasks=4, shape="burst"))
+    assert flood.ttft_s == pytest.approx(burst.ttft_s, rel=0.02)
+    two = played(one, PlannedLoad(2, 2048, 32, tasks=2, rate_per_s=1000.0), replicas=2)
+    assert two.wall_s == pytest.approx(played(one, PlannedLoad(1, 2048, 32, tasks=1)).wall_s, rel=0.02)
 
 
 def test_twice_the_replicas_for_twice_the_agents_bring_twice_as_much(chance):
@@ -291,19 +284,6 @@ def test_an_open_load_brings_no_more_than_arrives(chance):
         assert got.effective_tok_s <= rate * 64 * tasks / (tasks - 1), said(model, card, quant, rate)
 
 
-def test_tasks_that_arrive_together_wait_as_long_as_a_burst_does():
-    one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
-    flood = played(one, PlannedLoad(4, 2048, 32, tasks=4, rate_per_s=1000.0))
-    burst = played(one, PlannedLoad(4, 2048, 32, tasks=4, shape="burst"))
-    assert flood.ttft_s == pytest.approx(burst.ttft_s, rel=0.02)
-
-
-def test_an_idle_replica_takes_a_task_as_it_arrives():
-    one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
-    two = played(one, PlannedLoad(2, 2048, 32, tasks=2, rate_per_s=1000.0), replicas=2)
-    assert two.wall_s == pytest.approx(played(one, PlannedLoad(1, 2048, 32, tasks=1)).wall_s, rel=0.02)
-
-
 # Rigs and choices
 
 
@@ -317,14 +297,11 @@ def test_every_band_holds_its_own_prediction(chance):
         assert 0.005 < around.low < 1 < around.high < 200, said(model, card, engine, n)
 
 
-def test_no_pair_of_cards_talks_faster_than_ten_terabits_and_a_card_has_one_usual_link_whoever_asks():
+def test_no_pair_of_cards_talks_faster_than_ten_terabits_and_a_slot_without_lanes_is_refused():
     for card in CARDS:
         link = group_link(parse_rig(f"2x {card.id}"), (0, 1))
         assert (0 < link.gbs <= 1250, link.kind) == (True, default_link(card).kind), card.id
     assert default_link(device("cmp-170hx-64gb")).gbs < 1.2  # a mining card's slot
-
-
-def test_a_slot_without_lanes_is_refused_in_words():
     with pytest.raises(UserError):
         choose(geometry("qwen3-8b"), parse_rig("2x rtx-3090: pcie4x0"), PlanGoal(), Pins(tp=2))
 

@@ -63,7 +63,7 @@ def test_a_row_without_a_fact_says_which(changes, fact):
     assert why.startswith("memory: ")  # it does not fit
 
 
-def test_a_whole_row_becomes_a_setup_a_load_and_a_figure():
+def test_a_whole_row_becomes_a_setup_a_load_and_a_figure_and_mixed_cards_are_paced_by_the_slowest():
     told = case(
         gpu="2x RTX 3090", tp="2", link="pcie 15.75 p2p", engine="sglang", kv="fp8", slots="8", spec="mtp:3",
         text="code", concurrency="4", input_tokens="1024", output_tokens="512", utilization="0.9",
@@ -75,16 +75,13 @@ def test_a_whole_row_becomes_a_setup_a_load_and_a_figure():
     assert (told.rig.default_link.gbs, told.rig.default_link.p2p) == (15.75, True)
     assert (told.load.concurrency, told.load.input_tokens, told.load.shape) == (4, 1024, "burst")
     assert (told.published, told.metric, told.source) == (90, "decode", "github.com/owner/repo")
-
-
-def test_mixed_cards_are_paced_by_the_slowest_and_what_is_empty_is_as_usual():
     both = case(gpu="RTX 5090 + RTX 3090 Ti")
     assert (both.card.bandwidth_gbs, both.card.memory_gib, both.setup.layout.tp) == (1008, 24, 2)
     assert both.rig.default_link.p2p is False
     assert (both.setup.engine, both.setup.slots, both.load.output_tokens) == ("vllm", None, 512)
 
 
-def test_nearly_every_complete_row_becomes_a_case():
+def test_nearly_every_complete_row_becomes_a_case_and_nonsense_a_missing_fact_and_no_traceback():
     whole = [(n, cells) for n, cells in rows("published_points.csv") if cells["quant"] and cells["concurrency"]]
     read = 0
     for number, cells in whole:
@@ -93,9 +90,6 @@ def test_nearly_every_complete_row_becomes_a_case():
             read += 1
     assert read > 780
     assert read >= 0.97 * len(whole)
-
-
-def test_a_row_of_nonsense_is_a_missing_fact_and_never_a_traceback():
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)

@@ -26,34 +26,22 @@ def test_cards_are_counted_however_they_are_typed(text, names):
     assert [card.id for card in parse_rig(text).cards] == names
 
 
-def test_geforce_cards_have_no_peer_access_over_pcie_unless_said():
+def test_links_are_told_of_all_cards_and_pairs_or_follow_from_the_cards():
     assert parse_rig("2x rtx-3090").link(0, 1).p2p is False
     assert parse_rig("2x rtx-3090: p2p").link(0, 1).p2p is True
     assert parse_rig("2x rtx-a6000").link(0, 1).p2p is True
     assert parse_rig("2x rtx-6000-ada").link(0, 1).p2p is True
-    assert [is_geforce(parse_rig(name).cards[0]) for name in ("rtx-5090", "rtx-pro-6000", "l40s")] == [
-        True,
-        False,
-        False,
-    ]
-
-
-def test_a_bridge_joins_two_cards_only():
-    """`--link nvlink` on four 3090s is two bridged pairs with PCIe between them."""
+    kinds = [is_geforce(parse_rig(name).cards[0]) for name in ("rtx-5090", "rtx-pro-6000", "l40s")]
+    assert kinds == [True, False, False]
+    # `--link nvlink` on four 3090s is two bridged pairs with PCIe between them.
     rig = parse_rig("4x rtx-3090", "nvlink")
     kinds = {(a, b): rig.link(a, b).kind for a in range(4) for b in range(a + 1, 4)}
     assert [pair for pair, kind in kinds.items() if kind == "nvlink"] == [(0, 1), (2, 3)]
     assert parse_rig("2x rtx-3090", "nvlink").link(0, 1).gbs == 56.2
-
-
-def test_boards_with_nvlink_built_in_have_it_without_a_word():
     assert parse_rig("8x h100-sxm").link(0, 7).kind == "nvlink"
     assert parse_rig("8x h200").link(3, 4).kind == "nvlink"
     assert parse_rig("2x h100-pcie").link(0, 1).kind == "pcie"
     assert parse_rig("2x h100-sxm", "pcie").link(0, 1).kind == "pcie"
-
-
-def test_links_are_told_of_all_cards_and_of_pairs():
     rig = parse_rig("4x rtx-3090: nvlink(0-1,2-3), pcie4x8")
     assert (rig.link(0, 1).kind, rig.link(2, 3).kind) == ("nvlink", "nvlink")
     assert rig.link(0, 2).title == rig.link(1, 3).title == "PCIe 4.0 x8"
@@ -99,25 +87,19 @@ def gpu(index, name="NVIDIA GeForce RTX 3090", gib=24, **more):
     return Gpu(index, name, gib << 30, **more)
 
 
-def test_this_machine_is_read_with_its_links():
+def test_this_machine_is_read_with_its_links_and_an_unknown_card_or_none_is_said():
     slots = {"pcie_generation_max": 4, "pcie_lanes": 8}
     facts = host(gpu(0, **slots), gpu(1, **slots), gpu(2, **slots), links=((0, 1, "NV4"), (0, 2, "PHB"), (1, 2, "SYS")))
     rig = rig_of_host(facts).rig
     assert [card.id for card in rig.cards] == ["rtx-3090"] * 3
     assert (rig.link(0, 1).kind, rig.link(0, 1).gbs) == ("nvlink", 56.2)
     assert (rig.link(0, 2).title, rig.link(0, 2).p2p) == ("PCIe 4.0 x8", False)
-
-
-def test_an_unknown_card_is_stood_in_for_by_its_nearest_relative_and_said_so():
     found = rig_of_host(host(gpu(0, "NVIDIA GeForce RTX 5999", 48, compute_capability="12.0")))
     (card,) = found.rig.cards
     assert (card.memory_gib, card.family) == (48, "blackwell")
     assert "is not in the catalogue" in found.notes[0]
     with pytest.raises(UserError, match="reports too little"):
         rig_of_host(host(Gpu(0, "Mystery", None)))
-
-
-def test_a_machine_without_a_gpu_says_what_to_pass():
     with pytest.raises(UserError, match="no GPU was found") as caught:
         rig_of_host(host())
     assert "--gpu" in caught.value.hint
@@ -126,7 +108,7 @@ def test_a_machine_without_a_gpu_says_what_to_pass():
 CPU = replace(host(), cpu_model="Some CPU", cpu_features=("avx", "avx2"), memory_bytes=32 << 30)
 
 
-def test_memory_and_speed_of_a_cpu_are_the_machines_and_wider_units_compute_more():
+def test_a_cpu_computes_by_its_units_and_replicas_share_it():
     (card,) = cpu_rig(CPU, 41.26).cards
     assert (card.vendor, card.title, card.memory_gib, card.bandwidth_gbs) == ("cpu", "Some CPU", 32.0, 41.3)
     assert card.fp16_tflops == pytest.approx(8 * 3 * 32 / 1000)
@@ -134,9 +116,6 @@ def test_memory_and_speed_of_a_cpu_are_the_machines_and_wider_units_compute_more
     rigs = (cpu_rig(replace(CPU, cpu_features=f), 40) for f in ((), ("avx2", "avx512f")))
     plain, wide = (rig.cards[0] for rig in rigs)
     assert wide.fp16_tflops == 16 * plain.fp16_tflops
-
-
-def test_replicas_share_the_processor():
     rig = cpu_rig(CPU, 40.0, replicas=2)
     assert [card.bandwidth_gbs for card in rig.cards] == [20.0, 20.0]
     assert "8 cores, 40 GB/s" in rig.title

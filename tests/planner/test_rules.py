@@ -77,14 +77,11 @@ def test_a_sentence_names_what_was_worked_out(rule, example, piece):
     assert piece in sentence
 
 
-def test_the_first_refusal_is_the_reason_of_all_rules_or_of_those_named():
+def test_every_rule_has_an_id_and_the_first_refusal_is_the_reason_of_all_or_of_those_named():
     bad = setup(GEMMA4_31B, "fp8", "fp8_e5m2", tp=5), rig(RTX_3090, 5, PCIE)
     assert refusal(*bad).rule == "heads"
     assert find_first("refused", *bad, ("driver", "kv-fp8", "heads")).rule == "kv-fp8"
     assert refusal(setup(GEMMA4_31B, tp=4), rig(RTX_3090, 4, PCIE)) is None
-
-
-def test_every_rule_has_an_id_of_its_own():
     text = files("skep.planner").joinpath("rules.toml").read_text(encoding="utf-8")
     assert text.count("[[rule]]") == len(rules()) >= 30
 

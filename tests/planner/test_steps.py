@@ -17,11 +17,24 @@ def step(model="qwen3-14b", quant="awq", card="rtx-3090", tp=1, link=PCIE, kv="b
     return step_model(setup, device(card), link if tp > 1 else None, K, tuning=tuning)
 
 
-def test_a_mixture_reads_few_experts_for_one_token_and_nearly_all_for_many():
+def test_a_mixture_reads_few_experts_for_one_token_and_stages_overlap_for_several_sequences_only():
     moe = step("qwen3-coder-30b-a3b")
     few, many = moe.seconds(1, 0), moe.seconds(64, 0)
     assert few < 0.4 * step("qwen2.5-coder-32b").seconds(1, 0)
     assert many > 2.5 * few
+    setup = Setup(geometry("qwen3-14b"), find_quant("awq"), find_kv("bf16"), "vllm", Layout(pp=2))
+    two, one = step_model(setup, device("rtx-3090"), None, K), step()
+    assert two.seconds(1, 1000) > one.seconds(1, 1000)
+    assert two.seconds(16, 16_000) < one.seconds(16, 16_000)
+    cut, whole = (
+        step_model(
+            Setup(geometry("qwen3-30b-a3b"), find_quant("fp8"), find_kv("bf16"), "vllm", Layout(tp=2, ep=ep)),
+            device("h100-sxm"), CardLink("nvlink", 450.0), K,
+        )
+        for ep in (1, 2)
+    )  # fmt: skip
+    assert whole.seconds(1, 1000) == cut.seconds(1, 1000)
+    assert 1.0 < whole.seconds(64, 64_000) / cut.seconds(64, 64_000) < 1.05
 
 
 def test_a_second_card_halves_reading_but_adds_all_reduces():
@@ -43,16 +56,13 @@ def test_an_all_reduce_grows_with_size_and_with_cards(kind):
     assert all_reduce(1, link, K).fixed_s == all_reduce(1, link, K).s_per_byte == 0
 
 
-def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer():
+def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer_and_more_are_right_in_code():
     plain, drafted = step("qwen3.6-27b"), step("qwen3.6-27b", spec=Speculation("mtp", 3))
     assert 2 < drafted.tokens_per_step(1) < 4
     assert plain.seconds(1, 100) < drafted.seconds(1, 100)
     assert plain.seconds(1, 100) < step("qwen3.6-27b", spec=Speculation("draft", 3)).seconds(1, 100)
     assert drafted.tokens_per_step(1) / drafted.seconds(1, 100) > 1 / plain.seconds(1, 100)
     assert step("qwen3.6-27b", spec=Speculation("mtp", 3, acceptance=0.0)).tokens_per_step(1) == 1
-
-
-def test_more_drafts_are_right_in_code_than_in_prose():
     prose, mixed, code = (
         step("qwen3.6-27b", spec=Speculation("mtp", 3, text=text)).tokens_per_step(1)
         for text in ("prose", "mixed", "code")
@@ -61,33 +71,11 @@ def test_more_drafts_are_right_in_code_than_in_prose():
     assert prose < mixed < code < 4
 
 
-def test_the_stages_of_a_pipeline_overlap_for_several_sequences_only():
-    setup = Setup(geometry("qwen3-14b"), find_quant("awq"), find_kv("bf16"), "vllm", Layout(pp=2))
-    two, one = step_model(setup, device("rtx-3090"), None, K), step()
-    assert two.seconds(1, 1000) > one.seconds(1, 1000)
-    assert two.seconds(16, 16_000) < one.seconds(16, 16_000)
-
-
-def test_whole_experts_cost_a_little_beyond_one_sequence():
-    cut, whole = (
-        step_model(
-            Setup(geometry("qwen3-30b-a3b"), find_quant("fp8"), find_kv("bf16"), "vllm", Layout(tp=2, ep=ep)),
-            device("h100-sxm"), CardLink("nvlink", 450.0), K,
-        )
-        for ep in (1, 2)
-    )  # fmt: skip
-    assert whole.seconds(1, 1000) == cut.seconds(1, 1000)
-    assert 1.0 < whole.seconds(64, 64_000) / cut.seconds(64, 64_000) < 1.05
-
-
-def test_hbm_is_read_faster_than_weights_of_four_bits_are_unpacked():
+def test_hbm_is_read_faster_than_four_bits_are_unpacked_and_one_cache_for_all_slots_once_for_every_sequence():
     took = {quant: step("qwen3-8b", quant, "h200").seconds(1, 1000) for quant in ("awq", "fp8", "bf16")}
     assert took["fp8"] < took["awq"] < took["bf16"]  # 3.5, 4.3 and 5.3 ms were measured
     here = {quant: step("qwen3-8b", quant, "rtx-4090").seconds(1, 1000) for quant in ("awq", "fp8", "bf16")}
     assert here["awq"] < here["fp8"] < here["bf16"]
-
-
-def test_one_cache_for_all_slots_is_read_once_for_every_sequence():
     setup = Setup(geometry("qwen3-8b"), find_quant("q4_k_m"), find_kv("bf16"), "llamacpp")
     apart, shared = (step_model(replace(setup, shared_kv=one), device("h200"), None, K) for one in (False, True))
     assert shared.seconds(1, 1000) == apart.seconds(1, 1000)

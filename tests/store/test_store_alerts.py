@@ -13,7 +13,7 @@ CHANGE = records.SeriesChange(
 )
 
 
-def test_events_come_oldest_first_those_of_a_target_with_those_of_all(series):
+def test_events_come_oldest_first_and_notices_say_who_was_told_and_what_went_wrong(series):
     """Every field is kept."""
     detail = {"what": "driver", "from": "570", "to": "580"}
     later = records.MonitorEvent(20.0, records.EventKind.VERSION, "driver 570 -> 580", "box", detail)
@@ -27,6 +27,13 @@ def test_events_come_oldest_first_those_of_a_target_with_those_of_all(series):
     assert [event.at for event in series.events(*ALWAYS, target="box")] == [10.0, 20.0]
     assert series.events(20.0, 30.0) == [replace(later, id=1)]
     assert series.events(10.0, 10.0) == []
+    # In the order they were tried.
+    number = series.open_alert(records.Alert(records.AlertRule.DOWN, "box", 10.0, "box is down"))
+    series.append_notice(number, "opened", 11.0, "webhook", "connection refused")
+    series.append_notice(number, "opened", 11.0, "log", None)
+    assert series.notices(number) == [("opened", 11.0, "webhook", "connection refused"), ("opened", 11.0, "log", None)]
+    with pytest.raises(StoreError, match="does not take this row"):
+        series.append_notice(number, "shouted", 12.0, "log", None)
 
 
 def test_an_alert_is_open_until_it_is_closed(series):
@@ -46,16 +53,6 @@ def test_an_alert_is_open_until_it_is_closed(series):
     assert series.alerts()[1] == closed
     with pytest.raises(StoreError, match="FOREIGN KEY"):
         series.close_alert(99, 20.0, "it answers")
-
-
-def test_notices_say_who_was_told_and_what_went_wrong(series):
-    """In the order they were tried."""
-    number = series.open_alert(records.Alert(records.AlertRule.DOWN, "box", 10.0, "box is down"))
-    series.append_notice(number, "opened", 11.0, "webhook", "connection refused")
-    series.append_notice(number, "opened", 11.0, "log", None)
-    assert series.notices(number) == [("opened", 11.0, "webhook", "connection refused"), ("opened", 11.0, "log", None)]
-    with pytest.raises(StoreError, match="does not take this row"):
-        series.append_notice(number, "shouted", 12.0, "log", None)
 
 
 def test_changes_take_the_place_of_those_found_before(series, store):

@@ -31,23 +31,20 @@ def schema(path) -> list[tuple[str, str]]:
     return rows
 
 
-def test_file_is_made_for_its_owner_alone_also_where_its_path_looks_like_a_query(tmp_path, begin):
+def test_a_file_is_made_for_its_owner_alone_and_its_connection_has_its_settings(tmp_path, begin, store):
     """Prompts and answers are private: folder, file and side files."""
     path = tmp_path / "50% off?mode=memory#é" / "skep.sqlite3"
-    with open_store(path) as store:
-        begin(store)
+    with open_store(path) as made:
+        begin(made)
         assert (mode(path.parent), mode(path)) == (0o700, 0o600)
         assert mode(path.with_name("skep.sqlite3-wal")) == 0o600
-
-
-def test_settings_of_the_connection(store):
-    """Readers do not block the writer, references hold, a locked file is waited for, the schema is the newest."""
+    # Readers do not block the writer, references hold, a locked file is waited for, the schema is the newest.
     told = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 10_000}
     told |= {"application_id": APPLICATION_ID, "user_version": len(MIGRATIONS)}
     assert {name: pragma(store, name) for name in told} == told
 
 
-def test_failed_migration_leaves_the_old_file(path, tmp_path):
+def test_a_file_that_cannot_be_upgraded_of_a_newer_skep_or_of_another_program_is_left_as_it_is(path, tmp_path):
     """Steps run in one transaction: the file is upgraded or as it was."""
     connection = sqlite3.connect(tmp_path / "old.sqlite3", isolation_level=None)
     connection.execute("CREATE TABLE runs (id)")
@@ -56,10 +53,7 @@ def test_failed_migration_leaves_the_old_file(path, tmp_path):
     with pytest.raises(StoreError, match="already exists"):
         open_store(tmp_path / "old.sqlite3")
     assert schema(tmp_path / "old.sqlite3") == [("table", "runs")]
-
-
-def test_file_of_a_newer_skep_or_of_another_program_is_refused_and_left_as_it_is(path, tmp_path):
-    """It may hold what this one would not understand; a wrong path must not add tables to a browser's history."""
+    # It may hold what this one would not understand; a wrong path must not add tables to a browser's history.
     with open_store(path) as store:
         store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="written by a newer skep \\(schema 99") as caught:
@@ -98,7 +92,7 @@ def test_damaged_file_is_reported(path, begin, a_request):
         store.requests(run_id)
 
 
-def test_reading_where_nothing_is(path, tmp_path):
+def test_where_nothing_is_no_reader_makes_a_file_and_where_none_can_be_made_nobody(path, tmp_path):
     """A reader makes no empty database; a blank file may be anybody's, and is left to somebody who means to write."""
     with pytest.raises(StoreError, match="there is no database at"):
         open_store(path, read_only=True)
@@ -106,6 +100,14 @@ def test_reading_where_nothing_is(path, tmp_path):
     (tmp_path / "blank.sqlite3").touch()
     with pytest.raises(StoreError, match="must be upgraded"):
         open_store(tmp_path / "blank.sqlite3", read_only=True)
+    # A path through a file, a folder, and one that not even the superuser may write to.
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "skep.sqlite3", tmp_path, Path("/proc/skep.sqlite3")):
+        if place.is_relative_to("/proc") and not sys.platform.startswith("linux"):
+            continue
+        with pytest.raises(StoreError, match="cannot be opened") as caught:
+            open_store(place)
+        assert str(place.parent) in caught.value.hint
 
 
 def test_reader_cannot_write(path, store, begin):
@@ -116,17 +118,6 @@ def test_reader_cannot_write(path, store, begin):
         with pytest.raises(StoreError, match="readonly"):
             reader.end_run(run_id, 1.0, "done")
         assert repr(reader) == f"<Store {path}, read-only>"
-
-
-def test_path_where_no_file_can_be_made(tmp_path):
-    """A path through a file, a folder, and one that not even the superuser may write to."""
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file" / "skep.sqlite3", tmp_path, Path("/proc/skep.sqlite3")):
-        if path.is_relative_to("/proc") and not sys.platform.startswith("linux"):
-            continue
-        with pytest.raises(StoreError, match="cannot be opened") as caught:
-            open_store(path)
-        assert str(path.parent) in caught.value.hint
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
@@ -285,25 +276,9 @@ def test_the_file_of_schema_4_has_its_calibration(old_file):
         assert (row.id, row.decode, row.document) == ("20261115-143000-c0ffee", 1.25, {"fitted": {"decode": 1.25}})
 
 
-ITEM = Item(
-    id="drills/add/7",
-    messages=({"role": "user", "content": "7 + 5 = ? ½ \ud83d"},),
-    checker=Checker("number", {"answer": 12}),
-    max_tokens=16,
-    family="add",
-    difficulty=1,
-)
-VERDICT = Verdict(
-    level=4,
-    repeat=1,
-    index=7,
-    item=ITEM.id,
-    outcome=VerdictOutcome.WRONG,
-    detail="11 instead of 12",
-    checker="number/1",
-    sandbox=None,
-    seconds=0.25,
-)
+SAID = ({"role": "user", "content": "7 + 5 = ? ½ \ud83d"},)
+ITEM = Item("drills/add/7", SAID, Checker("number", {"answer": 12}), max_tokens=16, family="add", difficulty=1)
+VERDICT = Verdict(4, 1, 7, ITEM.id, VerdictOutcome.WRONG, detail="11 instead of 12", checker="number/1")
 
 
 def test_a_request_has_one_verdict_an_ended_run_takes_none_a_deleted_one_takes_them_along(store, begin):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sample_tuning import sample_tuning
 from skep.errors import StoreError, UserError
 from skep.gateway.batch.store import BatchOrder, BatchRequest, BatchResult, StoredFile
 from skep.monitor.records import Alert, MonitorEvent, Probe, ProbeSample
@@ -21,7 +22,6 @@ from skep.store.rows import as_stored, insert, read
 from skep.store.verdicts import Verdict
 from skep.swarm.records import Attempt, TaskResult
 from skep.swarm.store import SwarmStore
-from skep.tuner.records import KnobConfig, TuneGoal, Tuning
 from skep.tuner.store import TuningStore
 
 AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC
@@ -118,10 +118,7 @@ def begin_swarm_run(store, at: float) -> str:
 
 
 def begin_tuning(store, at: float) -> str:
-    config = KnobConfig.of({"slots": 4})
-    goal = TuneGoal("effective_tok_s", 4)
-    tuning = Tuning("", at, "smol", "vllm", "rtx-3090", goal, 1.0, 0, False, config, (), {}, {}, "0")
-    return TuningStore(store).begin(tuning)
+    return TuningStore(store).begin(sample_tuning(created_at=at))
 
 
 NAMED = {

@@ -8,7 +8,7 @@ from skep.errors import StoreError, UserError
 from skep.store.records import ClientSample, RunState
 
 
-def test_run_reads_back_as_it_was_begun(store, begin):
+def test_a_run_reads_back_as_it_was_begun_with_an_id_of_its_own_that_tells_when(store, begin):
     """Everything given to `begin_run` comes back, and the run is at work."""
     run = store.run(begin(store, config={"tasks": 8, "names": ["é", None]}, simulated=True))
     assert (run.kind, run.model, run.created_at) == ("sweep", "smol", 1_794_752_553.25)
@@ -17,10 +17,7 @@ def test_run_reads_back_as_it_was_begun(store, begin):
     assert (run.host, run.skep_version, run.requests) == ({"cpu_cores": 2}, "0.1.0", 0)
     assert run.simulated is True
     assert (run.state, run.ended_at, run.error) == (RunState.RUNNING, None, None)
-
-
-def test_run_id_tells_when_the_run_began_and_is_its_own(store, begin):
-    """Ids sort by time: the second in UTC, then chance. A suffix already taken is drawn again, but not for ever."""
+    # Ids sort by time: the second in UTC, then chance. A suffix already taken is drawn again, but not for ever.
     draws = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
     first, second = (begin(store, suffix=lambda: next(draws)) for _ in range(2))
     assert (first, second) == ("20261115-142233-aaaaaa", "20261115-142233-bbbbbb")
@@ -28,17 +25,14 @@ def test_run_id_tells_when_the_run_began_and_is_its_own(store, begin):
         begin(store, suffix=lambda: "aaaaaa")
 
 
-def test_requests_come_in_the_order_of_the_sweep(store, begin, a_request):
+def test_requests_come_in_the_order_of_the_sweep_and_a_batch_is_stored_whole_or_not_at_all(store, begin, a_request):
     """Level, repeat, index, however they arrived; and the run counts them."""
     run_id = begin(store)
     places = [(2, 0, 1), (1, 1, 0), (2, 0, 0), (1, 0, 0)]
     store.append_requests(run_id, (a_request(i, level=level, repeat=r) for level, r, i in places))
     assert [(row.level, row.repeat, row.index) for row in store.requests(run_id)] == sorted(places)
     assert store.run(run_id).requests == 4
-
-
-def test_batch_with_one_bad_row_or_without_its_run_leaves_nothing(store, begin, a_request):
-    """A batch is stored whole or not at all, and the store goes on."""
+    # A batch is stored whole or not at all, and the store goes on.
     run_id = begin(store)
     store.append_requests(run_id, [a_request(0)])
     with pytest.raises(StoreError, match="UNIQUE"):

@@ -5,16 +5,7 @@ import pytest
 
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
-from skep.swarm.records import (
-    Attempt,
-    AttemptOutcome,
-    Counts,
-    SwarmRunState,
-    Task,
-    TaskEnding,
-    TaskResult,
-    Why,
-)
+from skep.swarm.records import Attempt, AttemptOutcome, Counts, SwarmRunState, Task, TaskEnding, TaskResult, Why
 from skep.swarm.runner import pending_tasks
 from skep.swarm.store import Recorded, SwarmStore
 
@@ -80,16 +71,7 @@ def test_run_is_there_with_all_its_tasks(swarm):
     assert (run.simulated, run.ended_at, run.error, run.config) == (None, None, None, {"tries": 4})
 
 
-def test_tasks_of_a_later_stage_are_added_once(swarm):
-    """A resumed run makes them again from the same results; their order is that of the first time."""
-    run_id = begin(swarm, "a")
-    assert swarm.add_tasks(run_id, [task("b", stage=1), task("c", stage=1)]) == 2
-    assert swarm.add_tasks(run_id, [task("c", stage=1), task("d", stage=1), task("b", stage=1)]) == 1
-    assert swarm.add_tasks(run_id, []) == 0
-    assert [one.id for one in swarm.tasks(run_id)] == ["a", "b", "c", "d"]
-
-
-def test_first_result_stays(swarm):
+def test_the_first_result_stays_and_pending_tasks_have_the_tries_that_count(swarm):
     """A straggler's second attempt may end in the same moment; what was told is never told differently."""
     run_id = begin(swarm, "a", "b")
     assert swarm.record(run_id, [Recorded(attempt("a"), result("a", "first"))]) == [result("a", "first")]
@@ -98,6 +80,16 @@ def test_first_result_stays(swarm):
     assert [one.answer for one in swarm.results(run_id)] == ["first", "yes"]
     assert [one.number for one in swarm.attempts(run_id, "a")] == [1, 2]
     assert swarm.run(run_id).counts == Counts(2, 2, 0)
+    # An attempt that was cancelled, or that another one overtook, says nothing of the task.
+    run_id = begin(swarm, "a", "b", "c")
+    outcomes = (AttemptOutcome.FAILED, AttemptOutcome.CANCELLED, AttemptOutcome.REJECTED, AttemptOutcome.SUPERSEDED)
+    made = [{"number": n, "started_at": AT + 9 - n, "error_kind": "timeout"} for n in range(1, 5)]
+    rows = [attempt("c", outcome, **known) for outcome, known in zip(outcomes, made, strict=True)]
+    swarm.record(run_id, [*done("b"), *(Recorded(row) for row in rows)])
+    none, some = pending_tasks(swarm, run_id)
+    assert (none.task, none.tries, none.first_at) == (task("a"), 0, None)
+    assert (some.task, some.tries, some.first_at, some.attempts) == (task("c"), 2, AT + 5, 4)
+    assert [one.number for one in swarm.attempts(run_id, "c")] == [4, 3, 2, 1]
 
 
 def test_two_tasks_of_one_id_and_what_names_a_task_that_is_not_there_are_refused_whole(swarm):
@@ -111,19 +103,6 @@ def test_two_tasks_of_one_id_and_what_names_a_task_that_is_not_there_are_refused
         swarm.record("nowhere", done("a"))
     assert swarm.run(run_id).counts == Counts(1, 0, 0)
     assert swarm.record(run_id, []) == []
-
-
-def test_pending_tasks_have_the_tries_that_count(swarm):
-    """An attempt that was cancelled, or that another one overtook, says nothing of the task."""
-    run_id = begin(swarm, "a", "b", "c")
-    outcomes = (AttemptOutcome.FAILED, AttemptOutcome.CANCELLED, AttemptOutcome.REJECTED, AttemptOutcome.SUPERSEDED)
-    made = [{"number": n, "started_at": AT + 9 - n, "error_kind": "timeout"} for n in range(1, 5)]
-    rows = [attempt("c", outcome, **known) for outcome, known in zip(outcomes, made, strict=True)]
-    swarm.record(run_id, [*done("b"), *(Recorded(row) for row in rows)])
-    none, some = pending_tasks(swarm, run_id)
-    assert (none.task, none.tries, none.first_at) == (task("a"), 0, None)
-    assert (some.task, some.tries, some.first_at, some.attempts) == (task("c"), 2, AT + 5, 4)
-    assert [one.number for one in swarm.attempts(run_id, "c")] == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -204,10 +183,16 @@ def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm, later):
         swarm.close_session(run_id, session, at=AT + 11, outcome="done")
 
 
-def test_the_last_run_is_the_one_that_was_made_last_even_if_the_clock_was_set_back(swarm):
+def test_the_last_run_was_made_last_whatever_the_clock_and_tasks_of_a_later_stage_are_added_once(swarm):
     first, second = begin(swarm, "a"), begin(swarm, "b", created_at=AT - 3600)
     assert swarm.run("last").id == second
     assert [run.id for run in swarm.runs()] == [second, first]
+    # A resumed run makes them again from the same results; their order is that of the first time.
+    run_id = begin(swarm, "a")
+    assert swarm.add_tasks(run_id, [task("b", stage=1), task("c", stage=1)]) == 2
+    assert swarm.add_tasks(run_id, [task("c", stage=1), task("d", stage=1), task("b", stage=1)]) == 1
+    assert swarm.add_tasks(run_id, []) == 0
+    assert [one.id for one in swarm.tasks(run_id)] == ["a", "b", "c", "d"]
 
 
 def full_run(swarm: SwarmStore) -> str:
@@ -254,7 +239,7 @@ def test_views_tell_the_same(swarm, store):
     assert tuple(row) == ("a", "done", "2026-11-15 14:22:34.250")
 
 
-def test_file_of_schema_seven_opens_with_its_swarm(old_file):
+def test_the_file_of_schema_seven_opens_with_its_swarm_and_a_task_that_named_tools_is_read_without(old_file):
     with open_store(old_file("7")) as store:
         swarm = SwarmStore(store)
         run = swarm.run("last")
@@ -262,9 +247,6 @@ def test_file_of_schema_seven_opens_with_its_swarm(old_file):
         assert [one.answer for one in swarm.results(run.id)] == ["An oak", "the Rhine"]
         assert [one.id for one in swarm.pending(run.id)] == ["hill"]
         assert len(swarm.facts(run.id)) == 1
-
-
-def test_a_task_that_named_tools_is_read_without_them():
-    """Earlier versions stored which tools its agent might use."""
+    # Earlier versions stored which tools its agent might use.
     document = {**msgspec.to_builtins(task("a")), "tools": ["files"]}
     assert msgspec.convert(document, Task) == task("a")

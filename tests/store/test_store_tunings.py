@@ -67,16 +67,13 @@ def at_work(tunings) -> str:
     return name
 
 
-def test_tuning_is_there_as_it_was_begun(tunings):
+def test_a_tuning_is_there_as_it_was_begun_and_its_answers_and_stages_come_in_their_order(tunings):
     """With the id that the store gave it, and nobody at work on it yet."""
     name = tunings.begin(a_tuning())
     assert name.startswith("20261115-142233-")
     assert tunings.find(name).tuning == a_tuning(id=name)
     kept = tunings.find("last")
     assert (kept.id, kept.state, kept.sessions, kept.worked_at) == (name, TuningState.INTERRUPTED, 0, AT)
-
-
-def test_answers_and_stages_come_in_their_order(tunings):
     name = at_work(tunings)
     baseline = stage(0)
     dead_end = stage(1, StageDecision.FAILED, figure=1.0, failure=ConfigFailure("hang", "it hung"), config=GRAPHS)

@@ -29,14 +29,11 @@ def say(ask, **question):
     return answer, body
 
 
-def test_the_page_offers_what_is_served(chat):
+def test_the_page_offers_what_is_served_and_an_answer_comes_as_the_events_of_the_engine(chat):
     ask, _ = chat
     page = ask("/chat")[1]
     assert "<option>fake-model</option>" in page
     assert 'role="alert"' not in page
-
-
-def test_an_answer_comes_as_the_events_of_the_engine_with_its_count_of_tokens(chat):
     ask, engine = chat
     answer, body = say(ask)
     assert (answer.status, answer.getheader("content-type")) == (200, "text/event-stream; charset=utf-8")
@@ -44,10 +41,6 @@ def test_an_answer_comes_as_the_events_of_the_engine_with_its_count_of_tokens(ch
     assert any(event["choices"][0]["delta"].get("content") for event in events if event["choices"])
     assert events[-1]["usage"]["completion_tokens"] > 0
     assert engine.state()["requests"] == 1
-
-
-def test_what_the_gateway_refuses_is_told_in_its_words(chat):
-    ask, _ = chat
     answer, body = say(ask, messages=[{"role": "user", "content": "word " * 5000}])
     assert answer.status == 400
     assert "context" in json.loads(body)["error"]["message"]
@@ -62,17 +55,13 @@ def test_without_a_gateway_the_page_says_how_to_start_one(tmp_path, monkeypatch)
     assert "the gateway did not answer" in json.loads(body)["error"]["message"]
 
 
-def test_what_is_no_question_is_told_so(chat):
+def test_what_is_no_question_or_of_another_page_is_refused_and_the_public_has_no_chat(chat, tmp_path):
     ask, engine = chat
     for bad in ({"messages": "hi"}, {"model": 3}, {"messages": [{"role": "user", "content": "x" * (1 << 20)}]}):
         answer, body = say(ask, **bad)
         assert answer.status == 400, bad
         assert json.loads(body)["error"]["message"]
     assert engine.state()["requests"] == 0
-
-
-def test_another_page_may_not_ask_and_the_public_has_no_chat(chat, tmp_path):
-    ask, engine = chat
     assert ask("/api/chat", "POST", {"origin": "http://evil.example"})[0].status == 403
     with running(Site(installation(tmp_path / "public"), public=True)) as public:
         assert public("/chat")[0].status == 404

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from functools import partial, wraps
+from functools import partial
 
 import pytest
 from running_site import running
@@ -19,16 +19,6 @@ from skep.web.context import Site
 from skep.web.live import Live, Stream, read_ttft
 
 status = partial(status_of, {"name": "m-0", "slots": 4})
-
-
-def in_loop(test):
-    """Run a test that is a coroutine."""
-
-    @wraps(test)
-    def run(*args, **options):
-        asyncio.run(test(*args, **options))
-
-    return run
 
 
 class Readings:
@@ -90,7 +80,6 @@ async def going(env, readings, browsers=1, **options):
         reader.cancel()
 
 
-@in_loop
 async def test_one_reader_serves_all_browsers(env):
     readings = Readings(status())
     async with going(env, readings, browsers=5) as (_, guests):
@@ -100,7 +89,6 @@ async def test_one_reader_serves_all_browsers(env):
         assert readings.asked <= 10
 
 
-@in_loop
 async def test_only_what_changed_is_sent_again(env):
     async with going(env, Readings(status())) as (_, (guest,)):
         first, second, third = [await guest.events.get() for _ in range(3)]
@@ -110,7 +98,6 @@ async def test_only_what_changed_is_sent_again(env):
     assert third["hive"]["slots"]["active"] == 3
 
 
-@in_loop
 async def test_a_hive_is_found_when_it_comes_and_missed_when_it_goes(env):
     down, hung = NotRunning(), EngineError("it does not answer")
     async with going(env, Readings(down, status(), hung, status(), down)) as (_, (guest,)):
@@ -121,7 +108,6 @@ async def test_a_hive_is_found_when_it_comes_and_missed_when_it_goes(env):
     assert seen[4]["hive"] is None
 
 
-@in_loop
 async def test_another_hive_begins_its_rates_anew(env):
     told = ((1, 1e6), (1, 2e6), (2, 5.0), (2, 5.0))
     async with going(env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in told))) as (_, (guest,)):
@@ -131,7 +117,6 @@ async def test_another_hive_begins_its_rates_anew(env):
     assert seen[3]["hive"]["tok_s"] is None  # slots are busy and nothing has passed
 
 
-@in_loop
 async def test_a_browser_that_goes_away_ends_its_stream_and_the_reader_rests(env):
     readings, now = Readings(status()), [0.0]
     async with going(env, readings, clock=lambda: now[0]) as (live, (guest,)):
@@ -148,7 +133,6 @@ async def test_a_browser_that_goes_away_ends_its_stream_and_the_reader_rests(env
         assert (await live.fresh())["state"] == "up"
 
 
-@in_loop
 async def test_closing_ends_every_stream(env):
     async with going(env, Readings(status()), browsers=3) as (live, guests):
         await guests[0].events.get()
@@ -157,7 +141,6 @@ async def test_closing_ends_every_stream(env):
             await asyncio.sleep(0)
 
 
-@in_loop
 async def test_a_silent_stream_has_a_heartbeat(env, monkeypatch):
     """Proxies and phones close a connection on which nothing comes."""
     monkeypatch.setattr(live_module, "HEARTBEAT_S", 0.01)

@@ -10,15 +10,7 @@ from stored_runs import put_run
 from skep.deploy.plan_request import PlanFlags, answer_plan
 from skep.errors import UserError
 from skep.web.context import Site
-from skep.web.plan import (
-    MOST_WAITING,
-    PlanPages,
-    PlanQuery,
-    drawn,
-    plan_picture,
-    read_query,
-    term_colours,
-)
+from skep.web.plan import MOST_WAITING, PlanPages, PlanQuery, drawn, plan_picture, read_query, term_colours
 
 TWO = "model=qwen3-8b&card=rtx-3090&count=2"
 
@@ -31,51 +23,42 @@ def asked_of(query):
     return read_query(QueryParams(query))
 
 
-def test_the_page_paints_first_and_the_plan_follows(ask):
+def test_the_page_paints_first_and_the_plan_is_that_of_the_command_line(ask, paths):
     first = ask("/plan?model=qwen3-8b&card=rtx-4090")[1]
     assert 'data-fetch="/plan/fragment?model=qwen3-8b&amp;card=rtx-4090"' in first
     assert "whole=1" in first  # without a script
     fragment = ask("/plan/fragment?model=qwen3-8b&card=rtx-4090")[1]
     assert "<html" not in fragment
     assert "Layouts, best first" in fragment
-
-
-def test_the_plan_is_that_of_the_command_line(ask, paths):
     told = ask.json(f"/api/plan.json?{TWO}&agents=8")
     found = answer_plan(PlanFlags("qwen3-8b", ("2x rtx-3090",), agents=8), paths.store)
     at = next(point for point in told["plans"][0]["predicted"] if point["concurrency"] == 8)
     assert at["effective_tok_s"] == pytest.approx(found.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3)
 
 
-def test_a_model_that_does_not_fit_says_what_would(ask):
+def test_without_a_model_there_are_the_form_and_examples_and_one_that_does_not_fit_says_what_would(ask):
     page = ask("/plan?model=qwen3-235b-a22b&card=rtx-3090&whole=1")[1]
     assert "does not fit" in page
     assert "what would fit" in page
     response, body = ask("/api/plan.json?model=qwen3-235b-a22b&card=rtx-3090")
     assert response.status == 400
     assert "does not fit" in json.loads(body)["error"]["message"]
-
-
-def test_without_a_model_there_are_the_form_and_examples(ask):
     page = ask("/plan")[1]
     assert "choose a model" in page
     assert "For example" in page
     assert ask("/api/plan.json")[0].status == 400
 
 
-def test_when_many_plans_are_made_at_once_the_rest_is_told_to_come_again(paths):
-    """Each of them would hold a thread, and with all of them held no page at all would be answered."""
-    pages = PlanPages(Site(paths))
-    for _ in range(MOST_WAITING):
-        assert pages._queue.acquire(blocking=False)
-    with pytest.raises(UserError, match="many plans"):
-        pages._plan(PlanQuery("qwen3-8b", "rtx-5090"))
-    pages._queue.release()
-    assert pages._plan(PlanQuery("qwen3-8b", "rtx-5090"))["model"] == "qwen3-8b"
-
-
-def test_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
-    """Only the catalogue's own names go on: a folder of that name beside the server is not looked at."""
+def test_an_address_holds_all_that_was_asked_and_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
+    asked = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, input_tokens=2048)
+    assert asked.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&input_tokens=2048"
+    assert asked_of(asked.query()) == asked
+    assert asked.command() == 'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --prompt-tokens 2048'
+    words = PlanQuery("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
+    assert asked_of(words.query()) == words
+    assert words.flags().gpu == ("2x rtx-3090: nvlink(0-1)",)
+    assert asked_of("model=qwen3-8b").flags().gpu == ()  # this machine
+    # Only the catalogue's own names go on: a folder of that name beside the server is not looked at.
     (tmp_path / "qwen3-8b").mkdir()
     (tmp_path / "qwen3-8b" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -85,18 +68,7 @@ def test_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
             asked_of(f"model={name}")
 
 
-def test_an_address_holds_all_that_was_asked_and_no_more():
-    asked = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, input_tokens=2048)
-    assert asked.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&input_tokens=2048"
-    assert asked_of(asked.query()) == asked
-    assert asked.command() == 'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --prompt-tokens 2048'
-    words = PlanQuery("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
-    assert asked_of(words.query()) == words
-    assert words.flags().gpu == ("2x rtx-3090: nvlink(0-1)",)
-    assert asked_of("model=qwen3-8b").flags().gpu == ()  # this machine
-
-
-def test_a_picture_holds_every_curve_point_and_letter_and_they_stand_apart():
+def test_a_picture_holds_every_curve_apart_and_a_term_has_one_colour_in_every_bar():
     level = {"low": 8.0, "high": 600.0, "ttft_ms": 5.0}
     plan = {"predicted": [{"concurrency": c, "effective_tok_s": 100.0 * c, **level} for c in (1, 2, 4)], "memory": []}
     picture = plan_picture([plan, plan], "effective_tok_s", "speed")
@@ -106,17 +78,22 @@ def test_a_picture_holds_every_curve_point_and_letter_and_they_stand_apart():
     places = {word: float(y) for y, word in words}
     assert set(places) == {"A", "B"}
     assert abs(places["A"] - places["B"]) > 12
+    plans = [{"memory": [{"term": "weights"}, {"term": "x"}]}, {"memory": [{"term": "y"}, {"term": "x"}]}]
+    assert list(term_colours(plans)) == ["weights", "KV pool", "x", "y"]
+    assert len(set(term_colours(plans).values())) == 4
 
 
-def test_a_context_of_nothing_is_not_told_as_a_figure(paths):
+def test_a_context_of_nothing_is_no_figure_and_when_many_plans_are_made_the_rest_comes_again(paths):
     pages, asked = PlanPages(Site(paths)), PlanQuery("qwen3-8b", "rtx-3090")
     found = pages._plan(asked)
     assert "for each agent" in drawn(asked, found)
     found["plans"][0]["largest_context"] = 0
     assert '<dd class="value">–</dd><dd class="note">not all slots can be full at once</dd>' in drawn(asked, found)
-
-
-def test_a_term_has_one_colour_in_every_bar():
-    plans = [{"memory": [{"term": "weights"}, {"term": "x"}]}, {"memory": [{"term": "y"}, {"term": "x"}]}]
-    assert list(term_colours(plans)) == ["weights", "KV pool", "x", "y"]
-    assert len(set(term_colours(plans).values())) == 4
+    # Each of them would hold a thread, and with all of them held no page at all would be answered.
+    pages = PlanPages(Site(paths))
+    for _ in range(MOST_WAITING):
+        assert pages._queue.acquire(blocking=False)
+    with pytest.raises(UserError, match="many plans"):
+        pages._plan(PlanQuery("qwen3-8b", "rtx-5090"))
+    pages._queue.release()
+    assert pages._plan(PlanQuery("qwen3-8b", "rtx-5090"))["model"] == "qwen3-8b"

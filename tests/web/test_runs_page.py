@@ -30,7 +30,7 @@ def runs_of(ask, query=""):
     return ask.json(f"/api/runs.json{query}")["runs"]
 
 
-def test_every_run_is_listed_newest_first_with_its_key_figures(ask):
+def test_every_run_is_listed_newest_first_with_its_key_figures_in_cells_for_small_screens(ask):
     assert [one["id"] for one in runs_of(ask)] == list(reversed(MADE.values()))
     fast = next(one for one in runs_of(ask) if one["id"] == MADE["fast"])
     assert (fast["best_at"], fast["failed"], fast["machine"]) == (4, 3, "2x RTX 3090")
@@ -43,6 +43,11 @@ def test_every_run_is_listed_newest_first_with_its_key_figures(ask):
     assert "8 benchmark runs are stored" in page
     assert "600" in page
     assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page
+    # A second one would stand under the label: there the two are columns of a grid.
+    cells = re.findall(r'<td[^>]* data-label="[^"]+"[^>]*>(.*?)</td>', ask("/runs")[1], re.DOTALL)
+    assert len(cells) > 20
+    for cell in cells:
+        assert re.fullmatch(r"[^<]*|<(span|div)>.*</\1>", cell, re.DOTALL), cell
 
 
 @pytest.mark.parametrize(
@@ -76,56 +81,32 @@ def test_the_best_come_first_where_that_is_asked_for(ask):
     assert "Stored runs, best tok/s first" in page
 
 
-def test_a_run_that_is_still_written_is_drawn_all_the_same(ask):
+def test_a_run_that_is_still_written_is_drawn_one_without_requests_says_so_and_an_unknown_one_is_404(ask, paths):
     run = MADE["running"]
     assert "Still running" in ask(f"/runs/{run}")[1]
     body = ask(f"/runs/{run}")[1]
     assert "All levels" in body
     assert "<svg" in body
     assert " style=" not in body  # the headers forbid it
-
-
-def test_a_run_without_requests_says_so(ask, paths):
     with open_store(paths.store) as store:
         run = put_run(store, -9, levels=())
         assert "No report" in ask(f"/runs/{run}")[1]
         store.delete_runs([run])
     assert ask(f"/runs/{run}")[0].status == 404
-
-
-def test_the_report_is_a_file_of_its_own(ask):
-    response, body = ask(f"/runs/{MADE['slow']}/report.html")
-    assert body.startswith("<!doctype html>")
-    assert "script" not in response.headers["content-security-policy"]
-
-
-def test_an_unknown_run_is_404_with_the_newest_ones(ask):
     for path in ("/runs/nobody", "/api/run.json?id=nobody"):
         response, body = ask(path)
         assert response.status == 404
         assert MADE["running"] in body
 
 
-def test_two_ticked_runs_go_to_the_page_that_compares(ask):
+def test_the_report_is_a_file_of_its_own_and_two_ticked_runs_go_to_the_page_that_compares(ask):
+    response, body = ask(f"/runs/{MADE['slow']}/report.html")
+    assert body.startswith("<!doctype html>")
+    assert "script" not in response.headers["content-security-policy"]
     response, _ = ask(f"/runs/compare?run={MADE['slow']}&run={MADE['fast']}")
     assert (response.status, response.headers["location"]) == (303, f"/compare?runs={MADE['slow']},{MADE['fast']}")
     assert ask(f"/runs/compare?run={MADE['slow']}")[0].status == 400
     assert ask("/compare?runs=x")[0].status == 400
-
-
-def test_a_cell_holds_its_label_and_one_element_for_small_screens(ask):
-    """A second one would stand under the label: there the two are columns of a grid."""
-    cells = re.findall(r'<td[^>]* data-label="[^"]+"[^>]*>(.*?)</td>', ask("/runs")[1], re.DOTALL)
-    assert len(cells) > 20
-    for cell in cells:
-        assert re.fullmatch(r"[^<]*|<(span|div)>.*</\1>", cell, re.DOTALL), cell
-
-
-def test_words_find_nothing_that_a_public_page_hides(public):
-    assert runs_of(public, "?q=10.9.8.7") == []
-    assert runs_of(public, "?q=srv") == []
-    far = next(one for one in runs_of(public) if one["id"] == MADE["far"])
-    assert (far["machine"], far["model"], far["url"]) == ("another machine", "secret.gguf", None)
 
 
 def test_figures_of_an_ended_run_are_worked_out_once(monkeypatch, tmp_path):
@@ -153,9 +134,13 @@ def test_a_list_has_pages_of_fifty(tmp_path):
     assert (found.pages, found.asked.page, len(found.runs), found.total) == (2, 2, 2, 52)
 
 
-def test_where_a_run_ran_is_told_in_a_few_words(paths):
+def test_where_a_run_ran_is_told_in_a_few_words_and_words_find_nothing_that_a_public_page_hides(paths, public):
     with open_store(paths.store, read_only=True) as store:
         runs = {name: store.run(run) for name, run in MADE.items()}
     assert machine_of(runs["far"]) == "10.9.8.7"
     assert where_of(runs["simulated"]) == f"no machine · {SIMULATED}"
     assert (engine_of(runs["slow"]), layout_of(runs["slow"])) == ("vllm 0.19", "4 slots")
+    assert runs_of(public, "?q=10.9.8.7") == []
+    assert runs_of(public, "?q=srv") == []
+    far = next(one for one in runs_of(public) if one["id"] == MADE["far"])
+    assert (far["machine"], far["model"], far["url"]) == ("another machine", "secret.gguf", None)

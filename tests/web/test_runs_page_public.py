@@ -79,7 +79,7 @@ def test_nothing_private_is_in_any_report_or_picture(public, end):
     assert [secret for secret in SECRETS if secret in body] == []
 
 
-def test_the_figures_are_still_told(public):
+def test_figures_are_told_and_the_connection_has_no_words_of_servers_and_people(public, paths):
     told = public.json(f"/api/run.json?id={MADE['a']}")
     assert told["config"]["concurrency"] == [1, 2, 4]
     assert told["config"]["workload"] == WORKLOAD
@@ -87,9 +87,12 @@ def test_the_figures_are_still_told(public):
     assert told["engine"] == "vllm 0.19"
     assert told["machine"] == "2x RTX 3090"
     assert told["levels"][0]["finish_reasons"] == [["stop", 1]]
+    with Site(paths, public=True).store() as store:
+        rows = store.requests(MADE["server"])
+    assert {(row.kind, row.replica, row.finish_reason, row.answer) for row in rows} == {("task", "", None, None)}
 
 
-def test_words_are_told_only_under_names_that_hold_no_others():
+def test_words_are_told_only_under_names_that_hold_no_others_and_free_documents_keep_the_names_of_files():
     facts = {"engine": "vllm", "remark": "mine", "slots": 4, "secret": 1, "gpus": [{"name": "RTX 3090", "uuid": "x"}]}
     assert json.loads(public_facts(json.dumps(facts))) == {"engine": "vllm", "slots": 4, "gpus": [{"name": "RTX 3090"}]}
     private = ("http://x", "see /etc/x", "at 10.0.0.1", "host.lan", "~me", "me@there", "C:\\x", "localhost", "x:8000")
@@ -97,9 +100,6 @@ def test_words_are_told_only_under_names_that_hold_no_others():
         assert public_facts(json.dumps({"engine": said})) == "{}", said
     for said in ("simulated: Qwen/Qwen3-8B AWQ, KV BF16, TP=2 on 2x rtx-3090, as vllm", "b6123-1a2b", "570.86.10"):
         assert json.loads(public_facts(json.dumps({"engine": said}))) == {"engine": said}
-
-
-def test_free_documents_keep_the_names_of_files_and_lose_addresses_and_what_stands_under_a_telling_key():
     told = {"against": "http://10.9.8.7:8000/v1", "file": "/srv/x/levels.json", "seed": 1, "shape": "50/50 mix",
             "results": [{"headers": {"x": "secret"}, "tool": "guidellm"}], "argv": ["secret"]}  # fmt: skip
     assert json.loads(public_document(json.dumps(told))) == {
@@ -128,9 +128,3 @@ def test_a_note_that_names_a_path_is_told_without_its_words(tmp_path, note, show
     paths = installation(tmp_path, lambda store: SeriesStore(store).append_event(event))
     with Site(paths, public=True).series() as series:
         assert [one.text for one in series.events(0, 99)] == [shown]
-
-
-def test_the_public_connection_has_no_words_of_servers_and_people(paths):
-    with Site(paths, public=True).store() as store:
-        rows = store.requests(MADE["server"])
-    assert {(row.kind, row.replica, row.finish_reason, row.answer) for row in rows} == {("task", "", None, None)}

@@ -24,16 +24,24 @@ def fill(store):
     MADE["stopped"] = put_swarm_run(store, "<i>odd</i>.jsonl", left=3, outcome="stopped")
 
 
-def test_the_list_has_every_run_with_its_state_and_counts(ask):
+def test_the_list_has_every_run_the_public_sees_none_and_what_is_not_there_is_told(ask, bare, public):
     page = ask("/swarm")[1]
     assert "reviews.jsonl" in page
     assert "&lt;i&gt;odd&lt;/i&gt;" in page
     runs = ask.json("/api/swarm.json")["runs"]
     states = {run["id"]: (run["state"], run["done"], run["failed"], run["left"]) for run in runs}
     assert states == {MADE["whole"]: ("done", 2, 1, 0), MADE["stopped"]: ("stopped", 2, 1, 3)}
+    answer, page = ask("/swarm/20200101-000000-abcdef")
+    assert answer.status == 404
+    assert "no swarm run" in page
+    assert "No swarm runs yet" in bare("/swarm")[1]
+    assert bare("/swarm/last")[0].status == 404
+    for path in ("/swarm", f"/swarm/{MADE['whole']}", "/api/swarm.json", f"/api/swarm/{MADE['whole']}.json"):
+        assert public(path)[0].status == 404
+    assert "/swarm" not in public("/")[1]
 
 
-def test_one_run_shows_its_picture_its_failures_and_their_errors(ask):
+def test_one_run_shows_its_picture_and_failures_and_only_an_unfinished_one_can_be_resumed(ask):
     page = ask(f"/swarm/{MADE['whole']}")[1]
     assert "2 of 3 tasks in 3.0 s" in page
     assert "Attempts by agent" in page
@@ -44,41 +52,23 @@ def test_one_run_shows_its_picture_its_failures_and_their_errors(ask):
     answer, _ = ask(f"/swarm/{MADE['whole']}/report.html")
     assert answer.getheader("content-type").startswith("text/html")
     assert ask.json(f"/api/swarm/{MADE['whole']}.json")["done"] == 2
-
-
-def test_only_an_unfinished_run_can_be_resumed(ask):
     assert "Resume: 3 left" in ask(f"/swarm/{MADE['stopped']}")[1]
     whole = ask(f"/swarm/{MADE['whole']}")[1]
     assert "Resume" not in whole
     assert "Cancel" not in whole
     assert ask(f"/swarm/{MADE['whole']}/resume", "POST", {"origin": ask.origin})[0].status == 303
-
-
-def test_somebody_elses_page_may_not_cancel_or_resume(ask):
     for end in ("cancel", "resume"):
         assert ask(f"/swarm/{MADE['stopped']}/{end}", "POST", {"origin": "http://evil.example"})[0].status == 403
 
 
-def test_a_run_that_is_not_there_is_told_as_such(ask, bare):
-    answer, page = ask("/swarm/20200101-000000-abcdef")
-    assert answer.status == 404
-    assert "no swarm run" in page
-    assert "No swarm runs yet" in bare("/swarm")[1]
-    assert bare("/swarm/last")[0].status == 404
-
-
-def test_the_public_sees_nothing_of_swarms(public):
-    for path in ("/swarm", f"/swarm/{MADE['whole']}", "/api/swarm.json", f"/api/swarm/{MADE['whole']}.json"):
-        assert public(path)[0].status == 404
-    assert "/swarm" not in public("/")[1]
-
-
-def wait_for(ask, run, state):
+def wait_for(ask, *states):
+    """The id of the run, once it is in one of them; a store that is being made has no tables yet."""
     for _ in range(200):
-        if ask.json("/api/swarm.json")["runs"][0]["state"] == state:
-            return
+        for run in ask.json("/api/swarm.json").get("runs", ()):
+            if run["state"] in states:
+                return run["id"]
         time.sleep(0.05)
-    pytest.fail(f"{run} never was {state}")
+    return pytest.fail(f"no run ever was {states}")
 
 
 def test_a_real_run_is_cancelled_and_resumed_from_the_page(tmp_path, monkeypatch):
@@ -91,19 +81,14 @@ def test_a_real_run_is_cancelled_and_resumed_from_the_page(tmp_path, monkeypatch
     with FakeEngine(slots=1, token_ms=20) as engine, running(Site(paths)) as ask:
         words = [sys.executable, "-m", "skep", "swarm", "run", "tasks.jsonl", "--url", engine.url, "-c", "1"]
         process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(200):
-            if ask.json("/api/swarm.json").get("runs"):  # a store that is being made has no tables yet
-                break
-            time.sleep(0.05)
-        (run,) = (one["id"] for one in ask.json("/api/swarm.json")["runs"])
-        wait_for(ask, run, "running")
+        run = wait_for(ask, "running")
         assert "Cancel this run" in ask(f"/swarm/{run}")[1]
         assert "data-running" in ask(f"/swarm/{run}/body")[1]
         assert ask(f"/swarm/{run}/cancel", "POST", {"origin": ask.origin})[0].status == 303
         process.wait(10)
         assert "Resume: " in ask(f"/swarm/{run}")[1]
         assert ask(f"/swarm/{run}/resume", "POST", {"origin": ask.origin})[0].status == 303
-        wait_for(ask, run, "done")
+        wait_for(ask, "done")
     with open_store(paths.store, read_only=True) as store:
         counts = SwarmStore(store).run(run).counts
     assert (counts.done, counts.left) == (12, 0)

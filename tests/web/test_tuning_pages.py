@@ -28,7 +28,7 @@ def fill(store):
     MADE["running"] = measured(stages[:2], end=None, model="<b>bold</b>")
 
 
-def test_tunings_under_different_loads_stand_in_different_tables(ask):
+def test_the_list_has_a_table_for_each_load_and_tells_from_where_to_where_and_the_state(ask):
     page = ask("/tuning")[1]
     titles = [part.partition("</caption>")[0] for part in page.split("<caption>")[1:]]
     ours = [title for title in titles if "qwen3.6-27b" in title]
@@ -36,9 +36,6 @@ def test_tunings_under_different_loads_stand_in_different_tables(ask):
     assert sum("1,024 tokens in, 1,024 out, 4 agents at once" in title for title in ours) == 2
     assert sum("512 tokens in, 128 out, 16 agents at once" in title for title in ours) == 1
     assert sum("(simulated)" in title for title in ours) == 1
-
-
-def test_the_list_tells_from_where_to_where_and_the_state(ask):
     listed = {one["id"]: one for one in ask.json("/api/tuning.json")["tunings"]}
     one = listed[MADE["simulated"]]
     assert (one["from"], one["to"], one["gain"]) == pytest.approx((25.1, 190.0, 7.57), rel=0.01)
@@ -49,24 +46,13 @@ def test_the_list_tells_from_where_to_where_and_the_state(ask):
     assert ask.json("/api/tuning.json?model=nothing")["tunings"] == []
 
 
-def test_one_tuning_shows_its_ladder_pictures_and_words(ask):
+def test_one_tuning_shows_its_ladder_a_running_one_is_asked_for_again_and_one_that_is_not_there_is_404(ask):
     page = ask(f"/tuning/{MADE['simulated']}")[1]
     for part in ("From 25.1 to 190 tok/s", "Attempts not kept", "Failed attempts", "Simulated",
                  "How this was measured", "torch.OutOfMemoryError"):  # fmt: skip
         assert part in page
     assert "data-refresh" not in page
     assert " style=" not in page
-
-
-def test_a_running_one_is_asked_for_again_until_it_ends(ask):
-    page = ask(f"/tuning/{MADE['running']}")[1]
-    assert f'data-refresh="/tuning/{MADE["running"]}/body"' in page
-    assert "data-running" in page
-    assert "<b>bold" not in page
-    assert "The tuning is still running" in ask(f"/tuning/{MADE['running']}/body")[1]
-
-
-def test_json_and_report_of_one(ask):
     name = MADE["simulated"]
     told = ask.json(f"/api/tuning/{name}.json")
     assert {"tuning", "baseline", "best", "stages"} <= told.keys()
@@ -74,9 +60,11 @@ def test_json_and_report_of_one(ask):
     response, report = ask(f"/tuning/{name}/report.html")
     assert report.startswith("<!doctype html>")
     assert "default-src 'none'" in response.headers["content-security-policy"]
-
-
-def test_one_that_is_not_there_is_404_in_words(ask):
+    page = ask(f"/tuning/{MADE['running']}")[1]
+    assert f'data-refresh="/tuning/{MADE["running"]}/body"' in page
+    assert "data-running" in page
+    assert "<b>bold" not in page
+    assert "The tuning is still running" in ask(f"/tuning/{MADE['running']}/body")[1]
     response, page = ask("/tuning/20200101-000000-nothing")
     assert response.status == 404
     assert "there is no tuning" in page

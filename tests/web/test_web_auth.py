@@ -61,7 +61,7 @@ def test_a_program_sends_its_key_with_each_request(ask, key):
     assert ask("/", headers={"authorization": f"Bearer {key}x"})[0].status == 303
 
 
-def test_without_a_key_a_program_gets_401_and_a_browser_the_form(ask):
+def test_without_a_key_a_program_gets_401_and_a_browser_the_form_and_with_one_it_may_write_a_note(ask):
     for path in ("/api/now.json", "/live", "/metrics"):
         response, body = ask(path)
         assert response.status == 401
@@ -71,9 +71,12 @@ def test_without_a_key_a_program_gets_401_and_a_browser_the_form(ask):
     assert (response.status, response.headers["location"]) == (303, "/login?next=%2Fruns%3Fmodel%3Da%2520b")
     assert ask("/login")[0].status == 200
     assert ask("/static/skep.css")[0].status == 200
+    headers = {"authorization": f"Bearer {KEY}"}
+    assert ask("/notes", "POST", form={"text": "new fan"}, headers=headers)[0].status == 303
+    assert ask("/notes", "POST", form={"text": "new fan"})[0].status == 403
 
 
-def test_a_key_entered_once_opens_a_session(ask):
+def test_a_key_entered_once_opens_a_session_that_is_never_sent_without_tls_and_never_leads_away(ask):
     response, _ = log_in(ask, next="/runs?model=x")
     assert (response.status, response.headers["location"]) == (303, "/runs?model=x")
     sent = response.headers["set-cookie"].lower()
@@ -87,10 +90,8 @@ def test_a_key_entered_once_opens_a_session(ask):
     assert "Log out" in page
     assert ask("/logout", "POST", headers=session | {"origin": ask.origin})[0].status == 303
     assert ask("/", headers=session)[0].status == 303
-
-
-def test_behind_a_proxy_with_tls_the_session_is_never_sent_without_it(ask):
-    """The browser says by which scheme it came; a proxy's headers may be anybody's."""
+    assert log_in(ask, next="//evil.example/")[0].headers["location"] == "/"
+    # The browser says by which scheme it came; a proxy's headers may be anybody's.
     for scheme, secure in (("https", True), ("http", False)):
         sent = {"host": "box.example", "origin": f"{scheme}://box.example", "x-forwarded-proto": "https"}
         response, _ = ask("/login", "POST", form={"key": KEY}, headers=sent)
@@ -109,7 +110,7 @@ def test_a_host_header_does_not_pass_for_a_page_that_is_open_to_all(ask, host):
     assert ask("/api/now.json", headers={"host": host})[0].status == 401
 
 
-def test_a_wrong_key_opens_nothing(ask):
+def test_a_wrong_key_opens_nothing_and_a_form_of_another_site_neither(ask):
     for key in ("", "wrong", "x" * 5000, "ключ"):
         response, page = log_in(ask, key)
         assert response.status == 401
@@ -117,21 +118,8 @@ def test_a_wrong_key_opens_nothing(ask):
         assert "This key is not valid here." in page
     assert ask("/", headers={"cookie": f"{COOKIE}=guessed"})[0].status == 303
     assert ask("/", headers={"cookie": "\xff;;=,"})[0].status == 303
-
-
-def test_logging_in_never_leads_away_from_the_site(ask):
-    assert log_in(ask, next="//evil.example/")[0].headers["location"] == "/"
-
-
-def test_a_form_of_another_site_cannot_log_anybody_in(ask):
     response, _ = ask("/login", "POST", form={"key": KEY}, headers={"origin": "https://evil.example"})
     assert response.status == 403
-
-
-def test_a_program_with_a_key_may_write_a_note_without_an_origin(ask):
-    headers = {"authorization": f"Bearer {KEY}"}
-    assert ask("/notes", "POST", form={"text": "new fan"}, headers=headers)[0].status == 303
-    assert ask("/notes", "POST", form={"text": "new fan"})[0].status == 403
 
 
 def test_a_session_ends_by_itself_and_there_are_not_too_many(env):
@@ -265,16 +253,13 @@ def test_keys_of_programs_count_as_well_wherever_they_say_that_they_come_from(ow
     assert ask(KEY, 201).headers["retry-after"]
 
 
-def test_a_source_may_go_on_once_its_wrong_keys_are_old():
+def test_a_source_may_go_on_once_its_keys_are_old_and_a_network_is_one_source_not_kept_without_end():
     attempts = LoginThrottle()
     for second in range(MOST_WRONG):
         attempts.add_wrong_key("10.0.0.1", second)
     assert attempts.wait_s("10.0.0.1", MOST_WRONG) == WITHIN_S - MOST_WRONG
     assert attempts.wait_s("10.0.0.2", MOST_WRONG) == 0.0
     assert attempts.wait_s("10.0.0.1", WITHIN_S) == 0.0
-
-
-def test_one_network_is_one_source_and_sources_are_not_kept_without_end():
     attempts = LoginThrottle()
     for last in range(MOST_WRONG):
         attempts.add_wrong_key(f"2001:db8:1:2:3::{last:x}", 0.0)

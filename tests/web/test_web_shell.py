@@ -53,16 +53,21 @@ def filled(tmp_path):
     return installation(tmp_path, fill)
 
 
-def test_every_answer_forbids_what_a_page_does_not_need(bare):
+def test_every_answer_forbids_what_a_page_does_not_need_and_names_not_loopbacks_own_are_refused(bare):
     """Scripts, styles and requests of its own only, whatever a model name may hold; no frame, no guessing of types."""
     for path in ("/", "/nowhere", "/api/now.json", "/static/skep.css"):
         policy = bare(path)[0].headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
         assert "unsafe" not in policy
         assert bare(path)[0].headers["x-content-type-options"] == "nosniff"
+    # A page of somebody else's may let its own name point to 127.0.0.1; its requests carry that name.
+    for name in ("evil.example", f"evil.example:{bare.port}", "127.0.0.1.evil.example", "[::1", ""):
+        assert bare("/", headers={"host": name})[0].status == 421
+    for name in ("localhost", f"127.0.0.1:{bare.port}", "[::1]:80"):
+        assert bare("/", headers={"host": name})[0].status == 200
 
 
-def test_a_page_is_complete_without_scripts_and_has_landmarks(ask):
+def test_a_page_is_complete_without_scripts_and_what_is_on_screen_is_there_as_json(ask):
     response, page = ask("/")
     assert response.status == 200
     for part in ("<main", "<nav", "<header", "<footer", 'href="#main"', "3 of 4 slots busy, 1 releasing", "<caption>"):
@@ -76,13 +81,25 @@ def test_a_page_is_complete_without_scripts_and_has_landmarks(ask):
     assert "7-day median" in page
     assert "no answer from <code>10.9.8.7</code>" in page
     assert "hunter2" not in page
+    document = ask.json("/api/now.json")
+    assert document["hive"]["slots"] == {"total": 104, "active": 6, "releasing": 2}
+    assert [target["target"] for target in document["targets"]] == ["box", "cloud", "new"]
+    assert document["targets"][1]["url"] == "https://10.9.8.7:8000"
 
 
-def test_without_a_hive_the_page_says_how_to_start_one(bare):
+def test_without_a_hive_the_page_says_how_to_start_one_and_what_is_not_there_is_a_page_too(bare):
     page = bare("/")[1]
     assert "No deployment is running" in page
     assert "<code>skep up -d</code>" in page
     assert "skep monitor add NAME" in page
+    for path, refused in (("/runs/last", 404), ("/tuning/last", 404), ("/compare?runs=a,b", 400)):
+        assert bare(path)[0].status == refused, path
+    response, page = bare("/nowhere")
+    assert response.status == 404
+    assert "there is no such page" in page
+    assert "<nav" in page
+    assert bare.json("/api/nowhere.json")["error"]["message"] == "there is no such page"
+    assert bare("/", "POST", headers={"origin": bare.origin})[0].status == 405
 
 
 @pytest.mark.parametrize(
@@ -101,11 +118,6 @@ def test_with_nothing_stored_a_page_says_how_to_begin(bare, page, said, empty):
     assert bare.json(f"/api{page}.json") == empty
 
 
-@pytest.mark.parametrize(("path", "refused"), [("/runs/last", 404), ("/tuning/last", 404), ("/compare?runs=a,b", 400)])
-def test_what_was_never_stored_is_refused(bare, path, refused):
-    assert bare(path)[0].status == refused
-
-
 def test_in_public_no_address_path_or_word_of_others_is_shown(public):
     answers = [public(path)[1] for path in ("/", "/api/now.json", "/metrics")]
     refused = public("/notes", "POST", form={"text": "x"}, headers={"origin": public.origin})[0]
@@ -115,32 +127,8 @@ def test_in_public_no_address_path_or_word_of_others_is_shown(public):
     assert refused.status == 405
 
 
-def test_what_is_on_screen_is_there_as_json(ask):
-    document = ask.json("/api/now.json")
-    assert document["hive"]["slots"] == {"total": 104, "active": 6, "releasing": 2}
-    assert [target["target"] for target in document["targets"]] == ["box", "cloud", "new"]
-    assert document["targets"][1]["url"] == "https://10.9.8.7:8000"
-
-
 def test_compare_has_its_tab_where_there_are_two_of_something(ask, bare):
     assert ['href="/compare"' in site("/")[1] for site in (ask, bare)] == [True, False]
-
-
-def test_a_name_that_is_not_loopbacks_own_is_refused(bare):
-    """A page of somebody else's may let its own name point to 127.0.0.1; its requests carry that name."""
-    for name in ("evil.example", f"evil.example:{bare.port}", "127.0.0.1.evil.example", "[::1", ""):
-        assert bare("/", headers={"host": name})[0].status == 421
-    for name in ("localhost", f"127.0.0.1:{bare.port}", "[::1]:80"):
-        assert bare("/", headers={"host": name})[0].status == 200
-
-
-def test_an_unknown_page_is_a_page_and_for_programs_json(bare):
-    response, page = bare("/nowhere")
-    assert response.status == 404
-    assert "there is no such page" in page
-    assert "<nav" in page
-    assert bare.json("/api/nowhere.json")["error"]["message"] == "there is no such page"
-    assert bare("/", "POST", headers={"origin": bare.origin})[0].status == 405
 
 
 def test_an_error_nobody_expected_is_one_line_without_a_traceback(filled):
@@ -164,7 +152,7 @@ def test_an_error_nobody_expected_is_one_line_without_a_traceback(filled):
         assert str(filled.store) not in page
 
 
-def test_static_files_are_kept_by_browsers_until_they_change(bare):
+def test_static_files_are_kept_until_they_change_and_the_style_sheet_has_every_colour_of_the_theme(bare, ask, paths):
     response, _ = bare(asset("skep.css"))
     assert "immutable" in response.headers["cache-control"]
     tag = response.headers["etag"]
@@ -173,19 +161,13 @@ def test_static_files_are_kept_by_browsers_until_they_change(bare):
     again, body = bare("/static/skep.css", headers={"if-none-match": tag})
     assert (again.status, body) == (304, "")
     assert bare("/static/..%2fsite.py")[0].status == 404
-
-
-def test_the_script_of_the_charts_is_kept_by_browsers(ask, paths):
-    """As it was made once for this version of the library, packed."""
+    # As it was made once for this version of the library, packed.
     made = paths.cache / "web" / f"vega-{vega_version()}.js.gz"
     made.parent.mkdir(parents=True, exist_ok=True)
     made.write_bytes(gzip.compress(b"vega"))
     response, _ = ask(vega_address(), "HEAD")
     assert (response.headers["content-encoding"], "immutable" in response.headers["cache-control"]) == ("gzip", True)
     assert ask("/static/vega.js", headers={"if-none-match": response.headers["etag"]})[0].status == 304
-
-
-def test_the_style_sheet_has_every_colour_of_the_theme_by_day_and_by_night():
     css = assets()["skep.css"].body.decode()
     assert theme.style_rules() in css
     for day, night in theme.NIGHT.items():
@@ -194,13 +176,10 @@ def test_the_style_sheet_has_every_colour_of_the_theme_by_day_and_by_night():
     assert "http" not in css
 
 
-def test_a_template_escapes_what_it_is_given_and_its_line_breaks_are_not_content():
+def test_a_template_escapes_what_it_is_given_and_json_has_no_nan():
     source = "<p>\n  {{ words }}\n  <b>{{ nothing }}</b>\n  two\n  lines\n</p>"
     made = environment().from_string(source).render(words="<x>\x01", nothing=None)
     assert made == "<p>&lt;x&gt;�<b></b>two lines</p>"
-
-
-def test_json_has_no_nan():
     assert json_answer({"a": float("nan"), "b": (1, None)}).body == b'{"a":null,"b":[1,null]}\n'
 
 
@@ -224,24 +203,18 @@ def test_a_note_is_written_from_the_page_itself_only(filled):
     assert (event.kind, event.text, event.target, event.at) == (EventKind.NOTE, "NVLink bridges removed", "box", NOW)
 
 
-@pytest.mark.parametrize("wanted", ["//evil.example", "/\\evil.example", "https://evil.example", "", None, "/a\nb"])
-def test_the_way_back_never_leaves_the_site(wanted):
-    assert way_back(wanted) == "/"
-
-
-def test_the_way_back_keeps_the_query():
+def test_the_way_back_keeps_the_query_and_never_leaves_the_site():
     assert way_back("/runs?model=x&b=1") == "/runs?model=x&b=1"
+    for wanted in ("//evil.example", "/\\evil.example", "https://evil.example", "", None, "/a\nb"):
+        assert way_back(wanted) == "/", wanted
 
 
-def test_a_sparkline_breaks_where_nothing_was_measured():
+def test_a_sparkline_breaks_where_nothing_was_measured_and_slots_are_dots_until_there_are_too_many():
     sparkline = environment().get_template("macros.html").module.sparkline
     for drawn in (sparkline([1.0, 2.0, None, 3.0, 4.0], "x"), sparkline([1.0, 2.0, 3.0], "x", places=[0, 1, 9], gap=2)):
         assert drawn.split('d="')[1].split('"')[0].count("M") == 2
     assert sparkline([None, 1.0], "x") == ""
     assert 'd="M3.0 18.0L157.0 18.0"' in sparkline([5.0, 5.0], "flat")
-
-
-def test_slots_are_dots_until_there_are_too_many():
     slot_picture = environment().get_template("macros.html").module.slots
     assert slot_picture(8, 3, 1).count("dot busy") == 3
     assert slot_picture(8, 3, 1).count("dot going") == 1
