@@ -135,13 +135,8 @@ def test_down_with_a_short_wait_cuts_what_is_under_way(skep, configure, up):
 
 def test_ctrl_c_in_the_foreground_stops_everything(env, configure, tmp_path):
     configure()
-    with subprocess.Popen(
-        [sys.executable, "-m", "skep", "up", "--json"],
-        env=env,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", "skep", "up", "--json"], env=env, cwd=tmp_path, **pipes) as process:
         text = b""
         while not text.rstrip().endswith(b"]\n}"):
             line = process.stdout.readline()
@@ -212,11 +207,10 @@ def test_the_systemd_unit_names_this_skep(skep):
     assert command.endswith("skep up")
 
 
-def test_without_the_last_key_nobody_comes_in_from_outside(skep, configure, reload):
+def test_without_the_last_key_nobody_comes_in_from_outside(skep, configure, up, reload):
     configure()
     key = skep("key", "add", "agent", check=0).stdout.strip()
-    started = skep("up", "-d", "--json", "--host", "0.0.0.0", check=0)
-    port = json.loads(started.stdout)["url"].rpartition(":")[2]
+    port = up("--host", "0.0.0.0")["url"].rpartition(":")[2]
     url = f"http://127.0.0.1:{port}"
     assert ask(url, key=key)[0] == 200
     skep("key", "remove", "agent", check=0)
@@ -235,14 +229,13 @@ def test_what_the_command_line_and_its_environment_said_goes_on_winning(skep, co
     assert ask(url, key="secret")[0] == 200
 
 
-def test_without_a_hive_there_is_nothing_to_change(paths):
+def test_without_a_hive_there_is_nothing_to_change_and_only_the_gateways_own_key_is_sent_and_here_only(
+    paths, env, tmp_path
+):
     for command in ("reload", "drain x", "undrain x", "scale m=2", "load a", "ps", "down", "restart gateway"):
         assert refused(*command.split(), code=1) == "skep is not running | start it with `skep up -d`", command
     for wanted in ("m=", "=3", "m=-1", "m=1.5", "m=²"):
         assert "is not MODEL=N" in refused("scale", wanted)
-
-
-def test_without_a_hive_only_the_gateways_own_key_is_sent_and_to_this_machine_only(env, tmp_path):
     own, paths = {**env, "SKEP_API_KEY": "of-the-gateway"}, user_paths(env)
     assert local_key("http://localhost:8400/v1", own, paths) == "of-the-gateway"
     assert local_key("http://10.1.2.3:8400", own, paths) is None

@@ -106,7 +106,7 @@ def test_two_replacements_at_once_leave_one_gateway(hive, env, folder):
     assert ask(hive["url"])[0] == 200
 
 
-def test_a_restarted_replica_finishes_its_answers_first(skep, url):
+def test_a_restarted_replica_finishes_its_answers_first_and_one_that_is_drained_stays_so(skep, url):
     before = rows_of(skep)["fake-model-0"]["pid"]
     with streaming(url, max_tokens=40) as sock:
         received = sock.recv(1000)
@@ -115,6 +115,13 @@ def test_a_restarted_replica_finishes_its_answers_first(skep, url):
     assert b"[DONE]" in received
     assert ask(url)[0] == 200
     assert rows_of(skep)["fake-model-0"]["pid"] != before
+    before = rows_of(skep)["fake-model-0"]["restarts"]
+    skep("drain", "fake-model-0", check=0)
+    skep("restart", "fake-model-0", check=0)
+    eventually(lambda: rows_of(skep)["fake-model-0"]["restarts"] == before + 1)
+    eventually(lambda: rows_of(skep)["fake-model-0"]["state"] == "draining")
+    skep("undrain", "fake-model-0", check=0)
+    assert ask(url)[0] == 200
 
 
 def test_a_replica_that_is_being_restarted_gets_nothing_new(skep, configure, url, reload):
@@ -128,12 +135,20 @@ def test_a_replica_that_is_being_restarted_gets_nothing_new(skep, configure, url
     assert b"stream_cut" not in received
 
 
-def test_a_second_up_says_that_one_is_running_also_to_a_shell_with_another_runtime_folder(skep):
+def test_a_second_up_says_that_one_is_running_and_nobody_who_is_not_there_is_named(skep, url, status):
     """cron and sudo have no XDG_RUNTIME_DIR."""
     assert rows_of(skep)["gateway"]["state"] == "ready"
     done = skep("up", "-d", check=1)
     assert "error: skep is already running (pid " in done.stderr
     assert "skep down" in done.stderr
+    ask(url)
+    for command in ("drain", "undrain", "restart"):
+        said = skep(command, "nobody", check=1).stderr
+        assert "error: there is no replica `nobody`" in said
+        assert "fake-model-0" in said
+    gateway = eventually(lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen)
+    assert gateway["queues"] == {"fake-model": {"interactive": 0, "normal": 0, "batch": 0}}
+    assert [(row["name"], row["state"], row["slots"]) for row in gateway["replicas"]] == [("fake-model-0", "up", 2)]
 
 
 def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(skep, configure, url, reload, key):
@@ -144,15 +159,9 @@ def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(skep, configu
         received = sock.recv(1000)
         busy = next(name for name, row in rows_of(skep).items() if row["kind"] == "replica" and row["busy"])
         configure({"replicas": 3, "extra": SLOW}, {"model": "other"})
-        assert reload() == {
-            "added": ["fake-model-2", "other-0"],
-            "removed": [],
-            "changed": [],
-            "adjusted": [],
-            "unchanged": ["fake-model-0", "fake-model-1"],
-            "left_out": [],
-            "warnings": [],
-        }
+        nothing = {name: [] for name in ("removed", "changed", "adjusted", "left_out", "warnings")}
+        known, new = ["fake-model-0", "fake-model-1"], ["fake-model-2", "other-0"]
+        assert reload() == {**nothing, "added": new, "unchanged": known}
         during = rows_of(skep)
         assert {row["state"] for row in during.values()} == {"ready"}
         assert during["gateway"]["slots"] == 8
@@ -285,27 +294,6 @@ def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(skep, confi
     assert status()["gateway"]["tokens"].get(name) == tokens.get(name)
     skep("undrain", name, check=0)
     assert rows_of(skep)[name]["state"] == "ready"
-
-
-def test_a_drained_replica_stays_drained_when_it_is_restarted(skep, url):
-    before = rows_of(skep)["fake-model-0"]["restarts"]
-    skep("drain", "fake-model-0", check=0)
-    skep("restart", "fake-model-0", check=0)
-    eventually(lambda: rows_of(skep)["fake-model-0"]["restarts"] == before + 1)
-    eventually(lambda: rows_of(skep)["fake-model-0"]["state"] == "draining")
-    skep("undrain", "fake-model-0", check=0)
-    assert ask(url)[0] == 200
-
-
-def test_the_status_tells_what_the_gateway_sees_and_names_nobody_who_is_not_there(skep, url, status):
-    ask(url)
-    for command in ("drain", "undrain", "restart"):
-        said = skep(command, "nobody", check=1).stderr
-        assert "error: there is no replica `nobody`" in said
-        assert "fake-model-0" in said
-    gateway = eventually(lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen)
-    assert gateway["queues"] == {"fake-model": {"interactive": 0, "normal": 0, "batch": 0}}
-    assert [(row["name"], row["state"], row["slots"]) for row in gateway["replicas"]] == [("fake-model-0", "up", 2)]
 
 
 def test_replicas_come_and_go_while_a_stream_goes_on(skep, url):

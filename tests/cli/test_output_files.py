@@ -6,7 +6,7 @@ import pytest
 from in_process import call
 
 from skep.store.database import open_store
-from skep.store.records import ClientSample, Request
+from skep.store.records import Request
 
 pytestmark = pytest.mark.usefixtures("paths")  # each test has an installation of its own
 KEPT = "this is mine"
@@ -16,18 +16,15 @@ TUNING = ("tune", "smollm2-135m", "--gpu", "rtx-3090", "--simulate", "--budget",
 
 @pytest.fixture
 def stored(paths):
-    """Stores a run of two levels and returns its id."""
+    """Stores a run of one request and returns its id."""
 
     def store_run():
         with open_store(paths.store) as store:
             facts = {"kind": "sweep", "model": "m", "url": "http://x", "fingerprint": "f", "simulated": False}
             facts |= {"config": {}, "host": {}, "engine": {}, "skep_version": "0"}
             run = store.begin_run(created_at=1_790_000_000.0, **facts)
-            for level in (1, 2):
-                told = {"first_token_s": 0.1, "last_token_s": 1.0, "prompt_tokens": 9, "output_tokens": 50}
-                rows = [Request(level, 0, place, "fix", 0.0, 1.0, status=200, **told) for place in range(level)]
-                store.append_requests(run, rows)
-                store.append_client_sample(run, ClientSample(level, 0, 1.0, 1.0, 0.1, client_limited=False))
+            told = {"first_token_s": 0.1, "last_token_s": 1.0, "prompt_tokens": 9, "output_tokens": 50}
+            store.append_requests(run, [Request(1, 0, 0, "fix", 0.0, 1.0, status=200, **told)])
             store.end_run(run, 1_790_000_009.0, "done")
         return run
 
@@ -62,7 +59,7 @@ def test_a_file_that_is_there_is_refused_by_every_command_and_replaced_on_demand
             assert KEPT not in file.read_text()
 
 
-def test_a_page_about_the_same_run_is_written_again(stored, tmp_path):
+def test_a_page_about_the_same_run_is_written_again_and_a_name_nobody_typed_gives_way_to_a_free_one(stored, tmp_path):
     first, second = stored(), stored()
     for _ in range(2):
         call("runs", "report", first, "-o", "one.html", check=0)
@@ -71,9 +68,6 @@ def test_a_page_about_the_same_run_is_written_again(stored, tmp_path):
     assert "`one.html` exists" in call("runs", "report", second, "-o", "one.html", check=2).error.message
     assert "`both.html` exists" in call("runs", "report", first, "-o", "both.html", check=2).error.message
     assert (tmp_path / "one.html").read_text() == before
-
-
-def test_a_name_that_nobody_typed_gives_way_to_a_free_one(stored, tmp_path):
     (tmp_path / "report.html").write_text(KEPT)
     first, second = stored(), stored()
     assert call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
