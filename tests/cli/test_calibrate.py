@@ -302,8 +302,8 @@ def test_another_machine_counts_for_a_plan_of_such_cards_alone_and_a_simulated_o
     assert find_calibration(store, Rig((device("rtx-4090"),)), *what) is None
 
 
-def test_a_plan_is_told_what_it_uses_and_how_old_that_is(store):
-    keep(store, "c-1", at=1000.0)
+def test_a_plan_is_computed_with_the_calibration_of_its_engine_and_told_what_it_uses_and_how_old_that_is(store):
+    keep(store, "c-1")
     exact = find_calibration(store, HOST, "qwen3-8b", "vllm", "awq", now=1000.0 + 3 * 86400)
     assert exact.calibrated
     assert exact.note == (
@@ -313,10 +313,6 @@ def test_a_plan_is_told_what_it_uses_and_how_old_that_is(store):
     other = find_calibration(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
     assert "with qwen3-8b, not the model planned" in other.note
     assert not other.calibrated
-
-
-def test_plans_are_computed_with_the_calibration_of_their_engine(store):
-    keep(store, "c-1")
     basis_of = calibrated_basis(store.path, HOST, "qwen3-8b", "awq")
     assert (basis_of("vllm").tuning.decode, basis_of("vllm").calibrated) == (1.2, True)
     assert "calibrated on this machine" in basis_of("vllm").note

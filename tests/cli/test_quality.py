@@ -61,12 +61,15 @@ def quality(engine, bank, *words, check):
     return call("bench", "quality", "--url", engine.url, "--bank", bank, "--seed", "1", *words, check=check)
 
 
-def test_quality_that_holds_is_said(folder, good):
+def test_quality_that_holds_is_said_and_drills_are_made_as_many_as_are_wanted(folder, good):
     done = quality(good, folder / "numbers.jsonl", "-c", "1,4", "--delta", "10", check=EXIT_OK)
     assert "quality holds up to C=4: a loss of 10 points or more is excluded (95 %)" in done.out
     assert "95 % bounds" in done.out
     assert "about" in done.err
     assert "C=1 against itself: 0 of 70 verdicts changed" in done.err
+    # The engine knows none of the answers.
+    document = quality(good, "drills:1", "-c", "2", "--items", "12", "--json", check=EXIT_UNSHOWN).json
+    assert (document["bank"], document["items"]) == ("drills:1", 12)
 
 
 @pytest.mark.slow
@@ -90,12 +93,6 @@ def test_worse_answers_end_with_exit_code_4_and_json_has_the_figures(folder):
     assert dict(level["load"]["outcomes"])["wrong"] == level["difference"]["lost"]
     assert document["skipped"] == [8]
     assert document["holds_up_to"] is None
-
-
-def test_drills_are_made_as_many_as_are_wanted(good):
-    """The engine knows none of the answers."""
-    document = quality(good, "drills:1", "-c", "2", "--items", "12", "--json", check=EXIT_UNSHOWN).json
-    assert (document["bank"], document["items"]) == ("drills:1", 12)
 
 
 @pytest.mark.slow
@@ -158,7 +155,7 @@ def mixed(engine, *words, check=0):
     return call("bench", "mixed", "--url", engine.url, "--repeats", "1", *words, check=check)
 
 
-def test_mixed_work_ends_with_tables_and_a_computed_advice(wordy):
+def test_mixed_work_ends_with_tables_a_computed_advice_and_json_with_every_verdict(wordy):
     done = mixed(wordy, "--levels", "1,3")
     for words in ("TTFT of turn 1", "S2 tests", "aggregate tok/s", "passed tasks/min", "did not pass", "axes",
                   "P1+S1-S2", "no code in the answer",
@@ -166,9 +163,6 @@ def test_mixed_work_ends_with_tables_and_a_computed_advice(wordy):
         assert words in done.out
     for words in ("`skep runs report ", "C=3, P1+S1-S2, run 2 of 2: 5 requests", "judging: 8 answers"):
         assert words in done.err
-
-
-def test_json_of_mixed_work_has_all_figures_and_every_verdict(wordy):
     (run,) = mixed(wordy, "--levels", "1,2", "--json").json["runs"]
     assert run["model"] == "wordy"
     assert [level["name"] for level in run["levels"]] == ["P1", "P1+S1"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from in_process import call, refused
 
+from sample_tuning import BASELINE, sample_tuning
 from skep.monitor.records import Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
@@ -20,13 +21,12 @@ from skep.store.records import ClientSample, LevelFact, Request
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.swarm.records import Task
 from skep.swarm.store import SwarmStore
-from skep.tuner.records import KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
+from skep.tuner.records import StageDecision, TuneStage
 from skep.tuner.store import TuningStore
 from skep.workload.items import Checker, Item
 
 VERSION_1 = Path(__file__).parent.parent / "store" / "versions" / "1.sql"
 DAY_S = 86400
-BASELINE = KnobConfig.of({"slots": 1})
 OLD = ("gc", "--older-than", "90d")
 STEADY = (1.0, 1.01, 0.99, 1.0)
 WORK = {"shape": "steady", "size": "short", "prompt_tokens": None, "max_tokens": 128, "fixed_output": False}
@@ -99,7 +99,7 @@ def test_a_regression_is_the_last_word_after_a_row_a_level_and_exit_code_4(store
     assert len(document["comparisons"]) == 2 * 6
 
 
-def test_a_single_worse_is_explained_and_is_no_regression(stored):
+def test_a_comparison_says_what_is_no_regression_and_why(stored):
     """Worse by itself at 95 %: among twelve figures that is expected by chance."""
     a, b = stored({4: (1.0, 1.02, 0.98, 1.0)}), stored({4: (1.055, 1.075, 1.02, 1.06)})
     done = compare(a, b, "--threshold", "1%", check=0)
@@ -107,15 +107,9 @@ def test_a_single_worse_is_explained_and_is_no_regression(stored):
     assert "effective tok/s at C=4 is 5." in done.err
     assert "no regression, which is more than 1 %, at 95 % over all 6 figures" in done.err
     assert done.out.rstrip().endswith("no regression beyond 1 % is shown")
-
-
-def test_a_loss_within_the_threshold_is_said_to_be_so(stored):
     a, b = stored({4: STEADY}), stored({4: slower(1.2)})
     done = compare(a, b, "--threshold", "50%", check=0)
     assert "effective tok/s at C=4 is 16.7 % worse: no regression, which is more than 50 %" in done.err
-
-
-def test_what_cannot_be_compared_has_no_verdict(stored):
     a, b = stored({1: (1.0,), 2: (1.0,)}), stored({1: (2.0,), 2: (2.0,)})
     done = compare(a, b, check=0)
     assert done.out.rstrip().endswith("no verdict: no figure of the two runs can be compared")
@@ -159,7 +153,7 @@ def test_without_names_the_last_two_of_one_kind_are_compared_and_one_without_a_p
     )  # not in lengths
 
 
-def test_an_export_says_the_same_in_every_format(stored, tmp_path):
+def test_an_export_says_the_same_in_every_format_and_a_reader_that_leaves_early_is_no_crash(stored, tmp_path):
     run = stored()
     levels = call("bench", "export", run, "--format", "json", check=0).json["levels"]
     rows = [*csv.DictReader(call("bench", "export", run, "--format", "csv", check=0).out.splitlines())]
@@ -170,9 +164,6 @@ def test_an_export_says_the_same_in_every_format(stored, tmp_path):
     call("bench", "export", run, "--requests", "--format", "csv", "-o", "rows.csv", check=0)
     kept = [*csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())]
     assert len(kept) == sum(level["requests"] for level in levels) == 8
-
-
-def test_a_reader_that_leaves_early_is_no_crash(stored):
     words = f"{sys.executable} -m skep runs export {stored()} --requests --format json | head -1"
     done = subprocess.run(["bash", "-c", words], env=os.environ, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[\n", "")
@@ -218,16 +209,13 @@ def test_the_store_can_be_copied_sized_and_cleared(stored, tmp_path):
         assert database.execute("SELECT count(*) FROM requests").fetchone() == (info["requests"],)
 
 
-def test_a_level_that_was_broken_off_is_not_compared(stored):
+def test_a_level_that_was_broken_off_is_not_compared_and_a_run_that_is_left_out_told_in_every_form(stored, tmp_path):
     """3 tasks in turn against 1 of 3 at once made a speedup of 18 that was none."""
     run = stored({1: STEADY, 2: STEADY[:1]}, broken_off=[2], end=("failed", "interrupted"))
     exported = call("bench", "export", run, "--format", "json", check=0).json
     assert [level["concurrency"] for level in exported["levels"]] == [1]
     assert exported["speedups"] is None
-
-
-def test_a_run_that_is_left_out_is_told_in_every_form(stored, tmp_path):
-    """Two runs of C=2 were narrated, the table had one of them: the slower one was gone without a word."""
+    # Two runs of C=2 were narrated, the table had one of them: the slower one was gone without a word.
     run = stored({1: STEADY[:2], 2: STEADY[:2]}, limited={(2, 1)})
     two = call("bench", "export", run, "--format", "json", check=0).json["levels"][1]
     assert [(one["client_limited"], one["counted"]) for one in two["repeats"]] == [(False, True), (True, False)]
@@ -302,15 +290,12 @@ def judged(paths):
     return runs
 
 
-def test_judged_runs_are_drawn_alone(judged, tmp_path):
+def test_judged_runs_are_drawn_alone_listed_and_exported_with_their_verdicts_but_their_levels_are_not(judged, tmp_path):
     """Forty items cannot exclude a loss of three points: the page says so."""
     call("report", judged["quality"], "-o", "q.html", check=0)
     assert "othing can be claimed: C=4 is not shown" in (tmp_path / "q.html").read_text()
     call("report", judged["mixed"], "-o", "one.html", check=0)
     assert "passed tasks a minute" in (tmp_path / "one.html").read_text()
-
-
-def test_what_has_no_common_picture_is_one_clear_line(judged):
     for names, words in (
         (("mixed", "sweep"), "is a mixed run"),
         (("sweep", "quality"), "is a quality run"),
@@ -318,10 +303,7 @@ def test_what_has_no_common_picture_is_one_clear_line(judged):
         (("empty",), "no measured requests"),
     ):
         assert words in refused("report", *(judged[name] for name in names))
-
-
-def test_judged_runs_are_listed_and_exported_with_their_verdicts_but_their_levels_are_not(judged):
-    """Their walls span what other arms and tasks did meanwhile: a tok/s made of them was off by a factor of seven."""
+    # Their walls span what other arms and tasks did meanwhile: a tok/s made of them was off by a factor of seven.
     text = call("runs", check=0).out
     assert all(run_id in text for run_id in judged.values())
     assert "quality" in text
@@ -387,7 +369,9 @@ def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
         old, resumed, new = (begin_swarm(swarm, days) for days in (100, 99, 1))
         session = swarm.open_session(resumed, at=now, agents=None, endpoint={}, simulated=False)
         swarm.close_session(resumed, session, at=now, outcome="stopped")
-        old_tuning, resumed_tuning, new_tuning = (begin_tuning(tunings, days) for days in (100, 99, 1))
+        old_tuning, resumed_tuning, new_tuning = (
+            tunings.begin(sample_tuning(created_at=now - days * DAY_S)) for days in (100, 99, 1)
+        )
         session = tunings.begin_session(resumed_tuning, now)
         tunings.append(resumed_tuning, [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], now)
         tunings.end_session(resumed_tuning, session, at=now, outcome="stopped")
@@ -402,8 +386,3 @@ def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
     with open_store(paths.store, read_only=True) as store:
         assert [run.id for run in SwarmStore(store).runs()] == [new, resumed]
         assert [kept.id for kept in TuningStore(store).tunings()] == [new_tuning, resumed_tuning]
-
-
-def begin_tuning(tunings, age_days):
-    at, goal = time.time() - age_days * DAY_S, TuneGoal("effective_tok_s", 4)
-    return tunings.begin(Tuning("", at, "smol", "vllm", "box", goal, 60.0, 0, True, BASELINE, (), {}, {}, "0"))

@@ -220,16 +220,13 @@ def test_what_cannot_be_is_refused_before_anything_runs(paths, tmp_path, words, 
     assert not paths.store.exists()
 
 
-def test_results_that_are_there_are_not_written_over(tmp_path, run_id):
+def test_results_are_not_written_over_and_a_run_or_task_that_is_not_there_told_with_those_that_are(tmp_path, run_id):
     (tmp_path / "out.jsonl").write_text("precious\n")
     told = refusal("run", "tasks.jsonl", "-o", "out.jsonl", *NOBODY)
     assert f"skep swarm resume {run_id}" in told
     assert "--overwrite" in told
     assert (tmp_path / "out.jsonl").read_text() == "precious\n"
     assert [run["id"] for run in runs()] == [run_id]
-
-
-def test_a_run_or_task_that_is_not_there_is_told_with_those_that_are_and_resume_wants_to_know_which(run_id):
     for command in ("show", "cancel", "resume", "results", "report"):
         assert run_id in refusal(command, "19990101")
     assert "`task-2`" in refusal("trace", run_id, "task2")
@@ -312,29 +309,23 @@ def text_of(lines):
     return ["".join(text for text, _ in line) for line in lines]
 
 
-def test_a_frame_fits_its_window_and_counts_what_has_no_place():
+def test_a_frame_fits_its_window_and_shows_an_endpoint_that_is_down_with_the_time_that_is_left():
     shown = text_of(frame(replace(PROGRESS, lanes=LANES, last=("task-9 set aside",)), Page(80, 20), "run"))
     assert len(shown) <= 20
     assert any("30 done, 2 set aside, 18 left of 50" in line for line in shown)
     assert any("more at work" in line for line in shown)
     assert shown[-1] == "task-9 set aside"
-
-
-def test_an_endpoint_that_is_down_is_shown_with_the_time_that_is_left():
     shown = " ".join(text_of(frame(DOWN, Page(80, 24), "run", deadline_s=60.0)))
     assert "has not answered for 12.0 s (connection refused)" in shown
     assert "gives up in 48.0 s" in shown
 
 
-def test_where_nobody_watches_a_long_run_says_less_and_less():
+def test_where_nobody_watches_a_long_run_says_less_and_less_and_news_come_with_the_next_line():
     ticker = SwarmProgressLines()
     said = [second for second in range(3600) if ticker.take(replace(PROGRESS, elapsed_s=float(second)))]
     pauses = [later - earlier for earlier, later in pairwise(said)]
     assert (min(pauses), max(pauses)) == (5, 60)
     assert len(said) < 100
-
-
-def test_where_nobody_watches_news_comes_with_the_next_line_and_a_flood_is_counted():
     ticker = SwarmProgressLines(60.0)
     ticker.take(PROGRESS)
     news = tuple(f"task-{number} set aside" for number in range(5))

@@ -46,11 +46,17 @@ def engine(tmp_path_factory):
         yield started
 
 
-def test_a_goal_is_split_worked_on_and_merged(folder, engine):
+def test_a_goal_is_split_worked_on_and_merged_and_given_again_by_resume(folder, engine):
     done = ask(GOAL, FILES, "--url", engine.url, "--by-model", check=0)
     assert done.out == "It is about bees and wax.\n"
     assert "2 tasks, split by the model" in done.err
     assert "docs/bees.md:1-3" in done.err
+    # A finished run says so, and prints what it came to; the trace has each task's messages.
+    ask(GOAL, FILES, "--url", engine.url)
+    done = call("swarm", "resume", "--last")
+    assert (done.code, done.out) == (0, "It is about bees and wax.\n")
+    traced = call("swarm", "trace", "last", "merge-1-1")
+    assert "It is about bees and wax." in traced.out
 
 
 def test_a_dry_run_shows_the_split_and_sends_no_task(folder, engine):
@@ -63,40 +69,25 @@ def test_a_dry_run_shows_the_split_and_sends_no_task(folder, engine):
     assert not list((folder.parent / "data").rglob("skep.sqlite3"))
 
 
-def test_an_answer_goes_to_its_file_and_json_says_how_it_was_made(folder, engine):
+def test_answers_stand_one_after_the_other_or_go_to_their_file_and_json_says_how_they_were_made(folder, engine):
     done = ask(GOAL, "docs/bees.md", "--url", engine.url, "-o", "answer.md", "--json", check=0)
     assert (folder / "answer.md").read_text() == "Bees, mostly.\n"
     document = done.json
     assert (document["answer"], document["complete"], document["goal"]) == ("Bees, mostly.", True, GOAL)
-
-
-def test_without_plan_and_merge_by_the_model_the_answers_stand_one_after_the_other(folder, engine):
     done = ask(GOAL, FILES, "--url", engine.url, "--no-merge")
     assert "is asked for a plan" not in done.err
     assert done.out == "## docs/bees.md:1-3\n\nBees, mostly.\n\n## docs/wax.md:1-3\n\nWax, mostly.\n"
 
 
-def test_a_plan_that_cannot_be_used_is_asked_for_again_and_then_made_by_rule(folder, engine):
+def test_a_plan_that_cannot_be_used_is_asked_for_again_and_one_that_takes_too_long_made_by_rule(folder, engine):
     done = ask(f"{GOAL} (bad plan please)", FILES, "--url", engine.url, "--by-model", check=0)
     assert "asking once more" in done.err
     assert "2 tasks, split by rule" in done.err
     assert "split by rule, not by the model: the answer holds no JSON" in done.out
-
-
-def test_a_plan_that_takes_too_long_is_made_by_rule(folder, engine):
     engine.fault(kind="hang-first")
     done = ask(GOAL, FILES, "--url", engine.url, "--by-model", "--timeout", "0.3s", "--dry-run", "--json", check=0)
     plan = done.json
     assert (plan["made_by"], plan["why"]) == ("rule", "the model gave no plan within 300 ms")
-
-
-def test_an_answer_is_given_again_by_resume(folder, engine):
-    """A finished run says so, and prints what it came to; the trace has each task's messages."""
-    ask(GOAL, FILES, "--url", engine.url)
-    done = call("swarm", "resume", "--last")
-    assert (done.code, done.out) == (0, "It is about bees and wax.\n")
-    traced = call("swarm", "trace", "last", "merge-1-1")
-    assert "It is about bees and wax." in traced.out
 
 
 @pytest.mark.parametrize(

@@ -118,18 +118,6 @@ async def cut_off_after(stages):
         await TuningJournal(tunings, tunings.begin(ready.tuning), time.time).run(search, bench)
 
 
-def test_a_running_tuning_is_neither_resumed_nor_deleted():
-    ready = prepare(OPTIONS, user_paths(os.environ))
-    with open_store(user_paths(os.environ).store) as store:
-        tunings = TuningStore(store)
-        journal = TuningJournal(tunings, tunings.begin(ready.tuning), time.time)
-        assert "a process is working" in refusal("resume")
-        assert "a process is working" in refusal("rm", "last")
-        journal.end("stopped")
-    tune("rm", "last", check=0)
-    assert tune("ls", "--json", check=0).json == []
-
-
 def test_a_tuning_of_an_earlier_version_that_turned_the_power_limit_is_shown_and_exported_but_not_resumed():
     tuning = prepare(OPTIONS, user_paths(os.environ)).tuning
     start = tuning.baseline.turned({"power_cap": 100})
@@ -259,13 +247,10 @@ def test_it_is_refused_in_one_line_and_nothing_is_stored(words, code, said, path
     assert not paths.store.exists()
 
 
-def test_without_cards_there_is_nothing_to_simulate_unless_a_rig_is_named(no_cards):
+def test_without_cards_there_is_nothing_to_simulate_unless_named_and_a_preset_for_cards_is_not_tuned(no_cards):
     said = refusal("qwen3-8b", "--simulate")
     assert "which rig should be simulated" in said
     assert "--gpu" in said
-
-
-def test_a_preset_for_cards_is_not_tuned_without_any(no_cards):
     assert "this machine has no GPU" in refusal("qwen3.6-27b-2x3090-awq", code=3)
 
 
@@ -275,21 +260,27 @@ def no_cards(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_one_machine_has_one_tuner(paths):
+def test_one_machine_has_one_tuner_and_a_running_tuning_is_neither_resumed_nor_deleted(paths):
     """Two would measure each other. A simulated one is in nobody's way."""
     with tuner_lock(paths):
         said = refusal("smollm2-135m", "--budget", "2h", "--quality", "off", code=1)
         assert f"a tuner is already running (pid {os.getpid()})" in said
     assert not paths.store.exists()
+    ready = prepare(OPTIONS, user_paths(os.environ))
+    with open_store(user_paths(os.environ).store) as store:
+        tunings = TuningStore(store)
+        journal = TuningJournal(tunings, tunings.begin(ready.tuning), time.time)
+        assert "a process is working" in refusal("resume")
+        assert "a process is working" in refusal("rm", "last")
+        journal.end("stopped")
+    tune("rm", "last", check=0)
+    assert tune("ls", "--json", check=0).json == []
 
 
-def test_a_budget_that_is_too_short_is_told_with_the_time_that_it_takes():
+def test_a_budget_that_is_too_short_is_told_with_its_time_and_what_cannot_be_kept_with_what_came_closest():
     hint = refusal("qwen3-8b", *RIG, "--budget", "1m")
     assert "two starts of the baseline, and two of both sides, take about" in hint
     assert hint.endswith(" s")
-
-
-def test_what_cannot_be_kept_is_told_with_what_came_closest():
     words = ("qwen3-8b", *RIG, "--knobs", "graphs", "--budget", "40m", "--seed", "3")
     slow = tune(*words, "--slo", "ttft=1ms", check=1).error
     assert "no configuration kept ttft_p95=1ms at C=4; closest came " in slow.message
@@ -306,7 +297,7 @@ def ready(paths):
     return prepare(TuningOptions("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1), paths)
 
 
-def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_path):
+def test_what_is_taken_up_again_predicts_as_before_and_its_best_is_one_preset(ready, tmp_path, paths):
     """Whatever has changed on the machine meanwhile."""
     with open_store(tmp_path / "skep.sqlite3") as store:
         kept = TuningStore(store)
@@ -319,9 +310,6 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
             assert again.space.predict(config) == ready.space.predict(config)
             assert again.space.refusal(config) == ready.space.refusal(config)
             assert again.space.start_s(config) == ready.space.start_s(config)
-
-
-def test_the_best_is_one_preset_however_often_the_tuning_was_stopped(ready, paths):
     better = ready.tuning.baseline.turned({"graphs": True})
     changes = better.changes_from(ready.tuning.baseline)
     stages = [
