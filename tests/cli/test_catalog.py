@@ -23,7 +23,7 @@ def test_the_list_is_a_table_with_every_name_and_one_document(what, name, least)
     assert done.err == ""
 
 
-def test_a_card_shows_every_value_with_its_source():
+def test_a_card_shows_every_value_with_its_source_and_a_model_its_parts_and_what_it_keeps():
     done = call("catalog", "gpus", "NVIDIA GeForce RTX 3090", check=0)
     (bandwidth,) = (line.split() for line in done.out.splitlines() if line.startswith("bandwidth_gbs"))
     assert bandwidth[1:3] == ["936", "A"]
@@ -31,9 +31,6 @@ def test_a_card_shows_every_value_with_its_source():
     document = call("catalog", "gpus", "rtx-3090", "--json", check=0).json
     assert (document["id"], document["memory_gib"], document["formats"]) == ("rtx-3090", 24, ["fp16", "bf16", "int8"])
     assert document["origins"]["nvlink_gbs"]["confidence"] == "A"
-
-
-def test_a_model_shows_its_parts_and_what_it_keeps():
     done = call("catalog", "models", "qwen3.6 27b", check=0)
     for words in ("linear_layers", "65,536 B", "146.8 MiB", "AWQ 4-bit", "vision"):
         assert words in done.out, words
@@ -77,7 +74,7 @@ def few(tmp_path):
     return path
 
 
-def test_the_document_has_every_row_either_predicted_or_named(few):
+def test_a_validation_has_every_row_either_predicted_or_named_and_says_how_far_off(few):
     told = call("validate", few, "--json", check=0).json
     assert told["rows"] == told["predicted"] + len(told["unpredicted"]) == 46
     assert told["predicted"] == len(told["points"])
@@ -88,9 +85,6 @@ def test_the_document_has_every_row_either_predicted_or_named(few):
         assert point["low"] < point["predicted"] < point["high"]
         assert point["published"] > 0
     assert all(set(entry) == {"row", "why"} for entry in told["unpredicted"])
-
-
-def test_the_table_says_how_far_off_and_what_was_left_out(few):
     done = call("validate", few, check=0)
     assert "rows predicted" in done.err
     assert "not predicted, quant" in done.err

@@ -10,16 +10,7 @@ from importlib import import_module
 import pytest
 from in_process import call, refused
 
-from skep.cli.main import (
-    ALIASES,
-    GROUPS,
-    NAMES,
-    PART_OF,
-    PARTS,
-    plain_words,
-    removed_options,
-    tree_of,
-)
+from skep.cli.main import ALIASES, GROUPS, NAMES, PART_OF, PARTS, plain_words, removed_options, tree_of
 from skep.report.terminal import print_table
 
 WHOLE = tree_of(PARTS).commands
@@ -41,7 +32,7 @@ def test_every_command_is_in_the_tree_and_defined_by_the_module_that_is_loaded_f
         assert hasattr(module, name) or f'group("{name}"' in source, name
 
 
-def test_help_shows_the_eighteen_commands_most_people_need_in_four_groups_and_all_of_them_on_demand():
+def test_help_shows_what_most_people_need_in_four_groups_all_on_demand_and_pages_of_the_documentation():
     page = call("help", check=0).out
     assert [call(*words, check=0).out for words in ([], ["--help"], ["-h"])] == [page] * 3
     assert [line[:-1] for line in page.splitlines() if line.endswith(":")] == [*GROUPS][:-1]
@@ -51,6 +42,13 @@ def test_help_shows_the_eighteen_commands_most_people_need_in_four_groups_and_al
     assert all(f"\n  {name} " in whole for name in PART_OF)
     assert call("help", "model", "load").out == call("model", "load", "--help").out
     assert call("model").out == call("model", "--help").out
+    assert call("help", "errors", check=0).out.startswith("# ")
+    assert "errors" in call("help", "topics", check=0).out.splitlines()
+    assert call("help", "plan", check=0).out.startswith("Usage: skep plan")  # a command of that name wins
+    assert call("help", "plan", "--page", check=0).out.startswith("# ")
+    # The figure (at most 0.2 s) is in benchmarks/startup.py; here, what would break it.
+    code = "import sys, skep.cli.main as cli; cli.run(['--help']); sys.exit('click' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize("old", sorted(ALIASES))
@@ -130,12 +128,6 @@ def test_what_is_gone_says_in_one_line_what_to_use_instead(skep, words, message)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
-def test_help_is_quick_because_nothing_heavy_is_imported():
-    """The figure (at most 0.2 s) is in benchmarks/startup.py; here, what would break it."""
-    code = "import sys, skep.cli.main as cli; cli.run(['--help']); sys.exit('click' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def test_brackets_in_a_cell_are_no_markup(capsys):
     """A model or a run may be called `[/x]`; such a cell once ended the command with a traceback."""
     print_table("NAME|>C", list, [["[/x] [bold]model[/bold]", "1"]])
@@ -194,10 +186,3 @@ def test_what_cannot_be_done_with_a_cluster_is_one_line_with_a_hint(paths, words
 
 def test_without_a_cluster_there_is_nothing_to_stop(paths):
     assert "skep has not started Ray on this machine" in call("cluster", "stop", check=0).err
-
-
-def test_help_prints_a_page_of_the_documentation_and_lists_them():
-    assert call("help", "errors", check=0).out.startswith("# ")
-    assert "errors" in call("help", "topics", check=0).out.splitlines()
-    assert call("help", "plan", check=0).out.startswith("Usage: skep plan")  # a command of that name wins
-    assert call("help", "plan", "--page", check=0).out.startswith("# ")

@@ -64,22 +64,31 @@ def test_the_first_plan_is_the_fastest_of_those_that_fit():
     assert speeds[0] == max(speeds)
 
 
-def test_what_people_read_has_every_part():
+def test_what_people_read_has_every_part_also_as_a_page_with_pictures(tmp_path):
     done = shown("qwen3.6-27b", *TWO)
     assert done.out.startswith("qwen3.6-27b on 2x rtx-3090 for 4 agents: ")
     for words in ("Layouts, best first", "LOW", "Memory of one rtx-3090", "KV pool", "Rules that apply", "vllm serve ",
                   "Why", "Rejected", "dense weights", "skep up qwen"):  # fmt: skip
         assert words in done.out, words
     assert done.err == ""
+    assert "wrote plan.html" in shown("qwen3.6-27b", *TWO, "--html", "plan.html").err
+    page = (tmp_path / "plan.html").read_text()
+    assert page.count("<svg ") >= 4
+    for words in ("Predicted, not measured.", "Memory of one GPU", "vllm serve "):
+        assert words in page, words
+    assert "http://" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "")
 
 
-def test_rigs_stand_side_by_side_with_their_prices():
+def test_rigs_stand_side_by_side_with_their_prices_and_names_to_be_told_apart_by():
     found = plan("qwen3.6-27b", "--gpu", "2x rtx-3090@800", "--gpu", "rtx-5090@2500")
     by_rig = {p["rig"]: p for p in reversed(found["plans"])}
     assert {rig: one["price"] for rig, one in by_rig.items()} == {"2x rtx-3090": 1600, "rtx-5090": 2500}
     for one in by_rig.values():
         assert one["tok_s_per_price"] > 0
     assert "TOK/S PER 1000" in shown("qwen3.6-27b", "--gpu", "rtx-5090@2500").out
+    found = plan("qwen3-8b", "--gpu", "rtx 3090, rtx 3090", "--gpu", "2x rtx-3090: nvlink")
+    assert found["rigs"][0]["rig"] == "rtx 3090, rtx 3090"
+    assert len({p["rig"] for p in found["plans"]}) == 2
 
 
 @pytest.mark.slow
@@ -102,11 +111,14 @@ def test_pins_and_several_engines():
     assert {p["engine"] for p in found["plans"]} == {"vllm", "llamacpp"}
 
 
-def test_a_model_that_fits_nowhere_ends_with_3_the_largest_term_and_what_would_fit():
+def test_a_model_that_fits_nowhere_ends_with_3_the_largest_term_and_what_would_fit_in_plain_numbers():
     done = call("plan", "qwen3.6-27b", *ONE, "--quant", "bf16", "--json", check=3)
     assert done.json["plans"] == []
     assert "the largest term is weights (50.0 GiB a card)" in done.error.message
     assert done.error.hint.startswith("what would fit: --quant ")
+    assert "q3_k_m" in refusal("qwen3-235b-a22b", "--gpu", "strix-halo", "--engine", "llamacpp", code=3).lower()
+    assert "1 slot," in refusal("qwen3-8b", "--gpu", "rtx-3050", "--quant", "bf16", code=3)
+    assert "no GPU is called" not in refusal("qwen3-8b", "--gpu", "100x rtx-3090")  # but too many
 
 
 REFUSED = [
@@ -147,15 +159,12 @@ def test_bad_input_is_one_line_and_a_hint(args, words):
     assert "\n" not in said
 
 
-def test_a_configuration_serves_where_a_model_is_not_listed(tmp_path):
+def test_a_configuration_serves_where_a_model_is_not_listed_right_here_or_elsewhere(tmp_path):
     write_config(tmp_path / "models" / "mine", **AWQ)
     found = plan("models/mine", *TWO)  # found without a dot in front
     assert {p["quant"] for p in found["plans"]} == {"awq"}
     assert "the configuration says AWQ 4-bit" in found["notes"]
     refusal("models/mine", *ONE, "--quant", "fp8")
-
-
-def test_a_configuration_right_here_is_neither_served_as_config_json_nor_in_another_format(tmp_path):
     write_config(tmp_path)
     assert "--served-model-name config.json" not in best("./config.json", *ONE)["launch"][0]
     found = best("./config.json", *ONE, "--quant", "awq")
@@ -188,27 +197,12 @@ def test_without_a_rig_it_is_this_machine(two_3090s):
     assert found["rigs"][0]["pairs"][0]["kind"] == "nvlink"
 
 
-def test_a_page_with_pictures_is_written_beside(tmp_path):
-    assert "wrote plan.html" in shown("qwen3.6-27b", *TWO, "--html", "plan.html").err
-    page = (tmp_path / "plan.html").read_text()
-    assert page.count("<svg ") >= 4
-    for words in ("Predicted, not measured.", "Memory of one GPU", "vllm serve "):
-        assert words in page, words
-    assert "http://" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "")
-
-
 @pytest.mark.slow
 def test_a_promise_is_held_against_the_forecast():
     tight = ("qwen3.6-27b", *TWO, "--slo", "ttft=1ms")
     assert not any(p["meets_slo"] for p in plan(*tight)["plans"])
     assert "NOT within --slo" in shown(*tight).out
     assert best("qwen3.6-27b", *TWO, "--slo", "ttft=1m")["meets_slo"]
-
-
-def test_rigs_are_named_so_that_they_can_be_told_apart():
-    found = plan("qwen3-8b", "--gpu", "rtx 3090, rtx 3090", "--gpu", "2x rtx-3090: nvlink")
-    assert found["rigs"][0]["rig"] == "rtx 3090, rtx 3090"
-    assert len({p["rig"] for p in found["plans"]}) == 2
 
 
 @pytest.mark.parametrize(
@@ -234,11 +228,14 @@ def test_a_plan_fits_its_cards(words, right):
     assert right(plan(*words.split())["plans"])
 
 
-def test_several_machines_are_planned_for_and_said_to_be_several():
+def test_a_note_does_not_contradict_the_plans_and_several_machines_are_said_to_be_several():
     found = plan("qwen3-235b-a22b", "--gpu", "2x dgx-spark")
     assert (found["plans"][0]["launch"], found["plans"][0]["up"]) == ([], None)
     assert any("2 machines" in note for note in found["notes"])
     assert any("is several machines" in line for line in found["plans"][0]["caveats"])
+    found = plan("qwen3.6-35b-a3b", *TWO, "--quant", "awq", "--spec", "mtp:3")
+    assert {p["spec"] for p in found["plans"]} == {"mtp:3"}
+    assert not any(note.startswith("no speculation offered") for note in found["notes"])
 
 
 def test_llama_cpp_is_planned_where_vllm_does_not_run_and_for_a_name_that_ends_in_gguf():
@@ -246,40 +243,22 @@ def test_llama_cpp_is_planned_where_vllm_does_not_run_and_for_a_name_that_ends_i
     assert call("plan", "unsloth/Qwen3-32B-GGUF", *TWO, "--json").json["plans"][0]["engine"] == "llamacpp"
 
 
-def test_a_note_does_not_contradict_the_plans():
-    found = plan("qwen3.6-35b-a3b", *TWO, "--quant", "awq", "--spec", "mtp:3")
-    assert {p["spec"] for p in found["plans"]} == {"mtp:3"}
-    assert not any(note.startswith("no speculation offered") for note in found["notes"])
-
-
-def test_a_replica_on_a_faster_card_is_faster():
+def test_a_replica_on_a_faster_card_is_faster_and_gpt_oss_reaches_what_is_published():
     pins = ("--replicas", "2", "--tp", "1", "--quant", "awq", "--agents", "4")
     found = plan("qwen3-8b", "--gpu", "rtx-5090 + rtx-3090", *TWO, *pins)
     speed = {p["rig"]: p["predicted"][2]["effective_tok_s"] for p in found["plans"]}
     assert speed["rtx-5090 + rtx-3090"] > 1.2 * speed["2x rtx-3090"]
-
-
-def test_gpt_oss_with_llama_cpp_reaches_what_is_published_and_takes_no_more_than_its_file():
     pins = ("--engine", "llamacpp", "--agents", "1", "--input-tokens", "64", "--output-tokens", "128")
     assert best("gpt-oss-20b", "--gpu", "dgx-spark", *pins)["predicted"][0]["high"] >= 79
     memory = best("gpt-oss-20b", *ONE, "--engine", "llamacpp")["memory"]
     assert {term["term"]: term["bytes"] for term in memory}["weights"] <= 11.28 * 2**30
 
 
-def test_what_does_not_fit_is_said_with_fewer_bits_where_they_would_and_in_plain_numbers():
-    assert "q3_k_m" in refusal("qwen3-235b-a22b", "--gpu", "strix-halo", "--engine", "llamacpp", code=3).lower()
-    assert "1 slot," in refusal("qwen3-8b", "--gpu", "rtx-3050", "--quant", "bf16", code=3)
-    assert "no GPU is called" not in refusal("qwen3-8b", "--gpu", "100x rtx-3090")  # but too many
-
-
-def test_a_plan_for_named_cards_loads_neither_a_store_nor_what_draws_and_checks():
+def test_a_plan_loads_neither_a_store_nor_what_draws_and_needs_no_unicode(env):
     """Half a second is the time somebody waits for it."""
     heavy = "('rich', 'pydantic', 'asyncio', 'sqlite3', 'jinja2', 'skep.host.facts')"
     code = f"import sys, skep.report.plan; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_a_terminal_without_unicode_gets_a_plan(env):
     command = [sys.executable, "-m", "skep", "plan", "qwen3-8b", *ONE]
     done = subprocess.run(command, env={**env, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60)
     assert done.returncode == 0

@@ -39,7 +39,7 @@ def run(*words):
     return call("presets", *words, check=0)
 
 
-def test_the_list_has_every_preset_with_its_best_figure():
+def test_the_list_has_every_preset_with_its_best_figure_and_breaks_no_line_of_80_columns():
     lines = run().out.splitlines()
     assert lines[0].split() == ["NAME", "ENGINE", "MODEL", "HARDWARE", "BEST", "PUBLISHED", "SOURCE"]
     assert {line.split()[0] for line in lines[1:]} == {
@@ -48,9 +48,14 @@ def test_the_list_has_every_preset_with_its_best_figure():
     (line,) = (line for line in lines if line.startswith(NAME))
     assert "225 tok/s at C=4" in line
     assert "(own)" not in line
+    found = list(shipped_presets().values())
+    narrow = record_lines(LIST, found, 80)
+    assert narrow[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
+    assert all(len(line) <= 80 for line in narrow)
+    assert "SOURCE" in record_lines(LIST, found, 400)[0]
 
 
-def test_the_list_as_json_has_exactly_its_keys():
+def test_the_list_as_json_has_exactly_its_keys_and_the_page_the_list_of_the_files():
     assert len(run("--json").json) < len(shipped_presets())
     rows = run("list", "--all", "--json").json
     assert len(rows) == len(shipped_presets())
@@ -65,9 +70,11 @@ def test_the_list_as_json_has_exactly_its_keys():
         "per_task_tok_s": None, "runs": "16 prompts in the benchmark command the author gives", "needs": [],
         "note": None,
     }  # fmt: skip
+    page = Path(__file__).parent.parent.parent / "docs" / "presets.md"
+    assert page.read_text().endswith(markdown_table(IN_DOCS, list(shipped_presets().values())))
 
 
-def test_one_preset_is_shown_with_all_it_wants():
+def test_one_preset_is_shown_with_all_it_wants_and_what_its_source_does_not_say():
     said = run("show", NAME).out
     for words in (
         "2x rtx-3090, pcie", "Lorbus/Qwen3.6-27B-int4-AutoRound", "the Genesis patches", "driver 575 or newer",
@@ -76,18 +83,13 @@ def test_one_preset_is_shown_with_all_it_wants():
         "skep bench sweep -c 1,2,4,8 --prompt-tokens 1024 --output-tokens 1024 --fixed-output\n",
     ):  # fmt: skip
         assert words in said, words
-
-
-def test_a_terminal_of_80_columns_breaks_no_line_of_the_list():
-    found = list(shipped_presets().values())
-    narrow = record_lines(LIST, found, 80)
-    assert narrow[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
-    assert all(len(line) <= 80 for line in narrow)
-    assert "SOURCE" in record_lines(LIST, found, 400)[0]
-
-
-def test_what_the_source_does_not_say_is_said():
-    """Which checkpoint, which clock, which version."""
+    document = run("show", NAME, "--json").json
+    assert (document["capacity"], document["own"], document["stand_in"]) == (4, False, False)
+    assert document["options"]["draft"] == {"method": "mtp", "depth": 3, "model": None}
+    assert document["env"]["NCCL_P2P_DISABLE"] == "1"
+    assert document["container"]["before"][1] == "python3 -m vllm._genesis.patches.apply_all"
+    assert document["next"][0] == f"skep up {NAME}"
+    # Which checkpoint, which clock, which version.
     stand_in = run("show", "gemma-4-31b-4x3090").out
     assert "chosen by skep: the author names none" in stand_in
     assert (
@@ -100,15 +102,6 @@ def test_what_the_source_does_not_say_is_said():
     (figure,) = (row["published"][0] for row in run("--json").json if row["name"] == "qwen-27b-b70")
     assert "which clock is not said" in figure["note"]
     assert figure["clock"] is None
-
-
-def test_one_preset_as_json_is_the_whole_of_it():
-    document = run("show", NAME, "--json").json
-    assert (document["capacity"], document["own"], document["stand_in"]) == (4, False, False)
-    assert document["options"]["draft"] == {"method": "mtp", "depth": 3, "model": None}
-    assert document["env"]["NCCL_P2P_DISABLE"] == "1"
-    assert document["container"]["before"][1] == "python3 -m vllm._genesis.patches.apply_all"
-    assert document["next"][0] == f"skep up {NAME}"
 
 
 def test_a_copy_of_ones_own_is_listed_as_such_is_valid_and_never_overwritten(folder, tmp_path):
@@ -146,11 +139,6 @@ def test_a_wrong_file_is_told_by_key_and_hides_no_other(folder):
     assert done.err.count("left out: ") == 2
     assert "mine.toml: `engin`" in refused("presets", "show", "mine")
     assert len(run("list", "--all", "--json").json) == len(shipped_presets())
-
-
-def test_the_list_in_the_page_is_the_list_in_the_files():
-    page = Path(__file__).parent.parent.parent / "docs" / "presets.md"
-    assert page.read_text().endswith(markdown_table(IN_DOCS, list(shipped_presets().values())))
 
 
 @pytest.fixture

@@ -38,11 +38,8 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
     def answer(message):
         if message["name"] == "m-1":
             raise EngineError("its node does not answer")
-        return (
-            {"ok": True, "text": f"{message['lines']} lines\n", "offset": 9}
-            if message["name"] == "m-0"
-            else {"ok": True}
-        )
+        text = {"text": f"{message['lines']} lines\n", "offset": 9} if message["name"] == "m-0" else {}
+        return {"ok": True, **text}
 
     with FakeHive(paths, answer):
         show_log(paths, "m-0", 3, follow=False)
@@ -55,7 +52,7 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
     assert capfd.readouterr().out == "3 lines\nof the gateway\nleft by another hive\n"
 
 
-def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths, capfd, monkeypatch):
+def test_a_log_elsewhere_is_followed_through_a_move_in_parts_and_none_is_asked_for_again(paths, capfd, monkeypatch):
     monkeypatch.setattr("skep.supervisor.control.POLL_ELSEWHERE_S", 0.01)
     asked = []
 
@@ -69,10 +66,6 @@ def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths
         show_log(paths, "m-0", 3, follow=True)
     assert asked == [None, 2, 2, 6]
     assert capfd.readouterr().out == "1\n3\n"
-
-
-def test_a_log_elsewhere_comes_in_parts_and_none_is_asked_for_again(paths, capfd, monkeypatch):
-    monkeypatch.setattr("skep.supervisor.control.POLL_ELSEWHERE_S", 0.01)
     asked, text = [], "1\n2\n3\n"
 
     def answer(message):
@@ -92,7 +85,7 @@ def test_a_log_elsewhere_comes_in_parts_and_none_is_asked_for_again(paths, capfd
     assert capfd.readouterr().out == text + text
 
 
-def test_down_says_what_could_not_be_ended(paths):
+def test_what_could_not_be_ended_is_said_by_down_and_once_to_the_terminal_and_in_the_log(paths, capsys):
     """skep itself is down: that the cluster was not to be reached is a warning."""
     left = "the cluster cannot be reached; what stands on its nodes ends within 60 s"
 
@@ -103,12 +96,6 @@ def test_down_says_what_could_not_be_ended(paths):
         told = call("down", check=0)
     assert told.out == ""
     assert told.err.splitlines() == [f"warning: {left}", "skep is down"]
-
-
-LEFT = "something is left"
-
-
-def test_what_could_not_be_ended_is_said_once_to_the_terminal_and_in_the_log(capsys):
     supervisor = SimpleNamespace(phase="stopping", last_rows=[], left_behind=(LEFT,))
     read_fd, write_fd = os.pipe()
     reporter = StartReporter(write_fd)
@@ -118,3 +105,6 @@ def test_what_could_not_be_ended_is_said_once_to_the_terminal_and_in_the_log(cap
     with os.fdopen(read_fd) as told:
         assert told.read().count(LEFT) == 1
     assert capsys.readouterr().err.splitlines() == [f"warning: {LEFT}"]
+
+
+LEFT = "something is left"

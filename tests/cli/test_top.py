@@ -31,15 +31,9 @@ def served(name="m-0", **fields):
 def reading(rows=None, replicas=None, *, tokens=None, ended=None, queues=None, **fields):
     """A hive of one idle replica, unless told otherwise."""
     waiting = queues or {"m": {"interactive": 0, "normal": 0, "batch": 0}}
-    gateway = {
-        "queued": sum(sum(classes.values()) for classes in waiting.values()),
-        "in_flight": 0,
-        "busy": {},
-        "queues": waiting,
-        "replicas": [served()] if replicas is None else replicas,
-        "tokens": tokens or {},
-        "ended": ended or {},
-    }
+    queued = sum(sum(classes.values()) for classes in waiting.values())
+    gateway = {"queued": queued, "in_flight": 0, "busy": {}, "queues": waiting, "tokens": tokens or {}}
+    gateway |= {"replicas": [served()] if replicas is None else replicas, "ended": ended or {}}
     front = row("gateway", kind="gateway", queued=0)
     rows = [*([row()] if rows is None else rows), front]
     return {"phase": "ready", "url": "http://127.0.0.1:8400", "pid": 42, "rows": rows, "gateway": gateway, **fields}
@@ -89,13 +83,6 @@ def test_a_rate_is(points, per_s):
     assert rate_of(*points) == per_s
 
 
-def test_a_sparkline_tells_zero_from_little_names_its_maximum_and_shows_the_newest_where_it_is_narrow():
-    assert sparkline((0, 1, 500, 1000), 80) == "▁▂▅█  max 1,000"
-    assert sparkline(range(200), 40).endswith("█  max 199")
-    assert len(sparkline(range(200), 40)) <= 40
-    assert sparkline((), 40) == "  max 0"
-
-
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=4).filter(sum), st.integers(5, 40))
 def test_a_bar_is_full_and_only_a_part_of_zero_has_no_cell(parts, most):
     cells = bar_cells(parts, sum(parts), most)
@@ -104,14 +91,18 @@ def test_a_bar_is_full_and_only_a_part_of_zero_has_no_cell(parts, most):
     assert sum(parts) != most or cells == parts
 
 
-def test_a_bar_draws_active_releasing_and_free_slots_and_more_than_forty_to_scale():
+def test_a_bar_draws_active_releasing_and_free_slots_and_a_sparkline_tells_zero_from_little():
     lines = lines_of(view_of(reading(replicas=[served(active=3, releasing=2)])))
     assert "███▒▒···     3/8" in line_of(lines, "m-0")
     lines = lines_of(view_of(reading([row(slots=400)], [served(slots=400, active=100)])), 120)
     assert "█" * 8 + "·" * 22 + "  100/400" in line_of(lines, "m-0")
+    assert sparkline((0, 1, 500, 1000), 80) == "▁▂▅█  max 1,000"
+    assert sparkline(range(200), 40).endswith("█  max 199")
+    assert len(sparkline(range(200), 40)) <= 40
+    assert sparkline((), 40) == "  max 0"
 
 
-def test_the_gateway_says_the_state_of_a_ready_replica_and_the_supervisor_that_of_another():
+def test_a_replica_is_shown_that_one_of_supervisor_and_gateway_knows_with_the_state_of_who_knows_best():
     """The gateway lists the replaced process, draining, beside the new one of the same name: they are one line."""
     for state in ("up", "open", "half-open", "draining"):
         assert replicas_of(reading(replicas=[served(state=state)]))[0].state == state
@@ -120,10 +111,7 @@ def test_the_gateway_says_the_state_of_a_ready_replica_and_the_supervisor_that_o
         assert (replica.state, replica.active) == (state, 1)
     (both,) = replicas_of(reading(replicas=[served(active=2), served(active=3, releasing=1, state="draining")]))
     assert (both.state, both.active, both.releasing) == ("up", 5, 1)
-
-
-def test_a_replica_that_only_one_of_supervisor_and_gateway_knows_is_shown_and_an_upstream_without_its_model():
-    """Fronted, not started, by skep: until it answers, its model is not known."""
+    # Fronted, not started, by skep: until it answers, its model is not known.
     lines = lines_of(view_of(reading(replicas=[])), 100)
     assert "–/8" in line_of(lines, "m-0")
     assert "  gets no requests" in lines
@@ -135,7 +123,7 @@ def test_a_replica_that_only_one_of_supervisor_and_gateway_knows_is_shown_and_an
     assert "  refused" in lines
 
 
-def test_tokens_per_second_are_shown_by_replica_and_in_total():
+def test_tokens_per_second_are_shown_by_replica_and_in_total_and_queues_by_model_and_class():
     rows, replicas = [row(), row("m-1"), row("m-2")], [served(), served("m-1"), served("m-2")]
     first = reading(rows, replicas, tokens={"m-0": 100}, ended={"answered": 4})
     second = reading(rows, replicas, tokens={"m-0": 150, "m-1": 20}, ended={"answered": 6, "hung_up": 1})
@@ -148,9 +136,12 @@ def test_tokens_per_second_are_shown_by_replica_and_in_total():
     assert line_of(lines, "tokens") == "tokens    about 70.0 tok/s  █  max 70.0"
     assert line_of(lines, "requests").endswith("3.0/s ended")
     assert "6 answered, 0 refused, 0 broken, 1 hung up" in line_of(lines, "so far")
+    lines = lines_of(view_of(reading(queues={"m": {"interactive": 0, "normal": 40, "batch": 80}})), 120)
+    assert line_of(lines, "QUEUE").split() == ["QUEUE", "INTERACTIVE", "NORMAL", "BATCH"]
+    assert line_of(lines, "m  ").split() == ["m", "0", "40", "80"]
 
 
-def test_busy_slots_without_a_token_so_far_are_not_said_to_be_zero():
+def test_without_a_gateway_or_a_token_so_far_nothing_is_said_to_be_zero():
     """Prompts are being read, or the answers are not streamed: nobody knows a speed."""
     rows, replicas = [row(), row("m-1")], [served(active=2), served("m-1")]
     view = view_of(*[reading(rows, replicas, tokens={"m-0": 100, "m-1": 100})] * 3)
@@ -161,15 +152,6 @@ def test_busy_slots_without_a_token_so_far_are_not_said_to_be_zero():
     assert "– none yet" in lines[-1]
     idle = view_of(*[reading(rows, [served(), served("m-1")], tokens={"m-0": 100})] * 3)
     assert idle.rates()["tok_s"] == 0.0
-
-
-def test_queues_are_shown_by_model_and_class():
-    lines = lines_of(view_of(reading(queues={"m": {"interactive": 0, "normal": 40, "batch": 80}})), 120)
-    assert line_of(lines, "QUEUE").split() == ["QUEUE", "INTERACTIVE", "NORMAL", "BATCH"]
-    assert line_of(lines, "m  ").split() == ["m", "0", "40", "80"]
-
-
-def test_without_a_gateway_nothing_is_said_to_be_zero():
     gone = reading([row()], tokens={"m-0": 5})
     gone["rows"][-1] |= {"state": "starting", "restarts": 1, "why": "the gateway ended with code -9"}
     view = view_of(reading(tokens={"m-0": 5}), {**gone, "gateway": {}})
@@ -287,16 +269,13 @@ def test_top_says_when_the_hive_goes_down_and_respects_no_color(control, termina
     assert shown.left() == 0
 
 
-def test_without_a_terminal_one_frame_of_two_readings_is_printed(control, skep):
+def test_without_a_terminal_one_frame_of_two_readings_is_printed_and_json_is_the_reading_and_its_rates(control, skep):
     lines = skep("top", check=0).stdout.splitlines()
     assert control.asked == 2
     assert "http://127.0.0.1:8400  ready  up " in lines[0]
     assert line_of(lines, "m-0").split() == ["m-0", "m", "up", "███·····", "3/8", "–", "0"]
     assert "q quits" not in lines[-1]
     assert all("\x1b" not in line for line in lines)
-
-
-def test_json_is_the_reading_and_its_rates(control, skep):
     found = json.loads(skep("top", "--json", check=0).stdout)
     assert found.pop("rates") == {"tok_s": None, "requests_per_s": 0.0, "replicas": {"m-0": None}}
     assert found.pop("up_s") > 0

@@ -40,8 +40,12 @@ def machine(tmp_path, skep):
         yield lambda *words: skep(*words, check=0, **env)
 
 
-def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
+@pytest.fixture(autouse=True)
+def _any_port(tmp_path):
     (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
+
+
+def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
     readme = (DOCS.parent / "README.md").read_text()
     (block,) = re.findall(r"## On your own cards\s+```sh\n(.*?)```", readme, re.DOTALL)
     lines = [line.partition(" #")[0].rstrip() for line in block.splitlines() if line.startswith("skep ")]
@@ -70,7 +74,6 @@ def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
 
 @pytest.mark.slow
 def test_the_page_can_be_typed_from_its_first_line_to_its_last(machine, tmp_path):
-    (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
     (tmp_path / "tasks.jsonl").write_text('{"id": "t1", "prompt": "Say hello.", "max_tokens": 4}\n')
     for folder in ("src", "docs"):
         (tmp_path / folder).mkdir()
@@ -88,8 +91,7 @@ def test_the_page_can_be_typed_from_its_first_line_to_its_last(machine, tmp_path
 
 
 @pytest.mark.slow
-def test_the_page_for_those_who_serve_already_can_be_typed_too(machine, tmp_path):
-    (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
+def test_the_page_for_those_who_serve_already_can_be_typed_too(machine):
     lines = typed("already-serving.md")
     assert len(lines) == 4
     with FakeEngine(slots=16, model="qwen3:8b") as engine:
@@ -101,9 +103,8 @@ def test_the_page_for_those_who_serve_already_can_be_typed_too(machine, tmp_path
 
 
 @pytest.mark.slow
-def test_the_page_for_those_without_a_gpu_can_be_typed_too(skep, tmp_path):
+def test_the_page_for_those_without_a_gpu_can_be_typed_too(skep):
     """Nothing on it needs a card: the embedded model is real, the rig is simulated, the server elsewhere is a fake."""
-    (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
     lines = typed("no-gpu.md")
     assert len(lines) == 9
     with FakeEngine(slots=16, model="qwen3:8b") as engine:

@@ -45,7 +45,7 @@ def test_what_cannot_be_served_without_a_card_is_one_clear_line(programs, option
     assert said in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_a_checkpoint_or_a_mere_name_on_own_cards_is_served_as_the_planner_has_it_best(two_3090s):
+def test_a_checkpoint_of_the_catalogue_is_served_as_planned_on_own_cards_and_another_as_told(two_3090s, capsys):
     """From a checkpoint that exists."""
     serve = serve_for(ServeRequest("Qwen/Qwen3-8B-AWQ"))
     assert (serve.engine, serve.checkpoint) == ("vllm", "Qwen/Qwen3-8B-AWQ")
@@ -58,6 +58,10 @@ def test_a_checkpoint_or_a_mere_name_on_own_cards_is_served_as_the_planner_has_i
     with pytest.raises(SkepError) as refused:
         serve_for(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"))
     assert refused.value.exit_code == 3
+    assert serve_for(ServeRequest("org/nobody-knows", engine="vllm")).engine == "vllm"
+    assert "without a plan" in capsys.readouterr().err
+    with pytest.raises(UserError, match="not in the catalogue"):
+        serve_for(ServeRequest("org/nobody-knows"))
 
 
 def test_a_preset_is_served_as_it_is_written_and_says_where_its_figures_do_not_apply(two_3090s, capsys):
@@ -79,13 +83,6 @@ def test_a_preset_for_cards_is_not_started_without_any_and_its_figures_do_not_ap
     found = preset("gpt-oss-20b-4090", programs / "none")
     said = about_preset(found, serve_of(found))
     assert any(line.startswith("warning: ") and "rtx-4090" in line for line in said)
-
-
-def test_a_checkpoint_outside_the_catalogue_is_started_as_told(two_3090s, capsys):
-    assert serve_for(ServeRequest("org/nobody-knows", engine="vllm")).engine == "vllm"
-    assert "without a plan" in capsys.readouterr().err
-    with pytest.raises(UserError, match="not in the catalogue"):
-        serve_for(ServeRequest("org/nobody-knows"))
 
 
 @pytest.mark.parametrize("text", ["a", "0,", "0;1", "-1", ""])

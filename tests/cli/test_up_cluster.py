@@ -40,47 +40,29 @@ PAIR = survey(node("a", RTX, 2), node("b", RTX, 2))
 MIXED = survey(node("a", RTX, 2), node("b", RTX, 2), node("big", H200, 1), node("plain"))
 
 
-def test_a_model_that_skep_carries_gets_a_replica_on_every_node_that_has_the_engine():
+def test_what_skep_carries_gets_a_replica_on_every_node_and_a_preset_is_served_where_its_cards_are(capsys):
     serve = serve_on(ServeRequest("smollm2-135m", slots=8), survey(node("a"), node("b")))
     assert (serve.engine, serve.replicas, serve.slots) == ("embedded", 2, 8)
     assert serve_on(ServeRequest("smollm2-135m", replicas=5), PAIR).replicas == 5
+    serve = serve_on(ServeRequest("qwen3.6-27b-2x3090-replicas"), PAIR)
+    assert (serve.engine, serve.replicas, serve.slots, serve.gpus) == ("vllm", 2, 2, ())
+    assert "preset qwen3.6-27b-2x3090-replicas" in capsys.readouterr().err
+    with pytest.raises(DoesNotFit, match="needs rtx-3090, no node of the cluster has 1 GPU"):
+        serve_on(ServeRequest("qwen3.6-27b-3090-mtp5"), survey(node("a")))
 
 
-def test_nodes_of_one_kind_are_planned_once_and_filled(capsys):
+def test_nodes_of_one_kind_are_planned_once_narrower_for_more_replicas_and_around_cards_that_are_held(capsys):
     serve = serve_on(ServeRequest(AWQ), PAIR)
     assert serve.kind == "2x NVIDIA GeForce RTX 3090"
     assert serve.replicas * serve.options.cards == 4
     assert (serve.gpus, serve.checkpoint) == ((), AWQ)
     assert capsys.readouterr().err.count("planned for 2x NVIDIA GeForce RTX 3090 (a, b)") == 1
-
-
-def test_of_several_kinds_of_nodes_the_one_serves_that_is_fastest_with_so_many_replicas(capsys):
-    assert serve_on(ServeRequest(AWQ), MIXED).kind == "1x NVIDIA H200"
-    assert "warning: 2x NVIDIA GeForce RTX 3090 is left out: it would be slower" in capsys.readouterr().err
-    many = serve_on(ServeRequest(AWQ, replicas=4), MIXED)
-    assert (many.kind, many.replicas) == ("2x NVIDIA GeForce RTX 3090", 4)
-
-
-def test_more_replicas_than_a_node_would_like_are_planned_narrower_and_more_than_there_are_cards_refused():
     serve = serve_on(ServeRequest(AWQ, replicas=4), PAIR)
     assert (serve.replicas, serve.options.cards) == (4, 1)
     with pytest.raises(DoesNotFit) as caught:
         serve_on(ServeRequest(AWQ, replicas=9), PAIR)
     assert "9 replicas" in caught.value.message
     assert "a has 2 of 2 GPUs" in caught.value.message
-
-
-def test_a_kind_that_cannot_hold_the_model_is_left_out_with_a_word_and_where_none_can_it_ends_with_exit_3(capsys):
-    serve = serve_on(ServeRequest("Qwen/Qwen3-32B-FP8"), survey(node("a", RTX, 1), node("big", H200, 1)))
-    assert serve.kind == "1x NVIDIA H200"
-    assert "warning: 1x NVIDIA GeForce RTX 3090 is left out" in capsys.readouterr().err
-    with pytest.raises(SkepError) as caught:
-        serve_on(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"), MIXED)
-    assert caught.value.exit_code == 3
-    assert "no kind of node" in caught.value.message
-
-
-def test_a_node_whose_card_somebody_else_holds_is_planned_around(capsys):
     full = node("a", replace(RTX, used_bytes=20 * GIB), 1)
     serve = serve_on(ServeRequest(AWQ), survey(full, node("b", RTX, 1)))
     assert serve.replicas == 1
@@ -93,26 +75,29 @@ def test_a_node_whose_card_somebody_else_holds_is_planned_around(capsys):
         serve_on(ServeRequest(AWQ), survey(full))
 
 
-def test_another_engine_is_planned_for_where_the_usual_one_is_not_installed():
+def test_of_several_kinds_of_nodes_the_fastest_serves_and_one_that_cannot_is_left_out_with_a_word(capsys):
+    assert serve_on(ServeRequest(AWQ), MIXED).kind == "1x NVIDIA H200"
+    assert "warning: 2x NVIDIA GeForce RTX 3090 is left out: it would be slower" in capsys.readouterr().err
+    many = serve_on(ServeRequest(AWQ, replicas=4), MIXED)
+    assert (many.kind, many.replicas) == ("2x NVIDIA GeForce RTX 3090", 4)
+    serve = serve_on(ServeRequest("Qwen/Qwen3-32B-FP8"), survey(node("a", RTX, 1), node("big", H200, 1)))
+    assert serve.kind == "1x NVIDIA H200"
+    assert "warning: 1x NVIDIA GeForce RTX 3090 is left out" in capsys.readouterr().err
+    with pytest.raises(SkepError) as caught:
+        serve_on(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"), MIXED)
+    assert caught.value.exit_code == 3
+    assert "no kind of node" in caught.value.message
+
+
+def test_without_cards_or_where_the_usual_engine_is_not_installed_another_is_planned_for_or_must_be_named():
     serve = serve_on(ServeRequest(AWQ), survey(node("a", RTX, 2, engines=("sglang",))))
     assert serve.engine == "sglang"
     with pytest.raises(EngineError, match="vllm is not installed on a"):
         serve_on(ServeRequest(AWQ, engine="vllm"), survey(node("a", RTX, 2, engines=("sglang",))))
-
-
-def test_without_cards_an_engine_must_be_named():
     with pytest.raises(UserError, match="no NVIDIA GPU is in the cluster to plan `qwen3-8b` for"):
         serve_on(ServeRequest("qwen3-8b"), survey(node("a")))
     serve = serve_on(ServeRequest("org/model", engine="vllm"), survey(node("a")))
     assert (serve.engine, serve.replicas, serve.kind) == ("vllm", 1, "")
-
-
-def test_a_preset_is_served_as_it_is_written_where_a_node_has_its_cards(capsys):
-    serve = serve_on(ServeRequest("qwen3.6-27b-2x3090-replicas"), PAIR)
-    assert (serve.engine, serve.replicas, serve.slots, serve.gpus) == ("vllm", 2, 2, ())
-    assert "preset qwen3.6-27b-2x3090-replicas" in capsys.readouterr().err
-    with pytest.raises(DoesNotFit, match="needs rtx-3090, no node of the cluster has 1 GPU"):
-        serve_on(ServeRequest("qwen3.6-27b-3090-mtp5"), survey(node("a")))
 
 
 @pytest.mark.parametrize(

@@ -58,35 +58,34 @@ def test_a_large_model_on_eight_h200s_names_a_checkpoint_that_exists(model):
     assert checkpoint_of(best["checkpoint"]).model == model
 
 
-def test_bare_up_with_cards_offers_what_fits_and_serves_nothing(two_3090s):
+def test_bare_up_offers_what_fits_on_cards_and_a_dry_run_says_what_is_missing(two_3090s):
     said = refused("up")
     assert "which model should this machine (2x rtx-3090) serve?" in said
     for words in ("`skep up qwen3.6-35b-a3b`", "`skep up qwen3.6-27b`", "`skep up --embedded`"):
         assert words in said
-
-
-def test_bare_up_without_cards_serves_the_small_one(programs):
-    (serve,) = call("up", "--dry-run", "--json", check=0).json["serve"]
-    assert (serve["model"], serve["engine"]) == ("smollm2-135m", "embedded")
-
-
-def test_a_dry_run_says_what_is_missing_and_how_clients_reach_it(two_3090s):
     said = call("up", "qwen3.6-27b", "--dry-run", check=0).out
-    for words in (
-        "to be downloaded",
-        "not installed: `skep engine install vllm`",
-        "vllm serve",
-        "OPENAI_BASE_URL=",
-        "ANTHROPIC_BASE_URL=",
-    ):
+    clients = ("OPENAI_BASE_URL=", "ANTHROPIC_BASE_URL=")
+    for words in ("to be downloaded", "not installed: `skep engine install vllm`", "vllm serve", *clients):
         assert words in said, words
 
 
-def test_a_plan_for_this_machine_says_that_its_engine_is_not_here(two_3090s, vllm):
+def test_bare_up_without_cards_serves_the_small_one_and_a_name_that_says_too_little_is_met_with_the_nearest(programs):
+    (serve,) = call("up", "--dry-run", "--json", check=0).json["serve"]
+    assert (serve["model"], serve["engine"]) == ("smollm2-135m", "embedded")
+    assert "qwen3.6-27b" in refused("up", "qwen3.6-28b", "--engine", "vllm", "--quant", "awq", "--simulate")
+    said = refused("pull", "qwen3-8b")
+    assert "which checkpoint of `qwen3-8b`?" in said
+    assert "`skep pull Qwen/Qwen3-8B" in said
+
+
+def test_a_plan_says_that_its_engine_is_not_here_and_engines_are_listed_with_what_installs_them(two_3090s, vllm):
     missing = "vllm is not installed here: `skep engine install vllm` installs it"
     assert any(missing in line for line in call("plan", "qwen3.6-27b", "--json").json["plans"][0]["caveats"])
     vllm("0.24.0")
     assert not any(missing in line for line in call("plan", "qwen3.6-27b", "--json").json["plans"][0]["caveats"])
+    rows = {one["engine"]: one for one in call("engine", "list", "--json", check=0).json}
+    assert rows["vllm"]["version"] == "vllm 0.24.0"
+    assert (rows["llamacpp"]["path"], rows["llamacpp"]["install"]) == (None, "skep engine install llama-server")
 
 
 def test_an_engine_too_old_for_the_checkpoint_is_one_clear_line(two_3090s, vllm):
@@ -94,20 +93,6 @@ def test_an_engine_too_old_for_the_checkpoint_is_one_clear_line(two_3090s, vllm)
     said = refused("up", "qwen3.6-27b", "--checkpoint", "Qwen/Qwen3.6-27B-FP8", "--quant", "fp8")
     assert "Qwen/Qwen3.6-27B-FP8 needs vllm 0.1" in said
     assert "installed is vllm 0.8.2" in said
-
-
-def test_a_name_that_says_too_little_is_met_with_the_nearest(programs):
-    assert "qwen3.6-27b" in refused("up", "qwen3.6-28b", "--engine", "vllm", "--quant", "awq", "--simulate")
-    said = refused("pull", "qwen3-8b")
-    assert "which checkpoint of `qwen3-8b`?" in said
-    assert "`skep pull Qwen/Qwen3-8B" in said
-
-
-def test_engines_are_listed_with_the_line_that_installs_them(two_3090s, vllm):
-    vllm("0.24.0")
-    rows = {one["engine"]: one for one in call("engine", "list", "--json", check=0).json}
-    assert rows["vllm"]["version"] == "vllm 0.24.0"
-    assert (rows["llamacpp"]["path"], rows["llamacpp"]["install"]) == (None, "skep engine install llama-server")
 
 
 def test_an_engine_is_not_installed_where_it_could_not_run(two_3090s, programs):
