@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -252,8 +251,3 @@ def assert_interrupted(process, number):
 def stored_runs(paths):
     with open_store(paths.store, read_only=True) as store:
         return store.runs(9)
-
-
-def is_open(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -238,12 +238,9 @@ def test_a_note_does_not_contradict_the_plans_and_several_machines_are_said_to_b
     assert not any(note.startswith("no speculation offered") for note in found["notes"])
 
 
-def test_llama_cpp_is_planned_where_vllm_does_not_run_and_for_a_name_that_ends_in_gguf():
+def test_llama_cpp_is_planned_where_vllm_does_not_run_and_reaches_what_is_published():
     assert {p["engine"] for p in call("plan", "llama-3.1-8b", "--gpu", "p40", "--json").json["plans"]} == {"llamacpp"}
     assert call("plan", "unsloth/Qwen3-32B-GGUF", *TWO, "--json").json["plans"][0]["engine"] == "llamacpp"
-
-
-def test_a_replica_on_a_faster_card_is_faster_and_gpt_oss_reaches_what_is_published():
     pins = ("--replicas", "2", "--tp", "1", "--quant", "awq", "--agents", "4")
     found = plan("qwen3-8b", "--gpu", "rtx-5090 + rtx-3090", *TWO, *pins)
     speed = {p["rig"]: p["predicted"][2]["effective_tok_s"] for p in found["plans"]}

@@ -102,7 +102,7 @@ def test_a_bar_draws_active_releasing_and_free_slots_and_a_sparkline_tells_zero_
     assert sparkline((), 40) == "  max 0"
 
 
-def test_a_replica_is_shown_that_one_of_supervisor_and_gateway_knows_with_the_state_of_who_knows_best():
+def test_a_replica_or_a_lost_cluster_is_shown_that_one_of_supervisor_and_gateway_knows_as_who_knows_best():
     """The gateway lists the replaced process, draining, beside the new one of the same name: they are one line."""
     for state in ("up", "open", "half-open", "draining"):
         assert replicas_of(reading(replicas=[served(state=state)]))[0].state == state
@@ -121,6 +121,14 @@ def test_a_replica_is_shown_that_one_of_supervisor_and_gateway_knows_with_the_st
     lines = lines_of(view_of(reading([far], [])), 100)
     assert line_of(lines, "far").split() == ["far", "–", "starting", "–/8", "–", "0"]
     assert "  refused" in lines
+    lines = lines_of(view_of(reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0)])))
+    assert line_of(lines, "REPLICA").split()[:3] == ["REPLICA", "NODE", "MODEL"]
+    assert line_of(lines, "m-0").split()[:3] == ["m-0", "node-7", "m"]
+    assert "NODE" not in "".join(lines_of(view_of(reading())))
+    lost = {"name": "cluster", "kind": "cluster", "state": "lost", "why": "no answer from its head", "restarts": None}
+    assert "cluster lost: no answer from its head" in lines_of(view_of(reading(rows=[row(), lost])))
+    assert [shown.name for shown in replicas_of(reading(rows=[row(), lost]))] == ["m-0"]
+    assert "  gone [2J" in lines_of(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)
 
 
 def test_tokens_per_second_are_shown_by_replica_and_in_total_and_queues_by_model_and_class():
@@ -308,14 +316,3 @@ def test_top_of_a_real_hive_with_an_answer_under_way(skep, configure, up):
     assert 0 < float(speed) < 40
     assert line_of(frame, "tokens").startswith(f"tokens    about {speed} tok/s")
     assert line_of(frame, "requests").startswith("requests  1 in flight, 0 queued")
-
-
-def test_nodes_and_a_lost_cluster_are_shown_and_what_an_engine_writes_cannot_steer_the_terminal():
-    lines = lines_of(view_of(reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0)])))
-    assert line_of(lines, "REPLICA").split()[:3] == ["REPLICA", "NODE", "MODEL"]
-    assert line_of(lines, "m-0").split()[:3] == ["m-0", "node-7", "m"]
-    assert "NODE" not in "".join(lines_of(view_of(reading())))
-    lost = {"name": "cluster", "kind": "cluster", "state": "lost", "why": "no answer from its head", "restarts": None}
-    assert "cluster lost: no answer from its head" in lines_of(view_of(reading(rows=[row(), lost])))
-    assert [shown.name for shown in replicas_of(reading(rows=[row(), lost]))] == ["m-0"]
-    assert "  gone [2J" in lines_of(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)

@@ -37,7 +37,12 @@ def test_a_mixture_reads_few_experts_for_one_token_and_stages_overlap_for_severa
     assert 1.0 < whole.seconds(64, 64_000) / cut.seconds(64, 64_000) < 1.05
 
 
-def test_a_second_card_halves_reading_but_adds_all_reduces():
+def test_a_second_card_halves_reading_but_adds_all_reduces_which_grow_with_size_and_with_cards():
+    for link in (CardLink("nvlink", 300.0), CardLink("pcie", 31.5)):
+        two, eight = all_reduce(2, link, K), all_reduce(8, link, K)
+        assert 0 < two.s_per_byte < eight.s_per_byte
+        assert 0 < two.fixed_s < eight.fixed_s
+        assert all_reduce(1, link, K).fixed_s == all_reduce(1, link, K).s_per_byte == 0
     alone, two = step(), step(tp=2)
     assert two.dense_s < 0.6 * alone.dense_s
     assert two.comm_fixed_s > 0 == alone.comm_fixed_s
@@ -45,15 +50,6 @@ def test_a_second_card_halves_reading_but_adds_all_reduces():
     graphs, eager = (step("qwen3.6-27b", tp=2, graphs=graphs).seconds(1, 100) for graphs in (True, False))
     assert eager > 1.6 * graphs  # on a small card
     assert [*map(pcie_gbs, ("4.0 x16", "PCIe 3.0 x8", "?"))] == pytest.approx([31.5, 7.88, 31.5], rel=0.01)
-
-
-@pytest.mark.parametrize("kind", ["nvlink", "pcie"])
-def test_an_all_reduce_grows_with_size_and_with_cards(kind):
-    link = CardLink(kind, 31.5 if kind == "pcie" else 300.0)
-    two, eight = all_reduce(2, link, K), all_reduce(8, link, K)
-    assert 0 < two.s_per_byte < eight.s_per_byte
-    assert 0 < two.fixed_s < eight.fixed_s
-    assert all_reduce(1, link, K).fixed_s == all_reduce(1, link, K).s_per_byte == 0
 
 
 def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer_and_more_are_right_in_code():
