@@ -17,8 +17,7 @@ How each number is counted:
 - `state change`: the turn of the supervisor's event loop with the most hops, between the start of the engine's process
   and the moment `skep up -d` returns: the replica becomes ready and everybody is told.
 
-`--ratchet` lowers the budget in tests/size_budget.toml to today's numbers and raises none; `--moved` lets packages
-trade lines and modules among each other as long as neither sum grows.
+`--ratchet` lowers the counts in tests/size_budget.toml to today's and raises none. Lines and modules have no budget.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src" / "skep"
 BUDGET = ROOT / "tests" / "size_budget.toml"
 HOOK = ROOT / "scripts" / "trace_hook"
-HEAD = """# What tests/test_size.py allows. Numbers only fall, names only leave: `python scripts/size.py --ratchet`.
-# Where a change moves code between packages, add `--moved`: packages trade lines, the sums ("all") do not grow."""
+HEAD = """# What tests/test_size.py allows. Numbers only fall, names only leave: `python scripts/size.py --ratchet`."""
 SMALL, LONG = 40, 500  # of a long module a seam is looked for; tests/test_architecture.py fails at 700
 Budget = dict[str, dict[str, Any]]
 
@@ -145,16 +143,12 @@ def read_budget() -> Budget:
     return tomllib.loads(BUDGET.read_text())
 
 
-def ratchet(old: Budget, size: Size, *, moved: bool = False) -> Budget:
+def ratchet(old: Budget, size: Size) -> Budget:
     """Return the budget lowered to `size`: no number rises, what is gone leaves its list, nothing enters one."""
-    new: Budget = {"tests": {"lines": min(size.tests, old["tests"]["lines"])}}
-    for kind, now in (("lines", size.lines), ("modules", size.modules)):
-        trade = moved and now["all"] <= old[kind]["all"]
-        new[kind] = dict(now) if trade else _lowered(old[kind], now)
-    new["shared_classes"] = _lowered(old["shared_classes"], size.shared)
-    new["forbidden_names"] = _lowered(old["forbidden_names"], Counter(size.names.values()))
-    new["small_modules"] = {"allowed": [name for name in old["small_modules"]["allowed"] if name in size.small]}
-    return new
+    return {
+        "shared_classes": _lowered(old["shared_classes"], size.shared),
+        "forbidden_names": _lowered(old["forbidden_names"], Counter(size.names.values())),
+    }
 
 
 def _lowered(old: dict[str, int], now: Mapping[str, int]) -> dict[str, int]:
@@ -325,12 +319,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document, with the names of the files")
     parser.add_argument("--trace", action="store_true", help="also run the four actions and count the files they enter")
     parser.add_argument("--ratchet", action="store_true", help=f"lower the numbers in tests/{BUDGET.name}, raise none")
-    parser.add_argument("--moved", action="store_true", help="with --ratchet: packages may trade lines and modules")
     args = parser.parse_args()
     gc.disable()  # trees have no cycles, and a third of the time would go into looking for them
     size = measure()
     if args.ratchet:
-        write_budget(ratchet(read_budget(), size, moved=args.moved))
+        write_budget(ratchet(read_budget(), size))
         print(f"wrote tests/{BUDGET.name}")
         return 0
     traces = trace() if args.trace else {}

@@ -1,4 +1,4 @@
-"""skep only shrinks: lines, modules, names that hide what a thing is. `tests/size_budget.toml` says what is allowed.
+"""No name hides what a thing is, and a class name stands for one class. `tests/size_budget.toml` says what is allowed.
 
 `python scripts/size.py` shows the numbers and says how they are counted.
 """
@@ -14,9 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from size import Size, measure, ratchet, read_budget
 
 RATCHET = "run `python scripts/size.py --ratchet`"
-# A budget this much over what is there would let the next change fill it again: both bounds must be passed.
-SLACK_SHARE, SLACK_LINES = 0.03, 100
-
 # Words for machinery that the field has plain names for. `METAPHORS` are forbidden as a part of a module's or class's
 # name (`door` forbids `BatchDoor`), `RIDDLES` as the whole of it: `line` says nothing, `log_line` does.
 METAPHORS = set(
@@ -73,23 +70,6 @@ def under(now, allowed):
     ]
 
 
-@pytest.mark.parametrize("kind", ["lines", "modules"])
-def test_no_package_is_over_its_budget(size, budget, kind):
-    wrong = over(getattr(size, kind), budget[kind])
-    assert not wrong, f"{kind} over the budget; if code only moved between packages, {RATCHET[:-1]} --moved`: {wrong}"
-
-
-def test_the_tests_are_not_over_their_budget(size, budget):
-    assert size.tests <= budget["tests"]["lines"]
-
-
-def test_a_budget_follows_what_was_removed(size, budget):
-    now, allowed = {**size.lines, "tests": size.tests}, {**budget["lines"], "tests": budget["tests"]["lines"]}
-    left = {name: number - now.get(name, 0) for name, number in allowed.items()}
-    loose = [name for name, lines in left.items() if lines > SLACK_LINES and lines > SLACK_SHARE * allowed[name]]
-    assert not loose, f"well done: {', '.join(loose)} shrank by over 3 %; {RATCHET}"
-
-
 def test_no_name_is_a_metaphor(size, budget):
     wrong = over(forbidden(size), budget["forbidden_names"])
     assert not wrong, f"call it what the field calls it (METAPHORS and RIDDLES in {__file__}): {wrong}"
@@ -100,41 +80,22 @@ def test_a_class_name_stands_for_one_class(size, budget):
     assert not wrong, f"there is a class of that name already; give it a name of its own: {wrong}"
 
 
-def test_no_small_module_has_a_single_importer(size, budget):
-    wrong = [f"{name} <- {by}" for name, by in size.small.items() if name not in budget["small_modules"]["allowed"]]
-    assert not wrong, f"under 40 code lines and used by one module: put it there: {wrong}"
-
-
 def test_what_is_gone_has_left_the_lists(size, budget):
     gone = under(forbidden(size), budget["forbidden_names"]) + under(size.shared, budget["shared_classes"])
-    gone += [name for name in budget["small_modules"]["allowed"] if name not in size.small]
     assert not gone, f"well done; {RATCHET}: {gone}"
 
 
 def test_the_ratchet_lowers_and_never_raises():
     old = {
-        "tests": {"lines": 50},
-        "lines": {"all": 100, "cli": 40, "gone": 60},
-        "modules": {"all": 3, "cli": 2, "gone": 1},
         "shared_classes": {"Answer": 3, "Reading": 2},
         "forbidden_names": {"crew": 1, "door": 2},
-        "small_modules": {"allowed": ["cli/a", "cli/b"]},
     }
     now = Size(
-        lines={"all": 95, "cli": 30, "new": 65},
-        modules={"all": 4, "cli": 1, "new": 3},
-        tests=60,
-        small={"cli/b": "cli/c", "cli/d": "cli/c"},
         shared={"Answer": 2, "Choice": 2},
         names={"gateway/door": "door", "cli/lodging": "lodging"},
     )
     lowered = {
-        "tests": {"lines": 50},
-        "lines": {"all": 95, "cli": 30},
-        "modules": {"all": 3, "cli": 1},
         "shared_classes": {"Answer": 2},
         "forbidden_names": {"door": 1},
-        "small_modules": {"allowed": ["cli/b"]},
     }
     assert ratchet(old, now) == lowered
-    assert ratchet(old, now, moved=True) == {**lowered, "lines": now.lines}
