@@ -1,6 +1,7 @@
 """skep's gateway on 1 to 8 cores beside other gateways on as many: streamed chunks a second, delay, CPU, memory.
 
     .venv/bin/python benchmarks/gateway_scale.py [--cores 1,2,4,8] [--only skep,haproxy] [--out FILE]
+    .venv/bin/python benchmarks/gateway_scale.py --cores 1,4 --only skep,haproxy --before ../old/.venv/bin/python
 
 A gateway with N cores is skep with N workers, HAProxy with N threads, nginx with N processes, a router on N cores. Its
 capacity is the highest rate of chunks that all arrive with a 99th percentile of delay of at most 5 ms while all streams
@@ -40,7 +41,8 @@ TRIES = 2  # of a level
 MOST_TOOLS = 5  # engines, and load tools
 RAMP_MS = 800
 SLOTS = 16384
-ALL_COUNTS = ("skep", "haproxy")  # the others on the most cores
+BEFORE = "before"  # skep's gateway of another checkout
+ALL_COUNTS = ("skep", BEFORE, "haproxy")  # the others on the most cores
 WRONG = ("failed", "unanswered", "changed", "misplaced", "foreign", "incomplete")
 PER_CORE = (40, 48, 54, 60, 66, 72, 78)  # thousand chunks a second
 START: dict[str, Callable[..., Running]] = {
@@ -216,7 +218,12 @@ def main() -> None:
     parser.add_argument("--cores", default="1,2,4,8")
     parser.add_argument("--only", default=",".join(START))
     parser.add_argument("--out", type=Path, help="write what is found to this file, after every step")
+    parser.add_argument("--before", help="the Python of another checkout of skep, whose gateway runs beside this one")
     args = parser.parse_args()
+    names = args.only.split(",")
+    if args.before:
+        START[BEFORE] = functools.partial(start_skep, name=BEFORE, python=args.before)
+        names.insert(1, BEFORE)
     counts = [int(word) for word in args.cores.split(",")]
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     found: dict[str, Any] = {"machine": platform.machine(), "cores": cores(), "python": platform.python_version()}
@@ -224,7 +231,7 @@ def main() -> None:
         with rig_for(count) as rig:
             say(f"direct, {rig.tools} engines and load tools")
             found[f"direct {count}"] = rig.level(rig.ports, None, PER_CORE[-1] * count * INTERVAL_MS)
-            for name in args.only.split(","):
+            for name in names:
                 if name in ALL_COUNTS or count == max(counts):
                     say(f"{name} on {count}")
                     measured = measure_gateway(name, rig, count, extras=count == max(counts))
@@ -234,7 +241,7 @@ def main() -> None:
     say("large bodies")
     with rig_for(1) as rig, contextlib.ExitStack() as stack:
         running = []
-        for name in args.only.split(","):
+        for name in names:
             with contextlib.suppress(DidNotStart, OSError):
                 running.append(stack.enter_context(started(name, rig, 1)))
         found["large_bodies"] = large_bodies(rig, running)
