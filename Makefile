@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 # Ray has an environment of its own: what `make test` checks is without it, as skep is on one box.
 RAY_VENV := .venv-ray
 RAY_BIN := $(RAY_VENV)/bin
-PYTHON ?= $(shell scripts/find-python)
 # Hundreds of commands run as children: each would compile skep anew. The tests' own are compiled once, while mypy runs.
 unexport PYTHONDONTWRITEBYTECODE
 # -qq: errors only.
@@ -26,6 +25,7 @@ install-ray:  ## prepare .venv-ray: the same with Ray
 	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) $(RAY_VENV)/.installed-ray
 
 test: $(VENV)/.installed-dev  ## ruff, mypy, pytest; CI also runs test-package and test-web
+	@scripts/setup-system tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest --collect-only -q -q > /dev/null 2>&1 & $(BIN)/mypy; checked=$$?; wait; exit $$checked
@@ -34,6 +34,7 @@ test: $(VENV)/.installed-dev  ## ruff, mypy, pytest; CI also runs test-package a
 	$(BIN)/pytest -n 5 -m "not slow and not browser and not ray"
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
+	@scripts/setup-system tests
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
 	$(BIN)/pytest -m "slow and not browser and not ray"
@@ -44,7 +45,8 @@ test-workers: $(VENV)/.installed-dev  ## the gateway's tests and its endurance r
 test-package: $(VENV)/.installed  ## build wheel and sdist, install them into an empty environment, and serve with it
 	$(BIN)/python scripts/check_package.py
 
-test-web: $(VENV)/.installed-browser  ## the dashboard in a real Chromium, which must be on PATH
+test-web: $(VENV)/.installed-browser  ## the dashboard in a real Chromium
+	@scripts/setup-system browser
 	$(BIN)/pytest -m browser tests/browser
 
 test-ray: install-ray  ## real Ray clusters on this machine, embedded engines as replicas
@@ -98,8 +100,10 @@ clean:  ## remove .venv, .venv-ray and caches
 	rm -rf $(VENV) $(RAY_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
-	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH" >&2; echo "hint: install one, or run \`make PYTHON=/path/to/python3.12\`" >&2; exit 2; }
-	@"$(PYTHON)" -m venv $(VENV) || { echo "error: \`$(PYTHON) -m venv\` failed" >&2; echo "hint: on Debian and Ubuntu, \`apt install python3-venv\`" >&2; rm -rf $(VENV); exit 1; }
+	@scripts/setup-system python
+	@python=$${PYTHON:-$$(scripts/find-python)}; \
+	test -n "$$python" || { echo "error: no Python 3.11 or newer on PATH" >&2; echo "hint: install one, or run \`make PYTHON=/path/to/python3.12\`" >&2; exit 2; }; \
+	"$$python" -m venv $(VENV) || { echo "error: \`$$python -m venv\` failed" >&2; echo "hint: on Debian and Ubuntu, \`apt install python3-venv\`" >&2; rm -rf $(VENV); exit 1; }
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created

@@ -3,7 +3,10 @@
 import asyncio
 import gc
 import inspect
+import os
 import subprocess
+import tempfile
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from commands import environment, running_skep
 from forked_processes import ForkedProcess
+from needed_programs import bare_path, lack_of
 from skep.store.database import open_store
 from skep.supervisor import control
 from skep.testing.process import FakeEngine, GatewayProcess
@@ -33,6 +37,49 @@ def pytest_collection_finish():
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)  # the default takes a tenth of all time here
     gc.enable()
+
+
+FURNISHED_PATH = os.environ["PATH"]
+BARE_PATH = pytest.StashKey[str]()
+FURNISHED_MARKS = {"needs", "browser", "ray"}
+LEFT_OUT = "needs what is not here: "
+
+
+def pytest_configure(config):
+    """Make the PATH without what only some tests need, once for all workers."""
+    if hasattr(config, "workerinput"):
+        config.stash[BARE_PATH] = config.workerinput["bare_path"]
+        return
+    folder = tempfile.TemporaryDirectory(prefix="skep-bare-path-")
+    config.add_cleanup(folder.cleanup)
+    Path(folder.name).chmod(0o755)  # some tests start programs as another user
+    config.stash[BARE_PATH] = bare_path(FURNISHED_PATH, Path(folder.name))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["bare_path"] = node.config.stash[BARE_PATH]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Give each test its PATH, before any fixture; leave it out where a program that it needs is missing."""
+    marks = {mark.name for mark in item.iter_markers()}
+    os.environ["PATH"] = FURNISHED_PATH if marks & FURNISHED_MARKS else item.config.stash[BARE_PATH]
+    for mark in item.iter_markers("needs"):
+        lack = lack_of(*mark.args)
+        if lack is not None:
+            pytest.skip(LEFT_OUT + lack)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter):
+    """Say in the last lines what was left out, and the command that installs what it needs."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = (report.longrepr[2].partition(LEFT_OUT) for report in reports)
+    counts = Counter(lack for _, found, lack in reasons if found)
+    for lack, count in counts.items():
+        terminalreporter.write_line(f"left out {count} tests: {lack}")
 
 
 class ByFile(LoadFileScheduling):

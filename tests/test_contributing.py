@@ -50,12 +50,14 @@ def test_contributing_links_to_every_diff_and_each_is_short():
         assert len(path.read_text().splitlines()) < 40, path.name
 
 
+@pytest.mark.needs("git")
 def test_a_new_gpu_is_in_the_catalogue_and_can_be_planned_for(with_diff):
     skep = with_diff("gpu.diff")
     assert "432  B" in skep("catalog", "gpus", "rtx-pro-4000-sff")
     assert "qwen3-8b on rtx-pro-4000-sff for 4 agents" in skep("plan", "qwen3-8b", "--gpu", "rtx-pro-4000-sff")
 
 
+@pytest.mark.needs("git")
 def test_a_new_engine_is_listed_and_started_with_its_own_flags(with_diff, tmp_path):
     skep = with_diff("engine.diff")
     assert "tensorrt_llm" in skep("engine", "list")
@@ -65,6 +67,7 @@ def test_a_new_engine_is_listed_and_started_with_its_own_flags(with_diff, tmp_pa
     assert f"{line} --max_batch_size 4 --max_seq_len 8192 --tp_size 1" in skep("up", "Qwen/Qwen3-8B", *words)
 
 
+@pytest.mark.needs("git")
 def test_a_new_rule_explains_an_engine_that_dies(with_diff, tmp_path):
     skep = with_diff("rule.diff")
     own = program(tmp_path / "vllm", f'echo "{LOG_LINE}" >&2; exit 1')
@@ -76,6 +79,7 @@ def test_a_new_rule_explains_an_engine_that_dies(with_diff, tmp_path):
     assert f"kernels cannot be compiled: no C compiler is here ({LOG_LINE}); `sudo apt install build-essential" in said
 
 
+@pytest.mark.needs("git")
 def test_a_new_command_is_in_the_help_and_runs(with_diff, tmp_path):
     skep = with_diff("command.diff")
     assert "  paths " in skep("help", "--all")

@@ -155,6 +155,7 @@ def mixed(engine, *words, check=0):
     return call("bench", "mixed", "--url", engine.url, "--repeats", "1", *words, check=check)
 
 
+@pytest.mark.needs("bwrap")
 def test_mixed_work_ends_with_tables_a_computed_advice_and_json_with_every_verdict(wordy):
     done = mixed(wordy, "--levels", "1,3")
     for words in ("TTFT of turn 1", "S2 tests", "aggregate tok/s", "passed tasks/min", "did not pass", "axes",
@@ -171,6 +172,7 @@ def test_mixed_work_ends_with_tables_a_computed_advice_and_json_with_every_verdi
     assert run["advice"]["concurrency"] is None
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 def test_no_advice_is_not_the_advice_that_no_level_will_do(good):
     done = mixed(good, "--levels", "2")
@@ -178,6 +180,7 @@ def test_no_advice_is_not_the_advice_that_no_level_will_do(good):
     assert "no level will do" not in done.out
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.parametrize(
     ("words", "says", "hint"),
     [
@@ -195,6 +198,7 @@ def test_bad_input_for_mixed_work_is_one_line_that_names_the_value(wordy, words,
     assert hint in told.partition(" | ")[2]
 
 
+@pytest.mark.needs("bwrap")
 def test_an_engine_that_is_not_there_or_fails_every_request_ends_with_an_error_and_missing_packages_are_named():
     refused("bench", "mixed", *NOBODY, code=1)
     with FakeEngine() as broken:

@@ -81,6 +81,7 @@ def test_tokens_of_every_dialect_are_counted(gpt, claude, gateway):
     assert metrics(gateway, x_api_key=KEY)[name] - before.get(name, 0) == sum(said) > 4
 
 
+@pytest.mark.needs("curl")
 def test_curl_streams_with_a_body_from_a_file_and_asks_for_http2(gateway, tmp_path):
     body = tmp_path / "body.json"
     body.write_text(json.dumps({"model": MODEL, "messages": ASKED, "max_tokens": 4, "stream": True}))

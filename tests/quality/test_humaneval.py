@@ -66,6 +66,7 @@ def test_there_are_164_tasks(bank):
     assert not any(task.canonical_solution.strip() in item.messages[0]["content"] for task, item in bank)
 
 
+@pytest.mark.needs("bwrap")
 def test_a_sample_of_solutions_passes_and_emptied_ones_fail(bank):
     some = [bank[number] for number in SAMPLE]
     rows = answered(some, solved) + answered(some[2:4], without_imports) + answered(some[4:6], body_alone)
@@ -75,6 +76,7 @@ def test_a_sample_of_solutions_passes_and_emptied_ones_fail(bank):
     assert {verdict.outcome for verdict in verdicts[len(rows) :]} == {VerdictOutcome.WRONG}
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("answer", [solved, without_imports, body_alone, emptied, untouched])

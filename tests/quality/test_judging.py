@@ -64,6 +64,7 @@ def test_reasoning_alone_is_no_answer():
     assert read(request("", reasoning="12", finish_reason="length")).outcome is VerdictOutcome.TRUNCATED
 
 
+@pytest.mark.needs("bwrap")
 def test_the_order_is_kept_progress_told_and_a_cut_program_run_all_the_same():
     answers = [f"```python\ndef page_count(total, size):\n    return {n}\n```" for n in range(4)]
     rows = [*map(request, ["nothing", *answers, RIGHT]), request(RIGHT, finish_reason="length")]

@@ -53,6 +53,7 @@ def item(kind, **values):
     return Item("x", ({"role": "user", "content": "q"},), Checker(kind, values))
 
 
+@pytest.mark.needs("bwrap")
 def test_what_stands_beside_the_program_does_not_spoil_it_and_what_belongs_to_it_is_kept():
     """A fault of the program itself is never left out."""
     found = outcomes(PAGES, BESIDE | {name: codes for name, (codes, _) in FAULTY.items()})
@@ -60,6 +61,7 @@ def test_what_stands_beside_the_program_does_not_spoil_it_and_what_belongs_to_it
     assert {name: told for name, told in found.items() if told[0] is not expected[name]} == {}
 
 
+@pytest.mark.needs("bwrap")
 def test_a_function_or_a_body_may_have_an_example_beside_it():
     prompt = 'def twice(x: int) -> int:\n    """Double it."""\n'
     asked = item("completion", prompt=prompt, entry_point="twice", tests="def check(f):\n    assert f(2) == 4\n")
@@ -68,6 +70,7 @@ def test_a_function_or_a_body_may_have_an_example_beside_it():
     assert {outcome for outcome, _ in found.values()} == {VerdictOutcome.PASSED}, found
 
 
+@pytest.mark.needs("bwrap")
 def test_without_an_entry_point_the_tests_say_what_is_asked_for():
     """The item's own test is run even if the answer has one of that name."""
     asked = item("python", tests="s = Stack()\ns.push(1)\nassert s.pop() == 1\n")
@@ -81,6 +84,7 @@ def test_without_an_entry_point_the_tests_say_what_is_asked_for():
     assert outcomes(asked, {"own": own}) == {"own": told}
 
 
+@pytest.mark.needs("bwrap")
 def test_a_regular_expression_is_searched_for_in_the_sandbox_and_one_that_takes_for_ever_is_ended():
     asked = item("regex", pattern=r"^b\d+$")
     assert needs_sandbox([asked])
@@ -100,12 +104,14 @@ def surprises(verdicts):
     return {name: words for name, words in told.items() if words[0] != expected(name)}
 
 
+@pytest.mark.needs("bwrap")
 def test_answers_with_functions_and_docstrings_are_judged_as_they_should_be():
     assert surprises(samples_judged(LIGHT)) == {}
     kinds = {name.partition("/")[0] for name in ALL}
     assert all({"passed", "wrong"} <= {expected(n) for n in ALL if n.startswith(f"{kind}/")} for kind in kinds)
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 def test_every_sample_answer_is_judged_as_it_should_be():
     verdicts = samples_judged(ALL)

@@ -140,6 +140,7 @@ def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store
     assert summary.advice.concurrency is None
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 def test_a_right_conversation_passes_in_the_real_sandbox(engine, store):
     sandbox = open_sandbox()

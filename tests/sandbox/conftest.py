@@ -6,17 +6,13 @@ from pathlib import Path
 import pytest
 from sandbox_processes import descendants, wait_until
 
-from skep.errors import UserError
 from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript
 from skep.sandbox.runner import open_sandbox
 
 
 @pytest.fixture(scope="module")
 def opened():
-    try:
-        sandbox = open_sandbox()
-    except UserError as error:
-        pytest.skip(f"{error.message} ({error.hint})")
+    sandbox = open_sandbox()
     yield sandbox
     launcher = sandbox._launcher.pid
     asyncio.run(sandbox.close())

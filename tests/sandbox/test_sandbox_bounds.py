@@ -8,6 +8,7 @@ import pytest
 
 from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript, ScriptEnding
 
+pytestmark = pytest.mark.needs("bwrap")
 MIB = 1 << 20
 
 

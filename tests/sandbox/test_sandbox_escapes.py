@@ -12,6 +12,7 @@ import pytest
 
 from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript, ScriptEnding
 
+pytestmark = pytest.mark.needs("bwrap")
 SECRET = "a word that must not be seen inside"
 CHECKOUT = Path(__file__).parents[2]
 

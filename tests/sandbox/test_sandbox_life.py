@@ -18,6 +18,7 @@ from skep.errors import SkepError
 from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript
 from skep.sandbox.runner import open_sandbox
 
+pytestmark = pytest.mark.needs("bwrap")
 FOREVER = SandboxScript(("-c", "import time; time.sleep(600)"))
 WELL = SandboxScript(("-c", "print('well')"))
 

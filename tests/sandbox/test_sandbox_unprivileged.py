@@ -56,6 +56,7 @@ def system_python():
     return None
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 def test_an_ordinary_user_has_the_same_walls():

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from skep.errors import UserError
-from skep.sandbox.runner import open_sandbox
 from skep.swarm import client
 from skep.swarm.client import AnswerChecker
 from skep.swarm.records import Task
@@ -168,11 +166,8 @@ def test_the_right_answer_is_not_given_away(checker, right, wrong):
     assert answer not in checked.complaint
 
 
+@pytest.mark.needs("bwrap")
 def test_code_is_run_in_one_sandbox_which_is_closed():
-    try:
-        asyncio.run(open_sandbox().close())
-    except UserError as error:
-        pytest.skip(error.message)
     doubles = task(checker={"kind": "python", "entry_point": "f", "tests": "assert f(2) == 4"})
     answers = [f"```python\ndef f(x):\n    return x * {factor}\n```" for factor in (2, 3)]
 

@@ -206,8 +206,7 @@ def open_sandbox() -> Sandbox:
 def remedy() -> str:
     """Return what to install or to lift, by what this machine lacks or forbids."""
     if shutil.which("bwrap") is None:
-        found = [f"`sudo {command} bubblewrap`" for program, command in INSTALLING.items() if shutil.which(program)]
-        return f"install bubblewrap: {found[0]}" if found else "install the package `bubblewrap`"
+        return how_to_install("bubblewrap")
     if _says(APPARMOR, "1"):
         return (
             "AppArmor keeps user namespaces from bubblewrap: `sudo apt install bubblewrap apparmor-profiles`, then "
@@ -220,6 +219,14 @@ def remedy() -> str:
     if _says(MOST, "0"):
         return "user namespaces are switched off: `sudo sysctl -w user.max_user_namespaces=15000`"
     return "in a container, allow user namespaces and an unmasked /proc, or run skep outside of it (docs/sandbox.md)"
+
+
+def how_to_install(package: str) -> str:
+    """Return the sentence with the command of this system's package manager."""
+    for program, command in INSTALLING.items():
+        if shutil.which(program):
+            return f"install {package}: `sudo {command} {package}`"
+    return f"install the package `{package}`"
 
 
 def _failure(sandbox: Sandbox) -> str | None:

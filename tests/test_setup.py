@@ -1,0 +1,118 @@
+"""`make test` on a machine with nothing but what the README asks for: what is installed, and what is left out."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from needed_programs import UNASKED, bare_path
+
+ROOT = Path(__file__).parent.parent
+SETUP = ROOT / "scripts" / "setup-system"
+INSTALLERS = {"apt", "apt-get", "dnf", "pacman", "sudo", "zypper"}
+NEEDING = ("tests/quality", "tests/sandbox", "tests/test_contributing.py")
+
+
+class BareMachine:
+    """A PATH without the programs that nothing may need, and in front of it programs of this test's own."""
+
+    def __init__(self, path, folder):
+        self._path = path
+        self.log = folder / "log"
+        self._programs = folder / "programs"
+        self._programs.mkdir()
+
+    def have(self, name, script="exit 0"):
+        """Put a program there that logs how it is called."""
+        program = self._programs / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {self.log}\n{script}\n')
+        program.chmod(0o755)
+
+    def be_root(self, yes):
+        self.have("id", f"echo {0 if yes else 1000}")
+
+    def run(self, *argv):
+        env = {**os.environ, "PATH": f"{self._programs}:{self._path}"}
+        done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=110)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def calls(self, name):
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [line for line in lines if line.startswith(f"{name} ")]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return bare_path(os.environ["PATH"], tmp_path_factory.mktemp("links"), UNASKED | INSTALLERS)
+
+
+@pytest.fixture
+def machine(path, tmp_path):
+    return BareMachine(path, tmp_path)
+
+
+def test_nothing_is_said_or_installed_where_nothing_is_missing(machine):
+    for name in ("apt-get", "bwrap", "cc", "chromium", "curl", "git", "make"):
+        machine.have(name)
+    done = machine.run(SETUP)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert machine.calls("apt-get") == []
+
+
+def test_root_installs_what_is_missing(machine):
+    machine.be_root(yes=True)
+    machine.have("apt-get")
+    machine.have("git")
+    machine.run(SETUP, "tests")
+    assert machine.calls("apt-get") == [
+        "apt-get -qq update",
+        "apt-get -qq install -y --no-install-recommends bubblewrap curl",
+    ]
+
+
+def test_sudo_that_asks_no_password_installs_what_is_missing(machine):
+    machine.be_root(yes=False)
+    machine.have("apt-get")
+    machine.have("sudo", '[ "$1" = -n ] || exit 1\nshift\nexec "$@"')
+    machine.run(SETUP, "tests")
+    assert machine.calls("apt-get")[-1].endswith(" git bubblewrap curl")
+
+
+def test_where_sudo_asks_for_a_password_the_command_is_named_instead(machine):
+    machine.be_root(yes=False)
+    for name in ("apt", "apt-get", "curl", "git"):
+        machine.have(name)
+    machine.have("sudo", "exit 1")
+    done = machine.run(SETUP, "tests")
+    assert done.stderr == "not installed: bubblewrap; `sudo apt install bubblewrap` installs it\n"
+    assert machine.calls("apt-get") == []
+
+
+def test_an_installation_that_fails_stops_nothing_and_the_next_is_tried(machine):
+    machine.be_root(yes=True)
+    machine.have("apt-get", 'case "$*" in *bubblewrap*) exit 100;; esac')
+    done = machine.run(SETUP, "tests", "browser")
+    assert "not installed: git bubblewrap curl; this system's package manager has it" in done.stderr
+    assert machine.calls("apt-get")[-1].endswith(" chromium")
+
+
+def test_tests_of_missing_programs_are_left_out_and_the_last_lines_say_how_to_install_them(machine):
+    machine.have("apt")
+    done = machine.run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "needs", *NEEDING)
+    assert "no program `bwrap` on PATH; install bubblewrap: `sudo apt install bubblewrap`" in done.stdout
+    assert "no program `git` on PATH; install git: `sudo apt install git`" in done.stdout
+
+
+@pytest.mark.parametrize("target", ["test", "demo"])
+def test_make_sets_up_what_an_environment_needs_first(machine, target, tmp_path):
+    done = machine.run("make", "-n", target, f"VENV={tmp_path}/environment")
+    assert done.stdout.splitlines()[0] == "scripts/setup-system python"
+
+
+def test_make_test_sets_up_what_tests_need_before_they_run(machine):
+    before, _, after = machine.run("make", "-n", "test").stdout.partition("scripts/setup-system tests\n")
+    assert "pytest" not in before
+    assert "bin/pytest -n" in after
