@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from havoc.asks import FAKE, Asker, words_of
 from havoc.audit import of_rows
 from havoc.clients import Note
+from havoc.freezes import FreezeLog, FreezeVisit, freeze_checks
 from havoc.line import Head
 from havoc.maker import Pace
 from havoc.run import Effort, chaos
@@ -72,3 +73,18 @@ def test_the_judge_of_streams_is_not_easily_pleased_and_a_request_without_a_row_
     assert judged(stop, whole=False) is End.WRONG
     assert judged(stop, said=words_of("m511", 3)) is End.WRONG, "words of another"
     assert [check.ok for check in of_rows([Note(streamed_ask(), 0.0)], [])] == [False, True, True]
+
+
+def stop_verdicts(*, newcomer_ended_s=5.0, ending="answered", replaced_s=10.5):
+    """What the checks say of a stop after which one came at 4 s and one was under way, cut at 10 s."""
+    log = FreezeLog(gone_s=10.2, replaced_s=replaced_s)
+    log.under_way.append(FreezeVisit(0.0, 10.2, "cut"))
+    log.newcomers.append(FreezeVisit(4.0, newcomer_ended_s, ending))
+    return [check.ok for check in freeze_checks(log, ["answered"], served_within_s=3.0)]
+
+
+def test_a_stop_passes_only_where_others_serve_and_the_stopped_one_is_replaced():
+    assert stop_verdicts() == [True, True, True, True]
+    assert stop_verdicts(newcomer_ended_s=9.0) == [False, True, True, True]
+    assert stop_verdicts(ending="refused with 503") == [False, True, True, True]
+    assert stop_verdicts(replaced_s=None) == [True, True, False, True]
