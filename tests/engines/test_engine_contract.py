@@ -134,8 +134,8 @@ class Kept:
 
     async def busy(self):
         if self.engine.confirms == "slots":
-            return count_busy((await self.ask("GET", "/slots")).json())
-        return count_running((await self.ask("GET", "/metrics")).body)
+            return count_busy((await self.ask("GET", "/slots")).text)
+        return count_running((await self.ask("GET", "/metrics")).text)
 
 
 async def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_and_ends(launch, tmp_path):

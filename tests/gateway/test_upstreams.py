@@ -53,23 +53,35 @@ async def test_a_cloud_below_a_path_is_asked_for_its_model_and_for_answers_there
     assert json.loads(said) == {"said": "/api/v1/chat/completions", "key": "Bearer of the cloud"}
 
 
-VLLM = b"""# TYPE vllm:num_requests_running gauge
+VLLM = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
 vllm:num_requests_running{engine="1",model_name="m"} 2.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 9.0
 """
-SGLANG = b"sglang:num_running_reqs 4.0\nsglang:num_queue_reqs 7.0\n"
+SGLANG = "sglang:num_running_reqs 4.0\nsglang:num_queue_reqs 7.0\n"
 
 
 @pytest.mark.parametrize(("metrics", "running"), [
     (VLLM, 5),
     (SGLANG, 4),
-    (b"vllm:num_requests_running 1e+01\n", 10),
-    (b"", None),
-    (b"sglang:num_queue_reqs 7.0\n", None),
-    (b"vllm:num_requests_running 1.2.3\n", None),
-    (b"vllm:num_requests_running 9e999\n", None),
-    (b"vllm:num_requests_running NaN\n", None),
+    ("vllm:num_requests_running 1e+01\n", 10),
+    ("", None),
+    ("sglang:num_queue_reqs 7.0\n", None),
+    ("vllm:num_requests_running 1.2.3\n", None),
+    ("vllm:num_requests_running 9e999\n", None),
+    ("vllm:num_requests_running NaN\n", None),
 ])  # fmt: skip
 def test_running_requests_are_read_from_an_engines_metrics(metrics, running):
     assert count_running(metrics) == running
+
+
+def test_an_upstream_with_endless_metrics_is_left_out_and_named_once(start_gateway, tmp_path):
+    with recorded(page=lambda _path: b"x" * 5_000_000) as loud, recorded(page=lambda _path: b"a 1\n") as good:
+        gateway = start_gateway()
+        specs = [("loud", loud.url), ("good", good.url)]
+        gateway.serve([{"name": name, "url": url, "model": MODEL, "slots": 1} for name, url in specs])
+        for _ in range(2):
+            assert call(gateway, "GET", "/metrics/engines")[2] == b'a{replica="good"} 1\n'
+        gateway.close()
+    log = (tmp_path / "gateway-0.log").read_text()
+    assert log.count("state.unreadable replica='loud' path=/metrics why='an answer of more than 4,194,304 bytes'") == 1

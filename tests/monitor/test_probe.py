@@ -144,8 +144,8 @@ def test_others_at_the_target_are_seen(engine):
 )
 def test_who_came_and_went_is_found_by_tokens(before, after, own, others):
     assert probing.other_requests(before, after, own) == others
-    assert probing.count_busy([{"is_processing": True}, {"is_processing": False}, "x"]) == 1
-    assert probing.count_busy({"error": "no"}) is None
+    assert probing.count_busy('[{"id": 0, "is_processing": true}, {"is_processing": false}, {}]') == 1
+    assert probing.count_busy('{"error": "no"}') is None
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ from skep.stats.sequential import WarmUpDetector
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import ClientSample, LevelFact, Request, RunState
-from skep.wire.client import Pool, fetch_if_there
+from skep.wire.client import Pool, WireFailure
+from skep.wire.engine_state import fetch_state
 from skep.wire.prometheus import parse_metrics
 
 FLUSH_EVERY_S = 0.5  # of rows to the store
@@ -225,8 +226,8 @@ async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> d
     """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also those behind it."""
     found: dict[str, float] = {}
     for path in ("/metrics", f"/metrics/engines?model={quote(model)}"):
-        answer = await fetch_if_there(pool, "GET", path, headers=dict(headers), timeout_s=10.0)
-        found |= parse_metrics(answer.text if answer else "")
+        with suppress(WireFailure):
+            found |= await fetch_state(pool, path, parse_metrics, headers=headers, timeout_s=10.0) or {}
         if GATEWAYS_OWN not in found:
             break
     return found

@@ -35,7 +35,7 @@ from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
 from skep.gateway.request_policy import BATCH_ROUTES, HEALTH_PATHS, JSON, RequestRefused, answer_health
 from skep.wire.json_pipe import JsonPipe
-from skep.wire.prometheus import CONTENT_TYPE, Labels, label_samples
+from skep.wire.prometheus import CONTENT_TYPE, Labels
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ServerRequest
 
@@ -244,8 +244,7 @@ class Gateway:
         (model,) = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get("model", [""])[:1]
         specs = [one.spec for one in admission.table() if one.spec.model == model or not admission.knows(model)]
         texts = await asyncio.gather(*(self.watch.engine_metrics(spec) for spec in specs))
-        parts = [label_samples(text, spec.name) for spec, text in zip(specs, texts, strict=True) if text]
-        request.respond(200, [PROMETHEUS], "".join(parts).encode())
+        request.respond(200, [PROMETHEUS], "".join(texts).encode())
 
     async def serve(self, listener: socket.socket, link: JsonPipe[messages.ToGateway]) -> None:
         self.journal.start()

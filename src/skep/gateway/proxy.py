@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -45,9 +45,10 @@ from skep.gateway.request_policy import (
     owners_path,
     sort_headers,
 )
-from skep.wire.client import HttpResponse, Pool, WireFailure, fetch
+from skep.wire.client import Pool, WireFailure, fetch
+from skep.wire.engine_state import fetch_state
 from skep.wire.heads import Headers, parse_url
-from skep.wire.prometheus import count_busy, parse_metrics
+from skep.wire.prometheus import count_busy, label_samples, parse_metrics
 from skep.wire.server_request import InvalidRequest, ServerRequest
 
 LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
@@ -55,6 +56,7 @@ PREFLIGHT = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-
 _HEAR_S = 0.001  # one turn of the event loop, with what sockets have to say
 
 Route = Callable[[ServerRequest], None]
+T = TypeVar("T")
 
 
 class Proxy:
@@ -442,6 +444,7 @@ class HealthLoop:
         self._proxy = proxy
         self._times = times or HealthTimes()
         self._asking: set[tuple[str, str]] = set()
+        self._unreadable: set[tuple[str, str]] = set()  # URLs and paths whose last answer could not be read
 
     async def run(self) -> None:
         proxy, admission = self._proxy, self._proxy.admission
@@ -480,35 +483,51 @@ class HealthLoop:
             self._asking.add(what)
             tasks.create_task(ask_safely())
 
-    async def _get(self, spec: ReplicaSpec, path: str, timeout_s: float = CONFIRM_TIMEOUT_S) -> HttpResponse | None:
-        """None: it does not answer."""
-        headers = {"authorization": spec.authorization} if spec.authorization else {}
+    async def _state(self, spec: ReplicaSpec, path: str, parse: Callable[[str], T]) -> T | None:
+        """Return what the replica says of itself there; None where it says nothing that can be read."""
+        pool, headers = self._proxy.pool(spec), _headers_for(spec)
         try:
-            return await fetch(self._proxy.pool(spec), "GET", path, headers=headers, timeout_s=timeout_s)
-        except WireFailure:
+            state = await fetch_state(pool, path, parse, headers=headers, timeout_s=CONFIRM_TIMEOUT_S)
+        except WireFailure as failure:
+            self._note_unreadable(spec, path, failure)
             return None
+        self._unreadable.discard((spec.url, path))
+        return state
+
+    def _note_unreadable(self, spec: ReplicaSpec, path: str, failure: WireFailure) -> None:
+        """Write why an answer could not be read to the log: once, until one can be read again."""
+        if failure.kind != "protocol" or (spec.url, path) in self._unreadable:
+            return
+        self._unreadable.add((spec.url, path))
+        print(f"state.unreadable replica={spec.name!r} path={path} why={str(failure)!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
 
     async def _ask_busy(self, spec: ReplicaSpec) -> None:
         asked_at = time.monotonic()
-        if (answer := await self._get(spec, "/slots" if spec.confirms == "slots" else "/metrics")) is None:
-            return
-        busy = count_busy(answer.json()) if spec.confirms == "slots" else count_running(answer.body)
+        path, count = ("/slots", count_busy) if spec.confirms == "slots" else ("/metrics", count_running)
+        busy = await self._state(spec, path, count)
         if busy is not None:
             self._proxy.carry_out(self._proxy.admission.engine_busy(spec, busy, asked_at, time.monotonic()))
 
     async def engine_metrics(self, spec: ReplicaSpec) -> str:
-        """Empty where it tells none."""
-        answer = await self._get(spec, "/metrics")
-        return answer.body.decode("utf-8", "replace") if answer is not None and answer.status == 200 else ""
+        """Return the samples of its engine, each with the replica's name. Empty where there are none."""
+        return await self._state(spec, "/metrics", lambda text: label_samples(text, spec.name)) or ""
 
     async def _check(self, spec: ReplicaSpec) -> None:
-        answer = await self._get(spec, spec.health_path, self._times.health_timeout_s)
-        ok = answer is not None and answer.status < 500
+        pool, timeout_s = self._proxy.pool(spec), self._times.health_timeout_s
+        try:
+            answer = await fetch(pool, "GET", spec.health_path, headers=_headers_for(spec), timeout_s=timeout_s)
+            ok = answer.status < 500
+        except WireFailure:
+            ok = False
         self._proxy.carry_out(self._proxy.admission.checked(spec, ok, time.monotonic()))
 
 
-def count_running(metrics: bytes) -> int | None:
+def _headers_for(spec: ReplicaSpec) -> dict[str, str]:
+    return {"authorization": spec.authorization} if spec.authorization else {}
+
+
+def count_running(metrics: str) -> int | None:
     """vLLM's and SGLang's count of running requests, over all their processes."""
-    told = parse_metrics(metrics.decode("utf-8", "replace"))
+    told = parse_metrics(metrics)
     found = [told[name] for name in _RUNNING if name in told]
     return round(sum(found)) if found and math.isfinite(sum(found)) else None

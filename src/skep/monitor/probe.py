@@ -32,7 +32,8 @@ from skep.monitor.records import BUSY, PROBES_FLOW, Heat, Probe, ProbeOutcome, P
 from skep.monitor.schedule import Due
 from skep.store.records import Request
 from skep.units import one_line
-from skep.wire.client import Pool, WireFailure, fetch, fetch_if_there
+from skep.wire.client import Pool, WireFailure, fetch_if_there
+from skep.wire.engine_state import fetch_state
 from skep.wire.heads import parse_url
 from skep.wire.prometheus import count_busy, parse_metrics
 from skep.workload.filling import CHARS_PER_PIECE
@@ -71,11 +72,10 @@ class TargetLoad(msgspec.Struct, frozen=True):
 async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """Read the load from `/metrics`, else from llama.cpp's `/slots`; empty where a target has neither."""
     try:
-        answer = await fetch(pool, "GET", "/metrics", headers=dict(headers), timeout_s=ASK_S)
-        load = load_of(parse_metrics(answer.body.decode("utf-8", "replace"))) if answer.status == 200 else TargetLoad()
+        samples = await fetch_state(pool, "/metrics", parse_metrics, headers=headers, timeout_s=ASK_S)
+        load = TargetLoad() if samples is None else load_of(samples)
         if load.running is None:
-            slots = await fetch(pool, "GET", "/slots", headers=dict(headers), timeout_s=ASK_S)
-            busy = count_busy(slots.json()) if slots.status == 200 else None
+            busy = await fetch_state(pool, "/slots", count_busy, headers=headers, timeout_s=ASK_S)
             return replace(load, running=busy, waiting=None)
     except WireFailure:
         return TargetLoad()

@@ -14,6 +14,7 @@ from skep.errors import UserError
 from skep.supervisor.lifecycle import Life, ReplicaState
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.client import HttpResponse, Pool, WireFailure, fetch
+from skep.wire.engine_state import LARGEST_STATE_BYTES
 from skep.wire.heads import parse_url
 
 PROBE_EVERY_S = 1.0
@@ -172,11 +173,12 @@ async def ask_slots(url: str, key_env: str | None = None, model: str | None = No
     finally:
         await pool.close()
     text = metrics.body.decode("utf-8", "replace") if metrics is not None else ""
-    own = re.findall(r'^skep_slots\{model="([^"]*)".*\} (\d+)', text, re.MULTILINE)  # of another gateway, by replica
+    of_gateway = r'^skep_slots\{model="([^"\n]*+)".*\} (\d{1,9})'  # another one's, by replica
+    own = re.findall(of_gateway, text, re.MULTILINE)
     if own and (model is not None or len({name for name, _ in own}) == 1):
         return sum(int(count) for name, count in own if model in (None, name)), f"/metrics of {url}"
     told = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
-    sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d+)"', told[1])) if told else {}
+    sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d{1,15})"', told[1])) if told else {}
     tokens = int(sizes.get("num_gpu_blocks", 0)) * int(sizes.get("block_size", 0))
     slots = max(1, min(MOST_SLOTS, tokens // (AGENT_INPUT_TOKENS + AGENT_OUTPUT_TOKENS)))
     return (slots, f"the {tokens:,} tokens of its KV cache") if tokens else None
@@ -190,7 +192,9 @@ def _versioned(name: str, answer: HttpResponse | None, field: str) -> str:
 async def _ask(pool: Pool, path: str, headers: Mapping[str, str]) -> HttpResponse | None:
     """Return the answer if its status is 200; None also where the server closes connections on unknown paths."""
     try:
-        answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=PROBE_TIMEOUT_S)
+        answer = await fetch(
+            pool, "GET", path, headers=dict(headers), timeout_s=PROBE_TIMEOUT_S, most_bytes=LARGEST_STATE_BYTES
+        )
     except WireFailure as failure:
         if failure.kind == "timeout":
             raise

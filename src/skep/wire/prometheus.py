@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate, islice
+
+import msgspec
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABEL_SETS = 2000  # of one metric: names that clients choose must not fill the memory
@@ -18,10 +21,14 @@ OTHER = "other"
 
 Labels = tuple[str, ...]
 
-_LABELS = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
-_LINE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.MULTILINE)
-_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?=.*\})| (?=\S))", re.MULTILINE)
-_COMMENT = re.compile(r"^(?:#.*)?\n", re.MULTILINE)
+NAMES = 10_000  # of samples that are read from one text
+LINES = 100_000
+BRACES = 100_000  # of what a server says of its slots, prompts included
+# No part can give back what it took, so that a line that does not fit is left after one look at it.
+_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
+_LABELS = r'\{(?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+\}'
+_LINE = re.compile(rf"({_NAME})(?:{_LABELS})? ([0-9.eE+-]{{1,64}})(?: [0-9]{{1,64}})?$")
+_SAMPLE = re.compile(rf"({_NAME})(?:\{{(?=.*\}})| (?=\S))")
 
 
 class _Values:
@@ -112,32 +119,61 @@ def metrics_text(metrics: Iterable[Metric], *, known_only: bool = False) -> byte
     return ("\n".join(lines) + "\n").encode("utf-8", "replace") if lines else b""
 
 
-def count_busy(slots: object) -> int | None:
-    """Return how many of llama.cpp's `/slots` are processing, None where the answer is no list."""
-    if not isinstance(slots, list):
+class _EngineSlot(msgspec.Struct):
+    """One slot of llama.cpp; of its many fields, the one that is asked for."""
+
+    is_processing: bool = False
+
+
+_SLOTS = msgspec.json.Decoder(list[_EngineSlot])
+
+
+def count_busy(slots: str) -> int | None:
+    """Return how many of llama.cpp's `/slots` are processing, None where the answer is no list of them."""
+    if slots.count("{") > BRACES:  # it would take long, and no other thread gets a turn meanwhile
         return None
-    return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
+    try:
+        return sum(1 for slot in _SLOTS.decode(slots) if slot.is_processing)
+    except (ValueError, RecursionError):  # msgspec's own errors are ValueErrors
+        return None
 
 
 def parse_metrics(text: str) -> dict[str, float]:
     """Return every sample by its name, summed over its labels; empty where it is no such text."""
-    found: dict[str, float] = {}
-    for name, value in _LINE.findall(text):
-        try:
-            found[name] = found.get(name, 0.0) + float(value)
-        except ValueError:
+    sums: dict[str, float] = {}
+    for start, end in islice(_line_spans(text), LINES):
+        sample = _LINE.match(text, start, end)
+        if sample is None or (len(sums) >= NAMES and sample[1] not in sums):
             continue
-    return found
+        with suppress(ValueError):
+            sums[sample[1]] = sums.get(sample[1], 0.0) + float(sample[2])
+    return sums
+
+
+def _line_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each line begins and ends: one at a time, so that other threads get their turn in between."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield start, end
+        start = end + 1
 
 
 def label_samples(text: str, replica: str) -> str:
     """An engine's samples, each with one label more. Descriptions are left out: those of all replicas are the same."""
     label = f'replica="{_escaped(replica)}"'
-
-    def labelled(sample: re.Match[str]) -> str:
-        return f"{sample[1]}{{{label}," if sample[0].endswith("{") else f"{sample[1]}{{{label}}} "
-
-    return _SAMPLE.sub(labelled, _COMMENT.sub("", text if text.endswith("\n") else f"{text}\n"))
+    labelled = []
+    for start, end in islice(_line_spans(text), LINES):
+        if start == end or text[start] == "#":
+            continue
+        sample = _SAMPLE.match(text, start, end)
+        if sample is None:
+            labelled.append(text[start:end])
+            continue
+        opened = f"{sample[1]}{{{label}," if sample[0].endswith("{") else f"{sample[1]}{{{label}}} "
+        labelled.append(opened + text[sample.end() : end])
+    return "".join(f"{line}\n" for line in labelled)
 
 
 def _braces(labels: Labels, values: Labels) -> str:
