@@ -102,7 +102,7 @@ SHAPE = r"1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
 EVIDENCE = {
     "a preset": (
         f"{DENSE} -c 4",
-        rf"^measured on 2x rtx-3090: 225 tok/s at {SHAPE}; this plan expects \d+ there, [-+]\d+ %$",
+        rf"^published for 2x rtx-3090: 225 tok/s at {SHAPE}; this plan expects \d+ there, [-+]\d+ %$",
     ),
     "a published row where no preset is": (
         "gpt-oss-20b --gpu dgx-spark -c 8",
@@ -117,15 +117,30 @@ EVIDENCE = {
     ),
     "which of the two to trust": (
         "qwen3-coder-30b-a3b --gpu dgx-spark -c 1 --engine llamacpp --quant q4_k_m --spec none",
-        "trust the measurement, not the plan$",
+        "trust the published figure, not the plan$",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "said"), EVIDENCE.values(), ids=EVIDENCE)
 def test_what_others_measured_stands_beside_the_plan(words, said):
-    (found,) = (note for note in planned(words)["notes"] if note.startswith("measured on "))
+    (found,) = (note for note in planned(words)["notes"] if note.startswith("published for "))
     assert re.search(said, found)
+
+
+@pytest.mark.usefixtures("two_3090s")
+def test_a_published_row_is_not_called_a_measurement_of_this_machine():
+    """Two cards of that kind are here, and nothing was ever measured on them."""
+    out = call("plan", "qwen3.6-27b", check=0).out
+    assert "! published for 2x rtx-3090: 225 tok/s" in out
+    assert "measured on this machine" not in out
+
+
+def test_rigs_of_the_same_cards_have_their_own_published_lines():
+    linked, plain = "2x rtx-3090: nvlink", "2x rtx-3090: pcie"
+    plans = call("plan", "qwen3.6-27b", "--gpu", linked, "--gpu", plain, "--json", check=0).json["plans"]
+    for plan in plans:
+        assert sum(line.startswith("published for 2x rtx-3090: ") for line in plan["caveats"]) == 1
 
 
 def test_rigs_side_by_side_end_with_what_to_buy():

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from skep.catalog.models import checkpoint_of
 from skep.catalog.presets import Draft, EngineOptions
-from skep.deploy.plan_request import EVIDENCE, PlanAnswer
+from skep.deploy.plan_request import PlanAnswer
 from skep.engines.adapter import DRAFTED_BY_MODEL, adapter_of
 from skep.engines.base import Launch
 from skep.engines.discovery import bare_words, engine_kinds, is_installed
@@ -244,7 +244,8 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
     if known is not None and known.origin.confidence == "C":
         said.append(f"the checkpoint {known.hub} is not confirmed")
-    said += [line for line in found.notes if line.startswith(f"{EVIDENCE}{rated.rig.title}:")]
+    if rated.rig.title in found.published:
+        said.append(found.published[rated.rig.title])
     spared = vision_bytes(plan)
     if spared:
         said.append(f"image input is off, which saves {format_bytes(spared)} a card; --vision turns it on")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ GOALS = ("throughput", "latency")
 _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
 _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
 _NO_LIMIT = 1 << 40
-EVIDENCE = "measured on "  # begins a note about such a figure
+EVIDENCE = "published for "  # begins a note about what others measured on such cards
 
 
 class PlanFlags(PinnedSizes, frozen=True):
@@ -75,6 +75,7 @@ class PlanAnswer(Struct, frozen=True):
     engines: tuple[str, ...]
     choices: tuple[PlanChoice, ...]  # one a rig, in the order of --gpu
     notes: tuple[str, ...]
+    published: Mapping[str, str] = {}  # by the title of a rig: what others measured on such cards
 
     @property
     def ranked(self) -> list[tuple[PlanChoice, Plan]]:
@@ -104,9 +105,11 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True, rig: Resol
         )
         engines += names
         notes += [basis_of(name).note for name in names]
-    notes += evidence(choices, goal.agents)
+    published = evidence(choices, goal.agents)
+    notes += published.values()
     told = tuple(dict.fromkeys(filter(None, notes)))
-    return PlanAnswer(flags, model, goal, pins, tuple(dict.fromkeys(engines)), tuple(choices), told)
+    used = tuple(dict.fromkeys(engines))
+    return PlanAnswer(flags, model, goal, pins, used, tuple(choices), told, published)
 
 
 def nothing_fits(found: PlanAnswer) -> SkepError | None:
@@ -308,23 +311,33 @@ class Measured(Struct, frozen=True):
     where: str
 
 
-def evidence(choices: Sequence[PlanChoice], agents: int) -> list[str]:
-    """Return a sentence a rig: of all that was measured on it the fastest at about as many agents."""
-    said = []
-    for rig, plans in ((choice.rig.title, choice.plans) for choice in choices if choice.plans):
-        found = list(measurements(plans[0]))
-        if found:
-            nearest = min(abs(math.log2(one.load.concurrency / agents)) for one in found)
-            near = [one for one in found if abs(math.log2(one.load.concurrency / agents)) <= nearest + 0.5]
-            said.append(_sentence(rig, plans[0], max(near, key=lambda one: one.tok_s)))
-    return said
+def evidence(choices: Sequence[PlanChoice], agents: int) -> dict[str, str]:
+    """Return a sentence for each rig's title: the fastest of what others measured at about as many agents."""
+    sentences = {}
+    for choice in choices:
+        rows = list(measurements(choice.plans[0])) if choice.plans else []
+        if rows:
+            nearest = min(_distance(row, agents) for row in rows)
+            near = [row for row in rows if _distance(row, agents) <= nearest + 0.5]
+            fastest = max(near, key=lambda row: row.tok_s)
+            sentences[choice.rig.title] = _sentence(choice.plans[0], fastest)
+    return sentences
+
+
+def _distance(measured: Measured, agents: int) -> float:
+    """Return how many doublings lie between its number of agents and this one."""
+    return abs(math.log2(measured.load.concurrency / agents))
+
+
+def cards_title(rig: Rig) -> str:
+    """Return the cards as published tables name them, whatever the rig is called: `2x rtx-3090`."""
+    counted = Counter(card.id for card in rig.cards)
+    return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
 
 
 def measurements(plan: Plan) -> Iterator[Measured]:
     """Yield what shipped presets and published tables have of its model on its cards."""
-    model = plan.setup.model.id
-    counted = Counter(card.id for card in plan.rated.rig.cards)
-    cards = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
+    model, cards = plan.setup.model.id, cards_title(plan.rated.rig)
     for line in files("skep.planner").joinpath("published.tsv").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{model}\t{cards}\t"):
             _, _, way, quant, concurrency, prompt, answer, shape, spread, metric, tok_s, source = line.split("\t")
@@ -332,7 +345,7 @@ def measurements(plan: Plan) -> Iterator[Measured]:
             yield Measured(float(tok_s), load, metric, way, quant or None, source)
 
 
-def _sentence(rig: str, best: Plan, measured: Measured) -> str:
+def _sentence(best: Plan, measured: Measured) -> str:
     load = measured.load
     here = best.rated.prospect.figure(load, measured.metric)
     differs = measured.way != way_of(best.setup.layout, best.setup.spec, best.setup.engine)
@@ -344,13 +357,13 @@ def _sentence(rig: str, best: Plan, measured: Measured) -> str:
     if slots < load.concurrency:
         why = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"
     elif alike and not here * around.low <= measured.tok_s <= here * around.high:
-        why = "; trust the measurement, not the plan"
+        why = "; trust the published figure, not the plan"
     alone = measured.metric == "decode" and load.concurrency == 1  # the speed of one stream, whatever its length
     task = "" if alone else f"{load.input_tokens:g} tokens in, {load.output_tokens:g} out, "
     pure = " while they decode" if measured.metric == "decode" and not alone else ""
     found = " ".join([f"{measured.tok_s:,.0f} tok/s{pure}", *filter(None, [", ".join(how)])])
     return (
-        f"{EVIDENCE}{rig}: {found} at {task}C={load.concurrency} ({measured.where}); this plan "
+        f"{EVIDENCE}{cards_title(best.rated.rig)}: {found} at {task}C={load.concurrency} ({measured.where}); this plan "
         f"expects {here:,.0f} there, {(here / measured.tok_s - 1) * 100:+.0f} %{why}"
     )
 
