@@ -19,7 +19,7 @@ from skep.files import lock_holder
 from skep.report.liveview import Page
 from skep.report.swarm import frame
 from skep.store.database import open_store
-from skep.swarm.progress import Lane, SwarmProgress, SwarmProgressLines
+from skep.swarm.progress import Lane, SwarmProgress, SwarmProgressLines, progress_line
 from skep.swarm.store import lock_path
 from skep.testing.process import FakeEngine
 
@@ -318,6 +318,15 @@ def test_a_frame_fits_its_window_and_shows_an_endpoint_that_is_down_with_the_tim
     shown = " ".join(text_of(frame(DOWN, Page(80, 24), "run", deadline_s=60.0)))
     assert "has not answered for 12.0 s (connection refused)" in shown
     assert "gives up in 48.0 s" in shown
+
+
+def test_the_speed_is_a_floor_until_an_answer_has_ended():
+    exact = " ".join(text_of(frame(PROGRESS, Page(80, 24), "run")))
+    floor = replace(PROGRESS, tok_s_is_floor=True)
+    shown = " ".join(text_of(frame(floor, Page(80, 24), "run")))
+    assert "at least 80.0 tok/s" in shown
+    assert "at least" not in exact
+    assert ", at least 80.0 tok/s," in progress_line(floor)
 
 
 def test_where_nobody_watches_a_long_run_says_less_and_less_and_news_come_with_the_next_line():

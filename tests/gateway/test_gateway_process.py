@@ -248,4 +248,16 @@ def test_tokens_are_counted_as_they_pass_and_corrected_at_the_end(serving, usage
     with open_post(gateway, body(max_tokens=600, stream=True)) as left:
         read_until(left, ten_events)
     until(lambda: not status_of(gateway)["in_flight"])
-    assert settled + 10 <= tokens_of(gateway) < settled + 600
+    assert settled + 8 <= tokens_of(gateway) < settled + 600
+
+
+def test_events_of_several_tokens_count_for_as_many_once_an_answer_has_ended(serving):
+    """With speculation `skep top` counted an event as one token, until the answer's end."""
+    gateway, _ = serving({"token_ms": 5, "chunk_tokens": 5})
+    usage = {"stream_options": {"include_usage": True}}
+    with open_post(gateway, body(max_tokens=200, stream=True, **usage)) as stream:
+        read_until(stream, b"[DONE]")
+    assert (settled := tokens_of(gateway)) == 200
+    with open_post(gateway, body(max_tokens=600, stream=True)) as stream:
+        read_until(stream, ten_events)
+        assert tokens_of(gateway) >= settled + 40

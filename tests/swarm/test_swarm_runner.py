@@ -97,6 +97,19 @@ def test_every_task_has_its_result_and_its_line(runs, quick):
     all_done(runs, run_id, 30)
 
 
+def test_the_live_speed_counts_tokens_where_an_event_carries_several(runs):
+    """With speculation an event carries two or three tokens, and the live view said a third of the speed."""
+    seen = []
+    with FakeEngine(slots=2, token_ms=4, chunk_tokens=5) as engine:
+        run_id = runs.create(engine.url, some(10, tokens=100))
+        runs.carry_out(run_id, watch=seen.append)
+    streaming = [one for one in seen if one.lanes and one.tok_s]
+    assert streaming[0].tok_s_is_floor
+    last = streaming[-1]
+    assert not last.tok_s_is_floor
+    assert last.tok_s > 0.6 * last.output_tokens / last.elapsed_s
+
+
 def test_refusals_and_drops_and_cuts_lose_nothing(runs, quick):
     for kind in ("429", "close-first", "500", "503", "close-mid", "garbage"):
         quick.fault(kind=kind, times=3, after_tokens=2, retry_after_s=0)

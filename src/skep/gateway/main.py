@@ -89,14 +89,18 @@ def status_of(proxy: Proxy, metrics: Metrics, relayed: Counter[str], now: float)
     busy = Counter[str]()
     for replica in admission.replicas():
         busy[replica.name] += replica.busy
-    # About: of answers that ended their own number, of all others the events that have passed.
-    tokens = defaultdict[str, float](float, metrics.output_tokens.by("replica"))
-    for name, events in [*metrics.counted_tokens.by("replica").items(), *relayed.items()]:
-        tokens[name] += events
+    # About: of answers that ended their own number. Of all others as many tokens for each event
+    # that has passed as the answers of that replica had that ended.
+    events = defaultdict[str, float](float, metrics.counted_tokens.by("replica"))
+    for name, relayed_events in relayed.items():
+        events[name] += relayed_events
     for exchange in proxy.exchanges.values():
         if exchange.granted is not None and exchange.leased:
             exchange.count_passed(now)
-            tokens[exchange.granted.replica.name] += exchange.events
+            events[exchange.granted.replica.name] += exchange.events
+    tokens = defaultdict[str, float](float, metrics.output_tokens.by("replica"))
+    for name, count in events.items():
+        tokens[name] += count * proxy.accounts.tokens_per_event[name].value
     counts = Counter((exchange.model, exchange.under_way) for exchange in proxy.exchanges.values())
     return messages.GatewayStatus(
         queued=admission.queued,

@@ -9,7 +9,7 @@ import json
 import re
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from skep.config.keys import Priority
 from skep.errors import SkepError
 from skep.files import RotatingLog
 from skep.gateway.proxied_request import Exchange
+from skep.stats.stream_tokens import TokensPerEvent
 from skep.store.database import GATEWAY_COLUMNS, Store, is_about_a_row, is_busy, open_store
 from skep.units import MIB
 from skep.wire.prometheus import Counter, Gauge, Histogram, Metric, metrics_text
@@ -83,6 +84,7 @@ class RequestAccounting:
         self._knows = knows
         self._unsettled: list[tuple[Exchange, float]] = []
         self.last_ended: dict[str, float] = {}  # by model: when its last answer ended
+        self.tokens_per_event = defaultdict[str, TokensPerEvent](TokensPerEvent)  # by replica
 
     def ended(self, exchange: Exchange, now: float) -> None:
         self._unsettled.append((exchange, now))
@@ -131,6 +133,8 @@ class RequestAccounting:
                 metrics.counted_tokens.add(labels, events)
             else:
                 metrics.output_tokens.add(labels, output)
+                if streamed and replica is not None:
+                    self.tokens_per_event[replica].take(events, output)
                 if cached is not None:
                     metrics.cached_tokens.add(labels, cached)
                 if streamed and output > 1 and total_s > first_s:

@@ -15,7 +15,7 @@ from skep.report.swarm_gantt import gantt_element
 from skep.report.terminal import day_and_time
 from skep.stats.percentiles import Percentiles
 from skep.swarm.ask_split import GoalSplit
-from skep.swarm.progress import Lane, SwarmProgress, down_words
+from skep.swarm.progress import Lane, SwarmProgress, down_words, speed_words
 from skep.swarm.records import (
     Attempt,
     SwarmRun,
@@ -271,7 +271,7 @@ def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
     cells = bar_cells((progress.done, progress.failed, left), progress.total, wide)
     bar: Line = [("━╳─"[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
     retried = f", {progress.retried:,} tried again" if progress.retried else ""
-    speed = f"{number(progress.tok_s, digits=1)} tok/s, {progress.output_tokens:,} tokens{retried}"
+    speed = f"{speed_words(progress)}, {progress.output_tokens:,} tokens{retried}"
     eta = "" if progress.left_s is None else f", about {format_seconds(progress.left_s)} left"
     why = f": {progress.limit_why}" if progress.limit_why else ""
     return [

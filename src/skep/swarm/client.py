@@ -59,7 +59,7 @@ class SwarmClient:
     def __init__(self, endpoint: Endpoint, *, timeout_s: float, flow: str = "") -> None:
         """`flow`: whose requests these are, for a gateway that shares fairly between several."""
         self.endpoint = endpoint
-        self.total = 0  # events of all answers: about as many as tokens
+        self.total = 0  # events of all answers: each carries one token or several
         self.heard: dict[int, int] = {}  # the same by attempt, of those that whoever sends them has put in here
         # Every byte of an attempt's answer is here: another may take its place while it is still being read.
         self.on_whole: Callable[[int], None] = lambda _: None

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from skep.stats.stream_tokens import TokensPerEvent
 from skep.swarm.concurrency import ConcurrencyLimit
 from skep.swarm.records import Counts, Recorded, TaskEnding
 from skep.swarm.schedule import TaskSchedule
-from skep.units import format_seconds
+from skep.units import format_seconds, number
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -20,7 +21,7 @@ class Lane(msgspec.Struct, frozen=True):
     agent: int
     task: str
     since_s: float
-    reads: int  # events of its answer so far: about as many as its tokens
+    reads: int  # events of its answer so far: each carries one token or several
     number: int  # of the attempt
 
 
@@ -36,6 +37,7 @@ class SwarmProgress(msgspec.Struct, frozen=True):
     limit: int = 0  # agents allowed at once now
     left_s: float | None = None
     tok_s: float | None = None  # over the last seconds
+    tok_s_is_floor: bool = False  # no answer has ended: how many tokens an event carries is unknown
     lanes: tuple[Lane, ...] = ()
     down_s: float | None = None  # the endpoint has not answered for so long
     down_why: str | None = None
@@ -58,7 +60,8 @@ class ProgressTracker:
         self._tokens = 0  # of attempts that have ended
         self._news: deque[str] = deque(maxlen=NEWS)
         self._news_told = 0
-        self._heard: deque[tuple[float, int]] = deque()
+        self._heard: deque[tuple[float, int]] = deque()  # times, and events of all answers by then
+        self._tokens_per_event = TokensPerEvent()
         self._shown = float("-inf")
 
     def ended(self, record: Recorded) -> None:
@@ -75,8 +78,13 @@ class ProgressTracker:
         self._news.append(news)
         self._news_told += 1
 
-    def heard(self, now: float, total: int) -> None:
-        self._heard.append((now, total))
+    def answered(self, events: int, tokens: int | None) -> None:
+        """Learn from an answer that has ended; `tokens`: as its endpoint counted them."""
+        self._tokens_per_event.take(events, tokens or 0)
+
+    def heard(self, now: float, events: int) -> None:
+        """Take how many events all answers have had so far."""
+        self._heard.append((now, events))
         while now - self._heard[0][0] > WINDOW_S:
             self._heard.popleft()
 
@@ -92,7 +100,6 @@ class ProgressTracker:
         self._shown = now
         left = self.total - self._done - self._failed
         outage = plan.outage
-        (first_at, first), (last_at, last) = (self._heard[0], self._heard[-1]) if self._heard else ((0.0, 0), (0.0, 0))
         lanes = [
             Lane(one.agent, one.task.id, now - one.started, heard.get(one.lease, 0), one.number)
             for one in plan.leases.values()
@@ -103,20 +110,31 @@ class ProgressTracker:
             limit=pace.limit,
             limit_why=pace.why,
             left_s=(now - self._began) * left / self._ended if self._ended else None,
-            tok_s=(last - first) / (last_at - first_at) if last_at > first_at else None,
-            heard=sum(heard.values()),
+            tok_s=self._tok_s(),
+            tok_s_is_floor=not self._tokens_per_event.is_known,
+            streaming_tokens=round(sum(heard.values()) * self._tokens_per_event.value),
             lanes=tuple(sorted(lanes, key=lambda lane: lane.agent)),
             down_s=now - outage.since if outage.is_away and outage.since is not None else None,
             down_why=outage.why if outage.is_away else None,
         )
 
-    def _show(self, now: float, *, heard: int = 0, **known: Any) -> None:
+    def _tok_s(self) -> float | None:
+        if not self._heard:
+            return None
+        first_at, first_events = self._heard[0]
+        last_at, last_events = self._heard[-1]
+        if last_at <= first_at:
+            return None
+        events_per_s = (last_events - first_events) / (last_at - first_at)
+        return events_per_s * self._tokens_per_event.value
+
+    def _show(self, now: float, *, streaming_tokens: int = 0, **known: Any) -> None:
         progress = SwarmProgress(
             total=self.total,
             done=self._done,
             failed=self._failed,
             elapsed_s=now - self._began,
-            output_tokens=self._tokens + heard,
+            output_tokens=self._tokens + streaming_tokens,
             retried=self.retried,
             last=tuple(self._news),
             news=self._news_told,
@@ -151,12 +169,17 @@ class SwarmProgressLines:
 def progress_line(progress: SwarmProgress) -> str:
     ended = progress.done + progress.failed
     failed = f", {progress.failed} set aside" if progress.failed else ""
-    speed = "" if progress.tok_s is None else f", {progress.tok_s:,.1f} tok/s"
+    speed = "" if progress.tok_s is None else f", {speed_words(progress)}"
     left_s = None if ended == progress.total else progress.left_s
     eta = "" if left_s is None else f", about {format_seconds(left_s)} left"
     most = min(progress.limit, max(progress.in_flight, progress.total - ended))  # there are no more tasks than that
     agents = f"{progress.in_flight} of {most} agents at work"
     return f"{ended}/{progress.total} after {format_seconds(progress.elapsed_s)}{failed}, {agents}{speed}{eta}"
+
+
+def speed_words(progress: SwarmProgress) -> str:
+    floor = "at least " if progress.tok_s_is_floor and progress.tok_s else ""
+    return f"{floor}{number(progress.tok_s, digits=1)} tok/s"
 
 
 def down_words(progress: SwarmProgress, deadline_s: float | None) -> str:

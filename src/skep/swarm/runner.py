@@ -193,8 +193,11 @@ class SwarmRunner:
             self._took.append(now - began)
         if mishap is not None:
             self.session.tally.tell(f"`{start.task.id}`: {came.error}")
-        if not self.line.heard.get(start.lease) and came.output_tokens:
-            self.line.total += came.output_tokens  # it came in one piece
+        events = self.line.heard.get(start.lease, 0)
+        if not events and came.output_tokens:
+            events = came.output_tokens  # the answer came in one piece
+            self.line.total += events
+        self.session.tally.answered(events, came.output_tokens)
         self._forget(start.lease)
         self._carry_out(self.schedule.ended(start.lease, came, now))
         if self._fault is None:

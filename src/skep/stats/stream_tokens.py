@@ -1,0 +1,27 @@
+"""Tokens of answers that are still streaming. An event may carry several, as with speculation, and
+only the end of an answer says how many they were.
+"""
+
+from __future__ import annotations
+
+
+class TokensPerEvent:
+    """Learned from the answers that have ended; 1 until one has."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._events = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self._events > 0
+
+    @property
+    def value(self) -> float:
+        return self._tokens / self._events if self._events else 1.0
+
+    def take(self, events: int, tokens: int) -> None:
+        """Learn from an answer that has ended, of so many events and tokens."""
+        if events > 0 and tokens > 0:
+            self._events += events
+            self._tokens += tokens
