@@ -101,6 +101,31 @@ def test_wrong_usage_is_one_line_with_a_hint(paths, words, said):
     assert said in refused(*words.split())
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("chat", "http://127.0.0.1:8401/chat"),
+        ("run", "`skep swarm run FILE`"),
+        ("list", "`skep runs`"),
+        ("search", "`skep catalog models`"),
+        ("update", "`git pull`"),
+    ],
+)
+def test_a_command_known_from_other_tools_names_what_skep_has_instead(word, hint):
+    said = refused(word)
+    assert said.startswith(f"there is no command `{word}` | ")
+    assert hint in said
+    assert "did you mean" not in said
+
+
+def test_every_command_in_a_hint_for_other_tools_exists():
+    for hint in NAMES["expected"].values():
+        for line in re.findall(r"`skep ([^`]+)`", hint):
+            first, *rest = plain_words(line.split())
+            command = WHOLE[first]
+            assert not rest or rest[0].isupper() or rest[0] in below(command), line
+
+
 @pytest.mark.parametrize("name", ["tune", "runs", "calibrate", "export"])
 def test_a_group_shows_the_options_of_the_command_that_is_meant_without_a_name(name):
     page = call(name, "--help").out

@@ -104,6 +104,7 @@ def test_a_look_at_nothing_makes_no_file_and_nothing_watched_is_not_called_well(
     ("words", "told"),
     [
         (["a/b"], "not a valid target name"),
+        (["http://127.0.0.1:9999"], "the name comes first: `skep monitor add box --url URL`"),
         (["x" * 65], "not a valid target name"),
         (["box", "--every", "5s"], "too often"),
         (["box", "--every", "soon"], "not a duration"),

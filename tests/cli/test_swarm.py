@@ -71,6 +71,37 @@ def test_every_task_has_one_line_and_the_end_says_what_came_of_it(engine, tmp_pa
     assert ids(printed_in_order.out) == [f"t{number}" for number in range(12)]
 
 
+def test_task_files_of_one_name_have_results_files_of_their_own(engine, tmp_path):
+    (tmp_path / "tasks.csv").write_text("prompt\ncount to one\n")
+    (tmp_path / "tasks.txt").write_text("count to two\n")
+    for name in ("tasks.jsonl", "tasks.csv", "tasks.txt"):
+        swarm("run", name, "--url", engine.url, *MODEL, check=0)
+    lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.results.jsonl")}
+    assert lines == {"tasks.results.jsonl": 12, "tasks.csv.results.jsonl": 1, "tasks.txt.results.jsonl": 1}
+
+
+def test_a_run_resumed_later_goes_on_with_the_file_that_it_began(engine, tmp_path):
+    """Runs of earlier versions wrote the results of tasks.csv to tasks.results.jsonl."""
+    (tmp_path / "tasks.csv").write_text("prompt\ncount to one\n")
+    old_name = tmp_path / "tasks.results.jsonl"
+    refusal("run", "tasks.csv", "-o", old_name, *NOBODY, "--deadline", "200ms", code=1)
+    swarm("resume", "--last", "--url", engine.url, check=0)
+    assert len(old_name.read_text().splitlines()) == 1
+    assert not (tmp_path / "tasks.csv.results.jsonl").exists()
+
+
+def test_the_end_of_a_run_says_how_many_answers_were_cut_off(engine):
+    done = swarm("run", "tasks.jsonl", "--url", engine.url, *MODEL, check=0)
+    (end,) = [line for line in done.err.splitlines() if "12 of 12 tasks done" in line]
+    assert end.endswith("; 12 answers were cut off at the token limit, see --max-tokens")
+    assert "12 answers were cut off" in swarm("show", "--last", check=0).out
+
+
+def test_the_newest_run_is_shown_with_last_as_a_word_or_an_option(run_id):
+    assert swarm("show", "--last", check=0).out == swarm("show", "last", check=0).out
+    assert "name one run, or --last" in refusal("show", run_id, "--last")
+
+
 def test_a_dry_run_asks_for_nothing_and_keeps_nothing(engine, tmp_path):
     before = engine.state()["requests"]
     done = swarm("run", "tasks.jsonl", "--dry-run", "--url", engine.url, check=0)

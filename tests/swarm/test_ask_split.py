@@ -160,6 +160,21 @@ def test_patterns_that_lead_out_or_nowhere_are_refused(tree, pattern):
         ask_split.find_sources(tree, [pattern])
 
 
+def test_patterns_of_the_users_own_shell_may_begin_in_another_folder(tree):
+    """A question about a neighbouring checkout was refused with "leads out of"."""
+    here = tree / "sub"
+    found = ask_split.find_sources(here, ["../*.py", "deep", str(tree / "notes.md")], outside=True)
+    assert list(found.texts) == ["../a.py", "../notes.md", "deep/c.py"]
+    assert dict(found.left_out)["../link.py"] == "outside of the root"
+    whole_folder = ask_split.find_sources(here / "deep", ["../../sub"], outside=True)
+    assert list(whole_folder.texts) == ["../b.py", "c.py"]
+
+
+def test_a_pattern_that_goes_up_behind_a_star_is_refused(tree):
+    with pytest.raises(UserError, match="behind a"):
+        ask_split.find_sources(tree / "sub", ["../*/../a.py"], outside=True)
+
+
 def test_odd_files_are_refused_in_one_line_and_odd_bytes_are_read_all_the_same(tree):
     os.mkfifo(tree / "pipe")
     (tree / "huge.txt").write_bytes(b"x" * (ask_split.LARGEST_BYTES + 1))

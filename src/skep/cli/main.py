@@ -55,6 +55,14 @@ def closest(word: str) -> str | None:
     return found[0] if found else None
 
 
+def _hint_for_unknown(word: str) -> str:
+    if instead := NAMES["expected"].get(word):
+        return str(instead)
+    pages = "`skep help --all` lists the commands, `skep help topics` the pages to read"
+    near = closest(word)
+    return f"did you mean `skep {near}`? {pages}" if near else pages
+
+
 def help_page(*, everything: bool) -> str:
     """Return what `skep --help` prints; `everything`: also the commands that few need."""
     lines = [
@@ -146,10 +154,7 @@ def run(words: Sequence[str]) -> int:
     elif removed := NAMES["removed"].get(" ".join(words[:2])):
         raise UserError(removed)
     elif words[0] not in PART_OF and not words[0].startswith("-"):
-        near = closest(words[0])
-        also = "`skep help --all` lists the commands, `skep help topics` the pages to read"
-        hint = f"did you mean `skep {near}`? {also}" if near else also
-        raise UserError(f"there is no command `{words[0]}`", hint=hint)
+        raise UserError(f"there is no command `{words[0]}`", hint=_hint_for_unknown(words[0]))
     parts = (PART_OF[words[0]],) if words and words[0] in PART_OF else PARTS
     return _invoke(tree_of(parts), words)
 

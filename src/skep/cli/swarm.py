@@ -60,7 +60,12 @@ class TaskRunOptions(SwarmOptions):
     ] = None
     output: Annotated[
         str | None,
-        option("Results file, one JSON line per task; `-`: stdout (default: TASKS.results.jsonl).", "-o", "--output"),
+        option(
+            "Results file, one JSON line per task; `-`: stdout "
+            "(default: tasks.results.jsonl for tasks.jsonl, else TASKS.results.jsonl).",
+            "-o",
+            "--output",
+        ),
     ] = None
     overwrite: Annotated[bool, option("Replace the results file if it exists.")] = False
     failed_of: Annotated[str | None, option("Instead of TASKS, rerun the failed tasks of a run.", metavar="RUN")] = None
@@ -143,7 +148,11 @@ def list_(
 
 
 @command(swarm, "skep swarm show last", runs="swarm_session.show_run")
-def show(name: RunName = "last", as_json: JsonOption = False) -> None:
+def show(
+    name: RunName = "last",
+    last: Annotated[bool, option("Show the newest run, as without a name.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Show a run: failures first, then time, tokens and errors."""
 
 

@@ -57,10 +57,19 @@ def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | N
 
 
 def output_path(options: TaskRunOptions, source: Path | None) -> Path | None:
-    """Return the results file; None is stdout."""
+    """Return the results file; None is stdout.
+
+    `tasks.jsonl` has `tasks.results.jsonl`. Any other file keeps its ending, `tasks.csv.results.jsonl`,
+    so that task files of one name do not meet in one results file.
+    """
+    if options.output == "-":
+        return None
     if options.output is not None:
-        return None if options.output == "-" else Path(options.output).absolute()
-    return None if source is None else source.absolute().with_name(f"{source.stem or source.name}.results.jsonl")
+        return Path(options.output).absolute()
+    if source is None:
+        return None
+    stem = source.stem if source.suffix == ".jsonl" else source.name
+    return source.absolute().with_name(f"{stem}.results.jsonl")
 
 
 def _order_of(options: SwarmOptions, **more: Any) -> SwarmRunOptions:
@@ -170,7 +179,7 @@ def run_ask(options: AskOptions) -> int:
         example = 'skep swarm ask "Summarise each file" "docs/*.md"'
         raise UserError("no files are named" if goal else "the goal is empty", hint=example)
     key = options.key()
-    sources = find_sources(Path(), options.files)
+    sources = find_sources(Path(), options.files, outside=True)
     note(*(f"left out of {len(sources.left_out)}: {name} ({why})" for name, why in sources.left_out[:5]))
 
     async def prepared() -> tuple[GoalSplit, str | None]:

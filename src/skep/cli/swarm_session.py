@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from skep.cli.options import EndpointOptions, Interrupted, existing, run_measuring
-from skep.errors import SkepError
+from skep.errors import SkepError, UserError
 from skep.files import OutputFile
 from skep.paths import user_paths
 from skep.report.columns import documents
@@ -51,7 +51,9 @@ def print_runs(limit: int, *, as_json: bool) -> None:
     print_list(runs, partial(print_capitals, RUNS), run_json, as_json=as_json, none_yet=none_yet)
 
 
-def show_run(name: str, *, as_json: bool) -> None:
+def show_run(name: str, *, last: bool, as_json: bool) -> None:
+    if last and name != "last":
+        raise UserError("name one run, or --last for the newest", hint="`skep swarm list` lists all")
     with journal() as swarm:
         run = as_it_stands(user_paths(os.environ), swarm.run(name))
         story = story_of(swarm, run, now=time.time())

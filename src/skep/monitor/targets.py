@@ -82,6 +82,9 @@ def add_target(
 def check_target(target: ProbeTarget) -> None:
     """Raise UserError, in terms of the options of `skep monitor add`, for what cannot be probed."""
     every, timeout = format_interval(target.every_s), format_interval(target.timeout_s)
+    if "://" in target.name:
+        hint = "the name comes first: `skep monitor add box --url URL`"
+        raise UserError("a URL stands where the name of the target belongs", hint=hint)
     if not _NAME.fullmatch(target.name):
         hint = "1 to 64 letters, digits, dots and dashes, the first one a letter or a digit"
         raise UserError(f"`{target.name}` is not a valid target name", hint=hint)

@@ -91,7 +91,7 @@ def figures(account: Account) -> Figures:
         ("tasks", f"{counts}; {account.retried} tried more than once" if account.retried else counts),
         ("attempts", f"{account.attempts}, {account.wasted} of them without a result" if account.wasted else ""),
         ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors)),
-        ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else ""),
+        ("cut off", cut_off_words(account)),
         ("wall time", ", ".join(wall)),
         ("an answer", _spread(account.task_s)),
         ("first token", _spread(account.ttft_s)),
@@ -100,6 +100,13 @@ def figures(account: Account) -> Figures:
         ("effective", "" if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"),
     ]
     return [(title, text) for title, text in lines if text]
+
+
+def cut_off_words(account: Account) -> str:
+    if not account.truncated:
+        return ""
+    answers = "1 answer was" if account.truncated == 1 else f"{account.truncated} answers were"
+    return f"{answers} cut off at the token limit"
 
 
 def _spread(some: Percentiles | None) -> str:
@@ -176,7 +183,8 @@ def end_lines(account: Account, output: str | None) -> list[str]:
     wall = "" if account.wall_s is None else f" in {seconds(account.wall_s)}"
     speed = "" if account.effective_tok_s is None else f", {number(account.effective_tok_s)} tok/s"
     simulated = " (simulated)" if account.simulated else ""
-    lines = [f"{account.done} of {account.tasks} tasks done{wall}{speed}{simulated}"]
+    cut_off = f"; {cut_off_words(account)}, see --max-tokens" if account.truncated else ""
+    lines = [f"{account.done} of {account.tasks} tasks done{wall}{speed}{simulated}{cut_off}"]
     if output is not None:
         lines.append(f"results: {output}")
     show = f"`skep swarm show {account.run}`"

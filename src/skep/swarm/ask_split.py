@@ -86,15 +86,24 @@ class Sources(msgspec.Struct, frozen=True):
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-def find_sources(root: Path, patterns: Sequence[str]) -> Sources:
-    """Read all files that a pattern names. `**` is any depth of folders; a folder's name stands for all in it."""
+def find_sources(root: Path, patterns: Sequence[str], *, outside: bool = False) -> Sources:
+    """Read all files that a pattern names. `**` is any depth of folders; a folder's name stands for all in it.
+
+    `outside`: a pattern may begin in another folder, as in a shell of the user's own. A link that
+    leads out of the folder where its pattern begins is never followed.
+    """
     root = root.resolve()
-    names = sorted({name for pattern in patterns for name in _names(root, pattern)})
+    folders: dict[str, Path] = {}  # of each name: where its pattern begins
+    for pattern in patterns:
+        folder, rest = _beginning(root, pattern, outside=outside)
+        for name in _names(folder, rest):
+            shown_name = Path(os.path.relpath(folder / name, root)).as_posix()
+            folders.setdefault(shown_name, folder)
     texts: dict[str, str] = {}
     left_out: list[tuple[str, str]] = []
-    for name in names:
+    for name in sorted(folders):
         try:
-            texts[name] = read_text(root, name)
+            texts[name] = read_text(folders[name], os.path.relpath(root / name, folders[name]))
         except UserError as error:
             left_out.append((name, error.message))
     if not texts:
@@ -123,18 +132,33 @@ def read_text(root: Path, name: str) -> str:
     return data.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
 
 
-def _names(root: Path, pattern: str) -> Iterable[str]:
-    """Yield what a pattern names, relative to the root: hidden files only where it names such, packages never."""
+def _beginning(root: Path, pattern: str, *, outside: bool) -> tuple[Path, PurePosixPath]:
+    """Return the folder in which a pattern begins, and the pattern from there on."""
     wanted = PurePosixPath(os.path.relpath(pattern, root) if pattern.startswith("/") else pattern)
-    if ".." in wanted.parts:
+    if ".." not in wanted.parts:
+        return root, wanted
+    if not outside:
         raise UserError(f"`{pattern}` leads out of {root}", hint="start skep in the folder that the files are in")
+    signs = (place for place, part in enumerate(wanted.parts) if set("*?[") & set(part))
+    first_sign = next(signs, len(wanted.parts))
+    if ".." in wanted.parts[first_sign:]:
+        raise UserError(f"`{pattern}` has `..` behind a `*`", hint="begin the pattern with the folder itself")
+    folder = root.joinpath(*wanted.parts[:first_sign]).resolve()
+    rest = PurePosixPath(*wanted.parts[first_sign:])
+    if folder.is_dir():
+        return folder, rest
+    return folder.parent, PurePosixPath(folder.name) / rest
+
+
+def _names(root: Path, wanted: PurePosixPath) -> Iterable[str]:
+    """Yield what a pattern names, relative to the root: hidden files only where it names such, packages never."""
     if (root / wanted).is_dir():
         wanted = wanted / "**" / "*"
     hidden = any(part.startswith(".") for part in wanted.parts)
     try:
         found = [path for path in root.glob(str(wanted)) if not path.is_dir()]
     except ValueError as error:  # `**` beside other signs
-        raise UserError(f"`{pattern}` is not a pattern: {error}") from None
+        raise UserError(f"`{wanted}` is not a pattern: {error}") from None
     for path in found:
         name = path.relative_to(root)
         is_shown = hidden or not any(part.startswith(".") for part in name.parts)
