@@ -27,7 +27,9 @@ settings.register_profile("skep", max_examples=50, deadline=None, suppress_healt
 settings.load_profile("skep")
 
 FakeEngine.popen = ForkedProcess
-control.subprocess = SimpleNamespace(Popen=ForkedProcess, PIPE=subprocess.PIPE)  # of `skep up -d`
+control.subprocess = SimpleNamespace(  # of `skep up -d`
+    Popen=ForkedProcess, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
+)
 
 gc.disable()  # collecting 9,000 tests makes no garbage; `pytest_collection_finish` enables it again
 

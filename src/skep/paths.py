@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -74,6 +75,17 @@ def make_runtime(path: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         hint = "set XDG_RUNTIME_DIR to a folder of your own, or remove it"
         raise UserError(f"the runtime folder `{path}` is not private to you", hint=hint)
+
+
+@contextlib.contextmanager
+def runtime_folder(path: Path) -> Iterator[None]:
+    """Keep the runtime folder while the block runs. For the holder of the lock: nobody else may remove it."""
+    make_runtime(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # not empty, or gone
+            path.rmdir()
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from skep.deploy.resolve import ServeRequest
 
 
+HURRIED_STOPS = 2  # the first drains, the second ends it at once, one more kills it
+
+
 def up(options: ServeOptions) -> None:
     paths = user_paths(os.environ)
     where = cluster_of(options.cluster, options.hive, options.config)
@@ -149,6 +152,8 @@ def serve(settings: Settings, paths: Paths, *, detach: bool, as_json: bool) -> N
 
         def stop(number: int, _frame: object) -> None:
             stopped.append(number)
+            if len(stopped) > HURRIED_STOPS:
+                hive.kill()
             hive.child.send_signal(signal.SIGTERM)
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -305,10 +305,17 @@ def given(**options: Any) -> dict[str, Any]:
 
 def ask_hive(message: dict[str, Any], timeout_s: float | None = 10.0) -> dict[str, Any]:
     """Ask the hive that runs here."""
-    from skep.supervisor.control import ask, socket_of
+    from skep.supervisor.control import NotRunning, ask, socket_of
+    from skep.supervisor.silent_hive import silent_holder
 
     paths = user_paths(os.environ)
-    return ask(socket_of(paths.lock, paths.socket), message, timeout_s=timeout_s)
+    try:
+        return ask(socket_of(paths.lock, paths.socket), message, timeout_s=timeout_s)
+    except NotRunning:
+        silent = silent_holder(paths)
+        if silent is None:
+            raise
+        raise silent from None
 
 
 def running_url(otherwise: str | None = "http://127.0.0.1:8400") -> str:

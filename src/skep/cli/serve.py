@@ -109,10 +109,19 @@ def down(
     ] = None,
 ) -> None:
     """Stop everything: finish running requests, then end the gateway and the engines."""
-    from skep.supervisor.control import ask_down, socket_of
+    from skep.config.settings import Settings
+    from skep.supervisor.control import STOP_S, NoAnswer, NotRunning, ask_down, socket_of
+    from skep.supervisor.silent_hive import end_silent_hive
 
     paths = user_paths(os.environ)
-    left = ask_down(socket_of(paths.lock, paths.socket), None if wait is None else parse_seconds(wait))
+    drain_s = None if wait is None else parse_seconds(wait)
+    try:
+        left = ask_down(socket_of(paths.lock, paths.socket), drain_s)
+    except (NotRunning, NoAnswer):
+        limit_s = STOP_S + (Settings(serve=()).drain_s if drain_s is None else drain_s)
+        if not end_silent_hive(paths, limit_s, note):
+            raise
+        left = []
     note(*(f"warning: {what}" for what in left))
     note("skep is down")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
@@ -23,6 +24,27 @@ def kill_marked(mark: str) -> int:
                 os.kill(int(entry.name), signal.SIGKILL)
                 killed += 1
     return killed
+
+
+def signal_descendants(root: int, number: signal.Signals) -> int:
+    """Signal every living process below this one, and return how many there were."""
+    pids = descendants(root)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+    return len(pids)
+
+
+KILL_ROUNDS = 50
+KILL_POLL_S = 0.02
+
+
+def kill_descendants(root: int) -> None:
+    """SIGKILL every process below this one until none is left: one may fork while it is being killed."""
+    for _ in range(KILL_ROUNDS):
+        if not signal_descendants(root, signal.SIGKILL):
+            return
+        time.sleep(KILL_POLL_S)
 
 
 def living() -> dict[int, tuple[int, str]]:

@@ -65,6 +65,14 @@ class NotRunning(UserError):
         super().__init__("skep is not running", hint="start it with `skep up -d`")
 
 
+class NoAnswer(EngineError):
+    """Somebody listens on the control socket and says nothing in time."""
+
+    def __init__(self, error: OSError) -> None:
+        hint = "see `skep logs skep`; `skep down` ends it where it stays silent"
+        super().__init__(f"skep does not answer on its control socket: {error}", hint=hint)
+
+
 def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None = 10.0) -> dict[str, Any]:
     """Return the supervisor's answer. Raise NotRunning where none runs, EngineError for an answer that is an error."""
     with connected(socket_path, timeout_s) as say:
@@ -130,8 +138,7 @@ def _exchange(sock: socket.socket, answers: BufferedReader, message: dict[str, A
     except ConnectionError:  # the hive ended
         raise NotRunning from None
     except OSError as error:
-        what = f"skep does not answer on its control socket: {error}"
-        raise EngineError(what, hint="see `skep logs skep`") from None
+        raise NoAnswer(error) from None
     if not line.endswith(b"\n"):
         raise NotRunning
     answer: dict[str, Any] = json.loads(line)
@@ -434,6 +441,7 @@ class HiveProcess:
         if parent_fd is not None:
             words, fds = [*words, "--parent-fd", str(parent_fd)], [write_fd, parent_fd]
         self._log, self._hear = paths.logs / "skep.log", hear
+        self._stop_s = settings.drain_s + STOP_S
         with open_log(self._log) as log:
             self.child = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=fds, start_new_session=True, env=env
@@ -446,6 +454,29 @@ class HiveProcess:
 
     def close(self) -> None:
         self._pipe.close()
+
+    def end(self) -> None:
+        """End it with all it has started: SIGTERM, then SIGKILL where it takes too long or its user is in a hurry."""
+        self.child.send_signal(signal.SIGTERM)
+        self._await_end(self._stop_s)
+
+    def kill(self) -> None:
+        from skep.supervisor.silent_hive import kill_family, process_family
+
+        try:
+            family = process_family(self.child.pid)
+        finally:  # also where one more signal comes: its guards end the engines then
+            self.child.send_signal(signal.SIGKILL)
+        kill_family(family)
+
+    def _await_end(self, limit_s: float) -> None:
+        try:
+            self.child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        except BaseException:
+            self.kill()
+            raise
 
     def until_ready(self) -> dict[str, Any]:
         """Return its description. Raise where it does not start."""
@@ -466,7 +497,7 @@ class HiveProcess:
             message = json.loads(line)
             self._hear(message)
             if "error" in message:
-                self.child.wait()
+                self._await_end(STOP_S)
                 raise _error_of(message)
             yield message
 
@@ -479,6 +510,5 @@ def start_detached(
         try:
             return hive.until_ready()
         except BaseException:
-            hive.child.send_signal(signal.SIGTERM)
-            hive.child.wait()
+            hive.end()
             raise

@@ -18,6 +18,7 @@ from skep.supervisor.supervisor import Supervisor
 from skep.units import MIB
 from skep.wire.json_pipe import JsonPipe, Message, to_document
 
+LAST_WORDS_S = 2.0  # for a client to read them
 REMOTE_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
 
 
@@ -35,8 +36,13 @@ async def tell_origin(supervisor: Supervisor) -> Message:
 
 async def stop_hive(supervisor: Supervisor, drain_s: float | None = None) -> Message:
     supervisor.stop(drain_s)
-    stop_s = REMOTE_STOP_S if supervisor.remote is not None else STOP_S
-    return {"ok": True, "pid": os.getpid(), "drain_s": supervisor.hive.drain_s, "stop_s": stop_s, "more": True}
+    limit_s = stop_limit_s(supervisor)
+    return {"ok": True, "pid": os.getpid(), "drain_s": supervisor.hive.drain_s, "stop_s": limit_s, "more": True}
+
+
+def stop_limit_s(supervisor: Supervisor) -> float:
+    """Return how long engines and gateway may take to end once the drain is over."""
+    return REMOTE_STOP_S if supervisor.remote is not None else STOP_S
 
 
 async def wake_monitor(supervisor: Supervisor) -> Message:
@@ -156,14 +162,24 @@ async def control_socket(
                 released()
             await link.close()
 
-    server = await asyncio.start_unix_server(serve, path, limit=4 * MIB)
+    try:
+        server = await asyncio.start_unix_server(serve, path, limit=4 * MIB)
+    except OSError as error:
+        what = f"the control socket `{path}` cannot be made: {error.strerror}"
+        raise EngineError(what, hint="something removes its folder; set XDG_RUNTIME_DIR to another one") from None
     os.chmod(path, 0o600)  # noqa: PTH101
     try:
         yield
     finally:
         server.close()
         path.unlink(missing_ok=True)  # noqa: ASYNC240 - one name, at the very end
-        for task in list(connections):
+        await _end_connections(connections)
+
+
+async def _end_connections(connections: set[asyncio.Task[None]]) -> None:
+    """Let each say its last words; one whose client reads no more is given up."""
+    for limit_s in (LAST_WORDS_S, None):
+        for task in connections:
             task.cancel()
-        while connections:
-            await asyncio.sleep(0)
+        if connections:
+            await asyncio.wait(list(connections), timeout=limit_s)

@@ -27,8 +27,9 @@ from skep.engines.base import Launch, kept_key, new_key
 from skep.errors import SkepError, StoreError, UserError
 from skep.files import hold_lock
 from skep.host.processes import kill_marked
-from skep.paths import LOOPBACK, Paths, make_private, make_runtime, user_paths
-from skep.supervisor.control_commands import run_with_control
+from skep.paths import LOOPBACK, Paths, make_private, runtime_folder, user_paths
+from skep.supervisor.control_commands import run_with_control, stop_limit_s
+from skep.supervisor.end_deadline import EndDeadline
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.supervisor.supervisor import BackgroundService, Hive, Supervisor
 from skep.wire.listen import bind
@@ -50,6 +51,8 @@ class RemoteNodes(Protocol):
 SLOW_START_S = 1800.0
 SLOW_WARM_UP_S = 600.0
 SLOTS_PER_WORKER, CORES_PER_WORKER = 256, 4
+LEFTOVERS_S = 10.0  # for what is still there once the supervisor has ended
+HARD_END_LEAD_S = 1.0  # before `skep down` waits no more
 MOST_FALLBACKS = 5  # changes of a launch before its replica is given up
 
 
@@ -197,40 +200,53 @@ def run_hive(
     settings: Settings, paths: Paths, reporter: StartReporter, parent_fd: int | None, nodes: RemoteNodes | None
 ) -> None:
     """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`; return when every process has ended."""
-    make_runtime(paths.runtime)
     make_private(paths.logs)
-    try:
-        guarded = bool(settings.gateway.api_key or read_keys(keys_path(paths)))
-        host, port = settings.gateway.host, settings.gateway.port
-        lock = hold_lock(paths.lock, "skep", "`skep ps` shows it, `skep down` stops it", str(paths.socket))
-        with lock, bind(host, port, guarded=guarded) as listener:
-            kill_marked(f"{paths.logs}:")  # left by a skep whose guard processes were killed with it
-            paths.socket.unlink(missing_ok=True)  # left by a process that was killed: we hold its lock
-            hive = build_hive(settings, paths, listener, reporter.progress, reporter.warn, nodes)
+    guarded = bool(settings.gateway.api_key or read_keys(keys_path(paths)))
+    host, port = settings.gateway.host, settings.gateway.port
+    lock = hold_lock(paths.lock, "skep", "`skep ps` shows it, `skep down` stops it", str(paths.socket))
+    with lock, runtime_folder(paths.runtime), bind(host, port, guarded=guarded) as listener:
+        mark = f"{paths.logs}:"
+        kill_marked(mark)  # left by a skep whose guard processes were killed with it
+        paths.socket.unlink(missing_ok=True)  # left by a process that was killed: we hold its lock
+        hive = build_hive(settings, paths, listener, reporter.progress, reporter.warn, nodes)
+        deadline = EndDeadline(mark)
 
-            def rebuild(wanted: Settings, now: Hive, running: Sequence[Launch]) -> Hive:
-                return rebuild_hive(settings, wanted, now, paths, running, nodes)
+        def changed(supervisor: Supervisor) -> None:
+            reporter.changed(supervisor)
+            if supervisor.phase == "stopping":
+                deadline.set(supervisor.hive.drain_s + stop_limit_s(supervisor) - HARD_END_LEAD_S)
 
-            async def supervise() -> None:
-                remote = nodes.connect(paths, hive.policy) if nodes is not None else None
-                supervisor = Supervisor(hive, listener, reporter.changed, rebuild, remote)
-                loop = asyncio.get_running_loop()
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                    loop.add_signal_handler(number, supervisor.stop)
+        def rebuild(wanted: Settings, now: Hive, running: Sequence[Launch]) -> Hive:
+            return rebuild_hive(settings, wanted, now, paths, running, nodes)
 
-                def parent_gone(fd: int) -> None:
-                    loop.remove_reader(fd)
-                    supervisor.stop(0.0)
-
-                if parent_fd is not None:
-                    loop.add_reader(parent_fd, parent_gone, parent_fd)
+        async def supervise() -> None:
+            remote = nodes.connect(paths, hive.policy) if nodes is not None else None
+            supervisor = Supervisor(hive, listener, changed, rebuild, remote)
+            _stop_when_told(supervisor, parent_fd)
+            try:
                 await run_with_control(supervisor, paths.socket)
+            except Exception as error:
+                reporter.failed(error)
+                raise
+            finally:
+                deadline.set(LEFTOVERS_S)
 
-            with kept_key(paths.state, hive.engine_key):
-                asyncio.run(supervise())
-    finally:
-        with contextlib.suppress(OSError):  # not empty: the socket of another one, which is running
-            paths.runtime.rmdir()
+        with kept_key(paths.state, hive.engine_key):
+            asyncio.run(supervise())
+
+
+def _stop_when_told(supervisor: Supervisor, parent_fd: int | None) -> None:
+    """Stop at a signal, and at once at the end of the pipe."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, supervisor.stop)
+
+    def parent_gone(fd: int) -> None:
+        loop.remove_reader(fd)
+        supervisor.stop(0.0)
+
+    if parent_fd is not None:
+        loop.add_reader(parent_fd, parent_gone, parent_fd)
 
 
 # The process behind `skep up`: it tells the process that started it how it goes, as JSON lines
@@ -258,6 +274,7 @@ class StartReporter:
         self._fd: int | None = fd
         self._said: dict[str, tuple[object, ...]] = {}
         self._was_ready = False
+        self._has_failed = False
 
     def close(self) -> None:
         if self._fd is not None:
@@ -274,6 +291,18 @@ class StartReporter:
     def warn(self, line: str) -> None:
         _log(f"warning: {line}")
         self.tell(warning=line)
+
+    def failed(self, error: Exception) -> None:
+        """Tell why it does not start, or serves no more. Only the first error is told."""
+        if self._has_failed:
+            return
+        self._has_failed = True
+        if isinstance(error, SkepError):
+            message, hint, exit_code = error.message, error.hint, error.exit_code
+        else:
+            message, hint, exit_code = f"unexpected {type(error).__name__}: {error}", "see `skep logs skep`", 1
+        _log(f"error: {message}")
+        self.tell(error=message, hint=hint, exit_code=exit_code)
 
     def progress(self, done: int, total: int | None) -> None:
         self.tell(done=done, total=total)
@@ -302,14 +331,14 @@ def run_detached(nodes_of: Callable[[Settings], RemoteNodes | None]) -> int:
     parser.add_argument("--announce-fd", type=int, required=True)
     parser.add_argument("--parent-fd", type=int)
     args = parser.parse_args()
-    announcer = StartReporter(args.announce_fd)
-    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+    reporter = StartReporter(args.announce_fd)
     try:
-        run_hive(settings, user_paths(os.environ), announcer, args.parent_fd, nodes_of(settings))
+        settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+        run_hive(settings, user_paths(os.environ), reporter, args.parent_fd, nodes_of(settings))
     except SkepError as error:
-        announcer.tell(error=error.message, hint=error.hint, exit_code=error.exit_code)
+        reporter.failed(error)
         return error.exit_code
     except Exception as error:
-        announcer.tell(error=f"unexpected {type(error).__name__}: {error}", hint="see `skep logs skep`", exit_code=1)
+        reporter.failed(error)
         raise
     return 0

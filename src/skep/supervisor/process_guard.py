@@ -26,7 +26,15 @@ import msgspec
 from msgspec import Struct
 
 from skep.files import RotatingLog, write_secret
-from skep.host.processes import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, MARK, REPORT_FD, descendants
+from skep.host.processes import (
+    ENGINE_KEY,
+    KEY_FILE_HERE,
+    KEY_HERE,
+    MARK,
+    REPORT_FD,
+    kill_descendants,
+    signal_descendants,
+)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -89,13 +97,10 @@ class ProcessGuard:
             for key, _ in self._selector.select(POLL_S):
                 key.data(key.fd)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                signal_descendants(signal.SIGKILL)
+                signal_descendants(os.getpid(), signal.SIGKILL)
                 with contextlib.suppress(ProcessLookupError):
                     engine.kill()
-        for _ in range(50):  # until none is left: a process may fork while it is being killed
-            if not signal_descendants(signal.SIGKILL):
-                break
-            time.sleep(0.02)
+        kill_descendants(os.getpid())
         self._key_file.unlink(missing_ok=True)
         with contextlib.suppress(BlockingIOError):  # what is left in the pipe: all its writers are dead
             while data := os.read(engine.stdout.fileno(), 1 << 20):
@@ -133,7 +138,7 @@ class ProcessGuard:
         *lines, self._inbox = (self._inbox + data).split(b"\n")
         for line in lines:
             grace_s = msgspec.json.decode(line, type=Terminate).grace_s
-            signal_descendants(signal.SIGTERM)
+            signal_descendants(os.getpid(), signal.SIGTERM)
             self._kill_at = time.monotonic() + grace_s
 
     def _read_report(self, fd: int) -> None:
@@ -162,15 +167,6 @@ class ProcessGuard:
         with contextlib.suppress(OSError):
             self._link.sendall(msgspec.json.encode(message) + b"\n")
         self._link.setblocking(False)
-
-
-def signal_descendants(number: signal.Signals) -> int:
-    """Signal every descendant of this process, and return how many there were."""
-    pids = descendants(os.getpid())
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-    return len(pids)
 
 
 def _prctl(option: int, value: int) -> None:

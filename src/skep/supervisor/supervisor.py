@@ -120,7 +120,7 @@ class Supervisor:
         status, say = self.gateway.status, self.gateway.say
         self.loader = ModelLoader(self.replica_set, tasks, status=status, say=say, changed=self._changed)
         self.gateway.wanted = self.loader.wanted
-        self.monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
+        self.monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=False)
 
     @property
     def _expected(self) -> list[ReplicaMember]:
@@ -138,39 +138,58 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve until stopped. Raise if a replica does not start, or if all are given up later."""
-        async with self._tasks as tasks:
-            gateway = tasks.create_task(self.gateway.run())
-            remote = tasks.create_task(self._run_remote())
-            self.replica_set.add_replicas(self.hive.replicas)
-            self.loader.configure(self.hive.replicas, self.hive.memory_budget, begin=True)
-            loader = tasks.create_task(self.loader.run())
-            await self._stop_asked.wait()
-            failure, drain_s = self._failure(), self.hive.drain_s
-            self.phase = "stopping"
-            self._changed()
-            if self._carrying is not None:
-                self._carrying.cancel()
-            self.paused_for = None
-            if self._resuming is not None:
-                self._resuming.cancel()
-            await self.monitor.stop()  # the drain need not wait for its probes
-            draining = asyncio.create_task(self.gateway.drain(drain_s))
-            hurry = asyncio.create_task(self._hurry.wait())
-            await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
-            draining.cancel()
-            hurry.cancel()
-            self.loader.pause()
-            loader.cancel()
-            await self.replica_set.end_all()
-            if self.remote is not None and (left := await self.remote.stop()) is not None:
-                self.left_behind = (left,)
-            remote.cancel()
-            await self.gateway.stop()
-            gateway.cancel()
+        failure: SkepError | None = None
+        try:
+            async with self._tasks as tasks:
+                try:
+                    failure = await self._serve(tasks)
+                finally:
+                    self.phase = "stopping"
+                    self._changed()  # also where an error ends the tasks: who listens bounds the end
+        finally:
+            await self.monitor.stop()
         if self.left_behind:
             self._changed()
         if failure is not None:
             raise failure
+
+    async def _serve(self, tasks: asyncio.TaskGroup) -> SkepError | None:
+        """Serve until stopped, then end everything. Return why it stopped; None: it was told to."""
+        gateway = tasks.create_task(self.gateway.run())
+        remote = tasks.create_task(self._run_remote())
+        self.replica_set.add_replicas(self.hive.replicas)
+        self.loader.configure(self.hive.replicas, self.hive.memory_budget, begin=True)
+        loader = tasks.create_task(self.loader.run())
+        if self.hive.monitor_due:
+            self.monitor.wake()
+        await self._stop_asked.wait()
+        failure = self._failure()
+        await self._begin_to_stop()
+        loader.cancel()
+        await self.replica_set.end_all()
+        if self.remote is not None and (left := await self.remote.stop()) is not None:
+            self.left_behind = (left,)
+        remote.cancel()
+        await self.gateway.stop()
+        gateway.cancel()
+        return failure
+
+    async def _begin_to_stop(self) -> None:
+        """Begin nothing more, and wait until the gateway has drained or somebody is in a hurry."""
+        self.phase = "stopping"
+        self._changed()
+        if self._carrying is not None:
+            self._carrying.cancel()
+        self.paused_for = None
+        if self._resuming is not None:
+            self._resuming.cancel()
+        await self.monitor.stop()  # the drain need not wait for its probes
+        draining = asyncio.create_task(self.gateway.drain(self.hive.drain_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        hurry.cancel()
+        self.loader.pause()
 
     async def _run_remote(self) -> None:
         try:
