@@ -58,6 +58,7 @@ def test_a_file_in_the_folder_is_used_and_without_one_the_embedded_model_is_serv
         ({"upstream": [{"url": "http://x:1"}]}, "upstream.0.slots"),
         ({"upstream": [{"url": "http://x:1", "slots": 1, "key": "k"}]}, "upstream.0.key"),
         ({"gateway": {"idle_timeout": "0s"}}, "gateway.idle_timeout"),
+        ({"gateway": {"address_share": "half"}}, "gateway.address_share"),
         ({"gateway": {"body_limit": "much"}}, "gateway.body_limit"),
         ({"gateway": {"cors_origins": ["localhost"]}}, "gateway.cors_origins"),
         ({"aliases": {"a": 1}}, "aliases.a"),

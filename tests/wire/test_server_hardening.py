@@ -16,7 +16,7 @@ import uvloop
 from wire_server import echo, hang_up, is_empty, serving, until
 
 from skep.wire.client import unsent_bytes
-from skep.wire.server import HttpServer
+from skep.wire.server import within_files
 from skep.wire.server_request import ClientTimeouts, ConnectionStage, ServerLimits, SweepAction
 
 START_LOOP = uvloop.run  # as the gateway runs
@@ -530,10 +530,11 @@ def cpu_s(pid):
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-def test_the_limit_of_connections_leaves_descriptors_for_other_things():
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    server = HttpServer(echo, ServerLimits(max_connections=1 << 40))
-    assert files == resource.RLIM_INFINITY or server.limits.max_connections == files * 3 // 4
+def test_the_limit_of_connections_leaves_each_of_them_a_file_for_its_engine():
+    limits = ServerLimits(max_connections=10_000)
+    shares = [within_files(limits, files).max_connections for files in (128, 1024, 65536)]
+    assert shares == [44, 464, 10_000]
+    assert within_files(limits, resource.RLIM_INFINITY) == limits
 
 
 # TLS
@@ -585,6 +586,22 @@ async def test_a_hang_up_over_tls_is_noticed(start_loop, how):
         else:
             writer.transport.abort()
         await asyncio.wait_for(gone.wait(), 5)
+
+
+async def test_handshakes_that_never_end_hold_no_more_connections_than_the_limit():
+    """They were not counted, since nobody is told of a connection before its handshake has ended."""
+    async with serving(limits=quick(max_connections=3), tls=tls_of_server()) as service:
+        stalled = [await service.connect() for _ in range(100)]
+        await until(lambda: not service.server.has_room)
+        assert len(service.server.open) == 3 + 64
+        for _, writer in stalled:
+            await hang_up(writer)
+        await until(lambda: is_empty(service.server))
+        reader, writer = await service.connect(ssl=tls_of_client())
+        writer.write(get())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+        await hang_up(writer)
+        service.complaints.clear()  # asyncio reports failed handshakes
 
 
 @LOOPS

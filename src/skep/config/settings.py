@@ -205,6 +205,8 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     idle_timeout_s: Annotated[float, _seconds("idle_timeout")] = 300.0
     total_timeout_s: Annotated[float, _seconds("total_timeout")] = 7200.0
     body_limit_bytes: Annotated[int, Meta(extra={"key": "body_limit", "parse": _body_limit})] = 64 * MIB
+    # of the connections, for one address of another machine at most; None: all of them
+    address_share_pct: Annotated[float | None, Meta(extra={"key": "address_share", "parse": parse_percent})] = 50.0
     cors_origins: tuple[str, ...] = ()
     tls_certificate: str | None = None  # both or none
     tls_key: str | None = None

@@ -179,6 +179,7 @@ class Gateway:
         if setup.batches is not None:
             self.proxy.routes.update(dict.fromkeys(BATCH_ROUTES, self._first_batch_request))
         self._said = ""
+        self._refused = Counter[str]()  # connections, as the metric has them
         self._orders: dict[type, messages.ToGateway] = {messages.GatewaySetup: setup}
         self.workers: Workers | None = None  # None: this process relays by itself
         if setup.workers > 1:
@@ -235,10 +236,20 @@ class Gateway:
         self._answering.add(task := asyncio.create_task(tell(request)))
         task.add_done_callback(self._answering.discard)
 
+    def _count_refused(self) -> None:
+        """Bring the metric of refused connections up to date."""
+        refused = self.server.connections.refused.copy()
+        if self.workers is not None:
+            refused += self.workers.refused
+        for why, count in (refused - self._refused).items():
+            self.metrics.refused_connections.add((why,), count)
+        self._refused = refused
+
     async def _tell_metrics(self, request: ServerRequest) -> None:
         await self._settle()
         lost = {"buffer full": self.journal.dropped, "store": self.journal.unwritten}
         connections = len(self.server.open) if self.workers is None else self.workers.open
+        self._count_refused()
         fill_gauges(self.metrics, self.proxy.admission, connections, lost, time.monotonic())
         request.respond(200, [PROMETHEUS], self.metrics.text())
 

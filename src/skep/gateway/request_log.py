@@ -67,6 +67,9 @@ class Metrics:
         self.up = Gauge("skep_replica_up", "1: gets requests; 0: broken or draining.", ("model", "replica", "state"))
         self.queued = Gauge("skep_queue_length", "Requests waiting.", by_class)
         self.connections = Gauge("skep_client_connections", "Open client connections.", ())
+        self.refused_connections = Counter(
+            "skep_connections_refused_total", "Client connections that were not served.", ("why",)
+        )
         self.lost_rows = Gauge("skep_rows_lost", "Request rows that were not stored.", ("why",))
         self.build = Gauge("skep_build_info", "Always 1, with the version.", ("version",))
 

@@ -27,6 +27,7 @@ from skep.gateway.request_policy import HEALTH_PATHS, OWN_ROUTES, answer_health
 from skep.gateway.worker_messages import Happened, MessageSocket
 from skep.wire.client import Pool, WireFailure
 from skep.wire.heads import Origin, ResponseHead, lines_of
+from skep.wire.listen import ACCEPTED_AT_ONCE, FILES_RETRY_S
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ServerRequest
 
@@ -145,7 +146,11 @@ class WorkerProxy(Proxy):
     def _connect_decider(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._door, [b"c"], [theirs.fileno()])
+            try:
+                socket.send_fds(self._door, [b"c"], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
         return ours
 
 
@@ -182,14 +187,13 @@ class RelayWorker:
         self._proxy: WorkerProxy | None = None
         self._tls: ssl.SSLContext | None = None
         self._taken = 0
+        self._taking = False  # it looks for connections that the decider has handed over
         self._leaving = False
-        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def run(self, link: socket.socket, door: socket.socket) -> None:
         door.setblocking(False)
         self._door = door
         await self._link.connect(link)
-        asyncio.get_running_loop().add_reader(door, self._accept)
         clock = asyncio.create_task(self._clock())
         await self._ended.wait()
         clock.cancel()
@@ -236,23 +240,45 @@ class RelayWorker:
         share, limits = setup.workers, setup.server
         shares = {"max_connections": -(-limits.max_connections // share), "held_bytes": limits.held_bytes // share}
         self._server = HttpServer(proxy.handle, msgspec.structs.replace(limits, **shares), proxy.check_head)
+        self._server.on_room = self._resume_taking
         self._tls = server_tls(setup)
         collect_rarely()
+        self._resume_taking()
+
+    def _resume_taking(self) -> None:
+        """There may be room for connections: look for those that were handed over, and ask for more."""
+        if not self._taking and self._server.has_room and not self._ended.is_set():
+            self._taking = True
+            asyncio.get_running_loop().add_reader(self._door, self._take_connections)
+            self._tell_state()
+
+    def _pause_taking(self) -> None:
+        self._taking = False
+        asyncio.get_running_loop().remove_reader(self._door)
         self._tell_state()
 
-    def _accept(self) -> None:
-        while True:
+    def _take_connections(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            if not self._server.has_room:
+                self._pause_taking()
+                return
             try:
-                _, fds, _, _ = socket.recv_fds(self._door, 1, 1)
+                message, fds, _, _ = socket.recv_fds(self._door, 1, 1)
             except BlockingIOError:
                 return
-            if not fds:
-                self._ended.set()
+            except ConnectionResetError:
+                message, fds = b"", []
+            if not message:
+                self._pause_taking()
+                self._ended.set()  # the decider is gone
                 return
             self._taken += 1
-            task = asyncio.create_task(self._server.serve(socket.socket(fileno=fds[0]), self._tls))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            if not fds:  # the kernel has dropped the connection: no file is left in this process
+                self._server.connections.lose()
+                self._pause_taking()
+                asyncio.get_running_loop().call_later(FILES_RETRY_S, self._resume_taking)
+                return
+            self._server.take(socket.socket(fileno=fds[0]), self._tls)
 
     async def _clock(self) -> None:
         while True:
@@ -271,7 +297,17 @@ class RelayWorker:
                 events[exchange.granted.replica.name] += exchange.events
         heard, self._proxy.remote.last_heard = self._proxy.remote.last_heard, {}
         active = self._server.active if settled or self._leaving else 0
-        self._link.send(messages.WorkerState(self._taken, len(self._server.open), heard, active, events, settled))
+        state = messages.WorkerState(
+            taken=self._taken,
+            open=len(self._server.open),
+            heard=heard,
+            active=active,
+            events=events,
+            settled=settled,
+            full=not self._taking,
+            refused=self._server.connections.refused,
+        )
+        self._link.send(state)
 
 
 async def run_worker(link_fd: int, accept_fd: int, number: int) -> None:

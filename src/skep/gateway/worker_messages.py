@@ -52,12 +52,14 @@ class Accounted(Struct, array_like=True, tag=2):
 class WorkerState(Struct, array_like=True, tag=3):
     """Told a few times a second, and as the answer to `Settle`."""
 
-    taken: int = 0  # connections so far
+    taken: int = 0  # connections so far, refused and lost ones among them
     open: int = 0
     heard: dict[str, float] = {}  # by replica: when its last byte came
     active: int = 0  # connections with a request under way; in an answer, or when the gateway is to end
     events: dict[str, int] = {}  # by replica: of streams under way; in an answer
     settled: int = 0
+    full: bool = False  # it takes no connection now
+    refused: dict[str, int] = {}  # connections so far, by reason
 
 
 FromWorker = Arrived | Happened | Accounted | WorkerState

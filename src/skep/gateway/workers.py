@@ -13,6 +13,7 @@ import itertools
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from subprocess import DEVNULL
 from typing import Any
@@ -25,9 +26,9 @@ from skep.gateway.replica_table import Action, Event, Forward
 from skep.gateway.request_policy import RequestPlan, RequestRefused
 from skep.wire.heads import Headers
 from skep.wire.json_pipe import ENCODER
+from skep.wire.listen import ConnectionAcceptor
 from skep.wire.server import HttpServer
 
-ACCEPTED_AT_ONCE = 512
 BACKLOG = 4096  # more than that lose a second each, by TCP's next attempt
 FULL_S = 0.005  # until connections are offered again to workers that could take no more
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
@@ -103,8 +104,8 @@ class RelayedRequest(Exchange):
 class Worker:
     """One worker process: carries out what its messages say."""
 
-    def __init__(self, proxy: Proxy, server: HttpServer) -> None:
-        """`server` answers what the worker does not."""
+    def __init__(self, proxy: Proxy, server: HttpServer, on_state: Callable[[], None]) -> None:
+        """`server` answers what the worker does not. `on_state` is called when the worker has told its state."""
         self.state = messages.WorkerState()
         self.events: dict[str, int] = {}  # by replica: of streams under way, as it last settled
         self.passed = 0  # connections handed to it
@@ -112,9 +113,11 @@ class Worker:
         self.link: messages.MessageSocket[messages.FromWorker] = messages.MessageSocket(
             messages.FromWorker, self._take, self._lost
         )
-        self._proxy, self._server = proxy, server
+        self.refused = Counter[str]()  # connections that it could not serve, by reason
+        self._proxy = proxy
+        self._server = server
+        self._on_state = on_state
         self._late: set[str] = set()  # requests that are asked for again at once
-        self._opening: set[asyncio.Task[None]] = set()
         self._settling: dict[int, asyncio.Event] = {}
         self._numbers = itertools.count(1)
 
@@ -122,6 +125,10 @@ class Worker:
     def load(self) -> int:
         """Connections that it has, those on their way to it included."""
         return self.state.open + self.passed - self.state.taken
+
+    @property
+    def takes_connections(self) -> bool:
+        return self.ready.is_set() and not self.gone.is_set() and not self.state.full
 
     async def start(self, argv: list[str], number: int) -> None:
         ours, theirs = socket.socketpair()
@@ -136,10 +143,18 @@ class Worker:
 
     def _accept(self) -> None:
         """A connection on which the worker asks for the gateway's own paths."""
-        _, fds, _, _ = socket.recv_fds(self._door, 1, 1)
+        try:
+            message, fds, _, _ = socket.recv_fds(self._door, 1, 1)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            message, fds = b"", []
+        if not message:  # it is gone, as its link is about to say
+            asyncio.get_running_loop().remove_reader(self._door)
         for fd in fds:
-            self._opening.add(task := asyncio.create_task(self._server.serve(socket.socket(fileno=fd))))
-            task.add_done_callback(self._opening.discard)
+            self._server.take(socket.socket(fileno=fd))
+        if message and not fds:  # the kernel has dropped it: no file is left in this process
+            self._server.connections.lose()
 
     def hand_over(self, client: socket.socket) -> bool:
         """False: it takes no connection now."""
@@ -205,7 +220,9 @@ class Worker:
 
     def _told(self, state: messages.WorkerState) -> None:
         self.state = state
+        self.refused = Counter(state.refused)
         self.ready.set()
+        self._on_state()
         if (settled := self._settling.get(state.settled)) is not None:
             self.events = state.events
             settled.set()
@@ -233,9 +250,13 @@ class Workers:
     def __init__(self, proxy: Proxy, server: HttpServer, count: int, orders: Callable[[], list[Any]]) -> None:
         """`orders`: what a new worker has to be told first."""
         self.running: list[Worker] = []
-        self._proxy, self._server, self._count, self._orders = proxy, server, count, orders
-        self._listener: socket.socket | None = None
+        self._proxy = proxy
+        self._server = server
+        self._count = count
+        self._orders = orders
+        self._acceptor: ConnectionAcceptor | None = None
         self._accepted: socket.socket | None = None  # which no worker could take yet
+        self._refused_before = Counter[str]()  # by workers that have ended
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
 
@@ -248,21 +269,25 @@ class Workers:
         """Connections with a request under way, and those that a worker has not taken yet."""
         return sum(worker.state.active + worker.passed - worker.state.taken for worker in self.running)
 
+    @property
+    def refused(self) -> Counter[str]:
+        """Connections that could not be served, by reason."""
+        return sum((worker.refused for worker in self.running), self._refused_before)
+
     async def listen(self, listener: socket.socket) -> None:
         """Return once all workers run."""
         ready = [asyncio.Event() for _ in range(self._count)]
         self._tasks = [asyncio.create_task(self._keep(number, one)) for number, one in enumerate(ready)]
         for one in ready:
             await one.wait()
-        listener.setblocking(False)
         listener.listen(BACKLOG)
-        self._listener = listener
-        self._accept_again()
+        self._acceptor = ConnectionAcceptor(listener, self._share_out, self._has_room)
+        self._acceptor.resume()
 
     def stop_accepting(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener = None
+        if self._acceptor is not None:
+            self._acceptor.stop()
+            self._acceptor = None
 
     def order(self, message: Any) -> None:
         """Pass a message of the supervisor's on to all of them."""
@@ -290,7 +315,7 @@ class Workers:
         """Start a worker, and another one whenever it dies."""
         failures = 0
         while not self._stopping:
-            started, worker = time.monotonic(), Worker(self._proxy, self._server)
+            started, worker = time.monotonic(), Worker(self._proxy, self._server, self._accept_again)
             try:
                 await worker.start([sys.executable, "-m", "skep.gateway.worker"], number)
                 for message in self._orders():
@@ -299,9 +324,9 @@ class Workers:
                 await worker.ready.wait()
                 if not worker.gone.is_set():
                     ready.set()
-                    self._accept_again()
                 await worker.gone.wait()
                 self.running.remove(worker)
+                self._refused_before += worker.refused
                 code = await worker.process.wait()
                 if not self._stopping:
                     print(f"worker.ended number={number} code={code}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
@@ -310,27 +335,23 @@ class Workers:
             failures = 1 if time.monotonic() - started > STABLE_S else failures + 1
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
-    def _accept(self) -> None:
-        """A connection goes to the worker with the fewest; while none takes any, they wait."""
-        assert self._listener is not None
-        loop = asyncio.get_running_loop()
-        for _ in range(ACCEPTED_AT_ONCE):
-            ready = [worker for worker in self.running if worker.ready.is_set()]
-            if not ready:
-                loop.remove_reader(self._listener)  # until one is
-                return
-            if self._accepted is None:
-                try:
-                    self._accepted, _ = self._listener.accept()
-                except OSError:
-                    return
-            if not any(worker.hand_over(self._accepted) for worker in sorted(ready, key=lambda one: one.load)):
-                loop.remove_reader(self._listener)
-                loop.call_later(FULL_S, self._accept_again)
-                return
-            self._accepted.close()
-            self._accepted = None
+    def _has_room(self) -> bool:
+        return self._accepted is None and any(worker.takes_connections for worker in self.running)
+
+    def _share_out(self, client: socket.socket) -> None:
+        """Hand a connection to the worker with the fewest. If none takes it now, it waits, and all others with it."""
+        workers = [worker for worker in self.running if worker.takes_connections]
+        if any(worker.hand_over(client) for worker in sorted(workers, key=lambda worker: worker.load)):
+            client.close()
+            return
+        self._accepted = client
+        asyncio.get_running_loop().call_later(FULL_S, self._accept_again)
 
     def _accept_again(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        """A worker may take connections."""
+        client = self._accepted
+        if client is not None and any(worker.takes_connections for worker in self.running):
+            self._accepted = None
+            self._share_out(client)
+        if self._acceptor is not None:
+            self._acceptor.resume()

@@ -147,7 +147,7 @@ def print_nodes(found: dict[str, Any]) -> None:
     note(f"Ray {found['ray']}, head at {found['address']}")
 
 
-RESTART_GATEWAY = ("body_limit", "store_requests", "workers")
+RESTART_GATEWAY = ("address_share", "body_limit", "store_requests", "workers")
 WORDS = {
     "added": "started",
     "removed": "stopped after their running requests",

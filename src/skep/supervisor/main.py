@@ -139,7 +139,8 @@ def rebuild_hive(
         "host": (old.host, new.host),
         "port": (old.port, new.port),
         "tls": ((old.tls_certificate, old.tls_key), (new.tls_certificate, new.tls_key)),
-        "body_limit": (hive.gateway_setup.server, setup.server),
+        "body_limit": (hive.gateway_setup.server.body_bytes, setup.server.body_bytes),
+        "address_share": (hive.gateway_setup.server.address_share, setup.server.address_share),
         "cluster": clusters,
         "start_deadline and fallback": (hive.policy, hive.policy if nodes is None else parts["policy"]),
         "store_requests": (hive.gateway_setup.store, setup.store),
@@ -174,12 +175,17 @@ def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
         aliases=settings.aliases,
         origins=gateway.cors_origins,
         hosts=None if gateway.open_to_others else frozenset((*LOOPBACK, gateway.host)),
-        server=ServerLimits(body_bytes=gateway.body_limit_bytes),
+        server=server_limits(gateway),
         tls=check_tls(gateway),
         store=str(paths.store) if gateway.store_requests else None,
         batches=BatchPlaces(str(paths.store), str(paths.data / "files")),
         log=str(paths.logs / "requests.log"),
     )
+
+
+def server_limits(gateway: GatewaySettings) -> ServerLimits:
+    share_pct = 100.0 if gateway.address_share_pct is None else gateway.address_share_pct
+    return ServerLimits(body_bytes=gateway.body_limit_bytes, address_share=share_pct / 100)
 
 
 def check_tls(gateway: GatewaySettings) -> TlsFiles | None:

@@ -14,6 +14,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -146,14 +148,28 @@ def to_argv(options: dict[str, Any]) -> list[str]:
 WORKERS = "SKEP_TEST_WORKERS"  # relay workers of every gateway that names none; `make test-workers` sets it
 
 
+def _start_with(open_files: int) -> Callable[..., Any]:
+    """Return what starts a process that may open so many files."""
+
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
+    return partial(subprocess.Popen, preexec_fn=limit_files)
+
+
 class GatewayProcess:
-    """Listens when constructed; ends with its maker. `python`: another checkout's interpreter, to have its gateway.
+    """Listens when constructed; ends with its maker.
+
+    `python`: another checkout's interpreter, to have its gateway. `open_files`: how many each of its processes may
+    have open, soft and hard.
 
     with GatewayProcess(log, limits={"max_queue": 8}) as door:
         door.serve([{"name": "r0", "model": "m", "url": engine.url, "slots": 2, "confirms": "slots"}])
     """
 
-    def __init__(self, log: Path, /, *, python: str = sys.executable, **setup: Any) -> None:
+    def __init__(
+        self, log: Path, /, *, python: str = sys.executable, open_files: int | None = None, **setup: Any
+    ) -> None:
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(64)
@@ -163,7 +179,8 @@ class GatewayProcess:
         fds = (self.listener.fileno(), theirs.fileno())
         argv = ["-m", "skep.gateway.main", "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
         with log.open("wb") as output, theirs:
-            self.process = FakeEngine.popen([python, *argv], pass_fds=fds, stderr=output)
+            start = FakeEngine.popen if open_files is None else _start_with(open_files)
+            self.process = start([python, *argv], pass_fds=fds, stderr=output)
         self._lines = self.link.makefile("r")
         setup = {"workers": int(os.environ.get(WORKERS, "1")), **setup}
         self._has_workers = setup["workers"] > 1

@@ -1,9 +1,13 @@
-"""Addresses to listen on: the socket of a server, which port is free, and why one cannot be had."""
+"""Addresses to listen on: the socket of a server, which port is free, why one cannot be had, and what takes connections
+from the socket.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 from skep.errors import GatewayError, UserError
@@ -78,3 +82,59 @@ def cannot_listen(host: str, port: int, error: OSError) -> str:
         return f"port {port} is in use: choose another one, or 0 for any"
     where = f"{host}, port {port}" if port else host
     return f"cannot listen on {where}: {error.strerror or error}"
+
+
+ACCEPTED_AT_ONCE = 64  # in a turn of the loop: answers under way do not wait longer
+FILES_RETRY_S = 0.1
+OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+class ConnectionAcceptor:
+    """Takes connections from a listening socket while there is room for them. The others wait in the kernel."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        take: Callable[[socket.socket], None],
+        has_room: Callable[[], bool],
+    ) -> None:
+        self._listener = listener
+        self._take = take
+        self._has_room = has_room
+        self._loop = asyncio.get_running_loop()
+        self._reading = False
+        self._stopped = False
+        listener.setblocking(False)
+
+    def resume(self) -> None:
+        """There may be room: called at the beginning, and when a connection has ended."""
+        if not self._reading and not self._stopped and self._has_room():
+            self._reading = True
+            self._loop.add_reader(self._listener, self._accept)
+
+    def stop(self) -> None:
+        """Take no connection from now on. The socket stays open: it is whoever's it was."""
+        self._pause()
+        self._stopped = True
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._listener)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            if not self._has_room():
+                self._pause()
+                return
+            try:
+                client, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in OUT_OF_FILES:
+                    self._pause()
+                    self._loop.call_later(FILES_RETRY_S, self.resume)
+                    return
+                continue  # its client left before it was taken
+            self._take(client)

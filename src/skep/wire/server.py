@@ -19,7 +19,14 @@ import httptools
 from msgspec.structs import replace
 
 from skep.wire.client import unread_bytes, unsent_bytes
+from skep.wire.connection_limits import (
+    ConnectionEntry,
+    ConnectionLimit,
+    RefusalReason,
+    limited_address,
+)
 from skep.wire.heads import CachedHead, HeadCache, HeadMemo, PartialBody, RequestHead
+from skep.wire.listen import ConnectionAcceptor
 from skep.wire.server_request import (
     ClientTimeouts,
     ConnectionStage,
@@ -33,7 +40,10 @@ from skep.wire.server_request import (
     size_of,
 )
 
-SPARE_CONNECTIONS = 64  # beyond the limit, these many are told so; the rest are cut
+SPARE_CONNECTIONS = 64  # beyond the limit, these many at once are told so; the others wait to be accepted
+SPARE_SHARE = 16  # and at most this part of the files that the process may open
+OTHER_FILES = 32  # that a process needs for itself: its loop, its links, its log, the store
+BACKLOG = 1024
 FIRST_REQUEST_S = 0.5  # for a new connection when the server stops
 OVERHEAD_PER_BYTE = 8  # of a chunked body: a chunk of one byte has five around it
 Handler = Callable[[ServerRequest], None]
@@ -47,11 +57,13 @@ class ServerConnection(asyncio.Protocol):
     a request is not whole after a read, times only by the sweep.
     """
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, *, enters: bool = False) -> None:
+        """`enters`: it asks the server for its place when it is made, since nobody has done so before."""
         limits = self._limits = server.limits
         self._handler = server.handler
         self._check_head = server.check_head
-        self._open = server.open
+        self._server = server
+        self._enters = enters
         self._heads = server.heads
         self._bodies = server.bodies
         self._last_head: CachedHead[RequestHead] | None = None
@@ -59,6 +71,9 @@ class ServerConnection(asyncio.Protocol):
         self._heads_read = 0
         self._gathering: PartialBody | None = None  # a body whose head was known
         self.transport: asyncio.Transport | None = None
+        self.address: str | None = None  # that it is counted under
+        self.entry: ConnectionEntry | None = None  # None: it is not counted, not yet or not any more
+        self.refusal: InvalidRequest | None = None  # of the connection itself
         self._parser = httptools.HttpRequestParser(self)
         self._patience = ClientTimeouts(limits, time.monotonic())
         self._active: ServerRequest | None = None
@@ -96,6 +111,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _close_if_idle(self) -> None:
         if self._active is None and not self._in_message:
+            self._ended = True  # also where TLS has not begun yet
             self._close()
 
     def _close(self) -> None:
@@ -148,13 +164,12 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self._open.add(self)
-        beyond = len(self._open) - 1 - self._limits.max_connections
-        if beyond >= SPARE_CONNECTIONS:
+        if self._enters:
+            self._server.enter(self, transport.get_extra_info("peername"))
+        if self._ended or self.entry is ConnectionEntry.CLOSED:
             self.transport.abort()
-        elif beyond >= 0:
-            message = "too many connections are open; try again in 1 s"
-            self._refuse(InvalidRequest(503, message, code="too_many_connections"))
+        elif self.refusal is not None:
+            self._refuse(self.refusal)
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
@@ -185,7 +200,7 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self.transport = None
         self._ended = True
-        self._open.discard(self)
+        self._server.forget(self)
         self._forget_unread()
         active, self._active = self._active, None
         if active is not None:
@@ -458,25 +473,50 @@ QUIET_POLL_S = 0.02
 SWEPT_AT_ONCE = 16
 
 
+def spare_connections(files: int) -> int:
+    """Return how many connections beyond the limit are told so. `files`: that the process may open."""
+    if files == resource.RLIM_INFINITY:
+        return SPARE_CONNECTIONS
+    return min(SPARE_CONNECTIONS, max(1, files // SPARE_SHARE))
+
+
+def within_files(limits: ServerLimits, files: int) -> ServerLimits:
+    """Return the limits, with as many connections as files suffice for: each may need one to an engine as well."""
+    if files == resource.RLIM_INFINITY:
+        return limits
+    free_files = files - OTHER_FILES - spare_connections(files)
+    return replace(limits, max_connections=max(1, min(limits.max_connections, free_files // 2)))
+
+
 class HttpServer:
     """Accepts on a bound socket until closed. `check_head` refuses, before its body is read, who may not send one."""
 
     def __init__(
-        self, handler: Handler, limits: ServerLimits | None = None, check_head: Handler = lambda _request: None
+        self,
+        handler: Handler,
+        limits: ServerLimits | None = None,
+        check_head: Handler = lambda _request: None,
+        address_of: Callable[[object], str | None] = limited_address,
     ) -> None:
         self.handler = handler
         self.check_head = check_head
-        limits = self.limits = limits or ServerLimits()
-        # A quarter of the files this process may open is left for other things: a proxy's own connections above all.
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if files != resource.RLIM_INFINITY:
-            most = max(1, min(limits.max_connections, files * 3 // 4))
-            self.limits = replace(limits, max_connections=most)
+        self.limits = within_files(limits or ServerLimits(), files)
+        most = self.limits.max_connections
+        self.connections = ConnectionLimit(
+            most,
+            per_address=max(1, round(most * self.limits.address_share)),
+            spare=spare_connections(files),
+        )
+        self.on_room: Callable[[], None] = lambda: None  # a connection has ended
         self.open: set[ServerConnection] = set()
         self.bodies = HeldBodies(max(self.limits.held_bytes, 2 * self.limits.body_bytes))
         self.heads: HeadCache[RequestHead] = HeadCache()
-        self._server: asyncio.Server | None = None
-        self._serving = False
+        self._address_of = address_of
+        self._listener: socket.socket | asyncio.Server | None = None
+        self._acceptor: ConnectionAcceptor | None = None
+        self._opening: set[asyncio.Task[None]] = set()  # TLS handshakes, above all
+        self._sweeping = False
 
     def __repr__(self) -> str:
         return f"<HttpServer {len(self.open)} connections, {self.active} active>"
@@ -485,39 +525,93 @@ class HttpServer:
     def active(self) -> int:
         return sum(connection.busy for connection in self.open)
 
+    @property
+    def has_room(self) -> bool:
+        return self.connections.has_room
+
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: ServerConnection(self), sock=sock, backlog=1024, **self._tls_options(tls)
-        )
-        self._serving = True
-        self._sweep()
-
-    async def serve(self, client: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Serve a connection that somebody else has accepted."""
-        if not self._serving:
-            self._serving = True
-            self._sweep()
-        connection = ServerConnection(self)
-        self.open.add(connection)
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, client, **self._tls_options(tls)
+        if tls is None:
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: ServerConnection(self, enters=True), sock=sock, backlog=BACKLOG
             )
-        except OSError:  # its client has left, or speaks no TLS
-            self.open.discard(connection)
+            return
 
-    def _tls_options(self, tls: ssl.SSLContext | None) -> dict[str, Any]:
+        # A handshake may take long, and asyncio tells of a connection after it: accepted here, it counts from the
+        # beginning. Without TLS this would cost 0.1 ms a connection for nothing.
+        def take(client: socket.socket) -> None:
+            self.take(client, tls)
+
+        sock.listen(BACKLOG)
+        self._listener = sock
+        self._acceptor = ConnectionAcceptor(sock, take, lambda: self.has_room)
+        self.on_room = self._acceptor.resume
+        self._acceptor.resume()
+
+    def take(self, client: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Serve or refuse a connection that somebody else has accepted."""
+        connection = ServerConnection(self)
+        try:
+            peer = client.getpeername()
+        except OSError:  # it has left already
+            peer = None
+        self.enter(connection, peer)
+        if connection.entry is ConnectionEntry.CLOSED:
+            client.close()
+            self.forget(connection)
+            return
+        task = asyncio.get_running_loop().create_task(self._open(connection, client, tls))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def enter(self, connection: ServerConnection, peer: object) -> None:
+        """Count a new connection, and decide whether it is served."""
+        address = self._address_of(peer)
+        connection.address = address
+        connection.entry, reason = self.connections.enter(address)
+        if reason is not None:
+            connection.refusal = self._refusal(reason)
+        self.open.add(connection)
+        if not self._sweeping:
+            self._sweeping = True
+            self._sweep()
+
+    def forget(self, connection: ServerConnection) -> None:
+        """Handle the end of a connection."""
+        self.open.discard(connection)
+        if connection.entry is not None:
+            self.connections.leave(connection.entry, connection.address)
+            connection.entry = None
+            self.on_room()
+
+    async def _open(self, connection: ServerConnection, client: socket.socket, tls: ssl.SSLContext | None) -> None:
+        options = self._tls_options(tls, refused=connection.refusal is not None)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client, **options)
+        except OSError:  # its client has left, or speaks no TLS
+            client.close()
+            self.forget(connection)
+
+    def _tls_options(self, tls: ssl.SSLContext | None, *, refused: bool) -> dict[str, Any]:
         if tls is None:
             return {}
         limits = self.limits
-        times = {"ssl_handshake_timeout": limits.head_timeout_s, "ssl_shutdown_timeout": limits.linger_s}
+        handshake_s = limits.linger_s if refused else limits.head_timeout_s
+        times = {"ssl_handshake_timeout": handshake_s, "ssl_shutdown_timeout": limits.linger_s}
         return {"ssl": tls, **times}
 
+    def _refusal(self, reason: RefusalReason) -> InvalidRequest:
+        message = "too many connections are open; try again in 1 s"
+        if reason is RefusalReason.ADDRESS:
+            message = "too many connections are open from your address; close some, or try again in 1 s"
+        return InvalidRequest(503, message, code="too_many_connections")
+
     def stop_accepting(self) -> None:
-        self._serving = False
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._acceptor is not None:
+            self._acceptor.stop()
+            self._acceptor = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         for connection in list(self.open):
             connection.close_when_idle()
 
@@ -534,7 +628,7 @@ class HttpServer:
     def _sweep(self, left: list[ServerConnection] | None = None) -> None:
         """Look after all connections, a few at a time: answers do not wait for it. `left`: those of this round.
 
-        Goes on after `stop_accepting`, as long as a connection is left.
+        Goes on as long as there is a connection.
         """
         loop, now = asyncio.get_running_loop(), time.monotonic()
         left = list(self.open) if left is None else left
@@ -542,5 +636,7 @@ class HttpServer:
             connection.sweep(now)
         if rest := left[SWEPT_AT_ONCE:]:
             loop.call_soon(self._sweep, rest)
-        elif self._serving or self.open:
+        elif self.open:
             loop.call_later(self.limits.sweep_s, self._sweep)
+        else:
+            self._sweeping = False

@@ -28,6 +28,7 @@ class ServerLimits(msgspec.Struct, frozen=True):
     pipelined: int = 16  # requests waiting behind the one being answered
     pipelined_bytes: int = MIB  # their heads and bodies, together with the one being read
     max_connections: int = 10_000  # fewer where the process may not open so many files
+    address_share: float = 0.5  # of the connections, for one address of another machine at most
     head_timeout_s: float = 30.0  # from a request's first byte to the end of its head; also for a new connection
     body_idle_s: float = 30.0  # without a byte of the body
     request_timeout_s: float = 300.0  # from a request's first byte to its last
