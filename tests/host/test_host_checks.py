@@ -52,14 +52,15 @@ MACHINES = {
     # driver 570 carries CUDA 12.8: later builds end with error 804
     "3090x2-nvlink": ("12.8", {"gpu": "2 x NVIDIA GeForce RTX 3090 (24.0 GiB, compute 8.6, 350 W)",
                                "links": "GPU 0-1: NV4 (NVLink, 4 bonded links)"},
-                      {"driver": "install driver 580 or newer and reboot, or use builds for CUDA 12.8 or older"}),
+                      {"driver": "install driver 580 or newer and reboot; or take a release for CUDA 12: "
+                                 "`skep engine install vllm --version 0.19.0`"}),
     "3090x4-lanes": ("13.0", {
         "pcie": "GPU 0 x16, GPU 1 x16, GPU 2 x8 of x16, GPU 3 x4 of x16",
         "links": "GPU 0-1: PHB (PCIe through the CPU's host bridge); GPU 2-3: PIX (PCIe, one switch between them); "
                  "GPU 0-2, 0-3, 1-2, 1-3: SYS (PCIe across NUMA nodes or CPU sockets)"},
         {"pcie": "check slot, riser and BIOS bifurcation; one replica per card loses less than one model split over "
                  "cards"}),
-    # driver 580 carries CUDA 13.0 and is still too old for this card, 590 is not
+    # driver 580 carries CUDA 13.0; two reports recommend 590 for this card
     "5090": ("13.0", {}, {"driver": "install driver 590 or newer and reboot"}),
     # one PCIe lane that it does not use, and no memory of its own
     "gb10": ("13.3", {"gpu": "1 x NVIDIA GB10 (no memory of its own, compute 12.1)", "pcie": None}, {}),
@@ -122,7 +123,7 @@ def disk(free):
 
 
 VERDICTS = [
-    # 575 for CUDA 12.9, 580 for CUDA 13.0
+    # 580 for CUDA 13
     *((driver(version), "warning") for version in ("550.90.07", "570.211.01", "575.57.08", None, "unreadable")),
     *((driver(version), "ok") for version in ("580.65.06", "610.43.02")),
     (driver("590.48.01", "NVIDIA GeForce RTX 5090"), "ok"),

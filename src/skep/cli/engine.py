@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from skep.cli.options import JsonOption, argument, command, group, option
+from skep.cli.options import Interrupted, JsonOption, argument, command, group, option
 from skep.report.terminal import note, print_json
 
 engine_app = group("engine", "Install engines, each in its own environment, and list them.", default="list")
+STARTS_AGAIN = "what was installed before is still there; the same command starts again"
 EngineArgument = Annotated[str, argument("Engine: vllm, sglang or llama-server.")]
 
 
@@ -33,13 +34,21 @@ def install(
     version: Annotated[
         str | None, option("Version to install (default: the one skep tested).", metavar="VERSION")
     ] = None,
+    dry_run: Annotated[bool, option("Check the machine and say what would be installed; install nothing.")] = False,
 ) -> None:
     """Install an engine into skep's data folder with uv or pip, after a check of driver and disk space."""
     from skep.engines.discovery import version_of
-    from skep.engines.install import install_engine, named
+    from skep.engines.install import install_engine, named, plan_install
     from skep.host.facts import read_host
 
-    program = install_engine(named(name), version=version, driver=read_host().driver_version, say=note)
+    engine, driver = named(name), read_host().driver_version
+    if dry_run:
+        print(*plan_install(engine, version=version, driver=driver).lines, sep="\n")  # noqa: T201
+        return
+    try:
+        program = install_engine(engine, version=version, driver=driver, say=note)
+    except (KeyboardInterrupt, SystemExit):
+        raise Interrupted("interrupted, nothing installed", hint=STARTS_AGAIN) from None
     note(f"{version_of(program)} is installed; `skep engine remove {name}` removes it")
     print(program.path)  # noqa: T201
 

@@ -167,6 +167,10 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
     speak_plainly()
     try:
         return tree.main(list(words), prog_name="skep", standalone_mode=False) or 0
+    except click.Abort:
+        from skep.cli.options import Interrupted
+
+        raise Interrupted(hint=None) from None
     except click.ClickException as error:
         if removed := instead_of(words):
             raise UserError(removed) from None

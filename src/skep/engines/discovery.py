@@ -54,7 +54,6 @@ class EngineKind(msgspec.Struct, frozen=True):
     helps: tuple[tuple[str, ...], ...] = ()
     abbreviates: bool = False
     package: str = ""
-    driver: int | None = None
     disk_gib: int = 0
     refused: dict[str, tuple[str, str]] = {}
 

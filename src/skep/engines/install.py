@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from skep.catalog.drivers import DriverNeed, driver_number, need_of, older_release
 from skep.engines.discovery import (
     Program,
     engine_folder,
@@ -63,16 +64,17 @@ def named(name: str) -> str:
     return engine
 
 
-def check_machine(engine: str, driver: str | None, free_bytes: int, *, pinned: bool = True) -> None:
-    """Refuse what would fail half an hour later. `pinned`: the version whose oldest driver is known."""
+def check_machine(engine: str, driver: str | None, free_bytes: int, *, version: str | None = None) -> None:
+    """Refuse what would fail half an hour later. `version`: None for the one that skep has tried."""
     kind = engine_kinds()[engine]
-    if kind.driver is not None:
-        if driver is None:
-            hint = "`skep doctor` says what it sees; llama-server also runs on other cards and on the CPU"
-            raise UserError(f"{engine} needs an NVIDIA driver, and this machine has none", hint=hint)
-        if pinned and int(driver.partition(".")[0]) < kind.driver:
-            hint = f"update the driver to {kind.driver} or later, or name an older release with --version"
-            raise UserError(f"{kind.package} needs driver {kind.driver}, this machine has {driver}", hint=hint)
+    package = package_of(engine, version)
+    need = need_of(engine, package.partition("==")[2])
+    if need is not None and driver is None:
+        hint = "`skep doctor` says what it sees; llama-server also runs on other cards and on the CPU"
+        raise UserError(f"{engine} needs an NVIDIA driver, and this machine has none", hint=hint)
+    if need is not None and driver is not None and (driver_number(driver) or need.driver) < need.driver:
+        what = f"{package} is built for CUDA {need.cuda} and needs driver {need.driver}"
+        raise UserError(f"{what}, this machine has {driver}", hint=_older_release_hint(engine, driver, need))
     if engine == "llamacpp" and driver is not None and shutil.which("nvcc") is None:
         hint = "install the CUDA toolkit, or put llama-server from a CUDA release of llama.cpp on PATH"
         raise UserError("`nvcc` is missing: llama-server would be built without CUDA, though cards are here", hint=hint)
@@ -82,12 +84,67 @@ def check_machine(engine: str, driver: str | None, free_bytes: int, *, pinned: b
         raise UserError(f"no space for {engine} in `{engine_folder(engine)}`: {needs}", hint=hint)
 
 
+def package_of(engine: str, version: str | None) -> str:
+    """Return what is installed, with its version; `version` None: the one that skep has tried."""
+    package = engine_kinds()[engine].package
+    return f"{package.partition('==')[0]}=={version}" if version else package
+
+
+def _older_release_hint(engine: str, driver: str, need: DriverNeed) -> str:
+    hint = f"update the driver to {need.driver} or later"
+    release = older_release(engine, driver)
+    if release is None:
+        return hint
+    program = engine_kinds()[engine].program
+    return f"{hint}; or `skep engine install {program} --version {release}`, the last release for CUDA 12"
+
+
+class PlannedInstall(msgspec.Struct, frozen=True):
+    """What an installation would do."""
+
+    engine: str
+    package: str
+    folder: Path
+    installer: str  # uv or pip
+    disk_gib: int
+    free_bytes: int
+    compiles: bool
+
+    @property
+    def lines(self) -> list[str]:
+        """Return in words what is about to happen, and what takes long."""
+        room = f"takes up to {self.disk_gib} GiB, {format_bytes(self.free_bytes)} are free"
+        what = f"{self.package} goes into {self.folder} with {self.installer}: {room}"
+        slow = "the download may take minutes"
+        if self.compiles:
+            slow = "it is compiled on this machine, which takes minutes, with CUDA up to half an hour"
+        return [what, slow]
+
+
+def plan_install(engine: str, *, version: str | None = None, driver: str | None = None) -> PlannedInstall:
+    """Return what an installation would do; UserError where it cannot succeed."""
+    kind, folder = engine_kinds()[engine], engine_folder(engine)
+    existing = next(parent for parent in folder.parents if parent.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    check_machine(engine, driver, free_bytes, version=version)
+    return PlannedInstall(
+        engine=engine,
+        package=package_of(engine, version),
+        folder=folder,
+        installer="uv" if shutil.which("uv") else "pip",
+        disk_gib=kind.disk_gib,
+        free_bytes=free_bytes,
+        compiles=engine == "llamacpp",
+    )
+
+
 def install_engine(engine: str, *, version: str | None = None, driver: str | None = None, say: Say) -> Program:
     """Make its environment, or make it anew. Ended at any moment, it leaves nothing that counts as installed."""
-    kind, folder = engine_kinds()[engine], engine_folder(engine)
+    planned = plan_install(engine, version=version, driver=driver)
+    kind, folder, package = engine_kinds()[engine], planned.folder, planned.package
+    for line in planned.lines:
+        say(line)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    check_machine(engine, driver, shutil.disk_usage(folder.parent).free, pinned=version is None)
-    package = f"{kind.package.partition('==')[0]}=={version}" if version else kind.package
     with _made_anew(folder):
         uv = shutil.which("uv")
         python = str(folder / "bin" / "python")

@@ -12,6 +12,7 @@ from importlib.resources import files
 
 import msgspec
 
+from skep.catalog.drivers import driver_number, need_of_cuda, older_release, recommended_driver
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.units import GIB, format_bytes
 
@@ -31,8 +32,7 @@ class HostFinding(msgspec.Struct, frozen=True):
     hint: str | None = None
 
 
-DRIVER_FOR_CUDA_13_0 = 580
-DRIVER_FOR_RTX_5090 = 590
+NEWEST_CUDA = 13  # that the engines of `skep engine install` are built for
 FEW_LANES = 4
 
 _ANY_REMEDY = "run `nvidia-smi` by hand; reinstall the driver and reboot if it keeps failing"
@@ -58,19 +58,31 @@ def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) ->
     """None without cards: then no driver is needed."""
     if not gpus:
         return None
-    numbered = re.match(r"\d+", driver or "")
-    if driver is None or numbered is None:
+    number = driver_number(driver)
+    if driver is None or number is None:
         hint = "run `nvidia-smi` and look at its first line"
         return HostFinding("driver", CheckResult.WARNING, "version unknown", hint)
     detail = f"{driver}, carries CUDA {cuda}" if cuda else driver
-    is_5090 = any("RTX 5090" in gpu.name for gpu in gpus)
-    wanted = DRIVER_FOR_RTX_5090 if is_5090 else DRIVER_FOR_CUDA_13_0
-    if int(numbered[0]) >= wanted:
-        return HostFinding("driver", CheckResult.OK, detail)
-    what = "an RTX 5090" if is_5090 else "builds for CUDA 13.0 (error 804 without it)"
-    otherwise = f", or use builds for CUDA {cuda} or older" if cuda and not is_5090 else ""
-    hint = f"install driver {wanted} or newer and reboot{otherwise}"
-    return HostFinding("driver", CheckResult.WARNING, f"{detail}; driver {wanted} or newer is needed for {what}", hint)
+    needed = need_of_cuda(NEWEST_CUDA).driver
+    if number < needed:
+        reason = f"vLLM and SGLang of today are built for CUDA {NEWEST_CUDA}"
+        what = f"{detail}; {reason}, which needs driver {needed} (error 804 without it)"
+        return HostFinding("driver", CheckResult.WARNING, what, _driver_remedy(driver, needed))
+    for gpu in gpus:
+        recommended = recommended_driver(gpu.name)
+        if recommended is not None and number < recommended:
+            what = f"{detail}; driver {recommended} is recommended for an {gpu.name}"
+            hint = f"install driver {recommended} or newer and reboot"
+            return HostFinding("driver", CheckResult.WARNING, what, hint)
+    return HostFinding("driver", CheckResult.OK, detail)
+
+
+def _driver_remedy(driver: str, needed: int) -> str:
+    hint = f"install driver {needed} or newer and reboot"
+    release = older_release("vllm", driver)
+    if release is None:
+        return hint
+    return f"{hint}; or take a release for CUDA 12: `skep engine install vllm --version {release}`"
 
 
 def lanes_finding(gpus: Sequence[Gpu]) -> HostFinding | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from skep.catalog.drivers import need_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner import memory
@@ -138,6 +139,10 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "bridged": lambda f: any(f.rig.link(a, b) == own and own.kind == "nvlink" for a, b, own in f.rig.pairs),
     # version of the engine
     "version": lambda f: memory.version_of(f.setup.version),
+    "engine_title": lambda f: {"vllm": "vLLM", "sglang": "SGLang"}.get(f.engine, f.engine),
+    "driver_need": lambda f: need_of(f.engine, f.setup.version),
+    "cuda": lambda f: f.driver_need and f.driver_need.cuda,
+    "driver": lambda f: f.driver_need.driver,
     "release": lambda f: f.version and f.version[0] * 1000 + (*f.version, 0)[1],  # vLLM 0.17.1 is 17, 1.2 is 1002
     # heads, experts, widths, layers
     "rungs": lambda f: valid_rungs(f.model),
