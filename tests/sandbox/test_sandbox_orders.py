@@ -92,6 +92,8 @@ def test_without_bubblewrap_the_remedy_is_to_install_it(tmp_path, monkeypatch, p
 
 
 def test_ubuntu_s_restriction_is_named_with_both_ways_out(tmp_path, monkeypatch):
+    (tmp_path / "bwrap").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     switch = tmp_path / "switch"
     switch.write_text("1\n")
     monkeypatch.setattr(runner, "APPARMOR", switch)

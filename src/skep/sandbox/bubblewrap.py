@@ -1,4 +1,4 @@
-"""What a sandbox is asked and answers; what bubblewrap shows a script and what it may use up; how it is started."""
+"""What a sandbox is asked and answers; what a script may use up; how bubblewrap is started."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import platform
 import re
 import resource
 import signal
-import site
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skep.sandbox import seccomp
+from skep.sandbox.view import BOX, FOLDER, UID, ScriptView
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +109,12 @@ def _bytes(text: str) -> bytes:
     return text.encode("latin-1")
 
 
-BOX = "/box"  # the one place a script can write to: a tmpfs with a size
-FOLDER = f"{BOX}/work"
-UID = 1000  # inside; whom it stands for outside is the launcher's business
-SYSTEM = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
-EXTRA = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ETC = {  # what Python asks for, made up
     "/etc/passwd": f"box:x:{UID}:{UID}::{FOLDER}:/nonexistent\n",
     "/etc/group": f"box:x:{UID}:\n",
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-}
-LINKS = {
-    "/dev/fd": "/proc/self/fd",
-    "/dev/stdin": "/proc/self/fd/0",
-    "/dev/stdout": "/proc/self/fd/1",
-    "/dev/stderr": "/proc/self/fd/2",
-    "/dev/shm": f"{BOX}/shm",  # noqa: S108 - inside; counts against the same size as the folder
 }
 UNSHARED = [f"--unshare-{name}" for name in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
 FILTER = seccomp.program(platform.machine())
@@ -138,80 +125,6 @@ SLACK_BYTES = 512 << 20  # address space that is reserved and never used: arenas
 
 libc = ctypes.CDLL(None, use_errno=True)
 Streams = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptView:
-    """What of this machine a script sees."""
-
-    program: str
-    binds: dict[str, str] = field(default_factory=dict)  # path inside: path outside
-    links: dict[str, str] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
-
-
-def view() -> ScriptView:
-    """Show the interpreter that runs this, its libraries and what is installed beside skep.
-
-    All of it read-only and at its own path; nothing else of a home folder or of a checkout, even where they hold the
-    interpreter. A line in a `.pth` file that leads elsewhere (an editable install) leads nowhere inside.
-    """
-    real = Path(sys.executable).resolve()
-    base = Path(sys.base_prefix)
-    binds: dict[str, str] = {}
-    links = dict(LINKS)
-    for path in map(Path, SYSTEM):
-        if path.is_symlink():
-            links[str(path)] = str(path.resolve())
-        elif path.is_dir():
-            binds[str(path)] = str(path)
-    if real.is_relative_to("/nix/store"):
-        binds["/nix/store"] = "/nix/store"
-    own = (base / "lib", base / "lib64", base.resolve() / "lib", real)
-    for path in (*own, *map(Path, EXTRA), base / "bin" / real.name):
-        _add(binds, links, path)
-    program = _with_packages(binds, links, real)
-    if not any(dest.startswith("/tmp/") for dest in (*binds, *links)):  # noqa: S108 - a path inside
-        links["/tmp"] = f"{BOX}/tmp"  # noqa: S108
-    ordered = dict(sorted(binds.items()))
-    return ScriptView(program, ordered, dict(sorted(links.items())), _environment(program))
-
-
-def _with_packages(binds: dict[str, str], links: dict[str, str], real: Path) -> str:
-    """Add what is installed beside skep; return the interpreter that finds it."""
-    for folder in map(Path, sys.path):
-        if folder.name in ("site-packages", "dist-packages"):
-            _add(binds, links, folder)
-    if sys.prefix == sys.base_prefix:
-        return str(real)
-    _add(binds, links, Path(sys.prefix) / "pyvenv.cfg")
-    if sys.executable != str(real):
-        links[sys.executable] = str(real)
-    return sys.executable
-
-
-def _add(binds: dict[str, str], links: dict[str, str], path: Path) -> None:
-    """Unless it is there already, inside a folder that is bound or behind a link."""
-    if not path.exists() or _covered(binds, path) or any(path.is_relative_to(link) for link in links):
-        return
-    binds[str(path)] = str(path.resolve())
-
-
-def _covered(binds: dict[str, str], path: Path) -> bool:
-    for dest, source in binds.items():
-        if path.is_relative_to(dest) and path.resolve() == (Path(source) / path.relative_to(dest)).resolve():
-            return path.resolve().is_relative_to(source)
-    return False
-
-
-def _environment(program: str) -> dict[str, str]:
-    places = {"PATH": f"{Path(program).parent}:/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": f"{BOX}/tmp"}  # noqa: S108
-    # A library that starts a thread a core would meet the process limit on a large machine.
-    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-    env = {**places, **threads, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-    if site.getusersitepackages() in sys.path:
-        return {**env, "PYTHONUSERBASE": site.getuserbase()}
-    return {**env, "PYTHONNOUSERSITE": "1"}
 
 
 class Bubblewrap:
@@ -226,7 +139,8 @@ class Bubblewrap:
     ) -> None:
         """Start it as that user; `streams` become its stdin, stdout and stderr."""
         files = {f"{FOLDER}/{name}": _readable(data) for name, data in script.files.items()}
-        etc = {path: _readable(text.encode()) for path, text in ETC.items()}
+        made_up = {**ETC, **view.files}
+        etc = {path: _readable(text.encode()) for path, text in made_up.items()}
         self.status_fd, status_write = os.pipe()
         gate_read, self._gate_fd = os.pipe()
         options = [*_options(view, limits, files, etc), "--json-status-fd", str(status_write)]

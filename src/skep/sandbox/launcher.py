@@ -25,19 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from skep.sandbox.bubblewrap import (
-    BOX,
     Bubblewrap,
     SandboxLimits,
     SandboxScript,
     ScriptEnding,
     ScriptResult,
-    ScriptView,
     checked,
     libc,
     pack_result,
     prctl,
     unpack_order,
 )
+from skep.sandbox.view import BOX, ScriptView
 
 CHEAP = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
 EXACT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")

@@ -21,9 +21,9 @@ from skep.sandbox.bubblewrap import (
     ScriptResult,
     pack_order,
     unpack_result,
-    view,
 )
 from skep.sandbox.launcher import BEGIN, setup_text
+from skep.sandbox.view import view
 
 START_S = 10.0
 GRACE_S = 30.0  # beyond a run's own limit, for a machine that is very busy
