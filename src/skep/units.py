@@ -82,7 +82,7 @@ def parse_seconds(text: str, *, key: str = "", above: float | None = None) -> fl
 
 def parse_percent(text: str, *, key: str) -> float | None:
     """`10%` is 10.0, `off` is None."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%?\s*", text)
+    found = re.fullmatch(r"(\d++(?:\.\d++)?)\s*+%?", text.strip())
     if text.strip().lower() == "off":
         return None
     if found is None or not 0 < float(found[1]) < 100:
@@ -102,7 +102,7 @@ def parse_int_list(text: str, *, name: str) -> tuple[int, ...]:
 
 
 def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str, key: str) -> float:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    match = re.fullmatch(r"(\d++(?:\.\d++)?)\s*+([a-zA-Z]*+)", text.strip())
     if match is None or match[2].lower() not in units:
         where = f"`{key}`: " if key else ""
         raise UserError(f"{where}`{text}` is not a {what}", hint=f"write it as {example}")

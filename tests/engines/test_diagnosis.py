@@ -314,3 +314,20 @@ def test_a_healthy_log_gives_no_cause_and_neither_does_a_line_of_it(engine):
     assert [find_rule(launch_of(engine), code, lines) for code in (0, 1, None)] == [None] * 3
     assert [line for line in lines if find_rule(launch_of(engine), 1, [line])] == []
     assert "ulimit" not in diagnose(launch_of(engine), 1, lines[:5]).cause  # a warning is no error
+
+
+def test_a_log_of_long_lines_takes_time_in_proportion_to_its_lines():
+    """13 s were spent on 400 lines that every rule had to look at in full."""
+    line = "ERROR couldn't connect to 'https://" + "fp8 NCCL WARN (CUDA, " * 200
+
+    def spent(count):
+        began = time.thread_time()
+        diagnose(launch_of(), 1, [line] * count)
+        return time.thread_time() - began
+
+    assert min(spent(200) for _ in range(3)) < 10 * min(spent(50) for _ in range(3))
+
+
+def test_only_the_beginning_of_a_line_is_looked_at():
+    assert "out of GPU memory" in str(diagnose(launch_of(), 1, [TORCH + "x" * 1_000_000]))
+    assert str(diagnose(launch_of(), 1, ["x" * 1000 + TORCH])) != str(diagnose(launch_of(), 1, [TORCH]))

@@ -19,8 +19,8 @@ _FILE = "gpus.toml"
 _PLAIN = ("title", "vendor", "arch", "unified_memory")
 MOST_CARDS = 64  # of a rig; a higher number in front of an `x` is part of a name
 _AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
-_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)", re.IGNORECASE)
-_COUNT_LAST = re.compile(r"(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)
+_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,9}(?=\s*+[x*]\s*+[a-z]))\s*+[x*]\s*+(\S.*)", re.IGNORECASE)
+_COUNT_LAST = re.compile(r"(.*\S)\s++[x*]\s*+(\d{1,9})", re.IGNORECASE)
 
 
 class ValueOrigin(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-_MEMORY = re.compile(r"(?<![0-9.])([0-9]{1,4})[\s-]*gi?b$")
+_MEMORY = re.compile(r"(?<![0-9.])([0-9]{1,4})[\s-]*+gi?b$")
 _TRADEMARKS = re.compile(r"\((?:r|tm)\)")
 _FAMILIES = ("rtx", "rx", "radeon", "apple", "quadro", "arc")
 _VENDORS = ("nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "intel", "huawei", "quadro", "graphics",

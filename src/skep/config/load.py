@@ -47,7 +47,7 @@ _KINDS = {
     "datetime": "a date and time",
 }
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than"}
-_REFUSAL = re.compile(r"Expected `(\w+)[^`]*`(?: (>=|<=|>|matching regex) (.+))?")
+_REFUSAL = re.compile(r"Expected `(\w++)[^`]*+`(?: (>=|<=|>|matching regex) (.+))?")
 SLOTS_MATTER = "how many sequences the server decodes at a time: vLLM --max-num-seqs, llama-server -np"
 _MISSING = {  # what a key that must be there is for
     "slots": SLOTS_MATTER,

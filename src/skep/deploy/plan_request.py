@@ -244,7 +244,7 @@ def _read_gguf(path: Path, name: str) -> ModelFound:
     geometry = geometry_of(header)
     if any(tensor.type_name == "MXFP4" for tensor in header.tensors):
         return ModelFound(geometry, QUANTS["gguf_mxfp4"], name, (f"{path.name} holds MXFP4",))
-    word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w+)?|BF16|F16)$", path.stem, re.IGNORECASE)  # `Model-Q4_K_M`
+    word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w{1,16})?|BF16|F16)$", path.stem, re.IGNORECASE)  # `Model-Q4_K_M`
     quant, by = known_quant(word[1]) if word else None, "name"
     if quant is None or quant.family != "gguf":
         by_size = (q for q in QUANTS.values() if q.family == "gguf" and q.id != "gguf_mxfp4")

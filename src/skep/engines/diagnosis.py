@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 import signal
 import tomllib
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
@@ -23,11 +25,12 @@ from skep.engines.discovery import engine_kinds
 from skep.engines.remedies import FailureCase, present, take_step
 
 SHOWN = 200  # characters of a line that are shown as evidence
-LONGEST = 2000  # of a line that are looked at
+LONGEST = 300  # of a line that are looked at
+LONGEST_RAW = 2 * LONGEST  # of a line with its colours, times and process names
 MOST_LINES = 400
 SIGNALS = {number.value: number.name for number in signal.Signals}
 
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*+\x07|[\x00-\x08\x0b-\x1f\x7f]")
 _FILE = tomllib.loads(files("skep.engines").joinpath("diagnosis.toml").read_text(encoding="utf-8"))
 _PREFIXES = tuple(map(re.compile, _FILE["prefixes"]))
 _PYTHON_WARNING = re.compile(r"\b\w*Warning: ")
@@ -54,13 +57,13 @@ class LogLine(msgspec.Struct, frozen=True):
 
 def plain(raw: str) -> LogLine:
     """`(EngineCore_DP0 pid=7) ERROR 11-15 10:00:00 [core.py:866] ValueError: no` → `ValueError: no`, ERROR."""
-    text = _COLOURS.sub("", raw[:LONGEST])
+    text = _COLOURS.sub("", raw[:LONGEST_RAW])
     level = ""
     while found := next((one for prefix in _PREFIXES if (one := prefix.match(text))), None):
         text, said = text[found.end() :], found.groupdict()
         if word := (said.get("word") or said.get("letter") or "").upper():
             level = _FILE["levels"].get(word, word)
-    text = text.strip()
+    text = text.strip()[:LONGEST]
     if not level and _PYTHON_WARNING.search(text):
         level = "WARNING"
     return LogLine(text, level, _SOURCE.match(text) is not None)
@@ -103,8 +106,9 @@ class DiagnosisRule(msgspec.Struct, frozen=True):
 def match(rule: DiagnosisRule, launch: Launch, code: int | None, lines: Sequence[LogLine]) -> FailureCase | None:
     if not rule.concerns(launch):
         return None
+    near = _NearLines(rule.near, lines)
     for at in sorted(range(len(lines)), key=lambda at: lines[at].is_source):
-        found = _looked(rule, lines, at)
+        found = _looked(rule, lines, at, near)
         if found is not None:
             return FailureCase(launch, lines[at].shown, found | _worked_out(found))
     ended = abs(code) % 128 if code is not None and (code < 0 or code > 128) else 0  # a container says 128 + n
@@ -127,17 +131,35 @@ def _worked_out(facts: Mapping[str, str]) -> dict[str, Any]:
     return more
 
 
-def _looked(rule: DiagnosisRule, lines: Sequence[LogLine], at: int) -> dict[str, str] | None:
+class _NearLines:
+    """Where the lines are that a rule wants near the telling one. Each is looked at once, when the first one asks."""
+
+    def __init__(self, near: re.Pattern[str] | None, lines: Sequence[LogLine]) -> None:
+        self._near, self._lines = near, lines
+
+    @cached_property
+    def _places(self) -> list[int]:
+        near = self._near
+        return [] if near is None else [at for at, line in enumerate(self._lines) if near.search(line.text)]
+
+    def missing(self, start: int, end: int) -> bool:
+        """Return whether the rule wants such a line, and none is in this range."""
+        if self._near is None:
+            return False
+        place = bisect_left(self._places, start)
+        return place == len(self._places) or self._places[place] >= end
+
+
+def _looked(rule: DiagnosisRule, lines: Sequence[LogLine], at: int, near: _NearLines) -> dict[str, str] | None:
     line = lines[at]
     if line.level in ("DEBUG", "INFO") or (line.quiet and not rule.warnings):
         return None
     hit = next((found for look in rule.looks if (found := look.search(line.text))), None)
     if hit is None:
         return None
-    above = lines[max(0, at - ABOVE) : at + BELOW]
-    if rule.near is not None and not any(rule.near.search(near.text) for near in above):
+    if near.missing(at - ABOVE, at + BELOW):
         return None
-    told = " ".join(near.text for near in lines[at : at + 1 + BELOW])
+    told = " ".join(line.text for line in lines[at : at + 1 + BELOW])
     if rule.unless is not None and rule.unless.search(told):
         return None
     facts: dict[str, str] = {}
@@ -227,8 +249,10 @@ def find_rule(
 
 def root(tail: Sequence[str]) -> str | None:
     """Return what was raised above "see root cause above"."""
-    lines = [line for line in (plain(raw) for raw in reversed(tail)) if not line.quiet]
-    raised = (line for line in lines if _RAISED.match(line.text) and not SAYS_NOTHING.search(line.text))
+    lines = (plain(raw) for raw in reversed(tail[-MOST_LINES:]))
+    raised = (
+        line for line in lines if not line.quiet and _RAISED.match(line.text) and not SAYS_NOTHING.search(line.text)
+    )
     return next((line.shown for line in raised), None)
 
 
@@ -237,6 +261,7 @@ _WORDS = re.compile(r"error\b|\bfailed\b|out of memory\b|\bcannot\b", re.IGNOREC
 
 def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
     """`code` None: it runs and refused, `tail` is what it answered. `oom_kills`: processes that the kernel killed."""
+    tail = [line[:LONGEST_RAW] for line in tail[-MOST_LINES:]]
     if code == EXIT_FINAL and tail:  # an engine of ours says at the end what is wrong
         last = tail[-1].removeprefix("error: ").strip()
         found = find_rule(launch, code, tail[:-1]) if "refused to start" in last else None  # llama.cpp says more
@@ -249,7 +274,7 @@ def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills
         how = f"killed by {SIGNALS.get(-code, f'signal {-code}')}"
         return Diagnosis(how + (": out of memory?" if code == -signal.SIGKILL else ""))
     ended = "" if code is None else f"exit code {code}"
-    causes = [line for line in tail if _WORDS.search(line) and not plain(line).quiet]
+    causes = [line[:LONGEST] for line in tail if _WORDS.search(line[:LONGEST]) and not plain(line).quiet]
     last = next((line.strip() for line in reversed(causes or list(tail)) if line.strip()), "")
-    last = (last and SAYS_NOTHING.search(last) and root(tail)) or last
+    last = (last and SAYS_NOTHING.search(last[:LONGEST]) and root(tail)) or last
     return Diagnosis(f"{last} ({ended})" if last and ended else last or ended, final=code == 127)

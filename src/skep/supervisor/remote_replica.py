@@ -17,6 +17,8 @@ from skep.wire.client import HttpResponse, Pool, WireFailure, fetch
 from skep.wire.engine_state import LARGEST_STATE_BYTES
 from skep.wire.heads import parse_url
 
+# Of another gateway, by replica.
+_SLOTS_OF_GATEWAY = re.compile(r'^skep_slots\{model="([^"\n]*+)".*\} (\d{1,9})', re.MULTILINE)
 PROBE_EVERY_S = 1.0
 MOST_SLOTS = 256  # as vLLM itself has it, where nobody says
 PROBE_TIMEOUT_S = 5.0
@@ -173,8 +175,7 @@ async def ask_slots(url: str, key_env: str | None = None, model: str | None = No
     finally:
         await pool.close()
     text = metrics.body.decode("utf-8", "replace") if metrics is not None else ""
-    of_gateway = r'^skep_slots\{model="([^"\n]*+)".*\} (\d{1,9})'  # another one's, by replica
-    own = re.findall(of_gateway, text, re.MULTILINE)
+    own = _SLOTS_OF_GATEWAY.findall(text)
     if own and (model is not None or len({name for name, _ in own}) == 1):
         return sum(int(count) for name, count in own if model in (None, name)), f"/metrics of {url}"
     told = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)

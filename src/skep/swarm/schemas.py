@@ -135,7 +135,7 @@ LONGEST_TEXT = 2_000_000  # characters of an answer that are looked at
 MOST_STARTS = 64  # places where a value may begin: each costs a look at all that follows
 MOST_VALUES = 8
 _START = re.compile(r"[{\[]")
-_OPENING = re.compile(r"[\s`]*(?:json)?\s*[{\[\"]", re.IGNORECASE)
+_OPENING = re.compile(r"[\s`]*+(?:json)?+\s*+[{\[\"]", re.IGNORECASE)
 
 
 class NotJson(ValueError):

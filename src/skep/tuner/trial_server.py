@@ -43,7 +43,7 @@ _COMPLAINT = ("error", "failed", "exception", "fatal", "out of memory", "cannot"
 _MEMORY = re.compile(
     r"out of (?:\w+ )?memory|\bOutOfMemory|\bOOM\b|no (?:GPU )?memory|not enough (?:GPU )?memory|bad_alloc"
     r"|(?:lower|raise) memory_share|room in the KV cache|memory for the (?:KV cache|cache blocks)"
-    r"|the KV cache ran out|max seq len|increas\w+ \S*(?:gpu_memory_utilization|mem-fraction-static)",
+    r"|the KV cache ran out|max seq len|increas\w{1,10} \S{0,80}(?:gpu_memory_utilization|mem-fraction-static)",
     re.IGNORECASE,
 )
 

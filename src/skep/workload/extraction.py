@@ -21,7 +21,7 @@ _STRONG = re.compile(
 _WEAK = re.compile(
     r"(?:if|elif|while|with|async with|except|match) .*:\s*(?:#.*)?$|(?:async )?for .* in .*:\s*(?:#.*)?$"
     r"|(?:else|try|finally|except):\s*(?:#.*)?$|(?:return|raise|yield|await|assert|del|global|nonlocal) ?\S"
-    r"|(?:return|pass|break|continue)\s*(?:#.*)?$|[A-Za-z_][\w.]*\(.*\)?[,:]?\s*(?:#.*)?$|[)\]}]+[,:]?\s*(?:->.*)?$"
+    r"|(?:return|pass|break|continue)\s*(?:#.*)?$|[A-Za-z_][\w.]*\(.*$|[)\]}]+[,:]?\s*(?:->.*)?$"
     r"|#|\"\"\"|'''"
 )
 

@@ -83,7 +83,8 @@ LONGEST_READ = 100_000  # characters, from the end: an answer is settled there
 _EDGES = " \t\r\n*_`\"'“”‘’«»„.。!"
 _FENCE_LINE = re.compile(r"^[ \t]*(?:```|~~~)\w*[ \t]*$", re.MULTILINE)
 _LABEL = re.compile(
-    r"^\W{0,4}(?:(?:the |my )?(?:final |correct |right )?(?:answer|result|output)(?: is)?\s*[:=]?|a[:=])\s+(?=\S)",
+    r"^\W{0,4}(?:(?:the |my )?(?:final |correct |right )?(?:answer|result|output)(?: is)?"
+    r"(?:\s*+[:=])?+|a[:=])\s++(?=\S)",
     re.IGNORECASE,
 )
 _STATED = re.compile(

@@ -1,0 +1,210 @@
+"""No regular expression that sees outside input takes longer than in proportion to it.
+
+Expressions are found, not listed: those that the modules of the tree hold, with the data files that they compile, and
+those in calls of `re`. What is made while it runs is listed with what bounds it.
+"""
+
+import ast
+import importlib
+import re
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from expression_attacks import costly_text, slow_text
+
+SOURCE = Path(__file__).parents[1] / "src" / "skep"
+FUNCTIONS = ("match", "search", "fullmatch", "findall", "finditer", "sub", "subn", "split")
+CALL = re.compile(rf"\bre\.(?:compile|{'|'.join(FUNCTIONS)})\(|= *map\(re\.compile")
+USE = re.compile(rf"(\w+)(?:\[\w+\])?\.({'|'.join(FUNCTIONS)})\b")
+HELD = {"_PREFIXES": {"match"}}  # how a table of expressions is used; others are searched for
+
+# Expressions that see nothing from outside, by module or by the name they have there.
+OWN = {
+    "skep.report.page._LINE_BREAK": "templates of this package",
+    "skep.report.svg": "pictures that the installed Vega has drawn; it escapes the texts in them",
+    "skep.web.run_cache._LEAD": "pages that skep has written; it escapes the texts in them",
+    "skep.web.run_cache._STYLED": "pages that skep has written; it escapes the texts in them",
+    "skep.testing.fake_answers": "answers of the fake engine, a part of the tests",
+}
+# Expressions that look at short texts only, and the characters of the longest.
+BOUNDED = {
+    "skep.engines.diagnosis": (1203, "four lines of a log, 300 characters of each"),
+    "skep.workload.extraction._STRONG": (400, "the beginning of a line"),
+    "skep.workload.extraction._WEAK": (400, "the beginning of a line"),
+}
+ONE = r"(?:Paris|Rome)(?!\w)"
+# Calls whose expression is made while they run: examples of it, or what bounds its time.
+IN_CHILD = "a process of its own that is ended after its time"
+MADE = {
+    "skep.deploy.resolve: f'\\\\b{engine}>=([0-9.]+[0-9])'": "texts of the packaged catalogue",
+    "skep.engines.diagnosis: text": "the rules, which the module holds",
+    "skep.quality.harness: f'^(?:@.*\\\\n)*(?:async )?def {re.escape(entry_point)}\\\\b'": IN_CHILD,
+    "skep.quality.harness: pattern": IN_CHILD,
+    "skep.web.context: _PUBLIC[name]": "the expressions that the module holds",
+    "skep.workload.banks: value": "is only compiled, to see whether it can be",
+}
+MADE_LIKE = {
+    "skep.workload.reading_checks: f'(?<!\\\\w){one}'": [rf"(?<!\w){ONE}"],
+    """skep.workload.reading_checks: f\"\"\"[\\\\s*_`\\\\"'“‘(\\\\[]{{0,8}}({one})\"\"\"""": [
+        rf"[\s*_`\"'“‘(\[]{{0,8}}({ONE})"
+    ],
+}
+
+
+def sources():
+    """Return the texts of the modules by name."""
+    paths = [path for path in sorted(SOURCE.rglob("*.py")) if path.name != "__main__.py"]
+    names = [path.relative_to(SOURCE.parent).with_suffix("").parts for path in paths]
+    return {".".join(name): path.read_text() for name, path in zip(names, paths, strict=True)}
+
+
+def held_in(value, depth=0):
+    """Yield the expressions in a value, however deep."""
+    parts = ()
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, msgspec.Struct):
+        parts = [getattr(value, name) for name in value.__struct_fields__]
+    elif isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = value
+    for part in parts if depth < 4 else ():
+        yield from held_in(part, depth + 1)
+
+
+def methods_by_name(texts):
+    """Return the methods that are called on each name, anywhere."""
+    found = defaultdict(set)
+    for text in texts:
+        for name, method in USE.findall(text):
+            found[name].add(method)
+    return found
+
+
+def calls_of_re(tree):
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=method)):
+                if method in ("compile", *FUNCTIONS):
+                    yield node, method
+
+
+def flags_of(node, method, names):
+    place = {"sub": 4, "subn": 4, "split": 3, "compile": 1}.get(method, 2)
+    given = next((key.value for key in node.keywords if key.arg == "flags"), None)
+    given = given or (node.args[place] if len(node.args) > place else None)
+    return 0 if given is None else value_of(given, names)
+
+
+def value_of(node, names):
+    """Return what an expression of Python stands for, in its module. NameError where it needs more than that."""
+    return eval(compile(ast.Expression(node), "source", "eval"), dict(names))
+
+
+class Collection:
+    """The expressions of the tree with the methods they are used by, and the calls that make one while they run."""
+
+    def __init__(self):
+        self.places, self.methods, self.made = {}, defaultdict(set), []
+        texts = sources()
+        used = methods_by_name(texts.values())
+        for name, text in texts.items():
+            if CALL.search(text):
+                own = methods_by_name([text])
+                names = vars(importlib.import_module(name))
+                self.add_module(name, text, names, lambda variable, own=own: own[variable] or used[variable])
+
+    def add(self, expression, place, methods):
+        self.places.setdefault(expression, place)
+        self.methods[expression] |= methods
+
+    def add_module(self, name, text, names, used):
+        held = set()
+        for variable, value in names.items():
+            for expression in held_in(value):
+                held.add(expression.pattern)
+                methods = used(variable) if isinstance(value, re.Pattern) else HELD.get(variable)
+                self.add(expression, f"{name}.{variable}", methods or {"search"})
+        for node, method in calls_of_re(ast.parse(text)):
+            try:
+                pattern = value_of(node.args[0], names)
+                expression = re.compile(pattern, flags_of(node, method, names))
+            except NameError:
+                self.made.append(f"{name}: {ast.unparse(node.args[0])}")
+                continue
+            if method != "compile" or pattern not in held:
+                self.add(expression, name, {method} if method in FUNCTIONS else {"search"})
+
+
+@cache
+def collection():
+    return Collection()
+
+
+def reason_for(place, table):
+    return table.get(place) or table.get(place.rpartition(".")[0])
+
+
+def unbounded():
+    tables = (OWN, BOUNDED)
+    return [one for one, place in collection().places.items() if not any(reason_for(place, table) for table in tables)]
+
+
+def slow_ones(expressions):
+    found = {one.pattern: slow_text(one, sorted(collection().methods[one])) for one in expressions}
+    return {pattern: text for pattern, text in found.items() if text is not None}
+
+
+def test_no_expression_takes_longer_than_in_proportion_to_the_text():
+    expressions = unbounded()
+    assert len(expressions) > 100
+    assert slow_ones(expressions) == {}
+
+
+def test_an_expression_for_short_texts_takes_little_time_on_the_longest():
+    found = {}
+    for expression, place in collection().places.items():
+        if (bound := reason_for(place, BOUNDED)) is not None:
+            found[expression.pattern] = costly_text(expression, sorted(collection().methods[expression]), bound[0])
+    assert len(found) > 150
+    assert {pattern: text for pattern, text in found.items() if text is not None} == {}
+
+
+def test_an_expression_that_is_made_while_it_runs_is_like_one_that_is_tried_here():
+    assert set(collection().made) == {*MADE, *MADE_LIKE}
+    examples = [re.compile(pattern, re.MULTILINE) for patterns in MADE_LIKE.values() for pattern in patterns]
+    assert {one.pattern: slow_text(one, ["search"]) for one in examples} == {one.pattern: None for one in examples}
+
+
+@pytest.mark.parametrize("table", [OWN, BOUNDED])
+def test_an_exception_stands_for_an_expression_that_is_there(table):
+    places = set(collection().places.values())
+    assert [name for name in table if not any(place.startswith(name) for place in places)] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        (r"(a+)+b", "match"),
+        (r"(?:a|a?)+b", "search"),
+        (r"\s*(\d+)\s*([a-z]*)\s*", "fullmatch"),
+        (r"\s+$", "search"),
+        (r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}', "search"),
+        (r"<b>.*?</b>", "findall"),
+        (r"[\s`]*(?:json)?\s*[{\[]", "match"),
+        (rb"x*x*y", "match"),
+    ],
+)
+def test_a_slow_expression_is_found(pattern, method):
+    """Exponential, quadratic from one place, quadratic from every place."""
+    assert slow_text(re.compile(pattern), [method]) is not None
+
+
+@pytest.mark.parametrize("pattern", [r"[a-z]+\d*", r"a.*b", r'"(?:[^"\\]++|\\.)*+"', r"(?:ab|cd)+$", r"\w{1,9} x"])
+def test_an_expression_in_proportion_to_the_text_is_no_slow_one(pattern):
+    assert slow_text(re.compile(pattern), ["match"]) is None
