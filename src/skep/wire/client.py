@@ -116,7 +116,9 @@ def reason_of(error: OSError) -> str:
     return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
 
 
-HEAD_BYTES = 262_144  # of an answer's head, at most
+HEAD_BYTES = 262_144  # of an answer's head, at most, with the interim ones before it
+OVERHEAD_BYTES = 65_536  # of what stands around an answer's chunks: extensions of their sizes, and trailers
+FRAME_BYTES = 20  # of a chunk's own framing: its size in digits and two line ends
 STALE_S = 1.0
 IDLE_S = 4.0  # a connection that stood idle for longer is not used again
 CLOSING_ROUNDS = 100
@@ -284,6 +286,9 @@ class _ClientConnection(asyncio.Protocol):
         self._surplus = False  # bytes came after it
         self._begun = 0  # answers that began in this read, interim ones included
         self._unheaded = 0  # bytes of reads before the head was whole
+        self._overhead = 0  # bytes of the answer behind its head that are neither body nor plain framing
+        self._body_read = 0  # bytes of this read that are body
+        self._chunks_read = 0
         self._chunked = False  # the receiver takes whole chunks as they are
         self._between = False  # the parser stands between two chunks
         self.write_on: Callable[[bytes], None] | None = None  # where chunks go as they are, each one noted in `passed`
@@ -356,6 +361,8 @@ class _ClientConnection(asyncio.Protocol):
         fresh, self.answered, self._begun = not self.answered, True, 0
         if fresh and self._handle_cached_head(call, data, at):
             return
+        in_body = self._head is not None
+        self._body_read = self._chunks_read = 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -368,16 +375,28 @@ class _ClientConnection(asyncio.Protocol):
             if not self._complete:
                 self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
         self._between = self._between and data.endswith(b"\r\n")  # else it stands inside the next chunk's size
-        if self._head is None and not self._complete and self._call is not None:
-            self._unheaded += len(data)
-            if self._unheaded > HEAD_BYTES:
-                self._fail(WireFailure("protocol", f"{self._pool.origin} sent more than {HEAD_BYTES} bytes of headers"))
+        if not self._complete and self._call is not None:
+            self._check_bounds(len(data), in_body=in_body)
         if self._complete:
             if fresh and self._reusable and self._begun == 1:
                 self._pool.heads.keep(data, self._plain)
             self._hand_back()
             if not call.aborted:
                 call.receiver.on_end(at)
+
+    def _check_bounds(self, length: int, *, in_body: bool) -> None:
+        """Fail an answer whose head has no end, or that goes on with anything but a body."""
+        origin = self._pool.origin
+        if self._head is None:
+            self._unheaded += length
+            if self._unheaded > HEAD_BYTES:
+                self._fail(WireFailure("protocol", f"{origin} sent more than {HEAD_BYTES} bytes of headers"))
+        elif in_body:
+            overhead = length - self._body_read - FRAME_BYTES * self._chunks_read
+            self._overhead = max(0, self._overhead + overhead)
+            if self._overhead > OVERHEAD_BYTES:
+                what = f"more than {OVERHEAD_BYTES} bytes of trailers or chunk extensions"
+                self._fail(WireFailure("protocol", f"{origin} sent {what}"))
 
     def _handle_cached_head(self, call: Call, data: bytes, at: float) -> bool:
         """Return an answer in one read, with a head that was read before: the parser need not see it."""
@@ -417,6 +436,7 @@ class _ClientConnection(asyncio.Protocol):
 
     def on_chunk_header(self) -> None:
         self._between = False
+        self._chunks_read += 1
 
     def on_chunk_complete(self) -> None:
         self._between = True
@@ -425,12 +445,14 @@ class _ClientConnection(asyncio.Protocol):
         self._surplus = self._complete
         self._begun += 1
         self._between = self._chunked = False
+        self._overhead = 0
         self.write_on = self._plain = None
         self._headers = []
         self._head = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._head is None:  # else it is a trailer, which nobody is told
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -446,6 +468,7 @@ class _ClientConnection(asyncio.Protocol):
         self._chunked = receiver.takes_chunks and head.get(b"transfer-encoding") == b"chunked"
 
     def on_body(self, data: bytes) -> None:
+        self._body_read += len(data)
         if self._call is not None and self._head is not None and not self._call.aborted:
             self._call.receiver.on_body(data, self._at)
 
