@@ -24,3 +24,21 @@ def test_answers_stream_in_with_their_speed_and_can_be_stopped(visit, tmp_path):
         assert page.locator(".turn.failed").count() == 0
         page.click("#anew")
         expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_a_key_is_entered_where_the_gateway_wants_one(visit, tmp_path):
+    key = "sk-of-the-owner"
+    with FakeEngine(slots=1, key=key) as engine:
+        env = own_env(tmp_path) | {"SKEP_URL": engine.url, "SKEP_API_KEY": key}
+        with served(env) as url:
+            page = visit(url).go("/chat")
+            expect(page.locator("#ask")).to_have_count(0)
+            page.click("text=Enter a key")
+            page.fill("#key", key)
+            page.press("#key", "Enter")
+            page.wait_for_url("**/chat")
+            page.fill("#question", "Count to ten.")
+            page.press("#question", "Enter")
+            expect(page.locator(".turn.assistant .figures")).to_contain_text("tokens out")
+            page.click("text=Forget my key")
+            page.wait_for_url(f"{url}/")

@@ -61,6 +61,25 @@ def test_a_key_is_printed_once_and_only_its_digest_is_kept_in_a_file_of_its_owne
     assert (spec.name, spec.priority, spec.max_concurrent, spec.rate) == ("ci", "batch", 4, "60/m")
 
 
+def test_adding_a_key_says_that_from_then_on_every_request_needs_one(path):
+    """Somebody added a key for a laptop, and the next request without one was refused without a warning."""
+    said = key("add", "laptop").err
+    assert "from then on every request needs a key" in said
+    assert "Authorization: Bearer KEY" in said
+
+
+def test_a_key_is_an_admins_only_with_the_mark(path):
+    key("add", "owner", "--admin")
+    key("add", "laptop")
+    marks = {row["name"]: row["admin"] for row in key("list", "--json").json}
+    assert marks == {"owner": True, "laptop": False}
+    assert path.read_text().count("admin = true") == 1
+    assert "admin = false" not in path.read_text()
+    header, *rows = key("list").out.splitlines()
+    assert "ADMIN" in header
+    assert [row.split()[4] for row in rows] == ["yes", "no"]
+
+
 def test_list_shows_names_and_limits(path):
     assert key("list", "--json").json == []
     empty = key("list")
@@ -70,7 +89,8 @@ def test_list_shows_names_and_limits(path):
     first, second = key("list", "--json").json
     assert first.pop("created").endswith("+00:00")
     digest = read_keys(path)[0].sha256
-    assert first == {"name": "ci", "class": "batch", "max_concurrent": None, "rate": None, "sha256": digest}
+    limits = {"class": "batch", "max_concurrent": None, "rate": None}
+    assert first == {"name": "ci", **limits, "admin": False, "sha256": digest}
     assert second["name"] == "alice"
     table = key("list").out.splitlines()
     assert table[1].split()[:4] == ["ci", "batch", "any", "any"]
@@ -166,6 +186,7 @@ def test_what_is_added_is_the_toml_that_the_manual_shows_and_a_rate_is_a_bucket_
         (ONE + "max_concurrent = true\n", "`key.0.max_concurrent` must be a whole number"),
         (ONE + "max_concurrent = 0\n", "key 1: max_concurrent 0 is below 1"),
         (ONE + "rate = '60'\n", "key 1: '60' is not a rate"),
+        (ONE + "admin = 'yes'\n", "`key.0.admin` must be"),
         (ONE + "created = 'today'\n", "`key.0.created` must be a date and time"),
         (ONE + ONE.replace(D1, D2), "two keys are named `ci`"),
         (ONE + ONE.replace("ci", "ci2"), "`ci` and `ci2` have the same sha256"),

@@ -1,11 +1,13 @@
 """Dashboards for the tests of a module: its `fill` stores what they show, its `NOW` and `hive` are theirs, if any."""
 
 import time
+from functools import partial
 
 import pytest
 from running_site import no_hive, running
 from stored_runs import installation
 
+from skep.config.keys import KeySpec, add_entry, checked, digest_of, keys_path
 from skep.web.context import Site
 
 
@@ -30,6 +32,16 @@ def ask(request, paths):
 def public(request, paths):
     with _running(request, paths, public=True) as asked:
         yield asked
+
+
+@pytest.fixture(scope="module")
+def client_key(request, paths):
+    """The same as a key without the mark `admin` sees it: the function asks with that key."""
+    add_entry(keys_path(paths), checked(KeySpec("client", digest_of("sk-client"))))
+    with _running(request, paths, guarded=True) as asked:
+        ask = partial(asked, headers={"authorization": "Bearer sk-client"})
+        ask.port = asked.port
+        yield ask
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def running(site, *, read=no_hive, routes=()):
     app = make_app(site, live=Live(site, read=read, first_paint_s=10.0), warm=False)
     app.router.routes.extend(routes)
     ready = queue.Queue()
-    end_streams = app.state.live.close
+    end_streams = app.state.end_streams
     with AsgiServer(
         app, host="127.0.0.1", port=0, guarded=True, grace_s=2, on_ready=ready.put, on_end=end_streams
     ) as server:

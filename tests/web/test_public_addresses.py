@@ -1,4 +1,4 @@
-"""In public no answer names an address of an upstream, a target or an engine, whatever page or file it is on."""
+"""To the public, and to a client's key, no answer names an address of an upstream, a target or an engine."""
 
 import http.client
 import re
@@ -86,9 +86,10 @@ def hive(_site):
     return status(*replicas, url=f"http://{AT[0]}", pid=4321, queues=queues)
 
 
-@pytest.fixture(scope="module")
-def answers(public):
-    """Every public answer that a link leads to, by its address. A picture is all that it is drawn of, undrawn."""
+@pytest.fixture(scope="module", params=["public", "client_key"])
+def answers(request):
+    """Every answer that a link leads to, by its address. A picture is all that it is drawn of, undrawn."""
+    ask = request.getfixturevalue(request.param)
     found, left = {}, list(BEGINNINGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vl_convert, "vegalite_to_svg", lambda spec, **_: f'<svg viewBox="0 0 9 9">{spec}</svg>')
@@ -97,25 +98,25 @@ def answers(public):
             other_window = "window=" in path and "window=all" not in path  # what they show, the window of all shows too
             if path in found or path.startswith(NOTHING_STORED) or other_window or len(found) > 400:
                 continue
-            found[path] = public(path)[1]
+            found[path] = ask(path)[1]
             if "<html" in found[path]:
                 links = re.findall(r'(?:href|src|data-\w+)="(/[^"]*)"', found[path])
                 left += (urlsplit(urljoin(path, unescape(link)))._replace(fragment="").geturl() for link in links)
-        found["/live"] = _first_event(public.port)
+        found["/live"] = _first_event(ask.port)
         return found
 
 
 def _first_event(port):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request("GET", "/live")
+        connection.request("GET", "/live", headers={"authorization": "Bearer sk-client"})
         answer = connection.getresponse()
         return next(line for line in iter(answer.readline, b"") if line.startswith(b"data:")).decode()
     finally:
         connection.close()
 
 
-def test_no_public_answer_of_any_kind_names_an_address_and_all_else_is_still_told(answers):
+def test_no_answer_of_any_kind_names_an_address_and_all_else_is_still_told(answers):
     wrong = {path: [host for host in HOSTS if host in body] for path, body in answers.items()}
     assert {path: hosts for path, hosts in wrong.items() if hosts} == {}
     looked = " ".join(answers)

@@ -30,6 +30,9 @@ def add(
     rate: Annotated[
         str | None, option("Maximum requests per s, m, h or d, such as 60/m, also in one burst (default: no limit).")
     ] = None,
+    admin: Annotated[
+        bool, option("On the dashboard the key may see and change everything: swarm runs, prompts, notes.")
+    ] = False,
 ) -> None:
     """Create a key and print it once. Only its digest is stored."""
     from skep.config.keys import KeySpec, add_entry, checked, digest_of, keys_path, new_key, remove_entry
@@ -37,7 +40,7 @@ def add(
     path = keys_path(user_paths(os.environ))
     key = new_key()
     created = datetime.now(UTC).replace(microsecond=0)
-    add_entry(path, checked(KeySpec(name, digest_of(key), priority, max_concurrent, rate, created)))
+    add_entry(path, checked(KeySpec(name, digest_of(key), priority, max_concurrent, rate, created, admin)))
     try:
         print(key, flush=True)  # noqa: T201
     except OSError:
@@ -45,6 +48,7 @@ def add(
         raise
     note(f"this is the key of `{name}`, shown only once; {path} stores its digest")
     note("a running deployment accepts it after `skep replica reload`")
+    note("from then on every request needs a key, from this machine too: `Authorization: Bearer KEY`")
 
 
 @command(key_app, "skep key list --json", name="list")
@@ -55,19 +59,21 @@ def list_keys(as_json: JsonOption = False) -> None:
     path = keys_path(user_paths(os.environ))
     entries = read_keys(path)
     none_yet = f"no keys in {path}; `skep key add NAME` makes one"
-    table = partial(print_table, "NAME|CLASS|>CONCURRENT|RATE|CREATED", _cells)
+    table = partial(print_table, "NAME|CLASS|>CONCURRENT|RATE|ADMIN|CREATED", _cells)
     print_list(entries, table, _document, as_json=as_json, none_yet=none_yet)
 
 
 def _document(entry: KeySpec) -> dict[str, Any]:
     created = entry.created.isoformat() if entry.created else None
     limits = {"class": entry.priority, "max_concurrent": entry.max_concurrent, "rate": entry.rate}
-    return {"name": entry.name, **limits, "created": created, "sha256": entry.sha256}
+    return {"name": entry.name, **limits, "admin": entry.admin, "created": created, "sha256": entry.sha256}
 
 
 def _cells(entry: KeySpec) -> list[Any]:
     row = _document(entry)
-    return [row["name"], *(row[key] or "any" for key in ("class", "max_concurrent", "rate")), row["created"]]
+    limits = [row[name] or "any" for name in ("class", "max_concurrent", "rate")]
+    mark = "yes" if entry.admin else "no"
+    return [entry.name, *limits, mark, row["created"]]
 
 
 @command(key_app, "skep key remove nightly-evals")

@@ -24,18 +24,24 @@ _FileState = tuple[int, int, int, int] | None
 class AcceptedKeys:
     """Reads the file again whenever it has changed. Where it cannot be read, the keys that were read last stay."""
 
-    def __init__(self, path: Path, own_key: str | None = None) -> None:
-        """Raises UserError where the file cannot be read."""
+    def __init__(self, path: Path, own_key: str | None = None, *, must_read: bool = True) -> None:
+        """`own_key`: SKEP_API_KEY, whose holder is an admin.
+
+        `must_read`: raise UserError where the file cannot be read; else there are no keys until it can.
+        """
         self._path = path
-        self._own = (KeySpec(_OWN_NAME, digest_of(own_key)),) if own_key else ()
-        self._state = _state_of(path)
-        self._take(read_keys(path))
+        self._own = (KeySpec(_OWN_NAME, digest_of(own_key), admin=True),) if own_key else ()
+        self._state: _FileState = None
+        self._take(())
+        if must_read:
+            self._state = _state_of(path)
+            self._take(read_keys(path))
 
     def __repr__(self) -> str:
         return f"<AcceptedKeys {len(self)} keys of {self._path}>"
 
     def __len__(self) -> int:
-        return len(self._digests)
+        return len(self._by_digest)
 
     def find(self, given: Iterable[bytes]) -> KeySpec | None:
         """Return the first of the given keys that is accepted."""
@@ -43,10 +49,13 @@ class AcceptedKeys:
         found = (self._ring.find(key) for key in given if len(key) <= LONGEST_KEY)
         return next((spec for spec in found if spec is not None), None)
 
-    def accepts(self, spec: KeySpec) -> bool:
-        """Return whether a key that was found before is still accepted. Another key of the same name is another key."""
+    def current(self, spec: KeySpec) -> KeySpec | None:
+        """Return what the file says now of a key that was found before; None: it is no longer accepted.
+
+        Another key of the same name is another key.
+        """
         self._refresh()
-        return spec.sha256 in self._digests
+        return self._by_digest.get(spec.sha256)
 
     def _refresh(self) -> None:
         state = _state_of(self._path)
@@ -59,8 +68,9 @@ class AcceptedKeys:
             log.error("keys.unreadable error=%s", error.message)
 
     def _take(self, keys: tuple[KeySpec, ...]) -> None:
-        self._ring = KeyRing((*keys, *self._own))
-        self._digests = frozenset(spec.sha256 for spec in (*keys, *self._own))
+        accepted = (*keys, *self._own)
+        self._ring = KeyRing(accepted)
+        self._by_digest = {spec.sha256: spec for spec in accepted}
 
 
 async def answer_while(admitted: Callable[[], bool], app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

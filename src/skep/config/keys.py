@@ -63,6 +63,7 @@ class KeySpec(msgspec.Struct, frozen=True):
     max_concurrent: int | None = None  # None: no limit
     rate: str | None = None  # `60/m`; None: no limit
     created: datetime | None = None
+    admin: bool = False  # on the dashboard it may see and do what is the owner's
 
 
 class RefusalCode(StrEnum):
@@ -316,7 +317,8 @@ def _parse(text: str, path: Path) -> tuple[KeySpec, ...]:
 def _block(entry: KeySpec) -> str:
     lines = ["[[key]]"]
     for name, rule in rules_of(KeySpec).items():
-        if (value := getattr(entry, name)) is not None:
+        value = getattr(entry, name)
+        if value is not None and value is not False:
             written = value.isoformat() if isinstance(value, datetime) else json.dumps(value)
             lines.append(f"{rule.get('key', name)} = {written}")
     return "\n".join(lines) + "\n"

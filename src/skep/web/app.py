@@ -21,6 +21,7 @@ from skep.web.context import Site
 from skep.web.layout import StaticFiles, environment
 from skep.web.live import Live, routes_of_now
 from skep.web.responses import problem
+from skep.web.rights import public_routes, routes_by_visitor, view_of
 from skep.wire.serve_asgi import AsgiServer
 
 log = logging.getLogger("skep.web")
@@ -29,22 +30,30 @@ WARM_AFTER_S = 2.0  # the first page comes before the pictures' engine
 
 
 def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Starlette:
-    """`app.state.live` is its reader of the hive: closing it ends every stream."""
+    """`app.state.end_streams` ends every stream. Where keys are wanted there are two views, with a reader each."""
     authenticator = auth.Authenticator(site)
-    reader, static = live or Live(site), StaticFiles(site.paths.cache / "web")
+    static = StaticFiles(site.paths.cache / "web")
+    reader = live or Live(site)
+    readers = [reader]
+    if site.guarded:
+        readers.append(reader.for_view(site.for_clients()))
 
     @contextlib.asynccontextmanager
     async def running(_app: Starlette) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
-            services = [tasks.create_task(reader.run())]
+            services = [tasks.create_task(each.run()) for each in readers]
             if warm:
                 services.append(tasks.create_task(_warm(static)))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(reader.read_once(), WARM_S)
             yield
-            reader.close()
+            end_streams()
             for service in services:
                 service.cancel()
+
+    def end_streams() -> None:
+        for each in readers:
+            each.close()
 
     async def refuse(request: Request, error: Exception) -> Response:
         status = None
@@ -53,7 +62,24 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
             words = {404: "there is no such page", 405: "this page is read-only"}.get(status, error.detail)
             error = UserError(words, hint="see the links at the top" if status == 404 else None)
         assert isinstance(error, SkepError)
-        return problem(site, request, error, status)
+        return problem(view_of(site, request.scope), request, error, status)
+
+    views = [_pages(reader.site, reader) for reader in readers]
+    pages = routes_by_visitor(*views) if site.guarded else views[0]
+    access_routes = auth.routes(site, authenticator)
+    routes = [*pages, *access_routes, Route("/healthz", _healthy), Route("/static/{name}", static.answer)]
+    app = Starlette(
+        routes=public_routes(routes) if site.public else routes,
+        middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
+        exception_handlers={HTTPException: refuse, SkepError: refuse},
+        lifespan=running,
+    )
+    app.state.end_streams = end_streams
+    return app
+
+
+def _pages(site: Site, reader: Live) -> list[Route]:
+    """Return the pages as that view of the dashboard has them."""
 
     def metrics(_request: Request) -> Response:
         from skep.monitor.status import metrics_page
@@ -63,19 +89,13 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
             body = metrics_page(series, site.clock())
         return Response(body, headers={"content-type": CONTENT_TYPE})
 
-    def healthy(_request: Request) -> Response:
-        return PlainTextResponse("ok\n")
+    modules = (chat, history, compare, runs, swarm, plan, tuning)
+    pages = [route for module in modules for route in module.routes(site)]
+    return [*routes_of_now(site, reader), *pages, Route("/metrics", metrics)]
 
-    plain = [Route("/metrics", metrics), Route("/healthz", healthy), Route("/static/{name}", static.answer)]
-    pages = [route for module in (chat, history, compare, runs, swarm, plan, tuning) for route in module.routes(site)]
-    app = Starlette(
-        routes=[*routes_of_now(site, reader), *pages, *auth.routes(site, authenticator), *plain],
-        middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
-        exception_handlers={HTTPException: refuse, SkepError: refuse},
-        lifespan=running,
-    )
-    app.state.live = reader
-    return app
+
+def _healthy(_request: Request) -> Response:
+    return PlainTextResponse("ok\n")
 
 
 async def _warm(static: StaticFiles) -> None:
@@ -96,8 +116,14 @@ GRACE_S = 3
 def serve(site: Site, *, host: str, port: int, on_ready: Callable[[str], None] = lambda _url: None) -> None:
     """Until Ctrl-C or SIGTERM. `on_ready` hears the URL once it answers. A port in use is a GatewayError."""
     app = make_app(site)
-    guarded, end_streams = site.public or site.guarded, app.state.live.close
+    guarded = site.public or site.guarded
     with AsgiServer(
-        app, host=host, port=port, guarded=guarded, grace_s=GRACE_S, on_ready=on_ready, on_end=end_streams
+        app,
+        host=host,
+        port=port,
+        guarded=guarded,
+        grace_s=GRACE_S,
+        on_ready=on_ready,
+        on_end=app.state.end_streams,
     ) as listening:
         listening.run()

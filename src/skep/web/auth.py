@@ -1,6 +1,7 @@
 """Access to the dashboard: by an API key as at the gateway, or by a browser session that a key has opened.
-Only digests of sessions are kept, in memory: they end with the process, or with the key that opened them. Of every
-request are checked the name it was asked by, the key (in constant time), and where a form comes from."""
+Sessions are kept in memory alone, under the digests of their tokens: they end with the process, or with the key that
+opened them. Of every request are checked the name it was asked by, the key (in constant time), and where a form comes
+from. On loopback no key is wanted; one that is entered there is what the chat asks the gateway with."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from collections.abc import Sequence
 from functools import partial
 from urllib.parse import quote
 
+import msgspec
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skep.config.access import AcceptedKeys, answer_while, host_of, is_same_origin
@@ -27,6 +29,7 @@ from skep.monitor.records import DAY_S
 from skep.web.context import Site
 from skep.web.layout import page
 from skep.web.responses import form_of, json_answer, problem, wants_json, way_back
+from skep.web.rights import VISITOR, Visitor, view_of, visitor_of
 
 log = logging.getLogger("skep.web")
 MOST_WRONG = 10  # keys a source may get wrong within `WITHIN_S`
@@ -65,13 +68,25 @@ SESSION_S = 7 * DAY_S
 MOST_SESSIONS = 256
 
 
+class LoginSession(msgspec.Struct, frozen=True):
+    """What a key has opened in a browser."""
+
+    ends_at: float
+    spec: KeySpec
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"<LoginSession of {self.spec.name}>"
+
+
 class Authenticator:
-    """Checks keys and sessions. Where no key is configured, everybody is admitted."""
+    """Checks keys and sessions. Where no key is wanted, everybody is admitted."""
 
     def __init__(self, site: Site) -> None:
-        self._keys = AcceptedKeys(keys_path(site.paths), site.api_key) if site.guarded else None
+        path = keys_path(site.paths)
+        self._keys = None if site.public else AcceptedKeys(path, site.api_key, must_read=site.guarded)
         self._site = site
-        self._sessions: dict[bytes, tuple[float, KeySpec]] = {}  # by digest of a token: its end, its key; oldest first
+        self._sessions: dict[bytes, LoginSession] = {}  # by digest of a token; oldest first
         self._attempts = LoginThrottle()
 
     def wait_s(self, source: str) -> float:
@@ -83,23 +98,40 @@ class Authenticator:
         given = list(given_keys(request.headers.raw))
         return bool(given) and self._find(given, source_of(request)) is not None
 
-    def is_admitted(self, request: Request) -> bool:
-        return self._keys is None or self._in_session(request) or self.has_key(request)
+    def visitor(self, request: Request) -> Visitor | None:
+        """Return whose request it is; None where a key is wanted and none is shown that is accepted."""
+        token = _session_of(request)
+        if (visitor := self._in_session(token)) is not None:
+            return visitor
+        given = given_keys(request.headers.raw)
+        if not self._site.guarded:  # the gateway judges a key that is sent along
+            return Visitor(is_admin=not self._site.public, key=given[0] if given else None)
+        spec = self._find(given, source_of(request)) if given else None
+        if spec is None:
+            return None
+        shown = next(key for key in given if hashlib.sha256(key).hexdigest() == spec.sha256)
+        return Visitor(spec.admin, shown, spec)
 
-    def is_still_admitted(self, request: Request) -> bool:
-        """The same of one that was admitted and is still being answered: nothing counts as a wrong key."""
-        keys, given = self._keys, given_keys(request.headers.raw)
-        return keys is None or self._in_session(request) or keys.find(given) is not None
+    def is_still_admitted(self, visitor: Visitor) -> bool:
+        """Return whether one that is still being answered may have the rest, with the rights that it began with."""
+        if self._keys is None or visitor.spec is None:
+            return True
+        if visitor.session is not None and self._in_session(visitor.session) is None:
+            return False
+        spec = self._keys.current(visitor.spec)
+        return spec is not None and spec.admin == visitor.spec.admin
 
     def enter(self, key: str, source: str) -> str | None:
         """Return the token of a new session, None for a wrong key or after too many wrong ones."""
-        if (spec := self._find([key.encode(errors="replace")], source)) is None:
+        shown = key.encode(errors="replace")
+        if (spec := self._find([shown], source)) is None:
             return None
-        now, token = self._site.clock(), secrets.token_urlsafe(32)
-        self._sessions = {known: (ends, of) for known, (ends, of) in self._sessions.items() if ends > now}
+        now = self._site.clock()
+        token = secrets.token_urlsafe(32)
+        self._sessions = {digest: session for digest, session in self._sessions.items() if session.ends_at > now}
         while len(self._sessions) >= MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[_digest(token)] = (now + SESSION_S, spec)
+        self._sessions[_digest(token)] = LoginSession(now + SESSION_S, spec, shown)
         return token
 
     def leave(self, request: Request) -> None:
@@ -113,18 +145,25 @@ class Authenticator:
             self._attempts.add_wrong_key(source, now)
         return spec
 
-    def _in_session(self, request: Request) -> bool:
-        found = self._sessions.get(_session_of(request))
-        if self._keys is None or found is None:
-            return False
-        ends, spec = found
-        return ends > self._site.clock() and self._keys.accepts(spec)
+    def _in_session(self, token: bytes) -> Visitor | None:
+        """Return whose session it is; None for one that has ended, or whose key is no longer accepted."""
+        session = self._sessions.get(token)
+        if self._keys is None or session is None or session.ends_at <= self._site.clock():
+            return None
+        spec = self._keys.current(session.spec)
+        if spec is None:
+            return None
+        return Visitor(spec.admin or not self._site.guarded, session.key, spec, token)
 
 
-def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
+def routes(site: Site, authenticator: Authenticator) -> list[Route]:
     async def show(request: Request) -> Response:
         wanted = way_back(request.query_params.get("next"))
-        return RedirectResponse(wanted, 303) if authenticator.is_admitted(request) else login_page(site, wanted)
+        visitor = authenticator.visitor(request)
+        may_stay_out = not site.guarded and not site.public
+        if visitor is None or (may_stay_out and visitor.session is None):
+            return login_page(site, wanted)
+        return RedirectResponse(wanted, 303)
 
     async def enter(request: Request) -> Response:
         form, source = await form_of(request), source_of(request)
@@ -142,7 +181,7 @@ def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
 
     async def leave(request: Request) -> Response:
         authenticator.leave(request)
-        answer = RedirectResponse("/login", 303)
+        answer = RedirectResponse("/login" if site.guarded else "/", 303)
         answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return answer
 
@@ -194,6 +233,7 @@ class AccessMiddleware:
             await self.app(scope, receive, send)
             return
         began = False
+        request = Request(scope)
 
         async def send_guarded(message: Message) -> None:
             nonlocal began
@@ -206,30 +246,31 @@ class AccessMiddleware:
                 message["headers"] = headers.raw
             await send(message)
 
-        request = Request(scope)
         try:
             if (refused := self._refusal(request)) is not None:
                 await refused(scope, receive, send_guarded)
             elif self._site.guarded and not _is_open(request):
-                still = partial(self._authenticator.is_still_admitted, request)
+                still = partial(self._authenticator.is_still_admitted, visitor_of(request))
                 await answer_while(still, self.app, scope, receive, send_guarded)
             else:
                 await self.app(scope, receive, send_guarded)
         except SkepError as error:
             if began:
                 raise
-            await problem(self._site, request, error)(scope, receive, send_guarded)
+            await problem(view_of(self._site, scope), request, error)(scope, receive, send_guarded)
         except ClientDisconnect:  # in the middle of a form: nobody is left to answer
             return
         except Exception as error:  # the border of the process: readers get one line, the log another
             log.error("request.failed path=%s error=%r", scope["path"], error)
             if not began:
-                words = "this page could not be rendered" + ("" if self._site.public else "; the log says why")
-                await problem(self._site, request, UserError(words), 500)(scope, receive, send_guarded)
+                view = view_of(self._site, scope)
+                words = "this page could not be rendered" + ("" if view.hides_private else "; the log says why")
+                await problem(view, request, UserError(words), 500)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        site, headers = self._site, request.headers
-        refuse = partial(problem, site, request)
+        site = self._site
+        headers = request.headers
+        refuse = partial(problem, view_of(site, request.scope), request)
         if site.hosts is not None and host_of(headers.get("host", "")) not in site.hosts:
             message = f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
             return PlainTextResponse(message, status_code=421)
@@ -242,7 +283,11 @@ class AccessMiddleware:
                 return refuse(UserError("this dashboard is read-only"), 405)
             if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(request)):
                 return refuse(UserError("forms are accepted only from this dashboard's own pages"), 403)
-        if _is_open(request) or self._authenticator.is_admitted(request):
+        if _is_open(request):
+            return None
+        visitor = self._authenticator.visitor(request)
+        if visitor is not None:
+            request.scope[VISITOR] = visitor
             return None
         if wants_json(request) or request.method not in _READING:
             error = {"message": "an API key is required", "hint": "send it as `Authorization: Bearer KEY`"}

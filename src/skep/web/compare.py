@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from skep.bench.stored_run import load_run
 from skep.monitor.describe import in_words
@@ -110,7 +110,7 @@ def _picture(asked: HistoryQuery, since: float, histories: Sequence[SeriesHistor
 _AT_FIRST = 3  # targets shown where none were picked
 
 
-def routes(site: Site) -> list[BaseRoute]:
+def routes(site: Site) -> list[Route]:
     def show(request: Request) -> Response:
         if names := request.query_params.get("runs"):
             ids = runs_named(names)

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.config.keys import keys_path, read_keys
 from skep.errors import SkepError, UserError
@@ -123,20 +124,31 @@ def _cleaned(value: Any, *, private: bool) -> Any:
 
 
 class Site(msgspec.Struct, frozen=True):
-    """One dashboard. A public one is read-only and shows no prompts, answers, keys, addresses, flows or paths."""
+    """One dashboard, or what clients see of it. A public one is read-only.
+
+    Neither the public nor a client is shown prompts, answers, keys, addresses, flows or paths.
+    """
 
     paths: Paths
     public: bool = False
+    client: bool = False  # as a key without the mark `admin` sees it
     guarded: bool = False  # a key is wanted
-    api_key: str | None = None  # SKEP_API_KEY, which opens it as well
+    api_key: str | None = None  # SKEP_API_KEY, an admin's
     clock: Callable[[], float] = time.time
     hosts: frozenset[str] | None = None  # names it may be asked by; None: any
 
+    @property
+    def hides_private(self) -> bool:
+        return self.public or self.client
+
+    def for_clients(self) -> Site:
+        return replace(self, client=True)
+
     @contextmanager
     def store(self) -> Iterator[Store]:
-        """Open for reading, for one request; empty where nothing is stored yet. In public, without what is not."""
+        """Open for reading, for one request; empty where nothing is stored yet. Without what this view hides."""
         with read_store(self.paths.store) as store:
-            yield hide_private_columns(store) if self.public else store
+            yield hide_private_columns(store) if self.hides_private else store
 
     @contextmanager
     def series(self) -> Iterator[SeriesStore]:
@@ -154,11 +166,13 @@ class Site(msgspec.Struct, frozen=True):
 
     def hide(self, url: str | None) -> str:
         """Return an address, a path or the name of a flow as it may be shown here."""
-        return UNKNOWN if url is None or self.public else public_url(url)
+        return UNKNOWN if url is None or self.hides_private else public_url(url)
 
     def label(self, model: str | None) -> str:
-        """Return the name of a model. Where it is a file or an address, a public page shows its last part alone."""
-        return UNKNOWN if model is None else public_name(model) if self.public else model
+        """Return the name of a model. Where it is a file or an address, its last part alone is for everybody."""
+        if model is None:
+            return UNKNOWN
+        return public_name(model) if self.hides_private else model
 
 
 def make_site(
@@ -168,7 +182,7 @@ def make_site(
     if public:
         return Site(paths, public=True, clock=clock)
     if host in LOOPBACK:  # no page of somebody else's reaches in by a name that it lets point here
-        return Site(paths, clock=clock, hosts=frozenset((*LOOPBACK, host)))
+        return Site(paths, api_key=api_key, clock=clock, hosts=frozenset((*LOOPBACK, host)))
     if not api_key and not read_keys(keys_path(paths)):
         hint = "`skep key add NAME` makes a key; or set SKEP_API_KEY, or bind 127.0.0.1, or say --public"
         raise UserError(f"showing the dashboard on `{host}` without an API key would let anybody in", hint=hint)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from skep.errors import UserError
 from skep.monitor.describe import in_words, span_of_time
@@ -155,7 +155,7 @@ def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -
     events = [one for one in (history.events if history else ()) if one.kind in (EventKind.NOTE, EventKind.VERSION)]
     around = {one.id: around_event(series, one, key)["sentence"] for one in events[-_MOST_AROUND:] if key and one.id}
     alerts = [one for one in series.alerts(since=since) if one.target in (target, None) and one.opened_at < until]
-    if site.public:  # without their words, which may come from a server's answer
+    if site.hides_private:  # without their words, which may come from a server's answer
         alerts = [replace(alert, message=alert.rule.value, closed_because=None) for alert in alerts]
     return TargetHistory(
         *(target, key, keys, since, until, history),
@@ -216,7 +216,7 @@ def shown_values(history: SeriesHistory) -> dict[str, Any]:
     return {"points": points, "spans": history.spans, "band": history.band}
 
 
-def routes(site: Site) -> list[BaseRoute]:
+def routes(site: Site) -> list[Route]:
     def show(request: Request) -> Response:
         asked = read_query(request.query_params, site.clock())
         with site.series() as series:
@@ -244,7 +244,7 @@ def routes(site: Site) -> list[BaseRoute]:
         return RedirectResponse(way_back(form.get("next")), 303)
 
     shown = [Route("/history", show), Route("/api/history.json", as_json)]
-    return [*shown] if site.public else [*shown, Route("/notes", add_note, methods=["POST"])]
+    return [*shown, Route("/notes", add_note, methods=["POST"])]
 
 
 def _parts(site: Site, series: SeriesStore, asked: HistoryQuery, targets: list[str]) -> Iterator[str]:

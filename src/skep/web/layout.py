@@ -100,7 +100,7 @@ def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[
                 for part in parts(store):
                     yield part.encode()
         except SkepError as error:
-            yield _alert("this cannot be shown right now" if site.public else error.message)
+            yield _alert("this cannot be shown right now" if site.hides_private else error.message)
         except Exception as error:  # the border of the process: the reader gets a whole page, the log the reason
             log.error("page.failed error=%r", error)
             yield _alert("the rest of this page could not be rendered")

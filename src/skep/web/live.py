@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from skep.errors import EngineError, SkepError
@@ -49,14 +49,14 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
         targets = [standing.document() for standing in self.standings]
         for target in targets:
             target["model"] = None if target["model"] is None else site.label(target["model"])
-            if site.public:
+            if site.hides_private:
                 del target["url"], target["error"]
                 target["alerts"] = [public_alert(alert) for alert in target["alerts"]]
             else:
                 target["url"] = site.hide(target["url"])
         alerts = [alert_document(alert) for alert in self.alerts]
         events = [{"at": one.at, "kind": str(one.kind), "target": one.target, "text": one.text} for one in self.notes]
-        shown = [public_alert(one) for one in alerts] if site.public else alerts
+        shown = [public_alert(one) for one in alerts] if site.hides_private else alerts
         return {"targets": targets, "alerts": shown, "events": events}
 
 
@@ -98,8 +98,8 @@ def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
     queues = gateway.get("queues") or {}
     return {
         "phase": status["phase"],
-        "url": None if site.public else status["url"],
-        "pid": None if site.public else status["pid"],
+        "url": None if site.hides_private else status["url"],
+        "pid": None if site.hides_private else status["pid"],
         "up_s": status.get("up_s"),
         "gateway": bool(gateway),
         "in_flight": gateway.get("in_flight"),
@@ -117,7 +117,7 @@ def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
 def _replica(readings: HiveReadings, site: Site, shown: ReplicaStatus, number: int) -> dict[str, Any]:
     """In public by its number: the name of a server elsewhere is made of its address."""
     return {
-        "name": f"replica-{number}" if site.public else shown.name,
+        "name": f"replica-{number}" if site.hides_private else shown.name,
         "model": site.label(shown.model or None),
         "state": shown.state,
         "slots": shown.slots,
@@ -126,7 +126,7 @@ def _replica(readings: HiveReadings, site: Site, shown: ReplicaStatus, number: i
         "tok_s": readings.tok_s_of(shown.name),
         "restarts": shown.restarts,
         "simulated": bool(shown.mark),
-        "why": None if site.public else shown.why or None,
+        "why": None if site.hides_private else shown.why or None,
     }
 
 
@@ -152,7 +152,7 @@ class Live:
     ) -> None:  # fmt: skip
         self.document: dict[str, Any] = {}
         self.watched = MonitorSnapshot()
-        self._site, self._read_status, self._every_s, self._clock = site, read, every_s, clock
+        self.site, self._read_status, self._every_s, self._clock = site, read, every_s, clock
         self._first_paint_s = first_paint_s
         self._readings = HiveReadings()
         self._ttft: dict[str, float] | None = None
@@ -161,6 +161,16 @@ class Live:
         self._wanted, self._changed = asyncio.Event(), asyncio.Event()
         self._reading = asyncio.Lock()  # one reading at a time: rates are between readings
         self.closing = False
+
+    def for_view(self, site: Site) -> Live:
+        """Return a reader of the same deployment, for a site that shows something else of it."""
+        return Live(
+            site,
+            read=self._read_status,
+            every_s=self._every_s,
+            clock=self._clock,
+            first_paint_s=self._first_paint_s,
+        )
 
     async def run(self) -> None:
         while True:
@@ -234,9 +244,9 @@ class Live:
     def _told(self, read: Callable[[Site, float], Told]) -> Told | str:
         """In a thread of its own. Return why the store tells nothing, where it does not."""
         try:
-            return read(self._site, self._site.clock())
+            return read(self.site, self.site.clock())
         except SkepError as error:
-            if not self._site.public:
+            if not self.site.hides_private:
                 return error.message
         except Exception as error:  # whatever it was, the dashboard goes on
             log.error("store.failed error=%r", error)
@@ -245,7 +255,7 @@ class Live:
     def _ask_hive(self) -> Status | SkepError:
         """In a thread of its own."""
         try:
-            return self._read_status(self._site)
+            return self._read_status(self.site)
         except SkepError as error:
             return error
         except Exception as error:  # whatever it was, the dashboard goes on
@@ -253,16 +263,16 @@ class Live:
             return EngineError("the deployment cannot be reached", hint="look at `skep logs skep`")
 
     def _document(self, found: Status | SkepError, now: float) -> dict[str, Any]:
-        document: dict[str, Any] = {"at": self._site.clock(), "state": "up", "message": None, "hint": None}
+        document: dict[str, Any] = {"at": self.site.clock(), "state": "up", "message": None, "hint": None}
         if isinstance(found, SkepError):
-            gone, told = isinstance(found, NotRunning), not self._site.public
+            gone, told = isinstance(found, NotRunning), not self.site.hides_private
             document |= {"state": "down" if gone else "silent", "message": found.message if gone or told else None}
             document["hint"] = found.hint if told else None
             if gone:
                 self._readings.forget()
         else:
             self._readings.take(found, now)
-        return {**document, "hive": hive_document(self._readings, self._site), "ttft": self._ttft}
+        return {**document, "hive": hive_document(self._readings, self.site), "ttft": self._ttft}
 
 
 class Stream:
@@ -311,7 +321,7 @@ def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dic
     return {name: str(getattr(made, name)()) for name in PARTS}
 
 
-def routes_of_now(site: Site, live: Live) -> list[BaseRoute]:
+def routes_of_now(site: Site, live: Live) -> list[Route]:
     async def show(_request: Request) -> Response:
         await live.fresh()
         targets = [one.target.name for one in live.watched.standings]

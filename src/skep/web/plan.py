@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
@@ -192,7 +192,7 @@ def drawn(asked: PlanQuery, found: dict[str, Any]) -> str:
     )
 
 
-def routes(site: Site) -> list[BaseRoute]:
+def routes(site: Site) -> list[Route]:
     pages = PlanPages(site)
     shown = {"/plan": pages.show, "/plan/fragment": pages.fragment, "/api/plan.json": pages.as_json}
     return [Route(path, answer) for path, answer in shown.items()]

@@ -20,6 +20,15 @@ class NotFound(UserError):
     """A run or a tuning that is not in the store. Answered with 404."""
 
 
+class AdminsOnly(UserError):
+    """A page or an act that is for admins, asked for with a client's key. Answered with 403."""
+
+    def __init__(self) -> None:
+        message = "this is the owner's: it needs an admin's key"
+        hint = "`skep key add NAME --admin` makes one; or open the dashboard on the machine itself"
+        super().__init__(message, hint=hint)
+
+
 @contextmanager
 def or_not_found() -> Iterator[None]:
     try:
@@ -43,13 +52,23 @@ def wants_json(request: Request) -> bool:
 
 def problem(site: Site, request: Request, error: SkepError, status: int | None = None) -> Response:
     """One line and what to do next. What went wrong inside is not told in public: it may name a path."""
-    ours, message, hint = isinstance(error, UserError), error.message, error.hint
-    if site.public and not ours:
-        message, hint = "this cannot be shown right now", None
-    code = status or (404 if isinstance(error, NotFound) else 400 if ours else 500)
+    message = error.message
+    hint = error.hint
+    if site.hides_private and not isinstance(error, UserError):
+        message = "this cannot be shown right now"
+        hint = None
+    code = status or _status_of(error)
     if wants_json(request):
         return json_answer({"error": {"message": message, "hint": hint}}, code)
     return page(site, "problem.html", message=message, hint=hint, status=code)
+
+
+def _status_of(error: SkepError) -> int:
+    if isinstance(error, NotFound):
+        return 404
+    if isinstance(error, AdminsOnly):
+        return 403
+    return 400 if isinstance(error, UserError) else 500
 
 
 LONGEST_BODY, MOST_FIELDS = 16_384, 20

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from skep.bench.stored_run import OF_A_TUNING
 from skep.errors import UserError
@@ -110,7 +110,7 @@ def run_columns(site: Site) -> list[Column[Listed]]:
         *plain_columns("simulated=run.simulated requests=run.requests failed=told.failed best_tok_s=told.best_tok_s"),
         *plain_columns("best_at=told.best_at ttft_ms=told.ttft_ms client_limited=told.client_limited"),
         Column("conclusion", "conclusion", lambda row: at("told.conclusion")(row) or None),
-        of_run("url", lambda run: None if site.public else site.hide(run.url)),
+        of_run("url", lambda run: None if site.hides_private else site.hide(run.url)),
         *plain_columns("fingerprint=run.fingerprint skep_version=run.skep_version error=run.error"),
     ]
 
@@ -193,7 +193,7 @@ class RunsPages:
             yield render("run_nothing.html", error=error)
 
 
-def routes(site: Site) -> list[BaseRoute]:
+def routes(site: Site) -> list[Route]:
     pages = RunsPages(site)
     shown = {
         "/runs": pages.listing, "/runs/compare": pages.compare, "/runs/{id}": pages.one,

@@ -1,15 +1,17 @@
 """The pages of swarm runs: all of them, and one with its picture and failures. A running one goes on.
 
-The owner may cancel a run and resume it. None of it is for the public: names of tasks and answers are somebody's text.
+An admin may cancel a run and resume it. Whose key a run was started with is not stored, so that other keys see counts
+alone: names of tasks and answers are somebody's text. None of it is for the public.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from skep.report.columns import documents
 from skep.report.svg import alive
@@ -30,10 +32,15 @@ class SwarmPages:
         self.site = site
 
     def listing(self, _request: Request) -> Response:
+        if self.site.client:
+            counts = self._counts()
+            return page(self.site, "swarms.html", counts=counts, total=sum(counts.values()))
         runs = self._runs(MOST)
         return page(self.site, "swarms.html", runs=runs, full=len(runs) >= MOST, most=MOST)
 
     def as_json(self, _request: Request) -> Response:
+        if self.site.client:
+            return json_answer({"counts": self._counts()})
         return json_answer({"runs": documents(RUNS, self._runs())})
 
     def one(self, request: Request) -> Response:
@@ -64,6 +71,10 @@ class SwarmPages:
             await asyncio.to_thread(resume_in_background, self.site.paths, run, BEGINS_S)
         return RedirectResponse(f"/swarm/{run.id}", 303)
 
+    def _counts(self) -> dict[str, int]:
+        """Return how many runs are in each state."""
+        return dict(Counter(run.state.value for run in self._runs()))
+
     def _runs(self, limit: int | None = None) -> list[SwarmRun]:
         with self.site.store() as store:
             return SwarmStore(store).runs(limit)
@@ -81,9 +92,7 @@ def _body(story: SwarmStory) -> str:
     return render("swarm_body.html", running=story.run.state is SwarmRunState.RUNNING, main=main)
 
 
-def routes(site: Site) -> list[BaseRoute]:
-    if site.public:
-        return []
+def routes(site: Site) -> list[Route]:
     pages = SwarmPages(site)
     shown = {
         "/swarm": pages.listing, "/swarm/{id}": pages.one, "/swarm/{id}/body": pages.body,

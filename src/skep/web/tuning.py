@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from skep.report.columns import documents
 from skep.report.svg import alive
@@ -80,7 +80,7 @@ class TuningPages:
         return replace(found, tuning=replace(found.tuning, model=self.site.label(found.tuning.model)))
 
 
-def routes(site: Site) -> list[BaseRoute]:
+def routes(site: Site) -> list[Route]:
     pages = TuningPages(site)
     shown = {
         "/tuning": pages.listing, "/tuning/{id}": pages.one, "/tuning/{id}/body": pages.body,

@@ -55,7 +55,10 @@
       method: "POST", signal: under_way.signal, headers: { "content-type": "application/json" },
       body: JSON.stringify({ model: model.value, messages }),
     });
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    if (!response.ok) {
+      const { message, hint } = (await response.json()).error;
+      throw new Error(hint ? `${message}; ${hint}` : message);
+    }
     try {
       for await (const event of events(response.body)) {
         if (event.error) throw new Error(event.error.message ?? "the answer broke off");
