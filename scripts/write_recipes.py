@@ -46,7 +46,9 @@ def page() -> str:
         _, best = found.ranked[0]
         at = next(level for level in best.predicted if level.concurrency == agents)
         speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
-        first = f"first token after {format_seconds(at.ttft_ms / 1000)}; context {best.setup.context or 0:,}"
+        first = (
+            f"first token after {format_seconds(at.ttft_ms / 1000)}; {best.rated.context_each:,} tokens of context each"
+        )
         parts += [f"## {title}\n", f"    {start_line(found, best)}\n", f"{speed}; {first}.\n"]
         parts += [f"Note: {line}.\n" for line in caveats(found, best)[:2] if is_for_this_page(line)][:1]
     return "\n".join(parts)

@@ -61,7 +61,7 @@ def test_the_start_line_starts_what_the_plan_says(two_3090s):
     told = call(*shlex.split(found["up"])[1:], "--dry-run", "--json", check=0).json
     (serve,) = told["serve"]
     assert (serve["engine"], serve["slots"], serve["context"]) == (found["engine"], found["slots"], found["context"])
-    assert (serve["replicas"], serve["weights"]["source"]) == (2, found["checkpoint"])
+    assert (serve["replicas"], serve["weights"]["source"]) == (found["topology"]["replicas"], found["checkpoint"])
     assert all("--language-model-only" in line for line in serve["commands"])
 
 

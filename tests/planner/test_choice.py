@@ -10,6 +10,7 @@ from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, arranged, offered_quants
 from skep.planner.choose import choose, fits_nowhere
 from skep.planner.memory import fits
+from skep.planner.order import first_of
 from skep.planner.ranking import levels
 from skep.planner.setup import Layout, Speculation, find_kv, find_quant
 
@@ -24,15 +25,11 @@ def chosen(model="qwen3.6-27b", rig=TWO, goal=None, pins=None):
 def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
     found = chosen(goal=PlanGoal(agents=8))
     assert len(found.plans) > 2
-    for place, plan in enumerate(found.plans):
-        assert all(
-            plan.rated.key >= later.rated.key or plan.rated.ties_with(later.rated) for later in found.plans[place:]
-        )
+    rated = [plan.rated for plan in found.plans]
+    assert [first_of(rated[place:]) for place in range(len(rated))] == rated
     for plan in found.plans:
         assert all(found.verdict != "refused" for found in plan.rated.findings)
         assert fits(plan.setup, plan.rated.card, context=plan.setup.context).fits
-    first = found.plans[0].rated  # of setups that tie the one with more bits goes first
-    assert all(other.rated.preference <= first.preference for other in found.plans if other.rated.ties_with(first))
 
 
 @pytest.mark.parametrize(

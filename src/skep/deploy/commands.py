@@ -152,7 +152,8 @@ def _rig_document(choice: PlanChoice) -> dict[str, Any]:
     rig, link = choice.rig, to_builtins(choice.rig.default_link) if choice.rig.default_link else None
     pairs = [{"cards": [choice.order[a], choice.order[b]], **to_builtins(one)} for a, b, one in rig.pairs]
     cards = {"cards": [card.id for card in rig.cards], "numbers": choice.order}
-    return {"rig": rig.title, **cards, "link": link, "pairs": pairs, "price": rig.price}
+    reason = {"first_because": choice.first_because}
+    return {"rig": rig.title, **cards, "link": link, "pairs": pairs, "price": rig.price, **reason}
 
 
 def _renamed(record: Any) -> dict[str, Any]:
@@ -177,7 +178,8 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str
         "rig": choice.rig.title, "engine": setup.engine, "topology": to_builtins(setup.layout), "quant": setup.quant.id,
         "kv_dtype": setup.kv.id, "slots": setup.slots,
         "spec": f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else None,
-        "context": setup.context, "utilization": setup.utilization, "graphs": setup.graphs,
+        "context": setup.context, "context_each": plan.rated.context_each,
+        "utilization": setup.utilization, "graphs": setup.graphs,
         "memory": [_renamed(term) for term in held.terms],
         "card_bytes": held.usable_bytes,
         "largest_context": plan.largest_context,

@@ -25,7 +25,8 @@ from skep.planner.candidates import (
     PlanGoal,
 )
 from skep.planner.choose import Plan, PlanChoice, choose, fits_nowhere
-from skep.planner.ranking import Basis, BasisOf, band, ranked
+from skep.planner.order import first_of
+from skep.planner.ranking import Basis, BasisOf, band
 from skep.planner.rules import runs_cuda_kernels
 from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Rig, Speculation, find_kv, find_quant, known_quant
 from skep.planner.step import published_constants
@@ -79,9 +80,16 @@ class PlanAnswer(Struct, frozen=True):
 
     @property
     def ranked(self) -> list[tuple[PlanChoice, Plan]]:
-        """All plans of all rigs, best first."""
-        pairs = {id(plan.rated): (choice, plan) for choice in self.choices for plan in choice.plans}
-        return [pairs[id(rated)] for rated in ranked(plan.rated for _, plan in pairs.values())]
+        """Return all plans of all rigs, best first; those of one rig stay in their order."""
+        left = [(choice, list(choice.plans)) for choice in self.choices if choice.plans]
+        ordered: list[tuple[PlanChoice, Plan]] = []
+        while left:
+            best = first_of([plans[0].rated for _, plans in left])
+            place = next(n for n, (_, plans) in enumerate(left) if plans[0].rated is best)
+            choice, plans = left[place]
+            ordered.append((choice, plans.pop(0)))
+            left = [(rig, rest) for rig, rest in left if rest]
+        return ordered
 
 
 def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True, rig: ResolvedRig | None = None) -> PlanAnswer:

@@ -197,8 +197,9 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
 def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | None:
     """Return the setup with slots, context and utilization that fit; None where not even its smallest form does.
 
-    A pool needs room for one sequence of the whole context, and for all slots at the load's length. Fewer slots that
-    fit with a margin go before more that fit on paper only.
+    A pool needs room for one sequence of the whole context, and for all slots at the load's length. Where all slots
+    fit on paper only, a pool has them nevertheless: should memory be short, a sequence waits. Where slots take their
+    memory at the start, fewer that fit with a margin go first.
     """
     wanted = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
     contexts, shares = _contexts(setup, goal, pins), _utilizations(setup, card, pins)
@@ -211,13 +212,17 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
         full = memory(tried, card, context=min(goal.need_tokens, context), slots=slots, at_once=slots)
         return tried if full.fits and not (margin and full.fits_on_paper_only) else None
 
-    for margin in (True, False):
-        if (most := holds(wanted, contexts[0], shares[0], margin=margin)) is not None:
-            return most
-        if any(holds(fewest, contexts[-1], share, margin=margin) for share in shares):
-            tries = starmap(partial(holds, margin=margin), product(_fewer(wanted, fewest), contexts, shares))
-            return next(filter(None, tries), None)
-    return None
+    def first_held(slot_counts: Sequence[int], *, margin: bool) -> Setup | None:
+        """Return the first of these that fits; their smallest form is tried before all others."""
+        if not any(holds(slot_counts[-1], contexts[-1], share, margin=margin) for share in shares):
+            return None
+        tries = product(slot_counts, contexts, shares)
+        return next(filter(None, starmap(partial(holds, margin=margin), tries)), None)
+
+    fewer = _fewer(wanted, fewest)
+    groups = [[wanted], fewer] if has_pool(setup.engine) else [fewer]
+    placed = (first_held(counts, margin=margin) for counts in groups for margin in (True, False))
+    return next(filter(None, placed), None)
 
 
 def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:

@@ -13,7 +13,8 @@ from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.errors import DoesNotFit, UserError
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
-from skep.planner.memory import MemoryPlan, longest_context
+from skep.planner.memory import MemoryPlan, has_pool, longest_context, longest_shared_context
+from skep.planner.order import HALF, first_of, in_order, why_first
 from skep.planner.predict import SpeedModel
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
 from skep.planner.rules import check, refusal
@@ -102,17 +103,17 @@ class Rejected(msgspec.Struct, frozen=True):
 def survey(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, basis: Basis
 ) -> tuple[list[Rated], list[Rejected]]:
-    """Return the best form of every pair of layout and format of one engine, best first, and what was rejected."""
+    """Return the best form of every pair of layout and format of one engine, and what was rejected."""
     found, rejected = bases(model, rig, goal, pins, engine)
 
     def published(setup: Setup) -> bool:
         return pins.quant is not None or is_published(model.id, engine, setup.quant.id)
 
-    def first(setup: Setup) -> tuple[object, ...]:
-        """Return what decides before speed does, and the speed of one step."""
-        on_cards = ranking.holds_all(setup, goal) and not setup.cpu_moe
-        order = published(setup), not ranking.on_paper(setup, rig, goal), on_cards
-        return (*order, ranking.coarse(speed_model_of(setup, rig, goal, basis), goal))
+    def first(setup: Setup) -> tuple[bool, float]:
+        """Return what decides before speed does, and the speed of one step, halved for each thing it cannot do."""
+        shortcomings = (not ranking.holds_all(setup, goal), ranking.on_paper(setup, rig, goal), setup.cpu_moe > 0)
+        speed = ranking.coarse(speed_model_of(setup, rig, goal, basis), goal)
+        return published(setup), speed * HALF ** sum(shortcomings)
 
     scored = sorted(((first(s), s) for s in found), key=itemgetter(0), reverse=True)
     pairs = [setup for _, setup in scored]
@@ -131,10 +132,28 @@ def survey(
     fewer = 3 if goal.agents > CROWD else 2 if goal.agents > FEW else 1
     best = []
     for group in list(groups.values())[: _GROUPS // fewer]:
-        forms = group[: _IN_GROUP if len(groups) == 1 else _IN_GROUP // fewer]
-        rated = (ranking.rate(s, rig, goal, check(s, rig), basis, published=published(s)) for s in forms)
-        best.append(ranking.ranked(rated)[0])
-    return ranking.ranked(best), rejected
+        forms = _varied(group)[: _IN_GROUP if len(groups) == 1 else _IN_GROUP // fewer]
+        rated = [
+            ranking.rate(
+                setup,
+                rig,
+                goal,
+                check(setup, rig),
+                basis,
+                published=published(setup),
+                pinned_context=pins.context,
+            )
+            for setup in forms
+        ]
+        best.append(first_of(rated))
+    return in_order(best), rejected
+
+
+def _varied(forms: Sequence[Setup]) -> list[Setup]:
+    """Return the best of each KV type first: context decides among those that are about as fast."""
+    best = {form.kv.id: form for form in reversed(forms)}
+    heads = sorted(best.values(), key=forms.index)
+    return [*heads, *(form for form in forms if form not in heads)]
 
 
 def bases(
@@ -213,6 +232,7 @@ class PlanChoice(msgspec.Struct, frozen=True):
     order: tuple[int, ...]
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...]
+    first_because: str | None = None  # where the first plan is not the fastest
 
 
 def choose(
@@ -224,21 +244,26 @@ def choose(
     rig, order = candidates.arranged(rig)
     surveys = [survey(model, rig, goal, pins, engine, basis_of(engine)) for engine in engines]
     most = SHOWN if goal.agents <= CROWD else SHOWN // 2
-    rated = ranking.ranked(r for found, _ in surveys for r in found)[:most]
+    every = [rated for found, _ in surveys for rated in found]
     rejected = tuple(r for _, found in surveys for r in found)
+    shown = in_order(every)[:most]
     plans = []
-    for number, r in enumerate(rated):
+    for number, rated in enumerate(shown):
         # all levels for the best three, the two ends for the others where many agents make it long
         at = ranking.levels(goal.agents) if number < 3 or goal.agents <= FEW else (1, goal.agents)
-        shown = r if pins.context else _stretched(r)
-        plans.append(_plan(shown, goal, basis_of(r.setup.engine), at, checkpoint, order))
-    return PlanChoice(rig, order, tuple(plans), rejected)
+        launched = rated if pins.context else _stretched(rated)
+        plans.append(_plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order))
+    first_because = why_first(every, shown) if shown else None
+    return PlanChoice(rig, order, tuple(plans), rejected, first_because)
 
 
 def _stretched(rated: Rated) -> Rated:
-    """Return it with the longest context that every slot can hold at once, with a margin."""
-    setup = rated.setup
-    longest = longest_context(setup, rated.card, setup.slots or 1, with_margin=True)
+    """Return it with the longest context that one sequence can have: slots share a pool, llama.cpp's have their own."""
+    setup, slots = rated.setup, rated.setup.slots or 1
+    longest = rated.context_each
+    if has_pool(setup.engine):
+        shared = longest_shared_context(setup, rated.card, slots, rated.goal.need_tokens)
+        longest = max(longest, shared)
     return replace(rated, setup=replace(setup, context=max(longest, setup.context or 0)))
 
 

@@ -204,9 +204,14 @@ class MemoryPlan(msgspec.Struct, frozen=True):
         return self.over_inside_bytes <= 0 and self.over_outside_bytes <= 0
 
     @property
+    def margin_bytes(self) -> int:
+        """What should be left for memory that was not counted: 1 GiB or 5 % of the card, whichever is more."""
+        return max(GIB, self.usable_bytes // 20)
+
+    @property
     def fits_on_paper_only(self) -> bool:
-        """Less than the larger of 1 GiB and 5 % of the card is left: what was not counted may need it."""
-        return -self.over_inside_bytes < max(GIB, self.usable_bytes // 20)
+        """Whether less than the margin is left."""
+        return -self.over_inside_bytes < self.margin_bytes
 
     @property
     def largest(self) -> Term:
@@ -405,6 +410,7 @@ def _drafts_itself(setup: Setup) -> bool:
 # Does it fit, by how much not, and the largest context and number of slots that do
 
 CONTEXT_STEP = 256  # contexts are given in steps of this many tokens
+MOST_CONTEXT = 1_048_576  # of a model whose own limit is not known
 
 
 class FitResult(msgspec.Struct, frozen=True):
@@ -466,7 +472,29 @@ def longest_context(setup: Setup, card: Device, slots: int, *, with_margin: bool
         plan = memory(setup, card, context=steps * CONTEXT_STEP, slots=slots, at_once=slots)
         return plan.fits and not (with_margin and plan.fits_on_paper_only)
 
-    return _search((setup.model.max_context or 1_048_576) // CONTEXT_STEP, holds) * CONTEXT_STEP
+    return _search((setup.model.max_context or MOST_CONTEXT) // CONTEXT_STEP, holds) * CONTEXT_STEP
+
+
+def longest_shared_context(setup: Setup, card: Device, slots: int, task_tokens: int) -> int:
+    """Return the longest context of one sequence while every other slot holds a task: slots of a pool share it.
+
+    0 where the pool does not hold a task in every slot. The margin is kept where the tasks leave it.
+    """
+    plan = memory(setup, card, context=task_tokens, slots=slots, at_once=slots)
+    if not plan.fits:
+        return 0
+    margin = 0 if plan.fits_on_paper_only else plan.margin_bytes
+    left = -plan.over_inside_bytes - margin
+    tokens_a_step = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
+
+    def kept_bytes(context: int) -> float:
+        return kv_bytes_per_token(setup) * context + window_bytes(setup, context, tokens_a_step)
+
+    def holds(steps: int) -> bool:
+        return kept_bytes(steps * CONTEXT_STEP) - kept_bytes(task_tokens) <= left
+
+    most = setup.model.max_context or MOST_CONTEXT
+    return _search(most // CONTEXT_STEP, holds) * CONTEXT_STEP
 
 
 def _search(most: int, holds: Callable[[int], bool]) -> int:

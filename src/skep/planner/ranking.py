@@ -1,15 +1,17 @@
-"""Which of two setups is better for a goal, by how much, and what is expected of each at several concurrencies."""
+"""What a setup is worth for a goal: its speed with the band around it, its context, and what it does at several
+concurrencies. Which of several goes first is decided in `skep.planner.order`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
 from skep.catalog.gpus import Device
 from skep.planner.candidates import PlanGoal, sizing_card
-from skep.planner.memory import MemoryPlan, memory
+from skep.planner.memory import MemoryPlan, longest_context, memory
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
 from skep.planner.rules import Finding
 from skep.planner.setup import Rig, Setup
@@ -25,8 +27,7 @@ _WORDS = {
     "engine": "few measurements with this engine",
     "ram": "experts are read from system memory, whose speed is not known",
 }
-_KNOWN_ENGINES = ("vllm", "llamacpp")  # with many measurements
-_TIE = 0.05  # of the better figure: what differs by less is no more than predictions are off
+KNOWN_ENGINES = ("vllm", "llamacpp")  # with many measurements
 _RAM_BAND = 0.5  # added to the exponent of the band's half width
 _RDNA = 0.7  # AMD's gaming cards: vLLM and SGLang have few kernels for them, llama.cpp is what people run there
 _ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
@@ -45,7 +46,7 @@ def features(setup: Setup, card: Device, concurrency: int) -> tuple[float, ...]:
     known = card.vendor == "nvidia" and card.family in ("ampere", "ada", "blackwell")
     said = (
         True, concurrency > 1, concurrency > 64, setup.spec is not None, setup.layout.tp > 1, setup.model.is_moe,
-        not known, setup.engine not in _KNOWN_ENGINES,
+        not known, setup.engine not in KNOWN_ENGINES,
     )  # fmt: skip
     return tuple(float(each) for each in said)
 
@@ -102,34 +103,25 @@ class Rated(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     prospect: SpeedModel
     outcome: PredictedOutcome
+    goal: PlanGoal
     over_limit: float  # the worst figure as a share of its limit; 1 or less is within
-    score: float
+    speed: float  # what the goal is about: tok/s of all agents, or tasks a second of one
+    low: float  # the least `speed` in 8 of 10 cases
+    alone_tok_s: float  # of a single agent
+    context_each: int  # tokens in every slot at once
     published: bool = True  # somebody made a checkpoint in this format
     on_paper: bool = False  # it fits, but with too little left for what was not counted
     holds_all: bool = True  # the tasks of all agents at once
-    task_tokens: int = 0
 
     @property
-    def key(self) -> tuple[bool, bool, bool, bool, float]:
-        """What can be had goes first, then what keeps the promise, what fits safely, what holds all agents on cards."""
-        within = self.over_limit <= 1.0
-        score = self.score if within else 1.0 / self.over_limit
-        return self.published, within, not self.on_paper, self.holds_all and not self.setup.cpu_moe, score
+    def score(self) -> float:
+        """More is better. Throughput counts what a single agent gets, too."""
+        return self.speed if self.goal.kind == "latency" else self.speed * self.alone_tok_s**_ALONE
 
     @property
-    def preference(self) -> tuple[float, ...]:
-        """What decides a tie: bits of weights and KV, an engine measured often, rules against it, a simpler layout."""
-        setup, verdicts = self.setup, [finding.verdict for finding in self.findings]
-        layout, against = setup.layout, (-verdicts.count("costs"), -verdicts.count("depends"))
-        known = setup.engine in _KNOWN_ENGINES
-        return setup.quant.nominal, setup.kv.family == "half", known, *against, -layout.pp, layout.ep, self.score
-
-    def ties_with(self, other: Rated) -> bool:
-        """Whether it is within the tie by what ranks them, and by the tok/s that are shown."""
-        *ours, score = self.key
-        *theirs, best = other.key
-        least, shown, there = 1.0 - _TIE, self.outcome.effective_tok_s, other.outcome.effective_tok_s
-        return ours == theirs and shown >= least * there and score >= least * best
+    def slots(self) -> int:
+        """Of all replicas."""
+        return (self.setup.slots or 1) * self.setup.layout.replicas
 
     def memory(self) -> MemoryPlan:
         assert self.setup.context is not None
@@ -138,16 +130,7 @@ class Rated(msgspec.Struct, frozen=True):
     def full_memory(self) -> MemoryPlan:
         """Of one card with a whole task in every slot."""
         slots = self.setup.slots or 1
-        return memory(self.setup, self.card, context=self.task_tokens, slots=slots, at_once=slots)
-
-
-def ranked(rated: Iterable[Rated]) -> list[Rated]:
-    """Return them best first; of those that tie with the best, the preferred one."""
-    left, found = sorted(rated, key=lambda r: r.key, reverse=True), []
-    while left:
-        found.append(max((r for r in left if r.ties_with(left[0])), key=lambda r: r.preference))
-        left.remove(found[-1])
-    return found
+        return memory(self.setup, self.card, context=self.goal.need_tokens, slots=slots, at_once=slots)
 
 
 def coarse(found: SpeedModel, goal: PlanGoal) -> float:
@@ -171,23 +154,47 @@ def on_paper(setup: Setup, rig: Rig, goal: PlanGoal) -> bool:
     return memory(setup, card, context=context, slots=slots, at_once=slots).fits_on_paper_only
 
 
+def context_each(setup: Setup, card: Device, goal: PlanGoal, pinned: int | None = None) -> int:
+    """Return the tokens that every slot can hold at once: a whole task, and more where a margin stays free."""
+    longest = longest_context(setup, card, setup.slots or 1, with_margin=True)
+    held = max(longest, goal.need_tokens)
+    return min(held, pinned or held)
+
+
+def kernels_share(setup: Setup, card: Device) -> float:
+    """Return the share of the predicted speed that is believed: less where an engine has few kernels for a card."""
+    return _RDNA if card.family.startswith("rdna") and setup.engine != "llamacpp" else 1.0
+
+
 def rate(
-    setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], basis: Basis, *, published: bool = True
-) -> Rated:
-    """More is better. Throughput counts what a single agent gets, too."""
+    setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], basis: Basis, *, published: bool = True,
+    pinned_context: int | None = None,
+) -> Rated:  # fmt: skip
     card = sizing_card(rig, setup.layout)
-    found = speed_model_of(setup, rig, goal, basis)
-    outcome = found.outcome(goal.load())
+    prediction = speed_model_of(setup, rig, goal, basis)
+    outcome = prediction.outcome(goal.load())
     total_s = outcome.ttft_s + outcome.tpot_s * goal.output_tokens
     figures = {"ttft": outcome.ttft_s * 1000, "tpot": outcome.tpot_s * 1000, "total": total_s * 1000}
-    over = max((figures[name] / most for name, most in goal.limits), default=0.0)
-    if goal.kind == "latency":
-        value = 1.0 / max(1e-9, total_s)
-    else:
-        value = outcome.effective_tok_s * found.stream_tok_s(goal.load(1)) ** _ALONE
-    score = value * (_RDNA if card.family.startswith("rdna") and setup.engine != "llamacpp" else 1.0)
-    rest = published, on_paper(setup, rig, goal), holds_all(setup, goal), goal.need_tokens
-    return Rated(setup, rig, card, findings, found, outcome, over, score, *rest)
+    wanted = 1.0 / max(1e-9, total_s) if goal.kind == "latency" else outcome.effective_tok_s
+    speed = wanted * kernels_share(setup, card)
+    around = band(setup, prediction.card, goal.agents, calibrated=basis.calibrated)
+    return Rated(
+        setup=setup,
+        rig=rig,
+        card=card,
+        findings=findings,
+        prospect=prediction,
+        outcome=outcome,
+        goal=goal,
+        over_limit=max((figures[name] / most for name, most in goal.limits), default=0.0),
+        speed=speed,
+        low=speed * around.low,
+        alone_tok_s=prediction.stream_tok_s(goal.load(1)),
+        context_each=context_each(setup, card, goal, pinned_context),
+        published=published,
+        on_paper=on_paper(setup, rig, goal),
+        holds_all=holds_all(setup, goal),
+    )
 
 
 def levels(agents: int) -> tuple[int, ...]:

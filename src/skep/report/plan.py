@@ -48,7 +48,9 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False)
         for line in answer_lines(found, choice, best):
             _say_wrapped(line)
         _section("Layouts, best first")
-        _layouts(found, found.ranked if more else three_ways(found.ranked), more=more)
+        _layouts(found, found.ranked if more else three_ways(found.ranked))
+        if choice.first_because is not None:
+            _say_wrapped(f"first because: {choice.first_because}")
         goal = found.goal
         load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
         _section(f"Expected by number of agents ({load}; rests on {_BASIS[rests_on(best)]})")
@@ -77,7 +79,7 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
     speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
     met = "" if not goal.limits else ", within --slo" if best.rated.over_limit <= 1 else ", NOT within --slo"
     first = f"first token after {format_seconds(at.ttft_ms / 1000)}{met}"
-    context = f"{best.setup.context or 0:,} tokens of context each"
+    context = f"{best.rated.context_each:,} tokens of context each"
     lines = [f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"]
     lines.append(f"{speed}, {first}, {context}")
     if best.checkpoint is not None:
@@ -90,12 +92,16 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
 
 
 def three_ways(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Return the best of each layout and engine, three at most: what else there is to choose between."""
-    found: dict[object, Ranked] = {}
+    """Return the best of each layout and engine, three at most, the fastest of all among them."""
+    ways: dict[object, Ranked] = {}
     for pair in ranked:
         setup = pair[1].setup
-        found.setdefault((setup.layout.tp, setup.layout.pp, setup.layout.replicas, setup.engine), pair)
-    return list(found.values())[:_WAYS]
+        ways.setdefault((setup.layout.tp, setup.layout.pp, setup.layout.replicas, setup.engine), pair)
+    chosen = list(ways.values())[:_WAYS]
+    fastest = max(ranked, key=lambda pair: pair[1].rated.outcome.effective_tok_s)
+    if fastest not in chosen and len(ways) > _WAYS:
+        chosen[-1] = fastest
+    return chosen
 
 
 def _few(levels: Sequence[Predicted], agents: int) -> list[Predicted]:
@@ -126,7 +132,7 @@ def _print_rigs(found: PlanAnswer) -> None:
     goal = found.goal
     agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
     _say(f"{found.model.geometry.id} for {agents}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out")
-    rows = sorted(found.choices, key=lambda one: (bool(one.plans), one.plans and one.plans[0].rated.key), reverse=True)
+    rows = list(found.choices)
 
     def of_best(value: Callable[[Plan], object]) -> Callable[[PlanChoice], object]:
         return lambda one: value(one.plans[0]) if one.plans else None
@@ -136,7 +142,7 @@ def _print_rigs(found: PlanAnswer) -> None:
         _left("best", "BEST", lambda one: _what(one.plans[0]) if one.plans else "does not fit"),
         Column("tok_s", "TOK/S", of_best(lambda p: _at(p, goal.agents).effective_tok_s), as_count),
         Column("each", "EACH", of_best(lambda p: _at(p, goal.agents).task_tok_s), as_count),
-        Column("context", "CONTEXT", of_best(lambda p: p.setup.context), as_count),
+        Column("context", "CONTEXT", of_best(lambda p: p.rated.context_each), as_count),
         Column("price", "PRICE", lambda one: one.rig.price, as_count, optional=True),
         Column("per_price", "TOK/S PER 1000", partial(_per_price, goal.agents), as_count, optional=True),
         _left("promise", "REQUIREMENT", of_best(lambda p: "met" if keeps_promise(p) else "not met")),
@@ -236,7 +242,7 @@ SPEEDS: tuple[Column[Predicted], ...] = (
 Ranked = tuple[PlanChoice, Plan]
 
 
-def _layouts(found: PlanAnswer, ranked: Sequence[Ranked], *, more: bool) -> None:
+def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
     engines, agents = len(found.engines) > 1, found.goal.agents
 
     def figure(column: Column[Any]) -> Column[Ranked]:
@@ -249,8 +255,8 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked], *, more: bool) -> None
         _left("kv", "KV", lambda pair: pair[1].setup.kv.title, rank=3),
         _left("spec", "DRAFTS", lambda pair: pair[1].setup.spec, rank=2),
         Column("slots", "SLOTS", lambda pair: pair[1].setup.slots, rank=2),
-        Column("context", "CONTEXT", lambda pair: pair[1].setup.context, as_count),
-        *([Column("largest", "LARGEST", lambda pair: pair[1].largest_context, as_count, rank=4)] if more else ()),
+        Column("context", "CONTEXT", lambda pair: pair[1].rated.context_each, as_count),
+        Column("longest", "LONGEST", lambda pair: pair[1].setup.context, as_count, rank=3),
         *map(figure, _FIGURES),
         Column("per_price", "TOK/S PER 1000", lambda pair: _per_price(agents, *pair), as_count, rank=2, optional=True),
     ]
