@@ -102,7 +102,7 @@ def this_moment() -> Moment:
 
 
 class Loop:
-    """`run` goes on until cancelled; with `once` it ends when nothing is due."""
+    """`run` goes on until cancelled; with `once` it ends when nothing is due, with an error where that is not stored."""
 
     def __init__(
         self,
@@ -122,7 +122,8 @@ class Loop:
         self._schedule = ProbeSchedule()
         self._targets: list[ProbeTarget] = []
         self._busy: set[str] = set()  # machines that are being probed
-        self._in_trouble = self._ticking = False  # the last row could not be written; a tick is under way
+        self._trouble: StoreError | None = None  # the last row could not be written
+        self._ticking = False
         self._ticked: float | None = None
         self._stirred = asyncio.Event()
 
@@ -141,6 +142,8 @@ class Loop:
                     self._stirred.clear()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
+        if once and self._trouble is not None:
+            raise self._trouble
 
     async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
         """Start the probes that are due. Return None where nothing can be stored: none is begun until it can."""
@@ -152,7 +155,7 @@ class Loop:
             tasks.create_task(self._tick(now.wall))
         with contextlib.suppress(StoreError):  # where it cannot be read, those read last
             self._targets = await self._in_thread(self._series.targets)
-        agenda = self._schedule.look(self._targets, now, NO_ROOM if self._in_trouble else None)
+        agenda = self._schedule.look(self._targets, now, NO_ROOM if self._trouble is not None else None)
         if agenda.set_back:
             self._say("monitor.clock set_back=true")
         for missed in agenda.missed:
@@ -172,12 +175,12 @@ class Loop:
         try:
             self._series.append_probe(probe, samples, events)
         except StoreError as error:
-            if not self._in_trouble:
+            if self._trouble is None:
                 self._say(f"monitor.waits why={str(error)!r} hint={getattr(error, 'hint', None)!r}")
-            self._in_trouble = True
+            self._trouble = error
             self._schedule.lost(probe, NO_ROOM)
             return False
-        self._in_trouble = False
+        self._trouble = None
         self._schedule.covered(probe)
         return True
 
