@@ -102,7 +102,7 @@ def this_moment() -> Moment:
 
 
 class Loop:
-    """`run` goes on until cancelled; with `once` it ends when nothing is due, with an error where that is not stored."""
+    """`run` goes on until cancelled. With `once` it ends when nothing is due; an error if that could not be stored."""
 
     def __init__(
         self,
