@@ -17,6 +17,8 @@ class FakeHub:
         self.repos = {name.replace("__", "/"): files for name, files in repos.items()}
         self.gated = set()
         self.wrong = {}  # what is sent instead of the file
+        self.etags = {}  # by file, where it is not the checksum
+        self.commit = COMMIT
         self.stops_at = {}
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.asked = []  # (file, first byte) of every download
@@ -77,7 +79,14 @@ class _Answer(BaseHTTPRequestHandler):
             siblings.append({**about, "size": len(data), **lfs})
             if tree and lfs:
                 lfs["lfs"]["oid"] = sha
-        document = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
+        document = {
+            "id": repo,
+            "modelId": repo,
+            "sha": self.hub.commit,
+            "siblings": siblings,
+            "private": False,
+            "tags": [],
+        }
         self.reply(200, json.dumps(siblings if tree else document).encode(), **{"Content-Type": "application/json"})
 
     def file(self, repo, name):
@@ -89,8 +98,8 @@ class _Answer(BaseHTTPRequestHandler):
             return
         sha = hashlib.sha256(data).hexdigest()
         data = self.hub.wrong.get(name, data)
-        etag = sha if is_large(name) else sha[:40]
-        heads = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        etag = self.hub.etags.get(name, sha if is_large(name) else sha[:40])
+        heads = {"ETag": f'"{etag}"', "X-Repo-Commit": self.hub.commit, "Accept-Ranges": "bytes"}
         heads |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))} if is_large(name) else {}
         first = int((self.headers["range"] or "bytes=0-").removeprefix("bytes=").partition("-")[0])
         if first:

@@ -1,5 +1,6 @@
 """Checkpoints of the hub: its own client against a hub on the loopback."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -119,3 +120,88 @@ def test_an_interrupted_pull_goes_on_where_it_was(hub):
     hub.go_on.set()
     assert pull_hub(HubSource("org/model")).bytes == 30_000_002
     assert max(first for name, first in hub.asked if name == "model.safetensors") > 0
+
+
+def interrupted(hub, source):
+    """A pull that was ended in the middle of its large file."""
+    with subprocess.Popen([sys.executable, "-c", CHILD, source], stderr=subprocess.DEVNULL) as process:
+        assert hub.reached.wait(60)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) != 0
+    hub.go_on.set()
+
+
+def outside_of(cache, tmp_path):
+    """The files that lie anywhere but in the cache of the hub."""
+    return [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(cache)]
+
+
+@pytest.mark.parametrize("etag", ["../../../../escaped", "/tmp/escaped", "a/b", "..", "x" * 300, "A" * 40])
+def test_an_etag_is_a_file_name_only_where_it_is_a_checksum(hub, tmp_path, etag):
+    """`../../../../x` was written outside of the cache. Of small files, too, which have no checksum."""
+    hub.etags = {"model.safetensors": etag, "config.json": etag + "/config"}
+    found = pull_hub(HubSource("org/model"))
+    blobs = (tmp_path / "hf" / "hub" / "models--org--model" / "blobs").iterdir()
+    assert [len(path.name) for path in blobs] == [64, 64]
+    assert (found.path / "model.safetensors").read_bytes() == FOLDER["model.safetensors"]
+    assert (found.path / "config.json").read_bytes() == FOLDER["config.json"]
+    assert outside_of(tmp_path / "hf" / "hub", tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../escaped.safetensors", "/tmp/escaped.safetensors", "a/../../b.safetensors", "a\\b.safetensors"]
+)
+def test_a_listed_file_that_would_lie_elsewhere_is_refused(hub, tmp_path, name):
+    hub.repos["org/model"] = {**FOLDER, name: b"evil"}
+    with pytest.raises(WeightsError, match="which would lie elsewhere"):
+        pull_hub(HubSource("org/model"))
+    assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize("commit", ["../../../../escaped", "c" * 41, "main", ""])
+def test_a_revision_that_is_none_names_no_folder(hub, tmp_path, commit):
+    hub.commit = commit
+    with pytest.raises(WeightsError, match="as the revision, which is none"):
+        pull_hub(HubSource("org/model"))
+    assert outside_of(tmp_path / "hf" / "hub", tmp_path) == []
+
+
+def test_a_file_that_changed_between_two_pulls_is_fetched_anew(hub):
+    """Its ETag is another one: what was begun of the old file is no beginning of it."""
+    hub.repos["org/model"] = {**FOLDER, "model.safetensors": b"w" * 30_000_000}
+    hub.stops_at["model.safetensors"] = 20_000_000
+    interrupted(hub, "org/model")
+    hub.repos["org/model"] = {**FOLDER, "model.safetensors": b"v" * 30_000_000}
+    found = pull_hub(HubSource("org/model")).path
+    assert (found / "model.safetensors").read_bytes() == b"v" * 30_000_000
+    assert hub.asked[-1] != ("model.safetensors", 20_000_000)
+
+
+def test_a_changed_file_under_the_same_etag_does_not_become_a_mixture(hub, tmp_path):
+    """A mirror whose ETag says nothing: the checksum of the whole file decides, and the next pull begins anew."""
+    hub.etags = {"model.safetensors": "latest"}
+    new = hashlib.sha256(b"v" * 400_000).hexdigest()
+    blobs = tmp_path / "hf" / "hub" / "models--org--model" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{new}.part").write_bytes(b"w" * 200_000)
+    hub.repos["org/model"] = {**FOLDER, "model.safetensors": b"v" * 400_000}
+    with pytest.raises(WeightsError, match=r"checksum mismatch: model\.safetensors"):
+        pull_hub(HubSource("org/model"))
+    found = pull_hub(HubSource("org/model")).path
+    assert (found / "model.safetensors").read_bytes() == b"v" * 400_000
+
+
+@pytest.mark.parametrize(
+    "index",
+    ['{"weight_map": {"a": "../../../../etc/passwd"}}', '{"weight_map": {"a": ["x"]}}', '{"weight_map": 3}', "[]", "["],
+)
+def test_an_index_that_names_no_weights_beside_it_is_no_checkpoint(hub, index):
+    hub.repos["org/model"] = {**FOLDER, "model.safetensors.index.json": index.encode()}
+    pull_hub(HubSource("org/model"))
+    assert cached(HubSource("org/model")) is None
+
+
+def test_a_file_outside_of_the_repository_is_no_source(hub, tmp_path):
+    (tmp_path / "mine.gguf").write_bytes(gguf())
+    with pytest.raises(UserError, match="has no file"):
+        pull_hub(HubSource("org/gguf", "../../../../../mine.gguf"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import fnmatch
+import hashlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import msgspec
 
 from skep.errors import SkepError, UserError, WeightsError
-from skep.units import GIB
+from skep.units import GIB, one_line
 from skep.weights import cache
 
 OTHER_ENGINES = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
@@ -30,6 +31,9 @@ AT_ONCE = 4  # files
 _POLL_S = 0.2
 _SPARE_BYTES = GIB  # of the disk, beside the files
 _SOURCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _FIRST_PART = re.compile(r"-00001-of-(\d{5})\.gguf$")
 Progress = Callable[[int, int | None], None]
 Files = Mapping[str, tuple[int, str | None]]  # bytes and SHA-256
@@ -74,6 +78,8 @@ def cached(source: HubSource) -> HubFiles | None:
     """Return what is there and whole. Asks nobody."""
     folder = _repo_folder(source)
     try:
+        if source.file and not is_inside(source.file):
+            return None
         snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
         names = _needed(snapshot, source.file)
         sizes = [(snapshot / name).stat().st_size for name in names]  # through links: a missing file is told
@@ -88,10 +94,20 @@ def _needed(snapshot: Path, file: str) -> list[str]:
         return gguf_parts(file)
     index = snapshot / "model.safetensors.index.json"
     if index.exists():
-        return ["config.json", *sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+        return ["config.json", *_indexed(index.read_text(encoding="utf-8"))]
     weights = [path.name for path in snapshot.glob("*.safetensors")] or [path.name for path in snapshot.glob("*.bin")]
     config = "config.json" if (snapshot / "config.json").exists() else "params.json"
     return [config, *weights] if weights else []
+
+
+def _indexed(index: str) -> list[str]:
+    """Return the weight files that an index names. Raise ValueError where it is none."""
+    try:
+        names = set(json.loads(index)["weight_map"].values())
+        check_names(names)
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
+        raise ValueError(f"the index names no weights: {error}") from None
+    return sorted(names)
 
 
 def gguf_parts(name: str) -> list[str]:
@@ -218,20 +234,22 @@ def wanted_files(names: list[str], file: str) -> list[str]:
 def main(repo: str, file: str = "") -> int:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     try:
-        from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
+        from huggingface_hub import HfApi, constants, hf_hub_url
 
         found = HfApi().model_info(repo, files_metadata=True)
-        files = {one.rfilename: one for one in found.siblings or ()}
-        wanted = wanted_files(list(files), file)
-        say(files={name: [files[name].size, getattr(files[name].lfs, "sha256", None)] for name in wanted})
+        siblings = {sibling.rfilename: sibling for sibling in found.siblings or ()}
+        commit = checked_commit(found.sha)
+        files = {name: facts_of(siblings[name]) for name in wanted_files(list(siblings), file)}
+        check_names(files)
+        say(files=files)
         if not sys.stdin.readline().strip():
             return 0
         threading.Thread(target=end_with_parent, daemon=True).start()
-        blobs = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "blobs"
-        large = {lfs.sha256: name for name in wanted if (lfs := files[name].lfs) is not None}  # each content once
+        folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+        urls = {name: hf_hub_url(repo, name, revision=commit) for name in files}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(lambda name: fetch(hf_hub_url(repo, name, revision=found.sha), blobs), large.values()))
-        say(folder=snapshot_download(repo, revision="main", allow_patterns=wanted))
+            blobs = pool.map(lambda name: fetch(urls[name], folder / "blobs", files[name][1]), files)
+            say(folder=str(link_snapshot(folder, commit, dict(zip(files, blobs, strict=True)))))
     except Exception as error:
         why = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         say(error=[cls.__name__ for cls in type(error).__mro__], why=why, errno=getattr(error, "errno", None))
@@ -239,23 +257,79 @@ def main(repo: str, file: str = "") -> int:
     return 0
 
 
-def fetch(url: str, blobs: Path) -> None:
-    """Fetch a large file to where the client will find it, or the rest of one: the client begins anew each time."""
+def facts_of(sibling: Any) -> tuple[int | None, str | None]:
+    """Return the size and the SHA-256 that the hub lists for a file. None: it does not say, or nothing sound."""
+    size, sha256 = sibling.size, getattr(sibling.lfs, "sha256", None)
+    is_size = type(size) is int and size >= 0
+    is_sha256 = isinstance(sha256, str) and _SHA256.fullmatch(sha256) is not None
+    return (size if is_size else None), (sha256 if is_sha256 else None)
+
+
+def checked_commit(commit: str | None) -> str:
+    """Return the revision, which names a folder. Raise ValueError where it is none."""
+    if commit is None or _COMMIT.fullmatch(commit) is None:
+        raise ValueError(f"the hub names `{one_line(str(commit), 60)}` as the revision, which is none")
+    return commit
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ValueError where a name in the hub's list would be a file outside of the folder it belongs in."""
+    for name in names:
+        if not is_inside(name):
+            raise ValueError(f"the hub lists the file `{one_line(name, 60)}`, which would lie elsewhere")
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a name of a remote list is a plain path below the folder it is for."""
+    parts = name.split("/")
+    return name.isprintable() and "\\" not in name and not any(part in ("", ".", "..") for part in parts)
+
+
+def blob_name(etag: str, sha256: str | None) -> str:
+    """Return the name of a file's content in the cache. An ETag may be any text: a mirror chooses it."""
+    if _BLOB.fullmatch(etag):
+        return etag
+    return sha256 or hashlib.sha256(etag.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def link_snapshot(folder: Path, commit: str, blobs: Mapping[str, Path]) -> Path:
+    """Make the snapshot of a commit as the hub's own client does: links to contents. Return its folder."""
+    snapshot = folder / "snapshots" / commit
+    for name, blob in blobs.items():
+        link = snapshot / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        beside = link.with_name(f".{link.name}.{os.getpid()}")
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(os.path.relpath(blob, link.parent))
+        beside.replace(link)
+    main = folder / "refs" / "main"
+    main.parent.mkdir(parents=True, exist_ok=True)
+    main.write_text(commit, encoding="utf-8")
+    return snapshot
+
+
+def fetch(url: str, blobs: Path, sha256: str | None) -> Path:
+    """Fetch a file into the cache, or the rest of one that was begun. Return where its content lies."""
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    told = get_hf_file_metadata(url)
-    if told.etag is None or (blob := blobs / told.etag).exists():
-        return
+    about = get_hf_file_metadata(url)
+    if about.etag is None:
+        raise ValueError("the hub gives a file no ETag")
+    blob = blobs / blob_name(about.etag, sha256)
+    if blob.exists():
+        return blob
     blobs.mkdir(parents=True, exist_ok=True)
-    part = blobs / f"{told.etag}.part"
+    part = blobs / f"{blob.name}.part"
     with part.open("ab") as file:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         if blob.exists():  # another process was quicker
-            return
-        http_get(url, file, resume_size=part.stat().st_size, headers=build_hf_headers(), expected_size=told.size)
-    part.replace(blob)
+            part.unlink(missing_ok=True)
+            return blob
+        http_get(url, file, resume_size=part.stat().st_size, headers=build_hf_headers(), expected_size=about.size)
+        part.replace(blob)
+    return blob
 
 
 def end_with_parent() -> None:
