@@ -105,7 +105,9 @@ def _state_of(path: Path) -> _FileState:
 
 
 def host_of(given: str) -> str:
-    """Return the name in a `Host` header, without its port and brackets."""
+    """Return the name in a `Host` header, without its port and brackets; empty where it is no host and port."""
+    if any(character in given for character in "@/?#\\"):  # what follows or precedes is not a name
+        return ""
     try:
         return urlsplit(f"//{given}").hostname or ""
     except ValueError:

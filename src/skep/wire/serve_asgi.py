@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 import h11  # of uvicorn
 import uvicorn
@@ -87,34 +88,128 @@ class AsgiServer(uvicorn.Server):
         self.should_exit = True
 
 
-class LimitedConnection(H11Protocol):
-    """Closes a connection on which no request arrives whole, or that is one too many."""
+REFUSED = "Invalid HTTP request received."
+NO_CHUNKS = "A request's body needs a content-length here; chunks are not taken."
+NO_HTTP_2 = "HTTP/1.1 is spoken here, not HTTP/2."
 
-    max_connections = 512  # far more than browsers and MCP clients need, fewer than a process may open
+
+class StrictParser(h11.Connection):
+    """Refuses what no browser sends and what would cost far more to read than to send.
+
+    h11 makes an event of every chunk: two clients that sent chunks of one byte, before they had shown a
+    key, kept everybody else waiting for as long as they went on. It takes HTTP/2's preface for a request.
+    """
+
+    complaint = REFUSED
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._check(event)
+        return event
+
+    def _check(self, request: h11.Request) -> None:
+        if request.http_version not in (b"1.0", b"1.1"):
+            self.complaint = NO_HTTP_2
+        elif any(name == b"transfer-encoding" for name, _ in request.headers):
+            self.complaint = NO_CHUNKS
+        else:
+            return
+        raise h11.RemoteProtocolError(self.complaint)
+
+
+class LimitedConnection(H11Protocol):
+    """Closes a connection on which no request arrives whole, or whose client does not read its answer.
+
+    Where there are too many, the one goes that has waited longest for a request.
+    """
+
+    max_connections = 512  # far more than browsers need, fewer than a process may open
     look_every_s = 30.0
+    body_looks = 4  # a body must be whole within so many
+    unwanted_bytes = 1 << 20  # of a body whose request has been answered
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._parser = StrictParser(h11.SERVER, HEAD_BYTES)
+        self.conn = self._parser
+        self._arrived_bytes = 0
+        self._unwanted_bytes = 0
+        self._answers = 0
+        self._looks_at_body = 0
+        self.waiting_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
-        self._arrived = self._requests = 0  # bytes; answers
+        self.waiting_since = time.monotonic()
         if len(self.connections) > self.max_connections:
-            transport.abort()
-        else:
-            self._look(None)
+            self._make_room()
+        self._look(None)
 
     def data_received(self, data: bytes) -> None:
-        self._arrived += len(data)
+        self._arrived_bytes += len(data)
+        if self._is_answered_early():
+            self._unwanted_bytes += len(data)
+            if self._unwanted_bytes > self.unwanted_bytes:
+                self.transport.abort()
+                return
         super().data_received(data)
 
     def on_response_complete(self) -> None:
-        self._requests += 1
+        self._answers += 1
+        self._unwanted_bytes = 0
+        self.waiting_since = time.monotonic()
         super().on_response_complete()
 
-    def _look(self, before: tuple[int, int] | None) -> None:
-        """A head must be whole by the second look, and bytes of a body must have come: answers may take long."""
-        now = (self._requests, 0 if self.conn.their_state is h11.IDLE else self._arrived)
-        # Where reading is paused, the application does not take what has arrived: the client is not late.
-        waiting = self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.flow.read_paused
-        if waiting and now == before:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
+        """One answer that says why; nothing where an answer has begun."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(self._parser.complaint)
+        else:
             self.transport.close()
-        elif not self.transport.is_closing():
+
+    def _should_upgrade(self) -> bool:
+        """Return whether to speak another protocol: never. uvicorn would log each offer."""
+        return False
+
+    def _is_answered_early(self) -> bool:
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        return is_answered and self.conn.their_state is h11.SEND_BODY
+
+    def is_waiting(self) -> bool:
+        """Return whether the client has to send something before anything can be done.
+
+        Where reading is paused, the application does not take what has arrived: the client is not late.
+        """
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.flow.read_paused
+
+    def _make_room(self) -> None:
+        others = [
+            other
+            for other in self.connections
+            if isinstance(other, LimitedConnection) and other is not self and other.is_waiting()
+        ]
+        longest = min(others, key=lambda other: other.waiting_since, default=self)
+        self.connections.discard(longest)
+        longest.transport.abort()
+
+    def _look(self, before: tuple[int, int, int] | None) -> None:
+        """A head must be whole by the second look, and bytes of a body or of the answer must have moved.
+
+        How long an answer is made is not limited.
+        """
+        if self.transport.is_closing():
+            return
+        is_idle = self.conn.their_state is h11.IDLE
+        arrived_bytes = 0 if is_idle else self._arrived_bytes
+        unsent_bytes = self.transport.get_write_buffer_size()
+        now = (self._answers, arrived_bytes, unsent_bytes)
+        in_body = self.conn.their_state is h11.SEND_BODY
+        self._looks_at_body = self._looks_at_body + 1 if in_body else 0
+        is_late = self._looks_at_body > self.body_looks and not self.flow.read_paused
+        if is_late or (now == before and unsent_bytes):
+            self.transport.abort()
+        elif now == before and self.is_waiting():
+            self.transport.close()
+        else:
             self.loop.call_later(self.look_every_s, self._look, now)
