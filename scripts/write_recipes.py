@@ -33,7 +33,8 @@ Find your rig and paste its line. It serves what `skep plan MODEL --gpu RIG -c N
 `skep up MODEL -c N` chooses the same.
 
 Figures are predictions for tasks of 16,384 tokens in and 1,024 out with nothing cached; 8 of 10 measurements should lie
-in the range in brackets. `skep plan` also prints published measurements, where there are some;
+in the range in brackets. "Together" counts the time in which prompts are read, "each" only that in which an answer
+streams. `skep plan` also prints published measurements, where there are some;
 [accuracy.md](accuracy.md) compares both. Lines leave the vision tower out; add `--vision` if your agents send pictures.
 [which-model.md](which-model.md) explains how to choose. `make docs` writes this page.
 """
@@ -45,7 +46,8 @@ def page() -> str:
         found = answer_plan(PlanFlags(model, (rig,), agents=agents), Path("/nonexistent"), files=False)
         _, best = found.ranked[0]
         at = next(level for level in best.predicted if level.concurrency == agents)
-        speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
+        together = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f})"
+        speed = f"{together}, {at.task_tok_s:,.0f} each while an answer streams"
         first = (
             f"first token after {format_seconds(at.ttft_ms / 1000)}; {best.rated.context_each:,} tokens of context each"
         )

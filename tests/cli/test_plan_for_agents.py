@@ -46,7 +46,7 @@ def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
     lines = done.out.splitlines()
     assert len(lines) <= 27
     assert lines[0] == "qwen3.6-27b on 2x rtx-3090 for 4 agents: 2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)"
-    assert "tokens of context each" in lines[1]
+    assert "tokens of context each" in lines[2]
     assert sum(line.startswith("! ") for line in lines) <= 2
     (start,) = (line.strip() for line in lines if line.startswith("  skep up "))
     assert "Why" not in lines
@@ -144,10 +144,32 @@ def test_rigs_of_the_same_cards_have_their_own_published_lines():
 
 
 def test_rigs_side_by_side_end_with_what_to_buy():
-    rigs = ("--gpu", "2x rtx-3090@700", "--gpu", "rtx-5090@2500", "--gpu", "rtx-3060@250")
-    lines = call("plan", "qwen3.6-27b", *rigs, check=0).out.splitlines()
-    assert [line.split()[0] for line in lines[2:5]] == ["rtx-5090", "2x", "rtx-3060"]
-    assert "does not fit" in lines[4]
+    """Those that meet the requirement stand first, the cheap ones before the dear ones."""
+    rigs = ("--gpu", "rtx-5090@2500", "--gpu", "rtx-3060@250", "--gpu", "2x rtx-3090@700")
+    out = call("plan", "qwen3.6-27b", *rigs, check=0).out
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[3:6]] == ["2x", "rtx-5090", "rtx-3060"]
+    assert lines[3].startswith("2x rtx-3090 @700 each")
+    assert "does not fit" in lines[5]
     (buy,) = (line for line in lines if line.startswith("Buy "))
     assert buy.startswith("Buy 2x rtx-3090: at 1,400 the cheapest that meets the requirement")
-    assert "rtx-5090 is the most for the money" in buy
+    assert "rtx-5090 gives the most for its money" in buy
+    assert "Start it on 2x rtx-3090\n" in out
+
+
+def test_the_most_for_the_money_is_not_said_beside_a_higher_figure():
+    """Two old cards give more tok/s for their price, but not within --slo."""
+    rigs = ("--gpu", "2x rtx-3090@100", "--gpu", "rtx-5090@2500", "--slo", "ttft=15s")
+    lines = call("plan", "qwen3.6-27b", *rigs, check=0).out.splitlines()
+    assert [line.split()[0] for line in lines[3:5]] == ["rtx-5090", "2x"]
+    (buy,) = (line for line in lines if line.startswith("Buy rtx-5090"))
+    assert "it also gives the most for its money of those that meet it" in buy
+
+
+def test_the_two_speeds_of_a_plan_say_what_each_is_of():
+    """Four times 34 is more than 64: prompts are read in between."""
+    lines = call("plan", *DENSE.split()[:1], "--gpu", "2x rtx-3090", "-c", "4", check=0).out.splitlines()
+    assert lines[1].endswith("tok/s each while an answer streams")
+    assert "reading prompts included" in lines[1]
+    (head,) = (line for line in lines if line.startswith("Layouts, best first"))
+    assert "STREAM: one answer while it streams" in head

@@ -83,10 +83,10 @@ def test_the_page_can_be_typed_from_its_first_line_to_its_last(machine, tmp_path
     for line in lines:
         done = machine(*words_of(line))
         if line.startswith("skep plan"):
-            assert "for 4 agents: 2 x TP=1" in done.stdout
+            assert "for 4 agents: TP=2" in done.stdout
         if line.endswith("-d"):
             rows = json.loads(machine("ps", "--json").stdout)
-            assert [row["state"] for row in rows] == ["ready"] * 3
+            assert [row["state"] for row in rows] == ["ready"] * 2
             assert "Claude Code: ANTHROPIC_BASE_URL=" in done.stderr
 
 

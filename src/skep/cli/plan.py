@@ -13,7 +13,7 @@ from skep.report.terminal import note, print_json
 
 GPU_HELP = (
     'GPUs to plan for: "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: pcie4x8, nvlink(0-1,2-3)". '
-    "Repeat it to compare rigs (default: this machine)."
+    "Repeat it to compare rigs; 4x rtx-3090@750 is a price of 750 for each card (default: this machine)."
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from textwrap import TextWrapper
@@ -41,13 +42,14 @@ _DRAWN = 3  # plans with a curve on a page
 
 def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False) -> None:
     """Print the answer on about 25 lines. `more`: everything else that is known; `commands`: what `skep up` runs."""
-    choice, best = found.ranked[0]
+    choice = recommended(found)
+    best = choice.plans[0]
     if len(found.choices) > 1:
         _print_rigs(found)
     else:
         for line in answer_lines(found, choice, best):
             _say_wrapped(line)
-        _section("Layouts, best first")
+        _section(f"Layouts, best first ({_FIGURE_WORDS})")
         _layouts(found, found.ranked if more else three_ways(found.ranked))
         if choice.first_because is not None:
             _say_wrapped(f"first because: {choice.first_because}")
@@ -76,12 +78,14 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
     """Say what it is, how fast, and which files it takes."""
     at, goal = _at(best, found.goal.agents), found.goal
     agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
-    speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
+    together = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), reading prompts included"
+    streaming = f"{at.task_tok_s:,.0f} tok/s each while an answer streams"
     met = "" if not goal.limits else ", within --slo" if best.rated.over_limit <= 1 else ", NOT within --slo"
     first = f"first token after {format_seconds(at.ttft_ms / 1000)}{met}"
     context = f"{best.rated.context_each:,} tokens of context each"
     lines = [f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"]
-    lines.append(f"{speed}, {first}, {context}")
+    lines.append(f"{together}; {streaming}")
+    lines.append(f"{first}; {context}")
     if best.checkpoint is not None:
         known = checkpoint_of(best.checkpoint)
         licence = f", {known.licence}" if known is not None and known.licence else ""
@@ -132,16 +136,17 @@ def _print_rigs(found: PlanAnswer) -> None:
     goal = found.goal
     agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
     _say(f"{found.model.geometry.id} for {agents}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out")
-    rows = list(found.choices)
+    _say(_FIGURE_WORDS)
+    rows = sorted(found.choices, key=partial(_place, goal.agents))
 
     def of_best(value: Callable[[Plan], object]) -> Callable[[PlanChoice], object]:
         return lambda one: value(one.plans[0]) if one.plans else None
 
     columns: list[Column[PlanChoice]] = [
-        _left("rig", "RIG", lambda one: one.rig.title),
+        _left("rig", "RIG", _rig_words),
         _left("best", "BEST", lambda one: _what(one.plans[0]) if one.plans else "does not fit"),
         Column("tok_s", "TOK/S", of_best(lambda p: _at(p, goal.agents).effective_tok_s), as_count),
-        Column("each", "EACH", of_best(lambda p: _at(p, goal.agents).task_tok_s), as_count),
+        Column("each", "STREAM", of_best(lambda p: _at(p, goal.agents).task_tok_s), as_count),
         Column("context", "CONTEXT", of_best(lambda p: p.rated.context_each), as_count),
         Column("price", "PRICE", lambda one: one.rig.price, as_count, optional=True),
         Column("per_price", "TOK/S PER 1000", partial(_per_price, goal.agents), as_count, optional=True),
@@ -160,25 +165,60 @@ def _per_price(agents: int, choice: PlanChoice, plan: Plan | None = None) -> flo
     return 1000 * _at(plan, agents).effective_tok_s / price if plan and price else None
 
 
+def _place(agents: int, choice: PlanChoice) -> tuple[bool, bool, float, float]:
+    """Return what orders rigs: those that meet the requirement, the cheap ones, the fast ones."""
+    if not choice.plans:
+        return True, True, 0.0, 0.0
+    plan = choice.plans[0]
+    price = choice.rig.price or math.inf
+    return False, not keeps_promise(plan), price, -_at(plan, agents).effective_tok_s
+
+
+def _rig_words(choice: PlanChoice) -> str:
+    """Return a rig's name with the price of one card, where all are alike."""
+    rig = choice.rig
+    alike = len({card.id for card in rig.cards}) == 1
+    if rig.price is None or len(rig.cards) == 1 or not alike:
+        return rig.title
+    return f"{rig.title} @{rig.price / len(rig.cards):,.0f} each"
+
+
+def recommended(found: PlanAnswer) -> PlanChoice:
+    """Return the rig to start on: of those that meet the requirement the cheapest, without prices the fastest."""
+    fitting = [choice for choice in found.choices if choice.plans]
+    return min(fitting, key=partial(_place, found.goal.agents))
+
+
 def what_to_buy(found: PlanAnswer) -> str:
     """Name the cheapest rig that meets the requirement and the one with the most speed for its money."""
-    agents, fitting = found.goal.agents, [one for one in found.choices if one.plans]
-    kept = [one for one in fitting if keeps_promise(one.plans[0])]
+    agents = found.goal.agents
+    fitting = [choice for choice in found.choices if choice.plans]
+    kept = [choice for choice in fitting if keeps_promise(choice.plans[0])]
     promise = "--slo and room for every agent" if found.goal.limits else "room for every agent"
     if not kept:
         return f"None of them meets the requirement: {promise}."
-    priced = [one for one in kept if one.rig.price]
-    if not priced:
-        fastest = max(kept, key=lambda one: _at(one.plans[0], agents).effective_tok_s)
-        return f"Fastest that meets the requirement ({promise}): {fastest.rig.title}. RIG@PRICE says what to buy."
-    cheapest = min(priced, key=lambda one: one.rig.price or 0.0)
-    most = max(priced, key=lambda one: _per_price(agents, one) or 0.0)
-    again = "it is also the most" if most is cheapest else f"{most.rig.title} is the most"
-    per = f"{_per_price(agents, most) or 0:,.0f} tok/s per 1000"
-    return (
-        f"Buy {cheapest.rig.title}: at {cheapest.rig.price:,.0f} the cheapest that meets the requirement ({promise}); "
-        f"{again} for the money, {per}."
-    )
+    chosen = recommended(found)
+    if chosen.rig.price is None:
+        fastest = f"Fastest that meets the requirement ({promise}): {chosen.rig.title}."
+        return f"{fastest} RIG@PRICE, the price of one card, says what to buy."
+    buy = f"Buy {chosen.rig.title}: at {chosen.rig.price:,.0f} the cheapest that meets the requirement ({promise})"
+    return f"{buy}; {_for_the_money(agents, chosen, kept, fitting)}."
+
+
+def _for_the_money(
+    agents: int, chosen: PlanChoice, kept: Sequence[PlanChoice], fitting: Sequence[PlanChoice]
+) -> str:  # fmt: skip
+    """Say which of those that meet the requirement gives the most tok/s per price."""
+
+    def per_price(choice: PlanChoice) -> float:
+        return _per_price(agents, choice) or 0.0
+
+    most = max(kept, key=per_price)
+    figure = f"{per_price(most):,.0f} tok/s per 1000"
+    scope = "" if per_price(most) >= max(map(per_price, fitting)) else " of those that meet it"
+    if most is chosen:
+        return f"it also gives the most for its money{scope}, {figure}"
+    return f"{most.rig.title} gives the most for its money{scope}, {figure}"
 
 
 def _print_more(found: PlanAnswer, best: Plan) -> None:
@@ -225,13 +265,14 @@ def _at(plan: Plan, agents: int) -> Predicted:
     return next((p for p in plan.predicted if p.concurrency == agents), plan.predicted[-1])
 
 
+_FIGURE_WORDS = "TOK/S: all agents, reading prompts included; STREAM: one answer while it streams"
 _left = partial(Column, right=False)
 # Figures at one number of agents, of layouts and of levels alike
 _FIGURES: tuple[Column[Predicted], ...] = (
     Column("effective_tok_s", "TOK/S", lambda p: p.effective_tok_s, as_count),
     Column("low", "LOW", lambda p: p.low, as_count, rank=1),
     Column("high", "HIGH", lambda p: p.high, as_count, rank=1),
-    Column("task_tok_s", "EACH", lambda p: p.task_tok_s, as_count),
+    Column("task_tok_s", "STREAM", lambda p: p.task_tok_s, as_count),
     Column("ttft_ms", "FIRST TOKEN", lambda p: format_seconds(p.ttft_ms / 1000)),
 )
 SPEEDS: tuple[Column[Predicted], ...] = (
