@@ -12,9 +12,12 @@ from hive_client import eventually
 from in_process import call, refused
 from terminal import Terminal
 
+from skep.bench.session import SessionProgress
+from skep.report.liveview import LevelLines
 from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.testing.process import FakeEngine
+from skep.units import number
 
 TWICE = ("--runs", "2", "--max-tokens", "4")
 QUICK = ("-c", "1,2", "--tasks", "2", *TWICE, "--warm-up", "quick")
@@ -203,10 +206,54 @@ def test_ctrl_c_keeps_and_shows_the_levels_of_a_sweep_that_were_finished(tmp_pat
     assert " interrupted " in call("runs", check=0).out
     assert f"{run['id']} (interrupted) written" in call("runs", "report", "last", check=0).err
     page = (tmp_path / "report.html").read_text()
-    assert "This run is interrupted. " in page
+    assert "This run is interrupted; the finished levels are kept. " in page
     assert "failed" not in page.partition("This run is interrupted")[2].partition("</p>")[0]
     levels = call("runs", "export", "last", "--format", "json", check=0).json["levels"]
     assert [level["concurrency"] for level in levels] == [1, 2]
+
+
+def test_an_unfinished_level_is_told_with_the_same_figure_everywhere(tmp_path):
+    """The command said that no level was finished, while the dashboard showed 8.9 tok/s at C=1."""
+    with FakeEngine(slots=2, token_ms=2) as engine:
+        words = ("-c", "1", "--runs", "1", "--tasks", "400", "--max-tokens", "16", "--warm-up", "quick")
+        process = begin("sweep", "--url", engine.url, *words)
+        next(line for line in process.stderr if line.startswith("C=1 run 1"))
+        engine.wait_for(requests=engine.state()["requests"] + 10)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+    (level,) = call("runs", "export", "last", "--format", "json", check=0).json["levels"]
+    kept = f"no level was finished: the figures are of the {level['requests']} requests that had ended"
+    assert errors.splitlines()[-2] == "error: interrupted at C=1"
+    assert errors.splitlines()[-1].startswith(f"hint: {kept}: `skep runs report ")
+    assert output.splitlines()[1].split()[1] == number(level["effective_tok_s"])
+    call("runs", "report", "last", check=0)
+    assert kept in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_ends_in_its_warm_up_says_that_nothing_was_measured(engine):
+    """It said that what was measured is kept, and the list of runs had 0 requests."""
+    engine.fault(kind="hang-first", times=1)
+    process = begin("sweep", "--url", engine.url, *QUICK)
+    engine.wait_for(running=1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    engine.fault(kind="none")
+    told = ["error: interrupted while it warmed up", "hint: nothing was measured: it was still warming up"]
+    assert errors.splitlines()[-2:] == told
+
+
+def test_without_a_terminal_a_long_part_of_a_run_says_a_line_every_ten_seconds(capsys):
+    now = [0.0]
+    show = LevelLines(clock=lambda: now[0])
+    for second in range(35):
+        now[0] = float(second)
+        show(SessionProgress(level=1, done=second // 9, total=6, in_flight=1, tok_s=8.9))
+    assert capsys.readouterr().err.splitlines() == [
+        "C=1 run 1: 6 requests",
+        "C=1 run 1: 1 of 6 requests done, 1 in flight, 8.9 tok/s now",
+        "C=1 run 1: 2 of 6 requests done, 1 in flight, 8.9 tok/s now",
+        "C=1 run 1: 3 of 6 requests done, 1 in flight, 8.9 tok/s now",
+    ]
 
 
 def test_a_server_that_dies_is_told_by_kind(engine):
@@ -240,12 +287,11 @@ def begin(*words):
 
 def assert_interrupted(process, number):
     process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.splitlines()[-2].startswith("error: interrupted")
     assert errors.count("error:") == 1
     assert "Traceback" not in errors
-    assert output == ""
 
 
 def stored_runs(paths):

@@ -156,6 +156,7 @@ class SweepSummary(msgspec.Struct, frozen=True):
     promise: Promise | None = None
     drift: Interval | None = None  # C=1 at the end over C=1 at the beginning: 1 means none
     simulated: bool = False  # no model ran: the speed is made up or predicted
+    unfinished_level: int | None = None  # the run was broken off in it, and no level was finished
 
 
 FULL = 0.95  # of C in flight: the plateau

@@ -30,6 +30,7 @@ from skep.host.facts import host_json, lasting_json
 from skep.host.power import PowerMeter
 from skep.stats.sequential import WarmUpDetector
 from skep.stats.slo import SloLimits
+from skep.stats.stream_tokens import TokensPerEvent
 from skep.store.database import Store
 from skep.store.records import ClientSample, LevelFact, Request, RunState
 from skep.wire.client import Pool, WireFailure
@@ -234,7 +235,7 @@ async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> d
 
 
 class TokenPace:
-    """Tokens a second over the last seconds, by network reads."""
+    """Network reads a second over the last seconds. A read carries one token or several."""
 
     def __init__(self) -> None:
         self._ended = 0
@@ -317,6 +318,7 @@ class RunSession:
         self._on_progress = on_progress
         self._more = more
         self._pace = TokenPace()
+        self._tokens_per_read = TokensPerEvent()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -343,13 +345,16 @@ class RunSession:
 
     def took(self, row: Request) -> None:
         self._pace.ended(len(row.arrivals_s))
+        self._tokens_per_read.take(len(row.arrivals_s), row.output_tokens or 0)
         self.now = replace(self.now, done=self.now.done + 1, failed=self.now.failed + (not row.ok and row.level > 0))
 
     def judged(self, done: int) -> None:
         self.now = replace(self.now, done=done)
 
     def tell(self, **now: Any) -> None:
-        in_flight, tok_s = len(self.driver.sender.in_flight), self._pace.per_s
+        in_flight = len(self.driver.sender.in_flight)
+        reads_per_s = self._pace.per_s
+        tok_s = None if reads_per_s is None else reads_per_s * self._tokens_per_read.value
         self._on_progress(replace(self.now, in_flight=in_flight, tok_s=tok_s, **self._more(), **now))
 
     def summary(self, *, closed: bool = True, slo: SloLimits | None = None) -> SweepSummary:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from skep.bench.metrics import SweepSummary
 from skep.bench.summary import summarise
 from skep.errors import UserError
@@ -27,14 +29,30 @@ def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Req
     if run.kind == IMPORTED:
         rows = []  # shown as a run without figures, not as one that skep measured
     samples = store.client_samples(run.id)
+    unfinished_level = None
     if run.state is not RunState.DONE:
         ended = {(sample.level, sample.repeat) for sample in samples}  # the others were broken off
         whole = [row for row in rows if not row.level or (row.level, row.repeat) in ended]
-        rows = whole if any(row.level for row in whole) else rows
+        if any(row.level for row in whole):
+            rows = whole
+        else:
+            unfinished_level = max((row.level for row in rows), default=0) or None
     promised = run.config.get("slo")
     slo = SloLimits.parse(promised) if isinstance(promised, str) else None
     closed, simulated = run.kind not in TIMED, run.simulated
-    return run, summarise(run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated), rows
+    summary = summarise(run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated)
+    return run, replace(summary, unfinished_level=unfinished_level), rows
+
+
+def kept_words(summary: SweepSummary) -> str:
+    """Return what there is of a run that was broken off; the command line and the pages say the same."""
+    if not summary.levels:
+        return "nothing was measured: it was still warming up"
+    if summary.unfinished_level is None:
+        return "the finished levels are kept"
+    ended = sum(level.requests for level in summary.levels)
+    answers = "the one request" if ended == 1 else f"the {ended} requests"
+    return f"no level was finished: the figures are of {answers} that had ended"
 
 
 def nothing_measured(run: StoredRun) -> UserError:

@@ -15,7 +15,7 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import SweepSummary
 from skep.bench.open_loop import OpenPlan, run_open
 from skep.bench.session import OnProgress, SessionProgress
-from skep.bench.stored_run import load_run
+from skep.bench.stored_run import kept_words, load_run
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Shape, TaskMaker, Workload, calibrate_on
 from skep.cli.bench import ABOptions, OpenOptions, SerialVsSwarmOptions, SweepOptions, WorkloadOptions
@@ -24,7 +24,7 @@ from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, user_paths
-from skep.report.liveview import level_frame, level_lines, progress_view
+from skep.report.liveview import LevelLines, level_frame, progress_view
 from skep.report.sweep_text import failure_reasons, headline, print_summary, shortfalls
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
@@ -128,20 +128,27 @@ def fail_for(summary: SweepSummary) -> None:
 
 
 def measure(plan: SweepPlan, target: EndpointOptions, *, as_json: bool = False) -> SweepSummary:
-    """On Ctrl-C, print the levels that were finished, unless `as_json`, and raise Interrupted."""
+    """On Ctrl-C, print what there is of the run, unless `as_json`, and raise Interrupted."""
     seen = deque([SessionProgress()], maxlen=1)
     try:
         return run_measuring(lambda: _sweep_endpoint(plan, target, seen.append))
     except Interrupted:
-        if not (now := seen[0]).level:
-            raise
-        with existing() as store:
-            summary = load_run(store, now.run_id)[1]
-            finished = any(sample.level for sample in store.client_samples(now.run_id))
-        if finished and not as_json:
-            print_summary(summary)
-        kept = f"the finished levels are kept: `skep runs report {now.run_id}` draws them"
-        raise Interrupted(f"interrupted at C={now.level}", hint=kept if finished else "no level was finished") from None
+        raise _interrupted(seen[0], as_json=as_json) from None
+
+
+def _interrupted(now: SessionProgress, *, as_json: bool) -> Interrupted:
+    """Print what was measured, as the pages show it, and return the error that says so."""
+    if not now.run_id:
+        return Interrupted("interrupted before anything was measured", hint=None)
+    with existing() as store:
+        summary = load_run(store, now.run_id)[1]
+    where = f"at C={now.level}" if now.level else "while it warmed up"
+    if not summary.levels:
+        return Interrupted(f"interrupted {where}", hint=kept_words(summary))
+    if not as_json:
+        print_summary(summary)
+    draws = f"`skep runs report {now.run_id}` draws them"
+    return Interrupted(f"interrupted {where}", hint=f"{kept_words(summary)}: {draws}")
 
 
 async def _sweep_endpoint(plan: SweepPlan, target: EndpointOptions, watch: OnProgress) -> SweepSummary:
@@ -238,4 +245,4 @@ def seed_of(seed: int | None) -> int:
 
 def level_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
     """Return the levels so far and what happens now; a line for each run of a level where there is no terminal."""
-    return progress_view(level_lines(), level_frame)
+    return progress_view(LevelLines(), level_frame)

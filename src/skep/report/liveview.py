@@ -178,19 +178,37 @@ def progress_bar(done: int, total: int | None) -> str:
     return "━" * filled + "─" * (BAR - filled)
 
 
-def level_lines() -> Callable[[SessionProgress], None]:
-    """Return what prints a line when a part of a run begins, and its figure when it has ended."""
-    said: set[str] = set()
+LINE_EVERY_S = 10.0  # at least, while a part of a run lasts
 
-    def show(progress: SessionProgress) -> None:
-        if (key := where(progress)) not in said:
-            said.add(key)
-            note(f"{key}: {_how_many(progress)}{_left(progress)}")
+
+class LevelLines:
+    """Prints a line when a part of a run begins, one every ten seconds, and its figure when it has ended."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun: set[str] = set()
+        self._last_line_s = float("-inf")
+
+    def __call__(self, progress: SessionProgress) -> None:
+        part = where(progress)
+        if part not in self._begun:
+            self._begun.add(part)
+            self._say(f"{part}: {_how_many(progress)}{_left(progress)}")
         elif progress.ended and progress.figures.get(progress.level):
-            failed = f", {progress.failed} failed so far" if progress.failed else ""
-            note(f"{key}: {number(progress.figures[progress.level][-1], digits=1)} tok/s{failed}")
+            figure = number(progress.figures[progress.level][-1], digits=1)
+            self._say(f"{part}: {figure} tok/s{_failed_so_far(progress)}")
+        elif self._clock() - self._last_line_s >= LINE_EVERY_S:
+            speed = f", {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
+            asked = f"{progress.done:,} of {_how_many(progress)} done" if progress.total else f"{progress.done:,} done"
+            self._say(f"{part}: {asked}, {progress.in_flight} in flight{speed}{_failed_so_far(progress)}")
 
-    return show
+    def _say(self, line: str) -> None:
+        self._last_line_s = self._clock()
+        note(line)
+
+
+def _failed_so_far(progress: SessionProgress) -> str:
+    return f", {progress.failed} failed so far" if progress.failed else ""
 
 
 _RUNNING: tuple[Column[tuple[int, Sequence[float]]], ...] = (
@@ -229,7 +247,8 @@ def where(progress: SessionProgress) -> str:
 
 def _how_many(progress: SessionProgress) -> str:
     if progress.total:
-        return f"{progress.total:,} {'answers' if progress.stage == 'judging' else 'requests'}"
+        noun = "answer" if progress.stage == "judging" else "request"
+        return f"{progress.total:,} {noun}{'' if progress.total == 1 else 's'}"
     return "until the conversation ends" if progress.stage == "asking" else "for a time"
 
 

@@ -19,6 +19,7 @@ from jinja2.lexer import Token, TokenStream
 from markupsafe import Markup
 
 from skep import units
+from skep.bench.stored_run import kept_words
 from skep.report import theme
 from skep.report.columns import Column, Record, present
 from skep.report.svg import picture
@@ -60,6 +61,7 @@ def _reports() -> Environment:
     package = files("skep.report")
     sheet = (package / "style.css").read_text(encoding="utf-8").replace("FONT", theme.FONT)
     made.globals |= {
+        "kept_words": kept_words,
         "style": Markup(f"{theme.style_rules()}\n{sheet}"),  # noqa: S704
         "terms_of": tomllib.loads((package / "terms.toml").read_text(encoding="utf-8")),
         "picture": picture,

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from skep.bench.stored_run import OF_A_TUNING
+from skep.bench.stored_run import JUDGED, OF_A_TUNING, kept_words, load_run
 from skep.errors import UserError
 from skep.report.columns import Column, at, documents, plain_columns
 from skep.report.stored import drawn
@@ -138,9 +138,11 @@ class RunsPages:
 
     def one(self, request: Request) -> Response:
         """The report comes after the rest: drawing it takes up to a second."""
-        with self._stored(request.path_params["id"]) as (_, run):
+        with self._stored(request.path_params["id"]) as (store, run):
             where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run)}
-        frame = page(self.site, "run.html", run=run, **where)
+            has_levels = run.kind not in JUDGED and run.state not in (RunState.DONE, RunState.RUNNING)
+            kept = kept_words(load_run(store, run.id)[1]) if has_levels else ""
+        frame = page(self.site, "run.html", run=run, kept=kept, **where)
         return streamed(self.site, frame, lambda store: self._report(store, run))
 
     def report(self, request: Request) -> Response:
