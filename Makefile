@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # -qq: errors only.
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow test-workers test-package test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
+.PHONY: help demo test fuzz test-slow test-workers test-package test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -41,6 +41,15 @@ test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 
 test-workers: $(VENV)/.installed-dev  ## the gateway's tests and its endurance run, with four relay workers
 	SKEP_TEST_WORKERS=4 $(BIN)/pytest -n 5 -m "not slow and not browser and not ray" tests/gateway tests/wire
+
+FUZZ_TARGETS = bodies client metrics pipe server streams
+FUZZ_SECONDS = 600
+
+fuzz: .fuzz/.installed  ## search for bytes that break a promise of HTTP, bodies, streams: FUZZ_SECONDS=600 for each
+	set -e; for target in $(FUZZ_TARGETS); do \
+	  echo "$$target: $(FUZZ_SECONDS) s"; \
+	  PYTHONPATH=.fuzz/lib nice -n 15 $(BIN)/python tests/fuzz/run.py "$$target" --seconds $(FUZZ_SECONDS); \
+	done
 
 test-package: $(VENV)/.installed  ## build wheel and sdist, install them into an empty environment, and serve with it
 	$(BIN)/python scripts/check_package.py
@@ -97,7 +106,7 @@ surface: $(VENV)/.installed-dev  ## write tests/surface anew: help pages, JSON k
 	SKEP_WRITE_SURFACE=1 $(BIN)/pytest tests/test_surface.py
 
 clean:  ## remove .venv, .venv-ray and caches
-	rm -rf $(VENV) $(RAY_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY_VENV) .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@scripts/setup-system python
@@ -121,4 +130,11 @@ $(VENV)/.installed-ray: $(VENV)/.installed-dev
 
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	$(PIP_INSTALL) -e '.[quality,browser,dev]'
+	@touch $@
+
+# It needs compiled code of its own and is no package of skep's environment.
+.fuzz/.installed: $(VENV)/.installed-dev
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade --target .fuzz/lib atheris==3.0.0 || \
+	  { echo "error: atheris cannot be installed for $$($(BIN)/python --version)" >&2; \
+	    echo "hint: \`make PYTHON=/path/to/python3.11 fuzz\` takes another Python; it has wheels for Linux" >&2; exit 1; }
 	@touch $@

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from bisect import bisect_left
 from itertools import accumulate, pairwise
 
@@ -363,3 +364,61 @@ def test_ollamas_lines_and_durations_are_read():
     assert (row.engine.prompt_ms, row.engine.decode_ms, row.engine.decode_tok_s) == (5.0, 20.0, 150.0)
     odd = row_of(receive(lines({"message": {"content": ["a"]}}, {**OLLAMA_END, "done_reason": 5}), kind=NDJSON))
     assert odd.finish_reason is None or isinstance(odd.finish_reason, str)
+
+
+# What a server must not do to who reads it
+
+MUCH = b"x" * (1 << 20)
+
+
+@pytest.mark.parametrize("kind", [SSE, NDJSON])
+def test_an_event_that_never_ends_is_given_up_before_it_fills_the_memory(kind):
+    """Without a line end nothing could be read, and 24 MiB were kept until the time was up."""
+    reading = receive(b"data: ", *[MUCH] * 3, kind=kind)
+    assert not reading.is_given_up
+    reading = receive_until_given_up(MUCH, kind, most=24)
+    assert reading.is_given_up
+    reading.digest()
+    assert (reading.error_kind, reading.reads) == ("garbage", 0)
+    assert "longer than 16 MiB" in reading.error
+
+
+def receive_until_given_up(data, kind, *, most):
+    """Hand the same bytes to a reader until it gives up, at most so many times."""
+
+    async def run():
+        reading = StreamReader(asyncio.get_running_loop().create_future())
+        reading.on_head(ResponseHead(200, [(b"content-type", kind)], None), 0.0)
+        for at in range(most):
+            if reading.done.done():
+                break
+            reading.on_body(data, float(at))
+        return reading
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [SSE, NDJSON])
+def test_a_long_event_in_small_pieces_costs_as_much_as_its_bytes(kind):
+    """Each piece was joined to all before it: 4 MiB in reads of 64 bytes stood still for a minute."""
+
+    def cost_s(reads):
+        reading = receive(*[b"x" * 64] * reads, kind=kind)
+        began = time.process_time()
+        reading.digest()
+        return time.process_time() - began
+
+    small = min(cost_s(4_000) for _ in range(3))
+    large = min(cost_s(32_000) for _ in range(2))
+    assert large < 24 * small + 0.05
+
+
+def test_the_end_of_a_stream_may_have_one_carriage_return():
+    """The same bytes were understood only where they came together with others."""
+    reading = read(said("a"), b"data: [DONE]\r\n\n")
+    assert (reading.finished, reading.error_kind) == (True, None)
+
+
+def test_a_whole_line_that_is_no_object_is_garbage_and_half_a_line_is_a_cut():
+    assert read(b"1\n1", kind=NDJSON).error_kind == "garbage"
+    assert read(END_LINE[:-2], kind=NDJSON).error_kind == "cut"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from random import Random
 from typing import Any
@@ -25,33 +25,77 @@ from skep.wire.heads import ResponseHead, gateway_fields, strip_chunk_headers
 CHAT = "/chat/completions"
 
 
+class LineSplitter:
+    """Feed bytes as they arrive, cut anywhere; get the lines that became complete, without their `\\n`."""
+
+    __slots__ = ("_parts", "held_bytes")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []  # of the line under way; joined once, when it ends
+        self.held_bytes = 0
+
+    @property
+    def rest(self) -> bytes:
+        """What has come of a line that is not complete."""
+        return b"".join(self._parts)
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        lines = chunk.split(b"\n")
+        last = lines.pop()
+        if lines:
+            self._parts.append(lines[0])
+            lines[0] = b"".join(self._parts)
+            self._parts.clear()
+            self.held_bytes = 0
+        if last:
+            self._parts.append(last)
+            self.held_bytes += len(last)
+        return lines
+
+    def forget(self) -> None:
+        self._parts.clear()
+        self.held_bytes = 0
+
+
 class SseParser:
     """Feed bytes as they arrive, cut anywhere; get the `data` payloads of the events that became complete."""
 
-    __slots__ = ("_buffer", "_data")
+    __slots__ = ("_data", "_data_bytes", "_lines")
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._lines = LineSplitter()
         self._data: list[bytes] = []
+        self._data_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Return how much is kept of an event that is not whole."""
+        return self._lines.held_bytes + self._data_bytes
 
     @property
     def is_empty(self) -> bool:
         """Nothing of an event has come that is not whole."""
-        return not self._buffer and not self._data
+        return not self._lines.held_bytes and not self._data
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        lines = (self._buffer + chunk).split(b"\n")
-        self._buffer = lines.pop()
         events = []
-        for raw in lines:
+        for raw in self._lines.feed(chunk):
             line = raw[:-1] if raw.endswith(b"\r") else raw
             if not line:
                 if self._data:
                     events.append(b"\n".join(self._data))
                     self._data = []
+                    self._data_bytes = 0
             elif line.startswith(b"data:"):
-                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+                payload = line[6:] if line[5:6] == b" " else line[5:]
+                self._data.append(payload)
+                self._data_bytes += len(payload) + 1
         return events
+
+    def forget(self) -> None:
+        self._lines.forget()
+        self._data = []
+        self._data_bytes = 0
 
 
 MAX_ERROR_TEXT = 300
@@ -60,6 +104,7 @@ LONGEST_WAIT_S = 3600.0  # that a Retry-After is believed
 NANOSECONDS_IN_MS = 1e6
 MAX_WHOLE_BYTES = 16 << 20  # of an answer that is no stream
 READ_BEFORE_THE_END_BYTES = 4 << 20  # an endless stream must not fill the memory
+MAX_EVENT_BYTES = 16 << 20  # nor an endless event of it
 
 
 class _Delta(msgspec.Struct):
@@ -125,7 +170,7 @@ class StreamReader:
         self._times: list[float] = []
         self._reads: list[bytes | tuple[bytes]] = []
         self._parser = SseParser()
-        self._rest = b""
+        self._lines = LineSplitter()  # of Ollama's own streams
 
     @property
     def is_given_up(self) -> bool:
@@ -184,8 +229,9 @@ class StreamReader:
         """Read what was kept. Called once, after the end."""
         if self._stream:
             self._digest()
-            if self._rest.strip() and self._broken is None:
-                self._line(self._rest, self.ended_at)
+            rest = self._lines.rest
+            if rest.strip() and self._broken is None:
+                self._line(rest, self.ended_at, fault="cut")
             if not self.finished and self._broken is None:
                 self._fail("cut", "the stream ended without a finish_reason and without [DONE]")
         elif self._broken is None:
@@ -262,21 +308,38 @@ class StreamReader:
         times, reads = self._times, self._reads
         self._times, self._reads, self._bytes = [], [], 0
         if self._stream == "ndjson":
-            for at, read in zip(times, reads, strict=True):
-                *lines, self._rest = (self._rest + _body(read)).split(b"\n")
-                for line in filter(None, lines):
-                    self._line(line, at)
+            self._digest_lines(times, reads)
             return
         parser = self._parser
         for at, read in zip(times, reads, strict=True):
-            body = _body(read)
-            # Nearly every read is one whole event on one line: the parser need not see it.
-            alone = body[:6] == b"data: " and body[-2:] == b"\n\n" and body.count(b"\n") == 2 and parser.is_empty
-            for payload in (body[6:-2],) if alone else parser.feed(body):
+            for payload in self._payloads(_body(read)):
                 if payload == b"[DONE]":
                     self.finished = True
                 else:
                     self._event(payload, at)
+            if parser.held_bytes > MAX_EVENT_BYTES:
+                parser.forget()
+                self._give_up_event(at)
+
+    def _payloads(self, body: bytes) -> Sequence[bytes]:
+        """Nearly every read is one whole event on one line: the parser need not see it."""
+        alone = body[:6] == b"data: " and body[-2:] == b"\n\n" and body.count(b"\n") == 2
+        if alone and self._parser.is_empty and body[-3:-2] != b"\r":
+            return (body[6:-2],)
+        return self._parser.feed(body)
+
+    def _digest_lines(self, times: list[float], reads: list[bytes | tuple[bytes]]) -> None:
+        for at, read in zip(times, reads, strict=True):
+            for line in filter(None, self._lines.feed(_body(read))):
+                self._line(line, at)
+            if self._lines.held_bytes > MAX_EVENT_BYTES:
+                self._lines.forget()
+                self._give_up_event(at)
+
+    def _give_up_event(self, at: float) -> None:
+        message = f"an event of the stream is longer than {MAX_EVENT_BYTES >> 20} MiB"
+        self._fail("garbage", message)
+        self.give_up("garbage", message, at)
 
     def _event(self, payload: bytes, at: float) -> None:
         try:
@@ -317,9 +380,9 @@ class StreamReader:
                 self.finish_reason = choice["finish_reason"]
                 self.finished = True
 
-    def _line(self, line: bytes, at: float) -> None:
+    def _line(self, line: bytes, at: float, *, fault: str = "garbage") -> None:
         """Of Ollama's own API: a JSON object a line, its durations in the last one."""
-        document = self._object(line, "a line", "cut" if line is self._rest else "garbage")
+        document = self._object(line, "a line", fault)
         self._take(_inner(document, "message"), document.get("response"), at)
         if document.get("done"):
             self.finished = True

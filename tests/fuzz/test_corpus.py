@@ -1,0 +1,44 @@
+"""What fuzzing found interesting or wrong once, and a short search around it. `make fuzz` searches for long."""
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fuzz.targets import TARGETS, check_input, corpus_inputs, seed_inputs
+
+SHORT = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_inputs_that_were_found_once_keep_every_promise(target):
+    with asyncio.Runner() as runner:
+        for data in [*seed_inputs(target), *corpus_inputs(target)]:
+            check_input(target, data, runner.run)
+
+
+@st.composite
+def changed_inputs(draw, target):
+    """Two known inputs joined, with words that matter put in and bytes taken out."""
+    known = [*seed_inputs(target), *corpus_inputs(target)]
+    data = bytearray(draw(st.sampled_from(known)))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(2, len(data)))
+        match draw(st.sampled_from(["insert", "delete", "flip", "join"])):
+            case "insert":
+                data[at:at] = draw(st.sampled_from(TARGETS[target].WORDS))
+            case "delete":
+                del data[at : at + draw(st.integers(1, 8))]
+            case "flip" if at < len(data):
+                data[at] = draw(st.integers(0, 255))
+            case "join":
+                data[at:] = draw(st.sampled_from(known))[2:]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@SHORT
+@given(st.data())
+def test_inputs_near_those_keep_every_promise(target, data):
+    check_input(target, data.draw(changed_inputs(target)), asyncio.run)
