@@ -291,6 +291,7 @@ class _ClientConnection(asyncio.Protocol):
         self._chunks_read = 0
         self._chunked = False  # the receiver takes whole chunks as they are
         self._between = False  # the parser stands between two chunks
+        self._strange_coding = ""  # of a body that is not to be read: only `chunked` was asked for
         self.write_on: Callable[[bytes], None] | None = None  # where chunks go as they are, each one noted in `passed`
         self.passed: list[bytes] = []
         self._last_head: CachedHead[ResponseHead] | None = None
@@ -374,6 +375,9 @@ class _ClientConnection(asyncio.Protocol):
             self._surplus = self._complete  # nonsense behind a whole answer does not spoil the answer
             if not self._complete:
                 self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
+        if self._strange_coding:
+            why = f"{self._pool.origin} used the transfer coding `{self._strange_coding}`"
+            self._fail(WireFailure("protocol", why))
         self._between = self._between and data.endswith(b"\r\n")  # else it stands inside the next chunk's size
         if not self._complete and self._call is not None:
             self._check_bounds(len(data), in_body=in_body)
@@ -460,6 +464,10 @@ class _ClientConnection(asyncio.Protocol):
             return
         lengths = [value for name, value in self._headers if name == b"content-length"]
         length = int(lengths[0]) if lengths and lengths[0].isdigit() else None
+        codings = [value for name, value in self._headers if name == b"transfer-encoding"]
+        if codings and b", ".join(codings).strip(b" ").lower() != b"chunked":
+            self._strange_coding = b", ".join(codings).decode("latin-1")
+            return
         head = self._head = ResponseHead(status, self._headers, length)
         if len(lengths) == 1 and status == 200 and head.get(b"transfer-encoding") is None:
             self._plain = head
