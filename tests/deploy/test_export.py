@@ -152,6 +152,27 @@ def test_scripts_are_scripts(form, tmp_path):
         subprocess.run(["bash", "-n", tmp_path / name], check=True)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_text_says_that_its_endpoint_needs_skep_and_its_engines_do_not(form):
+    said = " ".join(export(recipe(), form).replace("\n#", " ").split())
+    assert "Needs skep for this address alone (`skep gateway`)" in said
+    assert "without it" in said
+
+
+@pytest.mark.parametrize("form", ["shell", "docker"])
+def test_a_script_starts_no_engine_where_skep_is_missing(form, tmp_path):
+    for name in ("docker", "env", "vllm"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+        (tmp_path / name).chmod(0o755)
+    bash = shutil.which("bash")
+    done = subprocess.run(
+        [bash, "-c", export(recipe(), form)], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1
+    assert "no skep on PATH: `skep gateway` stands in front of the engines" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_accepts_its_units(tmp_path):
     text = export(recipe(env=(("X", "a % $b \"c\" 'd'"),), extra=("--flag", "100% $HOME")), "systemd")

@@ -1,4 +1,4 @@
-"""`skep export`: a preset, or the best plan for a model, as text for those who start it without skep."""
+"""`skep export`: a preset, or the best plan for a model, as text for those who start engines themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ EnginePort = Annotated[int, option("Port of the first engine; the others use the
 
 
 export_app = group(
-    "export", "Print files that start a preset without skep, or a systemd unit for skep.", default="preset"
+    "export",
+    "Print files that start a preset's engines and `skep gateway`, or a systemd unit for `skep up`.",
+    default="preset",
 )
 
 
@@ -39,7 +41,7 @@ def export(
     engine_port: EnginePort = 8500,
     output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
 ) -> None:
-    """Print a script, containers or systemd units that start a preset without skep."""
+    """Print a script, containers or systemd units: engines without skep, `skep gateway` in front of them."""
     from skep.deploy.export import FORMS, find_recipe
 
     if form not in FORMS:

@@ -1,4 +1,7 @@
-"""`skep export`: a preset, or the best plan for a model, as one of the texts in `templates/`, to start without skep."""
+"""`skep export`: a preset, or the best plan for a model, as one of the texts in `templates/`.
+
+They start the engines without skep, and its gateway in front of them.
+"""
 
 from __future__ import annotations
 
