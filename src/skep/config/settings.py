@@ -272,3 +272,10 @@ class Settings(msgspec.Struct, frozen=True):
     monitor: Monitor = msgspec.field(default_factory=Monitor)
     cluster: Cluster | None = None  # None: the replicas run on this machine
     overrides: Annotated[CliOverrides, _HIDDEN] = msgspec.field(default_factory=CliOverrides)
+
+    @property
+    def secret_variables(self) -> frozenset[str]:
+        """Return the environment variables with keys that are named here: of other servers and of the webhook."""
+        names = [upstream.key_env for upstream in self.upstream]
+        names += [self.monitor.webhook_env, self.monitor.webhook_token_env]
+        return frozenset(name for name in names if name)

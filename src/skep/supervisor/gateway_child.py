@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
@@ -40,6 +40,7 @@ class GatewayChild:
     log: Path
     changed: Callable[[], None]
     wanted: Callable[[str], None] = lambda _model: None
+    environment: Callable[[], Mapping[str, str] | None] = lambda: None  # None: that of this process
     restarts: int = -1
     why: str | None = None
     broken: bool = False
@@ -146,8 +147,9 @@ class GatewayChild:
         """Run a process to its end, and return its exit code."""
         fd = self.listener.fileno()
         with open_log(self.log) as output:
+            env = self.environment()
             process, link = await start_linked(
-                self.argv, messages.FromGateway, "--listen-fd", str(fd), output=output, fds=[fd]
+                self.argv, messages.FromGateway, "--listen-fd", str(fd), output=output, fds=[fd], env=env
             )
         self._process, self._link = process, link
         self._ended.clear()

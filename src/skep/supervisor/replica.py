@@ -144,6 +144,10 @@ class StartOrder:
         """Keep the keys of upstream servers from the engines: an engine may run a checkpoint's own code."""
         self._secrets |= {launch.key_env for launch in launches if launch.key_env}
 
+    def hide_variables(self, names: Iterable[str]) -> None:
+        """Keep these variables from the engines too."""
+        self._secrets |= set(names)
+
     def environment(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name not in self._secrets}
 

@@ -122,6 +122,10 @@ class ReplicaSet:
             if isinstance(member, Replica):
                 member.life.policy = policy
 
+    def hide_variables(self, names: Iterable[str]) -> None:
+        """Keep these environment variables from engines that start from now on."""
+        self._start_order.hide_variables(names)
+
     def add_replicas(self, launches: Iterable[Launch], *, asleep: bool | None = None) -> None:
         """Add replicas. `asleep` None: those of an on-demand model stay dormant, unless it is loaded already."""
         launches = list(launches)

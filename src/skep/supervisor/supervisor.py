@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from msgspec.structs import replace
 
 from skep.config.gateway_messages import GatewaySetup, GatewayStatus, LoadFailed, UnloadedModel
 from skep.config.settings import Settings
-from skep.engines.base import Launch
+from skep.engines.base import GATEWAY_KEY, Launch
 from skep.errors import EngineError, GatewayError, SkepError, UserError
+from skep.host.processes import ENGINE_KEY
 from skep.supervisor.control import NO_ANSWER
 from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.gateway_child import GatewayChild, MonitorChild
@@ -27,6 +29,7 @@ from skep.supervisor.replica import ReplicaMember
 from skep.supervisor.replica_set import RemoteReplicaFactory, ReplicaChanges, ReplicaSet, changes
 from skep.wire.json_pipe import Message
 
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 PAUSED_RETRY_S = 5.0  # for clients that wait when a pause begins
 NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
 
@@ -120,6 +123,8 @@ class Supervisor:
         status, say = self.gateway.status, self.gateway.say
         self.loader = ModelLoader(self.replica_set, tasks, status=status, say=say, changed=self._changed)
         self.gateway.wanted = self.loader.wanted
+        self.gateway.environment = self._gateway_environment
+        self.replica_set.hide_variables(hive.settings.secret_variables)
         self.monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=False)
 
     @property
@@ -209,6 +214,11 @@ class Supervisor:
         return status.busy.get(name, 0) if status is not None else int(self.gateway.listening)
 
     # Inside
+
+    def _gateway_environment(self) -> dict[str, str]:
+        """Return the environment of the gateway and its workers: they are told the keys they need, over the link."""
+        secret = {GATEWAY_KEY, ENGINE_KEY, *HUB_TOKENS, *self.hive.settings.secret_variables}
+        return {name: value for name, value in os.environ.items() if name not in secret}
 
     def _changed(self) -> None:
         """Handle every change of a replica, a model or the gateway: find the status once, and publish it."""
@@ -300,6 +310,7 @@ class Supervisor:
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
             self.hive = hive
+            self.replica_set.hide_variables(hive.settings.secret_variables)
             self._carrying = self._tasks.create_task(self._carry_out(hive, plan, patient=all_of_it))
         except BaseException:
             self._begun = ""

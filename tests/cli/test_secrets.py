@@ -1,0 +1,166 @@
+"""Keys and tokens of a running deployment: in whose command line, environment, output and files they are."""
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from hive_client import ask, eventually, family, status_of
+
+from commands import environment, run_main
+from skep.engines.base import KEY_FILE
+from skep.paths import user_paths
+from skep.testing.process import FakeEngine
+
+GIVEN = {
+    "SKEP_API_KEY": "sekret-of-the-gateway-0123456789",
+    "SERVER_KEY": "sekret-of-the-upstream-0123456789",
+    "HF_TOKEN": "hf_sekretofthehub0123456789",
+    "HOOK": "http://127.0.0.1:9/sekret-of-the-webhook",
+}
+WRONG = "sekret-that-is-no-key-0123456789"
+SKEP_TOML = """
+drain = "2s"
+[gateway]
+port = 0
+workers = 2
+[monitor]
+webhook_env = "HOOK"
+[[serve]]
+model = "fake-model"
+engine = "fake"
+slots = 2
+[[upstream]]
+url = "{url}"
+model = "other"
+slots = 2
+key_env = "SERVER_KEY"
+"""
+SHOWN = [
+    ("ps",),
+    ("ps", "--json"),
+    ("top", "--once"),
+    ("top", "--once", "--json"),
+    ("doctor", "--json"),
+    ("logs",),
+    ("up", "--dry-run", "--json"),
+    ("export", "service"),
+    ("runs", "list", "--json"),
+    ("runs", "export", "last"),
+    ("swarm", "show", "--json"),
+    ("swarm", "report", "-o", "swarm.html"),
+    ("runs", "report", "last", "-o", "run.html"),
+    ("store", "backup", "backup.sqlite3"),
+]
+
+
+class KeyedDeployment:
+    """A real `skep up -d` in an environment with keys, one client key, and some work done with them."""
+
+    def __init__(self, folder, upstream):
+        self.folder = folder
+        self.env = {**environment(folder), **GIVEN}
+        self.paths = user_paths(self.env)
+        (folder / "skep.toml").write_text(SKEP_TOML.format(url=upstream.url))
+        (folder / "tasks.jsonl").write_text('{"id": "a", "prompt": "hello", "max_tokens": 2}\n')
+        self.client_key = self.run("key", "add", "laptop").stdout.strip()
+        argv = [sys.executable, "-m", "skep", "up", "-d", "--json"]  # processes whose environment the kernel shows
+        up = subprocess.run(argv, env=self.env, cwd=folder, capture_output=True, text=True, timeout=100)
+        self.ready = json.loads(up.stdout)
+        self.engine_key = (self.paths.state / KEY_FILE).read_text().strip()
+
+    def work(self):
+        url = self.ready["url"]
+        for key in (self.client_key, WRONG):
+            status_of(url, key=key)
+        ask(url, key=self.client_key, model="other")
+        self.run("swarm", "run", "tasks.jsonl", "--model", "fake-model")
+        self.run("bench", "sweep", "--model", "fake-model", "--concurrency", "1", "--key-env", "SKEP_API_KEY")
+        self.run("monitor", "add", "box", "--url", url, "--model", "fake-model", "--key-env", "SKEP_API_KEY")
+
+    @property
+    def secrets(self):
+        return {**GIVEN, "client": self.client_key, "engine": self.engine_key, "wrong": WRONG}
+
+    def run(self, *words):
+        return run_main(words, self.env, self.folder)
+
+    def names_in(self, text):
+        return {name for name, secret in self.secrets.items() if secret in text}
+
+    def processes(self, part=""):
+        """What the kernel shows of each process with that in its command line: the command line and environment."""
+        shown = []
+        for pid in family(self.ready["pid"]):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+            if part in words:
+                shown.append((words, Path(f"/proc/{pid}/environ").read_bytes().decode()))
+        return shown
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    with FakeEngine(key=GIVEN["SERVER_KEY"], model="other", slots=2) as upstream:
+        running = KeyedDeployment(tmp_path_factory.mktemp("secrets"), upstream)
+        try:
+            running.work()
+            yield running
+        finally:
+            running.run("down", "--wait", "0s")
+
+
+def test_no_command_line_holds_a_key(deployment):
+    eventually(lambda: deployment.processes("skep monitor run"))
+    processes = deployment.processes()
+    assert len(processes) == 7  # supervisor, gateway, two relay workers, guard, engine, monitor
+    assert [words for words, _ in processes if deployment.names_in(words)] == []
+
+
+@pytest.mark.parametrize(
+    ("part", "allowed"),
+    [
+        ("skep.gateway.main", set()),
+        ("skep.gateway.worker", set()),
+        ("skep.testing.fake_engine", {"engine", "HF_TOKEN"}),
+        ("skep.supervisor.process_guard", {"engine", "HF_TOKEN"}),
+    ],
+)
+def test_an_environment_holds_no_key_that_its_process_does_not_need(deployment, part, allowed):
+    processes = deployment.processes(part)
+    assert processes
+    assert all(deployment.names_in(env) <= allowed for _, env in processes)
+
+
+@pytest.mark.parametrize("words", SHOWN, ids=" ".join)
+def test_nothing_that_is_shown_or_exported_holds_a_key(deployment, words):
+    done = deployment.run(*words)
+    assert done.stdout + done.stderr != ""
+    assert deployment.names_in(done.stdout + done.stderr) == set()
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/models", "/health"])
+def test_no_page_of_the_gateway_holds_a_key(deployment, path):
+    headers = {"authorization": f"Bearer {deployment.client_key}"}
+    request = urllib.request.Request(deployment.ready["url"] + path, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            text = answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read().decode()
+    assert deployment.names_in(text) == set()
+
+
+def test_only_the_engines_key_is_in_a_file_and_only_for_its_user(deployment):
+    found = {}
+    for path in deployment.folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            names = deployment.names_in(path.read_bytes().decode(errors="replace"))
+            if names:
+                found[path] = names
+    key_file = deployment.paths.state / KEY_FILE
+    assert found == {key_file: {"engine"}}
+    assert key_file.stat().st_mode & 0o077 == 0
