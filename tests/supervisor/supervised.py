@@ -158,10 +158,19 @@ GATEWAY_ARGV = (sys.executable, "-Sc", IDLE_GATEWAY)
 
 
 @asynccontextmanager
-async def hive_of(folder, *launches, remote=ANY_SERVICE, rebuild=None, control=None):
-    """A supervisor whose gateway is a program that has nothing to do."""
+async def hive_of(
+    folder,
+    *launches,
+    remote=ANY_SERVICE,
+    rebuild=None,
+    control=None,
+    gateway=GATEWAY_ARGV,
+    setup=GatewaySetup(),  # noqa: B008 - it is frozen
+):
+    """A supervisor whose gateway is a program that has nothing to do, unless there is another one."""
     with socket.socket() as listener:
-        hive = Hive(launches, GATEWAY_ARGV, GatewaySetup(), "http://x", folder, drain_s=5.0)
+        listener.bind(("127.0.0.1", 0))
+        hive = Hive(launches, gateway, setup, "http://x", folder, drain_s=5.0)
         changes = Changes()
         supervisor = Supervisor(hive, listener, changes, rebuild, remote)
         async with asyncio.TaskGroup() as tasks:

@@ -14,6 +14,7 @@ from supervised import until
 
 from commands import eventually
 from forked_processes import alive
+from skep.config.gateway_messages import GatewaySetup
 from skep.config.settings import CliOverrides, Monitor, Settings
 from skep.paths import user_paths
 from skep.supervisor.control_commands import answer
@@ -91,7 +92,7 @@ def test_settings_decide_whether_there_is_one():
 @pytest.mark.parametrize(("argv", "running"), [((), False), (("/bin/true",), True)])
 async def test_a_target_added_while_it_runs_wakes_it(tmp_path, argv, running):
     with socket.socket() as listener:
-        hive = Hive((), ("/bin/false",), {}, "http://x", tmp_path, monitor_argv=argv)
+        hive = Hive((), ("/bin/false",), GatewaySetup(), "http://x", tmp_path, monitor_argv=argv)
         supervisor = Supervisor(hive, listener, lambda _s: None)
         told = await answer(supervisor, {"op": "monitor"})
         await supervisor.monitor.stop()

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from supervised import FAR, GATEWAY_ARGV, LAUNCH, FarReplica, Service, hive_of, replicas_of
 
-from skep.config.gateway_messages import GatewayStatus, ReplicaFigures
+from skep.config.gateway_messages import GatewaySetup, GatewayStatus, ReplicaFigures
 from skep.config.settings import Serve, Settings
 from skep.errors import EngineError, UserError
 from skep.supervisor.control import NO_ANSWER, ask_down
@@ -69,7 +69,7 @@ async def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_calle
 
 async def test_an_service_that_cannot_go_on_ends_the_hive_with_its_reason(tmp_path):
     with socket.socket() as listener:
-        hive = Hive((), GATEWAY_ARGV, {}, "http://x", tmp_path)
+        hive = Hive((), GATEWAY_ARGV, GatewaySetup(), "http://x", tmp_path)
         service = Service(UserError("no cluster at `x`", hint="start one"))
         with pytest.raises(UserError, match="no cluster at `x`"):
             await Supervisor(hive, listener, lambda _s: None, remote=service).run()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from supervised import LAUNCH, ONCE, POLICY, running, until
 
 from recorded_server import recorded
+from skep.config.gateway_messages import GatewaySetup
 from skep.engines.base import Fake
 from skep.host.processes import ENGINE_KEY
 from skep.supervisor.lifecycle import ReplicaState
@@ -115,7 +116,7 @@ async def test_a_dormant_replica_is_shown_with_the_version_of_its_own_program(tm
     own = str(tmp_path / "own" / "llama-server")
     launch = replace(LAUNCH, engine="llamacpp", on_demand=True, binary=own, checkpoint="/m.gguf")
     with closing(socket.socket()) as listener:
-        hive = Hive((launch,), ("true",), {}, "http://x", tmp_path)
+        hive = Hive((launch,), ("true",), GatewaySetup(), "http://x", tmp_path)
         supervisor = Supervisor(hive, listener, lambda _s: None)
         supervisor.replica_set.add_replicas([launch])
         assert "1111" not in supervisor.rows(None)[0]["engine"]

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from skep.config.keys import KeySpec
 from skep.wire.server_request import ServerLimits
+from skep.wire.silence import SilenceLimits
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True):
@@ -113,6 +114,8 @@ class GatewayStatus(Struct, frozen=True):
     queues: dict[str, dict[str, int]] = {}  # by model and class
     replicas: list[ReplicaFigures] = []
     models: dict[str, ModelUsage] = {}
+    workers: int = 0  # processes that carry answers, besides the deciding one
+    silent_workers: int = 0  # of these
 
 
 # To the gateway
@@ -136,6 +139,7 @@ class GatewaySetup(Struct, frozen=True, tag_field="op", tag="settings"):
     batches: BatchPlaces | None = None
     log: str | None = None
     workers: int = 1  # processes that carry answers; 1: the deciding one does it itself
+    silence: SilenceLimits = SilenceLimits()  # of a process of the gateway
 
 
 class ReplicaTable(Struct, frozen=True, tag_field="op", tag="replicas"):
@@ -154,6 +158,12 @@ class AskStatus(Struct, frozen=True, tag_field="op", tag="status"):
     id: int = 0
 
 
+class AskAlive(Struct, frozen=True, tag_field="op", tag="alive"):
+    """Asked a few times a second, and answered at once."""
+
+    id: int = 0
+
+
 class AskDrain(Struct, frozen=True, tag_field="op", tag="drain"):
     """`hand_over`: connections wait for the next gateway from now on; else new requests are told to come back."""
 
@@ -166,20 +176,24 @@ class Exit(Struct, frozen=True, tag_field="op", tag="exit"):
     pass
 
 
-ToGateway = GatewaySetup | ReplicaTable | LoadFailed | AskStatus | AskDrain | Exit
+ToGateway = GatewaySetup | ReplicaTable | LoadFailed | AskStatus | AskAlive | AskDrain | Exit
 
 
 # From the gateway
 
 
 class Listening(Struct, frozen=True, tag_field="event", tag="listening"):
-    pass
+    answers_alive: bool = False  # it answers `AskAlive`; a gateway of an older version does not
 
 
 class ModelWanted(Struct, frozen=True, tag_field="event", tag="wanted"):
     """Requests wait for a model that is not loaded."""
 
     model: str
+
+
+class Alive(Struct, frozen=True, tag_field="event", tag="alive"):
+    id: int = 0
 
 
 class StatusAnswer(Struct, frozen=True, tag_field="event", tag="status"):
@@ -192,4 +206,4 @@ class Drained(Struct, frozen=True, tag_field="event", tag="drained"):
     left: int  # requests that were under way when the time was over
 
 
-FromGateway = Listening | ModelWanted | StatusAnswer | Drained
+FromGateway = Listening | ModelWanted | Alive | StatusAnswer | Drained

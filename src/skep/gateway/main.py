@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
+import msgspec
 import uvloop
 
 from skep import __version__
@@ -185,7 +186,10 @@ class Gateway:
         if setup.workers > 1:
             from skep.gateway.workers import Workers
 
-            self.workers = Workers(self.proxy, self.server, setup.workers, lambda: list(self._orders.values()))
+            self.workers = Workers(self.proxy, self.server, setup.workers, self._standing_orders, setup.silence)
+
+    def _standing_orders(self) -> list[messages.ToGateway]:
+        return list(self._orders.values())
 
     def _first_batch_request(self, request: ServerRequest) -> None:
         self._open_batches()
@@ -270,7 +274,7 @@ class Gateway:
         else:
             await self.workers.listen(listener)
         self.proxy.on_wanted = lambda model: link.send(messages.ModelWanted(model))
-        link.send(messages.Listening())
+        link.send(messages.Listening(answers_alive=True))
         clock = asyncio.create_task(self.watch.run())
         orders = asyncio.create_task(self._follow(link))
         try:
@@ -305,6 +309,9 @@ class Gateway:
             while (message := await link.receive()) is not None and not isinstance(message, messages.Exit):
                 if isinstance(message, messages.GatewaySetup | messages.ReplicaTable):
                     self._orders[type(message)] = message
+                if isinstance(message, messages.AskAlive):
+                    link.send(messages.Alive(message.id))
+                    continue
                 if self.workers is not None and not isinstance(message, messages.AskStatus):
                     self.workers.order(message)  # first: what is decided below is about what they then know
                 match message:
@@ -328,6 +335,12 @@ class Gateway:
         for worker in self.workers.running if self.workers is not None else ():
             events.update(worker.events)
         status = status_of(self.proxy, self.metrics, events, time.monotonic())
+        if self.workers is not None:
+            status = msgspec.structs.replace(
+                status,
+                workers=len(self.workers.running),
+                silent_workers=self.workers.silent,
+            )
         link.send(messages.StatusAnswer(number, status))
 
     async def _drain(self, link: JsonPipe[messages.ToGateway], message: messages.AskDrain) -> None:
@@ -378,6 +391,9 @@ def run_process(run: Callable[..., Coroutine[Any, Any, None]], *options: str) ->
     for option in options:
         parser.add_argument(option, type=int, required=True)
     args = parser.parse_args()
+    for name, number in vars(args).items():
+        if name.endswith("_fd"):  # a worker that held the link would hide the end of this process
+            os.set_inheritable(number, False)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole group: who started this says when to end
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

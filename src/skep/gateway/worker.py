@@ -194,9 +194,10 @@ class RelayWorker:
         door.setblocking(False)
         self._door = door
         await self._link.connect(link)
-        clock = asyncio.create_task(self._clock())
+        tasks = [asyncio.create_task(self._clock()), asyncio.create_task(self._report())]
         await self._ended.wait()
-        clock.cancel()
+        for task in tasks:
+            task.cancel()
         if self._proxy is not None:
             self._proxy.abort_requests()
             await self._server.close()
@@ -282,9 +283,15 @@ class RelayWorker:
 
     async def _clock(self) -> None:
         while True:
-            await asyncio.sleep(LEAVING_TICK_S if self._leaving else TICK_S)
+            await asyncio.sleep(TICK_S)
             if self._proxy is not None:
                 await self._proxy.tick()
+
+    async def _report(self) -> None:
+        """Tell the state: the sign of life too. So it does not wait for a look at all requests, which takes longer."""
+        while True:
+            await asyncio.sleep(LEAVING_TICK_S if self._leaving else TICK_S)
+            if self._proxy is not None and not self._link.is_behind:
                 self._tell_state()
 
     def _tell_state(self, settled: int = 0) -> None:

@@ -126,6 +126,11 @@ class MessageSocket(asyncio.Protocol, Generic[T]):
     async def connect(self, sock: socket.socket) -> None:
         await self._loop.create_unix_connection(lambda: self, sock=sock)
 
+    @property
+    def is_behind(self) -> bool:
+        """Return whether the other process has not taken what was sent earlier."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
     def send(self, message: Struct) -> None:
         """Leaves with the others of this turn of the loop; dropped where the other process is gone."""
         if not self._unsent:

@@ -21,13 +21,15 @@ from typing import Any
 from skep.config.keys import RefusalCode
 from skep.gateway import worker_messages as messages
 from skep.gateway.proxied_request import Exchange
-from skep.gateway.proxy import Proxy
+from skep.gateway.proxy import TICK_S, Proxy
 from skep.gateway.replica_table import Action, Event, Forward
 from skep.gateway.request_policy import RequestPlan, RequestRefused
+from skep.host.processes import ProcessorWait
 from skep.wire.heads import Headers
 from skep.wire.json_pipe import ENCODER
 from skep.wire.listen import ConnectionAcceptor
 from skep.wire.server import HttpServer
+from skep.wire.silence import Liveness, SilenceLimits, SilenceWatch
 
 BACKLOG = 4096  # more than that lose a second each, by TCP's next attempt
 FULL_S = 0.005  # until connections are offered again to workers that could take no more
@@ -35,7 +37,7 @@ RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
 END_S = 2.0
 LATE_S = 0.01
-SETTLE_S = 1.0
+SETTLE_S = 0.5  # less than the supervisor waits for the status
 
 
 class RelayedRequest(Exchange):
@@ -104,8 +106,16 @@ class RelayedRequest(Exchange):
 class Worker:
     """One worker process: carries out what its messages say."""
 
-    def __init__(self, proxy: Proxy, server: HttpServer, on_state: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        proxy: Proxy,
+        server: HttpServer,
+        on_state: Callable[[], None],
+        silence: SilenceLimits,
+    ) -> None:
         """`server` answers what the worker does not. `on_state` is called when the worker has told its state."""
+        self.liveness = Liveness.ANSWERS
+        self._silence = SilenceWatch(silence)
         self.state = messages.WorkerState()
         self.events: dict[str, int] = {}  # by replica: of streams under way, as it last settled
         self.passed = 0  # connections handed to it
@@ -128,7 +138,10 @@ class Worker:
 
     @property
     def takes_connections(self) -> bool:
-        return self.ready.is_set() and not self.gone.is_set() and not self.state.full
+        """Return whether it is to get connections."""
+        if self.gone.is_set() or self.liveness is not Liveness.ANSWERS:
+            return False
+        return self.ready.is_set() and not self.state.full
 
     async def start(self, argv: list[str], number: int) -> None:
         ours, theirs = socket.socketpair()
@@ -138,6 +151,7 @@ class Worker:
             fds = (theirs.fileno(), their_door.fileno())
             words = [*argv, "--link-fd", str(fds[0]), "--accept-fd", str(fds[1]), "--number", str(number)]
             self.process = await asyncio.create_subprocess_exec(*words, pass_fds=fds, stdin=DEVNULL, stdout=DEVNULL)
+        self._processor_wait = ProcessorWait(self.process.pid)
         await self.link.connect(ours)
         asyncio.get_running_loop().add_reader(self._door, self._accept)
 
@@ -165,8 +179,19 @@ class Worker:
         self.passed += 1
         return True
 
+    def check_silence(self, now: float) -> None:
+        """Called a few times a second. A worker that hangs is killed, and its link ends with it."""
+        if self.gone.is_set():
+            return
+        self.liveness = self._silence.look(now, waited_s=self._processor_wait.since_last(now))
+        if self.liveness is Liveness.HANGS:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+
     async def settle(self) -> None:
         """Wait until it has told of all requests that have ended by now."""
+        if self.liveness is not Liveness.ANSWERS:
+            return
         number = next(self._numbers)
         settled = self._settling[number] = asyncio.Event()
         self.link.send(messages.Settle(number))
@@ -220,6 +245,9 @@ class Worker:
 
     def _told(self, state: messages.WorkerState) -> None:
         self.state = state
+        self._silence.heard()
+        if self.liveness is Liveness.SILENT:
+            self.liveness = Liveness.ANSWERS
         self.refused = Counter(state.refused)
         self.ready.set()
         self._on_state()
@@ -247,8 +275,16 @@ class Worker:
 class Workers:
     """Keeps `count` workers running and hands them the connections of `listener`."""
 
-    def __init__(self, proxy: Proxy, server: HttpServer, count: int, orders: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self,
+        proxy: Proxy,
+        server: HttpServer,
+        count: int,
+        orders: Callable[[], list[Any]],
+        silence: SilenceLimits,
+    ) -> None:
         """`orders`: what a new worker has to be told first."""
+        self._silence = silence
         self.running: list[Worker] = []
         self._proxy = proxy
         self._server = server
@@ -274,10 +310,15 @@ class Workers:
         """Connections that could not be served, by reason."""
         return sum((worker.refused for worker in self.running), self._refused_before)
 
+    @property
+    def silent(self) -> int:
+        return sum(worker.liveness is not Liveness.ANSWERS for worker in self.running)
+
     async def listen(self, listener: socket.socket) -> None:
         """Return once all workers run."""
         ready = [asyncio.Event() for _ in range(self._count)]
         self._tasks = [asyncio.create_task(self._keep(number, one)) for number, one in enumerate(ready)]
+        self._tasks.append(asyncio.create_task(self._watch()))
         for one in ready:
             await one.wait()
         listener.listen(BACKLOG)
@@ -311,11 +352,20 @@ class Workers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _watch(self) -> None:
+        while not self._stopping:
+            await asyncio.sleep(TICK_S)
+            for worker in self.running:
+                worker.check_silence(time.monotonic())
+
+    def _new_worker(self) -> Worker:
+        return Worker(self._proxy, self._server, self._accept_again, self._silence)
+
     async def _keep(self, number: int, ready: asyncio.Event) -> None:
         """Start a worker, and another one whenever it dies."""
         failures = 0
         while not self._stopping:
-            started, worker = time.monotonic(), Worker(self._proxy, self._server, self._accept_again)
+            started, worker = time.monotonic(), self._new_worker()
             try:
                 await worker.start([sys.executable, "-m", "skep.gateway.worker"], number)
                 for message in self._orders():
@@ -329,7 +379,8 @@ class Workers:
                 self._refused_before += worker.refused
                 code = await worker.process.wait()
                 if not self._stopping:
-                    print(f"worker.ended number={number} code={code}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+                    why = " why=silent" if worker.liveness is Liveness.HANGS else ""
+                    print(f"worker.ended number={number} code={code}{why}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
             except OSError as error:
                 print(f"worker.failed number={number} why={error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
             failures = 1 if time.monotonic() - started > STABLE_S else failures + 1

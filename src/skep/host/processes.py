@@ -8,11 +8,34 @@ import signal
 import time
 from pathlib import Path
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
 ENGINE_KEY = "SKEP_ENGINE_KEY"
 REPORT_FD = "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
 KEY_HERE = "{engine_key}"  # in an argv: the guard puts the key there, for engines that take it in no other way
 KEY_FILE_HERE = "{engine_key_file}"  # in an argv: the guard puts the name of a YAML file with the key there
+
+
+class ProcessorWait:
+    """For how long the main thread of a process has been ready to run, and had no processor."""
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/task/{pid}/stat")
+        self._used_s = 0.0
+        self._looked_at: float | None = None
+
+    def since_last(self, now: float) -> float:
+        """Return the seconds of this since the last call; 0.0 where /proc does not tell."""
+        try:
+            fields = self._stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        used_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        pause_s = 0.0 if self._looked_at is None else now - self._looked_at
+        running_s = used_s - self._used_s
+        self._used_s = used_s
+        self._looked_at = now
+        return max(0.0, pause_s - running_s) if fields[0] == "R" else 0.0
 
 
 def kill_marked(mark: str) -> int:

@@ -20,7 +20,7 @@ from skep.report.terminal import note
 from skep.supervisor.control import HiveReadings, ReplicaStatus
 from skep.units import format_bytes, format_seconds, number
 
-STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red"}
+STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red", "silent": "red"}
 LEGEND = "█ active, ▒ releasing, · free slots; tok/s is approximate, over 10 s; – none yet"
 
 

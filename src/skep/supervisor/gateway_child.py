@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,16 @@ from typing import Any
 from skep.config import gateway_messages as messages
 from skep.errors import GatewayError
 from skep.files import open_log
+from skep.host.processes import ProcessorWait
 from skep.wire.json_pipe import JsonPipe, Message, start_linked
+from skep.wire.silence import Liveness, SilenceWatch
 
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
 LISTEN_DEADLINE_S = 20.0
 EXIT_S = 3.0
+ASK_ALIVE_S = 0.25
+ORPHANS_END_S = 5.0  # relay workers of a dead gateway end their streams and themselves before
 MONITOR_DELAYS_S = (1.0, 5.0, 30.0, 300.0)
 MONITOR_STABLE_S = 60.0
 MONITOR_STOP_S = 2.0
@@ -55,6 +60,7 @@ class GatewayChild:
         self._restarting = False
         self._listened = asyncio.Event()
         self.listening = False
+        self._liveness = Liveness.ANSWERS
 
     @property
     def pid(self) -> int | None:
@@ -62,9 +68,21 @@ class GatewayChild:
 
     def row(self, *, stopping: bool) -> Message:
         """Return what `skep ps` shows of the process itself."""
-        state = "stopping" if stopping else "ready" if self.listening else "starting"
-        shown = {"pid": self.pid, "restarts": max(0, self.restarts), "why": self.why}
-        return {"name": "gateway", "kind": "gateway", "state": state, **shown}
+        return {
+            "name": "gateway",
+            "kind": "gateway",
+            "state": self._state(stopping=stopping),
+            "pid": self.pid,
+            "restarts": max(0, self.restarts),
+            "why": self.why,
+        }
+
+    def _state(self, *, stopping: bool) -> str:
+        if stopping:
+            return "stopping"
+        if not self.listening:
+            return "starting"
+        return "ready" if self._liveness is Liveness.ANSWERS else "silent"
 
     async def run(self) -> None:
         """Start it, and again whenever it dies, until `stop`; give up (`broken`) if it never listened."""
@@ -76,7 +94,7 @@ class GatewayChild:
                 code = await self._run_once()
                 if self._stopping:
                     return
-                self.why = f"the gateway ended with code {code}; its log is {self.log}"
+                self.why = self._why_ended(code)
             except OSError as error:  # no process or descriptor is free: a failed start
                 self.why = f"the gateway cannot be started: {error.strerror}"
             if self._restarting:
@@ -89,6 +107,12 @@ class GatewayChild:
             if self.broken:
                 return
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
+
+    def _why_ended(self, code: int) -> str:
+        if self._liveness is Liveness.HANGS:
+            hangs_s = self.setup.silence.hangs_s
+            return f"the gateway did not answer for {hangs_s:g} s and was killed; its log is {self.log}"
+        return f"the gateway ended with code {code}; its log is {self.log}"
 
     def publish(self, table: messages.ReplicaTable) -> None:
         if table != self._table:
@@ -141,6 +165,7 @@ class GatewayChild:
         with contextlib.suppress(ProcessLookupError):
             if not self._ended.is_set():
                 self._process.kill()
+                _kill_group(self._process.pid)  # relay workers that hang too
         await self._ended.wait()
 
     async def _run_once(self) -> int:
@@ -156,20 +181,67 @@ class GatewayChild:
         self.restarts += 1
         self.say(self.setup)
         self.say(self._table)
-        while (message := await link.receive()) is not None:
-            match message:
-                case messages.Listening():
-                    self._listened.set()
-                    self.listening, self.why = True, None
-                    self.changed()
-                case messages.ModelWanted(model):
-                    self.wanted(model)
+        self._liveness = Liveness.ANSWERS
+        watch = SilenceWatch(self.setup.silence)
+        watching = asyncio.create_task(self._watch(watch, process))
+        try:
+            await self._follow(link, watch)
+        finally:
+            watching.cancel()
         self.listening = False
         await link.close()
         code = await process.wait()
+        if code:
+            asyncio.get_running_loop().call_later(ORPHANS_END_S, _kill_group, process.pid)
         self._process = self._link = None
         self._ended.set()
         return code
+
+    async def _follow(self, link: JsonPipe[messages.FromGateway], watch: SilenceWatch) -> None:
+        """Carry out its messages until it is gone."""
+        while (message := await link.receive()) is not None:
+            match message:
+                case messages.Listening(answers_alive):
+                    watch.started(gives_signs=answers_alive)
+                    self._listened.set()
+                    self.listening, self.why = True, None
+                    self.changed()
+                case messages.Alive():
+                    watch.heard()
+                case messages.ModelWanted(model):
+                    self.wanted(model)
+
+    async def _watch(self, watch: SilenceWatch, process: asyncio.subprocess.Process) -> None:
+        """Ask it whether it is alive, and kill it when it hangs: it is then started again, as after a crash."""
+        processor_wait = ProcessorWait(process.pid)
+        loop = asyncio.get_running_loop()
+        while self._liveness is not Liveness.HANGS:
+            self.say(messages.AskAlive())
+            await asyncio.sleep(ASK_ALIVE_S)
+            now = loop.time()
+            self._become(watch.look(now, waited_s=processor_wait.since_last(now)))
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    def _become(self, liveness: Liveness) -> None:
+        if liveness is self._liveness:
+            return
+        self._liveness = liveness
+        if liveness is Liveness.ANSWERS:
+            self.why = None
+        else:
+            silence = self.setup.silence
+            self.why = (
+                f"it has not answered for {silence.silent_s:g} s; it is killed and started again "
+                f"after {silence.hangs_s:g} s"
+            )
+        self.changed()
+
+
+def _kill_group(leader: int) -> None:
+    """Kill what is left of the process group of a gateway: relay workers that hung when it ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 class MonitorChild:

@@ -206,7 +206,10 @@ class Supervisor:
 
     def rows(self, status: GatewayStatus | None) -> list[Message]:
         """Return the rows of `skep ps`: one a replica, and one for the gateway. `status` is the gateway's answer."""
-        return self._rows(status or GatewayStatus(), self.gateway.row(stopping=self.phase == "stopping"))
+        gateway = self.gateway.row(stopping=self.phase == "stopping")
+        if status is not None and status.silent_workers and gateway["why"] is None:
+            gateway["why"] = f"{status.silent_workers} of {status.workers} workers do not answer"
+        return self._rows(status or GatewayStatus(), gateway)
 
     async def busy(self, name: str) -> int:
         """Return the busy slots of a replica. A gateway that does not answer may have streams: it counts as one."""

@@ -185,7 +185,7 @@ class GatewayProcess:
         setup = {"workers": int(os.environ.get(WORKERS, "1")), **setup}
         self._has_workers = setup["workers"] > 1
         self.send({"op": "settings", **setup})
-        assert self.read() == {"event": "listening"}
+        assert self.read()["event"] == "listening"
 
     def __enter__(self) -> Self:
         return self
