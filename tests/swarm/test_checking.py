@@ -11,7 +11,7 @@ import pytest
 from skep.swarm import client
 from skep.swarm.client import AnswerChecker
 from skep.swarm.records import Task
-from skep.swarm.schemas import LONGEST, values_in
+from skep.swarm.schemas import LONGEST, NotJson, parse, values_in, why_none
 
 ORDER = {
     "type": "object",
@@ -183,3 +183,54 @@ def test_code_is_run_in_one_sandbox_which_is_closed():
     assert right.ok
     assert "AssertionError at `assert f(2) == 4`" in wrong.complaint
     assert sandbox._launcher is None
+
+
+@pytest.mark.parametrize("look", [why_none, values_in])
+@pytest.mark.parametrize("text", ["```{}```", "```json{}", "{}x", "`{}`"])
+def test_an_answer_of_line_ends_takes_time_in_proportion_to_them(look, text):
+    """An empty code fence with 20,000 line ends stopped a swarm for 4 to 7 s."""
+
+    def spent(count):
+        answer = text.format("\n" * count)
+        began = time.thread_time()
+        look(answer)
+        return time.thread_time() - began
+
+    assert min(spent(40_000) for _ in range(3)) < 10 * min(spent(10_000) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"items": [' + '{"price": 1},' * 100_000 + '{"price": 1}]}',
+        "```\n" + "\n" * 1_000_000 + "```",
+        "<think>" + "so\n" * 500_000 + '</think>{"items": []}',
+        "[" * 200_000,
+    ],
+    ids=["json", "line ends", "thoughts", "brackets"],
+)
+def test_a_long_answer_is_looked_at_beside_the_loop(text):
+    """Other tasks of the run go on meanwhile."""
+
+    async def checking():
+        turns = 0
+        async with AnswerChecker() as checks:
+            looking = asyncio.create_task(checks.check(task(schema=ORDER), text))
+            while not looking.done():
+                turns += 1
+                await asyncio.sleep(0)
+            await looking
+        return turns
+
+    assert asyncio.run(checking()) > 10
+
+
+def test_a_key_that_is_given_twice_is_found_in_time_in_proportion_to_the_keys():
+    def spent(count):
+        text = "{" + ",".join(f'"{n}":1' for n in [*range(count), count - 1]) + "}"
+        began = time.thread_time()
+        with pytest.raises(NotJson, match=f"`{count - 1}` is given twice"):
+            parse(text, once=True)
+        return time.thread_time() - began
+
+    assert min(spent(8000) for _ in range(3)) < 10 * min(spent(2000) for _ in range(3))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -242,6 +242,13 @@ TOO_LONG = "the check of the schema took too long: a `pattern` in it may never f
 COMPUTE_S = 2.0
 PATIENCE_S = 30.0  # of the wall clock, on a busy machine; the child's own computing is bounded far closer
 LONGEST_HERE = 20_000  # characters of JSON that are checked in this process
+LONGEST_IN_LOOP = 4_000  # characters of an answer that are looked at without a thread
+T = TypeVar("T")
+
+
+async def look_at(text: str, look: Callable[[], T]) -> T:
+    """Return what `look` finds in the text: in a thread where the text is long, so that the loop goes on."""
+    return look() if len(text) <= LONGEST_IN_LOOP else await asyncio.to_thread(look)
 
 
 async def schema_check(schema: Mapping[str, Any], value: Any, compute_s: float = COMPUTE_S) -> str | None:
@@ -251,7 +258,7 @@ async def schema_check(schema: Mapping[str, Any], value: Any, compute_s: float =
     """
     document = json.dumps(value)
     if len(document) <= LONGEST_HERE and not may_be_slow(schema):
-        return value_faults(schema, value)
+        return await look_at(document, lambda: value_faults(schema, value))
     argv = (sys.executable, "-P", "-m", "skep.swarm.schemas", str(compute_s))
     pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     child = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True)
@@ -314,7 +321,7 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
             self._judge = Judge(self._sandbox)
 
     async def check(self, task: Task, text: str) -> CheckedAnswer:
-        said = split_answer(text, None)
+        said = await look_at(text, lambda: split_answer(text, None))
         if not said.text.strip():
             silence = "nothing but thinking, no answer" if said.reasoning else "the answer is empty"
             return CheckedAnswer(False, "", complaint=silence)
@@ -330,14 +337,15 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
     async def _read(self, schema: Mapping[str, Any], text: str) -> tuple[Any, str | None]:
         """The first value that is as it should be; else what is wrong with the first, or with the largest beside it."""
         faults = []
-        for value in values_in(text):
+        for value in await look_at(text, lambda: values_in(text)):
             async with self._slow_checks:
                 fault = await schema_check(schema, value)
             if fault is None:
                 return value, None
             faults.append((len(str(value)), fault))
         if not faults:
-            return None, f"{why_none(text)}; answer with JSON alone"
+            why = await look_at(text, lambda: why_none(text))
+            return None, f"{why}; answer with JSON alone"
         return None, max(faults, key=lambda one: one[0])[1]
 
     async def _judged(self, item: Item, text: str) -> str | None:

@@ -15,6 +15,7 @@ import math
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -225,8 +226,7 @@ def _finite(text: str) -> float:
 def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise ValueError(f"`{twice[:40]}` is given twice")
     return made
 
