@@ -226,5 +226,5 @@ def read_user_toml(path: Path) -> dict[str, Any]:
 
     try:
         return tomllib.loads(read_user_text(path))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"`{path}` is not TOML: {error}", hint="docs/measure.md has an example") from None

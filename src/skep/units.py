@@ -47,6 +47,10 @@ _SIZE_UNITS = {
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+_LARGEST = 1e18  # of a size or a duration: what is above is a slip
+_LONGEST_SHOWN = 60  # characters of a wrong value
+
+
 def format_bytes(n: int) -> str:
     """`format_bytes(1536 * MIB)` is "1.5 GiB"."""
     for unit, size in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
@@ -86,7 +90,8 @@ def parse_percent(text: str, *, key: str) -> float | None:
     if text.strip().lower() == "off":
         return None
     if found is None or not 0 < float(found[1]) < 100:
-        raise UserError(f"`{key}` = `{text}` is not a share in percent", hint='write it as "10%", or "off"')
+        shown = shortened(text, _LONGEST_SHOWN)
+        raise UserError(f"`{key}` = `{shown}` is not a share in percent", hint='write it as "10%", or "off"')
     return float(found[1])
 
 
@@ -103,10 +108,13 @@ def parse_int_list(text: str, *, name: str) -> tuple[int, ...]:
 
 def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str, key: str) -> float:
     match = re.fullmatch(r"(\d++(?:\.\d++)?)\s*+([a-zA-Z]*+)", text.strip())
+    where, shown = f"`{key}`: " if key else "", shortened(text, _LONGEST_SHOWN)
     if match is None or match[2].lower() not in units:
-        where = f"`{key}`: " if key else ""
-        raise UserError(f"{where}`{text}` is not a {what}", hint=f"write it as {example}")
-    return float(match[1]) * units[match[2].lower()]
+        raise UserError(f"{where}`{shown}` is not a {what}", hint=f"write it as {example}")
+    value = float(match[1]) * units[match[2].lower()]
+    if value > _LARGEST:
+        raise UserError(f"{where}`{shown}` is too large a {what}", hint=f"write it as {example}")
+    return value
 
 
 UNKNOWN = "–"
@@ -226,5 +234,6 @@ def parse_share(text: str, option: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise UserError(f"{option} `{text}` is not a share", hint="write it as 3%")
+        shown = shortened(text, _LONGEST_SHOWN)
+        raise UserError(f"{option} `{shown}` is not a share", hint="write it as 3%")
     return share

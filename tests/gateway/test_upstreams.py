@@ -85,3 +85,22 @@ def test_an_upstream_with_endless_metrics_is_left_out_and_named_once(start_gatew
         gateway.close()
     log = (tmp_path / "gateway-0.log").read_text()
     assert log.count("state.unreadable replica='loud' path=/metrics why='an answer of more than 4,194,304 bytes'") == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("answer", [b'{"choices": []}', [b"data: {}\n\n", b"data: [DONE]\n\n"]])
+def test_an_upstream_s_cookies_and_words_of_the_gateway_do_not_reach_clients(start_gateway, workers, answer):
+    """Who asks would be known to the next upstream, and `x-skep` is read as the gateway's own."""
+    lines = [
+        ("set-cookie", "who=1"), ("Set-Cookie2", "who=2"), ("x-skep", "id=theirs; replica=theirs"),
+        ("X-Skep-Replica", "theirs"), ("x-kept", "yes"),
+    ]  # fmt: skip
+    with recorded(lambda *_: answer, lines=lines) as server:
+        gateway = start_gateway(workers=workers)
+        gateway.serve([{"name": "r0", "url": server.url, "model": MODEL, "slots": 1}])
+        status, headers, _ = call(gateway, document=body(stream=isinstance(answer, list)))
+        names = [name.lower() for name in headers]
+        gateway.close()
+    assert (status, headers["x-kept"], told(headers, "replica")) == (200, "yes", "r0")
+    assert names.count("x-skep") == 1
+    assert not {"set-cookie", "set-cookie2", "x-skep-replica"} & set(names)

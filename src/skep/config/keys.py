@@ -16,7 +16,6 @@ import json
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -28,7 +27,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from skep.config.load import file_keys, read_table, rules_of
+from skep.config.load import file_keys, parse_toml, read_table, rules_of
 from skep.config.settings import Settings
 from skep.errors import UserError
 from skep.files import write_whole
@@ -293,8 +292,8 @@ def remove_entry(path: Path, name: str) -> tuple[KeySpec, ...]:
 
 def _parse(text: str, path: Path) -> tuple[KeySpec, ...]:
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text, secret=True)
+    except ValueError as error:
         raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
     hint = f"each key is a [[key]] table of its own, with {', '.join(file_keys(KeySpec))}"
     found = read_table(document, KeysFile, str(path), hint, secret=True)  # a value may be a key in the wrong place

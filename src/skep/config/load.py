@@ -34,11 +34,14 @@ from skep.config.settings import (
 )
 from skep.errors import UserError
 from skep.paths import Paths
-from skep.units import parse_bytes
+from skep.units import MIB, format_bytes, parse_bytes, shortened
 from skep.wire.heads import parse_url
 
 TAKEN_NAMES = ("gateway", "skep", "requests")  # of logs and rows of skep itself
 
+LARGEST_FILE_BYTES = 4 * MIB  # of a file that a person writes
+LONGEST_SHOWN = 80  # characters of a wrong value or key
+_MANY_DIGITS = re.compile(r"[0-9a-fA-F_]{3000}")
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -109,8 +112,10 @@ class _TableReader:
         known, inside = tuple(file_keys(kind)), f"{place}." if place else ""
         for key in value:
             if key not in known:
-                hint = did_you_mean(difflib.get_close_matches(key, known, n=1), f"known here: {', '.join(known)}")
-                raise UserError(f"`{inside}{key}` is an unknown key", hint=hint)
+                hint = did_you_mean(
+                    difflib.get_close_matches(key[:LONGEST_SHOWN], known, n=1), f"known here: {', '.join(known)}"
+                )
+                raise UserError(f"`{shortened(inside + key, LONGEST_SHOWN)}` is an unknown key", hint=hint)
         for field in msgspec.structs.fields(kind):
             rule = rules_of(kind)[field.name]
             key = rule.get("key", field.name)
@@ -178,7 +183,11 @@ def _written(value: object) -> str:
     """Return a value as it stands in a file: `true`, not Python's `True`; of a table or a list, that it is one."""
     if isinstance(value, bool):
         return str(value).lower()
-    return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and value.bit_length() > 256:  # Python writes no number of thousands of digits
+        return "a number of more than 77 digits"
+    return shortened(repr(value), LONGEST_SHOWN)
 
 
 def make_cluster(address: str, hive: str = "skep") -> Cluster:
@@ -305,7 +314,47 @@ def _checked_monitor(monitor: Monitor) -> Monitor:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    hint = "docs/configuration.md has an example"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}", hint="docs/configuration.md has an example") from None
+        text = read_text_file(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}", hint=hint) from None
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}", hint=hint) from None
+
+
+def read_text_file(path: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a file that a person has written. Raise OSError or ValueError for what is none."""
+    with path.open("rb") as file:
+        data = file.read(LARGEST_FILE_BYTES + 1)
+    if len(data) > LARGEST_FILE_BYTES:
+        raise ValueError(f"it is larger than {format_bytes(LARGEST_FILE_BYTES)}")
+    return data.decode(encoding).replace("\r\n", "\n")
+
+
+def parse_toml(text: str, *, secret: bool = False) -> dict[str, Any]:
+    """Return the document. Raise ValueError, in one line, for what is none: also where Python's reader gives up.
+
+    `secret`: values are not shown.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(_longest_number(text, secret=secret) or str(error)) from None
+
+
+def _longest_number(text: str, *, secret: bool) -> str | None:
+    """Return which key has a number of more digits than Python reads, in words."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if _MANY_DIGITS.search(line):
+            key, _, value = line.partition("=")
+            shown = "" if secret else f" = {shortened(value.strip(), LONGEST_SHOWN)}"
+            named = shortened(key.strip(), LONGEST_SHOWN)
+            return f"line {number}: `{named}`{shown}: the number has too many digits"
+    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import date as Day  # noqa: N812 - `date` is a key here
 from difflib import get_close_matches
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 from skep.catalog.models import Geometry, find_geometry, geometry
 from skep.catalog.names import did_you_mean, recipe_texts, similar_names, squeeze
 from skep.catalog.presets import NO_CARDS, Draft, Preset, own_flag, own_name
-from skep.config.load import check_words, read_table, rules_of
+from skep.config.load import check_words, parse_toml, read_table, read_text_file, rules_of
 from skep.config.rigs import parse_rig
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
@@ -99,10 +98,10 @@ def preset_text(name: str, folder: Path) -> str:
 def read_preset(path: Path) -> Preset:
     """Return the preset of one file, wherever it lies."""
     try:
-        text = path.read_text(encoding=_ENCODING)
+        text = read_text_file(path, _ENCODING)
     except FileNotFoundError:
         raise UserError(f"the preset `{path}` does not exist", hint="`skep presets` lists those that do") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"the preset `{path}` cannot be read: {why}", hint="it is a TOML file in UTF-8") from None
     return parse_preset(text, check_name(path.stem), str(path))
@@ -117,8 +116,8 @@ def check_name(name: str) -> str:
 
 def parse_preset(text: str, name: str, origin: str) -> Preset:
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text)
+    except ValueError as error:
         raise UserError(f"{origin}: this is not TOML: {error}", hint=_HINT) from None
     if isinstance(document.get("date"), Day):  # TOML has dates, and people leave the quotes out
         document["date"] = str(document["date"])

@@ -38,8 +38,10 @@ ERROR_CHARACTERS = 500  # of it that are repeated
 Piece = bytes | tuple[bytes]  # of an answer: whole chunks with their framing, or a part of the body in a tuple
 _NOTHING: deque[Piece] = deque(maxlen=0)
 
-_LEAVE = b"access-control-"  # for web pages: given by the gateway, not by engines, which give it to anybody
-NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
+# What the gateway gives by itself: an engine's own would contradict it, or tell pages what they may.
+_LEAVE = (b"access-control-", b"x-skep")
+# A cookie of one upstream would reach the others, and with it who asked.
+NOT_HANDED_ON = HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2"}
 # Streams that wait for a model to be loaded get a head and comments at once: proxies and clients give up on a
 # connection on which nothing happens; a comment is something, and no event.
 STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])

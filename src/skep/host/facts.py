@@ -29,6 +29,8 @@ FIELDS = (
     "pcie.link.width.current", "pcie.link.width.max", "power.limit", "driver_version",
 )  # fmt: skip
 
+_INDEX = re.compile(r"[0-9]{1,4}")
+_NUMBER = re.compile(r"[0-9]{1,12}+(?:\.[0-9]{1,6})?(?![0-9e])")  # of nvidia-smi: a longer one is none
 T = TypeVar("T")
 Links = tuple[tuple[int, int, str], ...]
 
@@ -126,7 +128,7 @@ def _rows(csv_text: str) -> list[dict[str, str]]:
     start = next((at for at, cells in enumerate(lines) if "index" in cells and len(cells) > 1), len(lines))
     names = [cell.partition(" [")[0] for cell in lines[start]] if start < len(lines) else []
     rows = [dict(zip(names, cells, strict=False)) for cells in lines[start + 1 :]]
-    return [row for row in rows if row.get("index", "").isdecimal()]
+    return [row for row in rows if _INDEX.fullmatch(row.get("index", ""))]
 
 
 def _gpu(row: dict[str, str]) -> Gpu:
@@ -148,7 +150,7 @@ def _known(cell: str | None) -> str | None:
 
 
 def _number(cell: str | None) -> float | None:
-    match = re.match(r"\d+(?:\.\d+)?", cell or "")
+    match = _NUMBER.match(cell or "")
     return float(match[0]) if match else None
 
 
@@ -163,7 +165,7 @@ def _count(cell: str | None) -> int | None:
 
 
 def _gpu_number(word: str) -> int | None:
-    match = re.fullmatch(r"GPU(\d+)", word)
+    match = re.fullmatch(r"GPU(\d{1,4})", word)
     return int(match[1]) if match else None
 
 
@@ -271,9 +273,14 @@ def read_oom_kills(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/c
 def parse_cpu_max(text: str) -> float | None:
     """ "150000 100000" is 1.5 CPUs; "max 100000" is no limit."""
     match text.split():
-        case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period):
+        case [quota, period] if _is_count(quota) and _is_count(period) and int(period):
             return int(quota) / int(period)
     return None
+
+
+def _is_count(text: str) -> bool:
+    """Return whether it is a number as the kernel writes it: 20 digits hold 64 bits."""
+    return text.isdecimal() and len(text) <= 20
 
 
 def parse_counters(text: str) -> dict[str, int]:
@@ -281,9 +288,9 @@ def parse_counters(text: str) -> dict[str, int]:
     counters = {}
     for line in text.splitlines():
         match line.split():
-            case [name, value] if value.isdecimal():
+            case [name, value] if _is_count(value):
                 counters[name.rstrip(":")] = int(value)
-            case [name, value, "kB"] if value.isdecimal():
+            case [name, value, "kB"] if _is_count(value):
                 counters[name.rstrip(":")] = int(value) * 1024
     return counters
 
@@ -309,7 +316,7 @@ def _folders(root: Path, own_groups: str) -> Iterator[Path]:
 
 def _bytes(path: Path) -> int | None:
     text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
+    return int(text) if _is_count(text) else None
 
 
 _CHANGING = ("memory_available_bytes", "open_files_soft", "open_files_hard")
@@ -353,7 +360,7 @@ def count_busy_cores(cores: int, *, total: int | None = None, proc: Path = Path(
     fields = _text(proc / "loadavg").split()
     try:
         busy = min(round(float(fields[0])), int(fields[3].partition("/")[0]) - 1)  # one of them asks
-    except (IndexError, ValueError):
+    except (IndexError, OverflowError, ValueError):
         return 0
     return min(cores, max(0, busy - ((total or os.cpu_count() or cores) - cores)))
 
