@@ -150,6 +150,16 @@ def test_who_leaves_before_the_first_byte_frees_the_slot(chatting, workers):
     eventually(lambda: gateway.ask(op="status")["busy"] == {"r0": 0})
 
 
+def test_who_leaves_behind_a_second_request_frees_the_slot(chatting):
+    """A server that stops reading while a request waits behind the first one hears of nobody leaving."""
+    ask, gateway, engine = chatting(engine={"ttft_ms": 600_000})
+    with raw_question(ask) as browser:
+        browser.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        engine.wait_for(running=1)
+    engine.wait_for(hangups=1)
+    eventually(lambda: busy(gateway) == 0)
+
+
 def test_who_leaves_in_the_middle_of_an_answer_frees_the_slot(chatting):
     ask, gateway, engine = chatting(engine={"token_ms": 50, "default_tokens": 5000})
     connection = question(ask)
