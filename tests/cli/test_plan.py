@@ -259,3 +259,42 @@ def test_a_plan_loads_neither_a_store_nor_what_draws_and_needs_no_unicode(env):
     command = [sys.executable, "-m", "skep", "plan", "qwen3-8b", *ONE]
     done = subprocess.run(command, env={**env, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("llama", "`llama-3.3-70b`"),
+        ("qwen3.6", "`qwen3.6-27b` or `qwen3.6-35b-a3b`?"),
+        ("granite-4", "`granite-4.1-8b`?"),
+        ("mistral-small", "`mistral-small-3.2-24b`"),
+        ("ministral-14b", "`ministral-3-14b`?"),
+    ],
+)
+def test_a_short_name_gets_the_full_names_that_it_may_stand_for(typed, meant):
+    hint = refusal(typed, *ONE)
+    assert f"did you mean `{typed[:5]}" in hint
+    assert meant in hint
+
+
+def test_the_error_for_an_unknown_model_names_the_way_to_plan_any_other():
+    hint = refusal("step-3.5-flash", *ONE)
+    assert "any other model plans from its config.json" in hint
+    assert "`skep plan path/to/config.json`" in hint
+
+
+@pytest.mark.parametrize(("typed", "chip"), [("mac studio", "apple-m3-ultra"), ("MacBook Pro", "apple-m4-max")])
+def test_a_mac_is_asked_for_its_chip(typed, chip):
+    said = refusal("qwen3-8b", "--gpu", typed)
+    assert f"did you mean `{chip}`" in said
+    assert "strix" not in said
+
+
+def test_a_mac_studio_with_its_chip_is_known():
+    assert best("qwen3-8b", "--gpu", "Mac Studio M3 Ultra", "--engine", "llamacpp")["rig"] == "apple-m3-ultra"
+
+
+def test_system_memory_for_experts_is_among_what_would_fit():
+    said = refusal("kimi-k2", "--gpu", "8x rtx-3090", "--engine", "vllm", code=3)
+    assert "GiB of system memory for experts" in said
+    assert "nothing:" not in said

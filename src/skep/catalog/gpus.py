@@ -17,6 +17,15 @@ from skep.errors import UserError
 
 _FILE = "gpus.toml"
 _PLAIN = ("title", "vendor", "arch", "unified_memory")
+_CHIPS_OF_MACS = {
+    "macstudio": ("apple-m3-ultra", "apple-m4-max"),
+    "macmini": ("apple-m4-pro", "apple-m4"),
+    "macbookair": ("apple-m4", "apple-m3"),
+    "macbook": ("apple-m4-max", "apple-m4-pro", "apple-m4"),
+    "imac": ("apple-m4", "apple-m3"),
+    "macpro": ("apple-m2-ultra",),
+    "mac": ("apple-m3-ultra", "apple-m4-max", "apple-m4"),
+}  # the first key that begins a name
 MOST_CARDS = 64  # of a rig; a higher number in front of an `x` is part of a name
 _AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
 _COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,9}(?=\s*+[x*]\s*+[a-z]))\s*+[x*]\s*+(\S.*)", re.IGNORECASE)
@@ -80,9 +89,18 @@ def find_device(name: str) -> Device | None:
 def device(name: str) -> Device:
     found = find_device(name)
     if found is None:
-        near = names.similar_names(name, names.spellings(_FILE))
-        raise UserError(f"no GPU is called `{name}`", hint=names.did_you_mean(near, "`skep catalog gpus` lists them"))
+        raise UserError(f"no GPU is called `{name}`", hint=_hint_for_unknown(name))
     return found
+
+
+def _hint_for_unknown(name: str) -> str:
+    """Name cards that are meant perhaps; of a Mac the chips that it is sold with."""
+    squeezed = squeeze(name)
+    chips = next((chips for mac, chips in _CHIPS_OF_MACS.items() if squeezed.startswith(mac)), None)
+    if chips is not None:
+        return f"{names.did_you_mean(chips, '')} 'About This Mac' names its chip"
+    near = names.similar_names(name, names.spellings(_FILE))
+    return names.did_you_mean(near, "`skep catalog gpus` lists them")
 
 
 def other_matches(name: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import msgspec
 
 from skep.catalog.gpus import ValueOrigin
 from skep.catalog.names import (
+    begun_names,
     did_you_mean,
     find_name,
     model_spellings,
@@ -28,6 +29,7 @@ from skep.errors import UserError
 _FILE = "models.toml"
 _CHECKPOINTS = "checkpoints.toml"
 _PULLABLE = "pullable.toml"
+_SUGGESTED = 5  # names at most, where a short one begins several
 _NOT_VALUES = ("title", "aliases", "origin", "origins")
 
 
@@ -120,11 +122,24 @@ def find_geometry(name: str) -> Geometry | None:
 def geometry(name: str) -> Geometry:
     found = find_geometry(name)
     if found is None:
-        looked_for = model_spellings(name) or (name,)  # a name of signs alone has no spelling
-        names = similar_names(looked_for[-1], spellings(_FILE))
-        otherwise = "`skep catalog models` lists them; a config.json or a GGUF file works as well"
-        raise UserError(f"no model is called `{name}`", hint=did_you_mean(names, otherwise))
+        raise UserError(f"no model is called `{name}`", hint=_hint_for_unknown(name))
     return found
+
+
+def _hint_for_unknown(name: str) -> str:
+    """Name full names that are meant perhaps, and the way to plan a model that the catalogue does not have."""
+    looked_for = model_spellings(name) or (name,)  # a name of signs alone has no spelling
+    begun = begun_names(looked_for[-1], spellings(_FILE)) or begun_names(name, spellings(_FILE))
+    squeezed = squeeze(looked_for[-1])
+    begun = tuple(sorted(begun, key=lambda slug: squeeze(slug).startswith(squeezed), reverse=True))
+    if len(begun) > _SUGGESTED:
+        begun = tuple(sorted(begun, reverse=True))  # the newest of a family first
+    names = begun[:_SUGGESTED] or similar_names(looked_for[-1], spellings(_FILE))
+    meant = did_you_mean(names, "`skep catalog models` lists them;")
+    if len(begun) > _SUGGESTED:
+        meant += f" `skep catalog models` lists all {len(begun)};"
+    other = "any other model plans from its config.json (on its page at huggingface.co) or a GGUF file"
+    return f"{meant} {other}: `skep plan path/to/config.json`"
 
 
 @lru_cache(maxsize=512)

@@ -15,7 +15,7 @@ _MEMORY = re.compile(r"(?<![0-9.])([0-9]{1,4})[\s-]*+gi?b$")
 _TRADEMARKS = re.compile(r"\((?:r|tm)\)")
 _FAMILIES = ("rtx", "rx", "radeon", "apple", "quadro", "arc")
 _VENDORS = ("nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "intel", "huawei", "quadro", "graphics",
-            "generation", "gpu", "igpu")  # fmt: skip
+            "generation", "gpu", "igpu", "mac", "studio")  # fmt: skip
 _ENDINGS = (
     "instruct", "it", "chat", "hf", "gguf", "awq", "gptq", "fp8", "fp4", "nvfp4", "mxfp4", "int4", "int8", "bf16",
     "fp16", "w4a16", "w8a8", "4bit", "8bit", "autoround", "marlin", "dynamic", "static", "thinking", "base", "preview",
@@ -72,6 +72,21 @@ def similar_names(name: str, spelled: Mapping[str, str], *, count: int = 3) -> t
     if not close:  # better a far one than none, as long as something of it is alike
         close = get_close_matches(wanted, spelled, n=count, cutoff=0.4)
     return tuple(dict.fromkeys(spelled[text] for text in close))[:count]
+
+
+def begun_names(name: str, spelled: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the entries that a short name begins, else those that have all of its words: `llama`, `ministral-14b`."""
+    wanted = squeeze(name)
+    begun = [entry for text, entry in spelled.items() if wanted and text.startswith(wanted)]
+    if begun:
+        return tuple(dict.fromkeys(begun))
+    words = {squeeze(word) for word in _words(name)}
+    holding = [entry for entry in spelled.values() if words and words <= {squeeze(word) for word in _words(entry)}]
+    return tuple(dict.fromkeys(holding))
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[\s_-]+", name.casefold()) if word]
 
 
 def did_you_mean(names: Iterable[str], otherwise: str) -> str:

@@ -47,7 +47,7 @@ _GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quanti
 _EXPANDED = 8  # pairs that are tried with other KV types and with speculation
 _LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")  # no quantization mends these
 _MOST_CARDS = 16  # tried where a model does not fit
-_TRIED = f"nothing: fewer bits, a shorter context and up to {_MOST_CARDS} such cards were tried"
+_RAM_SIZES_GIB = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)  # that machines are sold with
 SHOWN = 8
 
 
@@ -289,8 +289,30 @@ def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins
                          hint=first.remedy if first else None)  # fmt: skip
     nearest = max(short, key=lambda r: (r.layout.cards_each, -r.layout.pp))
     ways = would_fit(model, choice.rig, goal, pins, engine)
-    return DoesNotFit(f"{model.id} does not fit `{choice.rig.title}`: {nearest.reason}",
-                      hint="what would fit: " + ("; ".join(ways) if ways else _TRIED))  # fmt: skip
+    hint = f"what would fit: {'; '.join(ways)}" if ways else _nothing_fits(model)
+    return DoesNotFit(f"{model.id} does not fit `{choice.rig.title}`: {nearest.reason}", hint=hint)
+
+
+def _nothing_fits(model: Geometry) -> str:
+    ram = f", experts in up to {_RAM_SIZES_GIB[-1]} GiB of system memory" if model.is_moe else ""
+    return (
+        f"nothing like it fits either: fewer bits, a shorter context{ram} and up to {_MOST_CARDS} such cards were tried"
+    )
+
+
+def _ram_that_fits(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins) -> str | None:
+    """Return the least system memory that lets llama.cpp hold the experts which the cards do not; None: none does."""
+    if not model.is_moe or any(card.unified_memory for card in rig.cards):
+        return None
+    if pins.quant is not None and pins.quant.family != "gguf":
+        return None
+    for ram_gib in _RAM_SIZES_GIB:
+        if ram_gib <= (rig.ram_gib or 0):
+            continue
+        found, _ = bases(model, replace(rig, ram_gib=ram_gib), goal, pins, "llamacpp", say_why=False)
+        if found:
+            return f"--engine llamacpp with {ram_gib} GiB of system memory for experts ({found[0].quant.title})"
+    return None
 
 
 def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str) -> tuple[str, ...]:
@@ -321,4 +343,6 @@ def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str
         ways.append(f"--engine llamacpp ({small_ones[0].quant.title})")
     elif engine != "llamacpp" and not ways and works(rig, below, "llamacpp"):
         ways.append("--engine llamacpp --quant q3_k_m, below 4 bits")
+    if in_ram := _ram_that_fits(model, rig, goal, free_layout):
+        ways.append(in_ram)
     return tuple(ways)
