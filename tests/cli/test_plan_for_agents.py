@@ -32,6 +32,9 @@ def best(words):
         ("qwen3.6-35b-a3b --gpu 2xrtx-3090 -c 4", "vllm", 2, 1, 95_000),
         ("llama-3.3-70b --gpu 4xrtx-3090 -c 8", "vllm", 4, 1, 17_408),
         (f"{DENSE} -c 4", "vllm", 1, 2, 17_408),
+        (f"{DENSE}:nvlink -c 4", "vllm", 2, 1, 131_072),
+        ("qwen3.6-27b --gpu strix-halo -c 1", "llamacpp", 1, 1, 100_000),
+        ("qwen3.6-27b --gpu strix-halo -c 8", "llamacpp", 1, 1, 100_000),
     ],
 )
 def test_what_home_labs_found_comes_out(words, engine, tp, replicas, context):

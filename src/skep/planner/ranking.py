@@ -29,7 +29,11 @@ _WORDS = {
 }
 KNOWN_ENGINES = ("vllm", "llamacpp")  # with many measurements
 _RAM_BAND = 0.5  # added to the exponent of the band's half width
-_RDNA = 0.7  # AMD's gaming cards: vLLM and SGLang have few kernels for them, llama.cpp is what people run there
+# Of the predicted speed of vLLM and SGLang on AMD's gaming chips, for which they have few kernels. On RDNA 4 vLLM is
+# measured (rows of the R9700). On RDNA 3 and 3.5 no published row of it is known: those of Strix Halo and of the
+# RX 7900 are all of llama.cpp.
+_RDNA4_SHARE = 0.7
+_RDNA3_SHARE = 0.5
 _ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
 
 
@@ -163,7 +167,9 @@ def context_each(setup: Setup, card: Device, goal: PlanGoal, pinned: int | None 
 
 def kernels_share(setup: Setup, card: Device) -> float:
     """Return the share of the predicted speed that is believed: less where an engine has few kernels for a card."""
-    return _RDNA if card.family.startswith("rdna") and setup.engine != "llamacpp" else 1.0
+    if not card.family.startswith("rdna") or setup.engine == "llamacpp":
+        return 1.0
+    return _RDNA4_SHARE if card.family.startswith("rdna4") else _RDNA3_SHARE
 
 
 def rate(
