@@ -120,7 +120,7 @@ def test_what_was_set_aside_ends_with_one_and_can_be_tried_again(engine, tmp_pat
     lines = [json.dumps({"id": "good", "prompt": "x"}), json.dumps({"id": "bad", "prompt": "x", "checker": never})]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
     done = swarm("run", "tasks.jsonl", "--tries", "2", "--url", engine.url, *MODEL, check=1)
-    assert "1 set aside" in done.err
+    assert "1 failed" in done.err
     (run,) = runs()
     assert f"--failed-of {run['id']}" in done.err
     again = swarm("run", "--failed-of", "last", "--tries", "1", "--url", engine.url, *MODEL, check=1)
@@ -210,7 +210,7 @@ def printed(*words):
 
 @pytest.fixture
 def run_id(paths, tmp_path):
-    """Three tasks: one done, one set aside after two tries, one left; its process has stopped."""
+    """Three tasks: one done, one failed after two tries, one left; its process has stopped."""
     with open_store(paths.store) as store:
         told = {"url": "http://127.0.0.1:1/v1", "output": str(tmp_path / "out.jsonl")}
         return put_swarm_run(store, "tasks.jsonl", done=1, left=1, outcome="stopped", **told)
@@ -278,7 +278,7 @@ def test_an_endpoint_that_stays_down_ends_the_run_and_not_the_journal():
     (run,) = runs()
     assert f"skep swarm resume {run['id']}" in said
     assert (run["state"], run["left"]) == ("stopped", 12)
-    assert "was set aside" in refusal("run", "--failed-of", run["id"], *NOBODY)  # none was: nothing is tried again
+    assert "failed" in refusal("run", "--failed-of", run["id"], *NOBODY)  # none was: nothing is tried again
 
 
 def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
@@ -296,12 +296,12 @@ def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
 
 
 def test_a_run_is_listed_shown_traced_exported_drawn_and_cancelled(run_id, tmp_path):
-    """Shown: what was set aside first. Traced: messages, attempts, answer. Results: in the order of the tasks."""
+    """Shown: what failed first. Traced: messages, attempts, answer. Results: in the order of the tasks."""
     assert [cell in printed("ls") for cell in (run_id, "stopped", "tasks.jsonl")] == [True] * 3
     (told,) = runs()
     assert (told["id"], told["done"], told["failed"], told["left"]) == (run_id, 1, 1, 1)
     shown = printed("show", run_id)
-    assert shown.index("out of memory") < shown.index("1 done, 1 set aside, 1 left of 3")
+    assert shown.index("out of memory") < shown.index("1 done, 1 failed, 1 left of 3")
     assert f"skep swarm resume {run_id}" in swarm("show", "last").err
     told = swarm("show", run_id[:12], "--json", check=0).json
     assert told["failures"] == [{"id": "task-1", "tries": 2, "kind": "http", "message": ERROR}]
@@ -318,7 +318,7 @@ def test_a_run_is_listed_shown_traced_exported_drawn_and_cancelled(run_id, tmp_p
     assert ids(printed("results", run_id, "--failed")) == ["task-1"]
     printed("report", run_id, "-o", tmp_path / "run.html")
     assert run_id in (tmp_path / "run.html").read_text()
-    assert "1 done, 1 set aside, 1 left" in swarm("cancel", run_id).err
+    assert "1 done, 1 failed, 1 left" in swarm("cancel", run_id).err
     assert runs()[0]["state"] == "cancelled"
 
 
@@ -341,11 +341,11 @@ def text_of(lines):
 
 
 def test_a_frame_fits_its_window_and_shows_an_endpoint_that_is_down_with_the_time_that_is_left():
-    shown = text_of(frame(replace(PROGRESS, lanes=LANES, last=("task-9 set aside",)), Page(80, 20), "run"))
+    shown = text_of(frame(replace(PROGRESS, lanes=LANES, last=("task-9 failed",)), Page(80, 20), "run"))
     assert len(shown) <= 20
-    assert any("30 done, 2 set aside, 18 left of 50" in line for line in shown)
+    assert any("30 done, 2 failed, 18 left of 50" in line for line in shown)
     assert any("more at work" in line for line in shown)
-    assert shown[-1] == "task-9 set aside"
+    assert shown[-1] == "task-9 failed"
     shown = " ".join(text_of(frame(DOWN, Page(80, 24), "run", deadline_s=60.0)))
     assert "has not answered for 12.0 s (connection refused)" in shown
     assert "gives up in 48.0 s" in shown
@@ -368,7 +368,7 @@ def test_where_nobody_watches_a_long_run_says_less_and_less_and_news_come_with_t
     assert len(said) < 100
     ticker = SwarmProgressLines(60.0)
     ticker.take(PROGRESS)
-    news = tuple(f"task-{number} set aside" for number in range(5))
+    news = tuple(f"task-{number} failed" for number in range(5))
     assert ticker.take(replace(PROGRESS, elapsed_s=11.0, last=news, news=8)) == []
     first, *others, last = ticker.take(replace(PROGRESS, elapsed_s=16.0, last=news, news=8))
     assert first.startswith("3 more of this kind")

@@ -201,7 +201,7 @@ def test_what_can_be_done_with_a_run_that_stopped_or_did_not_fail(call, paths):
     assert stopped["state"] == "stopped"
     assert "swarm_resume" in stopped["next"]
     run = put_swarm(paths, ["a"], [result("a")])
-    assert call("swarm_retry", run=run).startswith(f"error: no task of `{run}` was set aside\nhint: ")
+    assert call("swarm_retry", run=run).startswith(f"error: no task of `{run}` failed\nhint: ")
     assert [one["run"] for one in call("swarm_list", limit=1)["runs"]] == [run]
     assert "there is no swarm run" in call("swarm_wait", run="no-such")
 

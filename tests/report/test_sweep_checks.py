@@ -60,15 +60,15 @@ NO_CLIFF = (None, None, None)
     [
         (Turning(None, None, *NO_CLIFF, sure=True), "No knee: effective tok/s still grows at the largest level."),
         (Turning(8, (4, 8), 16, (16, 32), 24.0, sure=True),
-         ("No gain above C = 8 (the knee, between 4 and 8); above C = 16 throughput falls by 24 % (the cliff, between "
-         "16 and 32).")),
-        (Turning(1, (0, 1), *NO_CLIFF, sure=True), "No gain above C = 1 (the knee)."),
+         ("Tok/s no longer grow above C = 8 (the knee lies between C = 4 and C = 8); above C = 16 tok/s fall by 24 % "
+         "(the cliff lies between C = 16 and C = 32).")),
+        (Turning(1, (0, 1), *NO_CLIFF, sure=True), "Tok/s no longer grow above C = 1 (the knee)."),
         (Turning(None, None, *NO_CLIFF, sure=False, unclear=(1, 2, 4)),
          ("C=1, C=2, C=4 cannot be told apart: their runs differ too much; measure more runs of each level "
          "(--runs 5).")),
         (Turning(4, (2, 4), *NO_CLIFF, sure=False, unclear=(8, 16)),
-         ("No gain above C = 4 (the knee, between 2 and 4); C=8, C=16 cannot be told apart: their runs differ too "
-         "much; measure more runs of each level (--runs 5).")),
+         ("Tok/s no longer grow above C = 4 (the knee lies between C = 2 and C = 4); C=8, C=16 cannot be told apart: "
+         "their runs differ too much; measure more runs of each level (--runs 5).")),
         (Turning(None, None, *NO_CLIFF, sure=False),
          "Knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)."),
     ],

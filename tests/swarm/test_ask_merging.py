@@ -66,7 +66,7 @@ def test_the_same_journal_gives_the_same_tasks_and_nothing_is_merged_before_all_
     ("bad", "why"),
     [
         ({"answer": ""}, "it is empty"),
-        ({"answer": None, "ending": TaskEnding.FAILED, "error": "set aside"}, "set aside"),
+        ({"answer": None, "ending": TaskEnding.FAILED, "error": "failed"}, "failed"),
         ({"answer": "y" * 2000}, "longer"),
         ({"answer": "A beginning", "finish": "length"}, "cut at its limit"),
     ],

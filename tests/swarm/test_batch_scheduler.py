@@ -146,7 +146,7 @@ def test_what_is_taken_back_is_the_next_to_go_out():
 
 
 def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
-    """Gateways one after another; each is killed after some seconds, or by the poison. What is set aside, by batch."""
+    """Gateways one after another; each is killed after some seconds, or by the poison. What failed, by batch."""
     lost, ended, aside = {}, set(), {name: set() for name in batches}
     while any(len(ended & {(name, i) for i in range(n)}) + len(aside[name]) < n for name, n in batches.items()):
         turn, out, now, until = set(), {}, 0, next(kills, None)

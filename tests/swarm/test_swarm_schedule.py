@@ -1,4 +1,4 @@
-"""Which task next, which again, which is set aside: decided without a clock."""
+"""Which task next, which again, which failed: decided without a clock."""
 
 from random import Random
 
@@ -187,7 +187,7 @@ def test_every_task_ends_once_and_never_are_too_many_under_way(number, events):
 
 
 def breaks_of(poison, restarts):
-    """Twenty at once at an endpoint that breaks when it is given poison, and so often besides; who was set aside."""
+    """Twenty at once at an endpoint that breaks when it is given poison, and so often besides; who failed."""
     plan = schedule(*(f"t{n}" for n in range(20)), deadline_s=1e9)
     endings, now = {}, 0.0
     while not plan.is_over:

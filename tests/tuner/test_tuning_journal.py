@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from stored_search import BASELINE, NumberedBench, a_search, a_tuning
 
 from skep import __version__
@@ -91,12 +92,24 @@ def test_search_that_decides_otherwise_is_found_out(tunings, begin):
 
     class Contrary(KnobSearch):
         def _note(self, trial, decision, why, failure=None):
-            super()._note(trial, decision, f"{why} otherwise", failure)
+            super()._note(trial, decision, why, failure)
+            self.stages[-1] = replace(self.stages[-1], readings=99)
 
     name = broken_off(begin(skep_version=__version__), 2)
     said = r"cannot go on: step 0, `baseline`, would be decided otherwise now"
     with pytest.raises(UserError, match=said):
         go_on(TuningJournal(tunings, name, now), a_search(kind=Contrary))
+
+
+def test_a_search_that_says_the_same_in_other_words_goes_on(tunings, begin):
+    """Words of a step may change with a version of skep; what was decided does not."""
+
+    class Reworded(KnobSearch):
+        def _note(self, trial, decision, why, failure=None):
+            super()._note(trial, decision, f"{why}, in other words", failure)
+
+    name = broken_off(begin(skep_version=__version__), 2)
+    go_on(TuningJournal(tunings, name, now), a_search(kind=Reworded))
 
 
 def test_session_left_by_an_error_says_it(tunings, begin):

@@ -39,7 +39,8 @@ def test_every_run_is_listed_newest_first_with_its_key_figures_in_cells_for_smal
     assert slow["ttft_ms"] == pytest.approx(100)
     page = ask("/runs")[1]
     assert '<span class="flag bad">interrupted</span>' in page
-    assert "The run is interrupted; no level was finished: the figures are of the" in ask(f"/runs/{MADE['interrupted']}")[1]
+    interrupted_page = ask(f"/runs/{MADE['interrupted']}")[1]
+    assert "The run is interrupted; no level was finished: the figures are of the" in interrupted_page
     assert "8 benchmark runs are stored" in page
     assert "600" in page
     assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page

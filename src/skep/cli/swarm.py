@@ -32,7 +32,7 @@ class SwarmOptions(EndpointOptions):
             "Maximum concurrent agents (default: as many as the endpoint has room for).", "-c", "--concurrency", min=1
         ),
     ] = None
-    tries: Annotated[int, option("Attempts per task before it is set aside with its error.", min=1)] = 4
+    tries: Annotated[int, option("Attempts per task before it fails with its error.", min=1)] = 4
     timeout: Annotated[str, option("Time limit of one attempt.")] = "10m"
     deadline: Annotated[str, option("How long the endpoint may be down before the run gives up.")] = "10m"
     as_json: JsonOption = False
@@ -84,7 +84,7 @@ class TaskRunOptions(SwarmOptions):
 
 @command(swarm, "skep swarm run tasks.jsonl -o results.jsonl", runs="swarm_run.run_tasks")
 def run(options: TaskRunOptions) -> None:
-    """Send every task, check the answers and write one result per task. Exit code 1 if any was set aside."""
+    """Send every task, check the answers and write one result per task. Exit code 1 if any failed."""
 
 
 @command(swarm, "skep swarm resume --last", runs="swarm_run.resume_run")
@@ -144,7 +144,7 @@ def list_(
     limit: Annotated[int, option("Number of runs to list, newest first.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List runs, newest first, with the tasks done, set aside and left."""
+    """List runs, newest first, with the tasks done, failed and left."""
 
 
 @command(swarm, "skep swarm show last", runs="swarm_session.show_run")
@@ -164,7 +164,7 @@ def trace(
 
 
 @command(swarm, "skep swarm results last --failed", runs="swarm_session.print_results")
-def results(name: RunName = "last", failed: Annotated[bool, option("Only tasks that were set aside.")] = False) -> None:
+def results(name: RunName = "last", failed: Annotated[bool, option("Only tasks that failed.")] = False) -> None:
     """Print the results of a run, one JSON line per task, in the order of the tasks."""
 
 

@@ -124,7 +124,7 @@ def resume_run(name: str | None, *, last: bool, url: str | None, model: str | No
     run = run_to_resume(user_paths(os.environ), name, last=last)
     counts, file = run.counts, run.config.get("output")
     if run.state is SwarmRunState.DONE:
-        note(f"{run.id} has ended already: {counts.done} tasks done, {counts.failed} set aside")
+        note(f"{run.id} has ended already: {counts.done} tasks done, {counts.failed} failed")
     else:
         results = f", results in {file}" if file is not None else ""
         left = f"{counts.left} of {counts.total} tasks left"

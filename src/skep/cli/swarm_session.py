@@ -101,7 +101,7 @@ def cancel_run(name: str, *, as_json: bool) -> None:
         if run.state is not SwarmRunState.DONE:
             cancel(paths, run.id)
         ended = swarm.run(run.id)
-    counts = f"{ended.counts.done} done, {ended.counts.failed} set aside, {ended.counts.left} left"
+    counts = f"{ended.counts.done} done, {ended.counts.failed} failed, {ended.counts.left} left"
     is_done = run.state is SwarmRunState.DONE
     what = "already finished" if is_done else f"cancelled, `skep swarm resume {run.id}` continues it"
     note(f"{run.id} is {what}: {counts}")
@@ -145,7 +145,7 @@ def _line_writer(deadline_s: float) -> Callable[[SwarmProgress], None]:
 def carry_out_here(
     run_id: str, *, key: str | None, target: EndpointOptions | None = None, as_json: bool = False
 ) -> int:
-    """0 when every task is done, 1 where some were set aside. `target`: of a run that is resumed, where it goes on."""
+    """0 when every task is done, 1 where some failed. `target`: of a run that is resumed, where it goes on."""
     run = _read(run_id)
     deadline_s, left = run.options.deadline_s, run.counts.left
     url, model = (run.url, run.model) if target is None else (target.address, target.model)

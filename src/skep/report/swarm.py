@@ -46,7 +46,7 @@ RUNS: Sequence[Column[SwarmRun]] = (
     Column("kind", "kind", lambda run: run.kind, rank=6, right=False),
     Column("state", "state", lambda run: run.state.value, right=False),
     Column("done", "done", lambda run: run.counts.done),
-    Column("failed", "set aside", lambda run: run.counts.failed),
+    Column("failed", "failed", lambda run: run.counts.failed),
     Column("left", "left", lambda run: run.counts.left),
     Column("model", "model", lambda run: run.model, rank=4, right=False),
     Column("name", "name", lambda run: run.name, partial(one_line, longest=40), rank=1, right=False),
@@ -54,7 +54,7 @@ RUNS: Sequence[Column[SwarmRun]] = (
     Column("remark", "note", _remark, rank=2, right=False),
 )
 FAILURES: Sequence[Column[TaskResult]] = (
-    Column("id", "set aside", lambda one: one.task, partial(one_line, longest=48), right=False),
+    Column("id", "failed task", lambda one: one.task, partial(one_line, longest=48), right=False),
     Column("tries", "tries", lambda one: one.tries),
     Column("kind", "kind", lambda one: one.error_kind, right=False),
     Column("message", "error", lambda one: one.error, short, right=False, style="wide"),
@@ -75,7 +75,7 @@ Figures = list[tuple[str, str]]
 
 def figures(account: Account) -> Figures:
     """Return the account in words. What is not known, and what did not happen, has no line."""
-    counts = f"{account.done} done, {account.failed} set aside, {account.left} left of {account.tasks}"
+    counts = f"{account.done} done, {account.failed} failed, {account.left} left of {account.tasks}"
     wall = [seconds(account.wall_s)] if account.wall_s is not None else []
     if account.sessions > 1:
         wall.append(f"in {account.sessions} sessions, the time between them not counted")
@@ -190,7 +190,7 @@ def end_lines(account: Account, output: str | None) -> list[str]:
     show = f"`skep swarm show {account.run}`"
     if account.failed:
         kinds = ", ".join(f"{kind} {count}x" for kind, count in account.errors[:3])
-        lines.append(f"{account.failed} set aside" + (f" (errors met: {kinds})" if kinds else ""))
+        lines.append(f"{account.failed} failed" + (f" (errors met: {kinds})" if kinds else ""))
         lines.append(f"{show} shows why, `skep swarm run --failed-of {account.run}` runs them again")
     elif account.state is SwarmRunState.DONE:
         lines.append(f"{show} shows the summary, `skep swarm report {account.run}` writes a report")
@@ -274,7 +274,7 @@ def frame(progress: SwarmProgress, page: Page, title: str, deadline_s: float | N
 
 def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
     left = progress.total - progress.done - progress.failed
-    counts = f"{progress.done:,} done, {progress.failed:,} set aside, {left:,} left of {progress.total:,}"
+    counts = f"{progress.done:,} done, {progress.failed:,} failed, {left:,} left of {progress.total:,}"
     wide = max(10, min(BAR, page.width - len(counts) - 4))
     cells = bar_cells((progress.done, progress.failed, left), progress.total, wide)
     bar: Line = [("━╳─"[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]

@@ -63,7 +63,7 @@ def picture_words(story: SwarmStory) -> str:
     account = story.account
     lanes = len({one.agent for one in story.attempts})
     told = f"{len(story.attempts)} attempts at {account.tasks} tasks by {lanes} agents in {seconds(account.wall_s)}"
-    return f"{told}; {account.done} done, {account.failed} set aside"
+    return f"{told}; {account.done} done, {account.failed} failed"
 
 
 def gantt_spec(story: SwarmStory) -> Spec | None:

@@ -158,10 +158,11 @@ def turning_sentence(turning: Turning) -> str:
     """Knee and cliff in words, with their brackets; what the runs leave open is said instead."""
     parts = []
     if turning.knee is not None:
-        parts.append(f"no gain above C = {turning.knee} (the knee{_bracket(turning.knee_bracket)})")
+        parts.append(f"tok/s no longer grow above C = {turning.knee} (the knee{_bracket(turning.knee_bracket)})")
     if turning.cliff is not None:
         fall = f" by {percent(turning.drop_pct)}" if known(turning.drop_pct) else ""
-        parts.append(f"above C = {turning.cliff} throughput falls{fall} (the cliff{_bracket(turning.cliff_bracket)})")
+        cliff = f"the cliff{_bracket(turning.cliff_bracket)}"
+        parts.append(f"above C = {turning.cliff} tok/s fall{fall} ({cliff})")
     if not parts and turning.sure:
         parts.append("no knee: effective tok/s still grows at the largest level")
     if not turning.sure:
@@ -232,7 +233,9 @@ def clock_figure(clock: Clock, value: float) -> str:
 
 
 def _bracket(bracket: tuple[int, int] | None) -> str:
-    return "" if bracket is None or not bracket[0] else f", between {bracket[0]} and {bracket[1]}"
+    if bracket is None or not bracket[0]:
+        return ""
+    return f" lies between C = {bracket[0]} and C = {bracket[1]}"
 
 
 # The rank behind a key: in a narrow terminal the highest goes first.
@@ -316,7 +319,9 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
         if (known := level.effective_interval) is None:
             found.append(f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three")
         elif known.upper_width > plan.precision:
-            found.append(f"C={concurrency} is known only to ± {100 * known.upper_width:.1f} %")
+            width = f"{100 * known.upper_width:.1f} %"
+            wanted = f"{100 * plan.precision:g} % was asked for"
+            found.append(f"the tok/s of C={concurrency} may be off by {width} ({wanted}); use a longer --budget")
     return found
 
 

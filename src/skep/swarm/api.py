@@ -118,7 +118,7 @@ class Options(TypedDict, total=False):
     model: str | None  # default: the only one that the endpoint serves
     key: str | None  # of the endpoint; default, for the gateway of this machine: SKEP_API_KEY
     agents: int | None  # at once, at most; default: as many as the endpoint can use
-    tries: int  # of one task, before it is set aside; 4
+    tries: int  # of one task, before it fails; 4
     timeout_s: float  # of one request; 600
     deadline_s: float  # an endpoint that is down for so long is given up; 600
     max_tokens: int | None  # of one answer

@@ -72,7 +72,7 @@ class ProgressTracker:
             self._done += result.ending is TaskEnding.DONE
             if result.ending is TaskEnding.FAILED:
                 self._failed += 1
-                self.tell(f"`{result.task}` is set aside: {result.error}")
+                self.tell(f"`{result.task}` failed: {result.error}")
 
     def tell(self, news: str) -> None:
         self._news.append(news)
@@ -168,7 +168,7 @@ class SwarmProgressLines:
 
 def progress_line(progress: SwarmProgress) -> str:
     ended = progress.done + progress.failed
-    failed = f", {progress.failed} set aside" if progress.failed else ""
+    failed = f", {progress.failed} failed" if progress.failed else ""
     speed = "" if progress.tok_s is None else f", {speed_words(progress)}"
     left_s = None if ended == progress.total else progress.left_s
     eta = "" if left_s is None else f", about {format_seconds(left_s)} left"

@@ -32,7 +32,7 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class TaskEnding(StrEnum):
     DONE = "done"
-    FAILED = "failed"  # set aside after so many tries
+    FAILED = "failed"  # failed after so many tries
 
 
 class TaskResult(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class TaskResult(msgspec.Struct, frozen=True):
 
     task: str
     ending: TaskEnding
-    answer: str | None  # the text; of one set aside: the last that came, if any
+    answer: str | None  # the text; of one that failed: the last that came, if any
     value: Any  # of a task with a schema: the answer as JSON; else None
     error_kind: str | None
     error: str | None
@@ -154,7 +154,7 @@ class SwarmRun(msgspec.Struct, frozen=True):
 
 class SwarmRunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     agents: Annotated[int, Meta(ge=1)] | None = None  # at once, at most; None: as many as the endpoint can use
-    tries: Annotated[int, Meta(ge=1)] = 4  # of one task, before it is set aside
+    tries: Annotated[int, Meta(ge=1)] = 4  # of one task, before it fails
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # of one request
     deadline_s: Annotated[float, Meta(gt=0)] = 600.0  # an endpoint that is down for so long is given up
     output: str | None = None  # absolute path of the results file

@@ -1,4 +1,4 @@
-"""Which task next, which again, which is set aside. Pure: events in, actions out; no clock, no I/O.
+"""Which task next, which again, which has failed. Pure: events in, actions out; no clock, no I/O.
 
 Every task ends in exactly one result. What is the endpoint's fault costs a task none of its tries. A task that is under
 way again and again when the connection breaks is a suspect: suspects are sent one at a time, so that a break has a

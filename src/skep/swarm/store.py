@@ -322,13 +322,13 @@ def run_to_resume(paths: Paths, name: str | None, *, last: bool) -> SwarmRun:
 
 
 def failed_tasks(swarm: SwarmStore, name: str) -> list[Task]:
-    """Return the tasks of a run that were set aside; UserError where there are none."""
+    """Return the tasks of a run that failed; UserError where there are none."""
     run = swarm.run(name)
     if run.kind != "map":
         raise UserError(f"`{run.id}` is not a run of a task file", hint="`skep swarm resume` goes on with it")
     failed = {result.task for result in swarm.results(run.id, ending=TaskEnding.FAILED)}
     if not failed:
-        raise UserError(f"no task of `{run.id}` was set aside", hint="`skep swarm show` shows its tasks")
+        raise UserError(f"no task of `{run.id}` failed", hint="`skep swarm show` shows its tasks")
     return [task for task in swarm.tasks(run.id) if task.id in failed]
 
 

@@ -80,7 +80,7 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     if best is base:
         tried = len(stages) - 1
         said = f"none of {tried} change{'s' if tried > 1 else ''} was shown to be better"
-        return f"{number(base.figure.estimate)} {unit} {at}: {said if tried else 'nothing else is decided yet'}"
+        return f"{number(base.figure.estimate)} {unit} {at}: {said if tried else 'no change has been measured'}"
     gain, steps = total_gain(stages), len(accepted(stages))
     many = "one step" if steps == 1 else f"{steps} steps"
     told = f": {ratio_words(gain)} (95\u00a0%: {ratio_range(gain)})" if gain is not None else ""
@@ -156,11 +156,13 @@ def speed_words(starts: Sequence[ServerStart], verdict: SequentialVerdict, ratio
     """Return how a contest of speeds ended."""
     if ratio is None:
         return "no reading of both sides counts: the client was the limit, or nothing was answered"
-    count, readings = sum(bool(one.figures) for one in starts), sum(len(one.figures) for one in starts)
-    seen = f"{count} start{'s' if count != 1 else ''}, {readings} reading{'s' if readings != 1 else ''}"
+    count = sum(bool(one.figures) for one in starts)
+    readings = sum(len(one.figures) for one in starts)
+    measured = f"{count} start{'s' if count != 1 else ''} with {readings} reading{'s' if readings != 1 else ''}"
     if verdict is SequentialVerdict.SAME and ratio.low <= 1:
-        return f"{seen} cannot show less than {100 * (ratio.high / ratio.estimate - 1):.1f} %"
-    return seen
+        smallest = 100 * (ratio.high / ratio.estimate - 1)
+        return f"{measured}: a gain below {smallest:.1f} % cannot be told from chance"
+    return measured
 
 
 def limit_words(here: float, there: float, slo: str | None) -> str:

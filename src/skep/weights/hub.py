@@ -195,7 +195,7 @@ def _meaning(names: set[str], why: str, number: int | None, source: HubSource) -
     if number in (errno.ENOSPC, errno.EDQUOT):
         return cache.no_space(hub_cache(), "the disk is full; what is there stays, and the next pull goes on with it")
     if names & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "TransportError"}:
-        hint = "connect once, or bring the files from elsewhere: `skep up MODEL --checkpoint FOLDER`"
+        hint = "connect this machine to the internet once, or copy the files here: `skep up MODEL --checkpoint FOLDER`"
         return WeightsError(f"cannot reach the hub, and `{source}` is not in its cache", hint=hint)
     return WeightsError(f"cannot pull `{source}`: {why}", hint="what was fetched stays; `skep pull` goes on with it")
 

