@@ -80,7 +80,7 @@ def what_is_kept_can_be_shown_and_listed():
     shown = tune("show", check=0)
     assert shown.out.startswith("SIMULATED: qwen3-8b (vllm) on rtx-4090")
     assert "accepted" in shown.out
-    assert " 2 starts, " in shown.out
+    assert " 2 starts with " in shown.out
     (row,) = tune("ls", "--json", check=0).json
     assert row["state"] == "ended"
     assert row["to"] > row["from"]

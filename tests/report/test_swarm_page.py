@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -57,6 +58,31 @@ def test_each_ending_has_a_shape_of_its_own_and_not_only_a_colour():
     drawn = [gantt_element(one_attempt(outcome=outcome)).partition(">")[2] for outcome in AttemptOutcome]
     shapes = {re.sub(r"<(text|title)[^>]*>[^<]*</\1>|#[0-9a-f]{6}", "", one) for one in drawn}
     assert len(shapes) == len(AttemptOutcome)
+
+
+LEGEND_WORDS = ("in the gateway's queue", "waiting for the first token", "streaming the answer", "answer rejected")
+WIDEST_LETTER_PX = 8.0  # on average, of the fonts that browsers take for a system font of 13 pixels
+
+
+def places_of_texts(node, x=0.0, y=0.0):
+    """Each text of a picture with its place, the shifts of its groups added up."""
+    shift = re.match(r"translate\(([-\d.]+),([-\d.]+)\)", node.get("transform", ""))
+    if shift:
+        x += float(shift[1])
+        y += float(shift[2])
+    if node.tag.endswith("text") and node.text:
+        yield node.text, x, y
+    for inner in node:
+        yield from places_of_texts(inner, x, y)
+
+
+def test_the_words_of_the_legend_have_room_in_wide_fonts():
+    """The picture is laid out in one font and shown in another, in which words ran under the next square."""
+    places = [place for place in places_of_texts(ET.fromstring(gantt_element(busy_story(200, 12))))]
+    legend = sorted(((y, x, text) for text, x, y in places if text in LEGEND_WORDS))
+    assert len(legend) > 2
+    for (y, x, text), (next_y, next_x, _) in pairwise(legend):
+        assert next_y > y or next_x - x > WIDEST_LETTER_PX * len(text), text
 
 
 def test_pauses_downtime_and_retries_are_in_the_picture():
