@@ -5,6 +5,7 @@ letters that the body is never decoded whole.
 """
 
 import json
+import math
 
 from fuzz.pieces import split_input
 from skep.gateway.body_inspection import (
@@ -101,7 +102,7 @@ def check_model(body):
         return
     model = document.get("model")
     if seen is None:
-        assert may_be_refused(model, body), model
+        assert may_be_refused(document, body), document
         return
     if seen.model is not None or len(body) <= LONG_BYTES:
         assert seen.model == model, (seen.model, model)
@@ -117,11 +118,23 @@ def inspect_or_refuse(body):
         return None
 
 
-def may_be_refused(model, body):
-    """A name that is none, or text that has half a surrogate pair or a number too large in it."""
+def may_be_refused(document, body):
+    """What an engine could not read either, or would take for a mistake."""
+    model = document.get("model")
     if not (model is None or isinstance(model, str)) or len(model or "") > LONGEST_NAME:
         return True
-    return b"\\u" in body or b"e" in body.lower() or len(body) > 300
+    half_a_character = b"\\ud" in body.lower()
+    far_away = len(body) - len(body.lstrip()) > DECODE_BYTES
+    return half_a_character or far_away or has_infinity(document)
+
+
+def has_infinity(value):
+    """Whether a number in it is too large for any reader: the standard library takes it for infinity."""
+    if isinstance(value, dict):
+        return any(map(has_infinity, value.values()))
+    if isinstance(value, list):
+        return any(map(has_infinity, value))
+    return isinstance(value, float) and math.isinf(value)
 
 
 def check_replaced(body, document, seen):
