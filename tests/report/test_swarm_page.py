@@ -78,7 +78,7 @@ def places_of_texts(node, x=0.0, y=0.0):
 
 def test_the_words_of_the_legend_have_room_in_wide_fonts():
     """The picture is laid out in one font and shown in another, in which words ran under the next square."""
-    places = [place for place in places_of_texts(ET.fromstring(gantt_element(busy_story(200, 12))))]
+    places = list(places_of_texts(ET.fromstring(gantt_element(busy_story(200, 12)))))
     legend = sorted(((y, x, text) for text, x, y in places if text in LEGEND_WORDS))
     assert len(legend) > 2
     for (y, x, text), (next_y, next_x, _) in pairwise(legend):
