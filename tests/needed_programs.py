@@ -20,11 +20,16 @@ UNASKED = BROWSERS | COMPILERS | OTHERS
 
 def bare_path(path, folder, hidden=UNASKED):
     """Return this PATH without the hidden programs. `folder` gets links to what stands beside them."""
-    places = {Path(name).resolve(): name for name in path.split(os.pathsep) if Path(name).is_dir()}
+    places = {Path(name).resolve(): name for name in path.split(os.pathsep) if may_look_into(name)}
     for number, place in enumerate(places):
         if any((place / program).exists() for program in hidden):
             places[place] = linked_without(hidden, place, folder / str(number))
     return os.pathsep.join(places.values())
+
+
+def may_look_into(name):
+    """A PATH of another user may name folders of that user's."""
+    return os.path.isdir(name) and os.access(name, os.R_OK | os.X_OK)  # noqa: PTH112 - Path.is_dir raises where it may not look
 
 
 def linked_without(hidden, place, folder):
