@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from skep.engines.base import Launch
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.remote_replica import UpstreamReplica, UpstreamUnavailable, probe_upstream
 from skep.testing.process import FakeEngine
+from skep.wire.engine_state import LARGEST_STATE_BYTES, LONG_STATE_BYTES
 
 
 def launch(url, model=""):
@@ -77,6 +79,58 @@ def test_a_model_that_was_chosen_is_taken_with_a_note_where_the_server_does_not_
 def test_what_is_wrong_is_said(answer, why):
     with pytest.raises(UpstreamUnavailable, match=why):
         told_by({"/v1/models": answer})
+
+
+@pytest.mark.parametrize(
+    ("listing", "why"),
+    [
+        (b'{"data":[{"id":"m"}],"pad":"%b"}' % (b"x" * LARGEST_STATE_BYTES), "an answer of more than 4,194,304 bytes"),
+        (b'{"data":[%b{"id":"m"}]}' % (b"[]," * 1_000_000), "no list of models"),
+        (b'{"data":[%b{"id":"m"}]}' % (b"1," * 1_000_000), "no list of models"),
+        (b'{"data":%b%b}' % (b"[" * 1_000_000, b"]" * 1_000_000), "no list of models"),
+    ],
+    ids=["above the bound", "a million lists", "a million numbers", "nested"],
+)
+def test_a_list_of_models_that_would_hold_up_the_supervisor_is_refused(listing, why):
+    """One million empty lists kept every other replica waiting for a second, again and again."""
+    with pytest.raises(UpstreamUnavailable, match=why):
+        told_by({"/v1/models": listing})
+
+
+def test_names_of_models_without_end_are_not_repeated():
+    with pytest.raises(UpstreamUnavailable, match="serves no model"):
+        told_by({"/v1/models": models("m" * 100_000)})
+    with pytest.raises(UpstreamUnavailable) as caught:
+        told_by({"/v1/models": models("m" * 1000, "n" * 1000)})
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("path", ["/slots", "/props", "/metrics"])
+def test_what_a_server_says_of_itself_without_end_leaves_it_an_upstream(path):
+    pages = {"/v1/models": models("m"), "/slots": b"[]", "/props": b'{"build_info":"b1"}'}
+    endless = b'{"a":[%b1]}' % (b"[]," * 1_400_000)
+    assert told_by({**pages, path: endless}).model == "m"
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Counts what an event loop has done in threads."""
+
+    count = 0
+
+    def submit(self, *args, **options):
+        self.count += 1
+        return super().submit(*args, **options)
+
+
+@pytest.mark.parametrize(("pad", "in_loop"), [(10, True), (LONG_STATE_BYTES, False)])
+async def test_a_long_list_of_models_is_read_in_a_thread(pad, in_loop):
+    """The supervisor's loop carries every other replica meanwhile."""
+    loop, threads = asyncio.get_running_loop(), CountingExecutor()
+    loop.set_default_executor(threads)
+    listing = b'{"data":[{"id":"m"}],"pad":"%b"}' % (b"x" * pad)
+    with recorded(page=lambda path: listing if path == "/v1/models" else (404, b"")) as server:
+        assert (await probe_upstream(launch(server.url))).model == "m"
+    assert (threads.count == 0) is in_loop
 
 
 async def test_a_server_that_comes_later_is_found():

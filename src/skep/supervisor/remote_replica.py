@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from skep.engines.base import Launch, key_headers
 from skep.errors import UserError
 from skep.supervisor.lifecycle import Life, ReplicaState
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
+from skep.units import one_line
 from skep.wire.client import HttpResponse, Pool, WireFailure, fetch
-from skep.wire.engine_state import LARGEST_STATE_BYTES
+from skep.wire.engine_state import LARGEST_STATE_BYTES, fetch_state, parse_state
 from skep.wire.heads import parse_url
+from skep.wire.prometheus import count_busy
+
+T = TypeVar("T")
 
 # Of another gateway, by replica.
 _SLOTS_OF_GATEWAY = re.compile(r'^skep_slots\{model="([^"\n]*+)".*\} (\d{1,9})', re.MULTILINE)
@@ -23,7 +28,11 @@ PROBE_EVERY_S = 1.0
 MOST_SLOTS = 256  # as vLLM itself has it, where nobody says
 PROBE_TIMEOUT_S = 5.0
 SHOWN_MODELS = 8
-RUNNING = {b"vllm:num_requests_running": "vllm", b"sglang:num_running_reqs": "sglang"}  # in /metrics
+SHOWN_NAME = 80  # characters of a name that a server gives
+LONGEST_NAME = 1024  # characters of a model's name: the gateway takes no longer one from a client
+# Of a document's values: they are made in one go, and no other thread gets a turn meanwhile.
+MOST_VALUES = 100_000
+RUNNING = {"vllm:num_requests_running": "vllm", "sglang:num_running_reqs": "sglang"}  # in /metrics
 
 
 class UpstreamUnavailable(Exception):
@@ -99,8 +108,8 @@ async def probe_upstream(launch: Launch) -> UpstreamInfo:
     pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.encode())
     try:
         headers = key_headers(launch)
-        answer = await fetch(pool, "GET", "/v1/models", headers=headers, timeout_s=PROBE_TIMEOUT_S)
-        listed = _models(answer, given=bool(launch.model))
+        answer = await _fetch_models(pool, headers)
+        listed = await _models(answer, given=bool(launch.model))
         model, note = _choose(launch.model, sorted(listed))
         name, confirms = await _engine(pool, headers)
     except WireFailure as failure:
@@ -114,22 +123,59 @@ async def probe_upstream(launch: Launch) -> UpstreamInfo:
     return UpstreamInfo(model, name, confirms, bound_s, health_path, simulated, note)
 
 
-def _models(answer: HttpResponse, *, given: bool) -> dict[str, dict[str, Any]]:
+async def _fetch_models(pool: Pool, headers: Mapping[str, str]) -> HttpResponse:
+    return await fetch(
+        pool,
+        "GET",
+        "/v1/models",
+        headers=dict(headers),
+        timeout_s=PROBE_TIMEOUT_S,
+        most_bytes=LARGEST_STATE_BYTES,
+    )
+
+
+async def _models(answer: HttpResponse, *, given: bool) -> dict[str, dict[str, Any]]:
     if answer.status in (401, 403):
         asks = f"it requires an API key (HTTP {answer.status} from /v1/models)"
         raise UpstreamUnavailable(f"{asks}: name its variable with `key_env`")
     if answer.status in (404, 405, 501) and given:
         return {}  # it has no list; the name was given
-    data = answer.document().get("data")
-    if answer.status != 200 or not isinstance(data, list):
-        what = f"HTTP {answer.status}" if answer.status != 200 else "no list of models"
-        raise UpstreamUnavailable(f"{what} from /v1/models")
-    return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
+    if answer.status != 200:
+        raise UpstreamUnavailable(f"HTTP {answer.status} from /v1/models")
+    listed = await parse_state(answer, _listed_models)
+    if listed is None:
+        raise UpstreamUnavailable("no list of models from /v1/models")
+    return listed
+
+
+def _listed_models(text: str) -> dict[str, dict[str, Any]] | None:
+    """Return what a list of models says of each, by its name; None where the text is no such list."""
+    entries = _object(text).get("data")
+    if not isinstance(entries, list):
+        return None
+    objects = [entry for entry in entries if isinstance(entry, dict)]
+    return {entry["id"]: entry for entry in objects if _is_name(entry.get("id"))}
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_NAME
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return a JSON object; empty where the text is none, or one of too many values."""
+    if sum(text.count(mark) for mark in "{[,") > MOST_VALUES:
+        return {}
+    try:
+        document = json.loads(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
     """Return the model, and a note where the server does not list it."""
-    shown = ", ".join(listed[:SHOWN_MODELS]) + (", ..." if len(listed) > SHOWN_MODELS else "")
+    names = [one_line(name, SHOWN_NAME) for name in listed[:SHOWN_MODELS]]
+    shown = ", ".join(names) + (", ..." if len(listed) > SHOWN_MODELS else "")
     if wanted:
         return wanted, f"it does not list `{wanted}`; it lists {shown}" if listed and wanted not in listed else None
     if len(listed) != 1:
@@ -140,14 +186,17 @@ def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
 
 async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
     """Return the engine's name, and how it reports busy slots."""
-    slots = await _ask(pool, "/slots", headers)
-    if slots is not None and isinstance(slots.json(), list):
-        return _versioned("llama.cpp", await _ask(pool, "/props", headers), "build_info"), "slots"
-    metrics = await _ask(pool, "/metrics", headers)
-    name = next((name for mark, name in RUNNING.items() if metrics is not None and mark in metrics.body), None)
+    if await _ask(pool, "/slots", headers, count_busy) is not None:
+        properties = await _ask(pool, "/props", headers, _object)
+        return _versioned("llama.cpp", properties, "build_info"), "slots"
+    name = await _ask(pool, "/metrics", headers, _engine_of_metrics)
     if name is None:
         return "remote", ""
-    return _versioned(name, await _ask(pool, "/version", headers), "version"), "metrics"
+    return _versioned(name, await _ask(pool, "/version", headers, _object), "version"), "metrics"
+
+
+def _engine_of_metrics(text: str) -> str | None:
+    return next((name for mark, name in RUNNING.items() if mark in text), None)
 
 
 async def ask_slots(url: str, key_env: str | None = None, model: str | None = None) -> tuple[int, str] | None:
@@ -162,42 +211,41 @@ async def ask_slots(url: str, key_env: str | None = None, model: str | None = No
     key = os.environ.get(key_env, "") if key_env else ""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        await fetch(pool, "GET", "/v1/models", headers=headers, timeout_s=PROBE_TIMEOUT_S)  # is anybody there?
+        await _fetch_models(pool, headers)  # is anybody there?
         for path, name in (("/props", "total_slots"), ("/get_server_info", "max_running_requests")):
-            answer = await _ask(pool, path, headers)
-            count = answer.document().get(name) if answer is not None else None
+            document = await _ask(pool, path, headers, _object) or {}
+            count = document.get(name)
             if isinstance(count, int) and count > 0:
                 return count, f"{path} of {url}"
-        metrics = await _ask(pool, "/metrics", headers)
+        text = await _ask(pool, "/metrics", headers, str) or ""
     except WireFailure as failure:
         hint = "start it first, or give their number with --slots"
         raise UserError(f"{url} does not answer ({failure}), so its slots are not known", hint=hint) from None
     finally:
         await pool.close()
-    text = metrics.body.decode("utf-8", "replace") if metrics is not None else ""
     own = _SLOTS_OF_GATEWAY.findall(text)
     if own and (model is not None or len({name for name, _ in own}) == 1):
         return sum(int(count) for name, count in own if model in (None, name)), f"/metrics of {url}"
-    told = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
-    sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d{1,15})"', told[1])) if told else {}
+    config = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
+    sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d{1,15})"', config[1])) if config else {}
     tokens = int(sizes.get("num_gpu_blocks", 0)) * int(sizes.get("block_size", 0))
     slots = max(1, min(MOST_SLOTS, tokens // (AGENT_INPUT_TOKENS + AGENT_OUTPUT_TOKENS)))
     return (slots, f"the {tokens:,} tokens of its KV cache") if tokens else None
 
 
-def _versioned(name: str, answer: HttpResponse | None, field: str) -> str:
-    version = answer.document().get(field) if answer else None
-    return f"{name} {version}" if isinstance(version, str) else name
+def _versioned(name: str, document: dict[str, Any] | None, field: str) -> str:
+    version = document.get(field) if document is not None else None
+    return f"{name} {one_line(version, SHOWN_NAME)}" if isinstance(version, str) else name
 
 
-async def _ask(pool: Pool, path: str, headers: Mapping[str, str]) -> HttpResponse | None:
-    """Return the answer if its status is 200; None also where the server closes connections on unknown paths."""
+async def _ask(pool: Pool, path: str, headers: Mapping[str, str], parse: Callable[[str], T]) -> T | None:
+    """Return what `parse` makes of the answer; None where there is none, or its status is not 200.
+
+    Some servers close the connection on an unknown path.
+    """
     try:
-        answer = await fetch(
-            pool, "GET", path, headers=dict(headers), timeout_s=PROBE_TIMEOUT_S, most_bytes=LARGEST_STATE_BYTES
-        )
+        return await fetch_state(pool, path, parse, headers=headers, timeout_s=PROBE_TIMEOUT_S)
     except WireFailure as failure:
         if failure.kind == "timeout":
             raise
         return None
-    return answer if answer.status == 200 else None

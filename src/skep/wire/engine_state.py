@@ -1,4 +1,4 @@
-"""Reads what an engine says of itself at `/metrics` and `/slots`.
+"""Reads what an engine says of itself, at `/metrics` and `/slots` for one.
 
 An answer has a largest size, and a long one is read in a thread: whatever one server says, the loop that asked goes on
 with its other connections. Knows nothing of what the figures mean.
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from skep.wire.client import Pool, fetch
+from skep.wire.client import HttpResponse, Pool, fetch
 
 T = TypeVar("T")
 
@@ -23,8 +23,11 @@ async def fetch_state(
 ) -> T | None:
     """Return what `parse` makes of the answer; None for any status but 200. Raises WireFailure."""
     answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=timeout_s, most_bytes=LARGEST_STATE_BYTES)
-    if answer.status != 200:
-        return None
+    return await parse_state(answer, parse) if answer.status == 200 else None
+
+
+async def parse_state(answer: HttpResponse, parse: Callable[[str], T]) -> T:
+    """Return what `parse` makes of an answer that is here."""
     if len(answer.body) <= LONG_STATE_BYTES:
         return parse(answer.text)
     return await asyncio.to_thread(lambda: parse(answer.text))
