@@ -6,6 +6,7 @@ import pytest
 from answers.sample_judge import judged, request
 from answers.sample_tasks import ITEMS, PAGES
 
+from loop_turns import longest_turn
 from skep.errors import SkepError, UserError
 from skep.quality.judging import AnsweredItem, Judge, check_packages, finding_of, needs_sandbox
 from skep.sandbox.bubblewrap import ScriptEnding, ScriptResult
@@ -133,3 +134,39 @@ def test_a_run_that_the_machine_lost_is_tried_again():
     assert verdict.detail == "ended with 1 before there was a report"
     with pytest.raises(SkepError, match="Too many open files"):
         asyncio.run(Judge(Failing(9)).judge([AnsweredItem(request(RIGHT), PAGES)]))
+
+
+def test_code_is_looked_for_in_a_long_answer_beside_the_loop():
+    """2 MB of `f(` took the loop 2 s of computing."""
+
+    async def judging(text):
+        return await longest_turn(Judge(Failing(0)).judge_text(PAGES, text))
+
+    finding, longest_s, whole_s = asyncio.run(judging("f(\n" * 700_000))
+    assert finding.detail == "ended with 1 before there was a report"
+    assert longest_s < whole_s / 8
+
+
+def test_code_is_looked_for_in_the_beginning_of_an_endless_answer():
+    """An answer may have 64 MiB; no program that was asked for has more than half a million characters."""
+
+    class Reading(Failing):
+        async def run(self, script, _limits=None):
+            self.given = script.stdin
+            return await super().run(script)
+
+    sandbox = Reading(0)
+    text = f"{RIGHT}\n```" + "\n```python\nx = 1\n```" * 200_000
+    asyncio.run(Judge(sandbox).judge_text(PAGES, text))
+    assert b"def page_count" in sandbox.given
+    assert len(sandbox.given) < 1_500_000
+
+
+def test_a_long_stored_answer_is_looked_at_beside_the_loop():
+    async def judging():
+        answered = [AnsweredItem(request("<think>" + "so\n" * 500_000 + "</think>It is 12."), NUMBER)]
+        return await longest_turn(Judge(None).judge(answered))
+
+    (verdict,), longest_s, whole_s = asyncio.run(judging())
+    assert verdict.passed
+    assert longest_s < whole_s / 8

@@ -3,15 +3,18 @@
 import asyncio
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from loop_turns import longest_turn
 from skep.swarm import client
 from skep.swarm.client import AnswerChecker
 from skep.swarm.records import Task
 from skep.swarm.schemas import LONGEST, NotJson, parse, values_in, why_none
+from skep.workload.extraction import split_answer
 
 ORDER = {
     "type": "object",
@@ -19,6 +22,7 @@ ORDER = {
     "required": ["items"],
 }
 ENDLESS = {"type": "string", "pattern": "^(a+)+$"}
+NO_MATCH = client.WrittenValue("a" * 40 + "!", json.dumps("a" * 40 + "!"))
 
 
 def task(**fields):
@@ -108,7 +112,7 @@ def test_a_pattern_that_never_ends_does_not_stop_the_runner():
                     ticks += 1
 
             ticking = asyncio.create_task(tick())
-            hung = await client.schema_check(ENDLESS, "a" * 40 + "!", compute_s=0.2)
+            hung = await client.schema_check(ENDLESS, NO_MATCH, compute_s=0.2)
             ticking.cancel()
             return hung, ticks, await checks.check(task(schema=ENDLESS), '"aaa"')
 
@@ -130,7 +134,7 @@ def test_a_schema_may_refer_to_itself_and_a_check_that_is_broken_off_leaves_noth
     async def checking():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await client.schema_check(ENDLESS, "a" * 40 + "!", compute_s=60)
+                await client.schema_check(ENDLESS, NO_MATCH, compute_s=60)
         return children()
 
     before = children()
@@ -199,30 +203,86 @@ def test_an_answer_of_line_ends_takes_time_in_proportion_to_them(look, text):
     assert min(spent(40_000) for _ in range(3)) < 10 * min(spent(10_000) for _ in range(3))
 
 
+LONG = '{"items": [], "more": [' + "1," * 900_000 + "1]}"
+CHOICE = {"kind": "choice", "answer": "B", "options": ["A", "B"]}
+DOUBLED = "```python\ndef f(x):\n    return x * 2\n```"
+PYTHON = {"kind": "python", "entry_point": "f", "tests": "assert f(2) == 4"}
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "fields"),
     [
-        '{"items": [' + '{"price": 1},' * 100_000 + '{"price": 1}]}',
-        "```\n" + "\n" * 1_000_000 + "```",
-        "<think>" + "so\n" * 500_000 + '</think>{"items": []}',
-        "[" * 200_000,
+        (LONG, {"schema": ORDER}),
+        ("```\n" + "\n" * 1_000_000 + "```", {"schema": ORDER}),
+        ("<think>" + "so\n" * 500_000 + '</think>{"items": []}', {"schema": ORDER}),
+        ("[" * 2_000_000, {"schema": ORDER}),
+        ("**A" * 300_000, {"checker": CHOICE}),
+        pytest.param("so\n" * 150_000 + DOUBLED, {"checker": PYTHON}, marks=pytest.mark.needs("bwrap")),
     ],
-    ids=["json", "line ends", "thoughts", "brackets"],
+    ids=["json", "line ends", "thoughts", "brackets", "choice", "python"],
 )
-def test_a_long_answer_is_looked_at_beside_the_loop(text):
-    """Other tasks of the run go on meanwhile."""
+def test_a_long_answer_is_looked_at_beside_the_loop(text, fields):
+    """Other tasks of the run go on meanwhile: 2 MB of code took a swarm's loop 2 s of computing in one turn."""
 
     async def checking():
-        turns = 0
         async with AnswerChecker() as checks:
-            looking = asyncio.create_task(checks.check(task(schema=ORDER), text))
-            while not looking.done():
-                turns += 1
-                await asyncio.sleep(0)
-            await looking
-        return turns
+            await checks.prepare([task(**fields)])
+            await checks.check(task(**fields), "{}")  # what the first check loads is not measured
+            return await longest_turn(checks.check(task(**fields), text))
 
-    assert asyncio.run(checking()) > 10
+    _, longest_s, whole_s = asyncio.run(checking())
+    assert longest_s < whole_s / 8
+
+
+def test_thinking_is_looked_for_a_piece_at_a_time_so_that_other_threads_go_on():
+    """A search of 64 MiB in one call held the interpreter for 2 to 10 s, from whatever thread it came."""
+
+    async def longest_share():
+        text = "a" * 8_000_000
+        looking = asyncio.create_task(asyncio.to_thread(split_answer, text, None))
+        began = before = time.perf_counter()
+        longest_s = 0.0
+        while not looking.done():
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            longest_s = max(longest_s, now - before)
+            before = now
+        return longest_s / (before - began)
+
+    assert any(asyncio.run(longest_share()) < 0.5 for _ in range(3))  # a busy machine stops them now and then
+
+
+def test_a_further_demand_on_a_long_value_is_made_beside_the_loop():
+    threads = []
+
+    async def checking():
+        async with AnswerChecker(lambda _: threads.append(threading.current_thread())) as checks:
+            for text in (LONG, '{"items": []}'):
+                assert (await checks.check(task(schema=ORDER), text)).ok
+
+    asyncio.run(checking())
+    long, short = threads
+    assert long is not threading.main_thread()
+    assert short is threading.main_thread()
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', "[1 ["])
+def test_an_answer_with_many_openings_is_read_a_few_times_and_not_from_each_of_them(opening):
+    """64 brackets and 2 MB of numbers were read 64 times: 6 to 11 s of computing."""
+
+    def spent(text):
+        began = time.thread_time()
+        assert values_in(text) == []
+        return time.thread_time() - began
+
+    once = "[" + "1," * 900_000
+    assert min(spent(opening * 64 + once) for _ in range(2)) < 12 * min(spent(once) for _ in range(2))
+
+
+def test_a_value_behind_many_openings_is_still_found_in_an_answer_of_usual_length():
+    value = {"items": [{"price": 1}] * 2000}
+    for text in ("see [1 and {x: " * 30, "[" * 60):
+        assert check(text + json.dumps(value), schema=ORDER).value == value
 
 
 def test_a_key_that_is_given_twice_is_found_in_time_in_proportion_to_the_keys():

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -36,6 +36,9 @@ _TRIES = 3
 _PAUSE_S = 0.2  # before a run is tried again
 _LIGHT = SandboxLimits(seconds=10, memory_bytes=512 << 20)
 _HEAVY = SandboxLimits(seconds=20, memory_bytes=768 << 20)  # of items with packages: they have to be loaded first
+LONGEST_CODE = 500_000  # characters, from the beginning, in which code is looked for
+LONGEST_IN_LOOP = 4_000  # characters of an answer that are looked at without a thread
+Finding = TypeVar("Finding")
 
 
 class AnsweredItem(NamedTuple):
@@ -51,6 +54,11 @@ class AnswerFinding(msgspec.Struct, frozen=True):
     outcome: VerdictOutcome
     detail: str = ""
     sandbox: str | None = None
+
+
+async def look_at(text: str, look: Callable[[], Finding]) -> Finding:
+    """Return what `look` finds in the text: in a thread where the text is long, so that the loop goes on."""
+    return look() if len(text) <= LONGEST_IN_LOOP else await asyncio.to_thread(look)
 
 
 def needs_sandbox(items: Iterable[Item]) -> bool:
@@ -138,7 +146,8 @@ class Judge:
         if not row.ok:
             outcome = VerdictOutcome.TIMED_OUT if row.error_kind == "timeout" else VerdictOutcome.FAILED
             return AnswerFinding(outcome, row.error or row.error_kind or "")
-        said = split_answer(row.answer or "", row.reasoning)
+        answer, reasoning = row.answer or "", row.reasoning or ""
+        said = await look_at(answer + reasoning, lambda: split_answer(answer, row.reasoning))
         if row.answer is None and row.reasoning is None:
             found = AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
         elif not said.text.strip():
@@ -150,11 +159,11 @@ class Judge:
         return _truncated(row, item, found) if row.finish_reason == "length" else found
 
     async def _said(self, text: str, item: Item) -> AnswerFinding:
-        if not item.checker.is_executed:
-            passed, detail = read_check(item.checker, text)
-            return AnswerFinding(VerdictOutcome.PASSED if passed else VerdictOutcome.WRONG, detail)
         checker = item.checker
-        blocks = python_blocks(text)
+        if not checker.is_executed:
+            passed, detail = await look_at(text, lambda: read_check(checker, text))
+            return AnswerFinding(VerdictOutcome.PASSED if passed else VerdictOutcome.WRONG, detail)
+        blocks = await look_at(text, lambda: python_blocks(text[:LONGEST_CODE]))
         if not blocks and checker.kind != "regex":
             return AnswerFinding(VerdictOutcome.NO_ANSWER, "no code in the answer")
         limits = self._limits or (_HEAVY if checker.values.get("packages") else _LIGHT)
@@ -166,7 +175,8 @@ class Judge:
             "blocks": blocks,
             "said": text[-LONGEST_READ:],
         }
-        program, stdin = {"harness.py": _harness()}, json.dumps(job).encode()
+        program = {"harness.py": _harness()}
+        stdin = await look_at(text, lambda: json.dumps(job).encode())
         script = SandboxScript(("harness.py",), program, stdin)
         assert self._sandbox is not None
         result = await _run(self._sandbox, script, limits)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from skep.bench.endpoint import Endpoint
 from skep.engines.base import GATEWAY_KEY
 from skep.errors import SkepError
 from skep.paths import DEFAULT_PORT, Paths, user_paths
-from skep.quality.judging import Judge, check_packages, needs_sandbox
+from skep.quality.judging import Judge, check_packages, look_at, needs_sandbox
 from skep.sandbox.runner import Sandbox, open_sandbox
 from skep.store.rows import storable
 from skep.supervisor.control import ask, local_key, socket_of
@@ -242,21 +242,26 @@ TOO_LONG = "the check of the schema took too long: a `pattern` in it may never f
 COMPUTE_S = 2.0
 PATIENCE_S = 30.0  # of the wall clock, on a busy machine; the child's own computing is bounded far closer
 LONGEST_HERE = 20_000  # characters of JSON that are checked in this process
-LONGEST_IN_LOOP = 4_000  # characters of an answer that are looked at without a thread
-T = TypeVar("T")
 
 
-async def look_at(text: str, look: Callable[[], T]) -> T:
-    """Return what `look` finds in the text: in a thread where the text is long, so that the loop goes on."""
-    return look() if len(text) <= LONGEST_IN_LOOP else await asyncio.to_thread(look)
+class WrittenValue(NamedTuple):
+    """A value of an answer, and how it is written as JSON: writing it takes as long as reading it."""
+
+    value: Any
+    document: str
 
 
-async def schema_check(schema: Mapping[str, Any], value: Any, compute_s: float = COMPUTE_S) -> str | None:
+def written_values(text: str) -> list[WrittenValue]:
+    """Return the values that an answer holds, as `values_in` has them."""
+    return [WrittenValue(value, json.dumps(value)) for value in values_in(text)]
+
+
+async def schema_check(schema: Mapping[str, Any], written: WrittenValue, compute_s: float = COMPUTE_S) -> str | None:
     """Return where the value is not as the schema says, in one line; None: it is. In a child where that may take long.
 
     The child has a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported from the user's folder.
     """
-    document = json.dumps(value)
+    value, document = written
     if len(document) <= LONGEST_HERE and not may_be_slow(schema):
         return await look_at(document, lambda: value_faults(schema, value))
     argv = (sys.executable, "-P", "-m", "skep.swarm.schemas", str(compute_s))
@@ -297,7 +302,10 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
     """The checks of a run."""
 
     def __init__(self, demand: Demand | None = None) -> None:
-        """`demand`: a further one on every value, beyond its schema: what is wrong with it, or None."""
+        """`demand`: a further one on every value, beyond its schema: what is wrong with it, or None.
+
+        It is asked in a thread where the value is long.
+        """
         self._demand = demand
         self._sandbox: Sandbox | None = None
         self._judge = Judge(None)
@@ -328,8 +336,6 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
         value = complaint = None
         if task.schema is not None:
             value, complaint = await self._read(task.schema, said.text)
-            if complaint is None and self._demand is not None:
-                complaint = self._demand(value)
         if complaint is None and task.checker is not None:
             complaint = await self._judged(_item(task), said.text)
         return CheckedAnswer(complaint is None, said.text, value, complaint)
@@ -337,16 +343,21 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
     async def _read(self, schema: Mapping[str, Any], text: str) -> tuple[Any, str | None]:
         """The first value that is as it should be; else what is wrong with the first, or with the largest beside it."""
         faults = []
-        for value in await look_at(text, lambda: values_in(text)):
+        for written in await look_at(text, lambda: written_values(text)):
             async with self._slow_checks:
-                fault = await schema_check(schema, value)
+                fault = await schema_check(schema, written)
             if fault is None:
-                return value, None
-            faults.append((len(str(value)), fault))
+                return written.value, await self._demanded(written)
+            faults.append((len(written.document), fault))
         if not faults:
             why = await look_at(text, lambda: why_none(text))
             return None, f"{why}; answer with JSON alone"
-        return None, max(faults, key=lambda one: one[0])[1]
+        return None, max(faults, key=lambda fault: fault[0])[1]
+
+    async def _demanded(self, written: WrittenValue) -> str | None:
+        """Return what is wrong with a value that meets its schema; None: nothing."""
+        demand = self._demand
+        return None if demand is None else await look_at(written.document, lambda: demand(written.value))
 
     async def _judged(self, item: Item, text: str) -> str | None:
         found = await self._judge.judge_text(item, text)

@@ -133,10 +133,11 @@ def _shown(value: Any) -> str:
 
 
 LONGEST_TEXT = 2_000_000  # characters of an answer that are looked at
-MOST_STARTS = 64  # places where a value may begin: each costs a look at all that follows
+MOST_STARTS = 64  # places where a value may begin
+MOST_READ = 4 * LONGEST_TEXT  # characters that are read from these places, all together
 MOST_VALUES = 8
 _START = re.compile(r"[{\[]")
-_OPENING = re.compile(r"[\s`]*+(?:json)?+\s*+[{\[\"]", re.IGNORECASE)
+_OPENING = re.compile(r"[\s`]*+(?>(?:json)?)\s*+[{\[\"]", re.IGNORECASE)
 
 
 class NotJson(ValueError):
@@ -188,17 +189,24 @@ def why_none(text: str) -> str:
 
 def _amid(text: str) -> Iterator[Any]:
     """Values that begin somewhere in the text; what lies inside of one that was found is part of it."""
-    at = 0
+    at = read = 0
     for _ in range(MOST_STARTS):
         start = _START.search(text, at)
-        if start is None:
+        if start is None or read > MOST_READ:
             return
         try:
             value, end = _DECODER.raw_decode(text, start.start())
             yield _sound(value, text[start.start() : end])
             at = end
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
             at = start.end()
+            read += _fault_place(error, text) - start.start()
+
+
+def _fault_place(error: ValueError | RecursionError, text: str) -> int:
+    """Return how far the text was read before it was found to be no JSON; its end where that is not told."""
+    is_told = isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated")
+    return error.pos if is_told else len(text)
 
 
 def _sound(value: Any, text: str) -> Any:

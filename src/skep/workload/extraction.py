@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterator
 
 import msgspec
 
@@ -69,6 +70,8 @@ _THINKING = re.compile(
 )
 # OpenAI's harmony: <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 _MARK = re.compile(r"<\|(start|channel|message|constrain|end|return|call)\|>")
+_WINDOW = 65_536  # characters that are searched in one call
+_LONGEST_MARK = 64  # characters of a tag or a mark, and more
 
 _FENCE = re.compile(r"(?P<lead>[ \t]*(?:[-*+][ \t]+|\d{1,4}[.)][ \t]+)?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$")
 _PYTHON = frozenset({"python", "python3", "python2", "py", "py3", "pycon", "ipython", "ipython3", "python-repl", "gyp"})
@@ -94,7 +97,7 @@ def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
     thoughts = [_whole(reasoning)] if reasoning else []
     text = _by_channel(_whole(answer), thoughts)
     start, inside = 0, False
-    for tag in _THINKING.finditer(text):
+    for tag in _matches(_THINKING, text):
         closes = any(tag.groups())
         if closes and not inside and not parts and start == 0:
             thoughts.append(text[: tag.start()])
@@ -108,8 +111,23 @@ def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
     return SplitAnswer(said.strip() if thoughts else said, "\n".join(filter(None, map(str.strip, thoughts))))
 
 
+def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Find what `finditer` finds, window by window: a search of 64 MiB in one call stops every other thread."""
+    at = 0
+    while at < len(text):
+        edge = at + _WINDOW
+        match = pattern.search(text, at, edge + _LONGEST_MARK)
+        if match is None or match.start() >= edge:
+            at = edge
+        else:
+            yield match
+            at = match.end()
+
+
 def _whole(text: str) -> str:
     """Halves of characters, which some servers send, cannot be written to a file: made whole, or replaced."""
+    if text.isascii():
+        return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -117,7 +135,7 @@ def _by_channel(text: str, thoughts: list[str]) -> str:
     """Return what the final channel said. What comes before any mark was said aloud."""
     said: list[str] = []
     channel, expects, start = "final", "message", 0
-    for mark in _MARK.finditer(text):
+    for mark in _matches(_MARK, text):
         piece, kind = text[start : mark.start()], mark.group(1)
         if expects == "message":
             (said if channel == "final" else thoughts).append(piece)
