@@ -11,7 +11,10 @@ COMMIT = "c" * 40
 
 
 class FakeHub:
-    """`files` of the repositories by name. A file in `stops_at` is sent so far, and then waits for `go_on`."""
+    """`files` of the repositories by name. A file in `stops_at` is sent so far, and then waits for `go_on`.
+
+    A file in `changes_at` is sent so far; then the connection ends, and the file is another one.
+    """
 
     def __init__(self, **repos):
         self.repos = {name.replace("__", "/"): files for name, files in repos.items()}
@@ -20,6 +23,7 @@ class FakeHub:
         self.etags = {}  # by file, where it is not the checksum
         self.commit = COMMIT
         self.stops_at = {}
+        self.changes_at = {}  # by file: bytes that are sent, and what the file is from then on
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.asked = []  # (file, first byte) of every download
         self.url = ""
@@ -101,21 +105,36 @@ class _Answer(BaseHTTPRequestHandler):
         etag = self.hub.etags.get(name, sha if is_large(name) else sha[:40])
         heads = {"ETag": f'"{etag}"', "X-Repo-Commit": self.hub.commit, "Accept-Ranges": "bytes"}
         heads |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))} if is_large(name) else {}
-        first = int((self.headers["range"] or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        first = self.first_byte(etag)
         if first:
             heads["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
         if self.command == "GET":
             self.hub.asked.append((name, first))
         stop = self.hub.stops_at.pop(name, None) if self.command == "GET" else None
+        change = self.hub.changes_at.pop(name, None) if self.command == "GET" else None
+        if change is not None:
+            cut, self.hub.repos[repo][name] = change
+            self.reply(200, data, cut=cut, **heads)
+            return
         self.reply(206 if first else 200, data[first:], stop=stop, **heads)
 
-    def reply(self, status, body, stop=None, **heads):
+    def first_byte(self, etag):
+        """Return where the answer begins: at the start where the client wants the rest of another file."""
+        if self.headers["if-range"] not in (None, f'"{etag}"'):
+            return 0
+        return int((self.headers["range"] or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+
+    def reply(self, status, body, stop=None, cut=None, **heads):
         self.send_response(status)
         for name, value in heads.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "HEAD":
+            return
+        if cut is not None:
+            self.wfile.write(body[:cut])
+            self.close_connection = True
             return
         if stop is not None:
             self.wfile.write(body[:stop])

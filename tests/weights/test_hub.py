@@ -191,6 +191,26 @@ def test_a_changed_file_under_the_same_etag_does_not_become_a_mixture(hub, tmp_p
     assert (found / "model.safetensors").read_bytes() == b"v" * 400_000
 
 
+def test_a_file_without_a_checksum_is_begun_anew(hub, tmp_path):
+    """Under an ETag that says nothing, what was begun may be of an older file; nobody would notice the mixture."""
+    hub.etags = {"config.json": "1" * 40}
+    blobs = tmp_path / "hf" / "hub" / "models--org--model" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{'1' * 40}.part").write_bytes(b'{"a": 1')
+    hub.repos["org/model"] = {**FOLDER, "config.json": b'{"b": 222}'}
+    found = pull_hub(HubSource("org/model")).path
+    assert (found / "config.json").read_bytes() == b'{"b": 222}'
+
+
+def test_a_file_without_a_checksum_that_changes_while_it_is_fetched_does_not_become_a_mixture(hub):
+    """The connection breaks, and the hub's client asks for the rest of what is another file by then."""
+    old, new = b"a" * 25_000_000, b"b" * 25_000_000  # its client writes 10 MB at a time
+    hub.repos["org/model"] = {**FOLDER, "config.json": old}
+    hub.changes_at = {"config.json": (15_000_000, new)}
+    found = pull_hub(HubSource("org/model")).path
+    assert set((found / "config.json").read_bytes()) == {ord("b")}
+
+
 @pytest.mark.parametrize(
     "index",
     ['{"weight_map": {"a": "../../../../etc/passwd"}}', '{"weight_map": {"a": ["x"]}}', '{"weight_map": 3}', "[]", "["],

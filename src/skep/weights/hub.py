@@ -309,7 +309,10 @@ def link_snapshot(folder: Path, commit: str, blobs: Mapping[str, Path]) -> Path:
 
 
 def fetch(url: str, blobs: Path, sha256: str | None) -> Path:
-    """Fetch a file into the cache, or the rest of one that was begun. Return where its content lies."""
+    """Fetch a file into the cache, or the rest of one that was begun and has a checksum.
+
+    Return where its content lies.
+    """
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -327,7 +330,11 @@ def fetch(url: str, blobs: Path, sha256: str | None) -> Path:
         if blob.exists():  # another process was quicker
             part.unlink(missing_ok=True)
             return blob
-        http_get(url, file, resume_size=part.stat().st_size, headers=build_hf_headers(), expected_size=about.size)
+        headers = build_hf_headers()
+        if sha256 is None:  # nobody would notice that its beginning and its end are of two files
+            file.truncate(0)
+            headers["if-range"] = f'"{about.etag}"'  # of the client's own retries
+        http_get(url, file, resume_size=part.stat().st_size, headers=headers, expected_size=about.size)
         part.replace(blob)
     return blob
 
