@@ -15,6 +15,7 @@ from msgspec import Meta
 from skep.catalog.gpus import find_device, rig_parts
 from skep.catalog.names import table, table_texts
 from skep.errors import UserError
+from skep.units import shortened
 
 # output tokens over wall time; with the prompt's; between first and last
 Metric = Literal["output", "combined", "decode"]
@@ -31,7 +32,9 @@ AtLeast1 = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 NO_CARDS = "cpu"  # as `hardware`
 HAVE_VARIABLE = "SKEP_HAVE"  # ids of needs that the user answers for: "genesis,tolist"
-_NUMBER = re.compile(r"\d+(?:\.\d+)*")
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
+_LONGEST_PART = 9  # digits of a part of a version: what has more is none
+_LONGEST_SHOWN = 80  # characters of a wrong value
 
 
 def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
@@ -62,9 +65,9 @@ def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:
     if text is None:
         raise UserError("`draft_model` needs `speculation`", hint='name the method and depth: "draft:4"')
     method, _, depth = text.strip().lower().partition(":")
-    if method not in DRAFT_METHODS or not depth.isdecimal() or not 1 <= int(depth) <= 64:
+    if method not in DRAFT_METHODS or re.fullmatch(r"[1-9][0-9]?", depth) is None or int(depth) > 64:
         hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
-        raise UserError(f"`{key}` = `{text}` is not understood", hint=hint)
+        raise UserError(f"`{key}` = `{shortened(text, _LONGEST_SHOWN)}` is not understood", hint=hint)
     return Draft(method, int(depth), model)
 
 
@@ -277,16 +280,23 @@ def figure_words(figure: Published) -> str:
 
 
 def _is_met(need: Need, preset: Preset, here: RunEnvironment) -> bool:
-    if need.kind == "driver":  # `driver 575 or newer`: the first number in it is the least
-        least, found = _NUMBER.search(need.what), _NUMBER.search(here.driver_version or "")
-        if least is None or found is None:
-            return False
-        has, wants = ([int(part) for part in version[0].split(".")] for version in (found, least))
-        return has >= wants
+    if need.kind == "driver":  # `its author says driver 575 or newer`: the first number is the least
+        least = _first_version(need.what)
+        driver = _first_version(here.driver_version or "")
+        return least is not None and driver is not None and driver >= least
     if need.kind == "checkpoint":
         return not preset.stand_in and _same_checkpoint(here.checkpoint, preset.checkpoint)
     version = preset.engine_version  # a nightly's commit, a patch or a step cannot be seen: the user says so
     return need.kind == "image" and version is not None and (here.engine_version or "").endswith(f" {version}")
+
+
+def _first_version(text: str) -> list[int] | None:
+    """Return the parts of the first version in a text; None where it has none, or no driver ever had it."""
+    found = _VERSION.search(text)
+    parts = found[0].split(".") if found is not None else []
+    if not parts or max(map(len, parts)) > _LONGEST_PART:
+        return None
+    return [int(part) for part in parts]
 
 
 def _kind(name: str) -> str:

@@ -194,9 +194,11 @@ def make_cluster(address: str, hive: str = "skep") -> Cluster:
     """Return the cluster of a typed address. Raise where address or name is not valid."""
     if address != "auto" and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@]+):[0-9]{1,5}", address):
         hint = "write `auto` for the cluster of this machine, or the address of its head, such as 10.0.0.1:6379"
-        raise UserError(f"`{address}` is not the address of a Ray cluster", hint=hint)
+        shown = shortened(address, LONGEST_SHOWN)
+        raise UserError(f"`{shown}` is not the address of a Ray cluster", hint=hint)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", hive):
-        raise UserError(f"`{hive}` is not a valid deployment name", hint="use letters, digits, dots, dashes: team-a")
+        shown = shortened(hive, LONGEST_SHOWN)
+        raise UserError(f"`{shown}` is not a valid deployment name", hint="use letters, digits, dots, dashes: team-a")
     return Cluster(address, hive)
 
 
@@ -205,10 +207,12 @@ def check_words(env: Mapping[str, str], *words: str) -> None:
     for name in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             hint = "letters, digits and underscores: OMP_NUM_THREADS"
-            raise UserError(f"`env`: {name!r} is not the name of a variable", hint=hint)
+            shown = shortened(repr(name), LONGEST_SHOWN)
+            raise UserError(f"`env`: {shown} is not the name of a variable", hint=hint)
     wrong = next((word for word in (*env.values(), *words) if "\0" in word), None)
     if wrong is not None:
-        raise UserError(f"{wrong!r} contains a NUL character, which skep cannot pass to a program", hint="leave it out")
+        shown = shortened(repr(wrong), LONGEST_SHOWN)
+        raise UserError(f"{shown} contains a NUL character, which skep cannot pass to a program", hint="leave it out")
 
 
 def make_upstream(url: str, slots: int, *, name: str = "", **more: Any) -> Upstream:
@@ -218,13 +222,15 @@ def make_upstream(url: str, slots: int, *, name: str = "", **more: Any) -> Upstr
     """
     origin, path = parse_url(url, name="upstream")
     if path and not path.endswith("/v1"):
-        hint = f"give the server's address, such as {origin}, or what clients use, such as {origin}{path}/v1"
-        raise UserError(f"upstream `{url}` has the path `{path}`", hint=hint)
+        shown = shortened(path, LONGEST_SHOWN)
+        hint = f"give the server's address, such as {origin}, or what clients use, such as {origin}{shown}/v1"
+        raise UserError(f"upstream `{shortened(url, LONGEST_SHOWN)}` has the path `{shown}`", hint=hint)
     if "@" in urlsplit(url if "://" in url else f"http://{url}").netloc:
         raise UserError(f"upstream `{origin}` contains a user name", hint="leave out what stands before the @")
     chosen = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{origin.host}-{origin.port}").strip("-")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen) or chosen in TAKEN_NAMES:
-        raise UserError(f"`{chosen}` is not a valid upstream name", hint="use letters, digits, dots, dashes: box-2")
+        shown = shortened(chosen, LONGEST_SHOWN)
+        raise UserError(f"`{shown}` is not a valid upstream name", hint="use letters, digits, dots, dashes: box-2")
     return Upstream(f"{origin}{path.removesuffix('/v1')}", slots, chosen, **more)
 
 
@@ -295,7 +301,8 @@ def _finished_gateway(gateway: GatewaySettings, api_key: str | None, folder: Pat
     for text in gateway.cors_origins:
         if text != "*" and not re.fullmatch(r"https?://[^/\s?#]+", text):
             hint = 'scheme, host and port without a path, such as "http://localhost:3000"; "*" allows every web page'
-            raise UserError(f"`gateway.cors_origins`: `{text}` is not the origin of a web page", hint=hint)
+            shown = shortened(text, LONGEST_SHOWN)
+            raise UserError(f"`gateway.cors_origins`: `{shown}` is not the origin of a web page", hint=hint)
     # a relative path starts at the folder of the file
     certificate, key = (text and str(folder / Path(text).expanduser()) for text in (certificate, key))
     return replace(gateway, api_key=api_key, tls_certificate=certificate, tls_key=key)

@@ -24,11 +24,13 @@ from skep.errors import UserError
 from skep.paths import Paths
 from skep.planner.rules import valid_rungs
 from skep.planner.setup import Rig
+from skep.units import shortened
 
 SHIPPED = "shipped"
 USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: what a whole card's default refuses
 _ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
+_LONGEST_TOLD = 300  # characters of what is wrong, and of what to do: names in them are the file's
 _HINT = "docs/presets.md has every key"
 ENGINES = ("vllm", "sglang", "llamacpp", "ollama", "embedded")
 _GGUF = ("llamacpp", "ollama", "embedded")
@@ -128,7 +130,9 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
         if wrong:
             raise wrong[0]
     except UserError as error:
-        raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
+        what = shortened(error.message, _LONGEST_TOLD)
+        hint = shortened(error.hint or "", _LONGEST_TOLD) or None
+        raise UserError(f"{origin}: {what}", hint=hint) from None
     return replace(found, served_as=found.served_as or found.model)
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from skep.catalog.presets import AtLeast1, CardNumber, Context, EngineOptions
 from skep.errors import UserError
 from skep.paths import DEFAULT_PORT, LOOPBACK
-from skep.units import GIB, MIB, parse_bytes, parse_percent, parse_seconds
+from skep.units import GIB, MIB, parse_bytes, parse_percent, parse_seconds, shortened
 from skep.wire.heads import Origin, parse_url
 
 EMBEDDED_MODEL = "smollm2-135m"
@@ -69,7 +69,7 @@ def parse_quiet_hours(text: str) -> QuietHours:
     numbers = [int(part) for part in found.groups()] if found else []
     minutes = [hour * 60 + minute for hour, minute in zip(numbers[::2], numbers[1::2], strict=True) if minute < 60]
     if len(minutes) != 2 or max(minutes) > DAY_MINUTES:
-        raise UserError(f"quiet hours `{text}` are not understood", hint=QUIET_HINT)
+        raise UserError(f"quiet hours `{shortened(text, 60)}` are not understood", hint=QUIET_HINT)
     start, end = (minute % DAY_MINUTES for minute in minutes)
     if start == end:
         raise UserError(f"quiet hours `{text}` begin and end at the same time", hint=QUIET_HINT)

@@ -5,7 +5,6 @@ GPUs are what `nvidia-smi` says: texts of drivers 510 to 610; a field the driver
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import platform
@@ -22,13 +21,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from skep.catalog.gpus import Gpu, HostFacts
-from skep.units import MIB
+from skep.units import MIB, one_line
 
 FIELDS = (
     "index", "name", "memory.total", "compute_cap", "pcie.link.gen.current", "pcie.link.gen.max",
     "pcie.link.width.current", "pcie.link.width.max", "power.limit", "driver_version",
 )  # fmt: skip
 
+_LONGEST_CELL = 200  # characters; what is longer is no fact
 _INDEX = re.compile(r"[0-9]{1,4}")
 _NUMBER = re.compile(r"[0-9]{1,12}+(?:\.[0-9]{1,6})?(?![0-9e])")  # of nvidia-smi: a longer one is none
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def parse_driver_version(csv_text: str) -> str | None:
 
 def parse_cuda_version(text: str) -> str | None:
     """The header says `CUDA Version: 12.8`, from driver 610 on `CUDA UMD Version: 13.3`."""
-    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", text)
+    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d{1,4}\.\d{1,4})(?!\d)", text)
     return match[1] if match else None
 
 
@@ -91,7 +91,7 @@ def read_nvidia(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> N
     if status != 0 or not gpus:
         lines = (line.strip() for line in text.splitlines())
         said = next((line for line in lines if line and not re.match(r"index,|\d+, ", line)), None)
-        complaint = said or f"nvidia-smi ended with status {status} and said nothing"
+        complaint = one_line(said) or f"nvidia-smi ended with status {status} and said nothing"
     if not gpus:
         return NvidiaReport(error=complaint)
     header = _ask_or_nothing(nvidia_smi, timeout_s)
@@ -124,7 +124,7 @@ def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
 
 
 def _rows(csv_text: str) -> list[dict[str, str]]:
-    lines = [[cell.strip() for cell in row] for row in csv.reader(csv_text.splitlines())]
+    lines = [[cell.strip() for cell in line.split(",")] for line in csv_text.splitlines()]  # nothing is in quotes
     start = next((at for at, cells in enumerate(lines) if "index" in cells and len(cells) > 1), len(lines))
     names = [cell.partition(" [")[0] for cell in lines[start]] if start < len(lines) else []
     rows = [dict(zip(names, cells, strict=False)) for cells in lines[start + 1 :]]
@@ -146,7 +146,8 @@ def _gpu(row: dict[str, str]) -> Gpu:
 
 
 def _known(cell: str | None) -> str | None:
-    return None if not cell or cell.startswith("[") or cell.upper() == "N/A" else cell
+    is_told = cell and len(cell) <= _LONGEST_CELL and not cell.startswith("[") and cell.upper() != "N/A"
+    return cell if is_told else None
 
 
 def _number(cell: str | None) -> float | None:
