@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.drivers import driver_table, need_of, older_release, recommended_driver
+from skep.catalog.drivers import driver_number, driver_table, need_of, older_release, recommended_driver
+from skep.config.presets import shipped_presets
 from skep.engines.discovery import engine_kinds
 from skep.planner.rules import rules
 
@@ -64,3 +65,18 @@ def test_nobody_else_has_a_number_of_a_driver_of_their_own():
     told = {int(number) for text in texts for number in re.findall(r"[Dd]river (\d{3})", text)}
     assert told <= known
     assert not [case for case in rules()["driver"].cases if re.search(r"\d{3}", case.sentence)]
+
+
+def test_a_driver_of_a_shipped_preset_is_the_table_s_or_named_as_its_author_s_word():
+    """Five recipes said 575 for a build that the table gives 525."""
+    said = [
+        (preset.name, need.what, need_of(preset.engine, preset.engine_version))
+        for preset in shipped_presets().values()
+        for need in preset.needs
+        if need.kind == "driver"
+    ]
+    assert said
+    for name, what, need in said:
+        own_words, _, number = what.rpartition("driver ")
+        ours = need is not None and driver_number(number) == need.driver
+        assert ours or own_words == "its author says ", name
