@@ -20,6 +20,7 @@ KERNEL_BYTES = 16 << 20  # what two sockets hold at most, and a few reads more
         (CHUNKED + b"2\r\nok\r\n0\r\nx-more: ", b"x" * 1000, TRAILERS),
         (CHUNKED + b"2;", b"x=1;", TRAILERS),
         (CHUNKED, b"1;" + b"x" * 500 + b"\r\na\r\n", TRAILERS),
+        (CHUNKED, b"1;x=1234567\r\na\r\n", TRAILERS),
         (CHUNKED, b"0" * 500, TRAILERS),
         (b"", b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n", HEADERS),
         (b"", b"HTTP/1.1 100 Continue\r\n\r\n", HEADERS),
@@ -27,8 +28,8 @@ KERNEL_BYTES = 16 << 20  # what two sockets hold at most, and a few reads more
         (OK + b"x-more: ", b"x" * 1000, HEADERS),
     ],
     ids=[
-        "trailers", "one trailer", "one extension", "extensions", "digits of a size", "early hints", "continue",
-        "headers", "one header",
+        "trailers", "one trailer", "one extension", "extensions", "short extensions", "digits of a size",
+        "early hints", "continue", "headers", "one header",
     ],
 )  # fmt: skip
 async def test_what_goes_on_beside_the_body_ends_the_connection(begin, piece, why):
