@@ -269,6 +269,8 @@ def test_a_plan_loads_neither_a_store_nor_what_draws_and_needs_no_unicode(env):
         ("granite-4", "`granite-4.1-8b`?"),
         ("mistral-small", "`mistral-small-3.2-24b`"),
         ("ministral-14b", "`ministral-3-14b`?"),
+        ("deepseek-v4", "`deepseek-v4-flash`?"),
+        ("deepseek", "`deepseek-v4-flash`"),
     ],
 )
 def test_a_short_name_gets_the_full_names_that_it_may_stand_for(typed, meant):

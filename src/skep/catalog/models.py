@@ -128,13 +128,15 @@ def geometry(name: str) -> Geometry:
 
 def _hint_for_unknown(name: str) -> str:
     """Name full names that are meant perhaps, and the way to plan a model that the catalogue does not have."""
-    looked_for = model_spellings(name) or (name,)  # a name of signs alone has no spelling
-    begun = begun_names(looked_for[-1], spellings(_FILE)) or begun_names(name, spellings(_FILE))
-    squeezed = squeeze(looked_for[-1])
-    begun = tuple(sorted(begun, key=lambda slug: squeeze(slug).startswith(squeezed), reverse=True))
+    known = spellings(_FILE)
+    written = model_spellings(name) or (name,)  # a name of signs alone has no spelling
+    typed = next((text for text in (name, *written) if begun_names(text, known)), written[-1])
+    squeezed = squeeze(typed)
+    begun = begun_names(typed, known)
     if len(begun) > _SUGGESTED:
         begun = tuple(sorted(begun, reverse=True))  # the newest of a family first
-    names = begun[:_SUGGESTED] or similar_names(looked_for[-1], spellings(_FILE))
+    begun = tuple(sorted(begun, key=lambda slug: squeeze(slug).startswith(squeezed), reverse=True))
+    names = begun[:_SUGGESTED] or similar_names(written[-1], known)
     meant = did_you_mean(names, "`skep catalog models` lists them;")
     if len(begun) > _SUGGESTED:
         meant += f" `skep catalog models` lists all {len(begun)};"
