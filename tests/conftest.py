@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import os
+import signal
 import subprocess
 import tempfile
 from collections import Counter
@@ -49,6 +50,8 @@ LEFT_OUT = "needs what is not here: "
 
 def pytest_configure(config):
     """Make the PATH without what only some tests need, once for all workers."""
+    # A shell without job control has its background jobs ignore Ctrl-C, and their children too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         config.stash[BARE_PATH] = config.workerinput["bare_path"]
         return

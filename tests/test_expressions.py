@@ -10,6 +10,8 @@ import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from re import _constants as codes
+from re import _parser as parser
 
 import msgspec
 import pytest
@@ -208,3 +210,40 @@ def test_a_slow_expression_is_found(pattern, method):
 @pytest.mark.parametrize("pattern", [r"[a-z]+\d*", r"a.*b", r'"(?:[^"\\]++|\\.)*+"', r"(?:ab|cd)+$", r"\w{1,9} x"])
 def test_an_expression_in_proportion_to_the_text_is_no_slow_one(pattern):
     assert slow_text(re.compile(pattern), ["match"]) is None
+
+
+def possessive_groups(parts):
+    """Yield the possessive repeats whose repeated part is more than one character."""
+    for code, argument in parts:
+        if code is codes.POSSESSIVE_REPEAT:
+            _, _, repeated = argument
+            if [code for code, _ in repeated if code not in CHARACTER_CODES] or len(repeated) > 1:
+                yield argument
+        for nested in nested_parts(argument):
+            yield from possessive_groups(nested)
+
+
+CHARACTER_CODES = {codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY, codes.CATEGORY}
+
+
+def nested_parts(argument):
+    if isinstance(argument, parser.SubPattern):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for part in argument:
+            yield from nested_parts(part)
+
+
+def test_no_group_is_possessive_because_older_pythons_match_it_wrongly():
+    """Python 3.11.2, which Debian 12 has, did not find a conversation in any large body (gh-106052)."""
+    wrong = [
+        place
+        for expression, place in collection().places.items()
+        if list(possessive_groups(parser.parse(expression.pattern, expression.flags)))
+    ]
+    assert wrong == []
+
+
+def test_a_possessive_group_is_found():
+    assert list(possessive_groups(parser.parse(r"a(?:bc?|d)*+")))
+    assert not list(possessive_groups(parser.parse(r"[a-z]*+\d++(?>(?:ab)*)")))

@@ -12,6 +12,7 @@ from needed_programs import UNASKED, bare_path
 ROOT = Path(__file__).parent.parent
 SETUP = ROOT / "scripts" / "setup-system"
 INSTALLERS = {"apt", "apt-get", "dnf", "pacman", "sudo", "zypper"}
+OF_MAKE = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}  # a make inside of a make says so
 NEEDING = ("tests/quality", "tests/sandbox", "tests/test_contributing.py")
 
 
@@ -34,7 +35,8 @@ class BareMachine:
         self.have("id", f"echo {0 if yes else 1000}")
 
     def run(self, *argv):
-        env = {**os.environ, "PATH": f"{self._programs}:{self._path}"}
+        outside = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
+        env = {**outside, "PATH": f"{self._programs}:{self._path}"}
         done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=110)
         assert done.returncode == 0, done.stdout + done.stderr
         return done

@@ -121,7 +121,9 @@ def check_place(path: Path, name: str = "--output") -> None:
     if is_folder or not os.path.isdir(path.parent):  # noqa: PTH112
         what = "is a folder" if is_folder else "lies in a folder that does not exist"
         raise UserError(f"{name} `{path}` {what}", hint="name a file in a folder that exists")
-    if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+    is_device = path.exists() and not path.is_file()  # it is written as it is; its folder may be closed
+    in_closed_folder = not is_device and not os.access(path.parent, os.W_OK | os.X_OK)
+    if in_closed_folder or (path.exists() and not os.access(path, os.W_OK)):
         raise UserError(f"{name} `{path}` cannot be written: no permission", hint="name another file")
 
 

@@ -24,15 +24,20 @@ def in_own_mounts(folder):
 
 
 def read_only_way(folder):
-    """As root by a mount, else by the folder's mode; skipped where neither holds."""
+    """As root by a mount, else by the modes of all that is in it; skipped where neither holds."""
     if os.geteuid() != 0:
-        folder.chmod(0o500)
+        change_modes(folder, without=0o222)
         return []
     way = in_own_mounts(folder)
     probe = [*way, "touch", str(folder / "probe")]
     if shutil.which("unshare") is None or b"Read-only" not in subprocess.run(probe, capture_output=True).stderr:
         pytest.skip("no read-only folder can be made here")
     return way
+
+
+def change_modes(folder, *, without=0, with_=0):
+    for path in (*folder.rglob("*"), folder):
+        path.chmod(path.stat().st_mode & ~without | with_)
 
 
 class Installation:
@@ -57,7 +62,7 @@ class Installation:
         try:
             return self.run(read_only_way(folder), *words)
         finally:
-            folder.chmod(0o700)
+            change_modes(folder, with_=0o200)
 
 
 @pytest.fixture(scope="module")

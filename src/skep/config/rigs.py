@@ -27,7 +27,7 @@ from skep.errors import UserError
 from skep.planner.setup import CardLink, Rig, default_link, is_geforce, of_machines, pcie_gbs, usual_link
 from skep.units import GIB
 
-_LINK = re.compile(r"\s*+([a-z0-9-]++)\s*+(?:\(([^)]*+)\))?+\s*+(?:,|$)", re.IGNORECASE)
+_LINK = re.compile(r"\s*+([a-z0-9-]++)\s*+(?>(?:\(([^)]*+)\))?)\s*+(?:,|$)", re.IGNORECASE)
 _PAIR = re.compile(r"\s*+(\d{1,4})\s*+-\s*+(\d{1,4})\s*+")
 _PCIE = re.compile(r"pcie([1-6])?(?:x(1|2|4|8|16))?")
 _HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: pcie4x8, nvlink(0-1,2-3)"'

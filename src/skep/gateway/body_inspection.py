@@ -45,12 +45,13 @@ _BACKSLASH = ord("\\")
 _BOM = b"\xef\xbb\xbf"
 
 _FLAT = rb'\s*+"[^"\\]*+"\s*+:\s*+(?:"[^"\\]*+"|[-+.\w]++)\s*+'  # a pair that needs no decoding
-_HEAD = re.compile(rb"\s*+\{(?:" + _FLAT + rb',)*+\s*+"(messages|input|prompt)"\s*+:\s*+(?=["\[])')
-_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+# Groups are atomic, not possessive: Python before 3.11.5 matches those wrongly (gh-106052).
+_HEAD = re.compile(rb"\s*+\{(?>(?:" + _FLAT + rb',)*)\s*+"(messages|input|prompt)"\s*+:\s*+(?=["\[])')
+_STRING = re.compile(rb'[^"\\]*+(?>(?:\\.[^"\\]*+)*)', re.DOTALL)
 _MODEL = re.compile(rb'"model"\s*+:\s*+(?P<name>"' + _STRING.pattern + rb'")', re.DOTALL)
 _BEGINNING = re.compile(rb"\s*+\{(?:" + _FLAT + rb",)*\s*+" + _MODEL.pattern, re.DOTALL)
 _ROLE = re.compile(rb'"role"\s*+:\s*+\Z')
-_CONTENT = re.compile(rb'\s*+(?:,(?!\s*+"content")' + _FLAT + rb')*+,\s*+"content"\s*+:\s*+(?=["\[])')
+_CONTENT = re.compile(rb'\s*+(?>(?:,(?!\s*+"content")' + _FLAT + rb')*),\s*+"content"\s*+:\s*+(?=["\[])')
 # A string that does not end in the window is one token up to there. Else each quote in it would be tried in turn.
 _TOKEN = re.compile(rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
 _FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n')

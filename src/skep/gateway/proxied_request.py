@@ -42,6 +42,7 @@ _NOTHING: deque[Piece] = deque(maxlen=0)
 _LEAVE = (b"access-control-", b"x-skep")
 # A cookie of one upstream would reach the others, and with it who asked.
 NOT_HANDED_ON = HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2"}
+SIMULATED = b"x-skep-simulated: 1\r\n"
 # Streams that wait for a model to be loaded get a head and comments at once: proxies and clients give up on a
 # connection on which nothing happens; a comment is something, and no event.
 STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
@@ -230,7 +231,8 @@ class Exchange:
         assert granted is not None
         # One header: each costs a Python client 7 us. Mostly nothing was queued, and a figure takes long to write.
         queued_ms = "0.0" if granted.queued_s < 0.00005 else f"{granted.queued_s * 1000:.1f}"
-        return lines + f"x-skep: id={self.id}; replica={granted.replica.name}; queue-ms={queued_ms}\r\n".encode()
+        own = f"x-skep: id={self.id}; replica={granted.replica.name}; queue-ms={queued_ms}\r\n".encode()
+        return lines + own + SIMULATED if granted.replica.simulated else lines + own
 
     def _on_whole(self, head: ResponseHead, body: bytes, at: float) -> None:
         """The whole answer came at once, with status 200."""

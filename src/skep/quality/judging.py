@@ -98,8 +98,12 @@ class Judge:
         try:
             async with asyncio.TaskGroup() as tasks:
                 under_way = [tasks.create_task(one(which)) for which in answered]
-        except* SkepError as group:
-            raise first_of(group) from None
+        except BaseExceptionGroup as group:
+            # No `except*`: Python before 3.11.4 puts what is raised there into a group again.
+            error = first_of(group)
+            if not isinstance(error, SkepError):
+                raise
+            raise error from None
         return [task.result() for task in under_way]
 
     async def judge_text(self, item: Item, text: str) -> AnswerFinding:

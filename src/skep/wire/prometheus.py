@@ -26,7 +26,7 @@ LINES = 100_000
 BRACES = 100_000  # of what a server says of its slots, prompts included
 # No part can give back what it took, so that a line that does not fit is left after one look at it.
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
-_LABELS = r'\{(?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+\}'
+_LABELS = r'\{(?>(?:[^"}\n]++|"(?>(?:[^"\\\n]++|\\.)*)")*)\}'
 _LINE = re.compile(rf"({_NAME})(?:{_LABELS})? ([0-9.eE+-]{{1,64}})(?: [0-9]{{1,64}})?$")
 _SAMPLE = re.compile(rf"({_NAME})(?:\{{(?=.*\}})| (?=\S))")
 

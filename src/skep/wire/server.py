@@ -121,7 +121,8 @@ class ServerConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         if self.transport is not None:
-            self.transport.abort()
+            with contextlib.suppress(AttributeError):  # asyncio's TLS of Python 3.11.2, closed twice
+                self.transport.abort()
 
     def sweep(self, now: float) -> None:
         """Called every `sweep_s`: carries out what patience says."""

@@ -84,7 +84,7 @@ _EDGES = " \t\r\n*_`\"'“”‘’«»„.。!"
 _FENCE_LINE = re.compile(r"^[ \t]*(?:```|~~~)\w*[ \t]*$", re.MULTILINE)
 _LABEL = re.compile(
     r"^\W{0,4}(?:(?:the |my )?(?:final |correct |right )?(?:answer|result|output)(?: is)?"
-    r"(?:\s*+[:=])?+|a[:=])\s++(?=\S)",
+    r"(?>(?:\s*+[:=])?)|a[:=])\s++(?=\S)",
     re.IGNORECASE,
 )
 _STATED = re.compile(
