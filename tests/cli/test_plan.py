@@ -285,6 +285,14 @@ def test_the_error_for_an_unknown_model_names_the_way_to_plan_any_other():
     assert "`skep plan path/to/config.json`" in hint
 
 
+def test_what_the_hint_for_search_says_of_plan_can_be_done(tmp_path):
+    """It said that a plan takes the name of any model on the hub: skep reads no file from there."""
+    write_config(tmp_path / "path" / "to")
+    (planned,) = re.findall(r"`skep (plan [^`]+)`", refused("search"))
+    assert " on rtx-3090 for 4 agents: " in call(*planned.split(), *ONE, check=0).out
+    refusal("stepfun-ai/Step-3.5-Flash", *ONE)
+
+
 @pytest.mark.parametrize(("typed", "chip"), [("mac studio", "apple-m3-ultra"), ("MacBook Pro", "apple-m4-max")])
 def test_a_mac_is_asked_for_its_chip(typed, chip):
     said = refusal("qwen3-8b", "--gpu", typed)
