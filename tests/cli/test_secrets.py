@@ -1,5 +1,6 @@
 """Keys and tokens of a running deployment: in whose command line, environment, output and files they are."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -22,6 +23,14 @@ GIVEN = {
     "HOOK": "http://127.0.0.1:9/sekret-of-the-webhook",
 }
 WRONG = "sekret-that-is-no-key-0123456789"
+# A schema and an answer whose check takes as long as it may: in a process of its own.
+SLOW_SCHEMA = {"type": "string", "pattern": "^(a+)+$"}
+SLOW_TASK = {"id": "slow", "prompt": "check this", "max_tokens": 40, "schema": SLOW_SCHEMA}
+SLOW_ANSWER = {"prompt": "check this", "answer": '"' + "a" * 40 + '!"'}
+PAGES = [
+    "/", "/plan", "/runs", "/tuning", "/swarm", "/history", "/compare", "/chat", "/login",
+    "/api/swarm.json", "/api/runs.json", "/api/now.json",
+]  # fmt: skip
 SKEP_TOML = """
 drain = "2s"
 [gateway]
@@ -91,10 +100,13 @@ class KeyedDeployment:
     def names_in(self, text):
         return {name for name, secret in self.secrets.items() if secret in text}
 
-    def processes(self, part=""):
-        """What the kernel shows of each process with that in its command line: the command line and environment."""
+    def processes(self, part="", below=None):
+        """What the kernel shows of each process with that in its command line: the command line and environment.
+
+        `below`: of another process than the deployment's own, and of those it started.
+        """
         shown = []
-        for pid in family(self.ready["pid"]):
+        for pid in family(below or self.ready["pid"]):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
             if part in words:
                 shown.append((words, Path(f"/proc/{pid}/environ").read_bytes().decode()))
@@ -103,7 +115,10 @@ class KeyedDeployment:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
-    with FakeEngine(key=GIVEN["SERVER_KEY"], model="other", slots=2) as upstream:
+    answers = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    answers.write_text(json.dumps(SLOW_ANSWER))
+    key = GIVEN["SERVER_KEY"]
+    with FakeEngine(key=key, model="other", slots=2, answers=answers) as upstream:
         running = KeyedDeployment(tmp_path_factory.mktemp("secrets"), upstream)
         try:
             running.work()
@@ -152,6 +167,65 @@ def test_no_page_of_the_gateway_holds_a_key(deployment, path):
         with error:
             text = error.read().decode()
     assert deployment.names_in(text) == set()
+
+
+class Dashboard:
+    """A real `skep web`, as its owner starts it: with every key in its environment."""
+
+    def __init__(self, deployment):
+        self._output = (deployment.folder / "dashboard.log").open("wb")
+        argv = [sys.executable, "-m", "skep", "web", "--port", "0"]
+        self._process = subprocess.Popen(
+            argv,
+            env=deployment.env,
+            cwd=deployment.folder,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            text=True,
+        )
+        self.pid = self._process.pid
+        self.url = self._process.stdout.readline().strip()
+
+    def ask(self, path, method="GET"):
+        headers = {"authorization": f"Bearer {GIVEN['SKEP_API_KEY']}", "origin": self.url}
+        request = urllib.request.Request(self.url + path, headers=headers, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.read().decode()
+
+    def close(self):
+        self._process.terminate()
+        self._process.communicate(timeout=30)
+        self._output.close()
+
+
+@pytest.fixture(scope="module")
+def dashboard(deployment):
+    with contextlib.closing(Dashboard(deployment)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_no_page_of_the_dashboard_holds_a_key(deployment, dashboard, path):
+    assert deployment.names_in(dashboard.ask(path)) == set()
+
+
+def test_a_swarm_in_the_background_holds_its_own_key_and_what_it_starts_holds_none(deployment, dashboard):
+    """The dashboard resumes a run in another process, which checks the schema in a third one."""
+    (deployment.folder / "slow.jsonl").write_text(json.dumps(SLOW_TASK))
+    argv = [sys.executable, "-m", "skep", "swarm", "run", "slow.jsonl", "--model", "other", "--json"]
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(argv, env=deployment.env, cwd=deployment.folder, stdout=nowhere, stderr=nowhere) as run:
+        ((_, env),) = eventually(lambda: deployment.processes("skep.swarm.schemas", below=run.pid))
+        deployment.run("swarm", "cancel", "last")
+    assert deployment.names_in(env) == set()
+    name = json.loads(dashboard.ask("/api/swarm.json"))["runs"][0]["id"]
+    dashboard.ask(f"/swarm/{name}/resume", "POST")
+    eventually(lambda: deployment.processes("skep.swarm.schemas", below=dashboard.pid))
+    processes = deployment.processes(below=dashboard.pid)
+    assert [words for words, _ in processes if deployment.names_in(words)] == []
+    ((_, env),) = [shown for shown in processes if "swarm resume" in shown[0]]
+    assert deployment.names_in(env) == {"SKEP_API_KEY"}
+    deployment.run("swarm", "cancel", "last")
 
 
 def test_only_the_engines_key_is_in_a_file_and_only_for_its_user(deployment):

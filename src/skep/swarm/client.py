@@ -241,6 +241,7 @@ def key_here(url: str, env: Mapping[str, str]) -> str | None:
 TOO_LONG = "the check of the schema took too long: a `pattern` in it may never finish on this answer"
 COMPUTE_S = 2.0
 PATIENCE_S = 30.0  # of the wall clock, on a busy machine; the child's own computing is bounded far closer
+PYTHON_VARIABLES = ("PYTHON", "LANG", "LC_", "LD_LIBRARY_PATH", "DYLD_")
 LONGEST_HERE = 20_000  # characters of JSON that are checked in this process
 
 
@@ -266,7 +267,9 @@ async def schema_check(schema: Mapping[str, Any], written: WrittenValue, compute
         return await look_at(document, lambda: value_faults(schema, value))
     argv = (sys.executable, "-P", "-m", "skep.swarm.schemas", str(compute_s))
     pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    child = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True)
+    child = await asyncio.create_subprocess_exec(
+        *argv, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True, env=_python_environment()
+    )
     job = f'{{"schema": {json.dumps(schema)}, "value": {document}}}'.encode()
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -283,6 +286,11 @@ async def schema_check(schema: Mapping[str, Any], written: WrittenValue, compute
         raise SkepError("the process that checks a schema was ended", hint="check that memory is left")
     fault: str | None = json.loads(answer)["fault"]
     return fault
+
+
+def _python_environment() -> dict[str, str]:
+    """Return what Python itself looks at: the check of a schema has no business with keys."""
+    return {name: value for name, value in os.environ.items() if name.startswith(PYTHON_VARIABLES)}
 
 
 Demand = Callable[[Any], str | None]

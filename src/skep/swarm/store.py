@@ -8,6 +8,7 @@ unix seconds. Texts and ids are kept as `storable` gives them.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.names import did_you_mean, similar_names, squeeze
+from skep.engines.base import GATEWAY_KEY
 from skep.errors import EngineError, StoreError, UserError
 from skep.files import check_place, lock_holder, open_log
 from skep.paths import Paths
@@ -358,10 +360,21 @@ def cancel(paths: Paths, run_id: str, wait_s: float = 30.0) -> None:
         time.sleep(LOOK_S)
 
 
-def resume_in_background(paths: Paths, run: SwarmRun, wait_s: float, env: Mapping[str, str] | None = None) -> None:
+# Names of environment variables that hold what nobody else may know.
+_SECRET_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS|HOOK)$", re.IGNORECASE)
+
+
+def run_environment(env: Mapping[str, str], key_env: str | None) -> dict[str, str]:
+    """Return the environment without keys and tokens but the run's own and that of skep's gateway."""
+    own = {GATEWAY_KEY, key_env}
+    return {name: value for name, value in env.items() if name in own or not _SECRET_NAME.search(name)}
+
+
+def resume_in_background(paths: Paths, run: SwarmRun, wait_s: float, env: Mapping[str, str] = os.environ) -> None:
     """Start `skep swarm resume` as a process of its own, which outlives this one; return once it is at work, or raise
     what it says instead. `-P`: nothing is imported from this process's folder, which may hold anything."""
     words = [sys.executable, "-P", "-m", "skep", "swarm", "resume", run.id]
+    env = run_environment(env, run.config.get("key_env"))
     with open_log(_log_of(paths, run.id), empty=True) as said:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd="/", env=env, start_new_session=True
