@@ -74,7 +74,9 @@ def test_what_people_read_has_every_part_also_as_a_page_with_pictures(tmp_path):
     assert "wrote plan.html" in shown("qwen3.6-27b", *TWO, "--html", "plan.html").err
     page = (tmp_path / "plan.html").read_text()
     assert page.count("<svg ") >= 4
-    for words in ("Predicted, not measured.", "Memory of one GPU", "vllm serve "):
+    name = done.out.splitlines()[0].partition(": ")[2]
+    assert "mtp n=3 (vllm)" in name
+    for words in ("Predicted, not measured.", "Memory of one GPU", "vllm serve ", f"{name} gives 4 agents"):
         assert words in page, words
     assert "http://" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "")
 

@@ -1,5 +1,6 @@
 """The plan page: a model and cards in the address, the plan as `skep plan` has it."""
 
+import html
 import json
 import re
 
@@ -9,6 +10,7 @@ from stored_runs import put_run
 
 from skep.deploy.plan_request import PlanFlags, answer_plan
 from skep.errors import UserError
+from skep.report.plan import answer_lines
 from skep.web.context import Site
 from skep.web.plan import MOST_WAITING, PlanPages, PlanQuery, drawn, plan_picture, read_query, term_colours
 
@@ -34,6 +36,19 @@ def test_the_page_paints_first_and_the_plan_is_that_of_the_command_line(ask, pat
     found = answer_plan(PlanFlags("qwen3-8b", ("2x rtx-3090",), agents=8), paths.store)
     at = next(point for point in told["plans"][0]["predicted"] if point["concurrency"] == 8)
     assert at["effective_tok_s"] == pytest.approx(found.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3)
+
+
+def test_a_setup_is_called_the_same_on_the_page_as_on_the_command_line(ask, paths):
+    """The page said `int4, mtp:3` where the terminal says `INT4, mtp n=3`."""
+    page = ask("/plan?model=qwen3.6-27b&card=rtx-3090&count=2&whole=1")[1]
+    found = answer_plan(PlanFlags("qwen3.6-27b", ("2x rtx-3090",)), paths.store)
+    first_line = answer_lines(found, found.choices[0], found.choices[0].plans[0])[0]
+    name = first_line.partition(" for 4 agents: ")[2]
+    assert name.endswith("mtp n=3 (vllm)")
+    assert f"{name} gives 4 agents" in page
+    assert "mtp:3" not in re.sub(r"<code>.*?</code>", "", page)
+    reason = html.escape(found.choices[0].rejected[0].reason)
+    assert f"<li>2 x TP=1, BF16, FP8 (vllm): {reason}</li>" in page
 
 
 def test_without_a_model_there_are_the_form_and_examples_and_one_that_does_not_fit_says_what_would(ask):

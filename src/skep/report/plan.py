@@ -8,6 +8,7 @@ from functools import partial
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
 from msgspec.structs import replace
 
 from skep.catalog.models import checkpoint_of
@@ -24,7 +25,7 @@ from skep.deploy.plan_request import PlanAnswer
 from skep.planner.choose import Plan, PlanChoice
 from skep.planner.memory import KV_POOL, STATE, WINDOW, Term
 from skep.planner.ranking import Predicted
-from skep.planner.setup import CardLink
+from skep.planner.setup import CardLink, KvType, Layout, Quant, Speculation, find_kv, find_quant
 from skep.report.columns import Column, as_count, print_records, terminal_width
 from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
 
@@ -253,12 +254,21 @@ def _links(choice: PlanChoice) -> str:
 
 def _what(plan: Plan) -> str:
     setup = plan.setup
-    parts = [str(setup.layout), setup.quant.title]
-    if setup.kv.family != "half":
-        parts.append(f"{setup.kv.title} KV")
-    if setup.spec is not None:
-        parts.append(str(setup.spec))
-    return f"{', '.join(parts)} ({setup.engine})"
+    return setup_words(setup.layout, setup.quant, setup.kv, setup.spec, setup.engine)
+
+
+def setup_words(layout: Layout, quant: Quant, kv: KvType, spec: Speculation | None, engine: str) -> str:
+    """`2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)`; a KV cache of 16 bits and no drafts are not named."""
+    parts = [str(layout), quant.title]
+    if kv.family != "half":
+        parts.append(f"{kv.title} KV")
+    if spec is not None:
+        parts.append(str(spec))
+    return f"{', '.join(parts)} ({engine})"
+
+
+def _rejected_words(layout: Layout, quants: Iterable[str], engine: str) -> str:
+    return f"{layout}, {', '.join(find_quant(name).title for name in quants)} ({engine})"
 
 
 def _at(plan: Plan, agents: int) -> Predicted:
@@ -339,7 +349,8 @@ def _rejected(found: PlanAnswer) -> None:
         rest = [r for r in choice.rejected if r not in heads or len(heads) == 1]
         for rejected in rest[:_DROPPED]:
             remedy = f" -> {rejected.remedy}" if rejected.remedy is not None else ""
-            _say(f"  {rejected.layout} {', '.join(rejected.quants)}: {rejected.reason}{remedy}")
+            name = _rejected_words(rejected.layout, rejected.quants, rejected.engine)
+            _say(f"  {name}: {rejected.reason}{remedy}")
         if len(rest) > _DROPPED:
             _say(f"  and {len(rest) - _DROPPED} more: --json lists all")
 
@@ -376,14 +387,20 @@ def plan_page(found: Document) -> str:
     ]
     names = {"kind": "plan", "name": "plan", "title": f"{found['model']} on {best['rig']}"}
     own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures}
-    return render("plan_page.html", **names, **own, found=found, level_of=level_of, layout_name=layout_name)
+    words = {"level_of": level_of, "layout_name": layout_name, "rejected_name": rejected_name}
+    return render("plan_page.html", **names, **own, **words, found=found)
 
 
 def layout_name(plan: Document) -> str:
-    layout = plan["topology"]
-    parts = [f"TP={layout['tp']}", *(f"{k.upper()}={layout[k]}" for k in ("pp", "ep") if layout[k] > 1)]
-    where = f"{layout['replicas']} x {' + '.join(parts)}" if layout["replicas"] > 1 else " + ".join(parts)
-    return ", ".join(filter(None, (where, plan["quant"], plan["spec"], plan["engine"])))
+    """Return what a plan of the document runs, in the words of the command line."""
+    method, _, depth = (plan["spec"] or "").partition(":")
+    spec = Speculation(method, int(depth)) if method else None
+    layout = convert(plan["topology"], Layout)
+    return setup_words(layout, find_quant(plan["quant"]), find_kv(plan["kv_dtype"]), spec, plan["engine"])
+
+
+def rejected_name(rejected: Document) -> str:
+    return _rejected_words(convert(rejected["topology"], Layout), rejected["quants"], rejected["engine"])
 
 
 def level_of(plan: Document, agents: int) -> Document:
