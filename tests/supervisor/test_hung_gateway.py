@@ -21,6 +21,11 @@ QUICK = SilenceLimits(silent_s=0.5, hangs_s=2.0)
 PATIENT = SilenceLimits(silent_s=0.5, hangs_s=600.0)
 
 
+@pytest.fixture(autouse=True)
+def forked_children():
+    """Start real programs: in a fork of a process in which uvloop has run, a gateway starts no workers."""
+
+
 def gateway_row(hive):
     return hive.last_rows[-1]
 
