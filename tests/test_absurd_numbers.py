@@ -92,7 +92,9 @@ EMBEDDED = (
         ("slots = 4\n[[published]]\ntok_s = 1e999", "`published.0.tok_s`"),
         (f"slots = 4\nx = {'{a=' * 3000}1{'}' * 3000}", "nested too deeply"),
         ("slots = 4\n#" + "x" * 5_000_000, "larger than 4.0 MiB"),
-        ('slots = 4\nextra = ["--seed\\u0000"]', "NUL"),
+        ('slots = 4\nextra = ["--seed\\u0000"]', "`extra.0` contains the character U+0000"),
+        (f"slots = 4\n{'a.' * 1_500}a = 1", "`a` is an unknown key"),
+        (f"slots = 4\n{'a.' * 1_500}a = '\u202e'", "contains the character U+202E"),
         (f"slots = 4\n[options]\nspeculation = 'mtp:{DIGITS}'", "is not understood"),
     ],
 )

@@ -124,6 +124,72 @@ def test_a_copy_of_ones_own_is_listed_as_such_is_valid_and_never_overwritten(fol
     assert "`gemma-4-31b-4x3090`" in said
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["title", "source", "date", "extra.0", "notes.0", "env.A", "need.0.what", "published.0.note", "options.quant"],
+)
+@pytest.mark.parametrize(
+    ("characters", "named"),
+    [
+        ("\\u001b]0;owned\\u0007", "U+001B"),
+        ("\\u001b[31m", "U+001B"),
+        ("\\u001b[2J", "U+001B"),
+        ("\\u009b2J", "U+009B"),
+        ("\u202e", "U+202E"),
+        ("\\u2066", "U+2066"),
+        ("\\u200b", "U+200B"),
+        ("\\u2028", "U+2028"),
+        ("\\r", "U+000D"),
+        ("\\b", "U+0008"),
+    ],
+    ids=[
+        "title of the window",
+        "colour",
+        "clear",
+        "short clear",
+        "bidi",
+        "isolate",
+        "no width",
+        "line",
+        "return",
+        "back",
+    ],
+)
+def test_a_preset_cannot_give_orders_to_the_terminal(folder, key, characters, named):
+    """A preset is passed on: its title could rename the window, clear the screen or turn a line around."""
+    lines = {
+        "extra.0": "extra = [{}]",
+        "notes.0": "notes = [{}]",
+        "env.A": "[env]\nA = {}",
+        "need.0.what": '[[need]]\nid = "a"\nkind = "step"\nwhy = "w"\nwhat = {}',
+        "published.0.note": '[[published]]\ntok_s = 1\nmetric = "output"\nconcurrency = 1\nnote = {}',
+        "options.quant": "[options]\nquant = {}",
+    }
+    kept = "".join(line for line in MINE.splitlines(keepends=True) if not line.startswith(f"{key} "))
+    folder.mkdir(parents=True)
+    line = lines.get(key, f"{key} = {{}}").format(f'"me{characters}"')
+    (folder / "mine.toml").write_text(f"{kept}{line}\n")
+    for words in (("show", "mine"), ("show", "mine", "--json"), ("check", folder / "mine.toml")):
+        said = refused("presets", *words)
+        assert f"mine.toml: `{key}` contains the character {named}, which is not printed" in said
+        assert "delete it" in said
+        assert said.replace("\n", "").isprintable()
+    listed = run()
+    assert f"left out: {folder / 'mine.toml'}: `{key}`" in listed.err
+    assert (listed.out + listed.err).replace("\n", "").isprintable()
+
+
+def test_a_key_of_a_preset_cannot_either_and_letters_of_every_script_are_taken(folder):
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text(f'{MINE}"\\u001b[2J" = 1\n')
+    said = refused("presets", "show", "mine")
+    assert "a key contains the character U+001B" in said
+    assert said.replace("\n", "").isprintable()
+    title = "\u0645\u06cc\u200c\u062e 模型 é\u00a0✓ 👩\u200d🔬"
+    (folder / "mine.toml").write_text(MINE.replace("Mine", title) + 'notes = ["one\\ntwo\\tthree"]\n')
+    assert title in run("show", "mine").out
+
+
 def test_a_wrong_file_is_told_by_key_and_hides_no_other(folder):
     """Flags that skep gives itself are wrong, too."""
     folder.mkdir(parents=True)

@@ -6,8 +6,9 @@ import difflib
 import math
 import re
 import tomllib
+import unicodedata
 from ast import literal_eval
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,8 @@ TAKEN_NAMES = ("gateway", "skep", "requests")  # of logs and rows of skep itself
 
 LARGEST_FILE_BYTES = 4 * MIB  # of a file that a person writes
 LONGEST_SHOWN = 80  # characters of a wrong value or key
+_NOT_PRINTED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
+_PRINTED_ALL_THE_SAME = "\n\t\u200c\u200d"  # some scripts and emoji need the last two, which join
 _MANY_DIGITS = re.compile(r"[0-9a-fA-F_]{3000}")
 _KINDS = {
     "int": "a whole number",
@@ -354,6 +357,35 @@ def parse_toml(text: str, *, secret: bool = False) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(_longest_number(text, secret=secret) or str(error)) from None
+
+
+def check_printed(document: Mapping[str, Any]) -> None:
+    """Raise for a text or a key with a character that is an order to a terminal, or that hides others."""
+    for place, text in _texts_in(document):
+        order = None if text.isprintable() else next(filter(_is_order, text), None)
+        if order is not None:
+            what = f"{shortened(place, LONGEST_SHOWN)} contains the character U+{ord(order):04X}, which is not printed"
+            raise UserError(what, hint="delete it")
+
+
+def _texts_in(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield every key and every text with its place. Without recursion: dotted keys nest as deep as a line is long."""
+    left: list[tuple[str, Any]] = [("", document)]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, str):
+            yield f"`{place}`", value
+        elif isinstance(value, list):
+            left += [(f"{place}.{number}", item) for number, item in enumerate(value)]
+        elif isinstance(value, dict):
+            yield from (("a key", key) for key in value)
+            left += [
+                (shortened(f"{place}.{key}" if place else key, LONGEST_SHOWN), item) for key, item in value.items()
+            ]
+
+
+def _is_order(character: str) -> bool:
+    return unicodedata.category(character) in _NOT_PRINTED and character not in _PRINTED_ALL_THE_SAME
 
 
 def _longest_number(text: str, *, secret: bool) -> str | None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from skep.catalog.models import Geometry, find_geometry, geometry
 from skep.catalog.names import did_you_mean, recipe_texts, similar_names, squeeze
 from skep.catalog.presets import NO_CARDS, Draft, Preset, own_flag, own_name
-from skep.config.load import check_words, parse_toml, read_table, read_text_file, rules_of
+from skep.config.load import check_printed, check_words, parse_toml, read_table, read_text_file, rules_of
 from skep.config.rigs import parse_rig
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
@@ -119,8 +119,11 @@ def check_name(name: str) -> str:
 def parse_preset(text: str, name: str, origin: str) -> Preset:
     try:
         document = parse_toml(text)
+        check_printed(document)
     except ValueError as error:
         raise UserError(f"{origin}: this is not TOML: {error}", hint=_HINT) from None
+    except UserError as error:
+        raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
     if isinstance(document.get("date"), Day):  # TOML has dates, and people leave the quotes out
         document["date"] = str(document["date"])
     found: Preset = read_table(document, Preset, origin, _HINT, name=name, origin=origin)
