@@ -48,6 +48,18 @@ def test_a_header_of_ours_that_makes_no_sense_is_told_so(serving):
 # Models and routing
 
 
+def test_the_list_of_models_tells_what_was_checked_for_agents_of_the_replica_that_does_worst(serving):
+    gateway, first, second = serving({}, {})
+    passed = {"tool_calls": {"state": "ok", "text": "tool calls: ok"}}
+    failed = {"tool_calls": {"state": "warning", "text": "tool calls: none"}}
+    gateway.serve([replica(first, checks=passed), replica(second, "r1", checks=failed)])
+    [listed] = json.loads(call(gateway, "GET", "/v1/models")[2])["data"]
+    assert listed["skep"]["checks"] == failed
+    gateway.serve([replica(first)])
+    [listed] = json.loads(call(gateway, "GET", "/v1/models")[2])["data"]
+    assert "checks" not in listed["skep"]
+
+
 def test_several_models_stand_behind_one_endpoint(serving):
     gateway, first, second = serving({"model": "one"}, {"model": "two"}, aliases={"gpt-*": "two"})
     gateway.serve([{**replica(first), "model": "one"}, {**replica(second, "r1"), "model": "two", "context": 2048}])

@@ -35,6 +35,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     authorization: str = ""  # what the replica wants to read in that header
     own_engine: bool = False  # skep started it: clients may ask for known paths alone
     setup: Mapping[str, Any] = {}  # how skep started it: the checkpoint, and what decides about its speed
+    checks: Mapping[str, Any] = {}  # by name, what agents need of it: a state ("ok", "warning", "unknown") and a text
+    modalities: tuple[str, ...] = ("text",)  # what it reads
 
     def __repr__(self) -> str:
         """Return it without the key: this text may end in a log."""

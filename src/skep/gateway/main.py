@@ -19,7 +19,7 @@ import ssl
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,9 +58,25 @@ def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
         serving["context"] = min(spec.context or 0 for spec in specs)  # what any of them takes
     if specs and specs[0].setup and all(spec.setup == specs[0].setup for spec in specs):
         serving["setup"] = specs[0].setup
+    if checks := worst_checks(specs):
+        serving["checks"] = checks
     if (state := proxy.unloaded.states.get(model)) is not None:
         serving["state"] = state
     return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}
+
+
+_SEVERITY = ("ok", "unknown", "warning")
+
+
+def worst_checks(specs: Iterable[messages.ReplicaSpec]) -> dict[str, Any]:
+    """Return each check by its name, as the replica has it that does worst."""
+    worst: dict[str, Any] = {}
+    for spec in specs:
+        for name, check in spec.checks.items():
+            other = worst.setdefault(name, check)
+            if _SEVERITY.index(check["state"]) > _SEVERITY.index(other["state"]):
+                worst[name] = check
+    return worst
 
 
 def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> str:
