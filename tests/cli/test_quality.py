@@ -8,6 +8,7 @@ import pytest
 from in_process import call, refused
 
 from skep.errors import UserError
+from skep.host.installation import extra_hint
 from skep.quality.judging import check_packages
 from skep.report.quality import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN
 from skep.testing.process import FakeEngine
@@ -206,4 +207,4 @@ def test_an_engine_that_is_not_there_or_fails_every_request_ends_with_an_error_a
         assert "answered no warm-up request" in refused("bench", "mixed", "--url", broken.url, code=1)
     with pytest.raises(UserError, match="a_gone, b_gone are not installed") as caught:
         check_packages([Item("x", (), Checker("python", {"packages": ["b_gone", "json", "a_gone"]}))])
-    assert caught.value.hint == "in skep's folder: pip install '.[quality]'"
+    assert caught.value.hint == extra_hint("quality")

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from skep.cli.main import tree_of
+from skep.host.installation import extra_hint
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.records import Task, TaskEnding, TaskResult
@@ -212,4 +213,4 @@ def test_without_the_extra_it_says_what_to_install_and_a_wrong_address_is_refuse
     monkeypatch.setitem(sys.modules, "mcp", None)
     done = CliRunner().invoke(tree_of(["mcp"]), ["mcp"], env=env)
     assert "needs the MCP SDK" in str(done.exception)
-    assert done.exception.hint == "in skep's folder: pip install '.[mcp]'"
+    assert done.exception.hint == extra_hint("mcp")

@@ -21,8 +21,10 @@ def mcp(*, endpoint: EndpointOptions) -> None:
     except ModuleNotFoundError as error:
         if error.name != "mcp":
             raise
-        hint = "in skep's folder: pip install '.[mcp]'"
-        raise UserError("`skep mcp` needs the MCP SDK, which is not installed", hint=hint) from None
+        from skep.host.installation import extra_hint
+
+        lack = "`skep mcp` needs the MCP SDK, which is not installed"
+        raise UserError(lack, hint=extra_hint("mcp")) from None
     from skep.mcp_server.read_tools import ServerContext
     from skep.mcp_server.server import serve_stdio
 

@@ -24,6 +24,7 @@ from skep.cluster.nodes import Node, nodes_of
 from skep.cluster.ray_processes import LENIENT, RayConnection, connection_to
 from skep.engines.base import PlacementRequest
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
+from skep.host.installation import extra_hint
 
 NAMESPACE = "skep"
 NODE_ID = "ray.io/node-id"
@@ -41,7 +42,7 @@ _ERRORS: dict[int, type[SkepError]] = {error.exit_code: error for error in (Engi
 
 def require_ray() -> None:
     if find_spec("ray") is None:
-        raise UserError("Ray is not installed", hint="in skep's folder: pip install '.[ray]', on every node the same")
+        raise UserError("Ray is not installed", hint=f"{extra_hint('ray')}, on every node the same")
 
 
 def join(address: str) -> None:

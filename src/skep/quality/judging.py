@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.errors import SkepError, UserError, first_of
+from skep.host.installation import extra_hint
 from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript, ScriptEnding, ScriptResult
 from skep.sandbox.runner import Sandbox
 from skep.store.records import Request
@@ -70,7 +71,7 @@ def check_packages(items: Iterable[Item]) -> None:
     wanted = sorted({name for item in items for name in item.checker.values.get("packages", ())})
     if missing := [name for name in wanted if find_spec(name) is None]:
         lack = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-        raise UserError(f"the answers cannot be executed: {lack}", hint="in skep's folder: pip install '.[quality]'")
+        raise UserError(f"the answers cannot be executed: {lack}", hint=extra_hint("quality"))
 
 
 class Judge:
