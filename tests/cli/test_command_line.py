@@ -1,6 +1,7 @@
 """The command line itself: its tree, what is gone from it, tables; and commands too small for a module of their own."""
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -8,9 +9,12 @@ import sys
 from importlib import import_module
 
 import pytest
+from fake_programs import SMI
 from in_process import call, refused
 
 from skep.cli.main import ALIASES, GROUPS, NAMES, PART_OF, PARTS, plain_words, removed_options, tree_of
+from skep.host.checks import CheckResult, HostFinding
+from skep.report.hive_text import print_findings
 from skep.report.terminal import print_table
 
 WHOLE = tree_of(PARTS).commands
@@ -168,6 +172,35 @@ def test_doctor_has_a_verdict_for_every_check_and_a_hint_for_every_trouble(paths
     assert all(found["hint"] for found in findings if found["verdict"] != "ok")
     assert done.code == (1 if any(found["verdict"] == "problem" for found in findings) else 0)
     assert "python" in call("doctor").out
+
+
+NO_ENGINES = {"PATH": "/usr/bin:/bin"}
+
+
+def test_doctor_ends_with_what_there_is_to_do_and_calls_no_missing_engine_ok(skep, tmp_path):
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    cards = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    findings = json.loads(skep("doctor", "--json", **cards).stdout)["findings"]
+    verdicts = {found["check"]: found["verdict"] for found in findings}
+    assert {verdicts[name] for name in ("vllm", "sglang", "llamacpp")} == {"absent"}
+    assert verdicts["engine"] == "warning"
+    to_do = [check for check, verdict in verdicts.items() if verdict in ("warning", "problem")]
+    things = "1 thing" if len(to_do) == 1 else f"{len(to_do)} things"
+    last = skep("doctor", **cards).stdout.splitlines()[-1]
+    assert last == f"{things} to do: {', '.join(to_do)}"
+
+
+def test_a_missing_engine_is_nothing_to_do_without_cards(skep):
+    findings = json.loads(skep("doctor", "--json", **NO_ENGINES).stdout)["findings"]
+    assert "engine" not in [found["check"] for found in findings]
+    assert [found["hint"] for found in findings if found["verdict"] == "absent"] != []
+
+
+def test_doctor_says_so_where_there_is_nothing_to_do(capsys):
+    findings = [HostFinding("python", CheckResult.OK, "3.11"), HostFinding("vllm", CheckResult.ABSENT, "not installed")]
+    print_findings(findings)
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing to do"
 
 
 def test_a_model_that_cannot_be_pulled_is_one_clear_line(paths, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from skep.catalog.gpus import HostFacts
 from skep.catalog.models import pullable
 from skep.config.settings import EMBEDDED_MODEL
 from skep.engines.base import engine_named
-from skep.engines.install import INSTALLABLE, engine_status
+from skep.engines.install import INSTALLABLE, EngineStatus, engine_status
 from skep.errors import SkepError, UserError
 from skep.host.checks import CheckResult, HostFinding, disk_finding, examine
 from skep.host.facts import read_host, read_nvidia
@@ -21,7 +21,8 @@ from skep.units import format_bytes
 from skep.weights.hub import hub_cache, hub_token
 from skep.weights.pull import installed, model_path
 
-OK, WARNING, PROBLEM = CheckResult.OK, CheckResult.WARNING, CheckResult.PROBLEM
+OK, ABSENT = CheckResult.OK, CheckResult.ABSENT
+WARNING, PROBLEM = CheckResult.WARNING, CheckResult.PROBLEM
 
 
 def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
@@ -37,15 +38,20 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
 
 
 def engine_findings(*, cards: bool) -> list[HostFinding]:
-    """Return a line for each engine of others. That there is none is a warning where there are cards to serve on."""
+    """Return a line for each engine of others, and a warning where cards have none to serve with."""
     known = [engine_status(name) for name in INSTALLABLE]
-    missing = WARNING if cards and not any(one.path for one in known) else OK
-    return [
-        HostFinding(one.engine, OK, f"{one.version or one.engine} at {_short(one.path)}")
-        if one.path is not None
-        else HostFinding(one.engine, missing, "not installed", f"`{one.install}`")
-        for one in known
-    ]
+    findings = [_engine_finding(status) for status in known]
+    if cards and not any(status.path for status in known):
+        hint = f"`{known[0].install}`, or another one of these"
+        findings.insert(0, HostFinding("engine", WARNING, "none for these cards", hint))
+    return findings
+
+
+def _engine_finding(status: EngineStatus) -> HostFinding:
+    if status.path is None:
+        return HostFinding(status.engine, ABSENT, "not installed", f"`{status.install}`")
+    where = f"{status.version or status.engine} at {_short(status.path)}"
+    return HostFinding(status.engine, OK, where)
 
 
 def hub_finding() -> HostFinding:

@@ -19,8 +19,13 @@ from skep.units import GIB, format_bytes
 
 class CheckResult(Enum):
     OK = "ok"
+    ABSENT = "absent"  # and may stay so
     WARNING = "warning"
     PROBLEM = "problem"
+
+    @property
+    def wants_action(self) -> bool:
+        return self in (CheckResult.WARNING, CheckResult.PROBLEM)
 
 
 class HostFinding(msgspec.Struct, frozen=True):

@@ -204,11 +204,16 @@ def endpoint_lines(url: str, models: Sequence[str], *, keyed: bool) -> list[str]
     return [f"OpenAI SDK: OPENAI_BASE_URL={url} OPENAI_API_KEY={key} (model {model})", f"Claude Code: {told} claude"]
 
 
-COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.PROBLEM: "red"}
+COLOURS = {
+    CheckResult.OK: "green",
+    CheckResult.ABSENT: "dim",
+    CheckResult.WARNING: "yellow",
+    CheckResult.PROBLEM: "red",
+}
 
 
 def print_findings(findings: list[HostFinding]) -> None:
-    """Print a line for each, wrapped on a terminal, with its hint below."""
+    """Print a line for each, wrapped on a terminal, with its hint below; then what there is to do."""
     from rich.console import Console
     from rich.text import Text
 
@@ -220,6 +225,15 @@ def print_findings(findings: list[HostFinding]) -> None:
         console.print(mark + Text(f"{finding.check:{check}}  " + f"\n{indent}".join(wrap(finding.detail, room))))
         if finding.hint:
             console.print(Text(indent + f"\n{indent}".join(wrap(f"→ {finding.hint}", room)), "dim"))
+    console.print(Text(to_do_line(findings), "bold"))
+
+
+def to_do_line(findings: Sequence[HostFinding]) -> str:
+    checks = [finding.check for finding in findings if finding.verdict.wants_action]
+    if not checks:
+        return "nothing to do"
+    things = "1 thing" if len(checks) == 1 else f"{len(checks)} things"
+    return f"{things} to do: {', '.join(checks)}"
 
 
 _one = "{:,.1f}".format
