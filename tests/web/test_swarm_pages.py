@@ -29,6 +29,7 @@ def test_the_list_has_every_run_the_public_sees_none_and_what_is_not_there_is_to
     assert "reviews.jsonl" in page
     assert "&lt;i&gt;odd&lt;/i&gt;" in page
     runs = ask.json("/api/swarm.json")["runs"]
+    assert '<p class="lead">Runs of many tasks.' in ask("/swarm")[1]
     states = {run["id"]: (run["state"], run["done"], run["failed"], run["left"]) for run in runs}
     assert states == {MADE["whole"]: ("done", 2, 1, 0), MADE["stopped"]: ("stopped", 2, 1, 3)}
     answer, page = ask("/swarm/20200101-000000-abcdef")

@@ -20,7 +20,7 @@ from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.store.database import open_store
 from skep.web.app import serve
-from skep.web.context import make_site
+from skep.web.context import Site, make_site
 from skep.web.layout import PAGES, asset, assets, environment, vega_address, vega_version
 from skep.web.responses import json_answer, way_back
 
@@ -109,6 +109,7 @@ def test_without_a_hive_the_page_says_how_to_start_one_and_what_is_not_there_is_
         ("/compare", "skep monitor add", {"targets": [], "pairs": []}),
         ("/runs", "skep bench sweep", {"total": 0, "page": 1, "pages": 1, "runs": []}),
         ("/tuning", "No tunings yet", {"tunings": []}),
+        ("/swarm", "skep swarm run TASKS.jsonl", {"runs": []}),
     ],
 )
 def test_with_nothing_stored_a_page_says_how_to_begin(bare, page, said, empty):
@@ -116,6 +117,20 @@ def test_with_nothing_stored_a_page_says_how_to_begin(bare, page, said, empty):
     assert response.status == 200
     assert said in html
     assert bare.json(f"/api{page}.json") == empty
+
+
+@pytest.mark.parametrize(("in_flight", "answered"), [(0, 0), (1, 0), (0, 1)])
+def test_a_deployment_that_has_answered_nothing_says_how_to_send_it_work(tmp_path, in_flight, answered):
+    """Its page is nothing but free slots."""
+    hive = status({"name": "m-0", "slots": 4})
+    hive["gateway"] |= {"in_flight": in_flight, "ended": {"answered": answered}}
+    paths = installation(tmp_path)
+    with running(Site(paths), read=lambda _site: hive) as ask:
+        page = ask("/")[1]
+    assert ("skep swarm run TASKS.jsonl" in page) == (not in_flight and not answered)
+    assert "needs no deployment" not in page
+    with running(Site(paths, public=True), read=lambda _site: hive) as ask:
+        assert "skep swarm run" not in ask("/")[1]
 
 
 def test_in_public_no_address_path_or_word_of_others_is_shown(public):
