@@ -50,6 +50,7 @@ def test_beyond_loopback_there_must_be_a_key(env):
     with pytest.raises(UserError, match="without an API key"):
         make_site(paths, host="0.0.0.0")
     assert make_site(paths, host="0.0.0.0", api_key="k").guarded
+    assert make_site(paths, host="127.0.0.2", api_key="k").guarded, "for a proxy on this machine"
     assert not make_site(paths, host="0.0.0.0", public=True).guarded
     assert not make_site(paths, host="::1").guarded
 
