@@ -11,8 +11,9 @@ COMMIT = "c" * 40
 
 
 class FakeHub:
-    """`files` of the repositories by name. A file in `stops_at` is sent so far, and then waits for `go_on`.
+    """`files` of the repositories by name.
 
+    A file in `stops_at` is sent so far, and then waits for `go_on`.
     A file in `changes_at` is sent so far; then the connection ends, and the file is another one.
     """
 
@@ -119,7 +120,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.reply(206 if first else 200, data[first:], stop=stop, **heads)
 
     def first_byte(self, etag):
-        """Return where the answer begins: at the start where the client wants the rest of another file."""
+        """Return where the answer begins: at 0 where the client has a part of another file."""
         if self.headers["if-range"] not in (None, f'"{etag}"'):
             return 0
         return int((self.headers["range"] or "bytes=0-").removeprefix("bytes=").partition("-")[0])

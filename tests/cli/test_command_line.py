@@ -198,8 +198,8 @@ def test_a_missing_engine_is_nothing_to_do_without_cards(skep):
 
 
 def test_doctor_says_so_where_there_is_nothing_to_do(capsys):
-    findings = [HostFinding("python", CheckResult.OK, "3.11"), HostFinding("vllm", CheckResult.ABSENT, "not installed")]
-    print_findings(findings)
+    python = HostFinding("python", CheckResult.OK, "3.11")
+    print_findings([python, HostFinding("vllm", CheckResult.ABSENT, "not installed")])
     assert capsys.readouterr().out.splitlines()[-1] == "nothing to do"
 
 

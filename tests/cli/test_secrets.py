@@ -101,7 +101,7 @@ class KeyedDeployment:
         return {name for name, secret in self.secrets.items() if secret in text}
 
     def processes(self, part="", below=None):
-        """What the kernel shows of each process with that in its command line: the command line and environment.
+        """Command line and environment of each process with that in its command line.
 
         `below`: of another process than the deployment's own, and of those it started.
         """
@@ -209,7 +209,7 @@ def test_no_page_of_the_dashboard_holds_a_key(deployment, dashboard, path):
     assert deployment.names_in(dashboard.ask(path)) == set()
 
 
-def test_a_swarm_in_the_background_holds_its_own_key_and_what_it_starts_holds_none(deployment, dashboard):
+def test_a_swarm_in_the_background_holds_its_own_key_alone_and_a_check_none(deployment, dashboard):
     """The dashboard resumes a run in another process, which checks the schema in a third one."""
     (deployment.folder / "slow.jsonl").write_text(json.dumps(SLOW_TASK))
     argv = [sys.executable, "-m", "skep", "swarm", "run", "slow.jsonl", "--model", "other", "--json"]

@@ -1,4 +1,4 @@
-"""One upstream says of itself what is slow to read: clients of the other upstreams notice nothing."""
+"""One upstream says what is slow to read: clients of the others notice nothing."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from skep.testing.process import FakeEngine
 from skep.wire.engine_state import LONG_STATE_BYTES
 
 HELD_S = 30
-# Labels that never end, a set on each line. Looking from each line to the end of the text takes minutes.
+# Labels that never end, a set on each line. To look from each to the end takes minutes.
 ENDLESS = {
     "24 KB": b"a{\n" * 8_000,
     "the longest that is read at once": b"a{\n" * (LONG_STATE_BYTES // 3),
@@ -20,7 +20,7 @@ ENDLESS = {
 
 
 class HostileMetrics:
-    """The pages of an upstream whose `/metrics` waits until it is let go, and then is what it is."""
+    """The pages of an upstream whose `/metrics` waits until it is let go."""
 
     def __init__(self, text):
         self._text = text
@@ -40,7 +40,11 @@ class HostileMetrics:
 def test_labels_without_end_of_one_upstream_stop_no_stream_of_another(start_gateway, workers, text):
     """24 KB of them stopped every stream of a gateway for 17 s, each time it asked."""
     pages = HostileMetrics(text)
-    with recorded(page=pages) as server, FakeEngine(token_ms=5) as engine, ThreadPoolExecutor(1) as threads:
+    with (
+        recorded(page=pages) as server,
+        FakeEngine(token_ms=5) as engine,
+        ThreadPoolExecutor(1) as threads,
+    ):
         hostile = {"name": "hostile", "url": server.url, "model": "other"}
         good = {"name": "good", "url": engine.url, "model": MODEL}
         gateway = start_gateway(workers=workers)

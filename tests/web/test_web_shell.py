@@ -120,7 +120,7 @@ def test_with_nothing_stored_a_page_says_how_to_begin(bare, page, said, empty):
 
 
 @pytest.mark.parametrize(("in_flight", "answered"), [(0, 0), (1, 0), (0, 1)])
-def test_a_deployment_that_has_answered_nothing_says_how_to_send_it_work(tmp_path, in_flight, answered):
+def test_a_deployment_without_an_answer_says_how_to_send_it_work(tmp_path, in_flight, answered):
     """Its page is nothing but free slots."""
     hive = status({"name": "m-0", "slots": 4})
     hive["gateway"] |= {"in_flight": in_flight, "ended": {"answered": answered}}

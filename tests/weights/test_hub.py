@@ -192,7 +192,7 @@ def test_a_changed_file_under_the_same_etag_does_not_become_a_mixture(hub, tmp_p
 
 
 def test_a_file_without_a_checksum_is_begun_anew(hub, tmp_path):
-    """Under an ETag that says nothing, what was begun may be of an older file; nobody would notice the mixture."""
+    """What was begun may be of an older file: nobody would notice the mixture."""
     hub.etags = {"config.json": "1" * 40}
     blobs = tmp_path / "hf" / "hub" / "models--org--model" / "blobs"
     blobs.mkdir(parents=True)
@@ -203,7 +203,7 @@ def test_a_file_without_a_checksum_is_begun_anew(hub, tmp_path):
 
 
 def test_a_file_without_a_checksum_that_changes_while_it_is_fetched_does_not_become_a_mixture(hub):
-    """The connection breaks, and the hub's client asks for the rest of what is another file by then."""
+    """The hub's client asks for the rest after a break, when it is another file."""
     old, new = b"a" * 25_000_000, b"b" * 25_000_000  # its client writes 10 MB at a time
     hub.repos["org/model"] = {**FOLDER, "config.json": old}
     hub.changes_at = {"config.json": (15_000_000, new)}

@@ -38,7 +38,7 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
 
 
 def engine_findings(*, cards: bool) -> list[HostFinding]:
-    """Return a line for each engine of others, and a warning where cards have none to serve with."""
+    """Return a line for each engine of others, and a warning where cards have none."""
     known = [engine_status(name) for name in INSTALLABLE]
     findings = [_engine_finding(status) for status in known]
     if cards and not any(status.path for status in known):

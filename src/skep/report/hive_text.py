@@ -213,7 +213,7 @@ COLOURS = {
 
 
 def print_findings(findings: list[HostFinding]) -> None:
-    """Print a line for each, wrapped on a terminal, with its hint below; then what there is to do."""
+    """Print a line for each, with its hint below; then what there is to do."""
     from rich.console import Console
     from rich.text import Text
 

@@ -149,7 +149,7 @@ async def _models(answer: HttpResponse, *, given: bool) -> dict[str, dict[str, A
 
 
 def _listed_models(text: str) -> dict[str, dict[str, Any]] | None:
-    """Return what a list of models says of each, by its name; None where the text is no such list."""
+    """Return what a list of models says of each, by its name; None where it is no such list."""
     entries = _object(text).get("data")
     if not isinstance(entries, list):
         return None

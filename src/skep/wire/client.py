@@ -118,7 +118,7 @@ def reason_of(error: OSError) -> str:
 
 HEAD_BYTES = 262_144  # of an answer's head, at most, with the interim ones before it
 OVERHEAD_BYTES = 65_536  # of what stands around an answer's chunks: extensions of their sizes, and trailers
-FRAME_BYTES = 12  # of a chunk: its size, which some servers write with eight digits, and two line ends
+FRAME_BYTES = 12  # of a chunk: its size, by some servers in eight digits, and two line ends
 STALE_S = 1.0
 IDLE_S = 4.0  # a connection that stood idle for longer is not used again
 CLOSING_ROUNDS = 100
