@@ -74,15 +74,24 @@ def options_of(words):
 
 
 def published_run(depth, slots, share):
-    """The author's `vllm serve`, as it is printed in the write-up."""
+    """The author's `vllm serve`, as it is printed in the write-up, and the parser that lets agents call tools."""
     return {
         "--served-model-name": "qwen36-27b", "--quantization": "auto_round", "--dtype": "float16",
         "--max-model-len": "20000", "--gpu-memory-utilization": share, "--max-num-seqs": slots,
         "--max-num-batched-tokens": "2048", "--kv-cache-dtype": "fp8_e5m2", "--trust-remote-code": None,
+        "--enable-auto-tool-choice": None, "--tool-call-parser": "qwen3_coder",
         "--reasoning-parser": "qwen3", "--enable-prefix-caching": None, "--enable-chunked-prefill": None,
         "--host": "0.0.0.0", "--port": "8000",
         "--speculative-config": {"method": "mtp", "num_speculative_tokens": depth},
     }  # fmt: skip
+
+
+def test_a_container_is_told_the_parsers_of_the_model_whatever_its_folder_is_called_inside():
+    text = export(recipe(checkpoint="~/models/Qwen3-8B-AWQ"), "docker")
+    for run in commands(text, "docker"):
+        found = options_of(run)
+        assert (found["--served-model-name"], found["--tool-call-parser"]) == ("mine", "hermes")
+        assert not any("Qwen3-8B-AWQ" in word for word in run[run.index("serve") + 1 :])
 
 
 @pytest.mark.parametrize(

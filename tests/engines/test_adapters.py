@@ -90,6 +90,8 @@ OLD = frozenset({"--no-webui"})
 NEW = frozenset({"--slots", "--no-ui", "--no-webui"})
 FIGURES = frozenset({"--enable-prompt-tokens-details"})  # of a request, where the version has them
 HUB_FILE = "ggml-org/gpt-oss-20b-GGUF:Q4_K_M"
+HYBRID = "Qwen/Qwen3.6-27B"
+OLD_SGLANG = frozenset({"--tool-call-parser", "--reasoning-parser", "--mamba-scheduler-strategy"})
 TOLD = [
     # a recipe of two RTX 3090 in full
     ("vllm", None,
@@ -106,6 +108,44 @@ TOLD = [
     ("vllm", FIGURES, {},
      {"--served-model-name": "qwen3-8b", "--host": "127.0.0.1", "--port": "9001", "--max-num-seqs": "4",
       "--max-model-len": "8192", "--enable-prompt-tokens-details": ON}),
+    # the parsers of the model, if nothing else is said
+    ("vllm", None, {},
+     {"--enable-auto-tool-choice": ON, "--tool-call-parser": "hermes", "--reasoning-parser": "qwen3",
+      "--enable-prefix-caching": ON}),
+    ("vllm", None, {"tool_parser": "none", "reasoning_parser": "none"},
+     {"--enable-auto-tool-choice": ABSENT, "--tool-call-parser": ABSENT, "--reasoning-parser": ABSENT}),
+    ("vllm", None, {"tool_parser": "mine"}, {"--tool-call-parser": "mine", "--reasoning-parser": "qwen3"}),
+    ("vllm", None, {"checkpoint": "nobody/Thing-9B", "model": "thing"},
+     {"--enable-auto-tool-choice": ABSENT, "--tool-call-parser": ABSENT, "--enable-prefix-caching": ON}),
+    ("vllm", None, {"checkpoint": "Qwen/Qwen3-4B-Instruct-2507"},
+     {"--tool-call-parser": "hermes", "--reasoning-parser": ABSENT}),
+    ("vllm", None, {"extra": ("--reasoning-parser=deepseek_r1",)}, {"--reasoning-parser": ABSENT}),
+    ("vllm", None, {"checkpoint": "deepseek-ai/DeepSeek-V4-Flash"}, {"--tokenizer-mode": "deepseek_v4"}),
+    # a template that vLLM's package lacks: no path that does not exist, and no parser for calls that never come
+    ("vllm", None, {"checkpoint": "google/gemma-3-27b-it"},
+     {"--chat-template": ABSENT, "--tool-call-parser": ABSENT}),
+    ("vllm", None, {"checkpoint": "google/gemma-3-27b-it", "chat_template": "/t.jinja"},
+     {"--chat-template": "/t.jinja", "--tool-call-parser": "pythonic"}),
+    ("sglang", None, {}, {"--tool-call-parser": "qwen25", "--reasoning-parser": "qwen3"}),
+    ("sglang", None, {"tool_parser": "none", "reasoning_parser": "none"},
+     {"--tool-call-parser": ABSENT, "--reasoning-parser": ABSENT}),
+    # the prefix cache
+    ("vllm", None, {"prefix_cache": False}, {"--enable-prefix-caching": ABSENT, "--no-enable-prefix-caching": ON}),
+    ("vllm", None, {"chunked_prefill": False}, {"--enable-prefix-caching": ON}),
+    ("vllm", None, {"checkpoint": HYBRID}, {"--enable-prefix-caching": ON}),
+    ("vllm", None, {"checkpoint": HYBRID, "chunked_prefill": False}, {"--enable-prefix-caching": ABSENT}),
+    ("vllm", None, {"checkpoint": HYBRID, "extra": ("--disable-chunked-mm-input",)},
+     {"--enable-prefix-caching": ABSENT}),
+    ("vllm", None, {"checkpoint": HYBRID, "extra": ("--no-enable-prefix-caching",)},
+     {"--enable-prefix-caching": ABSENT}),
+    ("sglang", OLD_SGLANG, {"checkpoint": HYBRID, "draft": Draft("mtp", 2)},
+     {"--mamba-scheduler-strategy": "extra_buffer"}),
+    ("sglang", OLD_SGLANG, {"checkpoint": HYBRID}, {"--mamba-scheduler-strategy": ABSENT}),
+    ("sglang", OLD_SGLANG, {"checkpoint": HYBRID, "draft": Draft("mtp", 2), "prefix_cache": False},
+     {"--mamba-scheduler-strategy": ABSENT}),
+    ("sglang", OLD_SGLANG, {"draft": Draft("ngram", 2)}, {"--mamba-scheduler-strategy": ABSENT}),
+    ("sglang", OLD_SGLANG | {"--mamba-radix-cache-strategy"}, {"checkpoint": HYBRID, "draft": Draft("mtp", 2)},
+     {"--mamba-scheduler-strategy": ABSENT}),
     ("vllm", FIGURES, {"extra": ("--disable-log-stats",)}, {"--enable-prompt-tokens-details": ABSENT}),
     ("vllm", frozenset(), {}, {"--enable-prompt-tokens-details": ABSENT}),
     ("vllm", None, {"context_tokens": 0}, {"--max-model-len": ABSENT}),
@@ -200,6 +240,23 @@ def test_cards_are_those_that_nvidia_smi_numbers_so_and_the_hub_is_not_asked_for
     assert Vllm().environment(launch("vllm", checkpoint="/models/m"))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm"))
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm", checkpoint="/m", draft=Draft("draft", 2, "a/b")))
+
+
+def test_a_vllm_older_than_a_parser_is_started_without_it(tmp_path):
+    """An unknown parser ends vLLM before it loads the model."""
+    python, program = tmp_path / "python3", tmp_path / "vllm"
+    program.write_text(f"#!{python}\n")
+    program.chmod(0o755)
+
+    def parser_of(version):
+        python.write_text(f"#!/bin/sh\n# {version}\necho {version}\n")
+        python.chmod(0o755)
+        found = Vllm(cache_dir=tmp_path).argv(launch("vllm", binary=str(program), checkpoint=HYBRID))
+        return value(found, "--tool-call-parser") if "--tool-call-parser" in found else None
+
+    assert parser_of("0.16.0") is None
+    program.touch()  # installed anew
+    assert parser_of("0.28.0rc1") == "qwen3_coder"
 
 
 def test_an_older_vllm_is_asked_in_the_older_way_and_an_option_that_it_does_not_know_is_told(tmp_path):

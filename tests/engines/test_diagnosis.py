@@ -64,6 +64,15 @@ def test_every_rule_stands_once():
     assert "(../src/skep/engines/diagnosis.toml)" in page.read_text()
 
 
+def test_an_engine_that_does_not_know_a_parser_is_started_without_it():
+    said = "KeyError: 'invalid tool call parser: qwen3_coder (chose from { hermes,mistral })'"
+    told = diagnose(launch_of("vllm"), 1, ["Traceback (most recent call last):", said])
+    assert told.cause == "this version of vLLM has no tool parser `qwen3_coder`"
+    assert told.changed == "tool_parser unset -> none"
+    assert told.change.options.tool_parser == "none"
+    assert "set tool_parser to none" in told.remedy
+
+
 def test_a_line_is_taken_out_of_its_prefixes():
     raw = "\x1b[1;36m(EngineCore_DP0 pid=123)\x1b[0;0m ERROR 11-15 10:00:00 [core.py:866] ValueError: no"
     assert plain(raw).text == "ValueError: no"

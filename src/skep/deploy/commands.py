@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from skep.catalog.models import checkpoint_of
 from skep.catalog.presets import Draft, EngineOptions
+from skep.catalog.tool_calling import TOLD_PARSERS, find_tool_calling, usable
 from skep.deploy.plan_request import PlanAnswer
 from skep.engines.adapter import DRAFTED_BY_MODEL, adapter_of
 from skep.engines.base import Launch
-from skep.engines.discovery import bare_words, engine_kinds, is_installed
+from skep.engines.discovery import bare_words, engine_kinds, find_program, is_installed, version_of
 from skep.paths import HOST
 from skep.planner.candidates import USUAL_RAM_GIB
 from skep.planner.choose import Plan, PlanChoice
@@ -229,6 +230,7 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         said.append(f"{setup.quant.title} of {setup.model.id} would be best, but no such checkpoint is known")
     elif plan.checkpoint is None:
         said.append(f"skep knows no checkpoint of {setup.model.id}: name yours with --checkpoint")
+    said += filter(None, [agent_caveat(found, plan)])
     if not rated.holds_all:
         at_once = (setup.slots or 1) * setup.layout.replicas
         said.append(f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait")
@@ -254,6 +256,21 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
     said += [f.sentence for f in rated.findings if f.verdict == "costs"]
     said += [f.sentence for f in rated.findings if f.verdict == "depends"]
     return said
+
+
+def agent_caveat(found: PlanAnswer, plan: Plan) -> str | None:
+    """Return why agents cannot call tools with it, or not reliably; None: they can, or nothing is known against it."""
+    setup = plan.setup
+    engine, model = setup.engine, setup.model.id
+    calling = find_tool_calling(engine, model, plan.checkpoint)
+    if calling is None:
+        told = engine in TOLD_PARSERS
+        return f"no tool parser of {engine} is known for {model}: name one with tool_parser" if told else None
+    here = not found.flags.gpu and calling.since and is_installed(engine)
+    calling = usable(calling, engine, version=version_of(find_program(engine)) if here else None)
+    if calling.why_not is not None:
+        return f"agents cannot call tools with it on {engine}: {calling.why_not}"
+    return f"agents' tool calls are unreliable with it: {calling.unreliable}" if calling.unreliable else None
 
 
 def vision_bytes(plan: Plan) -> int:

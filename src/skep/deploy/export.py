@@ -24,7 +24,7 @@ from skep.catalog.presets import NO_CARDS, Container, Need, Preset, stand_in_wor
 from skep.config.presets import find_preset, preset, presets_folder, serve_of
 from skep.config.rigs import parse_rig
 from skep.deploy.commands import launches_of
-from skep.deploy.launches import assign_cards, launch_of
+from skep.deploy.launches import FROM_HUB, assign_cards, launch_of
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
 from skep.engines.adapter import Adapter, adapter_of, on_hub
 from skep.engines.base import Launch, engine_named
@@ -210,9 +210,9 @@ def file_name(text: str) -> str:
 # What starts a replica
 
 
-def native_words(launch: Launch) -> list[Word]:
+def native_words(launch: Launch, release: str | None = None) -> list[Word]:
     """Return the command line as somebody types it: nothing is looked for on this machine."""
-    words = [*bare_words(launch.engine, launch.binary), *adapter_of(launch.engine).arguments(launch)]
+    words = [*bare_words(launch.engine, launch.binary), *adapter_of(launch.engine, release=release).arguments(launch)]
     return [RecipePath(word) if word == launch.checkpoint and word.startswith(("~", "$")) else word for word in words]
 
 
@@ -275,7 +275,7 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     host, inside, read_only, checkpoint = _weights(launch, own)
     port = engine_kinds()[launch.engine].image_port
     inner = replace(launch, port=port, gpus=(), checkpoint=checkpoint, binary=None)
-    program, arguments = _started(inner, own.before)
+    program, arguments = _started(launch.engine, _inner_words(inner, launch, recipe.engine_version), own.before)
     mounts = [(RecipePath(mount.host), mount.inside, mount.read_only) for mount in own.mounts]
     if inside and inside not in (mount.inside for mount in own.mounts):
         mounts.insert(0, (RecipePath(host), inside, read_only))
@@ -348,9 +348,15 @@ def _weights(launch: Launch, own: Container) -> tuple[str, str, bool, str | None
     return checkpoint if here else f"${CHECKPOINT}", inside, True, inside
 
 
-def _started(launch: Launch, steps: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+def _inner_words(inner: Launch, launch: Launch, release: str | None) -> list[str]:
+    """Return the command line inside. Which parsers a model takes is told by its own name, not by its folder there."""
+    named = replace(inner, checkpoint=launch.checkpoint) if launch.engine in FROM_HUB else inner
+    words = [word.text if isinstance(word, RecipePath) else word for word in native_words(named, release)]
+    return [inner.checkpoint if inner.checkpoint and word == named.checkpoint else word for word in words]
+
+
+def _started(engine: str, words: list[str], steps: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     """Return the engine's command line as its image knows it, behind the steps that come before."""
-    words = [word.text if isinstance(word, RecipePath) else word for word in native_words(launch)]
     words[0] = words[0].rpartition("/")[2]
     if words[0].startswith("python"):
         words[0] = "python3"
@@ -360,10 +366,10 @@ def _started(launch: Launch, steps: Sequence[str]) -> tuple[str | None, tuple[st
     else:
         words += ["--host", EVERYWHERE]
     if steps:
-        start = "/app/llama-server" if launch.engine == "llamacpp" else words[0]
+        start = "/app/llama-server" if engine == "llamacpp" else words[0]
         script = "\n".join(("set -e", *steps, f"exec {shell_lines([start, *words[1:]])}"))
         return "/bin/bash", ("-c", script)
-    return None if launch.engine == "llamacpp" else words[0], tuple(words[1:])
+    return None if engine == "llamacpp" else words[0], tuple(words[1:])
 
 
 # Texts

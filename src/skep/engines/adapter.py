@@ -29,6 +29,7 @@ class Adapter(Engine):
 
     def __init__(self, *, cache_dir: Path | None = None, vendor: str = "nvidia") -> None:
         self.vendor = vendor
+        self.release: str | None = None  # of the engine that is meant, where it is not the one found here
         self.binary: str | None = None  # of a launch that was neither checked nor started yet
         self._cache_dir = cache_dir
         self._program: discovery.Program | None = None
@@ -91,6 +92,13 @@ class Adapter(Engine):
 
     # Shared
 
+    @property
+    def known_version(self) -> str | None:
+        """Return the version that a command line is for; None: nothing was looked for, or it does not tell."""
+        if self.release is not None:
+            return self.release
+        return None if self._program is None else discovery.version_of(self._program)
+
     def cards(self, launch: Launch) -> dict[str, str]:
         """Numbers as nvidia-smi has them: without the order of the bus, CUDA counts the fastest card first."""
         if not launch.gpus:
@@ -99,11 +107,13 @@ class Adapter(Engine):
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **shown} if self.vendor == "nvidia" else shown
 
 
-def adapter_of(engine: str, vendor: str = "nvidia") -> Adapter:
-    """Return the adapter of an engine of others, for cards of that vendor."""
+def adapter_of(engine: str, vendor: str = "nvidia", release: str | None = None) -> Adapter:
+    """Return the adapter of an engine of others, for cards of that vendor. `release`: of the engine, where known."""
     found = engine_named(engine)
     assert isinstance(found, Adapter)
-    return type(found)(vendor=vendor)
+    adapter = type(found)(vendor=vendor)
+    adapter.release = release
+    return adapter
 
 
 def p2p_variables(launch: Launch) -> dict[str, str]:

@@ -11,7 +11,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from skep.catalog.models import geometry
 from skep.catalog.presets import Draft
+from skep.catalog.tool_calling import NONE, ToolCalling, find_tool_calling, launched_model, usable
+from skep.engines import discovery
 from skep.engines.adapter import (
     Adapter,
     Known,
@@ -30,6 +35,10 @@ from skep.host.processes import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE
 _METHODS = {"draft": "draft_model", "eagle": "eagle3"}
 _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
 _ORIGINS = "--allowed-origins"
+_TOOLS, _REASONING, _TEMPLATE = "--tool-call-parser", "--reasoning-parser", "--chat-template"
+_CACHING = "--enable-prefix-caching"
+_UNCHUNKED = ("--no-enable-chunked-prefill", "--disable-chunked-mm-input")
+_OLD_STRATEGY, _STRATEGY = "--mamba-scheduler-strategy", "--mamba-radix-cache-strategy"
 _WHERE_KNOWN = ("--enable-prompt-tokens-details", "--enable-per-request-metrics")  # figures of a request in its answer
 
 
@@ -61,6 +70,27 @@ class CheckpointEngine(Adapter):
             if path.is_dir() and not any((path / one).exists() for one in ("config.json", "params.json")):
                 hint = "name the folder that config.json is in"
                 raise UserError(f"{self.name}: the {what} `{name}` has no config.json", hint=hint)
+
+    def tool_calling(self, launch: Launch, known: Known = None) -> ToolCalling:
+        """Return the parsers it is started with: as the options say, else the model's that this version has.
+
+        What `extra` sets is left out here. "none" in an option is no parser.
+        """
+        options = launch.options
+        has_template = options.chat_template is not None or in_extra(launch, _TEMPLATE)
+        calling = find_tool_calling(self.name, launch.model, source_of(launch)) or ToolCalling()
+        calling = usable(calling, self.name, version=self.known_version, has_template=has_template)
+
+        def parser(name: str, wanted: str | None, usual: str | None) -> str | None:
+            chosen = wanted or (usual if takes(known, name) else None)
+            return None if in_extra(launch, name) or chosen == NONE else chosen
+
+        return replace(
+            calling,
+            tool_parser=parser(_TOOLS, options.tool_parser, calling.tool_parser),
+            reasoning_parser=parser(_REASONING, options.reasoning_parser, calling.reasoning_parser),
+            flags=() if calling.flags and in_extra(launch, calling.flags[0]) else calling.flags,
+        )
 
     def variables(self, launch: Launch) -> dict[str, str]:
         """Where all it reads lies in folders, the hub need not be asked."""
@@ -102,23 +132,52 @@ class Vllm(CheckpointEngine):
         words += either(options.graphs, "--no-enforce-eager", "--enforce-eager")
         words += either(options.chunked_prefill, "--enable-chunked-prefill", "--no-enable-chunked-prefill")
         words += flag("--max-num-batched-tokens", options.batched_tokens)
-        words += either(options.prefix_cache, "--enable-prefix-caching", "--no-enable-prefix-caching")
+        words += _prefix_caching(launch, known)
         if options.draft is not None:
             words += ["--speculative-config", speculative_config(options.draft)]
         apart = options.p2p == "off" and options.custom_all_reduce is None  # it reads the other cards' memory itself
         words += either(False if apart else options.custom_all_reduce, None, "--disable-custom-all-reduce")
         words += either(options.text_only or None, "--language-model-only", None)
         words += either(options.trust_remote_code or None, "--trust-remote-code", None)
-        words += flag("--reasoning-parser", options.reasoning_parser)
-        if options.tool_parser is not None:
-            words += ["--enable-auto-tool-choice", "--tool-call-parser", options.tool_parser]
-        words += flag("--chat-template", options.chat_template)
+        calling = self.tool_calling(launch, known)
+        words += flag(_REASONING, calling.reasoning_parser)
+        if calling.tool_parser is not None:  # neither of the two does anything without the other
+            words += ["--enable-auto-tool-choice", _TOOLS, calling.tool_parser]
+        words += [*calling.flags, *flag(_TEMPLATE, options.chat_template)]
         counted = "--disable-log-stats" not in launch.extra  # without its statistics it refuses to tell of a request
         words += [w for w in _WHERE_KNOWN if known is not None and w in known and w not in launch.extra and counted]
         return [*words, *launch.extra]
 
     def variables(self, launch: Launch) -> dict[str, str]:
         return {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **super().variables(launch)}
+
+
+def in_extra(launch: Launch, name: str) -> bool:
+    """Return whether the user sets this flag, with its value behind it or behind a `=`."""
+    return any(word.partition("=")[0].replace("_", "-") == name for word in launch.extra)
+
+
+def takes(known: Known, name: str) -> bool:
+    """Return whether the version has the flag, as far as its flags are known."""
+    return known is None or name in known
+
+
+def is_hybrid(launch: Launch) -> bool | None:
+    """Return whether the model has linear attention beside full attention; None: it is not known."""
+    model = launched_model(launch.model, source_of(launch))
+    return None if model is None else geometry(model).is_hybrid
+
+
+def _prefix_caching(launch: Launch, known: Known) -> list[str]:
+    """On for every model: for hybrids it is off by default in vLLM before 0.28. There it needs prefill in chunks."""
+    wanted = launch.options.prefix_cache
+    if wanted is not None:
+        return [_CACHING if wanted else "--no-enable-prefix-caching"]
+    given = in_extra(launch, _CACHING) or in_extra(launch, "--no-enable-prefix-caching")
+    if given or not takes(known, _CACHING):
+        return []
+    unchunked = launch.options.chunked_prefill is False or any(in_extra(launch, name) for name in _UNCHUNKED)
+    return [] if unchunked and is_hybrid(launch) is not False else [_CACHING]
 
 
 def speculative_config(draft: Draft) -> str:
@@ -163,9 +222,24 @@ class Sglang(CheckpointEngine):
         apart = options.p2p == "off" and options.custom_all_reduce is None  # it reads the other cards' memory itself
         words += either(False if apart else options.custom_all_reduce, None, "--disable-custom-all-reduce")
         words += either(options.trust_remote_code or None, "--trust-remote-code", None)
-        words += flag("--reasoning-parser", options.reasoning_parser)
-        words += flag("--tool-call-parser", options.tool_parser) + flag("--chat-template", options.chat_template)
+        words += [_OLD_STRATEGY, "extra_buffer"] if _needs_extra_buffer(launch, known) else []
+        calling = self.tool_calling(launch, known)
+        words += flag(_REASONING, calling.reasoning_parser) + flag(_TOOLS, calling.tool_parser)
+        words += [*calling.flags, *flag(_TEMPLATE, options.chat_template)]
         return [*words, "--enable-metrics", "--enable-cache-report", *launch.extra]
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        known = None if self._program is None else discovery.remembered_flags(self._program, self._cache_dir)
+        own = {"SGLANG_ENABLE_SPEC_V2": "1"} if _needs_extra_buffer(launch, known) else {}
+        return own | super().variables(launch)
+
+
+def _needs_extra_buffer(launch: Launch, known: Known) -> bool:
+    """SGLang 0.5.7 to 0.5.13 refuses hybrids with drafts and a prefix cache otherwise; later ones choose themselves."""
+    if known is None or _OLD_STRATEGY not in known or _STRATEGY in known or in_extra(launch, _OLD_STRATEGY):
+        return False
+    caches = launch.options.prefix_cache is not False and not in_extra(launch, "--disable-radix-cache")
+    return launch.options.draft is not None and caches and is_hybrid(launch) is True
 
 
 def _key_words(launch: Launch, known: Known) -> list[str]:

@@ -1,0 +1,150 @@
+"""How models call tools: which parsers an engine has to be told of, from `tool_calling.toml`.
+
+Knows names and versions; whether an engine, a template or a checkpoint is there, others find out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from skep.catalog.models import checkpoint_of, find_geometry
+from skep.catalog.names import table, table_texts
+
+NONE = "none"  # the word for no parser, in settings
+_FILE = "tool_calling.toml"
+TOLD_PARSERS = ("vllm", "sglang")  # engines that do not find the parser themselves
+_BY_TEMPLATE = ("llamacpp", "embedded")  # they go by the model's chat template
+_CACHED = re.compile(r"models--([^/]+?)--([^/]+)")  # a folder of the hub's cache
+_PART = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")
+_GGUF_FORMAT = re.compile(r"[-._](?:ud-)?(?:i?q[0-9][a-z0-9_]{0,16}|bf16|f16|f32|mxfp4(?:_moe)?)$", re.IGNORECASE)
+_RELEASE = re.compile(r"(?<![0-9.])([0-9]{1,6})\.([0-9]{1,6})(?:\.([0-9]{1,6}))?(?:\.?post([0-9]{1,6}))?")
+
+Release = tuple[int, int, int, int]
+
+
+class ToolCalling(msgspec.Struct, frozen=True):
+    """What an engine is told of one model, so that agents can call tools with it."""
+
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    flags: tuple[str, ...] = ()  # more that the engine takes with it
+    since: str = ""  # the first release that has both parsers; empty: every one, or it is not known
+    template: str | None = None  # the file of a chat template without which the model is not told of the tools
+    why_not: str | None = None  # why agents cannot call tools, in a few words; None: they can
+    unreliable: str | None = None  # why calls often fail all the same
+
+
+def find_tool_calling(engine: str, model: str, checkpoint: str | None = None) -> ToolCalling | None:
+    """Return how this engine reads the calls of a model; None where the model or the engine is not known.
+
+    `model` is its name, `checkpoint` what is loaded: a name on the hub, a folder or a file.
+    """
+    slug, name = _named(model, checkpoint)
+    entry = _entry(slug, name.rpartition("/")[2].casefold()) if slug is not None else None
+    if entry is None:
+        return None
+    if engine in _BY_TEMPLATE:
+        readable = entry.get("llamacpp", "no") != "no"
+        return ToolCalling(why_not=None if readable else "its chat template knows no tools")
+    return _told(engine, entry, name) if engine in TOLD_PARSERS else None
+
+
+def launched_model(model: str, checkpoint: str | None = None) -> str | None:
+    """Return which model of the catalogue is loaded; None where the names spell none."""
+    return _named(model, checkpoint)[0]
+
+
+def _told(engine: str, entry: Mapping[str, Any], name: str) -> ToolCalling:
+    tool_parser = entry.get(engine) or None
+    reasoning_parser = entry.get(f"{engine}_reasoning") or None
+    owner = entry.get(f"{engine}_reasoning_owner")
+    if owner is not None and not name.casefold().startswith(f"{owner}/"):
+        reasoning_parser = None
+    reason = entry.get("reason", f"no parser of {engine} reads its calls")
+    return ToolCalling(
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        flags=tuple(entry.get(f"{engine}_flags", ())),
+        since=entry.get(f"{engine}_since", ""),
+        template=entry.get(f"{engine}_template"),
+        why_not=None if tool_parser else reason,
+        unreliable=entry.get("unreliable") if tool_parser else None,
+    )
+
+
+def usable(known: ToolCalling, engine: str, *, version: str | None = None, has_template: bool = False) -> ToolCalling:
+    """Return what can be told of it to this version of the engine; None: the version is not known.
+
+    `has_template`: a chat template is given, which is taken for the one that the model needs.
+    """
+    installed, first = release_of(version), release_of(known.since)
+    if installed is not None and first is not None and installed < first:
+        return ToolCalling(why_not=f"{engine} has its parser since {known.since}")
+    if known.tool_parser is not None and known.template is not None and not has_template:
+        why_not = f"it needs the chat template {known.template}, which {engine} does not bring: name yours"
+        return msgspec.structs.replace(known, tool_parser=None, why_not=f"{why_not} with chat_template")
+    return known
+
+
+def release_of(version: str | None) -> Release | None:
+    """`vllm 0.19.1`; None where the text has no release, or one that is still being made."""
+    match = _RELEASE.search(version or "")
+    if match is None or "dev" in (version or ""):
+        return None
+    major, minor, patch, post = (int(part or 0) for part in match.groups())
+    return major, minor, patch, post
+
+
+def hub_name(source: str) -> str:
+    """Return `organisation/name` of a hub's name or a folder of its cache; else the name of the folder or file."""
+    cached = _CACHED.search(source)
+    if cached is not None and not source.endswith(".gguf"):
+        return f"{cached[1]}/{cached[2]}"
+    named = source.partition(":")[0]
+    if named.count("/") == 1 and not named.startswith(("/", ".", "~", "$")) and not named.endswith(".gguf"):
+        return named
+    name = source.rstrip("/").rpartition("/")[2]
+    if name.endswith(".gguf"):
+        name = _GGUF_FORMAT.sub("", _PART.sub("", name.removesuffix(".gguf")))
+    return name
+
+
+def _named(model: str, checkpoint: str | None) -> tuple[str | None, str]:
+    """Return the model and the name that spells it: of what is loaded, else the one that it is served under."""
+    for source in (checkpoint, model):
+        name = hub_name(source) if source else ""
+        slug = _slug(name) if name else None
+        if slug is not None:
+            return slug, name
+    return None, ""
+
+
+@lru_cache(maxsize=128)
+def _slug(name: str) -> str | None:
+    checkpoint = checkpoint_of(name) if "/" in name else None
+    if checkpoint is not None:
+        return checkpoint.model
+    geometry = find_geometry(name)
+    return None if geometry is None else geometry.id
+
+
+@lru_cache(maxsize=128)
+def _entry(slug: str, name: str) -> Mapping[str, Any] | None:
+    """Return what is known of a model, and of its checkpoint of that name where that differs."""
+    texts = table_texts(_FILE)
+    group = next((title for title, text in texts.items() if "models = [" in text and f'"{slug}"' in text), None)
+    if group is None:
+        return None
+    entry = table(_FILE, group)
+    for title, text in texts.items():
+        if text.startswith(f'of = "{group}"\n'):
+            variant = table(_FILE, title)
+            if any(fnmatchcase(name, pattern) for pattern in variant["names"]):
+                return {**entry, **variant}
+    return entry
