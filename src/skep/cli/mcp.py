@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 from skep.cli.options import ROOT, EndpointOptions, command
 from skep.errors import UserError
@@ -16,17 +17,21 @@ def mcp(*, endpoint: EndpointOptions) -> None:
 
     if endpoint.url is not None:
         parse_url(endpoint.url)
-    try:
-        import mcp as _sdk  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "mcp":
-            raise
+    if find_spec("mcp") is None:
         from skep.host.installation import extra_hint
 
         lack = "`skep mcp` needs the MCP SDK, which is not installed"
-        raise UserError(lack, hint=extra_hint("mcp")) from None
-    from skep.mcp_server.read_tools import ServerContext
+        raise UserError(lack, hint=extra_hint("mcp"))
+    from skep.mcp_server.opening import ClientWire, Doorman, open_conversation, read_opening
+
+    doorman = Doorman(read_opening())
+    wire = ClientWire()
+    next_line = open_conversation(doorman, wire)
+    if next_line is None:
+        return
+    from skep.mcp_server.read_tools import ServerContext  # a second or more, for a client that calls a tool
     from skep.mcp_server.server import serve_stdio
 
     where = {"url": endpoint.url, "model": endpoint.model, "key_env": endpoint.key_env}
-    serve_stdio(ServerContext(user_paths(os.environ), dict(os.environ), **where))
+    context = ServerContext(user_paths(os.environ), dict(os.environ), **where)
+    serve_stdio(context, wire, doorman.replay(), next_line)

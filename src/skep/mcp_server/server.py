@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from difflib import get_close_matches
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import anyio
+from anyio import to_thread
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
+from mcp.server.stdio import stdio_server
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field, ValidationError
 
 from skep import __version__
 from skep.errors import SkepError
+from skep.mcp_server.opening import REPLAYED, ClientWire
 from skep.mcp_server.read_tools import ReadTools, ServerContext
 from skep.mcp_server.run_tools import LONGEST_WAIT_S, RunTools
 
@@ -130,15 +132,59 @@ def _text(name: str) -> str:
     return files("skep.mcp_server").joinpath(name).read_text("utf-8")
 
 
-def serve_stdio(place: ServerContext) -> None:
+class ClientLines:
+    """What the client says, for the SDK: first the opening that was answered without it, then every line after."""
+
+    def __init__(self, wire: ClientWire, replayed: list[bytes], next_line: bytes) -> None:
+        self._wire = wire
+        self._replayed = replayed
+        self._next_line = next_line
+        self.opened = anyio.Event()  # the server has answered `initialize` again
+        if not replayed:
+            self.opened.set()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        for replayed in self._replayed:
+            yield replayed.decode()
+            await self.opened.wait()
+        line: bytes | None = self._next_line
+        while line is not None:
+            yield line.decode("utf-8", "replace")
+            line = await to_thread.run_sync(self._wire.read_line, abandon_on_cancel=True)
+
+
+class ClientReplies:
+    """What the server says, for the client, without the second answer to `initialize`."""
+
+    def __init__(self, wire: ClientWire, lines: ClientLines) -> None:
+        self._wire = wire
+        self._lines = lines
+
+    async def write(self, text: str) -> None:
+        if not self._lines.opened.is_set() and json.loads(text).get("id") == REPLAYED:
+            self._lines.opened.set()
+            return
+        await to_thread.run_sync(self._wire.send, text.encode("utf-8", "surrogatepass"))
+
+    async def flush(self) -> None:
+        """Nothing is held back."""
+
+
+async def serve(server: MCPServer[Any], lines: ClientLines, replies: ClientReplies) -> None:
+    """As `run_stdio_async` does, with lines that were partly read before the SDK was imported."""
+    lowlevel = server._lowlevel_server  # noqa: SLF001  # no public way takes other streams
+    stdin, stdout = cast(Any, lines), cast(Any, replies)
+    async with stdio_server(stdin, stdout) as (read_stream, write_stream):
+        await lowlevel.run(read_stream, write_stream, lowlevel.create_initialization_options())
+
+
+def serve_stdio(place: ServerContext, wire: ClientWire, replayed: list[bytes], next_line: bytes) -> None:
     """Until the client closes our input, or a signal. Runs go on; nothing else is held, so the end is at once.
     The thread that reads stdin cannot be interrupted, which is why the process is left and not unwound."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")  # on stderr: stdout is the client's
-    server = make_server(place)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda _number, _frame: os._exit(0))
+    lines = ClientLines(wire, replayed, next_line)
     try:
-        anyio.run(server.run_stdio_async)
+        anyio.run(serve, make_server(place), lines, ClientReplies(wire, lines))
     except BaseExceptionGroup as group:
         if group.split(GONE)[1] is not None:
             raise

@@ -1,0 +1,157 @@
+"""The first answers to a client, before anything heavy is imported.
+
+A client that starts asks who is there and which tools there are, and many wait for that with the first turn. Those
+answers do not depend on anything: they are stored in `opening.json` as the whole server gives them. Anything else is
+left to that server, which is imported then and hears the opening again. A client that calls no tool costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from skep import __version__
+
+STORED = Path(__file__).with_name("opening.json")
+VERSION_MARK = "@VERSION@"  # stands for skep's version in the stored answers
+META = "io.modelcontextprotocol/"  # what a request of the protocol without a handshake says of its client
+REPLAYED = "skep-opening"  # the id of an `initialize` that has been answered already
+READ_BYTES = 1 << 16
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """Results by method. `handshake`: after `initialize`; `stateless`: where each request names the protocol."""
+
+    versions: tuple[str, ...]  # of the handshake, oldest first
+    stateless_version: str
+    handshake: dict[str, msgspec.Raw]
+    stateless: dict[str, msgspec.Raw]
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    method: str
+    jsonrpc: str
+    params: dict[str, Any] | None = None
+    id: int | str | None = None  # None: a notification
+
+
+def read_opening() -> Opening:
+    text = STORED.read_text(encoding="utf-8").replace(VERSION_MARK, __version__)
+    return msgspec.json.decode(text, type=Opening)
+
+
+class Doorman:
+    """Answers what is stored. `answer` returns None where the whole server has to go on, with `replay` before it."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._initialize: dict[str, Any] | None = None  # its parameters
+        self._initialized = False
+
+    def replay(self) -> list[bytes]:
+        """Return the lines that tell another server what the client has said: none, or the handshake."""
+        lines: list[dict[str, Any]] = []
+        if self._initialize is not None:
+            lines.append({"id": REPLAYED, "method": "initialize", "params": self._initialize})
+        if self._initialized:
+            lines.append({"method": "notifications/initialized"})
+        return [msgspec.json.encode({"jsonrpc": "2.0", **line}) for line in lines]
+
+    def answer(self, line: bytes) -> bytes | None:
+        """Return the line to send, empty for a notification."""
+        try:
+            request = msgspec.json.decode(line, type=Request)
+        except msgspec.MsgspecError:
+            return None
+        if request.id is None:
+            return self._notice(request)
+        result = self._result(request)
+        if result is None:
+            return None
+        reply = {"jsonrpc": "2.0", "id": request.id, "result": result}
+        return msgspec.json.encode(reply) + b"\n"
+
+    def _notice(self, request: Request) -> bytes | None:
+        if request.method == "notifications/initialized" and self._initialize is not None:
+            self._initialized = True
+            return b""
+        return b"" if request.method == "notifications/cancelled" else None
+
+    def _result(self, request: Request) -> msgspec.Raw | None:
+        params = request.params or {}
+        if request.method == "initialize":
+            return self._begin(params)
+        if set(params) - {"_meta"}:  # a page, a filter: what is stored is the first page
+            return None
+        if self._initialize is not None:
+            return self._opening.handshake.get(request.method)
+        if self._is_stateless(params.get("_meta")):
+            return self._opening.stateless.get(request.method)
+        return None
+
+    def _is_stateless(self, meta: Any) -> bool:
+        if not isinstance(meta, dict):
+            return False
+        told = all(isinstance(meta.get(f"{META}{name}"), dict) for name in ("clientInfo", "clientCapabilities"))
+        return told and meta.get(f"{META}protocolVersion") == self._opening.stateless_version
+
+    def _begin(self, params: dict[str, Any]) -> msgspec.Raw | None:
+        known = isinstance(params.get("capabilities"), dict) and isinstance(params.get("clientInfo"), dict)
+        version = params.get("protocolVersion")
+        if self._initialize is not None or not known or not isinstance(version, str):
+            return None
+        self._initialize = params
+        result = msgspec.json.decode(self._opening.handshake["initialize"])
+        if version in self._opening.versions:
+            result["protocolVersion"] = version
+        return msgspec.Raw(msgspec.json.encode(result))
+
+
+class ClientWire:
+    """The client's end, kept apart from descriptors 0 and 1: what a tool or a child prints stays out of it."""
+
+    def __init__(self) -> None:
+        self.read_fd = os.dup(0)
+        self.write_fd = os.dup(1)
+        self.unread = b""
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+
+    def read_line(self) -> bytes | None:
+        """Return a line without its end, also a last one that has none; None: the client has gone."""
+        while b"\n" not in self.unread:
+            data = os.read(self.read_fd, READ_BYTES)
+            if not data:
+                rest, self.unread = self.unread, b""
+                return rest or None
+            self.unread += data
+        line, _, self.unread = self.unread.partition(b"\n")
+        return line
+
+    def send(self, line: bytes) -> None:
+        while line:
+            line = line[os.write(self.write_fd, line) :]
+
+
+def open_conversation(doorman: Doorman, wire: ClientWire) -> bytes | None:
+    """Answer until the whole server is needed and return the line that it begins with; None: the client has gone.
+
+    A signal ends the process at once: runs go on by themselves, and nothing else is held.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: os._exit(0))
+    while (line := wire.read_line()) is not None:
+        reply = doorman.answer(line) if line.strip() else b""
+        if reply is None:
+            return line
+        try:
+            wire.send(reply)
+        except OSError:
+            return None
+    return None

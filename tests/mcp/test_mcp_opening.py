@@ -1,0 +1,128 @@
+"""The first answers of `skep mcp`, which come from a stored file before the SDK is imported."""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from skep.mcp_server.opening import META, Doorman, read_opening
+
+ROOT = Path(__file__).parents[2]
+CLIENT = {"name": "t", "version": "1"}
+LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+
+
+def request(number, method, **params):
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+
+
+def initialize(version):
+    return request(0, "initialize", protocolVersion=version, capabilities={}, clientInfo=CLIENT)
+
+
+INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+
+
+class Conversation:
+    """Lines to `skep mcp` and from it."""
+
+    def __init__(self, process):
+        self.process = process
+
+    def tell(self, message):
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, message):
+        self.tell(message)
+        while True:
+            reply = json.loads(self.process.stdout.readline())
+            if reply.get("id") == message["id"]:
+                return reply
+
+    def has_loaded(self, library):
+        return library in Path(f"/proc/{self.process.pid}/maps").read_text()
+
+
+@contextmanager
+def conversation(env, folder):
+    argv = [sys.executable, "-m", "skep", "mcp", "--url", "http://127.0.0.1:9"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, env=env, cwd=folder, **pipes) as process:
+        yield Conversation(process)
+        process.stdin.close()
+        assert process.wait(10) == 0
+        assert "Traceback" not in process.stderr.read()
+
+
+@pytest.fixture(scope="module")
+def whole_server():
+    """What the server says that the SDK makes of our tools."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import write_mcp_opening
+
+        yield write_mcp_opening
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+
+
+def stored_answers(opening, requests):
+    doorman = Doorman(opening)
+    replies = [doorman.answer(json.dumps(message).encode()) for message in requests]
+    return [json.loads(reply)["result"] for reply in replies if reply != b""]
+
+
+def test_the_first_answers_are_the_whole_servers_own_in_every_version_of_the_protocol(whole_server):
+    """`make docs` writes them anew."""
+    opening = read_opening()
+    for version in (*opening.versions, "2099-01-01"):
+        said = whole_server.handshake(version)
+        requests = [initialize(version), INITIALIZED, *(request(1, method) for method in (*LISTS, "ping"))]
+        assert stored_answers(opening, requests) == list(said.values())
+    said = whole_server.stateless()
+    requests = [request(1, method, _meta=whole_server.STATELESS) for method in said]
+    assert stored_answers(opening, requests) == list(said.values())
+
+
+def test_a_client_that_calls_no_tool_waits_for_no_import(env, tmp_path):
+    with conversation(env, tmp_path) as client:
+        assert client.ask(initialize("2025-06-18"))["result"]["protocolVersion"] == "2025-06-18"
+        client.tell(INITIALIZED)
+        assert len(client.ask(request(1, "tools/list"))["result"]["tools"]) == 10
+        assert not client.has_loaded("pydantic_core")
+        listed = client.ask(request(2, "tools/call", name="swarm_list", arguments={}))
+        assert listed["result"]["structuredContent"] == {"runs": []}
+        assert client.has_loaded("pydantic_core")
+
+
+def test_what_is_out_of_order_or_not_stored_is_left_to_the_whole_server(env, tmp_path):
+    with conversation(env, tmp_path) as client:
+        assert client.ask(request(1, "tools/list"))["error"]["code"] == -32602
+    opening = read_opening()
+    begun = [initialize("2025-06-18"), INITIALIZED]
+    for left in (initialize("2025-06-18"), request(1, "tools/list", cursor="2"), request(1, "prompts/get"), [1]):
+        doorman = Doorman(opening)
+        assert all(doorman.answer(json.dumps(message).encode()) is not None for message in begun)
+        assert doorman.answer(json.dumps(left).encode()) is None
+        assert len(doorman.replay()) == 2
+    unnamed = request(1, "server/discover", _meta={f"{META}protocolVersion": opening.stateless_version})
+    assert Doorman(opening).answer(json.dumps(unnamed).encode()) is None
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_the_official_client_opens_lists_and_calls(env, tmp_path, mode):
+    from mcp.client.stdio import stdio_client
+
+    from mcp import Client, StdioServerParameters
+
+    server = StdioServerParameters(command=sys.executable, args=["-m", "skep", "mcp"], env=env, cwd=tmp_path)
+    async with Client(stdio_client(server), mode=mode) as client:
+        assert len((await client.list_tools()).tools) == 10
+        assert (await client.call_tool("swarm_list", {})).structured_content == {"runs": []}
+        prompt = await client.get_prompt("swarm", {"goal": "the goal"})
+        assert "the goal" in prompt.messages[0].content.text
+        assert len((await client.list_tools()).tools) == 10
