@@ -75,7 +75,7 @@ def test_what_was_answered_is_no_longer_counted(serving):
 
     Eight of a kind left counted would be too many; one whose end the gateway has yet to read is not.
     """
-    gateway, _ = serving(server={"body_bytes": MIB // 2, "held_bytes": 2 * MIB})
+    gateway, _ = serving(server={"body_bytes": MIB // 2, "held_bytes": 2 * MIB}, strict_models=True)
     filled = body(pad="x" * (MIB // 3))
     for _ in range(8):
         assert refusal(gateway, filled) == (200, None)
@@ -88,7 +88,7 @@ def test_what_was_answered_is_no_longer_counted(serving):
 def test_strangers_are_counted_and_leave_no_rows(serving, tmp_path):
     """A row for each 401 was 174 GB a day from one connection."""
     store, log = tmp_path / "skep.sqlite3", tmp_path / "requests.log"
-    gateway, _ = serving(keys=KEYS, store=str(store), log=str(log))
+    gateway, _ = serving(keys=KEYS, store=str(store), log=str(log), strict_models=True)
     for _ in range(5):
         assert refusal(gateway) == (401, "invalid_api_key")
     assert refusal(gateway, body(model="unknown"), x_api_key="k-mine") == (404, "model_not_found")

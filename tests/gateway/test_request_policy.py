@@ -135,10 +135,13 @@ def test_an_engine_that_skep_started_is_asked_only_for_what_clients_ask(serving)
     gateway.serve([replica(engine, own_engine=True)])
     assert post(gateway)[0] == 200
     assert call(gateway, "POST", "/tokenize", {"model": "fake-model", "content": "a"})[0] in (200, 404)
-    for path in ("/init_weight_transfer_engine", "/v1/anything/new", "/slots", "/ui", "/v1/chat/completions/x"):
+    for path in ("/init_weight_transfer_engine", "/slots"):
         for method in ("GET", "POST"):
             assert asked_for(gateway, method, path) == (403, "admin_path"), path
-    assert asked_for(gateway, "POST", "/") == (403, "admin_path")
+    for path in ("/v1/anything/new", "/ui", "/v1/chat/completions/x"):
+        for method in ("GET", "POST"):
+            assert asked_for(gateway, method, path) == (404, "path_not_found"), path
+    assert asked_for(gateway, "POST", "/") == (404, "path_not_found")
     assert engine.state()["requests"] == 1
 
 
@@ -291,7 +294,7 @@ def test_drain_undrain_add_and_remove_break_no_stream(serving):
 
 def test_every_request_is_a_row_a_line_and_a_count(serving, tmp_path):
     store, log = tmp_path / "skep.sqlite3", tmp_path / "requests.log"
-    gateway, engine = serving(slots=1, store=str(store), log=str(log))
+    gateway, engine = serving(slots=1, store=str(store), log=str(log), strict_models=True)
     post(gateway, x_skep_agent="builder-1")
     streamed = body(stream=True, max_tokens=6, stream_options={"include_usage": True})
     post(gateway, streamed, x_skep_priority="interactive")

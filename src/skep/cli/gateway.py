@@ -45,6 +45,10 @@ def gateway(
     max_queue: Annotated[
         int | None, option("Maximum waiting requests per model; others get 429 (default: skep.toml, else 256).", min=0)
     ] = None,
+    alias: Annotated[
+        tuple[str, ...],
+        option("Another name of a model, as NAME=MODEL; `*` stands for any letters; repeatable.", metavar="NAME=MODEL"),
+    ] = (),
     config: ConfigOption = None,
     detach: DetachOption = False,
     as_json: JsonOption = False,
@@ -64,9 +68,20 @@ def gateway(
             make_upstream(url, count, **shares)  # type: ignore[arg-type]
             for url, count in zip(upstream, _slots(upstream, slots, key_env, model), strict=True)
         ),
+        aliases=dict(map(parse_alias, alias)),
         only_upstreams=True,
     )
     start(overrides, config, detach=detach, as_json=as_json)
+
+
+def parse_alias(text: str) -> tuple[str, str]:
+    """Parse `claude-*=qwen3-8b`."""
+    name, separator, model = (part.strip() for part in text.partition("="))
+    if not separator or not name or not model:
+        raise UserError(
+            f"--alias `{text}` is not understood", hint='write it as NAME=MODEL: --alias "claude-*=qwen3-8b"'
+        )
+    return name, model
 
 
 def _slots(urls: tuple[str, ...], slots: tuple[int, ...], key_env: str | None, model: str | None) -> tuple[int, ...]:

@@ -57,7 +57,8 @@ class Timeouts(msgspec.Struct, frozen=True):
     first_byte_s: float = 1800.0
     idle_s: float = 300.0  # between two bytes of an answer
     total_s: float = 7200.0
-    comment_every_s: float = 5.0  # in a stream that waits for its model to be loaded
+    comment_after_s: float | None = 5.0  # without a byte, a stream that waits gets its head; None: never
+    comment_every_s: float = 5.0  # in a stream that waits
 
 
 class HealthTimes(msgspec.Struct, frozen=True):
@@ -134,6 +135,7 @@ class GatewaySetup(Struct, frozen=True, tag_field="op", tag="settings"):
     keys: tuple[KeySpec, ...] = ()
     keys_wanted: bool = False
     aliases: Mapping[str, str] = {}
+    strict_models: bool = False  # an unknown name stands for no model, also where only one is served
     origins: tuple[str, ...] = ()
     hosts: frozenset[str] | None = None
     tls: TlsFiles | None = None

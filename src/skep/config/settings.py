@@ -45,6 +45,10 @@ _UpTo1024 = Annotated[int, Meta(ge=1, le=1024)]
 _HIDDEN = Meta(extra={"hidden": True})
 
 
+def parse_seconds_or_off(text: str, *, key: str) -> float | None:
+    return None if text.strip().lower() == "off" else parse_seconds(text, key=key)
+
+
 def _seconds(key: str, *, above: float | None = 0.0) -> Meta:
     return Meta(extra={"key": key, "parse": partial(parse_seconds, above=above)})
 
@@ -208,6 +212,9 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     # of the connections, for one address of another machine at most; None: all of them
     address_share_pct: Annotated[float | None, Meta(extra={"key": "address_share", "parse": parse_percent})] = 50.0
     cors_origins: tuple[str, ...] = ()
+    # a stream of chat or text completions that had no byte for so long gets its head and comments; None: never
+    comment_after_s: Annotated[float | None, Meta(extra={"key": "comment_after", "parse": parse_seconds_or_off})] = 5.0
+    strict_models: bool = False  # an unknown model name is refused, also where only one model is served
     tls_certificate: str | None = None  # both or none
     tls_key: str | None = None
     store_requests: bool = True
@@ -236,6 +243,7 @@ class CliOverrides(msgspec.Struct, frozen=True):
     fallback: bool = False
     serve: Mapping[str, Any] = {}  # for every model
     gateway: Mapping[str, Any] = {}
+    aliases: Mapping[str, str] = {}  # before those of the file
     upstream: tuple[Upstream, ...] = ()  # instead of the file's
     only_upstreams: bool = False
     cluster: Cluster | None = None
@@ -251,6 +259,7 @@ class CliOverrides(msgspec.Struct, frozen=True):
         return replace(
             settings,
             gateway=replace(settings.gateway, **self.gateway),
+            aliases={**self.aliases, **settings.aliases, **self.aliases},
             serve=tuple(replace(table, **self.serve) for table in serve),
             upstream=upstream,
             fallback=self.fallback or settings.fallback,

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec, UnloadedModel
+from skep.gateway.kept_places import KEPT_S, KeptPlaces, QueuePlace, RequestKey
 from skep.gateway.replica_table import (
     SMOOTHING,
     Action,
@@ -33,6 +34,11 @@ COME_BACK_S = 5.0  # after a shutdown
 AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again
 
 
+def key_of(arrival: Arrival) -> RequestKey:
+    """Return what is the same when a client asks for the same again."""
+    return arrival.model, arrival.flow, arrival.fingerprint
+
+
 class Admission:
     def __init__(self, limits: AdmissionLimits | None = None) -> None:
         self.limits = limits or AdmissionLimits()
@@ -41,6 +47,7 @@ class Admission:
         self._leaving: dict[tuple[str, str, str], GatewayReplica] = {}  # with answers under way, out of the table
         self._leases: dict[str, SlotLease] = {}  # all, by id, those in release too
         self._affinity = ConversationAffinity()
+        self._kept_places = KeptPlaces()
         self._numbers = count(1)  # of placeholders
         self.closed = False
 
@@ -132,20 +139,35 @@ class Admission:
             return [Reject(arrival.request_id, RejectCode.UNKNOWN_MODEL)]
         longest = self.limits.max_wait_s
         wait_s = longest if arrival.max_wait_s is None else min(longest, arrival.max_wait_s)
-        arrival.arrived_at, arrival.deadline = now, now + wait_s
+        arrival.arrived_at = arrival.queued_at = now
+        arrival.deadline = now + wait_s
         if not pool.queue.by_id:
             replica = pool.choose(arrival, self._affinity, now)
             if replica is not None:
                 return [self._grant(pool, arrival, replica, now)]
+        place = self._kept_places.take(key_of(arrival), now)
+        if place is not None:
+            arrival.arrived_at = place.arrived_at
+        if pool.is_beyond_patience(arrival, now):
+            return [self._refuse_long_wait(pool, arrival, place, now)]
         evicted: list[Action] = []
         if len(pool.queue.by_id) >= max(may_wait, self.limits.max_queue):
             loser = pool.queue.to_evict(arrival)
             evicted.append(Reject(loser or arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now)))
             if loser is None:
+                if place is not None:
+                    self._kept_places.keep(key_of(arrival), place)
                 return evicted
             pool.queue.remove(loser)
-        pool.queue.put(arrival)
+        pool.queue.put(arrival, turn=place.turn if place is not None else None)
         return evicted + self._serve(pool, now)
+
+    def _refuse_long_wait(self, pool: ModelPool, arrival: Arrival, place: QueuePlace | None, now: float) -> Reject:
+        """Refuse a request whose client would give up while it waits; its place is kept for when it comes back."""
+        wait_s = pool.expected_wait_s(now, arrival.arrived_at)
+        turn = place.turn if place is not None else pool.queue.served
+        self._kept_places.keep(key_of(arrival), QueuePlace(arrival.arrived_at, turn, now + wait_s + KEPT_S))
+        return Reject(arrival.request_id, RejectCode.WAIT_TOO_LONG, wait_s)
 
     def happened(self, event: Event, request_id: str, now: float, flag: bool = False) -> list[Action]:
         """Call the event's method. `flag`: `answered`, `complaint` or `counts`, where it has one."""
@@ -184,10 +206,15 @@ class Admission:
         lease = self._active(request_id)
         if lease is None:
             for pool in self._models.values():
-                if pool.queue.remove(request_id) is not None:
+                entry = pool.queue.by_id.get(request_id)
+                if entry is not None:
+                    self._keep_place(entry, pool.queue.turn_of(entry), now)
+                    pool.queue.remove(request_id)
                     return self._serve(pool, now)  # without it, only batch may be left
             return []
         home = lease.home
+        if not lease.answered:  # it gave up while the engine read its prompt
+            self._keep_place(lease.entry, 0, now)
         if not home.listed:
             self._end(lease)
             return []
@@ -295,6 +322,9 @@ class Admission:
         waiting = [name for pool in self._models.values() for name in pool.queue.clear()]
         return [Reject(name, RejectCode.SHUTTING_DOWN, COME_BACK_S) for name in waiting]
 
+    def _keep_place(self, entry: Arrival, turn: int, now: float) -> None:
+        self._kept_places.keep(key_of(entry), QueuePlace(entry.arrived_at, turn, now + KEPT_S))
+
     def _active(self, request_id: str) -> SlotLease | None:
         """Return the lease of a request, or None if it has ended or is in release: a repeated event has no effect."""
         lease = self._leases.get(request_id)
@@ -322,7 +352,7 @@ class Admission:
         lease = self._leases[request_id] = SlotLease(request_id, replica, entry, now)
         replica.take(lease)
         pool.queue.under_way(entry.flow, 1)
-        return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
+        return Forward(request_id, replica.spec, now - entry.queued_at, entry.attempts)
 
     def _again(self, lease: SlotLease, now: float) -> list[Action]:
         """Queue a request that a replica failed once more, or reject it."""

@@ -28,7 +28,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from skep.wire.openai import json_object
+from skep.gateway.session_names import session_digest
 
 T = TypeVar("T")
 DECODE_BYTES = 16_384
@@ -54,6 +54,12 @@ _ROLE = re.compile(rb'"role"\s*+:\s*+\Z')
 _CONTENT = re.compile(rb'\s*+(?>(?:,(?!\s*+"content")' + _FLAT + rb')*),\s*+"content"\s*+:\s*+(?=["\[])')
 # A string that does not end in the window is one token up to there. Else each quote in it would be tried in turn.
 _TOKEN = re.compile(rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
+_SESSION = re.compile(rb'(?<!\\)"(prompt_cache_key|user_id)"\s*+:\s*+"(' + _STRING.pattern + rb')"', re.DOTALL)
+_NAME_WINDOW = 4096  # bytes at each end of a large body that are searched for a session's name
+# Claude Code begins its system prompt with a line that changes with every request.
+_BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*+')
+_BILLING_WINDOW = 2048
+_STREAMS = re.compile(rb'"stream"\s*+:\s*+true')
 _FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n')
 
 
@@ -61,6 +67,7 @@ class BodySummary(msgspec.Struct, frozen=True):
     model: str | None  # None: the body names none
     conversation: int | None = None
     name_at: tuple[int, int] | None = None  # where a body that was not decoded has the name, with its quotes
+    session: int | None = None  # the digest of its name: of `prompt_cache_key`, else of `metadata.user_id`
 
 
 class NotAnObject(ValueError):
@@ -74,6 +81,16 @@ class _RequestBody(msgspec.Struct):
     instructions: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
+    prompt_cache_key: msgspec.Raw = msgspec.Raw(b"")
+    metadata: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str | None = None
+
+
+class _StreamField(msgspec.Struct):
+    stream: object = None
 
 
 class _ModelField(msgspec.Struct):
@@ -82,6 +99,8 @@ class _ModelField(msgspec.Struct):
 
 _decoder = msgspec.json.Decoder(_RequestBody)
 _names = msgspec.json.Decoder(_ModelField)
+_streams = msgspec.json.Decoder(_StreamField)
+_metadata = msgspec.json.Decoder(_Metadata)
 _texts = msgspec.json.Decoder(str)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -98,7 +117,29 @@ def inspect_body(body: bytes, *, conversation: bool = True) -> BodySummary:
         if body.startswith(_BOM):
             return inspect_body(body[len(_BOM) :], conversation=conversation)
         raise NotAnObject(str(error)) from None
-    return BodySummary(fields.model, _conversation(fields) if conversation else None)
+    digest = _conversation(fields) if conversation else None
+    return BodySummary(fields.model, digest, session=_session_of_fields(fields))
+
+
+def _session_of_fields(fields: _RequestBody) -> int | None:
+    key = _decoded(_texts, bytes(fields.prompt_cache_key)) if bytes(fields.prompt_cache_key) else None
+    if key is None and bytes(fields.metadata):
+        metadata = _decoded(_metadata, bytes(fields.metadata))
+        key = metadata.user_id if metadata is not None else None
+    return session_digest(key.encode("utf-8", "replace")) if key else None
+
+
+def _session_of_ends(body: bytes) -> int | None:
+    """Look for a session's name at the beginning and the end of a large body. No string holds such a key: its quotes
+    would have backslashes before them.
+    """
+    names: dict[bytes, bytes] = {}
+    for window in (body[-_NAME_WINDOW:], body[:_NAME_WINDOW]):
+        for match in islice(_SESSION.finditer(window), _TRIES):
+            names.setdefault(match[1], match[2])
+    name = names.get(b"prompt_cache_key") or names.get(b"user_id")
+    text = _decoded(_texts, b'"%b"' % name) if name else None
+    return session_digest(text.encode("utf-8", "replace")) if text else None
 
 
 def model_of_form(body: bytes) -> str | None:
@@ -165,11 +206,12 @@ def _inspect_ends(body: bytes, *, conversation: bool) -> BodySummary | None:
         return None
     found = (_BEGINNING.match(body, start, head.end()) if head is not None else None) or _own_model(body)
     name = _decoded(_texts, found["name"]) if found is not None else None
+    session = _session_of_ends(body)
     if found is None or name is None:
-        return BodySummary(None, digest) if is_long else None
+        return BodySummary(None, digest, session=session) if is_long else None
     if len(name) > LONGEST_NAME:
         raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
-    return BodySummary(name, digest, found.span("name"))
+    return BodySummary(name, digest, found.span("name"), session)
 
 
 def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int | None:
@@ -195,9 +237,16 @@ def _conversation(fields: _RequestBody) -> int | None:
     said = bytes(fields.messages) or bytes(fields.input) or bytes(fields.prompt)
     if said in (b"", b"null", b"[]"):
         return None
-    seed = zlib.crc32(fields.instructions, zlib.crc32(fields.system))
+    seed = zlib.crc32(fields.instructions, zlib.crc32(_without_billing(bytes(fields.system))))
     user = _first_user(said, 0) if said.startswith(b"[") else -1
     return _digest_at(said, 0, user, seed) if user >= 0 else zlib.crc32(said[:PROMPT_BEGINNING], seed)
+
+
+def _without_billing(text: bytes) -> bytes:
+    """Return the text without the line that changes with every request, where it begins with it."""
+    if b"x-anthropic-billing-header:" not in text[:_BILLING_WINDOW]:
+        return text
+    return _BILLING.sub(b"", text, count=1)
 
 
 def _first_user(text: bytes, start: int, end: int | None = None) -> int:
@@ -213,7 +262,10 @@ def _first_user(text: bytes, start: int, end: int | None = None) -> int:
 
 def _digest_at(text: bytes, start: int, user: int, seed: int) -> int:
     """`text` has messages from `start`, the first user's role at `user`, and what it says behind it, or before it."""
-    digest, content = zlib.crc32(memoryview(text)[start:user], seed), _CONTENT.match(text, user + 6)
+    before = memoryview(text)[start:user]
+    if text.find(b"x-anthropic-billing-header:", start, min(user, start + _BILLING_WINDOW)) >= 0:
+        before = memoryview(_without_billing(text[start:user]))
+    digest, content = zlib.crc32(before, seed), _CONTENT.match(text, user + 6)
     return _digest_of_content(text, content.end(), digest) if content is not None else digest
 
 
@@ -248,7 +300,15 @@ def _end_of_string(text: bytes, at: int, most: int) -> int:
 
 
 def wants_stream(body: bytes) -> bool:
-    return (json_object(body) or {}).get("stream") is True
+    if _STREAMS.search(body) is None:
+        return False
+    fields = _decoded(_streams, body.removeprefix(_BOM))
+    return fields is not None and fields.stream is True
+
+
+def fingerprint_of(body: bytes) -> int:
+    """Return a digest that is the same when a client sends the same again: of its end, and of its length."""
+    return zlib.crc32(memoryview(body)[-_NAME_WINDOW:], len(body) & 0xFFFFFFFF)
 
 
 # How many tokens an answer says it has: OpenAI's and Anthropic's usage, llama.cpp's timings and Ollama's counts. What

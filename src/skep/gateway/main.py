@@ -19,7 +19,7 @@ import ssl
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ import uvloop
 from skep import __version__
 from skep.config import gateway_messages as messages
 from skep.gateway.admission import Admission
+from skep.gateway.model_list import anthropic_document, model_document, model_list
 from skep.gateway.proxy import COLLECTED_AFTER, HealthLoop, Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
@@ -43,40 +44,6 @@ from skep.wire.server_request import ServerRequest
 if TYPE_CHECKING:
     from skep.gateway.batch.api import BatchApi
     from skep.gateway.workers import Workers
-
-
-def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
-    admission = proxy.admission
-    specs = [replica.spec for replica in admission.table() if replica.spec.model == model]
-    serving: dict[str, Any] = {
-        "replicas": len(specs),
-        "slots": sum(spec.slots for spec in specs),
-        "engine": ", ".join(sorted({spec.engine for spec in specs})),
-        "simulated": any(spec.simulated for spec in specs),
-    }
-    if specs and all(spec.context for spec in specs):
-        serving["context"] = min(spec.context or 0 for spec in specs)  # what any of them takes
-    if specs and specs[0].setup and all(spec.setup == specs[0].setup for spec in specs):
-        serving["setup"] = specs[0].setup
-    if checks := worst_checks(specs):
-        serving["checks"] = checks
-    if (state := proxy.unloaded.states.get(model)) is not None:
-        serving["state"] = state
-    return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}
-
-
-_SEVERITY = ("ok", "unknown", "warning")
-
-
-def worst_checks(specs: Iterable[messages.ReplicaSpec]) -> dict[str, Any]:
-    """Return each check by its name, as the replica has it that does worst."""
-    worst: dict[str, Any] = {}
-    for spec in specs:
-        for name, check in spec.checks.items():
-            other = worst.setdefault(name, check)
-            if _SEVERITY.index(check["state"]) > _SEVERITY.index(other["state"]):
-                worst[name] = check
-    return worst
 
 
 def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> str:
@@ -195,6 +162,7 @@ class Gateway:
         self._batch_places, self._leaving = setup.batches, False
         if setup.batches is not None:
             self.proxy.routes.update(dict.fromkeys(BATCH_ROUTES, self._first_batch_request))
+        self._began_at = int(time.time())
         self._said = ""
         self._refused = Counter[str]()  # connections, as the metric has them
         self._orders: dict[type, messages.ToGateway] = {messages.GatewaySetup: setup}
@@ -231,20 +199,23 @@ class Gateway:
         proxy, host = self.proxy, (request.get(b"host") or b"localhost").decode("latin-1")
         if not proxy.guarded:
             proxy.admit(request, request.get(b"origin"))
-        models = [] if proxy.guarded else [model_document(proxy, model) for model in proxy.admission.models]
+        served = () if proxy.guarded else proxy.admission.models
+        models = [model_document(proxy, model, self._began_at) for model in served]
         body = landing_page(models, f"http{'s' if self.tls else ''}://{host}", guarded=proxy.guarded)
         request.respond(200, [HTML, NO_SCRIPT], body.encode())
 
     def _models(self, request: ServerRequest) -> None:
-        data = [model_document(self.proxy, model) for model in self.proxy.admission.models]
-        request.respond(200, [JSON], json.dumps({"object": "list", "data": data}).encode())
+        anthropic = request.get(b"anthropic-version") is not None
+        document = model_list(self.proxy, self._began_at, anthropic=anthropic)
+        request.respond(200, [JSON], json.dumps(document).encode())
 
     def _model(self, request: ServerRequest) -> None:
         admission, model = self.proxy.admission, unquote(request.path.partition("models/")[2])
         if not admission.knows(model):
             known = ", ".join(admission.models) or "none"
             raise RequestRefused("model_not_found", f"the model `{model}` is not served here; known: {known}")
-        request.respond(200, [JSON], json.dumps(model_document(self.proxy, model)).encode())
+        tell = model_document if request.get(b"anthropic-version") is None else anthropic_document
+        request.respond(200, [JSON], json.dumps(tell(self.proxy, model, self._began_at)).encode())
 
     async def _settle(self) -> None:
         """Count all requests that have ended."""

@@ -12,8 +12,13 @@ from typing import Protocol
 from skep.config.gateway_messages import ReplicaSpec, Timeouts
 from skep.gateway.admission import Admission, UnloadedModels
 from skep.gateway.body_inspection import UNKNOWN, Tokens, tokens_of, wants_stream
+from skep.gateway.context_errors import CODE as CONTEXT_EXCEEDED
+from skep.gateway.context_errors import STATUSES as CONTEXT_STATUSES
+from skep.gateway.context_errors import context_exceeded, in_clients_words
 from skep.gateway.replica_table import Action, Event, Forward, Reject
 from skep.gateway.request_policy import (
+    COMMENT_PATHS,
+    CONTEXT_PATHS,
     ERRORS,
     STREAM_PATHS,
     RequestPlan,
@@ -21,6 +26,7 @@ from skep.gateway.request_policy import (
     event_of,
     rejection,
     retry_headers,
+    speaks_anthropic,
 )
 from skep.wire.client import Call, Pool, WireFailure
 from skep.wire.heads import CARRIED, HOP_BY_HOP, Headers, ResponseHead, lines_of, strip_chunk_headers
@@ -78,7 +84,10 @@ class Exchange:
     streamed = False
     aloud = False  # its client has a head from the gateway and gets comments, until the engine's events begin
     _said_at = 0.0
-    _said = b""  # of an answer that is no stream, where one was promised
+    _said = b""  # of an answer that is no stream, where one was promised; of a complaint that is looked at
+    _held: ResponseHead | None = None  # of a complaint that may be about the context: not handed on yet
+    _streams: bool | None = None  # its client wants a stream of events; None: nobody has looked
+    flow = ""  # whose turn it took
     _call: Call | None = None
     _attempt: Forward | None = None
     _resumed_at = 0.0
@@ -137,7 +146,9 @@ class Exchange:
     @property
     def streams(self) -> bool:
         """Its client wants a stream of events."""
-        return self.plan.path in STREAM_PATHS and wants_stream(self.request.body)
+        if self._streams is None:
+            self._streams = self.plan.path in STREAM_PATHS and wants_stream(self.request.body)
+        return self._streams
 
     @property
     def under_way(self) -> bool:
@@ -158,8 +169,28 @@ class Exchange:
         elif not self.aloud or self.paused or now - self._said_at < self._proxy.timeouts.comment_every_s:
             return
         self._said_at = now
-        waited_s, words = now - self.arrived_at, self._proxy.unloaded.words(self.model)
-        self.request.write(f": {words}, {waited_s:.0f} s\n\n".encode())
+        self.request.write(f": {self._waiting_words()}, {now - self.arrived_at:.0f} s\n\n".encode())
+
+    def _waiting_words(self) -> str:
+        if self.model in self._proxy.unloaded.states:
+            return self._proxy.unloaded.words(self.model)
+        return "the engine reads the prompt" if self.under_way else "waiting for a slot"
+
+    @property
+    def takes_comments(self) -> bool:
+        """Its client holds out longer when it gets a head and comments while it waits."""
+        return self.plan.path in COMMENT_PATHS and self.streams
+
+    def keep_alive(self, now: float) -> None:
+        """Called a few times a second: a stream in which nothing has happened for some seconds gets a comment."""
+        if self.aloud:
+            self.send_keepalive(now)
+            return
+        after_s = self._proxy.timeouts.comment_after_s
+        if after_s is None or self.request.started or self._held is not None or now - self.arrived_at < after_s:
+            return
+        if self.takes_comments:
+            self.send_keepalive(now)
 
     def abandon_replica(self) -> None:
         """The replica shows no sign of life."""
@@ -212,6 +243,12 @@ class Exchange:
             self.streamed, self._said = True, b""  # what the client has is a stream, whatever the engine sends
             self.takes_chunks = not self.aloud and self.request.takes_chunks
             return
+        if head.status in CONTEXT_STATUSES and self.plan.path in CONTEXT_PATHS:
+            self._held, self._said = head, b""
+            return
+        self._begin_answer(head, lines)
+
+    def _begin_answer(self, head: ResponseHead, lines: bytes) -> None:
         self.request.start_with(head.status, lines, head.length)
         if self.request.takes_chunks:
             self.takes_chunks = True
@@ -236,6 +273,12 @@ class Exchange:
 
     def _on_whole(self, head: ResponseHead, body: bytes, at: float) -> None:
         """The whole answer came at once, with status 200."""
+        if self.aloud:  # its client has a head already
+            self.on_head(head, at)
+            if body:
+                self.on_body(body, at)
+            self.on_end(at)
+            return
         request = self.request
         request.send_whole(head.status, self._handed_on(head), body)
         self._attempt = self._call = None
@@ -251,6 +294,12 @@ class Exchange:
         if self.aloud:
             self.heard_at = at
             self._said += data[: ERROR_BYTES - len(self._said)]
+            return
+        if self._held is not None:
+            self.heard_at = at
+            self._said += data
+            if len(self._said) > ERROR_BYTES:
+                self._hand_on_held()
             return
         self.request.write(data)
         self.count_passed(at)
@@ -311,6 +360,8 @@ class Exchange:
         if self.aloud:
             self._complain(at)
             return
+        if self._held is not None:
+            self._tell_held()
         self.request.on_gone = None
         self._end("answered", self._proxy.admission.finished(self.id, at) if self.leased else [])
         self.request.finish()  # last: the client's next request may be waiting, and wants what this one had
@@ -329,8 +380,41 @@ class Exchange:
         else:
             self.refuse("replica_lost", f"the replica could not be reached: {failure}")
 
+    def _tell_held(self) -> None:
+        """Hand a complaint on; one about the context in words that the client knows."""
+        head, body = self._held, self._said
+        assert head is not None
+        exceeded = context_exceeded(body)
+        if exceeded is None:
+            self._hand_on_held()
+            return
+        self._held = None
+        changed = in_clients_words(body, exceeded, anthropic=speaks_anthropic(self.plan.path))
+        self.code = CONTEXT_EXCEEDED
+        self.response_bytes = len(changed)
+        self._body = b""
+        self.request.drop_body()
+        self.request.start_with(head.status, self._handed_on(head), len(changed))
+        self.request.write(changed)
+
+    def _hand_on_held(self) -> None:
+        """Hand a complaint on as it is."""
+        head, said = self._held, self._said
+        assert head is not None
+        self._held, self._said = None, b""
+        self._begin_answer(head, self._handed_on(head))
+        if said:
+            self.on_body(said, self.heard_at)
+
     def _complain(self, at: float) -> None:
         """The engine's whole answer is no stream, and the client was promised one: it gets an error event."""
+        exceeded = context_exceeded(self._said) if self.plan.path in CONTEXT_PATHS else None
+        if exceeded is not None:
+            anthropic = speaks_anthropic(self.plan.path)
+            why = exceeded.anthropic_words() if anthropic else exceeded.said
+            body = error_body(CONTEXT_EXCEEDED, why, self.plan.path)
+            self.answer(400, [], body, CONTEXT_EXCEEDED, self._happened(Event.FINISHED, at))
+            return
         document = json_object(self._said)
         said = message_of(document) if document else self._said.decode("utf-8", "replace")
         why = f"the engine answered HTTP {self.status}: {said[:ERROR_CHARACTERS] or 'no reason given'}"

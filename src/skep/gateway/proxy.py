@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import secrets
 import sys
@@ -27,6 +28,7 @@ from skep.gateway.body_inspection import (
     LONG_BYTES,
     BodySummary,
     NotAnObject,
+    fingerprint_of,
     inspect_body,
     model_of_form,
     with_model,
@@ -35,6 +37,8 @@ from skep.gateway.proxied_request import Exchange
 from skep.gateway.replica_table import Action, Arrival, Forward, Reject, RejectCode
 from skep.gateway.request_log import RequestAccounting
 from skep.gateway.request_policy import (
+    COMMENT_PATHS,
+    LONGEST_NAME_TOLD,
     RequestPlan,
     RequestRefused,
     batch_plan,
@@ -42,9 +46,10 @@ from skep.gateway.request_policy import (
     is_preflight,
     limit_reached,
     make_plan,
-    owners_path,
+    no_such_path,
     sort_headers,
 )
+from skep.gateway.session_names import conversation_in, session_flow
 from skep.wire.client import Pool, WireFailure, fetch
 from skep.wire.engine_state import fetch_state
 from skep.wire.heads import Headers, parse_url
@@ -53,6 +58,9 @@ from skep.wire.server_request import InvalidRequest, ServerRequest
 
 LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
 PREFLIGHT = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-control-max-age", b"600")]
+# What a web page may read of an answer besides what browsers show anyway.
+EXPOSED = (b"access-control-expose-headers", b"retry-after, x-skep, x-skep-simulated")
+MOST_RENAMED = 64  # names that the log tells of
 _HEAR_S = 0.001  # one turn of the event loop, with what sockets have to say
 
 Route = Callable[[ServerRequest], None]
@@ -79,6 +87,7 @@ class Proxy:
         self._own_models: frozenset[str] = frozenset()  # served by engines that skep started, or is to start
         self._keys_of_ours = False  # replicas get keys of their own: clients' keys are not for them
         self._rules = object()  # another one with every change that a plan depends on
+        self._renamed: set[str] = set()  # names that stand for the only model, of which the log has a line
         self._looks = ThreadPoolExecutor(1, "look")  # for bodies that take long to look at, one after the other
         self._looking: set[asyncio.Task[None]] = set()
         self.set_policy(setup)
@@ -187,8 +196,7 @@ class Proxy:
                     now = time.monotonic()
                 if exchange.outcome is not None:
                     continue
-                if exchange.aloud:
-                    exchange.send_keepalive(now)
+                exchange.keep_alive(now)
                 if exchange.granted is not None:
                     exchange.count_passed(now)
                     if exchange.heard_at > exchange.granted_at:
@@ -286,7 +294,7 @@ class Proxy:
         if origin is not None:
             page, origins = origin.decode("latin-1"), self.policy.origins
             if "*" in origins or page in origins:
-                request.extra = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+                request.extra = [(b"access-control-allow-origin", origin), (b"vary", b"origin"), EXPOSED]
                 if is_preflight(request):
                     return None
             elif not self.guarded or request.method == b"OPTIONS":  # else the key decides, and no page reads the answer
@@ -307,20 +315,41 @@ class Proxy:
             request.respond(*self._refusal(request, refusal))
 
     def _submit(self, request: ServerRequest, plan: RequestPlan, seen: BodySummary) -> Exchange:
+        if not plan.for_clients and self._own_models.issuperset(self.admission.models):
+            raise no_such_path(plan.path)
         model, body = plan.model or seen.model, request.body
-        if model is None or self.policy.aliases:
+        if model is None or not self.admission.knows(model):
             model, body = self._model(seen, plan, request)
         if not plan.for_clients and model in self._own_models:
-            raise owners_path(plan.path)
+            raise no_such_path(plan.path)
         if plan.key is not None:
             self.charge(plan.key.name)
         request_id = self._new_id()
         exchange = Exchange(request_id, request, plan, model, body, self)
         self.exchanges[request_id] = exchange
-        conversation = seen.conversation if plan.session is None else plan.session
-        arrival = Arrival(request_id, model, plan.priority, plan.flow, conversation, len(body), plan.max_wait_s)
+        arrival = self._arrival(exchange, plan, seen)
+        exchange.flow = arrival.flow
         self.place(exchange, arrival, exchange.arrived_at)
         return exchange
+
+    def _arrival(self, exchange: Exchange, plan: RequestPlan, seen: BodySummary) -> Arrival:
+        body = exchange.request.body
+        session = plan.session if plan.session is not None else seen.session
+        patience_s = plan.patience_s
+        if patience_s is not None and plan.path in COMMENT_PATHS and self.timeouts.comment_after_s is not None:
+            patience_s = None if exchange.streams else patience_s  # with comments it holds out
+        return Arrival(
+            exchange.id,
+            exchange.model,
+            plan.priority,
+            plan.flow if plan.flow or session is None else session_flow(session),
+            conversation_in(session, plan.agent, seen.conversation),
+            exchange.request_bytes,
+            plan.max_wait_s,
+            session=session,
+            fingerprint=fingerprint_of(body) if body else 0,
+            patience_s=patience_s,
+        )
 
     def charge(self, key: str) -> None:
         """Count a request among those of its key. Raises RequestRefused where it is gone or has reached its limit."""
@@ -395,12 +424,27 @@ class Proxy:
                 return models[0], request.body
             where = "name a `model` in the body" if request.body else "name one with the header x-skep-model"
             raise RequestRefused("bad_request", f"several models are served here: {', '.join(models)}; {where}")
-        if self.policy.aliases and not self.admission.knows(named):
-            for pattern, model in self.policy.aliases.items():
-                if fnmatchcase(named, pattern):
-                    changed = with_model(request.body, named, model, seen.name_at) if seen.model == named else None
-                    return model, changed if changed is not None else request.body
-        return named, request.body
+        if self.admission.knows(named):
+            return named, request.body
+        model = self._meant_by(named)
+        if model is None:
+            return named, request.body
+        changed = with_model(request.body, named, model, seen.name_at) if seen.model == named else None
+        return model, changed if changed is not None else request.body
+
+    def _meant_by(self, name: str) -> str | None:
+        """Return the model that a name stands for that is no model's; None: it is not known."""
+        for pattern, model in self.policy.aliases.items():
+            if fnmatchcase(name, pattern):
+                return model
+        models = self.admission.models
+        if self.policy.strict_models or len(models) != 1:
+            return None
+        if name not in self._renamed and len(self._renamed) < MOST_RENAMED:
+            self._renamed.add(name)
+            shown = json.dumps(name[:LONGEST_NAME_TOLD])
+            print(f"model.renamed asked={shown} means={models[0]!r}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+        return models[0]
 
     def key_of(self, request: ServerRequest) -> KeySpec | None:
         """None: none is wanted."""

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from math import inf
-from operator import attrgetter
 
 import msgspec
 
@@ -38,8 +37,12 @@ class Arrival(msgspec.Struct, array_like=True):
     conversation: int | None = None  # a digest of its beginning or of its session; None: any replica will do
     prompt_bytes: int = 0
     max_wait_s: float | None = None  # shorter than the limit, if the client says so
+    session: int | None = None  # a digest of its session's name; None: it names none
+    fingerprint: int = 0  # of what is asked: the same when the client asks again
+    patience_s: float | None = None  # what its client bears without an answer; None: not known
     # Admission's own notes
-    arrived_at: float = 0.0
+    arrived_at: float = 0.0  # of one that came back to its place: when it came first
+    queued_at: float = 0.0
     deadline: float = 0.0
     attempts: int = 0
     avoid: str | None = None  # the replica that failed it last
@@ -61,6 +64,7 @@ class Event(IntEnum):
 class RejectCode(Enum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    WAIT_TOO_LONG = "wait_too_long"
     UNKNOWN_MODEL = "model_not_found"
     SHUTTING_DOWN = "shutting_down"
     REPLICA_LOST = "replica_lost"
@@ -104,7 +108,9 @@ class _Flow:
         return next(iter(self.entries.values()))
 
 
-_TURN = attrgetter("turn")
+def _turn_and_arrival(flow: _Flow) -> tuple[int, int, float]:
+    """Return what orders flows: of equal turns, the one whose first request came first is next."""
+    return *flow.turn, flow.head.arrived_at
 
 
 class ModelQueue:
@@ -116,6 +122,11 @@ class ModelQueue:
         self.by_id: dict[str, Arrival] = {}  # empty: nobody waits
         self._active: dict[str, int] = {}  # requests under way, by flow
         self._served = 0
+
+    @property
+    def served(self) -> int:
+        """Count the requests that have left the queue."""
+        return self._served
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -131,8 +142,11 @@ class ModelQueue:
     def only_batch(self) -> bool:
         return not self._classes[Priority.INTERACTIVE] and not self._classes[Priority.NORMAL]
 
-    def put(self, entry: Arrival, *, first: bool = False) -> None:
-        """Add a request at the end of its flow, or (`first`) at its head."""
+    def put(self, entry: Arrival, *, first: bool = False, turn: int | None = None) -> None:
+        """Add a request at the end of its flow, or (`first`) at its head.
+
+        `turn`: it has come back to the place of its first arrival; its flow was served last then.
+        """
         flows, name = self._classes[entry.priority], entry.flow
         flow = flows.get(name)
         if flow is None:
@@ -140,7 +154,16 @@ class ModelQueue:
         flow.entries[entry.request_id] = entry
         if first:
             flow.entries.move_to_end(entry.request_id, last=False)
+        elif turn is not None:
+            flow.turn = (flow.turn[0], min(flow.turn[1], turn))
+            later = [other for other in flow.entries.values() if other.arrived_at > entry.arrived_at]
+            for other in later:
+                flow.entries.move_to_end(other.request_id)
         self.by_id[entry.request_id] = entry
+
+    def turn_of(self, entry: Arrival) -> int:
+        """Return when the flow of a waiting request was served last."""
+        return self._classes[entry.priority][entry.flow].turn[1]
 
     def remove(self, request_id: str) -> Arrival | None:
         entry = self.by_id.pop(request_id, None)
@@ -190,7 +213,7 @@ class ModelQueue:
         """Yield at most one request per class, the next one first."""
         waiting = [(priority, flows.values()) for priority, flows in self._classes.items() if flows]
         if len(waiting) == 1:
-            yield min(waiting[0][1], key=_TURN).head
+            yield min(waiting[0][1], key=_turn_and_arrival).head
             return
         heads = []
         for priority, flows in waiting:
@@ -199,10 +222,11 @@ class ModelQueue:
         heads.sort(key=lambda head: head[:2])
         for place, (_, priority, oldest, flows) in enumerate(heads):
             aged = any(other[1] < priority for other in heads[place:])
-            yield oldest if aged else min(flows, key=_TURN).head
+            yield oldest if aged else min(flows, key=_turn_and_arrival).head
 
 
 CLEARLY_BUSIER = 0.2  # of the slots; one slot more is never clearly busier
+LONG_PROMPT_BYTES = 16_384  # to read such a prompt again takes longer than to wait among a few more answers
 REMEMBERED = 65_536  # conversations: at 1,000 slots, 64 a slot whose agent thinks while others are answered
 _PRIME = (1 << 61) - 1
 
@@ -445,11 +469,23 @@ class ModelPool:
         """Return whether another replica than this may be tried."""
         return any(other is not replica and other.usable(now) for other in self.replicas)
 
-    def expected_wait_s(self, now: float) -> float:
-        """Return how long a new request would wait for a slot, from the measured time of a request."""
+    def expected_wait_s(self, now: float, arrived_at: float | None = None) -> float:
+        """Return how long a new request would wait for a slot, from the measured time of a request.
+
+        `arrived_at`: of a request that has come back, which goes before all that came after it.
+        """
         slots = sum(replica.slots for replica in self.alive(now))
         drained_per_s = (slots or 1) / (self.service_s or 1.0)
-        return max(1.0, (len(self.queue) + 1) / drained_per_s)
+        ahead = len(self.queue)
+        if arrived_at is not None:
+            ahead = sum(entry.arrived_at <= arrived_at for entry in self.queue.by_id.values())
+        return max(1.0, (ahead + 1) / drained_per_s)
+
+    def is_beyond_patience(self, entry: Arrival, now: float) -> bool:
+        """Return whether its client would give up before a slot is expected to be free."""
+        if entry.patience_s is None or not self.service_s:
+            return False
+        return self.expected_wait_s(now, entry.arrived_at) > entry.patience_s
 
     def next(self, homes: ConversationAffinity, now: float) -> tuple[Arrival, GatewayReplica] | None:
         """Return the next request that fits: a class that may not have the free slot does not hold up one that may."""
@@ -478,14 +514,16 @@ class ModelPool:
                 return None
             else:
                 avoided = None
-        conversation = entry.conversation
+        conversation, session = entry.conversation, entry.session
         if conversation is None:
             return least
-        name = homes.of(conversation)
-        home = self._by_name.get(name) if name is not None else None
+        home = self._by_name.get(homes.of(conversation) or "")
+        holds_prefix = home is not None and (session is not None or entry.prompt_bytes >= LONG_PROMPT_BYTES)
+        if home is None and session is not None:  # a sub-agent, or a conversation that was compacted
+            home = self._by_name.get(homes.of(session) or "")
         if home is not None and home.usable(now):
             more = home.busy / home.slots - least.busy / least.slots
-            stays = home is least or more <= max(CLEARLY_BUSIER, 1 / home.slots)
+            stays = holds_prefix or home is least or more <= max(CLEARLY_BUSIER, 1 / home.slots)
         else:
             alive = self.alive(now)
             if len(alive) == 1:
@@ -494,6 +532,8 @@ class ModelPool:
             stays = load(home) == load(least)
         chosen = home if stays and home is not avoided and self._has_slot(home, entry) else least
         homes.remember(conversation, chosen.name)
+        if session is not None and self._by_name.get(homes.of(session) or "") is None:
+            homes.remember(session, chosen.name)
         return chosen
 
     def _least(self, entry: Arrival, now: float, avoided: GatewayReplica | None = None) -> GatewayReplica | None:

@@ -154,7 +154,7 @@ def row_of(exchange: Exchange, now: float, wall: float) -> Row:
     first_s = exchange.first_at - arrived_at if exchange.first_at is not None else None
     tokens = exchange.tokens()
     return (
-        exchange.id, wall + arrived_at, plan.path, exchange.model, plan.priority.label, plan.flow or None, name,
+        exchange.id, wall + arrived_at, plan.path, exchange.model, plan.priority.label, exchange.flow or None, name,
         attempt, exchange.outcome, exchange.status, exchange.code, exchange.streamed, queued_s, first_s,
         now - arrived_at, tokens.prompt, tokens.cached, tokens.output, exchange.request_bytes, exchange.response_bytes,
     )  # fmt: skip

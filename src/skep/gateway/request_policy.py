@@ -8,7 +8,6 @@ import json
 import math
 import re
 import tomllib
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -16,6 +15,12 @@ from urllib.parse import unquote
 from skep.config.keys import PRIORITIES, KeySpec, Priority, class_for
 from skep.errors import UserError
 from skep.gateway.replica_table import Reject, RejectCode
+from skep.gateway.session_names import (
+    NAMING_HEADERS,
+    agent_of_headers,
+    session_flow,
+    session_of_headers,
+)
 from skep.units import parse_seconds
 from skep.wire.heads import HOP_BY_HOP, Headers
 from skep.wire.server_request import ServerRequest
@@ -27,6 +32,9 @@ _POLICY = tomllib.loads(Path(__file__).with_name("policy.toml").read_text(encodi
 ERRORS: dict[str, tuple[int, str, str]] = {code: tuple(told) for code, told in _POLICY["errors"].items()}
 LIGHT, FOR_CLIENTS, STREAM_PATHS = (frozenset(_POLICY["paths"][name]) for name in ("light", "for_clients", "streams"))
 ADMIN = tuple(_POLICY["paths"]["admin"])
+COMMENT_PATHS = frozenset(_POLICY["paths"]["comments"])
+CONTEXT_PATHS = frozenset(_POLICY["paths"]["context"])
+PATIENCE: dict[str, float] = _POLICY["patience"]
 
 
 # What the gateway answers by itself, by method and path; one that ends with a slash is for all below it.
@@ -64,6 +72,11 @@ def owners_path(path: str) -> RequestRefused:
     return RequestRefused("admin_path", f"clients may not request {path} from the engine; {advice}")
 
 
+def no_such_path(path: str) -> RequestRefused:
+    usual = "/v1/chat/completions, /v1/responses, /v1/messages, /v1/completions, /v1/embeddings and /v1/models"
+    return RequestRefused("path_not_found", f"there is no {path[:LONGEST_NAME_TOLD]} here; clients use {usual}")
+
+
 def speaks_anthropic(path: str) -> bool:
     return path in ("/v1/messages", "/v1/complete") or path.startswith("/v1/messages/")
 
@@ -98,6 +111,7 @@ def rejection(
     again = f"; try again in {wait} s" if wait is not None else ""
     messages = {
         RejectCode.QUEUE_FULL: f"the queue of `{name}` is full{again}",
+        RejectCode.WAIT_TOO_LONG: f"a slot of `{name}` is expected to be free later than this client waits{again}",
         RejectCode.QUEUE_TIMEOUT: f"`{name}` is still being loaded{again}"
         if loading
         else f"no slot of `{name}` became free in time{again}",
@@ -130,7 +144,9 @@ class RequestPlan:
     key: KeySpec | None
     priority: Priority
     flow: str
-    session: int | None = None  # a digest of `x-skep-session`
+    session: int | None = None  # the digest of the session that the headers name
+    agent: int | None = None  # the digest of the agent inside of it
+    patience_s: float | None = None  # what its client bears without an answer; None: not known
     model: str | None = None  # by header
     max_wait_s: float | None = None
     form: bool = False  # the body is a multipart form
@@ -159,16 +175,21 @@ def make_plan(
         max_wait_s = parse_seconds(own[b"max-wait"][:40], key="x-skep-max-wait") if b"max-wait" in own else None
     except (ValueError, UserError) as error:
         raise RequestRefused("bad_request", str(error)) from None
+    if headers.encoding not in (b"", b"identity"):
+        encoding = headers.encoding[:40].decode("latin-1")
+        raise RequestRefused("unsupported_encoding", f"a body in `{encoding}` is not understood; send it as it is")
     kind = headers.content_type.split(b";")[0].strip().lower()
+    session = session_of_headers(headers.naming)
     return RequestPlan(
         rules=rules,
         path=path,
         lines=headers.lines,
         key=key,
         priority=priority,
-        flow=flow or own.get(b"agent", "") or (key.name if key is not None else ""),
-        # Apart from the digests of conversations.
-        session=zlib.crc32(headers.own[b"session"]) | 1 << 40 if b"session" in own else None,
+        flow=flow or own.get(b"agent", "") or flow_without_key(session, key),
+        session=session,
+        agent=agent_of_headers(headers.naming),
+        patience_s=patience_of(headers.user_agent),
         model=own.get(b"model"),
         max_wait_s=max_wait_s,
         form=kind == b"multipart/form-data",
@@ -179,6 +200,18 @@ def make_plan(
         for_clients=path in FOR_CLIENTS or path.startswith(RESPONSES),
         lengthy=method not in (b"GET", b"HEAD"),
     )
+
+
+def flow_without_key(session: int | None, key: KeySpec | None) -> str:
+    """Return whose turn a request takes where no keys share: its session's, else that of the only key."""
+    if session is not None:
+        return session_flow(session)
+    return key.name if key is not None else ""
+
+
+def patience_of(user_agent: bytes) -> float | None:
+    name = user_agent[:40].decode("latin-1")
+    return next((seconds for beginning, seconds in PATIENCE.items() if name.startswith(beginning)), None)
 
 
 def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> RequestPlan:
@@ -208,6 +241,9 @@ def host_of(host: bytes) -> str:
 class SortedHeaders:
     lines: bytes = b""  # for the replica, each with its line end
     own: dict[bytes, bytes] = field(default_factory=dict)  # x-skep-…, without that prefix
+    naming: dict[bytes, bytes] = field(default_factory=dict)  # those that name a session or an agent
+    user_agent: bytes = b""
+    encoding: bytes = b""  # of the body
     origin: bytes | None = None
     content_type: bytes = b""
 
@@ -227,6 +263,8 @@ def sort_headers(headers: Headers, *, hide_keys: bool) -> SortedHeaders:
     for name, value in headers:
         if name in _REWRITTEN:
             continue
+        if name in NAMING_HEADERS:
+            found.naming[name] = value
         if name.startswith(_OWN):
             found.own[name[len(_OWN) :]] = value
             continue
@@ -234,6 +272,10 @@ def sort_headers(headers: Headers, *, hide_keys: bool) -> SortedHeaders:
             continue
         if name == b"content-type":
             found.content_type = value
+        elif name == b"user-agent":
+            found.user_agent = value
+        elif name == b"content-encoding":
+            found.encoding = value.strip().lower()
         elif name == b"origin":
             found.origin = value
             continue  # the gateway has decided; engines answer an origin with leave of their own

@@ -46,6 +46,7 @@ class RelayedRequest(Exchange):
     def __init__(self, worker: Worker, arrived: messages.Arrived, plan: RequestPlan, proxy: Proxy) -> None:
         self.id, self.model, self.plan = arrived.arrival.request_id, arrived.arrival.model, plan
         self.worker = worker
+        self.flow = arrived.arrival.flow
         self.request_bytes = arrived.arrival.prompt_bytes
         self.arrived_at = self.heard_at = time.monotonic()
         self._arrived = arrived
@@ -73,6 +74,9 @@ class RelayedRequest(Exchange):
 
     def send_keepalive(self, now: float) -> None:  # noqa: ARG002
         self.worker.link.send(messages.Waits(self.id))
+
+    def keep_alive(self, now: float) -> None:
+        """Its worker does."""
 
     def abandon_replica(self) -> None:
         self.worker.link.send(messages.Withdrawn(self.id))

@@ -168,11 +168,17 @@ def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
     aging_s, dead_after_s = gateway.aging_s, gateway.dead_after_s
     return GatewaySetup(
         limits=AdmissionLimits(gateway.max_queue, gateway.max_wait_s, aging_s=aging_s, dead_after_s=dead_after_s),
-        timeouts=Timeouts(gateway.first_byte_timeout_s, gateway.idle_timeout_s, gateway.total_timeout_s),
+        timeouts=Timeouts(
+            first_byte_s=gateway.first_byte_timeout_s,
+            idle_s=gateway.idle_timeout_s,
+            total_s=gateway.total_timeout_s,
+            comment_after_s=gateway.comment_after_s,
+        ),
         api_key=gateway.api_key,
         keys=read_keys(keys_path(paths)),
         keys_wanted=gateway.open_to_others,
         aliases=settings.aliases,
+        strict_models=gateway.strict_models,
         origins=gateway.cors_origins,
         hosts=None if gateway.open_to_others else frozenset((*LOOPBACK, gateway.host)),
         server=server_limits(gateway),

@@ -1,0 +1,103 @@
+"""An engine's words about a prompt that is too long, in the words that agents' clients know.
+
+Claude Code compacts its conversation when it reads "prompt is too long: N tokens > M maximum", and asks for a shorter
+answer when it reads "input length and `max_tokens` exceed context limit: N + A > M". Clients of OpenAI's API look for
+the code `context_length_exceeded`. Everything else of the answer stays as the engine said it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from skep.wire.openai import json_object, message_of
+
+CODE = "context_length_exceeded"
+STATUSES = frozenset((400, 413, 422))  # with which engines say so
+LONGEST_MESSAGE = 4000  # characters of an engine's words that are looked at
+_ABOUT_CONTEXT = re.compile(
+    r"context (?:length|size|window)|maximum model length|max_model_len|exceed_context_size", re.IGNORECASE
+)
+_MAXIMUM = re.compile(
+    r"(?:context length is only|context length is|context length of|context length \(|context size \("
+    r"|maximum model length of|max_model_len \(|max_model_len of)\s?([0-9]{1,9})",
+    re.IGNORECASE,
+)
+_PROMPT = (
+    re.compile(r"\(([0-9]{1,9}) in the (?:messages|prompt)"),
+    re.compile(r"([0-9]{1,9}) tokens from the input"),
+    re.compile(r"([0-9]{1,9}) input tokens"),
+    re.compile(r"contains at least ([0-9]{1,9})"),
+    re.compile(r"(?:input|request|prompt) \((?:length )?([0-9]{1,9})", re.IGNORECASE),
+    re.compile(r"prompt \(length ([0-9]{1,9})"),
+    re.compile(r"requested ([0-9]{1,9}) tokens"),
+)
+_ANSWER = (
+    re.compile(r"([0-9]{1,9}) in the completion"),
+    re.compile(r"([0-9]{1,9}) tokens for the completion"),
+    re.compile(r"requested ([0-9]{1,9}) output tokens"),
+    re.compile(r"max_(?:completion_)?tokens'? is too large: ([0-9]{1,9})"),
+)
+
+
+class ContextExceeded(msgspec.Struct, frozen=True):
+    """What an engine said of a request that does not fit. Numbers are None where it did not tell them."""
+
+    said: str
+    prompt_tokens: int | None = None
+    answer_tokens: int | None = None
+    maximum_tokens: int | None = None
+
+    def anthropic_words(self) -> str:
+        prompt, answer, maximum = self.prompt_tokens, self.answer_tokens, self.maximum_tokens
+        if prompt is None or maximum is None:
+            return f"prompt is too long: {self.said}"
+        if prompt > maximum or answer is None:
+            return f"prompt is too long: {max(prompt, maximum + 1)} tokens > {maximum} maximum; {self.said}"
+        sum_words = f"{prompt} + {answer} > {maximum}"
+        return f"input length and `max_tokens` exceed context limit: {sum_words}, decrease either; {self.said}"
+
+
+def context_exceeded(body: bytes) -> ContextExceeded | None:
+    """Return what the engine's error says of the context; None: it is about something else."""
+    document = json_object(body)
+    if document is None:
+        return None
+    said = message_of(document)[:LONGEST_MESSAGE]
+    error = document.get("error")
+    facts: dict[str, Any] = error if isinstance(error, dict) else document
+    if not _ABOUT_CONTEXT.search(said) and facts.get("type") != "exceed_context_size_error":
+        return None
+    return ContextExceeded(
+        said,
+        prompt_tokens=_count(facts.get("n_prompt_tokens")) or _first_number(_PROMPT, said),
+        answer_tokens=_first_number(_ANSWER, said),
+        maximum_tokens=_count(facts.get("n_ctx")) or _first_number((_MAXIMUM,), said),
+    )
+
+
+def in_clients_words(body: bytes, exceeded: ContextExceeded, *, anthropic: bool) -> bytes:
+    """Return the engine's answer with the words or the code that the client knows."""
+    document = json_object(body) or {}
+    error = document.get("error")
+    if anthropic:
+        kept = error if isinstance(error, dict) else {}
+        told = {**kept, "type": "invalid_request_error", "message": exceeded.anthropic_words()}
+        return json.dumps({**document, "type": "error", "error": told}).encode()
+    if not isinstance(error, dict):
+        error = {"message": exceeded.said, "type": "invalid_request_error", "param": None}
+    return json.dumps({**document, "error": {**error, "code": CODE}}).encode()
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _first_number(expressions: tuple[re.Pattern[str], ...], text: str) -> int | None:
+    for expression in expressions:
+        if (match := expression.search(text)) is not None:
+            return int(match[1])
+    return None

@@ -1,0 +1,131 @@
+"""A prompt that is too long, in the words of each engine, told in the words that the client of the path knows."""
+
+import json
+import socket
+import threading
+from contextlib import closing
+
+import pytest
+from gateway_client import MODEL, call, open_post, read_until
+
+from skep.gateway.context_errors import context_exceeded, in_clients_words
+
+VLLM = (
+    "This model's maximum context length is 8192 tokens. However, you requested 9500 tokens (9000 in the messages, "
+    "500 in the completion). Please reduce the length of the messages or completion."
+)
+VLLM_NEWER = (
+    "'max_tokens' or 'max_completion_tokens' is too large: 32000. This model's maximum context length is 40960 tokens "
+    "and your request has 12000 input tokens (32000 > 40960 - 12000)."
+)
+SGLANG = "The input (9000 tokens) is longer than the model's context length (8192 tokens)."
+LLAMA = "request (9000 tokens) exceeds the available context size (8192 tokens), try increasing it"
+COMPLAINTS = {
+    "vllm": {"error": {"message": VLLM, "type": "BadRequestError", "param": None, "code": 400}},
+    "vllm, older": {"object": "error", "message": VLLM, "type": "BadRequestError", "code": 400},
+    "sglang": {"object": "error", "message": SGLANG, "type": "BadRequestError", "code": 400},
+    "llama.cpp": {
+        "error": {
+            "code": 400,
+            "message": LLAMA,
+            "type": "exceed_context_size_error",
+            "n_prompt_tokens": 9000,
+            "n_ctx": 8192,
+        }
+    },
+}
+OTHER = {"error": {"message": "temperature must be positive", "type": "BadRequestError", "code": 400}}
+
+
+class Complaining:
+    """An engine that answers every request with one complaint."""
+
+    def __init__(self, document, status=400, wait=None):
+        self.body = json.dumps(document).encode()
+        self._status, self._wait = status, wait
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(client,), daemon=True).start()
+
+    def _answer(self, client):
+        with client:
+            received = b""
+            while part := client.recv(65536):
+                received += part
+                head, _, body = received.partition(b"\r\n\r\n")
+                if head.startswith(b"GET"):
+                    break
+                if b"content-length" in head and len(body) >= int(head.split(b"content-length: ")[1].split(b"\r\n")[0]):
+                    break
+            if self._wait is not None and received.startswith(b"POST"):
+                self._wait.wait(30)
+            head = (
+                f"HTTP/1.1 {self._status} no\r\ncontent-type: application/json\r\ncontent-length: {len(self.body)}\r\n"
+            )
+            client.sendall(f"{head}connection: close\r\n\r\n".encode() + self.body)
+
+    def close(self):
+        self._listener.close()
+
+
+def answer_of(start_gateway, document, path):
+    with closing(Complaining(document)) as engine:
+        gateway = start_gateway()
+        gateway.serve([{"name": "r0", "model": MODEL, "url": engine.url, "slots": 2}])
+        status, _, text = call(gateway, path=path, document={"model": MODEL, "max_tokens": 1, "messages": []})
+        return status, text, engine.body
+
+
+@pytest.mark.parametrize("engine", COMPLAINTS)
+def test_claude_code_reads_that_its_prompt_is_too_long(start_gateway, engine):
+    status, text, _ = answer_of(start_gateway, COMPLAINTS[engine], "/v1/messages")
+    document = json.loads(text)
+    assert (status, document["type"], document["error"]["type"]) == (400, "error", "invalid_request_error")
+    assert document["error"]["message"].startswith("prompt is too long: 9000 tokens > 8192 maximum; ")
+
+
+@pytest.mark.parametrize("engine", COMPLAINTS)
+def test_other_clients_read_the_code_beside_the_engines_words(start_gateway, engine):
+    status, text, _ = answer_of(start_gateway, COMPLAINTS[engine], "/v1/chat/completions")
+    error = json.loads(text)["error"]
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "9000" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+def test_any_other_complaint_is_handed_on_as_it_is(start_gateway, path):
+    status, text, sent = answer_of(start_gateway, OTHER, path)
+    assert (status, text) == (400, sent)
+
+
+def test_an_answer_that_is_too_long_asks_for_a_shorter_one():
+    exceeded = context_exceeded(json.dumps({"error": {"message": VLLM_NEWER}}).encode())
+    words = exceeded.anthropic_words()
+    assert words.startswith("input length and `max_tokens` exceed context limit: 12000 + 32000 > 40960, ")
+
+
+def test_a_complaint_without_numbers_still_says_what_it_is():
+    body = json.dumps({"error": {"message": "exceeds the context window", "type": "x"}}).encode()
+    told = json.loads(in_clients_words(body, context_exceeded(body), anthropic=True))
+    assert told["error"]["message"] == "prompt is too long: exceeds the context window"
+
+
+def test_a_stream_that_has_its_head_already_gets_the_code_as_its_last_event(start_gateway):
+    """It waited for the prompt to be read, so its 200 was out."""
+    told = threading.Event()
+    with closing(Complaining(COMPLAINTS["vllm"], wait=told)) as engine:
+        gateway = start_gateway(timeouts={"comment_after_s": 0.2})
+        gateway.serve([{"name": "r0", "model": MODEL, "url": engine.url, "slots": 2}])
+        with open_post(gateway, {"model": MODEL, "stream": True, "messages": []}) as client:
+            received = read_until(client, b": the engine reads the prompt")
+            told.set()
+            received = read_until(client, b'"code": "context_length_exceeded"', received)
+    assert received.startswith(b"HTTP/1.1 200")

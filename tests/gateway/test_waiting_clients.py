@@ -1,0 +1,174 @@
+"""Clients that wait: streams hear something, who hangs up keeps the place, who cannot wait so long is told at once."""
+
+import threading
+
+import pytest
+from gateway_client import MODEL, body, call, open_post, open_stream, post, read_until, until
+
+from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
+from skep.gateway.admission import Admission
+from skep.gateway.replica_table import Arrival, Forward, Reject, RejectCode
+
+QUICK = {"comment_after_s": 0.3, "comment_every_s": 0.3}
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+
+
+@pytest.fixture
+def busy(serving):
+    """Start a gateway whose only slot is taken."""
+
+    def start(**setup):
+        gateway, engine = serving({"slots": 1, "token_ms": 50}, slots=1, **setup)
+        return gateway, engine, open_stream(gateway, max_tokens=100_000)
+
+    return start
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_that_waits_for_a_slot_gets_its_head_and_comments(busy, path, workers):
+    gateway, _, holder = busy(timeouts=QUICK, workers=workers)
+    asked = body(stream=True) if path == CHAT else {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2}
+    with open_post(gateway, asked, path) as client:
+        received = read_until(client, lambda text: text.count(b": waiting for a slot, ") >= 2)
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b"data:" not in received
+        holder.close()
+        assert b"data:" in read_until(client, b"[DONE]", received)
+
+
+def test_a_stream_whose_prompt_is_read_for_long_gets_comments(serving):
+    gateway, _ = serving({"ttft_ms": 1500}, timeouts=QUICK)
+    with open_post(gateway, body(stream=True)) as client:
+        received = read_until(client, b"[DONE]")
+    assert b": the engine reads the prompt, " in received
+    assert received.index(b": the engine") < received.index(b"data:")
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+def test_nothing_comes_before_the_first_event_where_it_would_not_help(busy, path):
+    gateway, _, holder = busy(timeouts=QUICK)
+    with open_post(gateway, {"model": MODEL, "stream": True, "input": "x", "messages": []}, path) as waiting:
+        with open_post(gateway, body(stream=True)) as other:
+            read_until(other, lambda text: text.count(b": waiting") >= 3)
+        waiting.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            waiting.recv(1)
+    holder.close()
+
+
+def test_comments_can_be_turned_off(busy):
+    gateway, _, holder = busy(timeouts={**QUICK, "comment_after_s": None})
+    threading.Timer(1.0, holder.close).start()
+    with open_post(gateway, body(stream=True)) as client:
+        assert b": waiting" not in read_until(client, b"[DONE]")
+
+
+def test_an_answer_that_is_no_stream_has_nothing_before_it(busy):
+    gateway, _, holder = busy(timeouts=QUICK)
+    threading.Timer(1.0, holder.close).start()
+    status, _, text = post(gateway)
+    assert status == 200
+    assert text.startswith(b"{")
+
+
+def test_a_refusal_after_the_head_is_the_last_event(busy):
+    gateway, _, holder = busy(timeouts=QUICK, limits={"max_wait_s": 1.0})
+    with holder, open_post(gateway, body(stream=True)) as client:
+        received = read_until(client, b'"code": "queue_timeout"')
+    assert received.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_hangs_up_and_comes_back_is_answered_before_those_who_came_later(busy, workers):
+    gateway, _, holder = busy(workers=workers)
+    asked = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": "first of all"}]}
+    leaving = open_post(gateway, asked)
+    until(lambda: queued(gateway) == 1)
+    answered = []
+
+    def ask(name, document):
+        post(gateway, document)
+        answered.append(name)
+
+    later = threading.Thread(target=ask, args=("later", body(max_tokens=3)))
+    later.start()
+    until(lambda: queued(gateway) == 2)
+    leaving.close()
+    until(lambda: queued(gateway) == 1)
+    back = threading.Thread(target=ask, args=("came back", asked))
+    back.start()
+    until(lambda: queued(gateway) == 2)
+    holder.close()
+    back.join()
+    later.join()
+    assert answered == ["came back", "later"]
+
+
+def queued(gateway):
+    text = call(gateway, "GET", "/metrics")[2].decode()
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith("skep_queue_length{"))
+
+
+# The decider alone
+
+
+def admission_with_a_busy_slot(service_s=1.0):
+    admission = Admission(AdmissionLimits())
+    admission.set_replicas((ReplicaSpec("r0", "m", "http://x", 1),), 0.0)
+    admission.arrive(Arrival("warm", "m"), 0.0)
+    admission.finished("warm", service_s, answered=True)
+    (granted,) = admission.arrive(Arrival("holder", "m"), service_s)
+    assert isinstance(granted, Forward)
+    return admission
+
+
+def next_one(admission, name, now):
+    """End what has the slot; return who gets it."""
+    (granted,) = admission.finished(name, now, answered=True)
+    return granted.request_id
+
+
+def test_a_place_is_kept_for_two_minutes_and_for_the_same_request_alone():
+    for back_at, fingerprint, expected in ((121.0, 7, "back"), (123.0, 7, "later"), (121.0, 8, "later")):
+        admission = admission_with_a_busy_slot()
+        admission.arrive(Arrival("first", "m", fingerprint=7), 1.5)
+        admission.arrive(Arrival("later", "m", fingerprint=1), 1.6)
+        admission.hung_up("first", 2.0)
+        admission.arrive(Arrival("back", "m", fingerprint=fingerprint), back_at)
+        assert next_one(admission, "holder", 200.0) == expected
+
+
+def test_a_place_among_other_flows_is_kept_too():
+    admission = admission_with_a_busy_slot()
+    admission.arrive(Arrival("first", "m", flow="a", fingerprint=7), 1.5)
+    admission.arrive(Arrival("second", "m", flow="b", fingerprint=1), 1.6)
+    admission.hung_up("first", 2.0)
+    admission.arrive(Arrival("third", "m", flow="c", fingerprint=2), 2.5)
+    admission.arrive(Arrival("back", "m", flow="a", fingerprint=7), 3.0)
+    assert next_one(admission, "holder", 4.0) == "back"
+
+
+def test_a_wait_beyond_what_a_client_bears_is_refused_with_the_true_time():
+    admission = admission_with_a_busy_slot(service_s=200.0)
+    admission.arrive(Arrival("patient", "m", fingerprint=1), 200.5)
+    (refused,) = admission.arrive(Arrival("claude", "m", fingerprint=7, patience_s=300.0), 201.0)
+    assert refused == Reject("claude", RejectCode.WAIT_TOO_LONG, 400.0)
+    assert admission.arrive(Arrival("quick", "m", fingerprint=8, patience_s=500.0), 202.0) == []
+
+
+def test_who_was_refused_for_a_long_wait_has_a_place_when_it_comes_back():
+    admission = admission_with_a_busy_slot(service_s=200.0)
+    admission.arrive(Arrival("before", "m", fingerprint=1), 200.5)
+    admission.arrive(Arrival("claude", "m", fingerprint=7, patience_s=300.0), 201.0)
+    admission.arrive(Arrival("after", "m", fingerprint=2), 210.0)
+    assert next_one(admission, "holder", 400.0) == "before"
+    assert admission.arrive(Arrival("again", "m", fingerprint=7, patience_s=300.0), 401.0) == []
+    assert next_one(admission, "before", 600.0) == "again"
+
+
+def test_a_client_whose_wait_nobody_has_measured_waits():
+    admission = Admission(AdmissionLimits())
+    admission.set_replicas((ReplicaSpec("r0", "m", "http://x", 1),), 0.0)
+    admission.arrive(Arrival("holder", "m"), 0.0)
+    assert admission.arrive(Arrival("claude", "m", fingerprint=7, patience_s=0.1), 1.0) == []
