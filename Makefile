@@ -46,9 +46,10 @@ FUZZ_TARGETS = bodies client metrics pipe server streams
 FUZZ_SECONDS = 600
 
 fuzz: .fuzz/.installed  ## search for bytes that break a promise of HTTP, bodies, streams: FUZZ_SECONDS=600 for each
-	set -e; for target in $(FUZZ_TARGETS); do \
+	set -e; export PYTHONPATH=.fuzz/lib; for target in $(FUZZ_TARGETS); do \
 	  echo "$$target: $(FUZZ_SECONDS) s"; \
-	  PYTHONPATH=.fuzz/lib nice -n 15 $(BIN)/python tests/fuzz/run.py "$$target" --seconds $(FUZZ_SECONDS); \
+	  nice -n 15 $(BIN)/python tests/fuzz/run.py "$$target" --seconds $(FUZZ_SECONDS); \
+	  nice -n 15 $(BIN)/python tests/fuzz/run.py "$$target" --keep; \
 	done
 
 test-package: $(VENV)/.installed  ## build wheel and sdist, install them into an empty environment, and serve with it
@@ -98,6 +99,7 @@ docs: $(VENV)/.installed-dev  ## write the generated pages: docs/cli.md, json.md
 	$(BIN)/python scripts/write_accuracy.py
 	$(BIN)/python scripts/write_recipes.py
 	$(BIN)/python scripts/write_published.py
+	$(BIN)/python scripts/write_mcp_opening.py
 
 size: $(VENV)/.installed-dev  ## lines and modules by package, small modules, shared class names
 	$(BIN)/python scripts/size.py

@@ -1,13 +1,17 @@
 """Search for inputs that break a promise, guided by the code they reach (atheris): `make fuzz` runs it.
 
     python tests/fuzz/run.py server --seconds 600
+    python tests/fuzz/run.py server --keep
 
-Inputs that reach something new are added to a folder below `.fuzz`; what stands in `tests/fuzz/corpus` is where it
-begins. An input that breaks a promise is written to `.fuzz` as well, with its traceback on the terminal.
+A search begins with what stands in `tests/fuzz/corpus` and adds inputs that reach something new to a folder below
+`.fuzz`. An input that breaks a promise is written to `.fuzz` as well, with its traceback on the terminal. `--keep`
+copies to the corpus the fewest inputs of that folder which reach what the corpus does not; those that break a promise
+are copied by hand, once they are mended.
 """
 
 import argparse
 import asyncio
+import shlex
 import sys
 from pathlib import Path
 
@@ -20,33 +24,50 @@ sys.path.insert(0, str(TESTS))
 with atheris.instrument_imports(include=["skep"]):
     from fuzz.targets import CORPUS, TARGETS, check_input, seed_inputs
 
+LIMITS = ["-timeout=10", "-rss_limit_mb=1500"]
+
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--largest", type=int, default=2048, help="bytes of an input")
-    args = parser.parse_args()
+    parser.add_argument("--keep", action="store_true", help="add to the corpus, and search no more")
+    args, of_the_merge = parser.parse_known_args()
     folder = TESTS.parent / ".fuzz" / args.target
-    found = folder / "found"
-    found.mkdir(parents=True, exist_ok=True)
+    found, corpus = folder / "found", CORPUS / args.target
+    for place in (found, corpus):
+        place.mkdir(parents=True, exist_ok=True)
+    if args.keep:
+        options = ["-merge=1", *LIMITS]
+        folders = [corpus, found]
+    else:
+        options = [*search_options(args, folder), *LIMITS]
+        folders = [found, corpus]
+        write_seeds(args.target, found)
+    run = asyncio.Runner(loop_factory=uvloop.new_event_loop).run
+    # A merge runs this first word in a shell, with options of its own, and again where an input ends it.
+    itself = f"{shlex.join([sys.executable, sys.argv[0]])} {args.target}"
+    words = [itself, *(of_the_merge or [*options, *map(str, folders)])]
+    atheris.Setup(words, lambda data: check_input(args.target, data, run))
+    atheris.Fuzz()
+
+
+def search_options(args, folder):
     words = folder / "words.dict"
     words.write_text("".join(f'"{quoted(word)}"\n' for word in TARGETS[args.target].WORDS))
-    for number, data in enumerate(seed_inputs(args.target)):
-        (found / f"seed-{number}").write_bytes(data)
-    options = [
+    return [
         f"-max_total_time={args.seconds}",
         f"-max_len={args.largest}",
         f"-dict={words}",
         f"-artifact_prefix={folder}/",
-        "-timeout=10",
-        "-rss_limit_mb=1500",
         "-print_final_stats=1",
     ]
-    folders = [str(found), *(str(path) for path in [CORPUS / args.target] if path.is_dir())]
-    run = asyncio.Runner(loop_factory=uvloop.new_event_loop).run
-    atheris.Setup([sys.argv[0], *options, *folders], lambda data: check_input(args.target, data, run))
-    atheris.Fuzz()
+
+
+def write_seeds(target, found):
+    for number, data in enumerate(seed_inputs(target)):
+        (found / f"seed-{number}").write_bytes(data)
 
 
 def quoted(word):

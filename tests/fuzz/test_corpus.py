@@ -6,9 +6,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz.targets import TARGETS, check_input, corpus_inputs, seed_inputs
+from fuzz.pieces import HEAD_BYTES
+from fuzz.targets import CORPUS, TARGETS, check_input, corpus_inputs, seed_inputs
 
 SHORT = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+MOST_INPUTS = 300  # of one target, and their bytes: every run of the tests replays them
+MOST_BYTES = 200_000
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_target_has_inputs_that_a_search_found_and_not_too_many(target):
+    inputs = corpus_inputs(target)
+    assert 0 < len(inputs) <= MOST_INPUTS
+    assert sum(map(len, inputs)) <= MOST_BYTES
+
+
+def test_there_is_no_corpus_of_a_target_that_is_gone():
+    assert {folder.name for folder in CORPUS.iterdir()} == set(TARGETS)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -21,10 +36,11 @@ def test_inputs_that_were_found_once_keep_every_promise(target):
 @st.composite
 def changed_inputs(draw, target):
     """Two known inputs joined, with words that matter put in and bytes taken out."""
-    known = [*seed_inputs(target), *corpus_inputs(target)]
+    inputs = [*seed_inputs(target), *corpus_inputs(target)]
+    known = [data for data in inputs if len(data) >= HEAD_BYTES]
     data = bytearray(draw(st.sampled_from(known)))
     for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(2, len(data)))
+        at = draw(st.integers(HEAD_BYTES, len(data)))
         match draw(st.sampled_from(["insert", "delete", "flip", "join"])):
             case "insert":
                 data[at:at] = draw(st.sampled_from(TARGETS[target].WORDS))
@@ -33,7 +49,7 @@ def changed_inputs(draw, target):
             case "flip" if at < len(data):
                 data[at] = draw(st.integers(0, 255))
             case "join":
-                data[at:] = draw(st.sampled_from(known))[2:]
+                data[at:] = draw(st.sampled_from(known))[HEAD_BYTES:]
     return bytes(data)
 
 
