@@ -8,11 +8,18 @@ import pytest
 from gateway_client import MODEL, call, post, told, until
 
 from skep.gateway.body_inspection import inspect_body
-from skep.gateway.session_names import conversation_in, session_digest
+from skep.gateway.session_names import agent_of_headers, conversation_in, session_digest, session_of_headers
 
 SESSIONS = 8
 TURNS = 12
-NAMED = ["x-skep-session", "x-claude-code-session-id", "session-id", "x-session-id", "x-session-affinity"]
+NAMED = [
+    "x-skep-session",
+    "x-claude-code-session-id",
+    "session-id",
+    "x-session-id",
+    "x-session-affinity",
+    "agent-session-id",
+]
 BILLING = "x-anthropic-billing-header: cc_version=2.1.327; cc_entrypoint=cli; cch={:05x};"
 
 
@@ -109,6 +116,12 @@ def test_sub_agents_of_a_session_are_conversations_of_their_own():
     assert len(conversations) == 3
     assert conversation_in(session, None, None) == session
     assert conversation_in(None, None, 5) == 5
+
+
+def test_a_sub_agent_of_codex_belongs_to_its_parent():
+    parent, child = {b"session-id": b"p"}, {b"session-id": b"c", b"x-codex-parent-thread-id": b"p"}
+    assert session_of_headers(child) == session_of_headers(parent)
+    assert (agent_of_headers(parent), agent_of_headers(child)) == (None, session_digest(b"c"))
 
 
 def test_sub_agents_of_one_session_leave_another_session_its_turn(serving):

@@ -189,7 +189,7 @@ def make_plan(
         flow=flow or own.get(b"agent", "") or flow_without_key(session, key),
         session=session,
         agent=agent_of_headers(headers.naming),
-        patience_s=patience_of(headers.user_agent),
+        patience_s=patience_of(headers.user_agent) if max_wait_s is None else None,  # else the client has said it
         model=own.get(b"model"),
         max_wait_s=max_wait_s,
         form=kind == b"multipart/form-data",

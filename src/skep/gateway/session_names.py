@@ -9,14 +9,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 
-# Headers that name a session, the surest first. A sub-agent of Claude Code sends the session of its parent.
+# A sub-agent of Codex names itself as the session, and its parent here; one of Claude Code sends its parent's session.
+PARENT_HEADER = b"x-codex-parent-thread-id"
+# Headers that name a session, the surest first.
 SESSION_HEADERS = (
     b"x-skep-session",
+    PARENT_HEADER,
     b"x-claude-code-session-id",
     b"session-id",
     b"session_id",
     b"x-session-id",
     b"x-session-affinity",
+    b"agent-session-id",
 )
 # Headers that name one of the agents of a session: each has a conversation of its own.
 AGENT_HEADERS = (b"x-claude-code-agent-id",)
@@ -34,7 +38,8 @@ def session_of_headers(headers: Mapping[bytes, bytes]) -> int | None:
 
 def agent_of_headers(headers: Mapping[bytes, bytes]) -> int | None:
     """Return the digest of the agent inside its session; None: it is the session's own conversation."""
-    return _first_named(headers, AGENT_HEADERS)
+    own = tuple(name for name in SESSION_HEADERS if name != PARENT_HEADER) if PARENT_HEADER in headers else ()
+    return _first_named(headers, (*AGENT_HEADERS, *own))
 
 
 def _first_named(headers: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> int | None:
