@@ -7,10 +7,10 @@ SIMULATED: engines are fake ones (real processes) whose times are set; the gatew
 of another checkout does the same in turns, in the same run.
 
 - `sessions`: eight sessions of 24 turns at once on two replicas of four slots, as Claude Code sends them. How many
-  turns came to the replica that had answered the session's turn before. `billing line` is the line of its system prompt that
-  changes with every request; `named` sends its session header.
-- `fairness`: forty sub-agents of one session keep four slots busy; one request of another session comes. Its time, as a
-  multiple of its time alone.
+  turns came to the replica that had answered the session's turn before. `billing line` is the line of its system
+  prompt that changes with every request; `named` sends its session header.
+- `fairness`: forty sub-agents of one session keep four slots busy; one request of another session comes. Its time, as
+  a multiple of its time alone.
 - `giving up`: one slot, and always eight patient clients. One more gives up after a while and sends the same again,
   until it is answered. How long that took, as a multiple of what a patient client waits; `never`: not within the limit.
 """
