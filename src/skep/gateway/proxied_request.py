@@ -117,6 +117,8 @@ class Exchange:
     def forward(self, action: Forward) -> None:
         self.granted = self._attempt = action
         self.granted_at = self.heard_at = time.monotonic()
+        if self._held is not None:  # an earlier attempt broke in the middle of a complaint
+            self._held, self._said = None, b""
         pool = self._proxy.pool(action.replica)
         plan, body = self.plan, self._body
         name, request = action.replica.name, self.request
