@@ -16,7 +16,7 @@ LAYERS = [
     [{"report"}],
     [{"swarm", "tuner", "monitor", "cluster"}],
     [{"quality"}, {"bench", "gateway", "supervisor"}, {"deploy"}],
-    [{"engines", "store", "sandbox", "weights"}, {"config"}, {"wire", "host", "files"}, {"paths"}],
+    [{"engines", "store", "sandbox", "weights", "clients"}, {"config"}, {"wire", "host", "files"}, {"paths"}],
     [{"planner", "stats", "workload"}, {"catalog"}, {"units"}, {"errors"}],
     [{"__init__"}],
 ]

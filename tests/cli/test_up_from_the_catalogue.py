@@ -64,7 +64,7 @@ def test_bare_up_offers_what_fits_on_cards_and_a_dry_run_says_what_is_missing(tw
     for words in ("`skep up qwen3.6-35b-a3b`", "`skep up qwen3.6-27b`", "`skep up --embedded`"):
         assert words in said
     said = call("up", "qwen3.6-27b", "--dry-run", check=0).out
-    clients = ("OPENAI_BASE_URL=", "ANTHROPIC_BASE_URL=")
+    clients = ("OPENAI_BASE_URL=", "skep agent claude")
     for words in ("to be downloaded", "not installed: `skep engine install vllm`", "vllm serve", *clients):
         assert words in said, words
 

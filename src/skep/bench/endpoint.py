@@ -64,6 +64,27 @@ async def find_endpoint(
     finally:
         await pool.close()
     models = models_of(answer, f"{origin}{base}/models", key_given=key is not None)
+    model = chosen_model(models, model, url)
+    props = described.document() if described else {}
+    engine = {name: props[key] for key, name in PROPS.items() if key in props} | _engine_of(models[model], answer)
+    return Endpoint(origin, base, model, headers, "ollama" if api == "ollama" else "openai", engine)
+
+
+async def served_models(url: str, *, key: str | None, timeout_s: float = 10.0) -> dict[str, dict[str, Any]]:
+    """Return the entries of the list of models at a URL, by id."""
+    origin, base, headers = api_of(url, key)
+    pool = Pool(origin, connect_timeout_s=timeout_s)
+    try:
+        answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
+    except WireFailure as failure:
+        raise EndpointError(str(failure), hint=f"is a server running at {url}? `skep up -d` starts one") from None
+    finally:
+        await pool.close()
+    return models_of(answer, f"{origin}{base}/models", key_given=key is not None)
+
+
+def chosen_model(models: Mapping[str, Any], model: str | None, url: str) -> str:
+    """Return the model that is meant: the named one, else the only one."""
     known = sorted(models)
     if model is None and len(known) != 1:
         told = f"{url} serves {len(known)} models: {', '.join(known) or 'none'}"
@@ -72,9 +93,7 @@ async def find_endpoint(
     if model not in known:
         hint = did_you_mean(get_close_matches(model, known, 1), f"it serves: {', '.join(known) or 'nothing'}")
         raise UserError(f"{url} does not serve `{model}`", hint=hint)
-    props = described.document() if described else {}
-    engine = {name: props[key] for key, name in PROPS.items() if key in props} | _engine_of(models[model], answer)
-    return Endpoint(origin, base, model, headers, "ollama" if api == "ollama" else "openai", engine)
+    return model
 
 
 def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:

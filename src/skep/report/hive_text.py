@@ -117,6 +117,21 @@ HIVE: tuple[Column[dict[str, Any]], ...] = (
 )
 
 
+def check_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what was checked for agents, a line for each model whose replicas do alike, and one for each warning."""
+    lines: dict[str, None] = {}
+    for row in rows:
+        checks = list((row.get("checks") or {}).values())
+        quiet = [check["text"] for check in checks if check["state"] != "warning"]
+        if quiet:
+            lines[f"{row['model']}: {'; '.join(quiet)}"] = None
+        for check in checks:
+            if check["state"] == "warning":
+                hint = f"; {check['hint']}" if check.get("hint") else ""
+                lines[f"warning: {row['model']}: {check['text']}{hint}"] = None
+    return list(lines)
+
+
 def print_nodes(found: dict[str, Any]) -> None:
     def state(node: Mapping[str, Any]) -> str:
         marks = [word for word in ("head", "here") if node[word]]
@@ -198,10 +213,10 @@ def print_preview(found: dict[str, Any]) -> None:
 
 
 def endpoint_lines(url: str, models: Sequence[str], *, keyed: bool) -> list[str]:
-    """Say how clients reach it. Claude Code speaks with engines that know /v1/messages: vLLM, llama-server, SGLang."""
+    """Say how clients reach it."""
     model, key = models[0] if models else "MODEL", "YOUR_KEY" if keyed else "none"
-    told = f"ANTHROPIC_BASE_URL={url.removesuffix('/v1')} ANTHROPIC_AUTH_TOKEN={key} ANTHROPIC_MODEL={model}"
-    return [f"OpenAI SDK: OPENAI_BASE_URL={url} OPENAI_API_KEY={key} (model {model})", f"Claude Code: {told} claude"]
+    openai = f"OpenAI SDK: OPENAI_BASE_URL={url} OPENAI_API_KEY={key} (model {model})"
+    return [openai, "Claude Code: `skep agent claude`; `skep agent` lists the others"]
 
 
 COLOURS = {

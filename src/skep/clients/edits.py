@@ -1,0 +1,217 @@
+"""Changes of single values in a text of JSON, TOML or YAML that leave the rest of the text as it was.
+
+Whatever was done to the text, the result is read again: where it does not hold exactly what was asked for, the text is
+refused instead of written.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+
+from skep.clients.catalog import toml_value
+from skep.clients.json_text import parse_json, remove_member, set_member
+from skep.errors import UserError
+
+Path = tuple[str, ...]
+ABSENT = object()  # no such value
+
+
+class Format(msgspec.Struct, frozen=True):
+    """How a kind of text is read, and how one of its values is set and removed."""
+
+    title: str
+    parse: Callable[[str], Any]
+    set: Callable[[str, Path, Any], str]
+    remove: Callable[[str, Path], str]
+
+
+def parsed(text: str, kind: str, where: str) -> dict[str, Any]:
+    """Return what a text holds. Raise UserError where it is broken, or is no table."""
+    form = FORMATS[kind]
+    try:
+        values = form.parse(text) if text.strip() else {}
+    except Exception as error:  # a reader of YAML raises errors of its own
+        what = " ".join(str(error).split())[:200]
+        raise UserError(f"`{where}` is not {form.title}: {what}", hint="it is unchanged; mend it first") from None
+    if not isinstance(values, dict):
+        raise UserError(f"`{where}` holds no table", hint="it is unchanged; mend it first")
+    return values
+
+
+def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str:
+    """Return the text with other values; ABSENT removes one."""
+    form = FORMATS[kind]
+    wanted = deepcopy(parsed(text, kind, where))
+    try:
+        for path, value in changes.items():
+            text = _with_change(form, text, wanted, path, value)
+        same = form.parse(text) == wanted if text.strip() else not wanted
+    except Exception:  # as above
+        same = False
+    if not same:
+        hint = "it is unchanged; `--print` shows what to set by hand"
+        raise UserError(f"`{where}` is written in a way that cannot be changed without you", hint=hint)
+    return text
+
+
+def _with_change(form: Format, text: str, wanted: dict[str, Any], path: Path, value: Any) -> str:
+    """Return the text with one change, which is made in what is wanted, too."""
+    present = value_at(wanted, path)
+    if present == value or (present is ABSENT and value is ABSENT):
+        return text
+    if value is ABSENT:
+        _remove_value(wanted, path)
+        return form.remove(text, path)
+    _put_value(wanted, path, value)
+    return form.set(text, path, value)
+
+
+def value_at(values: Any, path: Path) -> Any:
+    for key in path:
+        if not isinstance(values, dict) or key not in values:
+            return ABSENT
+        values = values[key]
+    return values
+
+
+def _put_value(values: dict[str, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+    values[path[-1]] = value
+
+
+def _remove_value(values: dict[str, Any], path: Path) -> None:
+    """Remove it, and the tables that hold nothing then."""
+    tables = [values]
+    for key in path[:-1]:
+        inner = tables[-1].get(key)
+        if not isinstance(inner, dict):
+            return
+        tables.append(inner)
+    tables[-1].pop(path[-1], None)
+    for table, key, inner in reversed(list(zip(tables, path, tables[1:], strict=False))):
+        if not inner:
+            del table[key]
+
+
+def _set_toml(text: str, path: Path, value: Any) -> str:
+    lines = text.splitlines()
+    start, end = _toml_table(lines, path[:-1])
+    line = f"{_toml_key(path[-1:])} = {toml_value(value)}"
+    if start is None:
+        gap = [""] if lines and lines[-1].strip() else []
+        return "\n".join([*lines, *gap, f"[{_toml_key(path[:-1])}]", line, ""])
+    place = _toml_line(lines, start, end, path[-1])
+    if place is not None:
+        lines[place] = line + _toml_comment(lines[place])
+    else:
+        while end > start and not lines[end - 1].strip():
+            end -= 1
+        lines.insert(end, line)
+    return "\n".join([*lines, ""])
+
+
+def _remove_toml(text: str, path: Path) -> str:
+    lines = text.splitlines()
+    start, end = _toml_table(lines, path[:-1])
+    place = None if start is None else _toml_line(lines, start, end, path[-1])
+    if start is None or place is None:
+        return text
+    del lines[place]
+    if start > 0 and not "".join(lines[start : end - 1]).strip():
+        first = start - 2 if start > 1 and not lines[start - 2].strip() else start - 1
+        del lines[first : end - 1]
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _toml_table(lines: Sequence[str], table: Path) -> tuple[int | None, int]:
+    """Return the lines of a table, without its head; of the values before any head for the empty name."""
+    start = 0 if not table else None
+    for place, line in enumerate(lines):
+        if not line.lstrip().startswith("["):
+            continue
+        if start is not None:
+            return start, place
+        if _toml_head(line) == table:
+            start = place + 1
+    return start, len(lines)
+
+
+def _toml_head(line: str) -> Path | None:
+    """Return the name of the table that begins here."""
+    try:
+        values: Any = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return None
+    path: list[str] = []
+    while isinstance(values, dict) and values:
+        ((key, values),) = values.items()
+        path.append(key)
+    return tuple(path) if values == {} else None
+
+
+def _toml_line(lines: Sequence[str], start: int, end: int, key: str) -> int | None:
+    for place in range(start, end):
+        try:
+            values = tomllib.loads(lines[place])
+        except tomllib.TOMLDecodeError:
+            continue
+        if [*values] == [key]:
+            return place
+    return None
+
+
+def _toml_comment(line: str) -> str:
+    """Return the comment at the end of a line with a value, and the blanks before it."""
+    whole = tomllib.loads(line)
+    for place, character in enumerate(line):
+        if character == "#":
+            try:
+                if tomllib.loads(line[:place]) == whole:
+                    return line[len(line[:place].rstrip()) :]
+            except tomllib.TOMLDecodeError:
+                pass
+    return ""
+
+
+def _toml_key(path: Path) -> str:
+    def is_bare(key: str) -> bool:
+        return bool(key) and key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+
+    return ".".join(key if is_bare(key) else json.dumps(key) for key in path)
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml  # type: ignore[import-untyped]
+
+    return yaml.safe_load(text)
+
+
+def _set_yaml(text: str, path: Path, value: Any) -> str:
+    """Set a value of the outermost table."""
+    lines = text.splitlines()
+    line = f"{path[0]}: {json.dumps(value)}"
+    place = next((place for place, other in enumerate(lines) if other.startswith(f"{path[0]}:")), None)
+    if place is None:
+        lines.append(line)
+    else:
+        lines[place] = line
+    return "\n".join([*lines, ""])
+
+
+def _remove_yaml(text: str, path: Path) -> str:
+    lines = [line for line in text.splitlines() if not line.startswith(f"{path[0]}:")]
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+FORMATS = {
+    "json": Format("JSON", parse_json, set_member, remove_member),
+    "toml": Format("TOML", tomllib.loads, _set_toml, _remove_toml),
+    "yaml": Format("YAML", _parse_yaml, _set_yaml, _remove_yaml),
+}

@@ -1,0 +1,194 @@
+"""JSON with comments and trailing commas, as editors write settings: its values, and changes of single members."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+_BLANK = re.compile(r"[ \t\r\n]+")
+_SCALAR = re.compile(r"[^\s,\]}/]+")
+
+
+class JsonValue:
+    """A value, and where it stands. `members` of an object: where each key begins, and its value."""
+
+    def __init__(self, start: int) -> None:
+        self.start, self.end = start, start
+        self.value: Any = None
+        self.members: dict[str, tuple[int, JsonValue]] | None = None
+        self.trailing_comma: int | None = None  # where it stands
+
+
+def parse_json(text: str) -> Any:
+    return _read(text).value
+
+
+def _read(text: str) -> JsonValue:
+    place = _skip(text, 1 if text.startswith("\ufeff") else 0)
+    root = _read_value(text, place)
+    if _skip(text, root.end) != len(text):
+        raise ValueError(f"line {_line_of(text, root.end)}: more than one value")
+    return root
+
+
+def _line_of(text: str, place: int) -> int:
+    return text.count("\n", 0, place) + 1
+
+
+def _skip(text: str, place: int) -> int:
+    """Return where blanks and comments end."""
+    while place < len(text):
+        if (blank := _BLANK.match(text, place)) is not None:
+            place = blank.end()
+        elif text.startswith("//", place):
+            end = text.find("\n", place)
+            place = len(text) if end < 0 else end
+        elif text.startswith("/*", place):
+            end = text.find("*/", place)
+            if end < 0:
+                raise ValueError(f"line {_line_of(text, place)}: a comment does not end")
+            place = end + 2
+        else:
+            break
+    return place
+
+
+def _read_value(text: str, place: int) -> JsonValue:
+    found = JsonValue(place)
+    if text.startswith("{", place):
+        _read_object(text, found)
+    elif text.startswith("[", place):
+        _read_array(text, found)
+    elif text.startswith('"', place):
+        found.value, found.end = _read_string(text, place)
+    elif (scalar := _SCALAR.match(text, place)) is not None:
+        found.end = scalar.end()
+        try:
+            found.value = json.loads(scalar.group())
+        except ValueError:
+            raise ValueError(f"line {_line_of(text, place)}: `{scalar.group()[:40]}` is no value") from None
+    else:
+        raise ValueError(f"line {_line_of(text, place)}: a value is missing")
+    return found
+
+
+def _read_string(text: str, place: int) -> tuple[str, int]:
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, place)
+    except ValueError:
+        raise ValueError(f"line {_line_of(text, place)}: a string does not end") from None
+    return value, end
+
+
+def _read_object(text: str, found: JsonValue) -> None:
+    found.value, found.members = {}, {}
+    place = _skip(text, found.start + 1)
+    while not text.startswith("}", place):
+        if not text.startswith('"', place):
+            raise ValueError(f"line {_line_of(text, place)}: a key in quotes is missing")
+        begin = place
+        key, place = _read_string(text, place)
+        place = _skip(text, place)
+        if not text.startswith(":", place):
+            raise ValueError(f"line {_line_of(text, place)}: a colon is missing")
+        member = _read_value(text, _skip(text, place + 1))
+        found.value[key] = member.value
+        found.members[key] = (begin, member)
+        place = _after_part(text, found, member.end, "}")
+    found.end = place + 1
+
+
+def _read_array(text: str, found: JsonValue) -> None:
+    found.value = []
+    place = _skip(text, found.start + 1)
+    while not text.startswith("]", place):
+        part = _read_value(text, place)
+        found.value.append(part.value)
+        place = _after_part(text, found, part.end, "]")
+    found.end = place + 1
+
+
+def _after_part(text: str, found: JsonValue, place: int, end: str) -> int:
+    place = _skip(text, place)
+    found.trailing_comma = None
+    if text.startswith(",", place):
+        found.trailing_comma = place
+        return _skip(text, place + 1)
+    if not text.startswith(end, place):
+        raise ValueError(f"line {_line_of(text, place)}: a comma or `{end}` is missing")
+    return place
+
+
+def set_member(text: str, path: Sequence[str], value: Any) -> str:
+    """Return the text with another value at the path; missing objects are made."""
+    if not text.strip():
+        text = "{}\n"
+    inner, rest = _read(text), list(path)
+    while rest and inner.members is not None and rest[0] in inner.members:
+        inner = inner.members[rest.pop(0)][1]
+    if not rest:
+        return text[: inner.start] + _written(value, _indent_at(text, inner.start)) + text[inner.end :]
+    if inner.members is None:
+        raise ValueError("no object to put it in")
+    for key in reversed(rest[1:]):
+        value = {key: value}
+    return _with_member(text, inner, rest[0], value)
+
+
+def _with_member(text: str, inner: JsonValue, key: str, value: Any) -> str:
+    assert inner.members is not None
+    if not inner.members:
+        outer = _indent_at(text, inner.start)
+        indent = outer + "  "
+        member = f"{json.dumps(key, ensure_ascii=False)}: {_written(value, indent)}"
+        between = text[inner.start + 1 : inner.end - 1].rstrip()  # comments
+        return f"{text[: inner.start]}{{{between}\n{indent}{member}\n{outer}}}{text[inner.end :]}"
+    begin, last = [*inner.members.values()][-1]
+    indent = _indent_at(text, begin)
+    member = f"{json.dumps(key, ensure_ascii=False)}: {_written(value, indent)}"
+    stands_alone = text[text.rfind("\n", 0, begin) + 1 : begin].strip() == ""
+    gap = f"\n{indent}" if stands_alone else " "
+    if inner.trailing_comma is not None:
+        place = inner.trailing_comma + 1
+        return f"{text[:place]}{gap}{member},{text[place:]}"
+    return f"{text[: last.end]},{gap}{member}{text[last.end :]}"
+
+
+def remove_member(text: str, path: Sequence[str]) -> str:
+    """Return the text without the value at the path, and without the objects that are empty then."""
+    root = _read(text)
+    outer = [root]
+    for key in path:
+        members = outer[-1].members
+        if members is None or key not in members:
+            return text
+        outer.append(members[key][1])
+    depth = len(path) - 1
+    while depth > 0 and len(outer[depth].value) == 1:
+        depth -= 1
+    return _without_member(text, outer[depth], path[depth])
+
+
+def _without_member(text: str, inner: JsonValue, key: str) -> str:
+    assert inner.members is not None
+    keys = [*inner.members]
+    place = keys.index(key)
+    begin, member = inner.members[key]
+    if len(keys) == 1:
+        return f"{text[: inner.start]}{{}}{text[inner.end :]}"
+    if place + 1 < len(keys):
+        return text[:begin] + text[inner.members[keys[place + 1]][0] :]
+    before = inner.members[keys[place - 1]][1]
+    return text[: before.end] + text[member.end :]
+
+
+def _indent_at(text: str, place: int) -> str:
+    """Return the blanks at the beginning of the line."""
+    line = text[text.rfind("\n", 0, place) + 1 : place]
+    return line[: len(line) - len(line.lstrip(" \t"))]
+
+
+def _written(value: Any, indent: str) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", f"\n{indent}")
