@@ -17,6 +17,7 @@ from skep.engines.base import Fake
 from skep.host.processes import ENGINE_KEY
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica import StartOrder, explain_exit
+from skep.supervisor.replica_set import replica_spec
 from skep.supervisor.supervisor import Hive, Supervisor
 
 
@@ -52,6 +53,36 @@ async def test_while_its_death_is_being_explained_a_replica_serves_nobody(tmp_pa
         os.kill(replica.pid, signal.SIGKILL)
         await changed(lambda: replica.life.state is ReplicaState.BACKOFF)
         assert served == [False]
+
+
+class Unsimulated(Fake):
+    """The fake engine as one whose agents matter."""
+
+    simulated = False
+
+
+async def test_what_agents_need_is_checked_once_and_told_to_the_gateway(tmp_path):
+    launch = replace(LAUNCH, context_tokens=2048)
+    async with running(tmp_path, launch, Unsimulated()) as (replica, changed):
+        await changed(lambda: replica.life.state is ReplicaState.READY and len(replica.checks) == 2)
+        assert [check.name for check in replica.checks] == ["tool_calls", "prefix_cache"]
+        told = replica_spec(replica).checks
+        assert {check["state"] for check in told.values()} <= {"ok", "warning", "unknown"}
+
+
+async def test_a_check_that_takes_long_or_fails_keeps_no_replica_from_serving(tmp_path):
+    """Two tokens a second: the call would take most of a minute."""
+    slow = replace(LAUNCH, context_tokens=2048, extra=("--token-ms=400",))
+    policy = replace(POLICY, checked_before_ready_s=0.1)
+    async with running(tmp_path, slow, Unsimulated(), policy) as (replica, changed):
+        await changed(lambda: replica.life.state is ReplicaState.READY)
+        assert len(replica.checks) < 2
+
+
+async def test_a_simulated_engine_is_not_checked(tmp_path):
+    async with running(tmp_path) as (replica, changed):
+        await changed(lambda: replica.life.state is ReplicaState.READY)
+        assert replica.checks == ()
 
 
 async def test_a_port_that_somebody_has_is_named_and_nothing_is_started(tmp_path):

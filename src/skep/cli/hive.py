@@ -20,7 +20,7 @@ from skep.config.load import find_config, load_settings, make_cluster
 from skep.config.settings import EMBEDDED_MODEL, CliOverrides, Cluster, Serve, Settings
 from skep.errors import EngineError, UserError
 from skep.paths import Paths, user_paths
-from skep.report.hive_text import endpoint_lines
+from skep.report.hive_text import check_lines, endpoint_lines
 from skep.report.terminal import byte_progress, note, print_json
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ def _say_ready(ready: dict[str, Any], settings: Settings, paths: Paths, *, detac
         note("`skep ps` shows it, `skep logs NAME` its output, `skep down` stops it")
     else:
         note(f"ready: {url} serves {listed}; Ctrl-C stops it, a second one at once")
+    note(*check_lines(ready["replicas"]))
     note(*endpoint_lines(url, models, keyed=has_keys(settings, paths)))
     if detach:
         print(url)  # noqa: T201

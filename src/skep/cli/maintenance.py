@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from skep.cli.options import ROOT, JsonOption, argument, command, group, option
+from skep.cli.options import ROOT, JsonOption, KeyEnv, Model, argument, command, group, option
 from skep.files import OutputFile
 
 REPORT = OutputFile("report.html")
@@ -21,8 +21,16 @@ def pull(
 
 
 @command(ROOT, "skep doctor", runs="maintenance_run.run_doctor")
-def doctor(as_json: JsonOption = False) -> None:
-    """Check this machine and say how to fix each problem. Exit code 1 if there is a problem."""
+def doctor(
+    url: Annotated[
+        str | None,
+        option("Check what agents need of the server at this URL instead: tool calls and the prefix cache."),
+    ] = None,
+    key_env: KeyEnv = None,
+    model: Model = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine, or a server, and say how to fix each problem. Exit code 1 if there is a problem."""
 
 
 @command(ROOT, "skep demo", runs="maintenance_run.run_demo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -13,10 +14,11 @@ from typing import Any
 import msgspec
 
 from skep.catalog.models import find_geometry, find_pullable
-from skep.cli.options import existing, run_measuring
+from skep.cli.options import EndpointOptions, existing, run_measuring
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
+from skep.errors import UserError
 from skep.files import HTML, OutputFile
-from skep.host.checks import CheckResult
+from skep.host.checks import CheckResult, HostFinding
 from skep.host.facts import host_json, read_host
 from skep.monitor.records import DAY_S
 from skep.monitor.store import SeriesStore
@@ -99,16 +101,38 @@ def run_demo(output: OutputFile) -> None:
     print(output.resolve())  # noqa: T201
 
 
-def run_doctor(*, as_json: bool) -> int:
+def run_doctor(url: str | None, key_env: str | None, model: str | None, *, as_json: bool) -> int:
     from skep.deploy.doctor import examine_here
     from skep.report.hive_text import print_findings
 
-    facts, findings = examine_here(user_paths(os.environ))
+    if url is not None:
+        about, findings = _examine_server(EndpointOptions(url=url, model=model, key_env=key_env))
+    elif key_env is not None or model is not None:
+        what = "--key-env" if key_env is not None else "--model"
+        raise UserError(f"{what} is of a server", hint="name it with --url")
+    else:
+        facts, findings = examine_here(user_paths(os.environ))
+        about = {"host": host_json(facts)}
     if as_json:
-        print_json({"findings": msgspec.to_builtins(findings), "host": host_json(facts)})
+        print_json({"findings": msgspec.to_builtins(findings), **about})
     else:
         print_findings(findings)
     return 1 if any(finding.verdict is CheckResult.PROBLEM for finding in findings) else 0
+
+
+def _examine_server(options: EndpointOptions) -> tuple[dict[str, Any], list[HostFinding]]:
+    """Return which model was asked, and what there is to say about it."""
+    from skep.deploy.doctor import examine_server
+
+    async def examine() -> tuple[dict[str, Any], list[HostFinding]]:
+        endpoint = await options.find()
+        engine = endpoint.engine
+        name = str(engine.get("engine") or "")
+        context = engine.get("context")
+        findings = await examine_server(endpoint.url, endpoint.model, name, endpoint.headers, context)
+        return {"url": endpoint.url, "model": endpoint.model}, findings
+
+    return asyncio.run(examine())
 
 
 def store_info(*, as_json: bool) -> None:

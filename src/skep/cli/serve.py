@@ -130,7 +130,7 @@ def down(
 def ps(as_json: JsonOption = False) -> None:
     """List replicas with their slots, running requests and waiting requests."""
     from skep.report.columns import print_records
-    from skep.report.hive_text import HIVE
+    from skep.report.hive_text import HIVE, check_lines
     from skep.supervisor.control import NotRunning
 
     try:
@@ -143,6 +143,8 @@ def ps(as_json: JsonOption = False) -> None:
         print_json(rows)
     else:
         print_records(HIVE, rows)
+        for line in check_lines(rows):
+            print(line)  # noqa: T201
 
 
 @command(ROOT, "skep logs smollm2-135m-0 -f")

@@ -99,6 +99,7 @@ class RemoteReplica(ReplicaMember):
         self.life.restarts = report.restarts + self._moves
         self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
         self._as_started = report.launch or self._as_started
+        self.checks = report.checks
         self.changed()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from skep.engines.agent_checks import AgentCheck
 from skep.engines.base import Launch
 from skep.supervisor.control import LogPart
 from skep.supervisor.lifecycle import RestartPolicy
@@ -23,6 +24,7 @@ class ReplicaReport(Struct, frozen=True):
     node_id: str | None = None
     launch: Launch | None = None  # as started
     incarnation: str | None = None  # of its actor; None: there is no actor
+    checks: tuple[AgentCheck, ...] = ()  # of what agents need
 
 
 # To the driver

@@ -260,6 +260,7 @@ class ReplicaActor:
             life = replica.life
             told = {"state": life.state.value, "why": life.why, "url": life.url, "restarts": life.restarts}
             told |= {"pid": replica.pid, "launch": replica.started, "engine": replica.engine.version()}
+            told |= {"checks": replica.checks}
         told |= {"name": self._launch.name, "incarnation": self._incarnation}
         return to_document(ReplicaReport(**told, node=node.get("name"), node_id=node.get("id")))
 

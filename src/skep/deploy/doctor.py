@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import pullable
 from skep.config.settings import EMBEDDED_MODEL
+from skep.engines.adapter import is_hybrid
+from skep.engines.agent_checks import CheckedEndpoint, check_for_agents
 from skep.engines.base import engine_named
 from skep.engines.install import INSTALLABLE, EngineStatus, engine_status
 from skep.errors import SkepError, UserError
@@ -35,6 +38,19 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
     ours = [embedded, weights_finding(paths), *engine_findings(cards=bool(facts.gpus)), hub_finding()]
     ours += [store_finding(paths), sandbox_finding(), _disk(paths)]
     return facts, [*examine(facts, nvidia_error=nvidia.error), *ours]
+
+
+async def examine_server(
+    url: str, model: str, engine: str, headers: Mapping[str, str], context_tokens: int | None
+) -> list[HostFinding]:
+    """Return what agents find there: whether their tool calls arrive, and whether a prompt is read only once."""
+    endpoint = CheckedEndpoint(url, model, engine, headers, context_tokens, is_hybrid(model, None))
+    verdicts = {"ok": OK, "warning": PROBLEM, "unknown": WARNING}
+    return [
+        HostFinding(name, verdicts[check.state], words, check.hint)
+        for check in await check_for_agents(endpoint)
+        for name, _, words in [check.text.partition(": ")]
+    ]
 
 
 def engine_findings(*, cards: bool) -> list[HostFinding]:

@@ -8,7 +8,9 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
+from skep.catalog.models import checkpoint_of, geometry
 from skep.catalog.presets import Draft, EngineOptions, own_flag
+from skep.catalog.tool_calling import TOLD_PARSERS, hub_name, launched_model
 from skep.engines import discovery
 from skep.engines.base import Engine, Launch, engine_named, key_variables
 from skep.errors import UserError
@@ -129,6 +131,19 @@ def on_hub(source: str) -> bool:
     """`organisation/name`; for llama.cpp with a file or a quantization behind a colon."""
     named = not source.startswith(("/", ".", "~", "$")) and not source.partition(":")[0].endswith(".gguf")
     return named and source.count("/") == 1
+
+
+def is_hybrid(model: str, checkpoint: str | None) -> bool | None:
+    """Return whether a model has linear attention beside full attention; None: it is not known."""
+    known = launched_model(model, checkpoint)
+    return None if known is None else geometry(known).is_hybrid
+
+
+def modalities_of(launch: Launch) -> tuple[str, ...]:
+    """Return what the launch reads: pictures too where the checkpoint has a vision tower that is loaded."""
+    checkpoint = checkpoint_of(hub_name(source_of(launch) or ""))
+    sees = checkpoint is not None and checkpoint.vision and not launch.options.text_only
+    return ("text", "image") if sees and launch.engine in TOLD_PARSERS else ("text",)
 
 
 def draft_model(options: EngineOptions) -> str | None:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from skep.catalog.models import geometry
 from skep.catalog.presets import Draft
-from skep.catalog.tool_calling import NONE, ToolCalling, find_tool_calling, launched_model, usable
+from skep.catalog.tool_calling import NONE, ToolCalling, find_tool_calling, usable
 from skep.engines import discovery
 from skep.engines.adapter import (
     Adapter,
@@ -25,6 +24,7 @@ from skep.engines.adapter import (
     draft_model,
     either,
     flag,
+    is_hybrid,
     p2p_variables,
     source_of,
 )
@@ -162,12 +162,6 @@ def takes(known: Known, name: str) -> bool:
     return known is None or name in known
 
 
-def is_hybrid(launch: Launch) -> bool | None:
-    """Return whether the model has linear attention beside full attention; None: it is not known."""
-    model = launched_model(launch.model, source_of(launch))
-    return None if model is None else geometry(model).is_hybrid
-
-
 def _prefix_caching(launch: Launch, known: Known) -> list[str]:
     """On for every model: for hybrids it is off by default in vLLM before 0.28. There it needs prefill in chunks."""
     wanted = launch.options.prefix_cache
@@ -177,7 +171,7 @@ def _prefix_caching(launch: Launch, known: Known) -> list[str]:
     if given or not takes(known, _CACHING):
         return []
     unchunked = launch.options.chunked_prefill is False or any(in_extra(launch, name) for name in _UNCHUNKED)
-    return [] if unchunked and is_hybrid(launch) is not False else [_CACHING]
+    return [] if unchunked and is_hybrid(launch.model, source_of(launch)) is not False else [_CACHING]
 
 
 def speculative_config(draft: Draft) -> str:
@@ -239,7 +233,7 @@ def _needs_extra_buffer(launch: Launch, known: Known) -> bool:
     if known is None or _OLD_STRATEGY not in known or _STRATEGY in known or in_extra(launch, _OLD_STRATEGY):
         return False
     caches = launch.options.prefix_cache is not False and not in_extra(launch, "--disable-radix-cache")
-    return launch.options.draft is not None and caches and is_hybrid(launch) is True
+    return launch.options.draft is not None and caches and is_hybrid(launch.model, source_of(launch)) is True
 
 
 def _key_words(launch: Launch, known: Known) -> list[str]:

@@ -27,6 +27,8 @@ RUNNING = (ReplicaState.STARTING, ReplicaState.WARMING, ReplicaState.READY)
 class RestartPolicy(msgspec.Struct, frozen=True):
     start_deadline_s: float = 180.0  # from the start to healthy
     warm_deadline_s: float = 120.0
+    # What agents need is checked so long before a replica serves, and then beside it. None: it is not checked
+    checked_before_ready_s: float | None = 3.0
     first_delay_s: float = 0.5  # doubles with each failure in a row
     max_delay_s: float = 30.0
     stable_s: float = 60.0  # after so long as ready, earlier failures are forgotten

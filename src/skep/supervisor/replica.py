@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from skep.engines.agent_checks import AgentCheck, CheckedEndpoint, check_for_agents
 from skep.engines.base import EXIT_FINAL, GATEWAY_KEY, Diagnosis, Engine, Launch, key_headers
 from skep.errors import EngineError
 from skep.host.facts import read_oom_kills
@@ -61,6 +62,7 @@ class ReplicaMember:
     changed: Callable[[], None]
     pid: int | None = None
     node: str | None = None  # as far as known; None: this machine
+    checks: tuple[AgentCheck, ...] = ()  # of what agents need; empty: not checked
 
     @property
     def model(self) -> str:
@@ -207,6 +209,8 @@ class Replica(ReplicaMember):
         self._link: JsonPipe[FromGuard] | None = None  # to the guard of the present process
         self._turn: asyncio.Task[None] | None = None  # waits for other replicas that start on its cards
         self._watching: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._checked: tuple[Launch, str] | None = None  # the launch and the engine that `checks` are of
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._killed_before = read_oom_kills()  # processes that the kernel killed for lack of memory
         self._fell_back: list[str] = []  # changes taken since the start, in order
@@ -220,6 +224,7 @@ class Replica(ReplicaMember):
     def follow(self, before: Replica) -> None:
         """Take over the fallbacks of the replica that this one replaces after an unload."""
         self._fell_back, self._fallback = before._fell_back, before._fallback
+        self.checks, self._checked = before.checks, before._checked
         self.life.note = self.life.why = before.life.note
 
     def stop(self) -> None:
@@ -259,9 +264,10 @@ class Replica(ReplicaMember):
         self._events.put_nowait(lambda _now: self._on_exit(code, tail))
 
     async def _on_exit(self, code: int, tail: list[str]) -> ToDo:
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
+        for task in (self._watching, self._checking):
+            if task is not None:
+                task.cancel()
+        self._watching = self._checking = None
         self.pid = self._link = None
         self.life.vanished()
         self.changed()
@@ -299,7 +305,7 @@ class Replica(ReplicaMember):
             case LifecycleAction.PROBE:
                 tasks.create_task(self._probe(self.life.url or "", self._link))
             case LifecycleAction.WARM_UP:
-                tasks.create_task(self._warm_up(self._link))
+                tasks.create_task(self._warm_up(self._link, tasks))
             case LifecycleAction.TERMINATE if self._link is not None:
                 self._link.send(Terminate(self.life.policy.grace_s))
             case LifecycleAction.WATCH:
@@ -394,7 +400,7 @@ class Replica(ReplicaMember):
                 self._events.put_nowait(lambda _now: self.life.unresponsive())
                 return
 
-    async def _warm_up(self, link: JsonPipe[FromGuard] | None) -> None:
+    async def _warm_up(self, link: JsonPipe[FromGuard] | None, tasks: asyncio.TaskGroup) -> None:
         """Generate once before traffic is let in: the first generation is slow (graphs, caches, page faults)."""
         messages = [{"role": "user", "content": "Say hello."}]
         body = {"model": self.launch.model, "messages": messages, "max_tokens": WARM_UP_TOKENS}
@@ -404,12 +410,38 @@ class Replica(ReplicaMember):
             why = str(failure)
         else:
             if answer.status == 200:
+                await self._check(link, tasks)
                 self._events.put_nowait(self._of(link, self.life.warmed))
                 return
             said = answer.body[:2000].decode(errors="replace")
             self.diagnosis = found = await self._explain(None, said.splitlines())
             why = f"HTTP {answer.status} {said[:200]}" if found.remedy is None else str(found)
         self._events.put_nowait(self._of(link, lambda _now: self.life.warm_up_failed(why)))
+
+    async def _check(self, link: JsonPipe[FromGuard] | None, tasks: asyncio.TaskGroup) -> None:
+        """Check what agents need of this process, once. Return when that is done, or when the replica should serve.
+
+        The same launch of the same engine is not checked again: a restart after a crash loses no time.
+        """
+        checked, longest_s = (self.started, self.about), self.life.policy.checked_before_ready_s
+        if self.engine.simulated or longest_s is None or self._checked == checked:
+            return
+
+        def tell(check: AgentCheck) -> None:
+            if self._link is link:
+                self.checks = (*self.checks, check)
+                self.changed()
+
+        async def check(url: str) -> None:
+            self.checks = ()
+            checks = await check_for_agents(CheckedEndpoint.of(self.started, url), tell=tell)
+            if self._link is link and all(check.state != "unknown" for check in checks):
+                self._checked = checked
+
+        self._checking = tasks.create_task(check(self.life.url or ""))
+        left_s = (self.life.due_at or self._loop.time()) - self._loop.time()
+        wait_s = 0.0 if self.launch.on_demand else min(longest_s, left_s / 2)
+        await asyncio.wait({self._checking}, timeout=wait_s)
 
 
 def _refused(launch: Launch) -> tuple[int, list[str]] | None:

@@ -12,6 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.config.gateway_messages import ReplicaSpec, ReplicaTable, UnloadedModel
+from skep.engines.adapter import modalities_of
+from skep.engines.agent_checks import check_documents
 from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError, SkepError
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
@@ -111,7 +113,7 @@ class ReplicaSet:
 
     def table(self, unloaded: Mapping[str, UnloadedModel]) -> ReplicaTable:
         """Return what the gateway is told of the replicas."""
-        serving = (_spec(one, draining=self._gets_nothing(one)) for one in self.members if one.life.serving)
+        serving = (replica_spec(one, draining=self._gets_nothing(one)) for one in self.members if one.life.serving)
         return ReplicaTable(tuple(serving), self.models, unloaded)
 
     # Adding and removing
@@ -348,7 +350,7 @@ class ReplicaSet:
             await self._moved.wait()
 
 
-def _spec(member: ReplicaMember, *, draining: bool) -> ReplicaSpec:
+def replica_spec(member: ReplicaMember, *, draining: bool = False) -> ReplicaSpec:
     """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
     launch, engine, started = member.launch, member.engine, member.started
     soft_slots = None if started.soft_slots is None else min(started.soft_slots, started.slots)
@@ -362,4 +364,5 @@ def _spec(member: ReplicaMember, *, draining: bool) -> ReplicaSpec:
         own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
         health_path=launch.health_path or engine.health_path, draining=draining,
         context=started.context_tokens or None, authorization=started.authorization, setup=speed,
+        checks=check_documents(member.checks), modalities=modalities_of(started),
     )  # fmt: skip

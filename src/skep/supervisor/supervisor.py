@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from skep.config.gateway_messages import GatewaySetup, GatewayStatus, LoadFailed, UnloadedModel
 from skep.config.settings import Settings
+from skep.engines.agent_checks import check_documents
 from skep.engines.base import GATEWAY_KEY, Launch
 from skep.errors import EngineError, GatewayError, SkepError, UserError
 from skep.host.processes import ENGINE_KEY
@@ -249,7 +250,7 @@ class Supervisor:
                 "name": name, "kind": one.kind, "pid": one.pid, "url": life.url, "slots": one.started.slots,
                 "busy": status.busy.get(name, 0), "model": one.model or None, "engine": one.about,
                 "simulated": one.engine.simulated, "restarts": life.restarts, "room": dict(one.launch.room) or None,
-                "node": one.node, "state": state, "why": why,
+                "node": one.node, "state": state, "why": why, "checks": check_documents(one.checks) or None,
             })  # fmt: skip
         slots = sum(row["slots"] for row in rows if row["state"] == "ready")
         figures = {"url": self.hive.url, "slots": slots, "busy": status.in_flight, "queued": status.queued}

@@ -101,7 +101,8 @@ class TrialServers:
             hive = await asyncio.to_thread(build_hive, settings, paths, listener, self.progress)
         except SkepError as error:
             raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
-        return replace(hive, policy=replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0))
+        once = {"failures_before_ready": 1, "failures_after_ready": 1, "fallbacks": 0}
+        return replace(hive, policy=replace(hive.policy, **once, checked_before_ready_s=None))
 
     def _sweep_up(self) -> None:
         """What a killed tuner left, and cards that are not given back yet."""

@@ -1,0 +1,450 @@
+"""Two checks of what agents need of an endpoint: that a tool call arrives as one, and that a prompt is read only once.
+
+Both are requests of any OpenAI client, so that they work with every server; what engines tell beside their answers
+(`/props`, `/metrics`, `timings`) is used where it is there. A check never raises: what went wrong is its result.
+Knows nothing of replicas, deployments and how results are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from skep.engines.adapter import is_hybrid, source_of
+from skep.engines.base import Launch, key_headers
+from skep.units import one_line
+from skep.wire.client import HttpResponse, Pool, WireFailure, fetch
+from skep.wire.engine_state import fetch_state
+from skep.wire.heads import parse_url
+from skep.wire.prometheus import parse_metrics
+
+DEADLINE_S = 60.0  # for both
+CALL_TOKENS = 96
+THINKING_TOKENS = 1024  # for a model that thinks although it was asked not to
+USUAL_PROMPT_TOKENS = 600
+LONG_PROMPT_TOKENS = 4500  # an engine's blocks of a model with linear attention hold up to 2,096 tokens
+CPU_PROMPT_TOKENS = 64
+LEAST_PROMPT_TOKENS = 64
+GOOD_SHARE = 0.5
+CONNECT_S = 5.0
+TOKENS_A_LINE = 16
+SHOWN_ERROR = 160  # characters of what a server says
+
+_BY_TEMPLATE = ("llama.cpp", "llamacpp", "embedded", "xllamacpp")
+_COUNTERS = (  # hits, and what was asked for, in tokens
+    ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+    ("vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"),
+    ("sglang:cached_tokens_total", "sglang:prompt_tokens_total"),
+)
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read a file and return its text.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
+_WITHOUT_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+_ANOTHER_MODEL = "serve a model that was trained to call tools, such as qwen3-8b"
+
+State = Literal["ok", "warning", "unknown"]
+
+
+class AgentCheck(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The result of one check. `text` is one line: "tool calls: ok"."""
+
+    name: str  # "tool_calls" or "prefix_cache"
+    state: State
+    text: str
+    hint: str | None = None  # what to do
+    hit_share: float | None = None  # of the prompt's tokens, at its second time
+
+
+class CheckedEndpoint(msgspec.Struct, frozen=True):
+    """Where the requests go, and what is known of who answers."""
+
+    url: str
+    model: str
+    engine: str = ""  # its name, perhaps with a version; empty: not known
+    headers: Mapping[str, str] = {}
+    context_tokens: int | None = None
+    is_hybrid: bool | None = None  # linear attention beside full attention; None: not known
+    caches_prefixes: bool = True  # False: it was told not to
+
+    @classmethod
+    def of(cls, launch: Launch, url: str) -> CheckedEndpoint:
+        """Return that of a replica which answers at this URL."""
+        return cls(
+            url=url,
+            model=launch.model,
+            engine=launch.engine,
+            headers=key_headers(launch),
+            context_tokens=launch.context_tokens or None,
+            is_hybrid=is_hybrid(launch.model, source_of(launch)),
+            caches_prefixes=launch.options.prefix_cache is not False,
+        )
+
+    @property
+    def engine_name(self) -> str:
+        return self.engine.partition(" ")[0].casefold()
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: Any = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Message(msgspec.Struct):
+    content: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: list[_Call] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else ""
+
+    @property
+    def thinking(self) -> str:
+        return next((text for text in (self.reasoning, self.reasoning_content) if isinstance(text, str)), "")
+
+
+class _Choice(msgspec.Struct):
+    message: _Message = msgspec.field(default_factory=_Message)
+    finish_reason: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Timings(msgspec.Struct):
+    cache_n: int | None = None
+    prompt_n: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Answer)
+
+
+class _NotChecked(Exception):
+    """The server did not answer the question; the message says what it did instead."""
+
+
+async def check_for_agents(
+    endpoint: CheckedEndpoint,
+    deadline_s: float = DEADLINE_S,
+    tell: Callable[[AgentCheck], None] = lambda _check: None,
+) -> tuple[AgentCheck, ...]:
+    """Return the results of both checks, of which what is not over at the deadline is unknown.
+
+    `tell` is handed each result as soon as it is there.
+    """
+    origin, path = parse_url(endpoint.url, name="url")
+    pool = Pool(origin, connect_timeout_s=CONNECT_S, prefix=path.removesuffix("/v1").encode())
+    requests = _Requests(pool, endpoint)
+    steps = (
+        ("tool_calls", "tool calls", requests.check_tool_calls),
+        ("prefix_cache", "prefix cache", requests.check_prefix_cache),
+    )
+    ends_at = asyncio.get_running_loop().time() + deadline_s
+    checks: list[AgentCheck] = []
+    try:
+        for name, label, step in steps:
+            check = await _bounded(name, label, step, ends_at)
+            checks.append(check)
+            tell(check)
+    finally:
+        await pool.close()
+    return tuple(checks)
+
+
+def check_documents(checks: Iterable[AgentCheck]) -> dict[str, Any]:
+    """Return the checks by name as JSON has them."""
+    documents: dict[str, Any] = {check.name: msgspec.to_builtins(check) for check in checks}
+    for document in documents.values():
+        del document["name"]
+    return documents
+
+
+async def _bounded(name: str, label: str, check: Callable[[], Awaitable[AgentCheck]], ends_at: float) -> AgentCheck:
+    try:
+        async with asyncio.timeout_at(ends_at):
+            return await check()
+    except TimeoutError:
+        why = "there was no answer in time"
+    except (_NotChecked, WireFailure) as failure:
+        why = str(failure)
+    except Exception as error:  # a server's answer that nobody thought of costs this result, and no replica
+        why = f"the answer led to {type(error).__name__}"
+    return AgentCheck(name, "unknown", f"{label}: not checked, {why}")
+
+
+class _Requests:
+    """What is asked of one endpoint. The deadline is the caller's."""
+
+    def __init__(self, pool: Pool, endpoint: CheckedEndpoint) -> None:
+        self._pool = pool
+        self._endpoint = endpoint
+
+    async def check_tool_calls(self) -> AgentCheck:
+        if await self._template_knows_tools() is False:
+            text = "none, the model's chat template knows no tools: agents cannot call tools with this model"
+            return _tool_calls("warning", text, _ANOTHER_MODEL)
+        answer = await self._ask(_call_body(CALL_TOKENS) | _WITHOUT_THINKING)
+        if 400 <= answer.status < 500:  # a server that does not know that field
+            answer = await self._ask(_call_body(CALL_TOKENS))
+        if answer.status == 200 and _is_still_thinking(answer):
+            answer = await self._ask(_call_body(THINKING_TOKENS))
+        return judge_tool_call(answer.status, answer.text, self._endpoint.engine_name)
+
+    async def check_prefix_cache(self) -> AgentCheck:
+        endpoint = self._endpoint
+        if not endpoint.caches_prefixes:
+            return _prefix_cache("unknown", "off, as prefix_cache = false says")
+        most = LONG_PROMPT_TOKENS if endpoint.context_tokens is None else endpoint.context_tokens // 2
+        if most < LEAST_PROMPT_TOKENS:
+            text = f"not checked, {endpoint.context_tokens} tokens of context are too few"
+            return _prefix_cache("unknown", text)
+        usual = CPU_PROMPT_TOKENS if endpoint.engine_name in ("embedded", "xllamacpp") else USUAL_PROMPT_TOKENS
+        tokens = min(most, LONG_PROMPT_TOKENS if endpoint.is_hybrid else usual)
+        share = await self._share_read_again(tokens)
+        longest = min(most, LONG_PROMPT_TOKENS)
+        if share == 0 and tokens < longest and endpoint.engine_name not in _BY_TEMPLATE:
+            tokens = longest  # its blocks may be longer than the prompt
+            share = await self._share_read_again(tokens)
+        return judge_prefix_cache(share, tokens, endpoint)
+
+    async def _share_read_again(self, tokens: int) -> float | None:
+        """Send a prompt twice. Return the share that the second one found in the cache; None: nobody tells."""
+        body = _long_body(tokens)
+        first = await self._ask(body)
+        if 400 <= first.status < 500:  # some chat templates have no place for a system prompt
+            body = _long_body(tokens, role="user")
+            first = await self._ask(body)
+        _decoded(first)
+        before = await self._counted()
+        second = _decoded(await self._ask(body))
+        told = share_told(second)
+        if told is not None or not before:
+            return told
+        after = await self._counted()
+        return share_counted(before, after)
+
+    async def _template_knows_tools(self) -> bool | None:
+        """Return what llama.cpp says of the chat template; None: it is another engine, or does not say."""
+        if self._endpoint.engine_name not in _BY_TEMPLATE:
+            return None
+        headers, timeout_s = self._endpoint.headers, CONNECT_S
+        properties = await fetch_state(self._pool, "/props", _object, headers=headers, timeout_s=timeout_s)
+        capabilities = (properties or {}).get("chat_template_caps")
+        known = capabilities.get("supports_tools") if isinstance(capabilities, dict) else None
+        return known if isinstance(known, bool) else None
+
+    async def _counted(self) -> dict[str, float]:
+        """Return the engine's counters; empty where it has none."""
+        headers, timeout_s = self._endpoint.headers, CONNECT_S
+        try:
+            text = await fetch_state(self._pool, "/metrics", parse_metrics, headers=headers, timeout_s=timeout_s)
+        except WireFailure:
+            return {}
+        return text or {}
+
+    async def _ask(self, body: dict[str, Any]) -> HttpResponse:
+        whole = {"model": self._endpoint.model, "temperature": 0, **body}
+        headers = dict(self._endpoint.headers)
+        return await fetch(
+            self._pool, "POST", "/v1/chat/completions", body=whole, headers=headers, timeout_s=DEADLINE_S
+        )
+
+
+def judge_tool_call(status: int, text: str, engine: str) -> AgentCheck:
+    """Return what an answer to a forced tool call says. `engine`: its name, in lower case."""
+    if status != 200:
+        return _judge_refusal(status, text)
+    choice = _first_choice(text)
+    message = choice.message
+    if message.tool_calls:
+        function = message.tool_calls[0].function
+        if function.name and _is_object(function.arguments):
+            return _tool_calls("ok", "ok")
+        return _tool_calls("warning", "malformed, their arguments are no JSON object", _parser_hint(engine))
+    if _is_call_as_text(message.text):
+        return _tool_calls("warning", "they come as text, so that agents do not see them", _parser_hint(engine))
+    if message.text.strip():
+        return _tool_calls("warning", "none, the model answered with text though a call was required", _why(engine))
+    if message.thinking.strip() and choice.finish_reason == "length":
+        return _tool_calls("unknown", f"not seen, the model was still thinking after {THINKING_TOKENS:,} tokens")
+    if message.thinking.strip():
+        hint = 'a model that does not think needs reasoning_parser = "none"'
+        return _tool_calls("warning", "none, the whole answer came as reasoning", hint)
+    return _tool_calls("warning", "none, the answer was empty", _why(engine))
+
+
+def _judge_refusal(status: int, text: str) -> AgentCheck:
+    said = one_line(_error_message(text), SHOWN_ERROR)
+    if status not in (400, 422):
+        raise _NotChecked(f"HTTP {status}" + (f" ({said})" if said else ""))
+    if "--tool-call-parser" in text or "--enable-auto-tool-choice" in text:
+        what = "refused, vLLM was started without --tool-call-parser: agents cannot call tools"
+        hint = "set tool_parser to the model's parser; a vLLM of your own wants --enable-auto-tool-choice beside it"
+        return _tool_calls("warning", what, hint)
+    hint = "agents cannot call tools here: the server's documentation says what its models can do"
+    return _tool_calls("warning", f"refused with HTTP {status}" + (f" ({said})" if said else ""), hint)
+
+
+def judge_prefix_cache(share: float | None, tokens: int, endpoint: CheckedEndpoint) -> AgentCheck:
+    """`tokens`: of the prompt, about."""
+    if share is None:
+        return _prefix_cache("unknown", "not told by the engine")
+    if share >= GOOD_SHARE:
+        return _prefix_cache("ok", f"{share:.0%} hit".replace("%", " %"), share=share)
+    if share == 0 and endpoint.is_hybrid and tokens < LONG_PROMPT_TOKENS:
+        text = f"no hit in {tokens:,} tokens, which may be less than the engine caches in one piece"
+        return _prefix_cache("unknown", text, share=share)
+    hint = "leave prefix_cache on; `skep logs NAME` shows what the engine made of it"
+    if endpoint.engine_name == "vllm" and endpoint.is_hybrid is not False:
+        hint = "some versions of vLLM miss with linear attention, most with drafts: try another one, or --spec none"
+    if share == 0:
+        text = "no hit, every turn reads the whole session again"
+    else:
+        text = f"only {share:.0%} hit, every turn reads most of the session again".replace("%", " %")
+    return _prefix_cache("warning", text, hint, share)
+
+
+def share_told(answer: _Answer) -> float | None:
+    """Return the share of the prompt that was in the cache, as the answer itself says; None: it does not."""
+    usage, timings = answer.usage, answer.timings
+    if usage is not None and usage.prompt_tokens > 0:
+        details = usage.prompt_tokens_details
+        if details is not None and details.cached_tokens is not None:
+            return _share(details.cached_tokens, usage.prompt_tokens)
+    if timings is not None and timings.cache_n is not None and timings.prompt_n is not None:
+        return _share(timings.cache_n, timings.cache_n + timings.prompt_n)
+    return None
+
+
+def share_counted(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """Return it from an engine's counters around the second request; None: it has none that moved."""
+    for hits, queries in _COUNTERS:
+        asked = after.get(queries, 0.0) - before.get(queries, 0.0)
+        if asked > 0:
+            return _share(after.get(hits, 0.0) - before.get(hits, 0.0), asked)
+    return None
+
+
+def _share(part: float, whole: float) -> float | None:
+    return max(0.0, min(1.0, part / whole)) if whole > 0 else None
+
+
+def _call_body(max_tokens: int) -> dict[str, Any]:
+    """One tool and "required" force a call everywhere: llama.cpp does not know the form that names a tool."""
+    messages = [{"role": "user", "content": "What does the file notes.txt say?"}]
+    return {"messages": messages, "tools": [_TOOL], "tool_choice": "required", "max_tokens": max_tokens}
+
+
+def _long_body(tokens: int, role: str = "system") -> dict[str, Any]:
+    """As an agent's: much that stays the same, and a short question."""
+    lines = (f"Line {n}: the river carries {7 * n} boats past the old mill. " for n in range(tokens // TOKENS_A_LINE))
+    asked = "Answer with one word: are you ready?"
+    text = "".join(lines)
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": asked}]
+    if role != "system":
+        messages = [{"role": role, "content": text + asked}]
+    return {"messages": messages, "max_tokens": 1}
+
+
+def _is_still_thinking(answer: HttpResponse) -> bool:
+    choice = _first_choice(answer.text)
+    is_cut = choice.finish_reason == "length" and not choice.message.tool_calls
+    return is_cut and (bool(choice.message.thinking) or "<think>" in choice.message.text)
+
+
+def _is_call_as_text(text: str) -> bool:
+    return "read_file" in text and any(sign in text for sign in ('{"', "<tool", "<function", "[TOOL", "[read_file"))
+
+
+def _is_object(arguments: object) -> bool:
+    if not isinstance(arguments, str):
+        return isinstance(arguments, dict)
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _first_choice(text: str) -> _Choice:
+    answer = _decode(text)
+    return answer.choices[0] if answer.choices else _Choice()
+
+
+def _decoded(answer: HttpResponse) -> _Answer:
+    if answer.status != 200:
+        said = one_line(_error_message(answer.text), SHOWN_ERROR)
+        raise _NotChecked(f"HTTP {answer.status}" + (f" ({said})" if said else ""))
+    return _decode(answer.text)
+
+
+def _decode(text: str) -> _Answer:
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise _NotChecked("the answer is no chat completion") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _error_message(text: str) -> str:
+    document = _object(text)
+    error = document.get("error")
+    message = error.get("message") if isinstance(error, dict) else error or document.get("message")
+    return message if isinstance(message, str) else ""
+
+
+def _parser_hint(engine: str) -> str:
+    if engine in _BY_TEMPLATE:
+        return "start llama-server with --jinja and the model's own chat template"
+    return "set tool_parser to the model's parser: the engine has none, or another model's"
+
+
+def _why(engine: str) -> str:
+    if engine in _BY_TEMPLATE:
+        return f"the model's chat template knows no tools, perhaps: {_ANOTHER_MODEL}"
+    if engine == "vllm":
+        newest = "vLLM 0.28 ignores that for many parsers, and from 0.24 on for gemma4"
+        return f"{newest}: agents may call tools all the same. Else set tool_parser to the model's parser"
+    if engine == "sglang":
+        return _parser_hint(engine)
+    return f"the server ignores tool_choice, or the model knows no tools: {_ANOTHER_MODEL}"
+
+
+def _tool_calls(state: State, text: str, hint: str | None = None) -> AgentCheck:
+    return AgentCheck("tool_calls", state, f"tool calls: {text}", hint)
+
+
+def _prefix_cache(state: State, text: str, hint: str | None = None, share: float | None = None) -> AgentCheck:
+    return AgentCheck("prefix_cache", state, f"prefix cache: {text}", hint, share)

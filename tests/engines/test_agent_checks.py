@@ -1,0 +1,222 @@
+"""What agents need of an endpoint, checked against servers that answer as engines do."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from recorded_server import recorded
+from skep.engines.agent_checks import CheckedEndpoint, check_documents, check_for_agents
+
+ARGUMENTS = '{"path": "notes.txt"}'
+VLLM_WITHOUT_PARSER = {
+    "error": {"message": "tool_choice=required requires --tool-call-parser to be set", "type": "BadRequestError"}
+}
+
+
+def completion(text=None, calls=None, finish="stop", **fields):
+    message = {"role": "assistant", "content": text, "tool_calls": calls or [], **fields.pop("message", {})}
+    return json.dumps({"choices": [{"message": message, "finish_reason": finish}], **fields}).encode()
+
+
+def call(arguments=ARGUMENTS, name="read_file"):
+    return [{"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}]
+
+
+def read(cached=None, tokens=600, **fields):
+    """An answer to a long prompt, with what a server says of its cache."""
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+    return completion("yes", usage={"prompt_tokens": tokens, **details}, **fields)
+
+
+class Scripted:
+    """Answers tool calls with one answer, and prompts with those of a list, the last one again and again."""
+
+    def __init__(self, tools=None, prompts=(), pages=None):
+        self.tools = completion(calls=call()) if tools is None else tools
+        self.prompts, self.pages = list(prompts) or [read(0), read(576)], pages or {}
+        self.asked = []
+
+    def answer(self, _path, _headers, body):
+        document = json.loads(body)
+        self.asked.append(document)
+        if "tools" in document:
+            return self.tools(document) if callable(self.tools) else self.tools
+        return self.prompts.pop(0) if len(self.prompts) > 1 else self.prompts[0]
+
+    def page(self, path):
+        found = self.pages.get(path, (404, b"{}"))
+        return found.pop(0) if isinstance(found, list) else found
+
+    def results(self, engine="", deadline_s=20.0, **fields):
+        with recorded(self.answer, self.page) as server:
+            endpoint = CheckedEndpoint(f"{server.url}/v1", "a-model", engine, **fields)
+            return asyncio.run(check_for_agents(endpoint, deadline_s))
+
+
+def test_a_call_and_a_prompt_that_is_read_once_are_said_in_a_few_words():
+    script = Scripted()
+    tool_calls, prefix_cache = script.results()
+    assert (tool_calls.state, tool_calls.text) == ("ok", "tool calls: ok")
+    assert (prefix_cache.state, prefix_cache.text) == ("ok", "prefix cache: 96 % hit")
+    assert check_documents([tool_calls, prefix_cache]) == {
+        "tool_calls": {"state": "ok", "text": "tool calls: ok"},
+        "prefix_cache": {"state": "ok", "text": "prefix cache: 96 % hit", "hit_share": 0.96},
+    }
+    forced, first, second = script.asked
+    assert (forced["tool_choice"], len(forced["tools"])) == ("required", 1)  # llama.cpp ignores the named form
+    assert forced["max_tokens"] <= 128
+    assert first == second
+
+
+TOOLS = [
+    ((400, json.dumps(VLLM_WITHOUT_PARSER).encode()), "vllm",
+     "tool calls: refused, vLLM was started without --tool-call-parser: agents cannot call tools"),
+    ((400, b'{"error": "tools are not supported"}'), "", "tool calls: refused with HTTP 400 (tools are not supported)"),
+    (completion('[{"name": "read_file", "parameters": {"path": "notes.txt"}}]'), "sglang",
+     "tool calls: they come as text, so that agents do not see them"),
+    (completion("<tool_call>\n<function=read_file>\n</function>"), "vllm",
+     "tool calls: they come as text, so that agents do not see them"),
+    (completion(calls=call('{"path": ')), "vllm", "tool calls: malformed, their arguments are no JSON object"),
+    (completion(calls=call("[]")), "vllm", "tool calls: malformed, their arguments are no JSON object"),
+    (completion("I cannot read files."), "vllm",
+     "tool calls: none, the model answered with text though a call was required"),
+    (completion(), "vllm", "tool calls: none, the answer was empty"),
+    (completion(message={"reasoning": "I should call it."}), "vllm",
+     "tool calls: none, the whole answer came as reasoning"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "engine", "text"), TOOLS)
+def test_a_call_that_does_not_come_as_one_is_a_warning_with_what_to_do(answer, engine, text):
+    tool_calls, prefix_cache = Scripted(tools=answer).results(engine)
+    assert (tool_calls.state, tool_calls.text) == ("warning", text)
+    assert tool_calls.hint
+    assert prefix_cache.state == "ok"
+
+
+def test_prose_of_a_vllm_names_the_versions_that_do_not_force_a_call():
+    tool_calls, _ = Scripted(tools=completion("Sure, which file?")).results("vllm")
+    assert "0.28" in tool_calls.hint
+    assert "gemma4" in tool_calls.hint
+
+
+def test_a_chat_template_without_tools_is_asked_of_llama_cpp_and_costs_no_generation():
+    script = Scripted(pages={"/props": b'{"chat_template_caps": {"supports_tools": false}}'})
+    tool_calls, _ = script.results("embedded")
+    assert tool_calls.state == "warning"
+    assert tool_calls.text.startswith("tool calls: none, the model's chat template knows no tools")
+    assert not any("tools" in document for document in script.asked)
+
+
+def test_a_server_that_refuses_the_field_against_thinking_is_asked_without_it():
+    def strict(document):
+        if "chat_template_kwargs" in document:
+            return 400, b'{"error": {"message": "Unrecognized request argument: chat_template_kwargs"}}'
+        return completion(calls=call())
+
+    tool_calls, _ = Scripted(tools=strict).results()
+    assert tool_calls.state == "ok"
+
+
+def test_a_model_that_thinks_all_the_same_gets_the_tokens_for_it():
+    def thinking(document):
+        if document["max_tokens"] > 128:
+            return completion(calls=call())
+        return completion(finish="length", message={"reasoning_content": "Let me see"})
+
+    assert Scripted(tools=thinking).results()[0].state == "ok"
+    for_ever = Scripted(tools=completion(finish="length", message={"reasoning_content": "Let me see"})).results()[0]
+    assert (for_ever.state, for_ever.text) == (
+        "unknown", "tool calls: not seen, the model was still thinking after 1,024 tokens",
+    )  # fmt: skip
+
+
+def metrics(hits, queries):
+    lines = (("hits", hits), ("queries", queries))
+    return "".join(f'vllm:prefix_cache_{name}_total{{engine="0"}} {value}.0\n' for name, value in lines).encode()
+
+
+CACHES = [
+    ({"prompts": [read(0), read(0)]}, {}, "warning", "no hit, every turn reads the whole session again"),
+    ({"prompts": [read(0), read(60)]}, {},
+     "warning", "only 10 % hit, every turn reads most of the session again"),
+    ({"prompts": [read(), read()]}, {}, "unknown", "not told by the engine"),
+    ({"prompts": [read(timings={"cache_n": 570, "prompt_n": 30})]}, {}, "ok", "95 % hit"),
+    # vLLM leaves the details out of an answer without a hit, and counts all the same
+    ({"pages": {"/metrics": [metrics(0, 900), metrics(588, 1500)]}, "prompts": [read()]}, {}, "ok", "98 % hit"),
+    ({"pages": {"/metrics": [metrics(0, 900), metrics(0, 1500)] * 2}, "prompts": [read()]},
+     {"engine": "vllm"}, "warning", "no hit, every turn reads the whole session again"),
+    ({}, {"caches_prefixes": False}, "unknown", "off, as prefix_cache = false says"),
+    ({}, {"context_tokens": 100}, "unknown", "not checked, 100 tokens of context are too few"),
+    ({"prompts": [(503, b'{"error": {"message": "loading"}}')]}, {}, "unknown", "not checked, HTTP 503 (loading)"),
+    ({"prompts": [b"<html>"]}, {}, "unknown", "not checked, the answer is no chat completion"),
+    # the blocks of a model with linear attention are long
+    ({"prompts": [read(0), read(0)]}, {"is_hybrid": True, "context_tokens": 2048},
+     "unknown", "no hit in 1,024 tokens, which may be less than the engine caches in one piece"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "fields", "state", "text"), CACHES)
+def test_what_a_second_reading_found_in_the_cache_is_told(script, fields, state, text):
+    _, prefix_cache = Scripted(**script).results(**fields)
+    assert (prefix_cache.state, prefix_cache.text) == (state, f"prefix cache: {text}")
+    assert (prefix_cache.hint is not None) == (state == "warning")
+
+
+def size_of(document):
+    return sum(len(message["content"]) for message in document["messages"])
+
+
+def test_the_prompt_is_as_long_as_the_models_blocks_want_and_half_the_context_at_most():
+    sizes = {}
+    for name, fields in {
+        "usual": {"context_tokens": 32768},
+        "hybrid": {"context_tokens": 32768, "is_hybrid": True},
+        "short": {"context_tokens": 512},
+        "cpu": {"engine": "embedded", "context_tokens": 2048},
+    }.items():
+        script = Scripted()
+        script.results(**fields)
+        sizes[name] = size_of(script.asked[-1])
+    assert sizes["cpu"] < sizes["short"] < sizes["usual"] < sizes["hybrid"] / 5
+
+
+def test_a_prompt_that_did_not_hit_is_tried_again_longer_before_anybody_is_warned():
+    script = Scripted(prompts=[read(0), read(0), read(0, 4500), read(4224, 4500)])
+    _, prefix_cache = script.results("vllm")
+    assert (prefix_cache.state, prefix_cache.text) == ("ok", "prefix cache: 94 % hit")
+
+
+def test_a_chat_template_without_a_place_for_a_system_prompt_gets_the_text_from_the_user():
+    refused = 400, b'{"error": {"message": "System role not supported"}}'
+    script = Scripted(prompts=[refused, read(0), read(576)])
+    assert script.results()[1].state == "ok"
+    assert [message["role"] for message in script.asked[-1]["messages"]] == ["user"]
+
+
+def test_each_result_is_told_as_soon_as_it_is_there():
+    """A prompt that takes long on a slow machine does not hide what is known already."""
+    script, states = Scripted(prompts=[read(0)]), []
+    with recorded(script.answer, script.page) as server:
+        endpoint = CheckedEndpoint(server.url, "a-model")
+        asyncio.run(check_for_agents(endpoint, tell=lambda check: states.append((check.name, len(script.asked)))))
+    assert states[0] == ("tool_calls", 1)
+    assert states[1][0] == "prefix_cache"
+
+
+def test_nobody_there_and_no_answer_in_time_are_unknown():
+    gone = asyncio.run(check_for_agents(CheckedEndpoint("http://127.0.0.1:9", "m")))
+    assert [check.state for check in gone] == ["unknown", "unknown"]
+    assert "connection refused" in gone[0].text
+
+    def slow(_document):
+        threading.Event().wait(1.0)
+        return completion(calls=call())
+
+    late = Scripted(tools=slow).results(deadline_s=0.2)
+    assert [check.text for check in late] == [
+        "tool calls: not checked, there was no answer in time",
+        "prefix cache: not checked, there was no answer in time",
+    ]
