@@ -153,8 +153,13 @@ def parse(text: str, *, once: bool = False) -> Any:
     except RecursionError:
         raise NotJson("it is nested too deeply") from None
     except ValueError as error:
-        raise NotJson(str(error)) from None
+        raise NotJson(_fault_words(error)) from None
     return _sound(value, text)
+
+
+def _fault_words(error: ValueError) -> str:
+    """Return what is wrong with a text that is no JSON. Of a long number Python says how its limit is raised."""
+    return "a number in it has too many digits" if "int_max_str_digits" in str(error) else str(error)
 
 
 def values_in(text: str) -> list[Any]:
@@ -183,7 +188,7 @@ def why_none(text: str) -> str:
     except ValueError as error:
         if isinstance(error, json.JSONDecodeError) and not body[error.pos :].strip():
             return "the JSON is cut off: it ends before it is closed"
-        return f"the JSON is broken: {error}"
+        return f"the JSON is broken: {_fault_words(error)}"
     return "the JSON is broken"
 
 
@@ -205,8 +210,9 @@ def _amid(text: str) -> Iterator[Any]:
 
 def _fault_place(error: ValueError | RecursionError, text: str) -> int:
     """Return how far the text was read before it was found to be no JSON; its end where that is not told."""
-    is_told = isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated")
-    return error.pos if is_told else len(text)
+    if isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated"):
+        return error.pos
+    return len(text)
 
 
 def _sound(value: Any, text: str) -> Any:

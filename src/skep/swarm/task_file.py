@@ -6,7 +6,9 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from string import Formatter
 from typing import Any, BinaryIO, TypedDict, Unpack
@@ -16,7 +18,7 @@ import msgspec
 from skep.errors import UserError
 from skep.swarm.records import Task
 from skep.swarm.schemas import NotJson, check_schema, parse, schema_fault
-from skep.units import shortened
+from skep.units import one_line, shortened
 from skep.workload.banks import checker_faults
 from skep.workload.items import Demand, field_faults, real_number, short, whole_number
 
@@ -142,7 +144,7 @@ class TaskForm:
                 raise Faulty(missing)
             told = {name: value for name, value in told.items() if name in FIELDS}
             told["prompt"] = self.template.fill(document)
-        if faults := [*self._faults(told)] or [*_message_faults(told)]:
+        if faults := _first_faults(self._faults(told)) or _first_faults(_message_faults(told)):
             raise Faulty(*faults)
         told = {**self._defaults, **told}
         messages = [dict(one) for one in told.get("messages", ())]
@@ -164,12 +166,16 @@ class TaskForm:
         key = (name, json.dumps(value, sort_keys=True))
         if key not in self._checked:
             if name == "checker":
-                faults = tuple(checker_faults(value))
+                faults = _first_faults(checker_faults(value))
             else:
                 fault = schema_fault(value)
                 faults = () if fault is None else (f"`schema` is not a JSON schema: {fault}",)
             self._checked[key] = (value, faults)
         return self._checked[key]
+
+
+def _first_faults(faults: Iterable[str]) -> tuple[str, ...]:
+    return tuple(islice(faults, MOST_OF_TASK))
 
 
 def _message_faults(told: Mapping[str, Any]) -> Iterator[str]:
@@ -189,16 +195,26 @@ def _message_faults(told: Mapping[str, Any]) -> Iterator[str]:
 Rows = Iterable[tuple[int, Any]]  # line and document; a `Faulty` stands for a document that could not be read
 
 
+def _lines_in(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines without what surrounds them, one at a time; blank ones are left out, and counted."""
+    number = begin = 0
+    while begin <= len(text):
+        number += 1
+        end = text.find("\n", begin)
+        end = len(text) if end < 0 else end
+        line = text[begin:end].strip()
+        if line:
+            yield number, line
+        begin = end + 1
+
+
 def _json_rows(text: str) -> Rows:
-    """Blank lines are left out, and counted."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, written in _lines_in(text):
         try:
-            document = parse(line.strip(), once=True)
+            document = parse(written, once=True)
         except NotJson as error:
             why = str(error).replace(" at line 1 column ", " at column ")
-            document = Faulty(f"not JSON: {why} in `{shortened(' '.join(line.split()), 50)}`")
+            document = Faulty(f"not JSON: {why} in `{one_line(written[:200], 50)}`")
         if isinstance(document, list | str):
             document = Faulty(f"write one object a line, such as {_LOOKS}")
         yield number, document
@@ -241,7 +257,8 @@ def _check_columns(columns: list[str], name: str, line: int, template: Template 
         raise UserError(f"{name}: {missing}")
 
 
-MOST_TOLD = 10
+MOST_TOLD = 10  # faults of a file
+MOST_OF_TASK = 100  # faults of one task that are counted
 
 
 def read_tasks(
@@ -257,9 +274,10 @@ def read_tasks(
     if ending == ".csv":
         rows = _csv_rows(text, name, maker.template)
     elif ending == ".txt":  # with a template, `{}` or `{line}` is the line
-        lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         is_plain = maker.template is None
-        rows = ((number, {"prompt": line} if is_plain else {"": line, "line": line}) for number, line in lines)
+        rows = (
+            (number, {"prompt": line} if is_plain else {"": line, "line": line}) for number, line in _lines_in(text)
+        )
     else:
         rows = _json_rows(text)
         if not text.lstrip().startswith(("{", "[")):
@@ -292,10 +310,36 @@ def read_schema(path: Path) -> dict[str, Any]:
     return schema
 
 
+@dataclass
+class FaultList:
+    """The faults of a file: how many there are, and the first ones. A file of 100 MB may have as many as lines."""
+
+    unit: str
+    count: int = 0
+    is_exact: bool = True  # no task has more faults than are counted
+
+    def __post_init__(self) -> None:
+        self._first: list[str] = []
+
+    def add(self, number: int, *faults: str) -> None:
+        self.count += len(faults)
+        self.is_exact &= len(faults) < MOST_OF_TASK
+        self._first += [f"{self.unit} {number}: {fault}" for fault in faults[: MOST_TOLD - len(self._first)]]
+
+    def described(self, name: str) -> str:
+        if self.count == 1:
+            return f"{name}, {self._first[0]}"
+        least = "" if self.is_exact else "at least "
+        lines = [f"{name} has {least}{self.count} faults:", *self._first]
+        if self.count > MOST_TOLD:
+            lines.append(f"and {self.count - MOST_TOLD} more")
+        return "\n  ".join(lines)
+
+
 def _gathered(rows: Rows, maker: TaskForm, name: str, unit: str, hint: str) -> list[Task]:
     """Return the tasks; UserError with the first faults and the number of all, if there are any."""
     tasks: list[Task] = []
-    faults: list[str] = []
+    faults = FaultList(unit)
     places: dict[str, int] = {}
     for number, document in rows:
         try:
@@ -303,16 +347,13 @@ def _gathered(rows: Rows, maker: TaskForm, name: str, unit: str, hint: str) -> l
                 raise document
             task = maker.task(document, str(number))
         except Faulty as error:
-            faults += [f"{unit} {number}: {fault}" for fault in error.faults]
+            faults.add(number, *error.faults)
             continue
         if (first := places.setdefault(task.id, number)) != number:
-            faults.append(f"{unit} {number}: the id `{task.id}` is already used in {unit} {first}")
+            faults.add(number, f"the id `{task.id}` is already used in {unit} {first}")
         tasks.append(task)
-    if len(faults) == 1:
-        raise UserError(f"{name}, {faults[0]}", hint=hint)
-    if faults:
-        more = [f"and {len(faults) - MOST_TOLD} more"] if len(faults) > MOST_TOLD else []
-        raise UserError("\n  ".join([f"{name} has {len(faults)} faults:", *faults[:MOST_TOLD], *more]), hint=hint)
+    if faults.count:
+        raise UserError(faults.described(name), hint=hint)
     if not tasks:
         raise UserError(f"{name} has no tasks")
     return tasks

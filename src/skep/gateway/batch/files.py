@@ -223,8 +223,8 @@ def check_lines(
                 raise LineError("model_mismatch", message, "body.model")
             skipped = len(line) - len(text)
             requests.append(BatchRequest(len(requests), custom_id, start + skipped, len(text)))
-        except LineError as fault:
-            fault.line = number
+        except LineError as error:  # which holds the line, and what was read of it, as long as it is kept
+            fault = LineError(error.code, error.message, error.param, number)
             faults.append(fault)
             if len(faults) == MOST_ERRORS or fault.code == "too_many_tasks":
                 break
