@@ -166,6 +166,7 @@ def test_what_cannot_be_started_is_one_line_with_what_to_do(home, url, configure
     said = refused("pi", "--url", url)
     assert said == "pi is not installed: there is no `pi`\nnpm install -g @mariozechner/pi-coding-agent"
     assert "nothing" in refused("claude", "--undo")
+    assert "stand behind `--`" in refused("claude", "-p", "hi")
     assert "does not serve `other`" in refused("claude", "--url", url, "--model", "other")
 
 
@@ -307,6 +308,28 @@ def test_a_read_only_folder_is_one_line_and_nothing_is_half_written(name, home, 
     assert str(path) in errors[0]
     assert path.read_text() == FILES[name][1]
     assert [other.name for other in path.parent.iterdir()] == [path.name]
+
+
+def test_undo_brings_back_a_file_that_was_removed_since(home, url):
+    path = write_file(home, "codex")
+    call("agent", "codex", "--write", "--url", url, check=0)
+    path.unlink()
+    call("agent", "codex", "--undo", check=0)
+    assert path.read_text() == CODEX
+
+
+def test_a_model_is_told_by_its_name_whatever_is_in_it(home, started):
+    with serving(id="a {key} 'b' $HOME") as (address, _):
+        seen, _said = started("claude", "--url", address)
+        printed = call("agent", "qwen", "--url", address, "--print", check=0).out
+        subprocess.run(["sh", "-c", printed], env=dict(os.environ), cwd=home, check=True, timeout=60)
+    assert seen["env"]["ANTHROPIC_MODEL"] == "a {key} 'b' $HOME"
+    shell = json.loads(Path(os.environ["SEEN"]).read_text())["env"]
+    assert shell["OPENAI_MODEL"] == "a {key} 'b' $HOME"
+    settings = json.loads(Path(shell["QWEN_CODE_SYSTEM_SETTINGS_PATH"]).read_text())
+    assert settings["model"]["name"] == "a {key} 'b' $HOME"
+    with serving(id="a\x1b[2J") as (address, _):
+        assert "cannot be printed" in refused("claude", "--url", address)
 
 
 def test_a_link_to_a_file_stays_a_link(home, url):

@@ -127,6 +127,8 @@ def _facts(url: str, key: str | None, model: str | None, *, is_named: bool) -> E
         hint = "`skep up -d` starts one; --url or SKEP_URL names one elsewhere"
         raise EndpointError(f"no deployment runs here: {error.message}", hint=hint) from None
     chosen = chosen_model(models, model, url)
+    if not chosen.isprintable():
+        raise UserError(f"{url} serves a model whose name cannot be printed", hint="give it another name there")
     origin, base, _ = api_of(url, key)
     return EndpointFacts(
         root=f"{origin}{base}".removesuffix("/v1"),

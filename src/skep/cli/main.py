@@ -182,7 +182,10 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
             message = f"{max(error.param.opts, key=len)} {error.message}"
         else:
             message = error.format_message().rstrip(".").replace("'", "`")
-        raise UserError(f"{message[:1].lower()}{message[1:]}", hint=f"`{path} --help` explains the command") from None
+        hint = f"`{path} --help` explains the command"
+        if context is not None and any((param.metavar or "").startswith("--") for param in context.command.params):
+            hint = f"arguments for the other program stand behind `--`; {hint}"
+        raise UserError(f"{message[:1].lower()}{message[1:]}", hint=hint) from None
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -20,6 +21,7 @@ MOST_OUTPUT = 32_000
 MOST_AGENTS = 10  # what Claude Code and qwen-code take by themselves
 NO_KEY = "none"  # what an endpoint without keys is shown
 Values = dict[str, Any]
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 class EndpointFacts(msgspec.Struct, frozen=True):
@@ -161,12 +163,12 @@ def filled(value: Any, facts: EndpointFacts) -> Any:
 
 
 def _filled_text(text: str, known: Mapping[str, str | int | None]) -> Any:
-    for name, fact in known.items():
-        if text == f"{{{name}}}":
-            return fact
-        if f"{{{name}}}" in text:
-            text = text.replace(f"{{{name}}}", str(fact))
-    return text
+    if text[:1] == "{" and text[1:-1] in known and text[-1:] == "}":
+        return known[text[1:-1]]
+    missing = [name for name in _PLACEHOLDER.findall(text) if name in known and known[name] is None]
+    if missing:
+        return None
+    return _PLACEHOLDER.sub(lambda match: str(known.get(match[1], match[0])), text)
 
 
 def merged(values: Values, more: Mapping[str, Any]) -> Values:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from skep.clients.catalog import Client, EndpointFacts, OwnFile, filled, first_path, leaves, merged, toml_value
-from skep.errors import UserError
+from skep.clients.edits import parsed
 from skep.files import read_user_text, write_secret
 
 HIDDEN_KEY = "@@the-key-of-skep@@"  # stands for the key in what is shown
@@ -60,10 +60,7 @@ def start_of(client: Client, facts: EndpointFacts, folder: Path, env: Mapping[st
 def _own_text(file: OwnFile, values: dict[str, Any], facts: EndpointFacts, env: Mapping[str, str]) -> str:
     content = filled(file.values, facts) if file.values else values
     if file.extends and (users := first_path(file.extends, env)).exists():
-        try:
-            content = merged(json.loads(read_user_text(users)), content)
-        except (ValueError, RecursionError, TypeError, AttributeError):
-            raise UserError(f"`{users}` is not JSON", hint="mend it, or move it away") from None
+        content = merged(parsed(read_user_text(users), "json", str(users)), content)
     return file.wrap.replace("{json}", json.dumps(content, indent=2))
 
 

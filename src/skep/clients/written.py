@@ -131,11 +131,12 @@ def undo_settings(client: Client, record_path: Path) -> list[str]:
     records = _read_record(record_path)
     if not records:
         raise UserError(f"skep has written nothing for {client.title}", hint=f"`skep agent {client.program} --write`")
-    sentences = []
     try:
         drafts = [(file, _undone_text(file)) for file in records]
-        for file, text in drafts:
-            sentences.append(_restore(file, text))
+        sentences = [_restore(file, text) for file, text in drafts]
+        for file in records:
+            if file.backup is not None:
+                Path(file.backup).unlink(missing_ok=True)
         record_path.unlink()
     except OSError as error:
         raise _cannot_be_written(error) from None
@@ -147,7 +148,7 @@ def _undone_text(file: WrittenFile) -> str | None:
     path = Path(file.path)
     before = read_user_text(Path(file.backup)) if file.backup is not None else None
     if not path.exists():
-        return None
+        return before
     now = read_user_text(path)
     if not file.is_touched and _digest(now) == file.digest:
         return before
@@ -163,10 +164,9 @@ def _restore(file: WrittenFile, text: str | None) -> str:
     if text is None:
         path.unlink(missing_ok=True)
     else:
+        path.parent.mkdir(parents=True, exist_ok=True)
         check_place(path, "the file")
         write_whole(path, text, file.mode)
-    if file.backup is not None:
-        Path(file.backup).unlink(missing_ok=True)
     if text is None:
         return f"{path} is gone: there was none before"
     return f"{path} is as it was" if is_whole else f"{path} has what was changed since, without what skep wrote"
