@@ -99,7 +99,7 @@ docs: $(VENV)/.installed-dev  ## write the generated pages: docs/cli.md, json.md
 	$(BIN)/python scripts/write_accuracy.py
 	$(BIN)/python scripts/write_recipes.py
 	$(BIN)/python scripts/write_published.py
-	$(BIN)/python scripts/write_mcp_opening.py
+	$(BIN)/python scripts/write_mcp_first_answers.py
 
 size: $(VENV)/.installed-dev  ## lines and modules by package, small modules, shared class names
 	$(BIN)/python scripts/size.py

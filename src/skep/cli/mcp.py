@@ -22,9 +22,9 @@ def mcp(*, endpoint: EndpointOptions) -> None:
 
         lack = "`skep mcp` needs the MCP SDK, which is not installed"
         raise UserError(lack, hint=extra_hint("mcp"))
-    from skep.mcp_server.opening import ClientWire, Doorman, open_conversation, read_opening
+    from skep.mcp_server.first_answers import ClientWire, Doorman, open_conversation, read_first_answers
 
-    doorman = Doorman(read_opening())
+    doorman = Doorman(read_first_answers())
     wire = ClientWire()
     next_line = open_conversation(doorman, wire)
     if next_line is None:

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError
 
 from skep import __version__
 from skep.errors import SkepError
-from skep.mcp_server.opening import REPLAYED, ClientWire
+from skep.mcp_server.first_answers import REPLAYED, ClientWire
 from skep.mcp_server.read_tools import ReadTools, ServerContext
 from skep.mcp_server.run_tools import LONGEST_WAIT_S, RunTools
 

@@ -1,8 +1,8 @@
 """The first answers to a client, before anything heavy is imported.
 
 A client that starts asks who is there and which tools there are, and many wait for that with the first turn. Those
-answers do not depend on anything: they are stored in `opening.json` as the whole server gives them. Anything else is
-left to that server, which is imported then and hears the opening again. A client that calls no tool costs nothing.
+answers do not depend on anything: they are stored in `first_answers.json` as the whole server gives them. Anything else
+is left to that server, which is imported then and hears the opening again. A client that calls no tool costs nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import msgspec
 
 from skep import __version__
 
-STORED = Path(__file__).with_name("opening.json")
+STORED = Path(__file__).with_name("first_answers.json")
 VERSION_MARK = "@VERSION@"  # stands for skep's version in the stored answers
 META = "io.modelcontextprotocol/"  # what a request of the protocol without a handshake says of its client
 REPLAYED = "skep-opening"  # the id of an `initialize` that has been answered already
 READ_BYTES = 1 << 16
 
 
-class Opening(msgspec.Struct, frozen=True):
+class FirstAnswers(msgspec.Struct, frozen=True):
     """Results by method. `handshake`: after `initialize`; `stateless`: where each request names the protocol."""
 
     versions: tuple[str, ...]  # of the handshake, oldest first
@@ -32,23 +32,23 @@ class Opening(msgspec.Struct, frozen=True):
     stateless: dict[str, msgspec.Raw]
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class McpRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method: str
     jsonrpc: str
     params: dict[str, Any] | None = None
     id: int | str | None = None  # None: a notification
 
 
-def read_opening() -> Opening:
+def read_first_answers() -> FirstAnswers:
     text = STORED.read_text(encoding="utf-8").replace(VERSION_MARK, __version__)
-    return msgspec.json.decode(text, type=Opening)
+    return msgspec.json.decode(text, type=FirstAnswers)
 
 
 class Doorman:
     """Answers what is stored. `answer` returns None where the whole server has to go on, with `replay` before it."""
 
-    def __init__(self, opening: Opening) -> None:
-        self._opening = opening
+    def __init__(self, stored: FirstAnswers) -> None:
+        self._stored = stored
         self._initialize: dict[str, Any] | None = None  # its parameters
         self._initialized = False
 
@@ -64,7 +64,7 @@ class Doorman:
     def answer(self, line: bytes) -> bytes | None:
         """Return the line to send, empty for a notification."""
         try:
-            request = msgspec.json.decode(line, type=Request)
+            request = msgspec.json.decode(line, type=McpRequest)
         except msgspec.MsgspecError:
             return None
         if request.id is None:
@@ -75,29 +75,29 @@ class Doorman:
         reply = {"jsonrpc": "2.0", "id": request.id, "result": result}
         return msgspec.json.encode(reply) + b"\n"
 
-    def _notice(self, request: Request) -> bytes | None:
+    def _notice(self, request: McpRequest) -> bytes | None:
         if request.method == "notifications/initialized" and self._initialize is not None:
             self._initialized = True
             return b""
         return b"" if request.method == "notifications/cancelled" else None
 
-    def _result(self, request: Request) -> msgspec.Raw | None:
+    def _result(self, request: McpRequest) -> msgspec.Raw | None:
         params = request.params or {}
         if request.method == "initialize":
             return self._begin(params)
         if set(params) - {"_meta"}:  # a page, a filter: what is stored is the first page
             return None
         if self._initialize is not None:
-            return self._opening.handshake.get(request.method)
+            return self._stored.handshake.get(request.method)
         if self._is_stateless(params.get("_meta")):
-            return self._opening.stateless.get(request.method)
+            return self._stored.stateless.get(request.method)
         return None
 
     def _is_stateless(self, meta: Any) -> bool:
         if not isinstance(meta, dict):
             return False
         told = all(isinstance(meta.get(f"{META}{name}"), dict) for name in ("clientInfo", "clientCapabilities"))
-        return told and meta.get(f"{META}protocolVersion") == self._opening.stateless_version
+        return told and meta.get(f"{META}protocolVersion") == self._stored.stateless_version
 
     def _begin(self, params: dict[str, Any]) -> msgspec.Raw | None:
         known = isinstance(params.get("capabilities"), dict) and isinstance(params.get("clientInfo"), dict)
@@ -105,8 +105,8 @@ class Doorman:
         if self._initialize is not None or not known or not isinstance(version, str):
             return None
         self._initialize = params
-        result = msgspec.json.decode(self._opening.handshake["initialize"])
-        if version in self._opening.versions:
+        result = msgspec.json.decode(self._stored.handshake["initialize"])
+        if version in self._stored.versions:
             result["protocolVersion"] = version
         return msgspec.Raw(msgspec.json.encode(result))
 

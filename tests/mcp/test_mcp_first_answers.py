@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.mcp_server.opening import META, Doorman, read_opening
+from skep.mcp_server.first_answers import META, Doorman, read_first_answers
 
 ROOT = Path(__file__).parents[2]
 CLIENT = {"name": "t", "version": "1"}
@@ -63,9 +63,9 @@ def whole_server():
     """What the server says that the SDK makes of our tools."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
-        import write_mcp_opening
+        import write_mcp_first_answers
 
-        yield write_mcp_opening
+        yield write_mcp_first_answers
     finally:
         sys.path.remove(str(ROOT / "scripts"))
 
@@ -78,7 +78,7 @@ def stored_answers(opening, requests):
 
 def test_the_first_answers_are_the_whole_servers_own_in_every_version_of_the_protocol(whole_server):
     """`make docs` writes them anew."""
-    opening = read_opening()
+    opening = read_first_answers()
     for version in (*opening.versions, "2099-01-01"):
         said = whole_server.handshake(version)
         requests = [initialize(version), INITIALIZED, *(request(1, method) for method in (*LISTS, "ping"))]
@@ -102,7 +102,7 @@ def test_a_client_that_calls_no_tool_waits_for_no_import(env, tmp_path):
 def test_what_is_out_of_order_or_not_stored_is_left_to_the_whole_server(env, tmp_path):
     with conversation(env, tmp_path) as client:
         assert client.ask(request(1, "tools/list"))["error"]["code"] == -32602
-    opening = read_opening()
+    opening = read_first_answers()
     begun = [initialize("2025-06-18"), INITIALIZED]
     for left in (initialize("2025-06-18"), request(1, "tools/list", cursor="2"), request(1, "prompts/get"), [1]):
         doorman = Doorman(opening)

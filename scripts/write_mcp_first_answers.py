@@ -1,4 +1,4 @@
-"""Writes mcp_server/opening.json: what the whole MCP server says to a client that opens a conversation."""
+"""Writes mcp_server/first_answers.json: what the whole MCP server says to a client that opens a conversation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mcp_types import jsonrpc_message_adapter
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from skep import __version__
-from skep.mcp_server.opening import META, STORED, VERSION_MARK
+from skep.mcp_server.first_answers import META, STORED, VERSION_MARK
 from skep.mcp_server.read_tools import ServerContext
 from skep.mcp_server.server import make_server
 from skep.paths import user_paths
