@@ -42,6 +42,7 @@ ONE = r"(?:Paris|Rome)(?!\w)"
 # Calls whose expression is made while they run: examples of it, or what bounds its time.
 IN_CHILD = "a process of its own that is ended after its time"
 MADE = {
+    "skep.testing.agent_script: expression": "rules of the scripted engine, a part of the tests",
     "skep.deploy.resolve: f'\\\\b{engine}>=([0-9.]+[0-9])'": "texts of the packaged catalogue",
     "skep.engines.diagnosis: text": "the rules, which the module holds",
     "skep.quality.harness: f'^(?:@.*\\\\n)*(?:async )?def {re.escape(entry_point)}\\\\b'": IN_CHILD,

@@ -19,6 +19,8 @@ from typing import Any, Self
 import msgspec
 
 from skep.errors import UserError
+from skep.testing.agent_turn import AgentTurn, read_turn
+from skep.testing.tool_calls import ToolCall
 
 DATA: dict[str, Any] = tomllib.loads(Path(__file__).with_name("fake_options.toml").read_text(encoding="utf-8"))
 WORDS: list[str] = DATA["words"]
@@ -33,6 +35,8 @@ class FakeRequest(msgspec.Struct, frozen=True):
     prompt_tokens: int
     max_tokens: int | None
     last: str = ""  # the last user message alone; the prompt, where there are no messages
+    dialect: str = "chat"  # completions, chat, messages or responses
+    turn: AgentTurn | None = None  # None: of a plain completion
 
     def room(self, *, default_tokens: int, ctx: int) -> int:
         return min(self.max_tokens or default_tokens, ctx - self.prompt_tokens)
@@ -40,13 +44,36 @@ class FakeRequest(msgspec.Struct, frozen=True):
     def answer(self, *, default_tokens: int, ctx: int, text: str | None = None) -> FakeAnswer:
         """Return the words of `text`, or the word list over and over; never past the context."""
         limit = self.room(default_tokens=default_tokens, ctx=ctx)
-        if text is not None:  # pieces that join to the text again, one word each with the white space before it
-            words = re.findall(r"\s*\S+(?:\s+$)?", text) or [""]
+        if text is not None:
+            words = words_of(text) or [""]
             natural = len(words)
         else:
             words = [WORDS[i % len(WORDS)] if i == 0 else " " + WORDS[i % len(WORDS)] for i in range(limit)]
             natural = default_tokens if self.max_tokens is None else limit + 1
         return FakeAnswer(tuple(words[:limit]), "stop" if natural <= limit else "length")
+
+    def agent_answer(
+        self, *, thinking: str, text: str, calls: Sequence[ToolCall], default_tokens: int, ctx: int
+    ) -> FakeAnswer:
+        """Return what is thought, said and called, as far as it fits."""
+        thoughts = words_of(thinking)
+        tokens = [*thoughts, *words_of(text)]
+        called = []
+        for call in calls:
+            called.append(FakeCall(call.name, len(tokens), call.namespace))
+            tokens += words_of(call.arguments)
+        limit = self.room(default_tokens=default_tokens, ctx=ctx)
+        if not tokens:
+            tokens.append("")
+        kept = tokens[:limit]
+        finish = "length" if len(tokens) > limit else "tool_calls" if called else "stop"
+        whole = tuple(call for call in called if call.first < len(kept))
+        return FakeAnswer(tuple(kept), finish, min(len(thoughts), len(kept)), whole)
+
+
+def words_of(text: str) -> list[str]:
+    """Return pieces that join to the text again, one word each with the white space before it."""
+    return re.findall(r"\s*\S+(?:\s+$)?", text)
 
 
 class StoredAnswer(msgspec.Struct, frozen=True):
@@ -57,10 +84,22 @@ class StoredAnswer(msgspec.Struct, frozen=True):
     wrong: tuple[str, ...] = (DO_NOT_KNOW,)
 
 
+class FakeCall(msgspec.Struct, frozen=True):
+    name: str
+    first: int  # the place of the first token of its arguments, which end with the next call or the answer
+    namespace: str | None = None
+
+
 class FakeAnswer(msgspec.Struct, frozen=True):
     tokens: tuple[str, ...]
     finish_reason: str
     thought: int = 0  # the first so many are reasoning
+    calls: tuple[FakeCall, ...] = ()  # behind the text
+
+    def arguments(self) -> list[tuple[FakeCall, tuple[str, ...]]]:
+        """Return each call with the tokens of its arguments."""
+        ends = [*(call.first for call in self.calls), len(self.tokens)][1:]
+        return [(call, self.tokens[call.first : end]) for call, end in zip(self.calls, ends, strict=False)]
 
     def halved(self) -> FakeAnswer:
         """Half of its tokens, rounded down, but at least one; it ended at a limit."""
@@ -79,24 +118,53 @@ class FakeAnswer(msgspec.Struct, frozen=True):
 
 
 def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
-    try:
-        fields = json.loads(body)
-    except ValueError:
-        raise UserError("the body is not JSON") from None
+    """A chat or a plain completion."""
+    fields = json_object(body)
     name = "messages" if chat else "prompt"
-    if not isinstance(fields, dict) or not fields.get(name):
+    if not fields.get(name):
         raise UserError(f"`{name}` is missing")
-    max_tokens = fields.get("max_completion_tokens") or fields.get("max_tokens")
-    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
-        raise UserError(f"`max_tokens` is {max_tokens!r}, not a positive number")
+    max_tokens = limit_of(fields, "max_completion_tokens", "max_tokens")
     said = fields[name]
     prompt = last = " ".join(_texts(said))
+    turn = None
     if chat:  # empty where messages are not what they should be: then no exact answer is found
         several = said if isinstance(said, list) else []
         asked = [one for one in several if isinstance(one, dict) and one.get("role") == "user"]
         last = " ".join(_texts(asked[-1:]))
+        turn = read_turn(fields | {"messages": several}, "chat")
     usage = bool((fields.get("stream_options") or {}).get("include_usage"))
-    return FakeRequest(chat, bool(fields.get("stream")), usage, prompt, len(prompt.split()), max_tokens, last)
+    count = len(prompt.split()) + (turn.extra_words if turn else 0)
+    dialect = "chat" if chat else "completions"
+    return FakeRequest(chat, bool(fields.get("stream")), usage, prompt, count, max_tokens, last, dialect, turn)
+
+
+def parse_agent_request(body: bytes, dialect: str) -> FakeRequest:
+    """`messages` or `responses`."""
+    fields = json_object(body)
+    name = {"messages": "messages", "responses": "input"}[dialect]
+    if not fields.get(name):
+        raise UserError(f"`{name}` is missing")
+    max_tokens = limit_of(fields, "max_tokens", "max_output_tokens")
+    turn = read_turn(fields, dialect)
+    count = len(turn.prompt.split()) + turn.extra_words
+    return FakeRequest(
+        True, bool(fields.get("stream")), True, turn.prompt, count, max_tokens, turn.latest, dialect, turn
+    )
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        raise UserError("the body is not JSON") from None
+    return fields if isinstance(fields, dict) else {}
+
+
+def limit_of(fields: dict[str, Any], *names: str) -> int | None:
+    value = next((fields[name] for name in names if fields.get(name)), fields.get(names[-1]))
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise UserError(f"`max_tokens` is {value!r}, not a positive number")
+    return value
 
 
 def _texts(value: Any) -> list[str]:
@@ -191,22 +259,34 @@ class AnswerHead(msgspec.Struct, frozen=True):
     created: int
     chat: bool
     prompt_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def call_id(self) -> str:
+        """Begins the ids of the answer's calls of tools."""
+        return f"call_{self.id.partition('-')[2]}"
 
     def usage(self, tokens: int) -> dict[str, Any]:
         counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": tokens}
-        return {**counts, "total_tokens": sum(counts.values()), "prompt_tokens_details": {"cached_tokens": 0}}
+        details = {"cached_tokens": self.cached_tokens}
+        return {**counts, "total_tokens": sum(counts.values()), "prompt_tokens_details": details}
 
     def fields(self, *, whole: bool) -> dict[str, Any]:
         kind = "text_completion" if not self.chat else "chat.completion" if whole else "chat.completion.chunk"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def whole_answer(self, answer: FakeAnswer, timings: dict[str, Any], *, usage: bool) -> bytes:
-        thought, text = answer.thought, "".join(answer.tokens[answer.thought :])
+        thought = answer.thought
+        first_call = answer.calls[0].first if answer.calls else len(answer.tokens)
+        text = "".join(answer.tokens[thought:first_call])
         choice: dict[str, Any] = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None}
         if self.chat:
             choice["message"] = {"role": "assistant", "content": text}
             if thought:
                 choice["message"]["reasoning_content"] = "".join(answer.tokens[:thought])
+            if answer.calls:
+                choice["message"]["content"] = text or None
+                choice["message"]["tool_calls"] = self.tool_calls(answer)
         else:
             choice["text"] = text
         body = self.fields(whole=True) | {"choices": [choice]}
@@ -214,20 +294,39 @@ class AnswerHead(msgspec.Struct, frozen=True):
             body["usage"] = self.usage(len(answer.tokens))
         return to_json({**body, "timings": timings})
 
+    def tool_calls(self, answer: FakeAnswer) -> list[dict[str, Any]]:
+        calls = []
+        for number, (call, tokens) in enumerate(answer.arguments()):
+            function = {"name": call.name, "arguments": "".join(tokens)}
+            calls.append({"id": f"{self.call_id}_{number}", "type": "function", "function": function})
+        return calls
+
 
 class StreamEncoder:
     """One streamed answer. Call `token` for each token, `ending` once. `per_chunk`: tokens of one event."""
 
-    def __init__(self, head: AnswerHead, *, thought: int = 0, per_chunk: int = 1, usage: bool = True) -> None:
+    def __init__(
+        self,
+        head: AnswerHead,
+        *,
+        thought: int = 0,
+        per_chunk: int = 1,
+        usage: bool = True,
+        calls: Sequence[FakeCall] = (),
+    ) -> None:
         self._head, self._thought, self._per_chunk, self._usage = head, thought, per_chunk, usage
+        self._calls = {call.first: (number, call) for number, call in enumerate(calls)}
+        self._call: int | None = None  # the one whose arguments are being said
         self._seen = 0
         self._role_sent = not head.chat
         self._tokens: list[str] = []  # of the chunk being filled
 
     def token(self, text: str) -> bytes:
+        begun = self._begin_call(*self._calls[self._seen]) if self._seen in self._calls else b""
         self._seen += 1
         self._tokens.append(text)
-        return b"" if len(self._tokens) < self._per_chunk and self._seen != self._thought else self._content()
+        is_end = self._seen == self._thought or self._seen in self._calls
+        return begun if len(self._tokens) < self._per_chunk and not is_end else begun + self._content()
 
     def ending(self, finish: str, timings: dict[str, Any]) -> bytes:
         last: list[dict[str, Any]] = [{"choices": [self._choice({}, finish)]}]
@@ -237,14 +336,25 @@ class StreamEncoder:
         content = self._content() if self._tokens else b""
         return content + b"".join(map(self._event, last)) + b"data: [DONE]\n\n"
 
+    def _begin_call(self, number: int, call: FakeCall) -> bytes:
+        self._call = number
+        function = {"name": call.name, "arguments": ""}
+        begun = {"index": number, "id": f"{self._head.call_id}_{number}", "type": "function", "function": function}
+        return self._role() + self._event({"choices": [self._choice({"tool_calls": [begun]}, None)]})
+
+    def _role(self) -> bytes:
+        if self._role_sent:
+            return b""
+        self._role_sent = True
+        return self._event({"choices": [self._choice({"role": "assistant", "content": ""}, None)]})
+
     def _content(self) -> bytes:
         text, self._tokens = "".join(self._tokens), []
-        opening = b""
-        if not self._role_sent:
-            self._role_sent = True
-            opening = self._event({"choices": [self._choice({"role": "assistant", "content": ""}, None)]})
-        name = "reasoning_content" if self._seen <= self._thought else "content"
-        return opening + self._event({"choices": [self._choice({name: text}, None)]})
+        if self._call is not None:
+            delta: dict[str, Any] = {"tool_calls": [{"index": self._call, "function": {"arguments": text}}]}
+        else:
+            delta = {"reasoning_content" if self._seen <= self._thought else "content": text}
+        return self._role() + self._event({"choices": [self._choice(delta, None)]})
 
     def _choice(self, delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
         if self._head.chat:

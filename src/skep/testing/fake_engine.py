@@ -25,9 +25,13 @@ import msgspec
 import uvloop
 
 from skep.errors import UserError
-from skep.testing.fake_answers import AnswerHead, FakeAnswer, FakeRequest, QualityPolicy, StreamEncoder, parse_request
+from skep.testing.answer_choice import AnswerChoice
+from skep.testing.engine_words import Refusal, plain_refusal
+from skep.testing.fake_answers import AnswerHead, FakeAnswer, FakeRequest, StreamEncoder
 from skep.testing.fake_http import FakeConnection, HttpRequest
 from skep.testing.fake_options import DecodeClock, FaultKind, FaultPlan, InjectedFault, parse_options
+from skep.testing.part_encoder import PartEncoder
+from skep.testing.protocols import COUNT_PATH, DIALECTS, ID_BEGINNINGS, parse, stream_encoder, whole_answer
 
 J = TypeVar("J")
 
@@ -81,12 +85,13 @@ class FakeJob:
     fault: InjectedFault | None
     connection: FakeConnection
     left: Callable[[FakeJob], None]
+    late_s: float = 0.0  # before the first token, beside the prefill
     produced: int = 0
 
     def __post_init__(self) -> None:
         self._table: SlotTable[FakeJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._stream: StreamEncoder | None = None
+        self._stream: StreamEncoder | PartEncoder | None = None
         self._started_s = self._first_s = self._last_s = 0.0
 
     def start(self, table: SlotTable[FakeJob]) -> None:
@@ -95,11 +100,13 @@ class FakeJob:
         self._started_s = time.monotonic()
         if self.fault is not None and self.fault.kind is FaultKind.HANG_FIRST:
             return
-        self._clock = DecodeClock(self.options.speed, self._started_s, self.ask.prompt_tokens)
+        saved = self.head.cached_tokens if self.options.prefix_cache == "used" else 0
+        prompt_tokens = self.ask.prompt_tokens - saved
+        self._clock = DecodeClock(self.options.speed, self._started_s + self.late_s, prompt_tokens)
         if self.ask.stream:
-            form = {"thought": self.answer.thought, "per_chunk": self.options.chunk_tokens}
             usage = self.ask.include_usage and not self.options.no_usage
-            self._stream = StreamEncoder(self.head, **form, usage=usage)
+            per_chunk = self.options.chunk_tokens
+            self._stream = stream_encoder(self.ask.dialect, self.head, self.answer, per_chunk=per_chunk, usage=usage)
         self._wait()
 
     def hang_up(self) -> None:
@@ -152,16 +159,17 @@ class FakeJob:
         self.left(self)
         if self._stream is None:
             usage = not self.options.no_usage
-            self.connection.send(200, self.head.whole_answer(self.answer, timings, usage=usage))
+            self.connection.send(200, whole_answer(self.ask.dialect, self.head, self.answer, timings, usage=usage))
         else:
             self.connection.chunk(self._stream.ending(self.answer.finish_reason, timings))
             self.connection.end_stream()
 
     def _timings(self) -> dict[str, Any]:
         """As llama.cpp reports them, from the moments at which tokens really left."""
-        count, prompt_ms = self.ask.prompt_tokens, (self._first_s - self._started_s) * 1000
+        cached = self.head.cached_tokens
+        count, prompt_ms = self.ask.prompt_tokens - cached, (self._first_s - self._started_s) * 1000
         decode_ms = (self._last_s - self._first_s) * 1000
-        timings: dict[str, Any] = {"cache_n": 0, "prompt_n": count, "prompt_ms": prompt_ms}
+        timings: dict[str, Any] = {"cache_n": cached, "prompt_n": count, "prompt_ms": prompt_ms}
         timings["prompt_per_second"] = count / max(prompt_ms, 0.001) * 1000
         timings |= {"predicted_n": self.produced, "predicted_ms": decode_ms}
         if self.produced > 1 and decode_ms > 0:
@@ -171,7 +179,6 @@ class FakeJob:
 
 
 Route = Callable[[HttpRequest, FakeConnection], None]
-GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
 ENDLESS_PIECE = 262_144  # bytes
 COUNTERS = frozenset({"requests", "hangups", "connections_total", "max_running", "max_inside"})
 
@@ -187,7 +194,7 @@ class FakeServer:
         self._waiters: list[tuple[Mapping[str, Any], FakeConnection]] = []
         self.table: SlotTable[FakeJob] = SlotTable(options.slots)
         self.faults = FaultPlan()
-        self._mind = QualityPolicy(options.answers, options.quality)
+        self._answers = AnswerChoice(options)
         self.connections: set[FakeConnection] = set()
         self.connections_total = self.requests = self.hangups = self.prompt_tokens = self._tokens_of_the_gone = 0
         self.last_request: HttpRequest | None = None
@@ -254,39 +261,44 @@ class FakeServer:
     def _post(self, request: HttpRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
         self.requests += 1
         self.last_request = request
-        if request.path not in GENERATIONS:  # an echo
+        if request.path == COUNT_PATH:
+            self._count(request, connection)
+            return
+        if request.path not in DIALECTS:  # an echo
             kind = request.headers.get("content-type", "application/octet-stream")
             connection.send(
                 200, request.body, content_type=kind, x_body_sha256=hashlib.sha256(request.body).hexdigest()
             )
             return
+        dialect = DIALECTS[request.path]
         try:
-            ask = parse_request(request.body, chat=GENERATIONS[request.path])
+            ask = parse(request.body, dialect)
+            self._generate(ask, connection, fault)
         except UserError as error:
-            _send_error(connection, 400, error.message, "invalid_request_error")
-            return
-        if ask.prompt_tokens >= self.options.ctx:
-            text = f"the prompt has {ask.prompt_tokens} tokens, the context holds {self.options.ctx}"
-            _send_error(connection, 400, text, "invalid_request_error", code="context_length_exceeded")
-            return
-        self._generate(ask, connection, fault)
+            _send_refusal(connection, plain_refusal(400, error.message, "invalid_request_error", dialect))
         self._changed()
+
+    def _count(self, request: HttpRequest, connection: FakeConnection) -> None:
+        """How many tokens a prompt of Anthropic's clients has."""
+        try:
+            ask = parse(request.body, "messages")
+        except UserError as error:
+            _send_refusal(connection, plain_refusal(400, error.message, "invalid_request_error", "messages"))
+            return
+        connection.send_json(200, {"input_tokens": ask.prompt_tokens})
 
     def _generate(self, ask: FakeRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
         options, table = self.options, self.table
-        decision = self._mind.decide(ask, inside=table.running + table.waiting + 1)
-        if decision.fails:
-            _send_error(connection, 500, "the fake engine fails under load as asked", "server_error")
+        choice = self._answers.choose(ask, inside=table.running + table.waiting + 1)
+        if choice.refusal is not None:
+            _send_refusal(connection, choice.refusal)
             return
-        limits = {"default_tokens": options.default_tokens, "ctx": options.ctx}
-        words = ask.answer(text=decision.text, **limits)
-        if decision.cut:
-            words = words.halved()
-        if options.reasoning is not None and ask.chat:
-            words = words.after_thinking(options.reasoning, room=ask.room(**limits))
-        name = f"{'chatcmpl' if ask.chat else 'cmpl'}-{self.requests}"
-        head = AnswerHead(name, options.model, int(time.time()), ask.chat, ask.prompt_tokens)
-        job = FakeJob(ask, words, head, options, fault, connection, self._left)
+        assert choice.answer is not None
+        if fault is None and choice.cut_after is not None:
+            fault = InjectedFault(FaultKind.CLOSE_MID, after_tokens=choice.cut_after)
+        name = f"{ID_BEGINNINGS[ask.dialect]}-{self.requests}"
+        head = AnswerHead(name, options.model, int(time.time()), ask.chat, ask.prompt_tokens, choice.cached_tokens)
+        job = FakeJob(ask, choice.answer, head, options, fault, connection, self._left, choice.late_s)
         connection.on_hang_up = lambda: self._hung_up(job)
         if table.enter(job):
             job.start(table)
@@ -307,7 +319,7 @@ class FakeServer:
     # Faults that strike before the answer.
 
     def _strike(self, fault: InjectedFault, request: HttpRequest, connection: FakeConnection) -> bool:
-        if fault.kind.is_mid and request.path in GENERATIONS:
+        if fault.kind.is_mid and request.path in DIALECTS:
             return False
         self.requests += 1
         self.last_request = request
@@ -406,6 +418,7 @@ class FakeServer:
             "connections_open": len(self.connections), "grandchildren": list(self._grandchildren),
             "last_path": last.path if last else None, "last_headers": dict(last.headers) if last else None,
             "last_body_sha256": hashlib.sha256(last.body).hexdigest() if last else None,
+            "rules": dict(self._answers.script.decided),
         }  # fmt: skip
 
     def _changed(self) -> None:
@@ -447,6 +460,10 @@ def _send_error(
 ) -> None:
     error = {"message": message, "type": kind, "param": None, "code": code or status}
     connection.send_json(status, {"error": error}, **headers)
+
+
+def _send_refusal(connection: FakeConnection, refusal: Refusal) -> None:
+    connection.send_json(refusal.status, refusal.body)
 
 
 def is_met(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from skep.errors import UserError
+from skep.testing.agent_script import read_script
 from skep.testing.fake_answers import DATA, LoadShare, Quality, read_answers
 
 LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
@@ -143,7 +144,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options of `fake_options.toml` by name. Times are in real seconds: `--time-scale` is applied."""
     kinds: dict[str, Callable[[str], Any]] = {
         "int": int, "float": float, "curve": TokenTimeCurve.parse, "fault": InjectedFault.parse,
-        "answers": read_answers, "share": float, "above": LoadShare.parse,
+        "answers": read_answers, "share": float, "above": LoadShare.parse, "script": read_script,
     }  # fmt: skip
     parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
     parser.add_argument("--preset", choices=list(DATA["presets"]))

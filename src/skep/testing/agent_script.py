@@ -1,0 +1,147 @@
+"""Which answer an agent gets: `--script FILE`, a JSON list of rules, of which the first that fits decides.
+
+    [{"name": "write", "when": {"says": "WRITE (?P<path>\\\\S+) (?P<text>\\\\S+)", "has_tools": true},
+      "reply": {"write": {"path": "{path}", "content": "{text}"}}}]
+
+Where no rule fits, an engine answers as it does without a script. `agent_script.json` is the one that `--script agents`
+names: it does what a prompt says in capitals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from skep.errors import UserError
+from skep.testing.agent_turn import AgentTurn
+from skep.testing.tool_calls import ToolCall, delegate_call, filled, shell_call, write_call
+
+SHIPPED = {"agents": Path(__file__).with_name("agent_script.json")}
+
+
+class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that is given must hold. Expressions are searched for; their groups fill the reply."""
+
+    says: str | None = None  # in what the user has said since the last answer
+    prompt_says: str | None = None  # anywhere in the prompt
+    has_result: bool | None = None  # a tool has given its result since the last answer
+    has_tools: bool | None = None
+    above_tokens: int | None = None  # of the prompt
+
+    def groups(self, turn: AgentTurn, prompt_tokens: int) -> dict[str, str] | None:
+        """Return the groups of the expressions; None: the condition does not hold."""
+        if self.has_result is not None and self.has_result != turn.has_result:
+            return None
+        if self.has_tools is not None and self.has_tools != bool(turn.tools):
+            return None
+        if self.above_tokens is not None and prompt_tokens <= self.above_tokens:
+            return None
+        groups: dict[str, str] = {}
+        for expression, text in ((self.says, turn.latest), (self.prompt_says, turn.prompt)):
+            if expression is not None:
+                match = re.search(expression, text, re.DOTALL)
+                if match is None:
+                    return None
+                groups |= {name: value or "" for name, value in match.groupdict().items()}
+        return groups
+
+
+class FileText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: str
+    content: str
+
+
+class NamedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    arguments: dict[str, msgspec.Raw] = {}
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is said, then what is called. `error`: `context`, in the engine's own words."""
+
+    text: str = ""
+    thinking: str = ""
+    write: FileText | None = None
+    shell: str | None = None
+    delegate: str | None = None  # the order for a sub-agent
+    call: NamedCall | None = None
+    error: str | None = None
+    cut_after: int | None = None  # tokens after which the connection closes
+    first_token_s: float = 0.0
+
+
+class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    reply: Reply
+    when: Condition = Condition()
+    times: int | None = None  # how often it may decide; None: always
+    name: str = ""
+
+
+class ScriptedReply(msgspec.Struct, frozen=True):
+    rule: str
+    text: str
+    thinking: str
+    calls: tuple[ToolCall, ...]
+    error: str | None
+    cut_after: int | None
+    first_token_s: float
+
+
+class AgentScript:
+    """Counts what each rule has decided."""
+
+    def __init__(self, rules: tuple[AnswerRule, ...]) -> None:
+        self._rules = rules
+        self.decided: Counter[str] = Counter()
+
+    def reply(self, turn: AgentTurn, prompt_tokens: int) -> ScriptedReply | None:
+        """Raises UserError where the client lacks the tool that the rule wants."""
+        for place, rule in enumerate(self._rules):
+            name = rule.name or f"rule-{place}"
+            if rule.times is not None and self.decided[name] >= rule.times:
+                continue
+            groups = rule.when.groups(turn, prompt_tokens)
+            if groups is not None:
+                self.decided[name] += 1
+                return scripted(name, rule.reply, turn, groups)
+        return None
+
+
+def scripted(name: str, reply: Reply, turn: AgentTurn, groups: dict[str, str]) -> ScriptedReply:
+    def text(template: str) -> str:
+        for group, value in groups.items():
+            template = template.replace(f"{{{group}}}", value)
+        return template
+
+    calls: list[ToolCall] = []
+    if reply.write is not None:
+        calls.append(write_call(turn.tools, text(reply.write.path), text(reply.write.content)))
+    if reply.shell is not None:
+        calls.append(shell_call(turn.tools, text(reply.shell)))
+    if reply.delegate is not None:
+        calls.append(delegate_call(turn.tools, text(reply.delegate)))
+    if reply.call is not None:
+        calls.append(named_call(turn, text(reply.call.name), reply.call.arguments, text))
+    words, thinking = text(reply.text), text(reply.thinking)
+    return ScriptedReply(name, words, thinking, tuple(calls), reply.error, reply.cut_after, reply.first_token_s)
+
+
+def named_call(turn: AgentTurn, name: str, arguments: dict[str, msgspec.Raw], text: Callable[[str], str]) -> ToolCall:
+    offer = turn.tool(name)
+    if offer is None:
+        raise UserError(f"the client offers no tool `{name}`")
+    values = {key: msgspec.json.decode(value) for key, value in arguments.items()}
+    return filled(offer, {key: text(value) if isinstance(value, str) else value for key, value in values.items()})
+
+
+def read_script(name: str) -> tuple[AnswerRule, ...]:
+    """Return the rules of a file, or of a script that is shipped. Raises UserError."""
+    path = SHIPPED.get(name) or Path(name)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=tuple[AnswerRule, ...])
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,158 @@
+"""What an agent asks in one request: the tools it offers, which it wants, and what has been said since the last answer.
+
+One form for chat completions, Anthropic's messages and OpenAI's responses. Tools that an engine does not run by a
+schema (`web_search`, `custom`) are passed over; those of a `namespace` are tools like others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from skep.errors import UserError
+
+RESULT_ITEMS = ("function_call_output", "custom_tool_call_output")
+ANSWER_ITEMS = ("function_call", "custom_tool_call", "reasoning")
+
+
+class ToolOffer(msgspec.Struct, frozen=True):
+    name: str
+    schema: Mapping[str, Any]
+    description: str = ""
+    namespace: str | None = None
+
+
+class AgentTurn(msgspec.Struct, frozen=True):
+    tools: tuple[ToolOffer, ...]
+    choice: str  # auto, none or required
+    named: str | None  # the one tool that is wanted
+    prompt: str  # everything that is said, without the tools
+    latest: str  # what the user has said since the last answer, without results of tools
+    has_result: bool  # a result of a tool came since the last answer
+    extra_words: int = 0  # words of the tools, which an engine writes into its prompt
+
+    def tool(self, name: str) -> ToolOffer | None:
+        return next((tool for tool in self.tools if tool.name == name), None)
+
+
+def read_turn(fields: Mapping[str, Any], dialect: str) -> AgentTurn:
+    """Raises UserError for a request that an engine refuses."""
+    read = {"chat": read_chat, "messages": read_messages, "responses": read_responses}[dialect]
+    try:
+        turn = read(fields)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"the request is malformed: {type(error).__name__} {error}") from None
+    if turn.named is not None and turn.tool(turn.named) is None:
+        raise UserError(f"tool_choice names `{turn.named}`, which is none of the tools")
+    if turn.choice == "required" and not turn.tools:
+        raise UserError("tool_choice is required, and there are no tools")
+    return turn
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield the texts of messages, blocks and items, in order, results of tools too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_of(item)
+    elif isinstance(value, dict):
+        yield from texts_of(value.get("content") or value.get("text") or value.get("output"))
+
+
+def read_chat(fields: Mapping[str, Any]) -> AgentTurn:
+    messages = [message for message in fields["messages"] if isinstance(message, dict)]
+    latest = since_answer(messages, lambda message: message.get("role") == "assistant")
+    tools = []
+    for tool in fields.get("tools") or ():
+        function = tool.get("function") or {}
+        if function.get("name"):
+            tools.append(ToolOffer(function["name"], function.get("parameters") or {}, function.get("description", "")))
+    said = [message for message in latest if message.get("role") == "user"]
+    result = any(message.get("role") in ("tool", "function") for message in latest)
+    choice, named = chosen(fields.get("tool_choice"))
+    return AgentTurn(
+        tuple(tools), choice, named, joined(messages), joined(said), result, word_count(fields.get("tools"))
+    )
+
+
+def read_messages(fields: Mapping[str, Any]) -> AgentTurn:
+    messages = fields["messages"]
+    blocks = blocks_of(since_answer(messages, lambda message: message["role"] == "assistant"))
+    tools = [
+        ToolOffer(tool["name"], tool["input_schema"], tool.get("description", ""))
+        for tool in fields.get("tools") or ()
+        if "input_schema" in tool
+    ]
+    choice, named = chosen(fields.get("tool_choice"))
+    prompt = joined([fields.get("system"), messages])
+    said = [block for block in blocks if not is_result(block)]
+    result = len(said) < len(blocks)
+    return AgentTurn(tuple(tools), choice, named, prompt, joined(said), result, word_count(fields.get("tools")))
+
+
+def read_responses(fields: Mapping[str, Any]) -> AgentTurn:
+    given = fields["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    latest = since_answer(items, is_answer_item)
+    tools = []
+    for tool in fields.get("tools") or ():
+        if tool["type"] == "function":
+            tools.append(ToolOffer(tool["name"], tool.get("parameters") or {}, tool.get("description") or ""))
+        elif tool["type"] == "namespace":
+            tools += [
+                ToolOffer(part["name"], part.get("parameters") or {}, part.get("description") or "", tool["name"])
+                for part in tool.get("tools") or ()
+                if part.get("type", "function") == "function"
+            ]
+    choice, named = chosen(fields.get("tool_choice"))
+    prompt = joined([fields.get("instructions"), items])
+    said = [item for item in latest if item.get("type") not in RESULT_ITEMS and item.get("role") == "user"]
+    result = any(item.get("type") in RESULT_ITEMS for item in latest)
+    return AgentTurn(tuple(tools), choice, named, prompt, joined(said), result, word_count(fields.get("tools")))
+
+
+def since_answer(messages: list[Any], is_answer: Callable[[Any], bool]) -> list[Any]:
+    """Return the messages behind the model's last answer."""
+    count = 0
+    for message in reversed(messages):
+        if is_answer(message):
+            break
+        count += 1
+    return messages[len(messages) - count :]
+
+
+def blocks_of(messages: list[Any]) -> list[Any]:
+    blocks: list[Any] = []
+    for message in messages:
+        content = message.get("content")
+        blocks += content if isinstance(content, list) else [content]
+    return blocks
+
+
+def is_answer_item(item: Mapping[str, Any]) -> bool:
+    return item.get("role") == "assistant" or item.get("type") in ANSWER_ITEMS
+
+
+def is_result(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result"
+
+
+def chosen(choice: Any) -> tuple[str, str | None]:
+    """Return auto, none or required, and the name of the one tool that is wanted."""
+    if isinstance(choice, dict):
+        name = choice.get("name") or (choice.get("function") or {}).get("name")
+        kind = choice.get("type", "auto")
+        return ("required" if name or kind in ("any", "required") else kind), name
+    return choice or "auto", None
+
+
+def joined(value: Any) -> str:
+    return " ".join(texts_of(value))
+
+
+def word_count(tools: Any) -> int:
+    return len(json.dumps(tools).split()) if tools else 0

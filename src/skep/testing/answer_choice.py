@@ -1,0 +1,114 @@
+"""Decides each request once, when it comes: refused, or answered with which words and calls of tools."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import msgspec
+
+from skep.testing.agent_script import AgentScript, ScriptedReply
+from skep.testing.agent_turn import AgentTurn
+from skep.testing.engine_words import Refusal, context_refusal, output_refusal, parser_refusal, plain_refusal
+from skep.testing.fake_answers import WORDS, FakeAnswer, FakeRequest, QualityPolicy
+from skep.testing.prefix_memory import PrefixMemory
+from skep.testing.tool_calls import ToolCall, forced_call
+
+
+class ChosenAnswer(msgspec.Struct, frozen=True):
+    """Either `refusal` or `answer`."""
+
+    refusal: Refusal | None = None
+    answer: FakeAnswer | None = None
+    cached_tokens: int = 0
+    cut_after: int | None = None
+    late_s: float = 0.0
+
+
+class AnswerChoice:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._quality = QualityPolicy(options.answers, options.quality)
+        self._prefixes = PrefixMemory()
+        self.script = AgentScript(options.script)
+
+    def choose(self, ask: FakeRequest, *, inside: int) -> ChosenAnswer:
+        """`inside`: requests in the engine, with this one. Raises UserError for what the script cannot do."""
+        refusal = self._refusal(ask)
+        if refusal is not None:
+            return ChosenAnswer(refusal)
+        decision = self._quality.decide(ask, inside=inside)
+        if decision.fails:
+            words = "the fake engine fails under load as asked"
+            return ChosenAnswer(plain_refusal(500, words, "server_error", ask.dialect))
+        reply = self.script.reply(ask.turn, ask.prompt_tokens) if ask.turn is not None else None
+        if reply is not None and reply.error is not None:
+            return ChosenAnswer(self._scripted_refusal(ask, reply.error))
+        answer = self._answer(ask, reply, decision.text)
+        if decision.cut:
+            answer = answer.halved()
+        cached = 0 if self._options.prefix_cache == "off" else self._prefixes.cached(ask.prompt.split())
+        cut_after = reply.cut_after if reply is not None else None
+        late_s = reply.first_token_s * self._options.time_scale if reply is not None else 0.0
+        return ChosenAnswer(None, answer, cached, cut_after, late_s)
+
+    def _refusal(self, ask: FakeRequest) -> Refusal | None:
+        options, prompt = self._options, ask.prompt_tokens
+        if prompt >= options.ctx:
+            return context_refusal(options.speaks, ask.dialect, prompt=prompt, ctx=options.ctx)
+        output = ask.max_tokens or 0
+        if options.speaks == "vllm" and prompt + output > options.ctx:
+            return output_refusal(ask.dialect, output=output, prompt=prompt, ctx=options.ctx)
+        if options.tool_calls == "refused" and ask.turn is not None and ask.turn.tools:
+            return parser_refusal(ask.dialect) if ask.turn.choice == "auto" else None
+        return None
+
+    def _scripted_refusal(self, ask: FakeRequest, error: str) -> Refusal:
+        if error == "context":  # whatever the true context is
+            prompt = max(ask.prompt_tokens, self._options.ctx + 1)
+            return context_refusal(self._options.speaks, ask.dialect, prompt=prompt, ctx=self._options.ctx)
+        return plain_refusal(500, error, "server_error", ask.dialect)
+
+    def _answer(self, ask: FakeRequest, reply: ScriptedReply | None, stored: str | None) -> FakeAnswer:
+        options, turn = self._options, ask.turn
+        limits = {"default_tokens": options.default_tokens, "ctx": options.ctx}
+        is_agent = turn is not None and (bool(turn.tools) or ask.dialect in ("messages", "responses"))
+        if reply is None and not is_agent:
+            words = ask.answer(text=stored, **limits)
+            if options.reasoning is not None and ask.chat:
+                words = words.after_thinking(options.reasoning, room=ask.room(**limits))
+            return words
+        assert turn is not None
+        calls = self._calls(turn, reply)
+        thinking, text = (reply.thinking, reply.text) if reply is not None else (options.reasoning or "", stored)
+        if text is None:
+            text = "" if calls else words_until(options.default_tokens)
+        if options.tool_calls == "text" and calls:
+            text += "".join(map(as_text, calls))
+            calls = ()
+        elif options.tool_calls == "broken":
+            calls = tuple(msgspec.structs.replace(call, arguments=call.arguments[:-1] or "{") for call in calls)
+        return ask.agent_answer(thinking=thinking, text=text, calls=calls, **limits)
+
+    def _calls(self, turn: AgentTurn, reply: ScriptedReply | None) -> tuple[ToolCall, ...]:
+        """Return the script's calls; where a call is forced and the script has none, one that fits its schema."""
+        if turn.choice == "none":
+            return ()
+        calls = reply.calls if reply is not None else ()
+        if turn.named is not None:
+            calls = tuple(call for call in calls if call.name == turn.named)
+        if calls or turn.choice != "required":
+            return calls
+        named = turn.tool(turn.named) if turn.named is not None else turn.tools[0]
+        assert named is not None
+        return (forced_call(named),)
+
+
+def words_until(count: int) -> str:
+    return " ".join(WORDS[place % len(WORDS)] for place in range(count))
+
+
+def as_text(call: ToolCall) -> str:
+    """As a model writes a call that nobody parses."""
+    content = {"name": call.name, "arguments": json.loads(call.arguments)}
+    return f"\n<tool_call>\n{json.dumps(content)}\n</tool_call>"

@@ -1,0 +1,25 @@
+"""What a prefix cache would still hold: the longest beginning of a prompt that came before, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MOST_WORDS = 1_000_000  # of all prompts; then it is empty again, as a cache after a restart
+
+
+class PrefixMemory:
+    def __init__(self) -> None:
+        self._seen: set[int] = set()  # each is the hash of one beginning
+
+    def cached(self, words: Iterable[str]) -> int:
+        """Return how many words are known from earlier prompts, and remember all. The last one is always computed."""
+        beginning, known, count = 0, 0, 0
+        if len(self._seen) > MOST_WORDS:
+            self._seen.clear()
+        seen = self._seen
+        for count, word in enumerate(words, 1):
+            beginning = hash((beginning, word))
+            if known == count - 1 and beginning in seen:
+                known = count
+            seen.add(beginning)
+        return min(known, max(0, count - 1))

@@ -1,0 +1,139 @@
+"""Calls of tools with arguments that fit the schema of each client's own tool.
+
+Clients name the same things differently: `Write(file_path, content)`, `write(filePath, content)`, `write_file`,
+or have a shell alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from skep.errors import UserError
+from skep.testing.agent_turn import ToolOffer
+
+PATHS = ("file_path", "filePath", "path", "absolute_path", "filename")
+CONTENTS = ("content", "contents", "text", "file_text")
+COMMANDS = ("command", "cmd", "script", "commands")
+ORDERS = ("prompt", "message", "task", "instructions")
+WRITERS = re.compile(r"(?i)^(write|create)(_?(to_)?file)?$")
+SHELLS = re.compile(r"(?i)^(bash|shell|exec_command|run_shell_command|shell_command|execute_command|run_commands)$")
+DELEGATES = re.compile(r"(?i)^(task|agent|spawn_agent|delegate|subagent|spawn_subagent)$")
+AGENT_KINDS = ("general-purpose", "general")
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str  # JSON
+    namespace: str | None = None
+
+
+def forced_call(offer: ToolOffer) -> ToolCall:
+    """Return a call with a value for whatever the schema requires; for everything, where it requires nothing."""
+    schema = offer.schema
+    wanted = schema.get("required") or list(schema.get("properties") or ())
+    return call_of(offer, {name: sample(property_of(schema, name), schema) for name in wanted})
+
+
+def write_call(offers: Iterable[ToolOffer], path: str, content: str) -> ToolCall:
+    """Raises UserError where the client has neither a tool that writes files nor a shell."""
+    known = list(offers)
+    for offer in known:
+        names = offer.schema.get("properties") or {}
+        place, text = first_of(PATHS, names), first_of(CONTENTS, names)
+        if WRITERS.match(offer.name) and place and text:
+            return filled(offer, {place: path, text: content})
+    return shell_call(known, f"printf %s {shlex.quote(content)} > {shlex.quote(path)}")
+
+
+def shell_call(offers: Iterable[ToolOffer], command: str) -> ToolCall:
+    for offer in offers:
+        names = offer.schema.get("properties") or {}
+        name = first_of(COMMANDS, names)
+        if SHELLS.match(offer.name) and name:
+            is_list = names[name].get("type") == "array"
+            words = ["bash", "-c", command] if name == "command" else [command]
+            return filled(offer, {name: words if is_list else command})
+    raise UserError("the client offers neither a tool that writes files nor a shell")
+
+
+def delegate_call(offers: Iterable[ToolOffer], prompt: str) -> ToolCall:
+    for offer in offers:
+        names = offer.schema.get("properties") or {}
+        name = first_of(ORDERS, names)
+        if DELEGATES.match(offer.name) and name:
+            arguments: dict[str, Any] = {name: prompt}
+            kind = first_of(("subagent_type", "agent_type"), names)
+            if kind is not None and "enum" not in names[kind] and kind in offer.schema.get("required", ()):
+                arguments[kind] = next((word for word in AGENT_KINDS if word in offer.description), AGENT_KINDS[0])
+            return filled(offer, arguments)
+    raise UserError("the client offers no tool that starts a sub-agent")
+
+
+def filled(offer: ToolOffer, arguments: dict[str, Any]) -> ToolCall:
+    """Return a call with these arguments and a sample of each other one that is required."""
+    schema = offer.schema
+    missing = [name for name in schema.get("required") or () if name not in arguments]
+    samples = {name: sample(property_of(schema, name), schema) for name in missing}
+    return call_of(offer, arguments | samples)
+
+
+def call_of(offer: ToolOffer, arguments: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(offer.name, json.dumps(arguments, ensure_ascii=False), offer.namespace)
+
+
+def first_of(names: Iterable[str], known: Iterable[str]) -> str | None:
+    return next((name for name in names if name in known), None)
+
+
+def property_of(schema: Mapping[str, Any], name: str) -> Any:
+    return (schema.get("properties") or {}).get(name) or {}
+
+
+def sample(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """Return a small value that the schema takes."""
+    if not isinstance(schema, dict) or depth > 8:
+        return "x"
+    for name in ("const", "default"):
+        if name in schema:
+            return schema[name]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    if "$ref" in schema:
+        return sample(resolved(schema["$ref"], root), root, depth + 1)
+    for name in ("anyOf", "oneOf", "allOf"):
+        parts = [part for part in schema.get(name) or () if part != {"type": "null"}]
+        if parts:
+            return sample(parts[0], root, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = next((name for name in kind if name != "null"), "string")
+    return sample_of_kind(kind, schema, root, depth)
+
+
+def sample_of_kind(kind: Any, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
+    match kind:
+        case "integer" | "number":
+            return schema.get("minimum", 1)
+        case "boolean":
+            return False
+        case "null":
+            return None
+        case "array":
+            return [sample(schema.get("items"), root, depth + 1) for _ in range(schema.get("minItems", 1))]
+        case "object":
+            names = schema.get("required") or ()
+            return {name: sample(property_of(schema, name), root, depth + 1) for name in names}
+    return "x" * max(1, schema.get("minLength", 1))
+
+
+def resolved(reference: str, root: Mapping[str, Any]) -> Any:
+    value: Any = root
+    for step in reference.removeprefix("#/").split("/"):
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
