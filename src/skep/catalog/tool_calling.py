@@ -22,8 +22,12 @@ TOLD_PARSERS = ("vllm", "sglang")  # engines that do not find the parser themsel
 _BY_TEMPLATE = ("llamacpp", "embedded")  # they go by the model's chat template
 _CACHED = re.compile(r"models--([^/]+?)--([^/]+)")  # a folder of the hub's cache
 _PART = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")
-_GGUF_FORMAT = re.compile(r"[-._](?:ud-)?(?:i?q[0-9][a-z0-9_]{0,16}|bf16|f16|f32|mxfp4(?:_moe)?)$", re.IGNORECASE)
-_RELEASE = re.compile(r"(?<![0-9.])([0-9]{1,6})\.([0-9]{1,6})(?:\.([0-9]{1,6}))?(?:\.?post([0-9]{1,6}))?")
+_GGUF_FORMAT = re.compile(
+    r"[-._](?:ud-)?(?:i?q[0-9][a-z0-9_]{0,16}|bf16|f16|f32|mxfp4(?:_moe)?)$", re.IGNORECASE
+)  # fmt: skip
+_RELEASE = re.compile(
+    r"(?<![0-9.])([0-9]{1,6})\.([0-9]{1,6})(?:\.([0-9]{1,6}))?(?:\.?post([0-9]{1,6}))?"
+)  # fmt: skip
 
 Release = tuple[int, int, int, int]
 
@@ -35,13 +39,13 @@ class ToolCalling(msgspec.Struct, frozen=True):
     reasoning_parser: str | None = None
     flags: tuple[str, ...] = ()  # more that the engine takes with it
     since: str = ""  # the first release that has both parsers; empty: every one, or it is not known
-    template: str | None = None  # the file of a chat template without which the model is not told of the tools
+    template: str | None = None  # a chat template without which the model never hears of tools
     why_not: str | None = None  # why agents cannot call tools, in a few words; None: they can
     unreliable: str | None = None  # why calls often fail all the same
 
 
 def find_tool_calling(engine: str, model: str, checkpoint: str | None = None) -> ToolCalling | None:
-    """Return how this engine reads the calls of a model; None where the model or the engine is not known.
+    """Return how this engine reads the calls of a model; None: one of the two is not known.
 
     `model` is its name, `checkpoint` what is loaded: a name on the hub, a folder or a file.
     """
@@ -78,7 +82,9 @@ def _told(engine: str, entry: Mapping[str, Any], name: str) -> ToolCalling:
     )
 
 
-def usable(known: ToolCalling, engine: str, *, version: str | None = None, has_template: bool = False) -> ToolCalling:
+def usable(
+    known: ToolCalling, engine: str, *, version: str | None = None, has_template: bool = False
+) -> ToolCalling:  # fmt: skip
     """Return what can be told of it to this version of the engine; None: the version is not known.
 
     `has_template`: a chat template is given, which is taken for the one that the model needs.
@@ -87,8 +93,9 @@ def usable(known: ToolCalling, engine: str, *, version: str | None = None, has_t
     if installed is not None and first is not None and installed < first:
         return ToolCalling(why_not=f"{engine} has its parser since {known.since}")
     if known.tool_parser is not None and known.template is not None and not has_template:
-        why_not = f"it needs the chat template {known.template}, which {engine} does not bring: name yours"
-        return msgspec.structs.replace(known, tool_parser=None, why_not=f"{why_not} with chat_template")
+        needed = f"it needs the chat template {known.template}, which {engine} does not bring"
+        why_not = f"{needed}: name yours with chat_template"
+        return msgspec.structs.replace(known, tool_parser=None, why_not=why_not)
     return known
 
 
@@ -102,12 +109,13 @@ def release_of(version: str | None) -> Release | None:
 
 
 def hub_name(source: str) -> str:
-    """Return `organisation/name` of a hub's name or a folder of its cache; else the name of the folder or file."""
+    """Return `organisation/name`, also of a folder of the hub's cache; else the last part's name."""
     cached = _CACHED.search(source)
     if cached is not None and not source.endswith(".gguf"):
         return f"{cached[1]}/{cached[2]}"
     named = source.partition(":")[0]
-    if named.count("/") == 1 and not named.startswith(("/", ".", "~", "$")) and not named.endswith(".gguf"):
+    is_path = named.startswith(("/", ".", "~", "$")) or named.endswith(".gguf")
+    if named.count("/") == 1 and not is_path:
         return named
     name = source.rstrip("/").rpartition("/")[2]
     if name.endswith(".gguf"):
@@ -116,7 +124,7 @@ def hub_name(source: str) -> str:
 
 
 def _named(model: str, checkpoint: str | None) -> tuple[str | None, str]:
-    """Return the model and the name that spells it: of what is loaded, else the one that it is served under."""
+    """Return the model and the name that spells it: what is loaded, else what it is served as."""
     for source in (checkpoint, model):
         name = hub_name(source) if source else ""
         slug = _slug(name) if name else None
@@ -138,7 +146,10 @@ def _slug(name: str) -> str | None:
 def _entry(slug: str, name: str) -> Mapping[str, Any] | None:
     """Return what is known of a model, and of its checkpoint of that name where that differs."""
     texts = table_texts(_FILE)
-    group = next((title for title, text in texts.items() if "models = [" in text and f'"{slug}"' in text), None)
+    group = next(
+        (title for title, text in texts.items() if "models = [" in text and f'"{slug}"' in text),
+        None,
+    )
     if group is None:
         return None
     entry = table(_FILE, group)

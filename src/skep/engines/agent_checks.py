@@ -1,7 +1,8 @@
-"""Two checks of what agents need of an endpoint: that a tool call arrives as one, and that a prompt is read only once.
+"""Two checks of what agents need: that a tool call arrives as one, and a prompt is read only once.
 
-Both are requests of any OpenAI client, so that they work with every server; what engines tell beside their answers
-(`/props`, `/metrics`, `timings`) is used where it is there. A check never raises: what went wrong is its result.
+Both are requests of any OpenAI client, so that they work with every server; what engines tell
+beside their answers (`/props`, `/metrics`, `timings`) is used where it is there. A check never
+raises: what went wrong is its result.
 Knows nothing of replicas, deployments and how results are shown.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -26,7 +27,7 @@ DEADLINE_S = 60.0  # for both
 CALL_TOKENS = 96
 THINKING_TOKENS = 1024  # for a model that thinks although it was asked not to
 USUAL_PROMPT_TOKENS = 600
-LONG_PROMPT_TOKENS = 4500  # an engine's blocks of a model with linear attention hold up to 2,096 tokens
+LONG_PROMPT_TOKENS = 4500  # with linear attention an engine's blocks hold up to 2,096 tokens
 CPU_PROMPT_TOKENS = 64
 LEAST_PROMPT_TOKENS = 64
 GOOD_SHARE = 0.5
@@ -45,13 +46,18 @@ _TOOL = {
     "function": {
         "name": "read_file",
         "description": "Read a file and return its text.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}},
+            "required": ["path"],
+        },
     },
 }
 _WITHOUT_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 _ANOTHER_MODEL = "serve a model that was trained to call tools, such as qwen3-8b"
 
 State = Literal["ok", "warning", "unknown"]
+T = TypeVar("T")
 
 
 class AgentCheck(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,20 +99,20 @@ class CheckedEndpoint(msgspec.Struct, frozen=True):
         return self.engine.partition(" ")[0].casefold()
 
 
-class _Function(msgspec.Struct):
+class _CalledFunction(msgspec.Struct):
     name: str = ""
     arguments: Any = None
 
 
-class _Call(msgspec.Struct):
-    function: _Function = msgspec.field(default_factory=_Function)
+class _MadeCall(msgspec.Struct):
+    function: _CalledFunction = msgspec.field(default_factory=_CalledFunction)
 
 
-class _Message(msgspec.Struct):
+class _ChoiceMessage(msgspec.Struct):
     content: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_MadeCall] | None = None
 
     @property
     def text(self) -> str:
@@ -114,35 +120,39 @@ class _Message(msgspec.Struct):
 
     @property
     def thinking(self) -> str:
-        return next((text for text in (self.reasoning, self.reasoning_content) if isinstance(text, str)), "")
+        texts = (self.reasoning, self.reasoning_content)
+        return next((text for text in texts if isinstance(text, str)), "")
 
 
-class _Choice(msgspec.Struct):
-    message: _Message = msgspec.field(default_factory=_Message)
+class _CompletionChoice(msgspec.Struct):
+    message: _ChoiceMessage = msgspec.field(default_factory=_ChoiceMessage)
     finish_reason: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
+class _PromptTokenDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _PromptUsage(msgspec.Struct):
     prompt_tokens: int = 0
-    prompt_tokens_details: _PromptDetails | None = None
+    prompt_tokens_details: _PromptTokenDetails | None = None
 
 
-class _Timings(msgspec.Struct):
+class _LlamaTimings(msgspec.Struct):
     cache_n: int | None = None
     prompt_n: int | None = None
 
 
-class _Answer(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    timings: _Timings | None = None
+class _CompletionAnswer(msgspec.Struct):
+    choices: list[_CompletionChoice] = []
+    usage: _PromptUsage | None = None
+    timings: _LlamaTimings | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Answer)
+_DECODER = msgspec.json.Decoder(_CompletionAnswer)
+
+
+Check = Callable[[], Awaitable[AgentCheck]]
 
 
 class _NotChecked(Exception):
@@ -185,7 +195,7 @@ def check_documents(checks: Iterable[AgentCheck]) -> dict[str, Any]:
     return documents
 
 
-async def _bounded(name: str, label: str, check: Callable[[], Awaitable[AgentCheck]], ends_at: float) -> AgentCheck:
+async def _bounded(name: str, label: str, check: Check, ends_at: float) -> AgentCheck:
     try:
         async with asyncio.timeout_at(ends_at):
             return await check()
@@ -193,7 +203,7 @@ async def _bounded(name: str, label: str, check: Callable[[], Awaitable[AgentChe
         why = "there was no answer in time"
     except (_NotChecked, WireFailure) as failure:
         why = str(failure)
-    except Exception as error:  # a server's answer that nobody thought of costs this result, and no replica
+    except Exception as error:  # an answer that nobody thought of costs this result, and no replica
         why = f"the answer led to {type(error).__name__}"
     return AgentCheck(name, "unknown", f"{label}: not checked, {why}")
 
@@ -207,7 +217,8 @@ class _Requests:
 
     async def check_tool_calls(self) -> AgentCheck:
         if await self._template_knows_tools() is False:
-            text = "none, the model's chat template knows no tools: agents cannot call tools with this model"
+            why = "the model's chat template knows no tools"
+            text = f"none, {why}: agents cannot call tools with it"
             return _tool_calls("warning", text, _ANOTHER_MODEL)
         answer = await self._ask(_call_body(CALL_TOKENS) | _WITHOUT_THINKING)
         if 400 <= answer.status < 500:  # a server that does not know that field
@@ -220,11 +231,13 @@ class _Requests:
         endpoint = self._endpoint
         if not endpoint.caches_prefixes:
             return _prefix_cache("unknown", "off, as prefix_cache = false says")
-        most = LONG_PROMPT_TOKENS if endpoint.context_tokens is None else endpoint.context_tokens // 2
+        context_tokens = endpoint.context_tokens or 2 * LONG_PROMPT_TOKENS
+        most = context_tokens // 2
         if most < LEAST_PROMPT_TOKENS:
             text = f"not checked, {endpoint.context_tokens} tokens of context are too few"
             return _prefix_cache("unknown", text)
-        usual = CPU_PROMPT_TOKENS if endpoint.engine_name in ("embedded", "xllamacpp") else USUAL_PROMPT_TOKENS
+        on_cpu = endpoint.engine_name in ("embedded", "xllamacpp")
+        usual = CPU_PROMPT_TOKENS if on_cpu else USUAL_PROMPT_TOKENS
         tokens = min(most, LONG_PROMPT_TOKENS if endpoint.is_hybrid else usual)
         share = await self._share_read_again(tokens)
         longest = min(most, LONG_PROMPT_TOKENS)
@@ -234,7 +247,7 @@ class _Requests:
         return judge_prefix_cache(share, tokens, endpoint)
 
     async def _share_read_again(self, tokens: int) -> float | None:
-        """Send a prompt twice. Return the share that the second one found in the cache; None: nobody tells."""
+        """Send a prompt twice. Return the share of it that was cached then; None: nobody tells."""
         body = _long_body(tokens)
         first = await self._ask(body)
         if 400 <= first.status < 500:  # some chat templates have no place for a system prompt
@@ -250,29 +263,35 @@ class _Requests:
         return share_counted(before, after)
 
     async def _template_knows_tools(self) -> bool | None:
-        """Return what llama.cpp says of the chat template; None: it is another engine, or does not say."""
+        """Return what llama.cpp says of its chat template; None: it does not, or is no llama.cpp."""
         if self._endpoint.engine_name not in _BY_TEMPLATE:
             return None
-        headers, timeout_s = self._endpoint.headers, CONNECT_S
-        properties = await fetch_state(self._pool, "/props", _object, headers=headers, timeout_s=timeout_s)
+        properties = await self._state("/props", _object)
         capabilities = (properties or {}).get("chat_template_caps")
         known = capabilities.get("supports_tools") if isinstance(capabilities, dict) else None
         return known if isinstance(known, bool) else None
 
     async def _counted(self) -> dict[str, float]:
         """Return the engine's counters; empty where it has none."""
-        headers, timeout_s = self._endpoint.headers, CONNECT_S
         try:
-            text = await fetch_state(self._pool, "/metrics", parse_metrics, headers=headers, timeout_s=timeout_s)
+            return await self._state("/metrics", parse_metrics) or {}
         except WireFailure:
             return {}
-        return text or {}
+
+    async def _state(self, path: str, parse: Callable[[str], T]) -> T | None:
+        headers = self._endpoint.headers
+        return await fetch_state(self._pool, path, parse, headers=headers, timeout_s=CONNECT_S)
 
     async def _ask(self, body: dict[str, Any]) -> HttpResponse:
         whole = {"model": self._endpoint.model, "temperature": 0, **body}
         headers = dict(self._endpoint.headers)
         return await fetch(
-            self._pool, "POST", "/v1/chat/completions", body=whole, headers=headers, timeout_s=DEADLINE_S
+            self._pool,
+            "POST",
+            "/v1/chat/completions",
+            body=whole,
+            headers=headers,
+            timeout_s=DEADLINE_S,
         )
 
 
@@ -286,13 +305,17 @@ def judge_tool_call(status: int, text: str, engine: str) -> AgentCheck:
         function = message.tool_calls[0].function
         if function.name and _is_object(function.arguments):
             return _tool_calls("ok", "ok")
-        return _tool_calls("warning", "malformed, their arguments are no JSON object", _parser_hint(engine))
+        text = "malformed, their arguments are no JSON object"
+        return _tool_calls("warning", text, _parser_hint(engine))
     if _is_call_as_text(message.text):
-        return _tool_calls("warning", "they come as text, so that agents do not see them", _parser_hint(engine))
+        text = "they come as text, so that agents do not see them"
+        return _tool_calls("warning", text, _parser_hint(engine))
     if message.text.strip():
-        return _tool_calls("warning", "none, the model answered with text though a call was required", _why(engine))
+        text = "none, the model answered with text though a call was required"
+        return _tool_calls("warning", text, _why(engine))
     if message.thinking.strip() and choice.finish_reason == "length":
-        return _tool_calls("unknown", f"not seen, the model was still thinking after {THINKING_TOKENS:,} tokens")
+        text = f"not seen, the model was still thinking after {THINKING_TOKENS:,} tokens"
+        return _tool_calls("unknown", text)
     if message.thinking.strip():
         hint = 'a model that does not think needs reasoning_parser = "none"'
         return _tool_calls("warning", "none, the whole answer came as reasoning", hint)
@@ -305,10 +328,12 @@ def _judge_refusal(status: int, text: str) -> AgentCheck:
         raise _NotChecked(f"HTTP {status}" + (f" ({said})" if said else ""))
     if "--tool-call-parser" in text or "--enable-auto-tool-choice" in text:
         what = "refused, vLLM was started without --tool-call-parser: agents cannot call tools"
-        hint = "set tool_parser to the model's parser; a vLLM of your own wants --enable-auto-tool-choice beside it"
+        own = "a vLLM of your own wants --enable-auto-tool-choice beside it"
+        hint = f"set tool_parser to the model's parser; {own}"
         return _tool_calls("warning", what, hint)
     hint = "agents cannot call tools here: the server's documentation says what its models can do"
-    return _tool_calls("warning", f"refused with HTTP {status}" + (f" ({said})" if said else ""), hint)
+    what = f"refused with HTTP {status}" + (f" ({said})" if said else "")
+    return _tool_calls("warning", what, hint)
 
 
 def judge_prefix_cache(share: float | None, tokens: int, endpoint: CheckedEndpoint) -> AgentCheck:
@@ -316,22 +341,23 @@ def judge_prefix_cache(share: float | None, tokens: int, endpoint: CheckedEndpoi
     if share is None:
         return _prefix_cache("unknown", "not told by the engine")
     if share >= GOOD_SHARE:
-        return _prefix_cache("ok", f"{share:.0%} hit".replace("%", " %"), share=share)
+        return _prefix_cache("ok", f"{_percent(share)} hit", share=share)
     if share == 0 and endpoint.is_hybrid and tokens < LONG_PROMPT_TOKENS:
         text = f"no hit in {tokens:,} tokens, which may be less than the engine caches in one piece"
         return _prefix_cache("unknown", text, share=share)
     hint = "leave prefix_cache on; `skep logs NAME` shows what the engine made of it"
     if endpoint.engine_name == "vllm" and endpoint.is_hybrid is not False:
-        hint = "some versions of vLLM miss with linear attention, most with drafts: try another one, or --spec none"
+        misses = "some versions of vLLM miss with linear attention, most with drafts"
+        hint = f"{misses}: try another one, or --spec none"
     if share == 0:
         text = "no hit, every turn reads the whole session again"
     else:
-        text = f"only {share:.0%} hit, every turn reads most of the session again".replace("%", " %")
+        text = f"only {_percent(share)} hit, every turn reads most of the session again"
     return _prefix_cache("warning", text, hint, share)
 
 
-def share_told(answer: _Answer) -> float | None:
-    """Return the share of the prompt that was in the cache, as the answer itself says; None: it does not."""
+def share_told(answer: _CompletionAnswer) -> float | None:
+    """Return the share of the prompt that was cached, as the answer says; None: it does not."""
     usage, timings = answer.usage, answer.timings
     if usage is not None and usage.prompt_tokens > 0:
         details = usage.prompt_tokens_details
@@ -343,7 +369,7 @@ def share_told(answer: _Answer) -> float | None:
 
 
 def share_counted(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """Return it from an engine's counters around the second request; None: it has none that moved."""
+    """Return it from an engine's counters around the second request; None: none of them moved."""
     for hits, queries in _COUNTERS:
         asked = after.get(queries, 0.0) - before.get(queries, 0.0)
         if asked > 0:
@@ -351,19 +377,29 @@ def share_counted(before: Mapping[str, float], after: Mapping[str, float]) -> fl
     return None
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
 def _share(part: float, whole: float) -> float | None:
     return max(0.0, min(1.0, part / whole)) if whole > 0 else None
 
 
 def _call_body(max_tokens: int) -> dict[str, Any]:
-    """One tool and "required" force a call everywhere: llama.cpp does not know the form that names a tool."""
+    """One tool and "required" force a call: llama.cpp does not know the form that names a tool."""
     messages = [{"role": "user", "content": "What does the file notes.txt say?"}]
-    return {"messages": messages, "tools": [_TOOL], "tool_choice": "required", "max_tokens": max_tokens}
+    return {
+        "messages": messages,
+        "tools": [_TOOL],
+        "tool_choice": "required",
+        "max_tokens": max_tokens,
+    }
 
 
 def _long_body(tokens: int, role: str = "system") -> dict[str, Any]:
     """As an agent's: much that stays the same, and a short question."""
-    lines = (f"Line {n}: the river carries {7 * n} boats past the old mill. " for n in range(tokens // TOKENS_A_LINE))
+    numbers = range(tokens // TOKENS_A_LINE)
+    lines = (f"Line {n}: the river carries {7 * n} boats past the old mill. " for n in numbers)
     asked = "Answer with one word: are you ready?"
     text = "".join(lines)
     messages = [{"role": "system", "content": text}, {"role": "user", "content": asked}]
@@ -379,7 +415,8 @@ def _is_still_thinking(answer: HttpResponse) -> bool:
 
 
 def _is_call_as_text(text: str) -> bool:
-    return "read_file" in text and any(sign in text for sign in ('{"', "<tool", "<function", "[TOOL", "[read_file"))
+    signs = ('{"', "<tool", "<function", "[TOOL", "[read_file")
+    return "read_file" in text and any(sign in text for sign in signs)
 
 
 def _is_object(arguments: object) -> bool:
@@ -391,19 +428,19 @@ def _is_object(arguments: object) -> bool:
         return False
 
 
-def _first_choice(text: str) -> _Choice:
+def _first_choice(text: str) -> _CompletionChoice:
     answer = _decode(text)
-    return answer.choices[0] if answer.choices else _Choice()
+    return answer.choices[0] if answer.choices else _CompletionChoice()
 
 
-def _decoded(answer: HttpResponse) -> _Answer:
+def _decoded(answer: HttpResponse) -> _CompletionAnswer:
     if answer.status != 200:
         said = one_line(_error_message(answer.text), SHOWN_ERROR)
         raise _NotChecked(f"HTTP {answer.status}" + (f" ({said})" if said else ""))
     return _decode(answer.text)
 
 
-def _decode(text: str) -> _Answer:
+def _decode(text: str) -> _CompletionAnswer:
     try:
         return _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -435,8 +472,9 @@ def _why(engine: str) -> str:
     if engine in _BY_TEMPLATE:
         return f"the model's chat template knows no tools, perhaps: {_ANOTHER_MODEL}"
     if engine == "vllm":
-        newest = "vLLM 0.28 ignores that for many parsers, and from 0.24 on for gemma4"
-        return f"{newest}: agents may call tools all the same. Else set tool_parser to the model's parser"
+        ignored = "vLLM 0.28 ignores that for many parsers, and from 0.24 on for gemma4"
+        parser = "Else set tool_parser to the model's parser"
+        return f"{ignored}: agents may call tools all the same. {parser}"
     if engine == "sglang":
         return _parser_hint(engine)
     return f"the server ignores tool_choice, or the model knows no tools: {_ANOTHER_MODEL}"
@@ -446,5 +484,7 @@ def _tool_calls(state: State, text: str, hint: str | None = None) -> AgentCheck:
     return AgentCheck("tool_calls", state, f"tool calls: {text}", hint)
 
 
-def _prefix_cache(state: State, text: str, hint: str | None = None, share: float | None = None) -> AgentCheck:
+def _prefix_cache(
+    state: State, text: str, hint: str | None = None, share: float | None = None
+) -> AgentCheck:  # fmt: skip
     return AgentCheck("prefix_cache", state, f"prefix cache: {text}", hint, share)
