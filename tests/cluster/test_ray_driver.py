@@ -9,10 +9,11 @@ from skep.cluster import messages
 from skep.cluster.client import ClusterClient
 from skep.cluster.ray_driver import RayDriver, TakenOver
 from skep.config.settings import Cluster
+from skep.engines.agent_checks import AgentCheck
 from skep.engines.base import Launch, PlacementRequest
 from skep.errors import EngineError
 from skep.supervisor.lifecycle import RestartPolicy
-from skep.wire.json_pipe import to_document
+from skep.wire.json_pipe import from_document, to_document
 
 SETUP = messages.DriverSetup("10.0.0.1:6379", "h", RestartPolicy(), "g", "k")
 ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=PlacementRequest())
@@ -189,6 +190,15 @@ def client_of(tmp_path):
     made._hear(messages.Joined(SETUP.address))
     wire.clear()
     return made, wire
+
+
+async def test_what_was_checked_for_agents_on_a_node_is_known_here(tmp_path):
+    client, _ = client_of(tmp_path)
+    member = ready(client)
+    check = AgentCheck("tool_calls", "ok", "tool calls: ok")
+    report = from_document(to_document(row(ONE, checks=(check,))), messages.ReplicaReport)
+    client._hear(messages.ReplicaRows((report,)))
+    assert member.checks == (check,)
 
 
 async def test_a_restart_that_nobody_carries_out_is_an_error(tmp_path):

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from skep.catalog.models import all_checkpoints
 from skep.catalog.presets import Draft, EngineOptions
+from skep.engines.adapter import modalities_of
 from skep.engines.base import Launch, engine_named
 from skep.engines.llamacpp import LlamaCpp
 from skep.engines.ollama import Ollama, manifest_of
@@ -240,6 +242,14 @@ def test_cards_are_those_that_nvidia_smi_numbers_so_and_the_hub_is_not_asked_for
     assert Vllm().environment(launch("vllm", checkpoint="/models/m"))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm"))
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm", checkpoint="/m", draft=Draft("draft", 2, "a/b")))
+
+
+def test_pictures_are_read_where_the_checkpoint_has_eyes_that_are_loaded():
+    seeing = next(one for one in all_checkpoints() if one.vision and "vllm" in one.engines)
+    assert modalities_of(launch("vllm", checkpoint=seeing.hub)) == ("text", "image")
+    assert modalities_of(launch("vllm", checkpoint=seeing.hub, text_only=True)) == ("text",)
+    assert modalities_of(launch("vllm")) == ("text",)
+    assert modalities_of(launch("llamacpp")) == ("text",)
 
 
 def test_a_vllm_older_than_a_parser_is_started_without_it(tmp_path):
