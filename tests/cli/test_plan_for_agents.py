@@ -30,8 +30,9 @@ def best(words):
         ("gpt-oss-120b --gpu strix-halo -c 1", "llamacpp", 1, 1, 100_000),
         ("qwen3.6-35b-a3b --gpu rtx-3090 -c 1", "llamacpp", 1, 1, 95_000),
         ("qwen3.6-35b-a3b --gpu 2xrtx-3090 -c 4", "vllm", 2, 1, 95_000),
-        ("llama-3.3-70b --gpu 4xrtx-3090 -c 8", "vllm", 4, 1, 17_408),
-        (f"{DENSE} -c 4", "vllm", 1, 2, 17_408),
+        ("llama-3.3-70b --gpu 4xrtx-3090 -c 8", "vllm", 2, 1, 17_408),
+        (f"{DENSE} -c 4", "vllm", 2, 1, 65_536),
+        (f"{DENSE} -c 4 --prompt-tokens 1024", "vllm", 1, 2, 17_408),
         (f"{DENSE}:nvlink -c 4", "vllm", 2, 1, 131_072),
         ("qwen3.6-27b --gpu strix-halo -c 1", "llamacpp", 1, 1, 100_000),
         ("qwen3.6-27b --gpu strix-halo -c 8", "llamacpp", 1, 1, 100_000),
@@ -48,7 +49,7 @@ def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
     done = call("plan", *DENSE.split(), check=0)
     lines = done.out.splitlines()
     assert len(lines) <= 27
-    assert lines[0] == "qwen3.6-27b on 2x rtx-3090 for 4 agents: 2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)"
+    assert lines[0] == "qwen3.6-27b on 2x rtx-3090 for 4 agents: TP=2, INT4, mtp n=3 (vllm)"
     assert "tokens of context each" in lines[2]
     assert sum(line.startswith("! ") for line in lines) <= 2
     (start,) = (line.strip() for line in lines if line.startswith("  skep up "))
@@ -96,7 +97,7 @@ def test_cards_with_an_x_in_their_name_are_understood_and_a_context_or_pictures_
     for too_large in ("qwen3.6-27b --gpu rtx-3060 --context 131072", "deepseek-v3 --gpu rtx-3090"):
         assert call("plan", *too_large.split()).code == 3
     text, seeing = best(f"{DENSE} -c 4"), best(f"{DENSE} --vision")
-    assert any("image input is off, which saves 2.2 GiB" in line for line in text["caveats"])
+    assert any("image input is off, which saves 1.1 GiB a card" in line for line in text["caveats"])
     assert "--vision" in seeing["up"]
     assert not any("pictures" in line for line in seeing["caveats"])
 
@@ -104,7 +105,7 @@ def test_cards_with_an_x_in_their_name_are_understood_and_a_context_or_pictures_
 SHAPE = r"1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
 EVIDENCE = {
     "a preset": (
-        f"{DENSE} -c 4",
+        f"{DENSE} -c 4 --replicas 2 --engine vllm",
         rf"^published for 2x rtx-3090: 225 tok/s at {SHAPE}; this plan expects \d+ there, [-+]\d+ %$",
     ),
     "a published row where no preset is": (

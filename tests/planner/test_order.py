@@ -1,5 +1,6 @@
 """Which setup goes first: what it holds, then speed, and inside the error of speed context and the first token."""
 
+import re
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ from skep.planner.order import first_of, in_order, why_first
 from skep.planner.setup import Layout
 
 AGENTS = PlanGoal(agents=4, input_tokens=16_384, output_tokens=1024)
+EIGHT = PlanGoal(agents=8, input_tokens=16_384, output_tokens=1024)
 
 
 @cache
@@ -46,15 +48,37 @@ def test_inside_the_error_of_the_fastest_context_decides(rated):
 
 
 def test_a_lead_beyond_the_error_is_not_given_up_for_context(rated):
-    roomy = at_speed(rated, 75.0, context_each=60_000)
+    roomy = at_speed(rated, 65.0, context_each=60_000)
     assert first_of([rated, roomy]) == rated
     assert why_first([rated, roomy], [rated, roomy]) is None
 
 
-def test_context_beyond_four_tasks_decides_nothing(rated):
-    enough = replace(rated, context_each=4 * AGENTS.need_tokens)
-    more = at_speed(rated, 85.0, context_each=8 * AGENTS.need_tokens)
+def test_a_narrow_band_is_the_error_and_a_wide_one_hides_no_clear_loss(rated):
+    roomy = at_speed(rated, 85.0, context_each=60_000)
+    sure = replace(rated, low=90.0)
+    assert first_of([sure, roomy]) == sure
+    unsure, slow = replace(rated, low=30.0), at_speed(rated, 60.0, context_each=60_000)
+    assert first_of([unsure, slow]) == unsure
+
+
+def test_context_beyond_eight_tasks_decides_nothing(rated):
+    enough = replace(rated, context_each=8 * AGENTS.need_tokens)
+    more = at_speed(rated, 85.0, context_each=30 * AGENTS.need_tokens)
     assert first_of([enough, more]) == enough
+
+
+@pytest.mark.parametrize(
+    ("tokens", "largest", "is_enough"),
+    [(22_784, 32_256, False), (26_000, 32_256, True), (30_208, 60_000, False), (50_432, 69_632, True),
+     (50_432, 110_000, False)],
+)  # fmt: skip
+def test_below_a_session_of_two_tasks_a_quarter_less_context_decides_and_above_it_half(
+    rated, tokens, largest, is_enough
+):
+    """Two tasks of an agent are 34,816 tokens."""
+    fast = replace(rated, context_each=tokens)
+    roomy = at_speed(rated, 85.0, context_each=largest)
+    assert (first_of([fast, roomy]) == fast) is is_enough
 
 
 def test_with_as_much_context_the_sooner_first_token_decides(rated):
@@ -75,7 +99,42 @@ def test_who_holds_every_agent_goes_first_unless_half_as_fast(rated, tok_s, is_f
 def test_the_reason_names_how_many_agents_each_holds(rated):
     few = replace(rated, holds_all=False, setup=replace(rated.setup, slots=1))
     holding = at_speed(rated, 60.0)
-    assert why_first([few, holding], [few, holding]).startswith("it holds 4 agents at once; ")
+    assert why_first([few, holding], [few, holding]).startswith("it holds 4 agents at once, while TP=1")
+
+
+def test_every_faster_one_has_its_reason(rated):
+    """One that nobody made stood for all: why the others came after the first was not said."""
+    unmade = at_speed(rated, 110.0, published=False)
+    tight, close = at_speed(rated, 105.0, on_paper=True), at_speed(rated, 104.0, on_paper=True)
+    few = at_speed(rated, 103.0, holds_all=False, setup=replace(rated.setup, slots=2))
+    shown = [rated, few, tight, unmade, close]
+    clauses = why_first(shown, shown).split("; ")
+    assert [clause.partition(", ")[0] for clause in clauses] == [
+        "its checkpoint exists", "it holds 4 agents at once", "it leaves memory free",
+    ]  # fmt: skip
+    for tok_s, clause in zip((110, 103, 105), clauses, strict=True):
+        assert f"with {tok_s} tok/s" in clause
+    assert "105 tok/s and TP=1" in clauses[2]
+    assert clauses[2].endswith("with 104 tok/s fit on paper only")
+
+
+def test_what_a_goal_or_missing_kernels_put_behind_is_said_to_be_so(rated):
+    quick = replace(rated, goal=replace(AGENTS, kind="latency"))
+    slower = replace(quick, speed=80.0, outcome=replace(rated.outcome, effective_tok_s=120.0))
+    reason = why_first([quick, slower], [quick, slower])
+    assert reason.startswith("--goal latency ranks by the time of one task, in which TP=1")
+    assert reason.endswith("with 120 tok/s is slower")
+    found = chosen("qwen3.6-27b", "strix-halo", EIGHT)
+    assert re.match("(vllm and sglang|sglang and vllm) have few kernels for strix-halo, ", found.first_because)
+
+
+def test_who_is_beaten_in_speed_context_and_first_token_is_never_first(rated):
+    """By how little, and whatever is nicer about it, does not matter."""
+    better = at_speed(rated, 101.0, context_each=20_256)
+    better = replace(better, outcome=replace(better.outcome, ttft_s=9.9), setup=replace(rated.setup, engine="sglang"))
+    assert first_of([rated, better]) == better
+    later = replace(better, outcome=replace(better.outcome, ttft_s=10.0))
+    assert first_of([rated, later]) == rated
 
 
 def test_the_order_has_every_candidate_once(rated):
@@ -90,6 +149,32 @@ def test_over_nvlink_tp_and_its_context_go_before_two_replicas():
     assert found.plans[0].setup.layout == Layout(tp=2)
     assert found.plans[0].rated.context_each > 65_536
     assert "tokens of context each against" in found.first_because
+
+
+def shown_figures(plan):
+    rated = plan.rated
+    return rated.outcome.effective_tok_s, rated.context_each, -rated.outcome.ttft_s
+
+
+FIRST = [
+    ("qwen3.6-27b", "2x rtx-3090", AGENTS, Layout(tp=2), 65_536),
+    ("qwen3.6-27b", "2x rtx-4090", AGENTS, Layout(tp=2), 61_440),
+    ("gpt-oss-120b", "4x rtx-4090", EIGHT, Layout(tp=2, pp=2), 98_304),
+    ("llama-3.3-70b", "4x rtx-3090", EIGHT, Layout(tp=2, pp=2), 32_768),
+    ("qwen3-coder-next-80b", "2x rtx-3090", AGENTS, Layout(tp=2), 17_408),
+    ("glm-4.6", "2x rtx-pro-6000", AGENTS, Layout(tp=2, ep=2), 17_408),
+]
+
+
+@pytest.mark.parametrize(("model", "rig", "goal", "layout", "context"), FIRST)
+def test_the_first_layout_has_room_for_a_session_and_no_other_has_more_of_everything(model, rig, goal, layout, context):
+    """Over PCIe two replicas with 22,784 tokens each went first, and on four cards rows that others beat."""
+    first, *others = chosen(model, rig, goal).plans
+    assert first.setup.layout == layout
+    assert first.rated.context_each >= context
+    for other in others:
+        pairs = zip(shown_figures(other), shown_figures(first), strict=True)
+        assert not all(theirs > ours for theirs, ours in pairs)
 
 
 @pytest.mark.parametrize(("model", "rig"), [("qwen3-coder-next-80b", "2x rtx-3090"), ("glm-4.6", "2x rtx-pro-6000")])

@@ -14,7 +14,7 @@ from skep.errors import DoesNotFit, UserError
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
 from skep.planner.memory import MemoryPlan, has_pool, longest_context, longest_shared_context
-from skep.planner.order import HALF, first_of, in_order, why_first
+from skep.planner.order import HALF, best_form, in_order, why_first
 from skep.planner.predict import SpeedModel
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
 from skep.planner.rules import check, refusal
@@ -145,7 +145,7 @@ def survey(
             )
             for setup in forms
         ]
-        best.append(first_of(rated))
+        best.append(best_form(rated))
     return in_order(best), rejected
 
 
