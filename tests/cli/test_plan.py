@@ -1,5 +1,6 @@
 """`skep plan` as somebody with a home lab runs it."""
 
+import html
 import json
 import re
 import subprocess
@@ -79,6 +80,18 @@ def test_what_people_read_has_every_part_also_as_a_page_with_pictures(tmp_path):
     for words in ("Predicted, not measured.", "Memory of one GPU", "vllm serve ", f"{name} gives 4 agents"):
         assert words in page, words
     assert "http://" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "")
+
+
+def test_the_page_says_of_each_rig_why_its_first_layout_is_not_its_fastest(tmp_path):
+    rigs = ("--gpu", "rtx-5090", "--gpu", "2x rtx-3090")
+    call("plan", "gemma-4-31b", *rigs, "--html", "plan.html", check=0)
+    found = call("plan", "gemma-4-31b", *rigs, "--json", check=0).json
+    page = (tmp_path / "plan.html").read_text()
+    reasons = {rig["rig"]: rig["first_because"] for rig in found["rigs"]}
+    assert "rtx-5090" in {rig for rig, reason in reasons.items() if reason}
+    for rig, reason in reasons.items():
+        assert (reason is None) == (f"<p>{rig}: first because: " not in page)
+        assert reason is None or reason in html.unescape(page)
 
 
 def test_rigs_stand_side_by_side_with_their_prices_and_names_to_be_told_apart_by():

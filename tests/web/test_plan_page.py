@@ -10,7 +10,7 @@ from stored_runs import put_run
 
 from skep.deploy.plan_request import PlanFlags, answer_plan
 from skep.errors import UserError
-from skep.report.plan import answer_lines
+from skep.report.plan import answer_lines, level_of
 from skep.web.context import Site
 from skep.web.plan import MOST_WAITING, PlanPages, PlanQuery, drawn, plan_picture, read_query, term_colours
 
@@ -49,6 +49,17 @@ def test_a_setup_is_called_the_same_on_the_page_as_on_the_command_line(ask, path
     assert "mtp:3" not in re.sub(r"<code>.*?</code>", "", page)
     reason = html.escape(found.choices[0].rejected[0].reason)
     assert f"<li>2 x TP=1, BF16, FP8 (vllm): {reason}</li>" in page
+
+
+def test_the_page_says_why_every_faster_layout_comes_after_the_first(ask):
+    """It said so in the terminal alone, and of the fastest alone."""
+    query = "model=gemma-4-31b&card=rtx-5090"
+    told = ask.json(f"/api/plan.json?{query}")
+    tok_s = [round(level_of(plan, 4)["effective_tok_s"]) for plan in told["plans"]]
+    faster = [speed for speed in tok_s if speed > tok_s[0]]
+    assert len(faster) > 1
+    (reason,) = re.findall(r"first because: (.*?)</p>", ask(f"/plan?{query}&whole=1")[1])
+    assert all(f"with {speed} tok/s" in reason for speed in faster)
 
 
 def test_without_a_model_there_are_the_form_and_examples_and_one_that_does_not_fit_says_what_would(ask):

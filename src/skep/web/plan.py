@@ -179,7 +179,7 @@ def drawn(asked: PlanQuery, found: dict[str, Any]) -> str:
     plans = found["plans"]
     return render(
         "plan_found.html",
-        **{name: found[name] for name in ("model", "goal", "plans", "rejected", "notes")},
+        **{name: found[name] for name in ("model", "goal", "rigs", "plans", "rejected", "notes")},
         error=None,
         best=plans[0],
         agents=found["goal"]["agents"],
