@@ -323,3 +323,27 @@ def test_system_memory_for_experts_is_among_what_would_fit():
     said = refusal("kimi-k2", "--gpu", "8x rtx-3090", "--engine", "vllm", code=3)
     assert "GiB of system memory for experts" in said
     assert "nothing:" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "tried", "not_tried"),
+    [
+        ("kimi-k2 --gpu strix-halo", "tasks of 2,048 tokens", ("system memory", "such cards")),
+        ("llama-3.1-405b --gpu rtx-3060", "up to 16 such cards", ("system memory",)),
+        ("llama-3.1-405b --gpu 16xrtx-3060 --quant bf16", "fewer bits", ("system memory", "such cards")),
+    ],
+)
+def test_where_nothing_would_fit_the_hint_says_what_was_tried_and_no_more(words, tried, not_tried):
+    """Unified memory was said to have been tried with system memory beside it and with 15 more cards."""
+    hint = refused("plan", *words.split(), code=3)
+    assert "nothing like it fits either" in hint
+    assert tried in hint
+    assert not [other for other in not_tried if other in hint]
+
+
+@pytest.mark.parametrize("flag", ["--prompt-tokens", "--context"])
+def test_a_shorter_context_is_among_what_would_fit(flag):
+    words = ("plan", "qwen3.6-27b", *ONE, "--engine", "vllm", "--quant", "int4")
+    hint = refused(*words, flag, "250000", code=3)
+    shorter = re.search(rf"what would fit: {flag} (\d+);", hint)[1]
+    call(*words, flag, shorter, check=0)

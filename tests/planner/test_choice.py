@@ -8,11 +8,12 @@ from skep.catalog.models import geometries, geometry
 from skep.config.rigs import parse_rig
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, arranged, offered_quants
-from skep.planner.choose import choose, fits_nowhere
+from skep.planner.choose import choose
 from skep.planner.memory import fits
 from skep.planner.order import first_of
 from skep.planner.ranking import levels
 from skep.planner.setup import Layout, Speculation, find_kv, find_quant
+from skep.planner.would_fit import fits_nowhere
 
 TWO = parse_rig("2x rtx-3090")
 

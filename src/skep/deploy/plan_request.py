@@ -24,12 +24,13 @@ from skep.planner.candidates import (
     Pins,
     PlanGoal,
 )
-from skep.planner.choose import Plan, PlanChoice, choose, fits_nowhere
+from skep.planner.choose import Plan, PlanChoice, choose
 from skep.planner.order import first_of
 from skep.planner.ranking import Basis, BasisOf, band
 from skep.planner.rules import runs_cuda_kernels
 from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Rig, Speculation, find_kv, find_quant, known_quant
 from skep.planner.step import published_constants
+from skep.planner.would_fit import fits_nowhere
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry

@@ -10,7 +10,6 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.models import Geometry, find_checkpoint, is_published
-from skep.errors import DoesNotFit, UserError
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
 from skep.planner.memory import MemoryPlan, has_pool, longest_context, longest_shared_context
@@ -19,11 +18,9 @@ from skep.planner.predict import SpeedModel
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
 from skep.planner.rules import check, refusal
 from skep.planner.setup import (
-    QUANTS,
     Layout,
     Rig,
     Setup,
-    default_link,
 )
 from skep.units import format_bytes
 
@@ -46,8 +43,6 @@ FEW, CROWD = 32, 128  # agents; beyond them fewer are played through, as each ta
 _GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quantization, so many forms of each
 _EXPANDED = 8  # pairs that are tried with other KV types and with speculation
 _LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")  # no quantization mends these
-_MOST_CARDS = 16  # tried where a model does not fit
-_RAM_SIZES_GIB = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)  # that machines are sold with
 SHOWN = 8
 
 
@@ -278,71 +273,3 @@ def _plan(
         found = find_checkpoint(setup.model.id, setup.engine, setup.quant.id, mtp=drafts)
         checkpoint = found.reference(setup.quant.id) if found is not None else None
     return Plan(rated, predicted, rated.memory(), longest, checkpoint, order, reasons(rated, goal))
-
-
-def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins, engine: str) -> UserError:
-    """Return the error for a choice without plans: exit 3 where memory is to blame, 2 where the flags are."""
-    short = [r for r in choice.rejected if r.rule == "memory"]
-    if not short:
-        first = choice.rejected[0] if choice.rejected else None
-        return UserError(first.reason if first else f"nothing was left to try on `{choice.rig.title}`",
-                         hint=first.remedy if first else None)  # fmt: skip
-    nearest = max(short, key=lambda r: (r.layout.cards_each, -r.layout.pp))
-    ways = would_fit(model, choice.rig, goal, pins, engine)
-    hint = f"what would fit: {'; '.join(ways)}" if ways else _nothing_fits(model)
-    return DoesNotFit(f"{model.id} does not fit `{choice.rig.title}`: {nearest.reason}", hint=hint)
-
-
-def _nothing_fits(model: Geometry) -> str:
-    ram = f", experts in up to {_RAM_SIZES_GIB[-1]} GiB of system memory" if model.is_moe else ""
-    return (
-        f"nothing like it fits either: fewer bits, a shorter context{ram} and up to {_MOST_CARDS} such cards were tried"
-    )
-
-
-def _ram_that_fits(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins) -> str | None:
-    """Return the least system memory that lets llama.cpp hold the experts which the cards do not; None: none does."""
-    if not model.is_moe or any(card.unified_memory for card in rig.cards):
-        return None
-    if pins.quant is not None and pins.quant.family != "gguf":
-        return None
-    for ram_gib in _RAM_SIZES_GIB:
-        if ram_gib <= (rig.ram_gib or 0):
-            continue
-        found, _ = bases(model, replace(rig, ram_gib=ram_gib), goal, pins, "llamacpp", say_why=False)
-        if found:
-            return f"--engine llamacpp with {ram_gib} GiB of system memory for experts ({found[0].quant.title})"
-    return None
-
-
-def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str) -> tuple[str, ...]:
-    """Fewer bits on the same cards, less context, more cards of the same kind, or another engine: each tried."""
-    ways: list[str] = []
-
-    def works(on: Rig, tried: Pins, by: str = engine) -> list[Setup]:
-        return bases(model, on, goal, tried, by, say_why=False)[0]
-
-    if pins.quant is not None:
-        family = ("q8_0", "q6_k", "q5_k_m", "q4_k_m") if engine == "llamacpp" else ("fp8", "gptq", "awq")
-        lower = [QUANTS[name] for name in family if QUANTS[name].bits < pins.quant.bits]
-        small = next((q for q in lower if works(rig, replace(pins, quant=q))), None)
-        if small is not None:
-            ways.append(f"--quant {small.id}")
-    free_layout = replace(pins, tp=None, pp=None, ep=None, replicas=None)
-    card = rig.cards[0]
-    for count in range(len(rig.cards) + 1, 1 if card.unified_memory else _MOST_CARDS + 1):
-        more = Rig((card,) * count, rig.default_link or default_link(card), title=f"{count}x {card.id}")
-        if found := works(more, free_layout):
-            first = min(found, key=lambda s: (s.layout.tp if engine == "llamacpp" else s.layout.pp, -s.quant.bits))
-            ways.append(f"{count}x {card.id} ({first.layout}, {first.quant.title})")
-            break
-    below = replace(free_layout, quant=QUANTS["q3_k_m"])
-    if engine == "llamacpp" and not ways and pins.quant != below.quant and works(rig, below):
-        ways.append("--quant q3_k_m, below 4 bits")
-    if engine != "llamacpp" and pins.quant is None and (small_ones := works(rig, free_layout, "llamacpp")):
-        ways.append(f"--engine llamacpp ({small_ones[0].quant.title})")
-    elif engine != "llamacpp" and not ways and works(rig, below, "llamacpp"):
-        ways.append("--engine llamacpp --quant q3_k_m, below 4 bits")
-    if in_ram := _ram_that_fits(model, rig, goal, free_layout):
-        ways.append(in_ram)
-    return tuple(ways)

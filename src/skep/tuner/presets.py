@@ -27,10 +27,11 @@ from skep.errors import SkepError, UserError
 from skep.files import write_whole
 from skep.paths import Paths
 from skep.planner.candidates import Pins, PlanGoal, arranged
-from skep.planner.choose import Plan, choose, fits_nowhere
+from skep.planner.choose import Plan, choose
 from skep.planner.memory import defaults, smallest
 from skep.planner.rules import capability
 from skep.planner.setup import KV_TYPES, Quant, Rig, Setup
+from skep.planner.would_fit import fits_nowhere
 from skep.tuner.knobs import LLAMA, MICRO_BATCH, TuneMachine, apply_config
 from skep.tuner.records import TuneGoal, TuneStage, Tuning, changes_words
 from skep.tuner.store import TuningRecord, TuningStore, base_of

@@ -1,0 +1,175 @@
+"""What to say where a model fits nowhere: what is short, and what would fit. Every way that is named was tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
+
+from skep.catalog.models import Geometry
+from skep.errors import DoesNotFit, UserError
+from skep.planner.candidates import Pins, PlanGoal
+from skep.planner.choose import PlanChoice, bases
+from skep.planner.setup import QUANTS, Rig, Setup, default_link
+
+_MOST_CARDS = 16
+_RAM_SIZES_GIB = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)  # that machines are sold with
+_LEAST_PROMPT = 1024  # tokens
+
+
+def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins, engine: str) -> UserError:
+    """Return the error for a choice without plans: exit 3 where memory is to blame, 2 where the flags are."""
+    short = [r for r in choice.rejected if r.rule == "memory"]
+    if not short:
+        first = choice.rejected[0] if choice.rejected else None
+        return UserError(first.reason if first else f"nothing was left to try on `{choice.rig.title}`",
+                         hint=first.remedy if first else None)  # fmt: skip
+    nearest = max(short, key=lambda r: (r.layout.cards_each, -r.layout.pp))
+    found = would_fit(model, choice.rig, goal, pins, engine)
+    return DoesNotFit(f"{model.id} does not fit `{choice.rig.title}`: {nearest.reason}", hint=found.words)
+
+
+@dataclass(slots=True)
+class WouldFit:
+    """What was tried where nothing fits: `ways` are those that fit, `tried` what was in vain."""
+
+    ways: list[str] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> str:
+        if self.ways:
+            return f"what would fit: {'; '.join(self.ways)}"
+        return f"nothing like it fits either (tried: {', '.join(self.tried)})"
+
+    def add(self, way: str | None, tried: str) -> None:
+        if way is not None:
+            self.ways.append(way)
+        else:
+            self.tried.append(tried)
+
+
+class _Wanted(msgspec.Struct, frozen=True):
+    """What does not fit, and a trial of anything like it."""
+
+    model: Geometry
+    rig: Rig
+    goal: PlanGoal
+    pins: Pins
+    engine: str
+
+    def setups(
+        self,
+        *,
+        rig: Rig | None = None,
+        goal: PlanGoal | None = None,
+        pins: Pins | None = None,
+        engine: str | None = None,
+    ) -> list[Setup]:
+        """Return what fits where these differ."""
+        tried = (rig or self.rig, goal or self.goal, pins or self.pins, engine or self.engine)
+        return bases(self.model, *tried, say_why=False)[0]
+
+    @property
+    def any_layout(self) -> Pins:
+        return replace(self.pins, tp=None, pp=None, ep=None, replicas=None)
+
+
+def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str) -> WouldFit:
+    """Try fewer bits on the same cards, less context, more cards of the same kind, and another engine."""
+    wanted, found = _Wanted(model, rig, goal, pins, engine), WouldFit()
+    _try_fewer_bits(wanted, found)
+    _try_less_context(wanted, found)
+    _try_more_cards(wanted, found)
+    _try_llamacpp(wanted, found)
+    _try_system_memory(wanted, found)
+    return found
+
+
+def _try_fewer_bits(wanted: _Wanted, found: WouldFit) -> None:
+    """Try the usual formats below the one that is pinned; without a pin the plan has tried them all."""
+    if wanted.pins.quant is None:
+        found.tried.append("every format of 4 bits and more")
+        return
+    family = ("q8_0", "q6_k", "q5_k_m", "q4_k_m") if wanted.engine == "llamacpp" else ("fp8", "gptq", "awq")
+    lower = [QUANTS[name] for name in family if QUANTS[name].bits < wanted.pins.quant.bits]
+    small = next((quant for quant in lower if wanted.setups(pins=replace(wanted.pins, quant=quant))), None)
+    if lower:
+        found.add(f"--quant {small.id}" if small is not None else None, "fewer bits")
+
+
+def _try_less_context(wanted: _Wanted, found: WouldFit) -> None:
+    """Halve --context down to a task's length, or else the prompts."""
+    goal, longest = wanted.goal, wanted.pins.context
+    if longest is not None and longest > goal.need_tokens:
+        contexts = [*_halves(longest, goal.need_tokens), goal.need_tokens]
+        fitting = (size for size in contexts if wanted.setups(pins=replace(wanted.pins, context=size)))
+        context = next(fitting, None) if wanted.setups(pins=replace(wanted.pins, context=contexts[-1])) else None
+        found.add(f"--context {context}" if context is not None else None, f"{contexts[-1]:,} tokens of context")
+        return
+    prompts = _halves(int(goal.input_tokens), _LEAST_PROMPT)
+    if not prompts:
+        return
+    free = replace(wanted.pins, context=None)
+    goals = [replace(goal, input_tokens=size) for size in prompts]
+    fitting_goals = (shorter for shorter in goals if wanted.setups(goal=shorter, pins=free))
+    shorter = next(fitting_goals, None) if wanted.setups(goal=goals[-1], pins=free) else None
+    way = None if shorter is None else f"--prompt-tokens {shorter.input_tokens:.0f}"
+    found.add(way, f"tasks of {goals[-1].need_tokens:,} tokens")
+
+
+def _halves(tokens: int, least: int) -> list[int]:
+    """Return half of it, a quarter and so on, down to the least."""
+    sizes = []
+    while tokens // 2 >= least:
+        tokens //= 2
+        sizes.append(tokens)
+    return sizes
+
+
+def _try_more_cards(wanted: _Wanted, found: WouldFit) -> None:
+    rig, card = wanted.rig, wanted.rig.cards[0]
+    counts = range(len(rig.cards) + 1, 1 if card.unified_memory else _MOST_CARDS + 1)
+    for count in counts:
+        more = Rig((card,) * count, rig.default_link or default_link(card), title=f"{count}x {card.id}")
+        setups = wanted.setups(rig=more, pins=wanted.any_layout)
+        if setups:
+            cut = "tp" if wanted.engine == "llamacpp" else "pp"
+            first = min(setups, key=lambda setup: (getattr(setup.layout, cut), -setup.quant.bits))
+            found.ways.append(f"{count}x {card.id} ({first.layout}, {first.quant.title})")
+            return
+    if counts:
+        found.tried.append(f"up to {counts[-1]} such cards")
+
+
+def _try_llamacpp(wanted: _Wanted, found: WouldFit) -> None:
+    """Try llama.cpp, and where nothing else fits its formats below 4 bits."""
+    pins = wanted.any_layout
+    if wanted.engine != "llamacpp" and pins.quant is None:
+        setups = wanted.setups(pins=pins, engine="llamacpp")
+        found.add(f"--engine llamacpp ({setups[0].quant.title})" if setups else None, "llama.cpp")
+    below = replace(pins, quant=QUANTS["q3_k_m"])
+    if found.ways or wanted.pins.quant == below.quant:
+        return
+    flags = "--quant q3_k_m" if wanted.engine == "llamacpp" else "--engine llamacpp --quant q3_k_m"
+    fits_below = wanted.setups(pins=below, engine="llamacpp")
+    found.add(f"{flags}, below 4 bits" if fits_below else None, "Q3_K_M with less than 4")
+
+
+def _try_system_memory(wanted: _Wanted, found: WouldFit) -> None:
+    """Find the least system memory that lets llama.cpp hold the experts which the cards do not."""
+    rig, pins = wanted.rig, wanted.any_layout
+    if not wanted.model.is_moe or any(card.unified_memory for card in rig.cards):
+        return
+    if pins.quant is not None and pins.quant.family != "gguf":
+        return
+    sizes = [ram_gib for ram_gib in _RAM_SIZES_GIB if ram_gib > (rig.ram_gib or 0)]
+    for ram_gib in sizes:
+        setups = wanted.setups(rig=replace(rig, ram_gib=ram_gib), pins=pins, engine="llamacpp")
+        if setups:
+            title = setups[0].quant.title
+            found.ways.append(f"--engine llamacpp with {ram_gib} GiB of system memory for experts ({title})")
+            return
+    if sizes:
+        found.tried.append(f"experts in up to {sizes[-1]:,} GiB of system memory")
