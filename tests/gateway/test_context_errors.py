@@ -76,8 +76,8 @@ class Complaining:
         self._listener.close()
 
 
-def answer_of(start_gateway, document, path):
-    with closing(Complaining(document)) as engine:
+def answer_of(start_gateway, document, path, status=400):
+    with closing(Complaining(document, status)) as engine:
         gateway = start_gateway()
         gateway.serve([{"name": "r0", "model": MODEL, "url": engine.url, "slots": 2}])
         status, _, text = call(gateway, path=path, document={"model": MODEL, "max_tokens": 1, "messages": []})
@@ -104,6 +104,28 @@ def test_other_clients_read_the_code_beside_the_engines_words(start_gateway, eng
 def test_any_other_complaint_is_handed_on_as_it_is(start_gateway, path):
     status, text, sent = answer_of(start_gateway, OTHER, path)
     assert (status, text) == (400, sent)
+
+
+VLLM_COUNTED = (
+    "This model's maximum context length is 16384 tokens. However, you requested 64 output tokens and your prompt "
+    "contains at least 16321 input tokens, for a total of at least 16385 tokens. Please reduce the length of the input "
+    "prompt or the number of requested output tokens. (parameter=input_tokens, value=16321)"
+)
+
+
+def test_vllm_s_own_error_on_messages_becomes_one_that_is_not_tried_again(start_gateway):
+    """vLLM 0.24 says 500 there, as seen on an H200: clients try that again."""
+    document = {"type": "error", "error": {"type": "internal_error", "message": VLLM_COUNTED}}
+    status, text, _ = answer_of(start_gateway, document, "/v1/messages", status=500)
+    error = json.loads(text)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith("prompt is too long: 16385 tokens > 16384 maximum; This model's")
+
+
+def test_another_error_500_stays_one(start_gateway):
+    document = {"type": "error", "error": {"type": "internal_error", "message": "it broke"}}
+    status, text, sent = answer_of(start_gateway, document, "/v1/messages", status=500)
+    assert (status, text) == (500, sent)
 
 
 def test_an_answer_that_is_too_long_asks_for_a_shorter_one():

@@ -48,8 +48,10 @@ _TOOL = {
         "description": "Read a file and return its text.",
         "parameters": {
             "type": "object",
-            "properties": {"path": {"type": "string"}},
+            # One possible value: a model of any kind comes to the end of the call.
+            "properties": {"path": {"type": "string", "enum": ["notes.txt"]}},
             "required": ["path"],
+            "additionalProperties": False,
         },
     },
 }

@@ -16,7 +16,8 @@ import msgspec
 from skep.wire.openai import json_object, message_of
 
 CODE = "context_length_exceeded"
-STATUSES = frozenset((400, 413, 422))  # with which engines say so
+STATUSES = frozenset((400, 413, 422, 500))  # with which engines say so; vLLM says 500 on /v1/messages
+STATUS = 400  # with which clients are told
 LONGEST_MESSAGE = 4000  # characters of an engine's words that are looked at
 _ABOUT_CONTEXT = re.compile(
     r"context (?:length|size|window)|maximum model length|max_model_len|exceed_context_size", re.IGNORECASE
@@ -50,12 +51,13 @@ class ContextExceeded(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
     maximum_tokens: int | None = None
+    is_at_least: bool = False  # the engine stopped counting the prompt where it no longer fitted
 
     def anthropic_words(self) -> str:
         prompt, answer, maximum = self.prompt_tokens, self.answer_tokens, self.maximum_tokens
         if prompt is None or maximum is None:
             return f"prompt is too long: {self.said}"
-        if prompt > maximum or answer is None:
+        if prompt > maximum or answer is None or self.is_at_least:
             return f"prompt is too long: {max(prompt, maximum + 1)} tokens > {maximum} maximum; {self.said}"
         sum_words = f"{prompt} + {answer} > {maximum}"
         return f"input length and `max_tokens` exceed context limit: {sum_words}, decrease either; {self.said}"
@@ -76,6 +78,7 @@ def context_exceeded(body: bytes) -> ContextExceeded | None:
         prompt_tokens=_count(facts.get("n_prompt_tokens")) or _first_number(_PROMPT, said),
         answer_tokens=_first_number(_ANSWER, said),
         maximum_tokens=_count(facts.get("n_ctx")) or _first_number((_MAXIMUM,), said),
+        is_at_least="at least" in said,
     )
 
 

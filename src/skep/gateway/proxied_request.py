@@ -13,6 +13,7 @@ from skep.config.gateway_messages import ReplicaSpec, Timeouts
 from skep.gateway.admission import Admission, UnloadedModels
 from skep.gateway.body_inspection import UNKNOWN, Tokens, tokens_of, wants_stream
 from skep.gateway.context_errors import CODE as CONTEXT_EXCEEDED
+from skep.gateway.context_errors import STATUS as CONTEXT_STATUS
 from skep.gateway.context_errors import STATUSES as CONTEXT_STATUSES
 from skep.gateway.context_errors import context_exceeded, in_clients_words
 from skep.gateway.replica_table import Action, Event, Forward, Reject
@@ -392,11 +393,11 @@ class Exchange:
             return
         self._held = None
         changed = in_clients_words(body, exceeded, anthropic=speaks_anthropic(self.plan.path))
-        self.code = CONTEXT_EXCEEDED
+        self.status, self.code = CONTEXT_STATUS, CONTEXT_EXCEEDED
         self.response_bytes = len(changed)
         self._body = b""
         self.request.drop_body()
-        self.request.start_with(head.status, self._handed_on(head), len(changed))
+        self.request.start_with(CONTEXT_STATUS, self._handed_on(head), len(changed))
         self.request.write(changed)
 
     def _hand_on_held(self) -> None:
@@ -415,7 +416,7 @@ class Exchange:
             anthropic = speaks_anthropic(self.plan.path)
             why = exceeded.anthropic_words() if anthropic else exceeded.said
             body = error_body(CONTEXT_EXCEEDED, why, self.plan.path)
-            self.answer(400, [], body, CONTEXT_EXCEEDED, self._happened(Event.FINISHED, at))
+            self.answer(CONTEXT_STATUS, [], body, CONTEXT_EXCEEDED, self._happened(Event.FINISHED, at))
             return
         document = json_object(self._said)
         said = message_of(document) if document else self._said.decode("utf-8", "replace")
