@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # -qq: errors only.
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test fuzz test-slow test-workers test-package test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
+.PHONY: help demo test fuzz test-slow test-agents test-workers test-package test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -31,16 +31,19 @@ test: $(VENV)/.installed-dev  ## ruff, mypy, pytest; CI also runs test-package a
 	$(BIN)/pytest --collect-only -q -q > /dev/null 2>&1 & $(BIN)/mypy; checked=$$?; wait; exit $$checked
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
-	$(BIN)/pytest -n 5 -m "not slow and not browser and not ray"
+	$(BIN)/pytest -n 5 -m "not slow and not browser and not ray and not agents"
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 	@scripts/setup-system tests
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
-	$(BIN)/pytest -m "slow and not browser and not ray"
+	$(BIN)/pytest -m "slow and not browser and not ray and not agents"
 
 test-workers: $(VENV)/.installed-dev  ## the gateway's tests and its endurance run, with four relay workers
-	SKEP_TEST_WORKERS=4 $(BIN)/pytest -n 5 -m "not slow and not browser and not ray" tests/gateway tests/wire
+	SKEP_TEST_WORKERS=4 $(BIN)/pytest -n 5 -m "not slow and not browser and not ray and not agents" tests/gateway tests/wire
+
+test-agents: $(VENV)/.installed-dev .agents/.installed  ## real coding agents (npm and PyPI, 2 GB) against a scripted engine
+	$(BIN)/pytest -m agents -rsx tests/agents
 
 FUZZ_TARGETS = bodies client metrics pipe server streams
 FUZZ_SECONDS = 600
@@ -108,7 +111,7 @@ surface: $(VENV)/.installed-dev  ## write tests/surface anew: help pages, JSON k
 	SKEP_WRITE_SURFACE=1 $(BIN)/pytest tests/test_surface.py
 
 clean:  ## remove .venv, .venv-ray and caches
-	rm -rf $(VENV) $(RAY_VENV) .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY_VENV) .fuzz .agents .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@scripts/setup-system python
@@ -132,6 +135,21 @@ $(VENV)/.installed-ray: $(VENV)/.installed-dev
 
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	$(PIP_INSTALL) -e '.[quality,browser,dev]'
+	@touch $@
+
+# Coding agents in a folder of their own. What cannot be fetched here is left out, and its tests say so.
+AGENTS_OF_NPM = @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent \
+  cline @charmland/crush
+.agents/.installed:
+	@command -v npm > /dev/null || { echo "error: npm is not on PATH" >&2; \
+	  echo "hint: on Debian and Ubuntu, \`apt install npm\`; Node 20 or newer" >&2; exit 2; }
+	@mkdir -p .agents
+	@for package in $(AGENTS_OF_NPM); do \
+	  npm install --prefix .agents --no-audit --no-fund --loglevel=error "$$package" > .agents/npm.log 2>&1 || \
+	    echo "left out: $$package, which npm does not install here: $$(grep -m 1 "Error:" .agents/npm.log)"; \
+	done
+	@{ $(BIN)/python -m venv .agents/venv && .agents/venv/bin/pip install -qq aider-chat; } > .agents/pip.log 2>&1 || \
+	  echo "left out: aider-chat, which pip does not install here: see .agents/pip.log"
 	@touch $@
 
 # It needs compiled code of its own and is no package of skep's environment.

@@ -28,6 +28,7 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     says: str | None = None  # in what the user has said since the last answer
     prompt_says: str | None = None  # anywhere in the prompt
+    result_says: str | None = None  # in what tools have given since then
     has_result: bool | None = None  # a tool has given its result since the last answer
     has_tools: bool | None = None
     above_tokens: int | None = None  # of the prompt
@@ -41,7 +42,8 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.above_tokens is not None and prompt_tokens <= self.above_tokens:
             return None
         groups: dict[str, str] = {}
-        for expression, text in ((self.says, turn.latest), (self.prompt_says, turn.prompt)):
+        texts = ((self.says, turn.latest), (self.prompt_says, turn.prompt), (self.result_says, turn.results))
+        for expression, text in texts:
             if expression is not None:
                 match = re.search(expression, text, re.DOTALL)
                 if match is None:
@@ -134,8 +136,8 @@ def named_call(turn: AgentTurn, name: str, arguments: dict[str, msgspec.Raw], te
     offer = turn.tool(name)
     if offer is None:
         raise UserError(f"the client offers no tool `{name}`")
-    values = {key: msgspec.json.decode(value) for key, value in arguments.items()}
-    return filled(offer, {key: text(value) if isinstance(value, str) else value for key, value in values.items()})
+    values = {key: msgspec.json.decode(text(bytes(value).decode())) for key, value in arguments.items()}
+    return filled(offer, values)
 
 
 def read_script(name: str) -> tuple[AnswerRule, ...]:

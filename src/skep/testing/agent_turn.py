@@ -32,7 +32,8 @@ class AgentTurn(msgspec.Struct, frozen=True):
     prompt: str  # everything that is said, without the tools
     latest: str  # what the user has said since the last answer, without results of tools
     has_result: bool  # a result of a tool came since the last answer
-    extra_words: int = 0  # words of the tools, which an engine writes into its prompt
+    results: str = ""  # what tools have given since then
+    tools_text: str = ""  # which an engine writes into its prompt, too
 
     def tool(self, name: str) -> ToolOffer | None:
         return next((tool for tool in self.tools if tool.name == name), None)
@@ -72,11 +73,8 @@ def read_chat(fields: Mapping[str, Any]) -> AgentTurn:
         if function.get("name"):
             tools.append(ToolOffer(function["name"], function.get("parameters") or {}, function.get("description", "")))
     said = [message for message in latest if message.get("role") == "user"]
-    result = any(message.get("role") in ("tool", "function") for message in latest)
-    choice, named = chosen(fields.get("tool_choice"))
-    return AgentTurn(
-        tuple(tools), choice, named, joined(messages), joined(said), result, word_count(fields.get("tools"))
-    )
+    results = [message for message in latest if message.get("role") in ("tool", "function")]
+    return turn_of(fields, tools, joined(messages), said, results)
 
 
 def read_messages(fields: Mapping[str, Any]) -> AgentTurn:
@@ -87,11 +85,9 @@ def read_messages(fields: Mapping[str, Any]) -> AgentTurn:
         for tool in fields.get("tools") or ()
         if "input_schema" in tool
     ]
-    choice, named = chosen(fields.get("tool_choice"))
     prompt = joined([fields.get("system"), messages])
     said = [block for block in blocks if not is_result(block)]
-    result = len(said) < len(blocks)
-    return AgentTurn(tuple(tools), choice, named, prompt, joined(said), result, word_count(fields.get("tools")))
+    return turn_of(fields, tools, prompt, said, [block for block in blocks if is_result(block)])
 
 
 def read_responses(fields: Mapping[str, Any]) -> AgentTurn:
@@ -108,11 +104,19 @@ def read_responses(fields: Mapping[str, Any]) -> AgentTurn:
                 for part in tool.get("tools") or ()
                 if part.get("type", "function") == "function"
             ]
-    choice, named = chosen(fields.get("tool_choice"))
     prompt = joined([fields.get("instructions"), items])
     said = [item for item in latest if item.get("type") not in RESULT_ITEMS and item.get("role") == "user"]
-    result = any(item.get("type") in RESULT_ITEMS for item in latest)
-    return AgentTurn(tuple(tools), choice, named, prompt, joined(said), result, word_count(fields.get("tools")))
+    results = [item for item in latest if item.get("type") in RESULT_ITEMS]
+    return turn_of(fields, tools, prompt, said, results)
+
+
+def turn_of(
+    fields: Mapping[str, Any], tools: list[ToolOffer], prompt: str, said: list[Any], results: list[Any]
+) -> AgentTurn:
+    choice, named = chosen(fields.get("tool_choice"))
+    given = fields.get("tools")
+    text = json.dumps(given) if given else ""
+    return AgentTurn(tuple(tools), choice, named, prompt, joined(said), bool(results), joined(results), text)
 
 
 def since_answer(messages: list[Any], is_answer: Callable[[Any], bool]) -> list[Any]:
@@ -151,8 +155,4 @@ def chosen(choice: Any) -> tuple[str, str | None]:
 
 
 def joined(value: Any) -> str:
-    return " ".join(texts_of(value))
-
-
-def word_count(tools: Any) -> int:
-    return len(json.dumps(tools).split()) if tools else 0
+    return "\n".join(texts_of(value))

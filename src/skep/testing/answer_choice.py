@@ -47,7 +47,7 @@ class AnswerChoice:
         answer = self._answer(ask, reply, decision.text)
         if decision.cut:
             answer = answer.halved()
-        cached = 0 if self._options.prefix_cache == "off" else self._prefixes.cached(ask.prompt.split())
+        cached = 0 if self._options.prefix_cache == "off" else self._prefixes.cached(all_words(ask))
         cut_after = reply.cut_after if reply is not None else None
         late_s = reply.first_token_s * self._options.time_scale if reply is not None else 0.0
         return ChosenAnswer(None, answer, cached, cut_after, late_s)
@@ -102,6 +102,12 @@ class AnswerChoice:
         named = turn.tool(turn.named) if turn.named is not None else turn.tools[0]
         assert named is not None
         return (forced_call(named),)
+
+
+def all_words(ask: FakeRequest) -> list[str]:
+    """Return the words of the prompt, those of its tools first."""
+    tools = ask.turn.tools_text.split() if ask.turn is not None else []
+    return tools + ask.prompt.split()
 
 
 def words_until(count: int) -> str:

@@ -133,7 +133,7 @@ def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
         last = " ".join(_texts(asked[-1:]))
         turn = read_turn(fields | {"messages": several}, "chat")
     usage = bool((fields.get("stream_options") or {}).get("include_usage"))
-    count = len(prompt.split()) + (turn.extra_words if turn else 0)
+    count = len(prompt.split()) + (len(turn.tools_text.split()) if turn else 0)
     dialect = "chat" if chat else "completions"
     return FakeRequest(chat, bool(fields.get("stream")), usage, prompt, count, max_tokens, last, dialect, turn)
 
@@ -146,7 +146,7 @@ def parse_agent_request(body: bytes, dialect: str) -> FakeRequest:
         raise UserError(f"`{name}` is missing")
     max_tokens = limit_of(fields, "max_tokens", "max_output_tokens")
     turn = read_turn(fields, dialect)
-    count = len(turn.prompt.split()) + turn.extra_words
+    count = len(turn.prompt.split()) + len(turn.tools_text.split())
     return FakeRequest(
         True, bool(fields.get("stream")), True, turn.prompt, count, max_tokens, turn.latest, dialect, turn
     )

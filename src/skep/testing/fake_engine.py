@@ -261,6 +261,8 @@ class FakeServer:
     def _post(self, request: HttpRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
         self.requests += 1
         self.last_request = request
+        if self.options.record is not None:
+            record(self.options.record, request)
         if request.path == COUNT_PATH:
             self._count(request, connection)
             return
@@ -460,6 +462,13 @@ def _send_error(
 ) -> None:
     error = {"message": message, "type": kind, "param": None, "code": code or status}
     connection.send_json(status, {"error": error}, **headers)
+
+
+def record(path: str, request: HttpRequest) -> None:
+    text = request.body.decode("utf-8", "replace")
+    row = {"path": request.path, "headers": dict(request.headers), "body": text}
+    with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123  # a path as the command line has it
+        file.write(json.dumps(row) + "\n")
 
 
 def _send_refusal(connection: FakeConnection, refusal: Refusal) -> None:

@@ -68,9 +68,11 @@ def delegate_call(offers: Iterable[ToolOffer], prompt: str) -> ToolCall:
         name = first_of(ORDERS, names)
         if DELEGATES.match(offer.name) and name:
             arguments: dict[str, Any] = {name: prompt}
-            kind = first_of(("subagent_type", "agent_type"), names)
-            if kind is not None and "enum" not in names[kind] and kind in offer.schema.get("required", ()):
-                arguments[kind] = next((word for word in AGENT_KINDS if word in offer.description), AGENT_KINDS[0])
+            kind = names.get("subagent_type")
+            if kind is not None:
+                kinds = kind.get("enum")
+                fitting = [word for word in AGENT_KINDS if word in (kinds or offer.description)]
+                arguments["subagent_type"] = (fitting or kinds or AGENT_KINDS)[0]
             return filled(offer, arguments)
     raise UserError("the client offers no tool that starts a sub-agent")
 

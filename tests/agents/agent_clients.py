@@ -1,0 +1,163 @@
+"""How each coding agent is started without a terminal, and a box that it works against."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+from urllib.request import Request, urlopen
+
+from skep.config.keys import digest_of
+from skep.testing.process import FakeEngine, GatewayProcess
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = (ROOT / ".agents" / "node_modules" / ".bin", ROOT / ".agents" / "venv" / "bin")
+KEY = "k-of-the-box"
+CONTEXT = 200_000
+PATIENCE_S = 150.0
+
+# The arguments behind which the prompt stands.
+HEADLESS: dict[str, list[str]] = {
+    "claude": ["--dangerously-skip-permissions", "-p"],
+    "codex": ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"],
+    "opencode": ["run"],
+    "qwen": ["--yolo", "-p"],
+    "crush": ["run", "--quiet"],
+    "pi": ["-p"],
+    "cline": ["--yolo"],
+    "aider": ["--yes-always", "--no-git", "--no-stream", "--message"],
+}
+
+
+class Ended(NamedTuple):
+    """How an agent has ended."""
+
+    code: int
+    text: str  # what it has printed, to both files
+    took_s: float
+
+
+def is_installed(client: str) -> bool:
+    return any((folder / client).exists() for folder in PROGRAMS)
+
+
+class AgentRun:
+    """An agent at work, in a process group of its own, which ends with it."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process = process
+        self._log = log
+        self._began_s = time.monotonic()
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> Ended:
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise AssertionError(f"no end after {timeout_s} s: {self.text()[-3000:]}") from None
+        finally:
+            self.end()
+        return Ended(code, self.text(), time.monotonic() - self._began_s)
+
+    def text(self) -> str:
+        return self._log.read_text("utf-8", "replace")
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+class Box:
+    """A gateway in front of one scripted engine, and a home for the agents."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self._folder = folder
+        self.work = folder / "work"
+        self.work.mkdir()
+        self._options = {"script": "agents", "speaks": "llama-server", "slots": 4, "ctx": CONTEXT, "token_ms": 1}
+        self._options |= options
+        self.engine = FakeEngine(**self._options).start()
+        keys = [{"name": "box", "sha256": digest_of(KEY)}]
+        self.gateway = GatewayProcess(folder / "gateway.log", keys=keys)
+        self._runs: list[AgentRun] = []
+        self.serve()
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    def serve(self) -> None:
+        replica = {"name": "r0", "model": "fake-model", "url": self.engine.url, "confirms": "slots"}
+        size = {"slots": self._options["slots"], "context": self._options["ctx"]}
+        self.gateway.serve([{**replica, **size}])
+
+    def restart_engine(self) -> None:
+        """Kill the engine and start it again at the same port."""
+        port = self.engine.port
+        self.engine.kill()
+        self.engine.close()
+        self.engine = FakeEngine(port=port, **self._options).start()
+
+    def start(self, client: str, prompt: str, *, key: str = KEY, url: str | None = None) -> AgentRun:
+        """Start a client as `skep agent` does, in a home of its own."""
+        log = self._folder / f"{client}-{len(self._runs)}.log"
+        argv = [sys.executable, "-m", "skep", "agent", client, "--url", url or self.url, "--key-env", "BOX_KEY"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*argv, "--", *HEADLESS[client], prompt],
+                env=self._environment(key),
+                cwd=self.work,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                text=True,
+            )
+        self._runs.append(AgentRun(process, log))
+        return self._runs[-1]
+
+    def run(self, client: str, prompt: str, **given: str) -> Ended:
+        return self.start(client, prompt, **given).wait()
+
+    def rules(self) -> dict[str, int]:
+        """How often each rule of the script has decided."""
+        return dict(self.engine.state()["rules"])
+
+    def hold_slot(self) -> threading.Thread:
+        """Keep one slot busy for as long as the script holds one, 30 s; returns when it is taken."""
+        before = self.engine.state()["running"]
+        thread = threading.Thread(target=self._hold, daemon=True)
+        thread.start()
+        self.engine.wait_for(running=before + 1)
+        return thread
+
+    def _hold(self) -> None:
+        body = {"model": "fake-model", "messages": [{"role": "user", "content": "HOLD"}]}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+        asked = Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        with urlopen(asked, timeout=60) as answer:
+            answer.read()
+
+    def close(self) -> None:
+        for run in self._runs:
+            run.end()
+        self.gateway.close()
+        self.engine.close()
+
+    def _environment(self, key: str) -> dict[str, str]:
+        home = self._folder / "home"
+        home.mkdir(exist_ok=True)
+        node = shutil.which("node") or "/usr/bin/node"
+        path = [*map(str, PROGRAMS), str(Path(node).parent), "/usr/local/bin", "/usr/bin", "/bin"]
+        kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TERM", "TMPDIR")}
+        own = {"HOME": str(home), "PATH": ":".join(path), "BOX_KEY": key, "IS_SANDBOX": "1", "CI": "1", "NO_COLOR": "1"}
+        return {**kept, **own}
