@@ -48,6 +48,11 @@ class Ask:
     def anthropic(self) -> bool:
         return self.path.startswith(MESSAGES)
 
+    @property
+    def counts(self) -> bool:
+        """It asks for a number of tokens."""
+        return self.path == COUNT
+
 
 @dataclass(frozen=True, slots=True)
 class Diet:
@@ -99,8 +104,9 @@ class Asker:
         path = rng.choices(paths, weights)[0]
         count = self._words()
         fields = self._fields(path, mark, count)
-        echo = diet.echoes and path not in (CHAT, COMPLETION)
-        streamed = not echo and rng.random() < 0.65
+        echo = diet.echoes and path == ECHO
+        streamed = not echo and path != COUNT and rng.random() < 0.65
+        is_known = path in (CHAT, COMPLETION) or (path == MESSAGES and diet.echoes)
         if streamed:
             fields["stream"] = True
             if path != MESSAGES:
@@ -109,7 +115,7 @@ class Asker:
         key = rng.choice(list(KEYS))
         return Ask(
             self._count, path, streamed, self._head(path, body, key, patient=patient), body,
-            words_of(mark, count) if path in (CHAT, COMPLETION) else None, echo, key,
+            words_of(mark, count) if is_known else None, echo, key,
             **self._manners(streamed=streamed, echo=path == ECHO, patient=patient),
         )  # fmt: skip
 

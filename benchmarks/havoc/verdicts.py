@@ -74,6 +74,11 @@ def _is_its_own(ask: Ask, body: bytes) -> bool:
         return body == ask.body
     try:
         said = json.loads(body)
+        if ask.counts:
+            return int(said["input_tokens"]) > 0
+        if ask.anthropic and ask.expected is not None:
+            text = "".join(block["text"] for block in said["content"] if block["type"] == "text")
+            return said["type"] == "message" and text == ask.expected and not ask.streamed
         if ask.expected is None:
             return bool(said["type"] == "message" and said["stop_reason"]) and not ask.streamed
         return text_of(said["choices"][0], "message") == ask.expected and not ask.streamed
@@ -155,7 +160,10 @@ def read_stream(body: bytes) -> Stream:
             continue
         stream.odd_last = False
         stream.done = stream.done or fields.get("type") == "message_stop"
-        stream.finish = fields.get("delta", {}).get("stop_reason") or stream.finish
+        delta = fields.get("delta", {})
+        stream.finish = delta.get("stop_reason") or stream.finish
+        if delta.get("type") == "text_delta":
+            stream.text += delta["text"]
         for choice in fields.get("choices", ()):
             stream.text += text_of(choice, "delta")
             stream.finish = choice.get("finish_reason") or stream.finish

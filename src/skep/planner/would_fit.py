@@ -50,7 +50,7 @@ class WouldFit:
             self.tried.append(tried)
 
 
-class _Wanted(msgspec.Struct, frozen=True):
+class PlanSought(msgspec.Struct, frozen=True):
     """What does not fit, and a trial of anything like it."""
 
     model: Geometry
@@ -78,7 +78,7 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str) -> WouldFit:
     """Try fewer bits on the same cards, less context, more cards of the same kind, and another engine."""
-    wanted, found = _Wanted(model, rig, goal, pins, engine), WouldFit()
+    wanted, found = PlanSought(model, rig, goal, pins, engine), WouldFit()
     _try_fewer_bits(wanted, found)
     _try_less_context(wanted, found)
     _try_more_cards(wanted, found)
@@ -87,7 +87,7 @@ def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str
     return found
 
 
-def _try_fewer_bits(wanted: _Wanted, found: WouldFit) -> None:
+def _try_fewer_bits(wanted: PlanSought, found: WouldFit) -> None:
     """Try the usual formats below the one that is pinned; without a pin the plan has tried them all."""
     if wanted.pins.quant is None:
         found.tried.append("every format of 4 bits and more")
@@ -99,7 +99,7 @@ def _try_fewer_bits(wanted: _Wanted, found: WouldFit) -> None:
         found.add(f"--quant {small.id}" if small is not None else None, "fewer bits")
 
 
-def _try_less_context(wanted: _Wanted, found: WouldFit) -> None:
+def _try_less_context(wanted: PlanSought, found: WouldFit) -> None:
     """Halve --context down to a task's length, or else the prompts."""
     goal, longest = wanted.goal, wanted.pins.context
     if longest is not None and longest > goal.need_tokens:
@@ -128,7 +128,7 @@ def _halves(tokens: int, least: int) -> list[int]:
     return sizes
 
 
-def _try_more_cards(wanted: _Wanted, found: WouldFit) -> None:
+def _try_more_cards(wanted: PlanSought, found: WouldFit) -> None:
     rig, card = wanted.rig, wanted.rig.cards[0]
     counts = range(len(rig.cards) + 1, 1 if card.unified_memory else _MOST_CARDS + 1)
     for count in counts:
@@ -143,7 +143,7 @@ def _try_more_cards(wanted: _Wanted, found: WouldFit) -> None:
         found.tried.append(f"up to {counts[-1]} such cards")
 
 
-def _try_llamacpp(wanted: _Wanted, found: WouldFit) -> None:
+def _try_llamacpp(wanted: PlanSought, found: WouldFit) -> None:
     """Try llama.cpp, and where nothing else fits its formats below 4 bits."""
     pins = wanted.any_layout
     if wanted.engine != "llamacpp" and pins.quant is None:
@@ -157,7 +157,7 @@ def _try_llamacpp(wanted: _Wanted, found: WouldFit) -> None:
     found.add(f"{flags}, below 4 bits" if fits_below else None, "Q3_K_M with less than 4")
 
 
-def _try_system_memory(wanted: _Wanted, found: WouldFit) -> None:
+def _try_system_memory(wanted: PlanSought, found: WouldFit) -> None:
     """Find the least system memory that lets llama.cpp hold the experts which the cards do not."""
     rig, pins = wanted.rig, wanted.any_layout
     if not wanted.model.is_moe or any(card.unified_memory for card in rig.cards):
