@@ -220,3 +220,13 @@ def test_nobody_there_and_no_answer_in_time_are_unknown():
         "tool calls: not checked, there was no answer in time",
         "prefix cache: not checked, there was no answer in time",
     ]
+
+
+def test_a_call_that_begins_and_does_not_end_is_no_verdict():
+    """Weights that never learned it fill a call with blanks, as seen on vLLM 0.24 with Llama's parser."""
+    begun = completion('{"name": "read_file", "parameters": {\n\n\t\n', finish="length")
+    tool_calls = Scripted(tools=begun).results("vllm 0.24.0")[0]
+    assert (tool_calls.state, tool_calls.text) == (
+        "unknown",
+        "tool calls: not seen, a call began and did not end in time",
+    )

@@ -309,6 +309,8 @@ def judge_tool_call(status: int, text: str, engine: str) -> AgentCheck:
             return _tool_calls("ok", "ok")
         text = "malformed, their arguments are no JSON object"
         return _tool_calls("warning", text, _parser_hint(engine))
+    if _is_call_as_text(message.text) and choice.finish_reason == "length":
+        return _tool_calls("unknown", "not seen, a call began and did not end in time")
     if _is_call_as_text(message.text):
         text = "they come as text, so that agents do not see them"
         return _tool_calls("warning", text, _parser_hint(engine))

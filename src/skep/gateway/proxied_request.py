@@ -373,7 +373,8 @@ class Exchange:
         self._attempt = self._call = None
         ours = failure.kind == "protocol"  # we closed, because of what it said: the engine may work on
         if self.begun:
-            self._break_off(f"the replica stopped in the middle of its answer: {failure}")
+            # "connection lost" is what some agents look for before they try again.
+            self._break_off(f"connection lost: the replica stopped in the middle of its answer: {failure}")
             self._end("broken", self._give_back() if ours or not self.leased else self._happened(Event.FINISHED, at))
         elif self.leased and ours:
             self._proxy.carry_out(self._happened(Event.GAVE_UP, at))
