@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = (ROOT / ".agents" / "node_modules" / ".bin", ROOT / ".agents" / "venv" / "bin")
 KEY = "k-of-the-box"
 CONTEXT = 200_000
-PATIENCE_S = 150.0
+PATIENCE_S = 90.0
 
 # The arguments behind which the prompt stands.
 HEADLESS: dict[str, list[str]] = {

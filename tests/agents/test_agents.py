@@ -74,7 +74,8 @@ def test_a_conversation_beyond_the_context_is_shortened_or_the_agent_says_why_it
     assert "DONE" in ended.text or box.rules().get("summary") or "context" in ended.text.lower(), ended.text
 
 
-@clients(*WITH_TOOLS)
+# Cline ends a run in which the model calls the same tool with the same arguments again and again.
+@clients("claude", "codex", "opencode", "qwen", "crush", "pi")
 def test_an_agent_shortens_its_conversation_before_the_context_ends(make_box, client):
     """Each turn adds the output of a command, until the agent asks for a summary and goes on with that."""
     box = make_box(ctx=60_000)
@@ -98,7 +99,7 @@ def test_an_agent_waits_thirty_seconds_for_a_slot(make_box, client):
 
 CUT_FOR_GOOD = {
     "qwen": "qwen-code 0.15.10 gives up at a stream that was cut, with the gateway and without",
-    "pi": "pi 0.73.1 repeats only errors whose words it knows, and the gateway's are none of them",
+    "cline": "Cline 3.0.65 gives up at an error within a stream",
 }
 
 
