@@ -54,8 +54,10 @@ _ROLE = re.compile(rb'"role"\s*+:\s*+\Z')
 _CONTENT = re.compile(rb'\s*+(?>(?:,(?!\s*+"content")' + _FLAT + rb')*),\s*+"content"\s*+:\s*+(?=["\[])')
 # A string that does not end in the window is one token up to there. Else each quote in it would be tried in turn.
 _TOKEN = re.compile(rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
-_SESSION = re.compile(rb'(?<!\\)"(prompt_cache_key|user_id)"\s*+:\s*+"(' + _STRING.pattern + rb')"', re.DOTALL)
-_NAME_WINDOW = 4096  # bytes at each end of a large body that are searched for a session's name
+_SESSION_KEYS = (b'"prompt_cache_key"', b'"user_id"')
+_NAME = re.compile(rb'\s*+:\s*+("' + _STRING.pattern + rb'")', re.DOTALL)
+_NAME_WINDOW = 2048  # bytes at each end of a large body that are searched for a session's name
+_FINGERPRINT_BYTES = 512  # at the end of a body that tell it from others of the same session and length
 # Claude Code begins its system prompt with a line that changes with every request.
 _BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*+')
 _BILLING_WINDOW = 2048
@@ -130,16 +132,20 @@ def _session_of_fields(fields: _RequestBody) -> int | None:
 
 
 def _session_of_ends(body: bytes) -> int | None:
-    """Look for a session's name at the beginning and the end of a large body. No string holds such a key: its quotes
+    """Look for a session's name at the end and the beginning of a large body. No string holds such a key: its quotes
     would have backslashes before them.
     """
-    names: dict[bytes, bytes] = {}
-    for window in (body[-_NAME_WINDOW:], body[:_NAME_WINDOW]):
-        for match in islice(_SESSION.finditer(window), _TRIES):
-            names.setdefault(match[1], match[2])
-    name = names.get(b"prompt_cache_key") or names.get(b"user_id")
-    text = _decoded(_texts, b'"%b"' % name) if name else None
-    return session_digest(text.encode("utf-8", "replace")) if text else None
+    last = max(0, len(body) - _NAME_WINDOW)
+    for key in _SESSION_KEYS:
+        # Searched for as it stands: an expression would look at each byte, which takes longer than all the rest.
+        at = body.find(key, last)
+        if at < 0:
+            at = body.find(key, 0, _NAME_WINDOW)
+        match = _NAME.match(body, at + len(key)) if at > 0 and body[at - 1] != _BACKSLASH else None
+        text = _decoded(_texts, match[1]) if match is not None else None
+        if text:
+            return session_digest(text.encode("utf-8", "replace"))
+    return None
 
 
 def model_of_form(body: bytes) -> str | None:
@@ -308,7 +314,7 @@ def wants_stream(body: bytes) -> bool:
 
 def fingerprint_of(body: bytes) -> int:
     """Return a digest that is the same when a client sends the same again: of its end, and of its length."""
-    return zlib.crc32(memoryview(body)[-_NAME_WINDOW:], len(body) & 0xFFFFFFFF)
+    return zlib.crc32(body[-_FINGERPRINT_BYTES:], len(body))
 
 
 # How many tokens an answer says it has: OpenAI's and Anthropic's usage, llama.cpp's timings and Ollama's counts. What
