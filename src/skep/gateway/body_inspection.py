@@ -107,20 +107,23 @@ _texts = msgspec.json.Decoder(str)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def inspect_body(body: bytes, *, conversation: bool = True) -> BodySummary:
-    """`conversation`: its digest is wanted too. There is no use for it where one replica serves the model."""
+def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True) -> BodySummary:
+    """`conversation`: its digest is wanted too. There is no use for it where one replica serves the model.
+
+    `session`: so is the name of its session, which a header may have told already.
+    """
     if len(body) > DECODE_BYTES:
-        seen = _inspect_ends(body, conversation=conversation)
+        seen = _inspect_ends(body, conversation=conversation, session=session)
         if seen is not None:
             return seen
     try:
         fields = _decoder.decode(body)
     except _UNREADABLE as error:
         if body.startswith(_BOM):
-            return inspect_body(body[len(_BOM) :], conversation=conversation)
+            return inspect_body(body[len(_BOM) :], conversation=conversation, session=session)
         raise NotAnObject(str(error)) from None
     digest = _conversation(fields) if conversation else None
-    return BodySummary(fields.model, digest, session=_session_of_fields(fields))
+    return BodySummary(fields.model, digest, session=_session_of_fields(fields) if session else None)
 
 
 def _session_of_fields(fields: _RequestBody) -> int | None:
@@ -201,7 +204,7 @@ def _own_model(body: bytes) -> re.Match[bytes] | None:
     return None
 
 
-def _inspect_ends(body: bytes, *, conversation: bool) -> BodySummary | None:
+def _inspect_ends(body: bytes, *, conversation: bool, session: bool) -> BodySummary | None:
     """Look at the beginning and the end of a large body. None: it has to be decoded, and is short enough for that."""
     is_long, start = len(body) > LONG_BYTES, len(_BOM) if body.startswith(_BOM) else 0
     if is_long and not body[start : start + _HEAD_BYTES].lstrip().startswith(b"{"):
@@ -212,12 +215,12 @@ def _inspect_ends(body: bytes, *, conversation: bool) -> BodySummary | None:
         return None
     found = (_BEGINNING.match(body, start, head.end()) if head is not None else None) or _own_model(body)
     name = _decoded(_texts, found["name"]) if found is not None else None
-    session = _session_of_ends(body)
+    named = _session_of_ends(body) if session else None
     if found is None or name is None:
-        return BodySummary(None, digest, session=session) if is_long else None
+        return BodySummary(None, digest, session=named) if is_long else None
     if len(name) > LONGEST_NAME:
         raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
-    return BodySummary(name, digest, found.span("name"), session)
+    return BodySummary(name, digest, found.span("name"), named)
 
 
 def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int | None:

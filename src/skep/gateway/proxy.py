@@ -409,7 +409,7 @@ class Proxy:
         if plan.form:
             return BodySummary(model_of_form(request.body))
         try:
-            return inspect_body(request.body, conversation=self._several)
+            return inspect_body(request.body, conversation=self._several, session=plan.session is None)
         except NotAnObject as error:
             if not plan.may_be_other:
                 raise RequestRefused("bad_request", f"the body is not a JSON object with a `model`: {error}") from None
