@@ -31,7 +31,7 @@ from havoc.unread import own_folders
 
 from skep.host.processes import descendants
 
-NOTICED_S = 3.5  # nothing new is handed to a process that was silent for 3 s; it speaks and is looked at 4 times a second
+NOTICED_S = 3.5  # a process that was silent for 3 s gets nothing new; it is looked at 4 times a second
 REPLACED_S = 10.0  # after that it is killed
 SLACK_S = 4.0  # to start another one on a busy machine
 OBSERVED_S = REPLACED_S + SLACK_S + 2.0
