@@ -85,6 +85,7 @@ def test_claude_code_starts_against_what_runs_here_with_all_its_models_its_windo
     assert env["CLAUDE_CODE_MAX_TOOL_USE_CONCURRENCY"] == "3"
     assert env["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
     assert env["API_FORCE_IDLE_TIMEOUT"] == "0"
+    assert env["ANTHROPIC_CUSTOM_HEADERS"] == "x-skep-max-wait: 1h"
     assert f"Claude Code uses fake-model at {ready['url']}" in said
 
 
