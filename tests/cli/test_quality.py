@@ -97,6 +97,7 @@ def test_worse_answers_end_with_exit_code_4_and_json_has_the_figures(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.needs("bwrap")
 def test_every_kind_of_checker_in_a_bank_of_ones_own_takes_a_right_answer(folder, good):
     measured = quality(good, folder / "kinds.jsonl", "-c", "1,2", "--delta", "45", "--json", check=None).json
     assert (measured["model"], measured["seed"]) == ("knowing", 1)
