@@ -7,7 +7,7 @@ from answers.sample_tasks import ITEMS
 from skep.store.verdicts import VerdictOutcome
 from skep.workload.items import Checker, Item
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("bwrap")]
 
 
 def item(kind="python", **values):
