@@ -109,9 +109,10 @@ def _difference(note: Note, row: GatewayRequest) -> str | None:
     facts = [
         ("id", note.id, row.id),
         ("status", head.status, row.status),
-        ("replica", head.told.get("replica"), row.replica if row.outcome != "refused" else None),
         ("path", note.ask.path, row.path),
     ]
+    if not (note.ask.streamed and "replica" not in head.told):  # a stream that waited had its head before a replica
+        facts.append(("replica", head.told.get("replica"), row.replica if row.outcome != "refused" else None))
     if end is End.REFUSED:
         facts.append(("code", note.verdict.what, row.code))
     if end in (End.ANSWERED, End.HANDED_ON):
