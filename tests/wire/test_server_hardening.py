@@ -483,6 +483,19 @@ async def test_a_crowd_beyond_the_limit_holds_no_descriptors():
             await hang_up(writer)
 
 
+async def test_who_comes_when_all_places_are_taken_waits_and_is_answered_later():
+    """It was accepted and closed without a word."""
+    async with serving(limits=quick(max_connections=1)) as service:
+        crowd = [await service.connect() for _ in range(100)]
+        await until(lambda: len(service.server.open) == 1 + 64)
+        reader, writer = crowd[-1]
+        writer.write(AFTER)
+        for _, other in crowd[:-1]:
+            await hang_up(other)
+        assert (await asyncio.wait_for(reader.readuntil(b"/after "), 5)).startswith(b"HTTP/1.1 200 OK\r\n")
+        await hang_up(writer)
+
+
 STARVED = """
 import asyncio, resource, socket, sys, uvloop
 from skep.wire.server_request import ServerLimits

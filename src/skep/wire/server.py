@@ -57,13 +57,11 @@ class ServerConnection(asyncio.Protocol):
     a request is not whole after a read, times only by the sweep.
     """
 
-    def __init__(self, server: HttpServer, *, enters: bool = False) -> None:
-        """`enters`: it asks the server for its place when it is made, since nobody has done so before."""
+    def __init__(self, server: HttpServer) -> None:
         limits = self._limits = server.limits
         self._handler = server.handler
         self._check_head = server.check_head
         self._server = server
-        self._enters = enters
         self._heads = server.heads
         self._bodies = server.bodies
         self._last_head: CachedHead[RequestHead] | None = None
@@ -165,8 +163,6 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        if self._enters:
-            self._server.enter(self, transport.get_extra_info("peername"))
         if self._ended or self.entry is ConnectionEntry.CLOSED:
             self.transport.abort()
         elif self.refusal is not None:
@@ -514,7 +510,7 @@ class HttpServer:
         self.bodies = HeldBodies(max(self.limits.held_bytes, 2 * self.limits.body_bytes))
         self.heads: HeadCache[RequestHead] = HeadCache()
         self._address_of = address_of
-        self._listener: socket.socket | asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._acceptor: ConnectionAcceptor | None = None
         self._opening: set[asyncio.Task[None]] = set()  # TLS handshakes, above all
         self._sweeping = False
@@ -531,14 +527,8 @@ class HttpServer:
         return self.connections.has_room
 
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        if tls is None:
-            self._listener = await asyncio.get_running_loop().create_server(
-                lambda: ServerConnection(self, enters=True), sock=sock, backlog=BACKLOG
-            )
-            return
+        """Accept while there is room, a few at a time. A connection counts from here on: a handshake may take long."""
 
-        # A handshake may take long, and asyncio tells of a connection after it: accepted here, it counts from the
-        # beginning. Without TLS this would cost 0.1 ms a connection for nothing.
         def take(client: socket.socket) -> None:
             self.take(client, tls)
 
