@@ -116,7 +116,7 @@ def _difference(note: Note, row: GatewayRequest) -> str | None:
     if end is End.REFUSED:
         facts.append(("code", note.verdict.what, row.code))
     if end in (End.ANSWERED, End.HANDED_ON):
-        facts += [("bytes", note.body_bytes, row.response_bytes), ("code", None, row.code)]
+        facts += [("bytes", note.body_bytes - note.comment_bytes, row.response_bytes), ("code", None, row.code)]
         facts.append(("streamed", head.chunked, row.streamed))
     if end is End.CUT:
         facts.append(("code", "stream_cut", row.code))

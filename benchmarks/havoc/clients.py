@@ -11,7 +11,7 @@ from random import Random
 
 from havoc.asks import Ask, Asker, Manners
 from havoc.line import Ended, Head, Line, Nonsense, Silent
-from havoc.verdicts import End, Verdict, judge
+from havoc.verdicts import End, Verdict, judge, read_stream
 
 PIPELINED = 0.02  # of the requests come with three others, all at once on one connection
 THINK_S = 0.05
@@ -30,6 +30,7 @@ class Note:
     verdict: Verdict = field(default_factory=lambda: Verdict(End.WRONG, "never ended"))
     head: Head | None = None
     body_bytes: int = 0
+    comment_bytes: int = 0  # of these, what the gateway said while the stream waited
     first_s: float | None = None
     ended_s: float = 0.0
     silence_s: float = 0.0  # the longest wait for a byte
@@ -166,4 +167,6 @@ class Crowd:
                 note.verdict = judge(ask, note.head, bytes(body), whole=False)
             return False
         note.verdict = judge(ask, note.head, bytes(body), whole=True)
+        if ask.streamed:
+            note.comment_bytes = read_stream(bytes(body)).comment_bytes
         return not note.head.last and note.verdict.end is not End.CUT

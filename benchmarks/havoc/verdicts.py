@@ -21,6 +21,7 @@ CODES = {
     "too_many_requests_of_key": (429, "rate_limit_error", "rate_limit_error"),
     "replica_lost": (502, "server_error", "api_error"),
     "replica_timeout": (504, "server_error", "timeout_error"),
+    "engine_refused": (502, "server_error", "api_error"),  # in a stream that had its head before its engine answered
     "invalid_api_key": (401, "invalid_request_error", "authentication_error"),
 }
 CUT = (502, "server_error", "api_error")
@@ -54,6 +55,7 @@ class Stream:
     odd: int = 0  # events that cannot be read
     odd_last: bool = False  # the event before the error was one of them: cut short
     after: bool = False  # something came after its end
+    comment_bytes: int = 0  # of what the gateway says while a stream waits, and its row does not count
 
 
 def judge(ask: Ask, head: Head, body: bytes, *, whole: bool) -> Verdict:
@@ -128,8 +130,11 @@ def _of_stream(ask: Ask, stream: Stream, *, whole: bool) -> Verdict:
         return Verdict(End.WRONG, f"events that make no sense: {stream}")
     if stream.error is not None:
         error = stream.error.get("error", {}) if isinstance(stream.error, dict) else {}
-        if error.get("code") == "stream_cut" and _speaks(ask, stream.error, CUT) and not stream.done:
+        code = error.get("code")
+        if code == "stream_cut" and _speaks(ask, stream.error, CUT) and not stream.done:
             return Verdict(End.CUT, "event")
+        if stream.comment_bytes and not stream.text and code in CODES and _speaks(ask, stream.error, CODES[code]):
+            return Verdict(End.REFUSED, code)  # it had its head while it waited
         return Verdict(End.WRONG, f"an error in the stream: {stream.error}")
     if not stream.done or stream.finish is None:
         return Verdict(End.WRONG, f"the stream ended silently after {len(stream.text)} characters")
@@ -141,10 +146,13 @@ def _of_stream(ask: Ask, stream: Stream, *, whole: bool) -> Verdict:
 def read_stream(body: bytes) -> Stream:
     stream = Stream()
     for event in body.decode("utf-8", "replace").replace("\r\n", "\n").split("\n\n"):
+        if event.startswith(":"):
+            stream.comment_bytes += len(event.encode()) + len("\n\n")
+            continue
         data = "\n".join(line[5:].strip() for line in event.split("\n") if line.startswith("data:"))
         if not data:
             stream.odd_last = stream.odd_last or bool(event.strip())
-            stream.odd += bool(event.strip()) and not event.startswith(":")
+            stream.odd += bool(event.strip())
             continue
         stream.after = stream.after or stream.done or stream.error is not None
         if data == "[DONE]":
