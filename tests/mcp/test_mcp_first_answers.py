@@ -26,6 +26,12 @@ def initialize(version):
 INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 
 
+UNREADABLE = [
+    b'{"jsonrpc": "2.0", "id": 1, "method": "ping\xff"}\n',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"a": ' + b"[" * 100_000 + b"\n",
+]
+
+
 class Conversation:
     """Lines to `skep mcp` and from it."""
 
@@ -80,12 +86,12 @@ def test_the_first_answers_are_the_whole_servers_own_in_every_version_of_the_pro
     """`make docs` writes them anew."""
     opening = read_first_answers()
     for version in (*opening.versions, "2099-01-01"):
-        said = whole_server.handshake(version)
+        expected = whole_server.handshake(version)
         requests = [initialize(version), INITIALIZED, *(request(1, method) for method in (*LISTS, "ping"))]
-        assert stored_answers(opening, requests) == list(said.values())
-    said = whole_server.stateless()
-    requests = [request(1, method, _meta=whole_server.STATELESS) for method in said]
-    assert stored_answers(opening, requests) == list(said.values())
+        assert stored_answers(opening, requests) == list(expected.values())
+    expected = whole_server.stateless()
+    requests = [request(1, method, _meta=whole_server.STATELESS) for method in expected]
+    assert stored_answers(opening, requests) == list(expected.values())
 
 
 def test_a_client_that_calls_no_tool_waits_for_no_import(env, tmp_path):
@@ -111,6 +117,15 @@ def test_what_is_out_of_order_or_not_stored_is_left_to_the_whole_server(env, tmp
         assert len(doorman.replay()) == 2
     unnamed = request(1, "server/discover", _meta={f"{META}protocolVersion": opening.stateless_version})
     assert Doorman(opening).answer(json.dumps(unnamed).encode()) is None
+
+
+@pytest.mark.parametrize("line", UNREADABLE, ids=["no text", "deep"])
+def test_a_line_that_nobody_can_read_ends_no_conversation(env, tmp_path, line):
+    with conversation(env, tmp_path) as client:
+        client.ask(initialize("2025-06-18"))
+        client.tell(INITIALIZED)
+        client.process.stdin.buffer.write(line)
+        assert client.ask(request(2, "ping"))["result"] == {}
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])

@@ -65,7 +65,7 @@ class Doorman:
         """Return the line to send, empty for a notification."""
         try:
             request = msgspec.json.decode(line, type=McpRequest)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         if request.id is None:
             return self._notice(request)
@@ -96,13 +96,15 @@ class Doorman:
     def _is_stateless(self, meta: Any) -> bool:
         if not isinstance(meta, dict):
             return False
-        told = all(isinstance(meta.get(f"{META}{name}"), dict) for name in ("clientInfo", "clientCapabilities"))
-        return told and meta.get(f"{META}protocolVersion") == self._stored.stateless_version
+        named = (meta.get(f"{META}clientInfo"), meta.get(f"{META}clientCapabilities"))
+        has_client = all(isinstance(part, dict) for part in named)
+        return has_client and meta.get(f"{META}protocolVersion") == self._stored.stateless_version
 
     def _begin(self, params: dict[str, Any]) -> msgspec.Raw | None:
-        known = isinstance(params.get("capabilities"), dict) and isinstance(params.get("clientInfo"), dict)
+        named = (params.get("clientInfo"), params.get("capabilities"))
+        has_client = all(isinstance(part, dict) for part in named)
         version = params.get("protocolVersion")
-        if self._initialize is not None or not known or not isinstance(version, str):
+        if self._initialize is not None or not has_client or not isinstance(version, str):
             return None
         self._initialize = params
         result = msgspec.json.decode(self._stored.handshake["initialize"])
@@ -117,7 +119,7 @@ class ClientWire:
     def __init__(self) -> None:
         self.read_fd = os.dup(0)
         self.write_fd = os.dup(1)
-        self.unread = b""
+        self.unread = bytearray()
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -125,14 +127,22 @@ class ClientWire:
 
     def read_line(self) -> bytes | None:
         """Return a line without its end, also a last one that has none; None: the client has gone."""
-        while b"\n" not in self.unread:
+        end = self.unread.find(b"\n")
+        while end < 0:
+            looked_at = len(self.unread)
             data = os.read(self.read_fd, READ_BYTES)
             if not data:
-                rest, self.unread = self.unread, b""
-                return rest or None
+                return self._take(looked_at) or None
             self.unread += data
-        line, _, self.unread = self.unread.partition(b"\n")
+            end = self.unread.find(b"\n", looked_at)
+        line = self._take(end)
+        del self.unread[:1]
         return line
+
+    def _take(self, count: int) -> bytes:
+        data = bytes(self.unread[:count])
+        del self.unread[:count]
+        return data
 
     def send(self, line: bytes) -> None:
         while line:
