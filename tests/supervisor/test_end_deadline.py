@@ -36,6 +36,15 @@ def test_a_task_that_ignores_its_end_does_not_keep_the_process_or_its_children_a
     assert not alive(int(done.stdout))
 
 
+def test_a_full_disk_below_its_log_does_not_keep_the_process_or_its_children_alive():
+    """Its last words could not be written, and nothing was killed."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", STUCK]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert not alive(int(done.stdout))
+
+
 async def test_a_client_that_does_not_read_its_answers_does_not_keep_the_control_socket(tmp_path):
     asked = asyncio.Event()
 

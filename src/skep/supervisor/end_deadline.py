@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import math
 import os
@@ -37,8 +38,9 @@ class EndDeadline:
         self._timer.start()
 
     def _end(self) -> None:
-        print("error: skep did not end in time; it is killed with all it started", file=sys.stderr)  # noqa: T201
-        faulthandler.dump_traceback()
+        with contextlib.suppress(OSError, ValueError):  # a full disk takes no last words
+            print("error: skep did not end in time; it is killed with all it started", file=sys.stderr)  # noqa: T201
+            faulthandler.dump_traceback()
         kill_descendants(os.getpid())
         kill_marked(self._mark)
         os._exit(1)
