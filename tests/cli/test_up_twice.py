@@ -51,6 +51,16 @@ def hold(env, tmp_path):
         process.communicate()
 
 
+@pytest.fixture
+def starter(configure, env, tmp_path):
+    """`skep up -d` in a process of its own, while its engine loads."""
+    configure({"extra": ["--load-s=60"]})
+    command = [sys.executable, "-m", "skep", "up", "-d"]
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        assert any(b"fake-model-0: starting" in line for line in process.stderr)
+        yield process
+
+
 def start_two(paths, env):
     """What two starts at the same moment got: descriptions of a deployment, or errors."""
     settings = load_settings(None, paths, {})
@@ -126,12 +136,7 @@ def test_a_start_whose_runtime_folder_vanishes_is_an_error_and_leaves_nothing(sk
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_start_in_the_background_ends_by_a_signal_with_what_it_started(configure, env, paths, tmp_path, number):
-    configure({"extra": ["--load-s=60"]})
-    command = [sys.executable, "-m", "skep", "up", "-d"]
-    starter = subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE)
-    while b"fake-model-0: starting" not in starter.stderr.readline():
-        pass
+def test_a_start_in_the_background_ends_by_a_signal_with_what_it_started(starter, paths, number):
     pids = family(lock_holder(paths.lock))
     starter.send_signal(number)
     starter.communicate(timeout=30)
@@ -139,12 +144,7 @@ def test_a_start_in_the_background_ends_by_a_signal_with_what_it_started(configu
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_second_signal_to_a_start_kills_what_does_not_end(configure, env, paths, tmp_path):
-    configure({"extra": ["--load-s=60"]})
-    command = [sys.executable, "-m", "skep", "up", "-d"]
-    starter = subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE)
-    while b"fake-model-0: starting" not in starter.stderr.readline():
-        pass
+def test_a_second_signal_to_a_start_kills_what_does_not_end(starter, paths):
     pids = family(lock_holder(paths.lock))
     os.kill(pids[0], signal.SIGSTOP)
 

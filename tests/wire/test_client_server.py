@@ -78,6 +78,24 @@ def with_coding(coding):
     return b"HTTP/1.1 200 OK\r\ntransfer-encoding: %b\r\n\r\n2\r\nok\r\n0\r\n\r\n" % coding
 
 
+# What could be read in two ways: lengths, line ends and names; codings that were not asked for.
+DOUBTFUL_LINES = (
+    b"content-length: 2",
+    b"transfer-encoding: chunked",
+    b"x: a\r\n folded",
+    b"x : a",
+    b"x: a\0b",
+    b"x: a\nb: c",
+)
+OTHER_CODINGS = (
+    b"gzip, chunked",
+    b"chunked, gzip",
+    b"xchunked",
+    b"identity\r\ntransfer-encoding: chunked",
+    b"chunked\r\ntransfer-encoding: identity",
+)
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -85,19 +103,9 @@ def with_coding(coding):
         (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", "closed"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab", "closed"),
         (b"", "closed"),
-        # What could be read in two ways: lengths, line ends, names, codings that were not asked for.
-        (with_length(b"content-length: 2"), "protocol"),
-        (with_length(b"transfer-encoding: chunked"), "protocol"),
-        (with_length(b"x: a\r\n folded"), "protocol"),
-        (with_length(b"x : a"), "protocol"),
-        (with_length(b"x: a\0b"), "protocol"),
-        (with_length(b"x: a\nb: c"), "protocol"),
         (b"HTTP/1.1 200 OK\ncontent-length: 2\n\nok", "protocol"),
-        (with_coding(b"gzip, chunked"), "protocol"),
-        (with_coding(b"chunked, gzip"), "protocol"),
-        (with_coding(b"xchunked"), "protocol"),
-        (with_coding(b"identity\r\ntransfer-encoding: chunked"), "protocol"),
-        (with_coding(b"chunked\r\ntransfer-encoding: identity"), "protocol"),
+        *((with_length(line), "protocol") for line in DOUBTFUL_LINES),
+        *((with_coding(coding), "protocol") for coding in OTHER_CODINGS),
     ],
 )
 async def test_an_answer_that_is_not_whole_is_a_failure_of_a_known_kind_and_not_retried(answer, kind):
