@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,13 @@ async def test_a_killed_launcher_takes_its_scripts_along_and_is_started_anew(san
     with pytest.raises(SkepError, match="was killed"):
         await task
     assert wait_until(lambda: not any(map(alive, inside)))
+    assert (await sandbox.run(WELL)).ok
+
+
+async def test_a_launcher_that_is_dying_is_started_anew(sandbox):
+    """Its socket is closed some time before its end can be seen."""
+    assert (await sandbox.run(WELL)).ok
+    sandbox._control.shutdown(socket.SHUT_RDWR)
     assert (await sandbox.run(WELL)).ok
 
 

@@ -106,6 +106,14 @@ class Sandbox:
             if self._control is not None:
                 self._control.close()
             self._start()
+        try:
+            return self._ask_supervisor()
+        except ConnectionError:  # it is dying: its socket is closed, and its end is not told yet
+            self.close_now()
+            self._start()
+            return self._ask_supervisor()
+
+    def _ask_supervisor(self) -> socket.socket:
         assert self._control is not None
         ours, theirs = socket.socketpair()
         with theirs:
