@@ -69,7 +69,7 @@ def of_rows(notes: Sequence[Note], rows: Sequence[GatewayRequest]) -> list[Check
         own = by_bytes.get(size)
         if own is None:
             if not _may_be_unknown(note) and not _is_stranger(note):
-                missing.append(f"#{note.ask.number} {note.verdict.end.value}")
+                missing.append(_visit(note))
         elif (difference := _difference(note, own[0])) is not None:
             differ.append(f"#{note.ask.number} {difference}")
     ids = Counter(row.id for row in rows)
@@ -80,6 +80,13 @@ def of_rows(notes: Sequence[Note], rows: Sequence[GatewayRequest]) -> list[Check
         check("no row twice, none of nobody", double + strange, f"{len(ids)} ids"),
         check("rows say what clients saw", differ, "outcome, status, code, id, replica, bytes"),
     ]
+
+
+def _visit(note: Note) -> str:
+    """Return which request it was and how its client went."""
+    ask = note.ask
+    way = "reset" if ask.reset else "closed"
+    return f"#{ask.number} {ask.path} of {ask.key}, {note.verdict.end.value} after {note.ended_s:.2f} s, {way}"
 
 
 def _is_stranger(note: Note) -> bool:

@@ -5,10 +5,12 @@ import json
 import socket
 import sqlite3
 
-from gateway_client import body, metrics, read_all, refusal, until
+import pytest
+from gateway_client import body, metrics, read_all, refusal, status_of, until
 
 from skep.config.keys import digest_of
 from skep.gateway.body_inspection import LONG_BYTES
+from skep.store.database import open_store
 
 MIB = 1 << 20
 KEYS = [{"name": "mine", "sha256": digest_of("k-mine")}]
@@ -134,10 +136,26 @@ def test_others_are_served_while_a_long_body_is_searched_for_its_model(serving):
     assert answered >= 10
 
 
-def test_somebody_who_leaves_while_the_long_body_is_searched_reaches_no_engine(serving):
-    gateway, engine = serving(server={"held_bytes": 130 * MIB})
+def leave_during_search(gateway):
     with begin(gateway, len(HARD), sent=HARD[:-1]) as leaving:
         leaving.send(HARD[-1:])
+
+
+def test_somebody_who_leaves_while_the_long_body_is_searched_reaches_no_engine(serving):
+    gateway, engine = serving(server={"held_bytes": 130 * MIB})
+    leave_during_search(gateway)
     filled = body(pad="x" * LONG_BYTES)  # looked at behind the one that is gone
     until(lambda: refusal(gateway, filled)[0] == 200, 30.0)
     assert engine.state()["requests"] == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_somebody_who_leaves_while_the_long_body_is_searched_is_counted_and_has_a_row(serving, tmp_path, workers):
+    store = tmp_path / "skep.sqlite3"
+    gateway, _ = serving(store=str(store), workers=workers)
+    leave_during_search(gateway)
+    until(lambda: status_of(gateway)["ended"].get("hung_up") == 1)
+    gateway.close()
+    with open_store(store, read_only=True) as opened:
+        [row] = opened.gateway_requests()
+    assert (row.outcome, row.replica, row.request_bytes) == ("hung_up", None, len(HARD))

@@ -105,9 +105,7 @@ class Proxy:
             elif plan.cross_origin is not None:
                 request.extra = plan.cross_origin
             if len(request.body) > LONG_BYTES and not plan.form:
-                self._looking.add(look := asyncio.create_task(self._inspect_in_thread(request, plan)))
-                look.add_done_callback(self._looking.discard)
-                request.on_gone = look.cancel
+                self._inspect_aside(request, plan)
             else:
                 self._submit(request, plan, self._look(request, plan))
         except RequestRefused as refusal:
@@ -302,6 +300,18 @@ class Proxy:
                 raise RequestRefused("origin_refused", f"web pages of {page} may not call this gateway; {allowed}")
         return self.key_of(request)
 
+    def _inspect_aside(self, request: ServerRequest, plan: RequestPlan) -> None:
+        arrived_at = time.monotonic()
+        look = asyncio.create_task(self._inspect_in_thread(request, plan))
+        self._looking.add(look)
+        look.add_done_callback(self._looking.discard)
+
+        def gone() -> None:
+            look.cancel()
+            self.accounts.left_early(self._new_id(), request, plan.priority.label, arrived_at)
+
+        request.on_gone = gone
+
     async def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
         """Cancelled if the client leaves; of that is heard before an engine is asked."""
         try:
@@ -460,7 +470,7 @@ class Proxy:
         """Return the answer, which is put down as well."""
         request_id = self._new_id()
         status, headers, body = refusal.answer(request.path)
-        self.accounts.refused(request_id, request, request.path, status, refusal.code)
+        self.accounts.refused(request_id, request, status, refusal.code)
         return status, [*headers, (b"x-skep", b"id=" + request_id.encode())], body
 
     def _new_id(self) -> str:

@@ -103,13 +103,23 @@ class RequestAccounting:
             exchange.forget()
         return bool(self._unsettled)
 
-    def refused(self, request_id: str, request: ServerRequest, path: str, status: int, code: str) -> None:
-        """A request that came no further than the border."""
+    def refused(self, request_id: str, request: ServerRequest, status: int, code: str) -> None:
+        """Account for a request that came no further than the border."""
         row = (
-            request_id, time.time(), path, None, NORMAL, None, None, 0, "refused", status, code, False,
+            request_id, time.time(), request.path, None, NORMAL, None, None, 0, "refused", status, code, False,
             None, None, 0.0, None, None, None, len(request.body), 0,
         )  # fmt: skip
         self.account(row, time.monotonic(), 0, leased=False)
+
+    def left_early(self, request_id: str, request: ServerRequest, priority: str, arrived_at: float) -> None:
+        """Account for a request whose client left while its body was looked at: it had no turn yet."""
+        now = time.monotonic()
+        total_s = now - arrived_at
+        row = (
+            request_id, time.time() - total_s, request.path, None, priority, None, None, 0, "hung_up", None, None,
+            False, None, None, total_s, None, None, None, len(request.body), 0,
+        )  # fmt: skip
+        self.account(row, now, 0, leased=False)
 
     def account(self, row: Row, now: float, events: int, leased: bool) -> None:
         """Count a request that ended `now` and keep its row. Strangers' are only counted: rows would fill the disk."""
