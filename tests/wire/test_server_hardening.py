@@ -620,6 +620,18 @@ async def test_handshakes_that_never_end_hold_no_more_connections_than_the_limit
 
 
 @LOOPS
+async def test_a_server_that_closes_also_cuts_handshakes_that_have_not_ended(start_loop):
+    """They kept their sockets and their places until the time for a handshake was over."""
+    async with serving(tls=tls_of_server()) as service:
+        reader, writer = await service.connect()
+        await until(lambda: len(service.server.open) == 1)
+        await service.server.close(0)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        await until(lambda: is_empty(service.server))
+        await hang_up(writer)
+
+
+@LOOPS
 async def test_a_plain_request_to_a_tls_port_and_a_stalled_handshake_end(start_loop):
     async with serving(limits=quick(head_timeout_s=QUICK_S), tls=tls_of_server()) as service:
         for opening in (AFTER, b"\x16\x03\x01", b""):

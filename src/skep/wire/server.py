@@ -163,7 +163,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        if self._ended or self.entry is ConnectionEntry.CLOSED:
+        if self._ended:
             self.transport.abort()
         elif self.refusal is not None:
             self._refuse(self.refusal)
@@ -552,7 +552,7 @@ class HttpServer:
             return
         task = asyncio.get_running_loop().create_task(self._open(connection, client, tls))
         self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(lambda task: self._opened(task, connection, client))
 
     def enter(self, connection: ServerConnection, peer: object) -> None:
         """Count a new connection, and decide whether it is served."""
@@ -576,9 +576,13 @@ class HttpServer:
 
     async def _open(self, connection: ServerConnection, client: socket.socket, tls: ssl.SSLContext | None) -> None:
         options = self._tls_options(tls, refused=connection.refusal is not None)
-        try:
+        with contextlib.suppress(OSError):  # its client has left, or speaks no TLS
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client, **options)
-        except OSError:  # its client has left, or speaks no TLS
+
+    def _opened(self, task: asyncio.Task[None], connection: ServerConnection, client: socket.socket) -> None:
+        """Give back the place of a connection that did not open, and of one that has ended already."""
+        self._opening.discard(task)
+        if connection.transport is None:
             client.close()
             self.forget(connection)
 
@@ -613,6 +617,8 @@ class HttpServer:
             async with asyncio.timeout(timeout_s):
                 while self.active:
                     await asyncio.sleep(QUIET_POLL_S)
+        for task in self._opening:
+            task.cancel()
         for connection in list(self.open):
             connection.abort()
 
