@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from recorded_server import recorded
-from skep.engines.agent_checks import CheckedEndpoint, check_documents, check_for_agents
+from skep.engines.agent_checks import LARGEST_ANSWER_BYTES, CheckedEndpoint, check_documents, check_for_agents
 
 ARGUMENTS = '{"path": "notes.txt"}'
 VLLM_WITHOUT_PARSER = {
@@ -230,3 +230,22 @@ def test_a_call_that_begins_and_does_not_end_is_no_verdict():
         "unknown",
         "tool calls: not seen, a call began and did not end in time",
     )
+
+
+HOSTILE = [
+    (b'{"choices": [{"message": {"content": "%b"}}]}' % (b"x" * LARGEST_ANSWER_BYTES),
+     "an answer of more than 1,048,576 bytes"),
+    (b'{"choices": [{"message": {"tool_calls": [%b{}]}}]}' % (b"{}," * 300_000), "the answer is no chat completion"),
+    (b'{"choices": [{"message": {"content": %b' % (b"[" * 300_000), "the answer is no chat completion"),
+    (b'{"choices": [{"message": {"content": 7, "tool_calls": "x"}}], "usage": 1}', "the answer is no chat completion"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "why"), HOSTILE, ids=["above the bound", "many calls", "nested", "wrong types"])
+def test_an_answer_that_would_hold_up_the_supervisor_is_not_read(answer, why):
+    """One of 64 MB with empty calls kept all other replicas waiting for 20 s."""
+    checks = Scripted(tools=answer, prompts=[answer]).results()
+    assert [check.text for check in checks] == [
+        f"tool calls: not checked, {why}",
+        f"prefix cache: not checked, {why}",
+    ]

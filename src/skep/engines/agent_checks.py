@@ -34,6 +34,8 @@ GOOD_SHARE = 0.5
 CONNECT_S = 5.0
 TOKENS_A_LINE = 16
 SHOWN_ERROR = 160  # characters of what a server says
+LARGEST_ANSWER_BYTES = 1 << 20  # to a question for 1,024 tokens at most
+MOST_VALUES = 20_000  # of one answer: they are made in one go, and nothing else gets a turn meanwhile
 
 _BY_TEMPLATE = ("llama.cpp", "llamacpp", "embedded", "xllamacpp")
 _COUNTERS = (  # hits, and what was asked for, in tokens
@@ -287,14 +289,18 @@ class _Requests:
     async def _ask(self, body: dict[str, Any]) -> HttpResponse:
         whole = {"model": self._endpoint.model, "temperature": 0, **body}
         headers = dict(self._endpoint.headers)
-        return await fetch(
+        answer = await fetch(
             self._pool,
             "POST",
             "/v1/chat/completions",
             body=whole,
             headers=headers,
             timeout_s=DEADLINE_S,
+            most_bytes=LARGEST_ANSWER_BYTES,
         )
+        if sum(answer.body.count(mark) for mark in (b"{", b"[", b",")) > MOST_VALUES:
+            raise _NotChecked("the answer is no chat completion")
+        return answer
 
 
 def judge_tool_call(status: int, text: str, engine: str) -> AgentCheck:
