@@ -1,9 +1,11 @@
 """Clients that wait: streams hear something, who hangs up keeps the place, who cannot wait so long is told at once."""
 
 import threading
+from contextlib import closing
 
 import pytest
 from gateway_client import MODEL, body, call, open_post, open_stream, post, read_until, until
+from one_piece_engine import OnePieceEngine
 
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.gateway.admission import Admission
@@ -43,6 +45,20 @@ def test_a_stream_whose_prompt_is_read_for_long_gets_comments(serving):
         received = read_until(client, b"[DONE]")
     assert b": the engine reads the prompt, " in received
     assert received.index(b": the engine") < received.index(b"data:")
+
+
+def test_an_answer_that_comes_in_one_piece_follows_a_head_that_is_out(start_gateway):
+    """The engine promises a length, and the head was out without one: the bytes go on in chunks."""
+    read_prompt = threading.Event()
+    events = b'data: {"choices":[]}\n\ndata: [DONE]\n\n'
+    with closing(OnePieceEngine(events, kind="text/event-stream", wait=read_prompt)) as engine:
+        gateway = start_gateway(timeouts=QUICK)
+        gateway.serve_engines(engine, confirms="")
+        with open_post(gateway, body(stream=True)) as client:
+            received = read_until(client, b": the engine reads the prompt")
+            read_prompt.set()
+            received = read_until(client, b"\r\n0\r\n\r\n", received)
+    assert b"\r\n%x\r\n%b\r\n" % (len(events), events) in received
 
 
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
@@ -137,6 +153,29 @@ def test_a_place_is_kept_for_two_minutes_and_for_the_same_request_alone():
         admission.hung_up("first", 2.0)
         admission.arrive(Arrival("back", "m", fingerprint=fingerprint), back_at)
         assert next_one(admission, "holder", 200.0) == expected
+
+
+def test_who_gives_up_a_slot_keeps_the_place_once():
+    """Each time, a client that never waits for its prompt to be read would keep all others out."""
+    admission = admission_with_a_busy_slot()
+    admission.arrive(Arrival("first", "m", fingerprint=7), 1.5)
+    admission.arrive(Arrival("later", "m", fingerprint=1), 1.6)
+    admission.arrive(Arrival("latest", "m", fingerprint=2), 1.7)
+    assert next_one(admission, "holder", 2.0) == "first"
+    assert after_giving_up(admission, "first", 3.0) == "later"
+    admission.arrive(Arrival("again", "m", fingerprint=7), 64.0)
+    assert next_one(admission, "later", 65.0) == "again"
+    assert after_giving_up(admission, "again", 66.0) == "latest"
+    admission.arrive(Arrival("last", "m", fingerprint=3), 127.0)
+    admission.arrive(Arrival("third time", "m", fingerprint=7), 128.0)
+    assert next_one(admission, "latest", 129.0) == "last"
+
+
+def after_giving_up(admission, name, now):
+    """Hang up while the engine reads the prompt; return who gets the slot once it is free."""
+    assert admission.hung_up(name, now) == []
+    (granted,) = admission.tick(now + 60.0)
+    return granted.request_id
 
 
 def test_a_place_among_other_flows_is_kept_too():

@@ -148,6 +148,7 @@ class Admission:
         place = self._kept_places.take(key_of(arrival), now)
         if place is not None:
             arrival.arrived_at = place.arrived_at
+            arrival.gave_up_slot = place.had_slot
         if pool.is_beyond_patience(arrival, now):
             return [self._refuse_long_wait(pool, arrival, place, now)]
         evicted: list[Action] = []
@@ -213,8 +214,9 @@ class Admission:
                     return self._serve(pool, now)  # without it, only batch may be left
             return []
         home = lease.home
-        if not lease.answered:  # it gave up while the engine read its prompt
-            self._keep_place(lease.entry, 0, now)
+        if not lease.answered and not lease.entry.gave_up_slot:
+            # Once: who gives up each time would keep all others out.
+            self._keep_place(lease.entry, 0, now, had_slot=True)
         if not home.listed:
             self._end(lease)
             return []
@@ -322,8 +324,9 @@ class Admission:
         waiting = [name for pool in self._models.values() for name in pool.queue.clear()]
         return [Reject(name, RejectCode.SHUTTING_DOWN, COME_BACK_S) for name in waiting]
 
-    def _keep_place(self, entry: Arrival, turn: int, now: float) -> None:
-        self._kept_places.keep(key_of(entry), QueuePlace(entry.arrived_at, turn, now + KEPT_S))
+    def _keep_place(self, entry: Arrival, turn: int, now: float, *, had_slot: bool = False) -> None:
+        place = QueuePlace(entry.arrived_at, turn, now + KEPT_S, had_slot or entry.gave_up_slot)
+        self._kept_places.keep(key_of(entry), place)
 
     def _active(self, request_id: str) -> SlotLease | None:
         """Return the lease of a request, or None if it has ended or is in release: a repeated event has no effect."""

@@ -20,6 +20,7 @@ class QueuePlace(msgspec.Struct, frozen=True):
     arrived_at: float
     turn: int  # when its flow was served last, in the queue's own count
     until: float
+    had_slot: bool = False  # its client gave up while an engine read the prompt
 
 
 class KeptPlaces:

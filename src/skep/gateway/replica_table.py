@@ -43,6 +43,7 @@ class Arrival(msgspec.Struct, array_like=True):
     # Admission's own notes
     arrived_at: float = 0.0  # of one that came back to its place: when it came first
     queued_at: float = 0.0
+    gave_up_slot: bool = False  # it came back after it had had a slot and gave it up
     deadline: float = 0.0
     attempts: int = 0
     avoid: str | None = None  # the replica that failed it last
