@@ -1,12 +1,12 @@
 """A prompt that is too long, in the words of each engine, told in the words that the client of the path knows."""
 
 import json
-import socket
 import threading
 from contextlib import closing
 
 import pytest
 from gateway_client import MODEL, call, open_post, read_until
+from one_piece_engine import OnePieceEngine
 
 from skep.gateway.context_errors import context_exceeded, in_clients_words
 
@@ -37,47 +37,13 @@ COMPLAINTS = {
 OTHER = {"error": {"message": "temperature must be positive", "type": "BadRequestError", "code": 400}}
 
 
-class Complaining:
-    """An engine that answers every request with one complaint."""
-
-    def __init__(self, document, status=400, wait=None):
-        self.body = json.dumps(document).encode()
-        self._status, self._wait = status, wait
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self):
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(client,), daemon=True).start()
-
-    def _answer(self, client):
-        with client:
-            received = b""
-            while part := client.recv(65536):
-                received += part
-                head, _, body = received.partition(b"\r\n\r\n")
-                if head.startswith(b"GET"):
-                    break
-                if b"content-length" in head and len(body) >= int(head.split(b"content-length: ")[1].split(b"\r\n")[0]):
-                    break
-            if self._wait is not None and received.startswith(b"POST"):
-                self._wait.wait(30)
-            head = (
-                f"HTTP/1.1 {self._status} no\r\ncontent-type: application/json\r\ncontent-length: {len(self.body)}\r\n"
-            )
-            client.sendall(f"{head}connection: close\r\n\r\n".encode() + self.body)
-
-    def close(self):
-        self._listener.close()
+def complaining(document, status=400, **how):
+    """Return an engine that answers every request with one complaint."""
+    return closing(OnePieceEngine(json.dumps(document).encode(), status, **how))
 
 
 def answer_of(start_gateway, document, path, status=400):
-    with closing(Complaining(document, status)) as engine:
+    with complaining(document, status) as engine:
         gateway = start_gateway()
         gateway.serve([{"name": "r0", "model": MODEL, "url": engine.url, "slots": 2}])
         status, _, text = call(gateway, path=path, document={"model": MODEL, "max_tokens": 1, "messages": []})
@@ -143,7 +109,7 @@ def test_a_complaint_without_numbers_still_says_what_it_is():
 def test_a_stream_that_has_its_head_already_gets_the_code_as_its_last_event(start_gateway):
     """It waited for the prompt to be read, so its 200 was out."""
     told = threading.Event()
-    with closing(Complaining(COMPLAINTS["vllm"], wait=told)) as engine:
+    with complaining(COMPLAINTS["vllm"], wait=told) as engine:
         gateway = start_gateway(timeouts={"comment_after_s": 0.2})
         gateway.serve([{"name": "r0", "model": MODEL, "url": engine.url, "slots": 2}])
         with open_post(gateway, {"model": MODEL, "stream": True, "messages": []}) as client:
@@ -151,3 +117,13 @@ def test_a_stream_that_has_its_head_already_gets_the_code_as_its_last_event(star
             told.set()
             received = read_until(client, b'"code": "context_length_exceeded"', received)
     assert received.startswith(b"HTTP/1.1 200")
+
+
+def test_a_complaint_that_stops_in_its_middle_is_waited_for_as_long_as_an_answer(start_gateway):
+    """Its bytes are held back until it is whole; the first of them has come."""
+    with complaining(COMPLAINTS["vllm"], kept_back=5) as engine:
+        gateway = start_gateway(timeouts={"idle_s": 0.3})
+        gateway.serve([{"name": "r0", "model": MODEL, "url": engine.url, "slots": 2}])
+        status, _, text = call(gateway, document={"model": MODEL, "max_tokens": 1, "messages": []})
+    assert (status, json.loads(text)["error"]["code"]) == (504, "replica_timeout")
+    assert "in the middle of its answer" in json.loads(text)["error"]["message"]

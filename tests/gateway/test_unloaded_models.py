@@ -176,8 +176,27 @@ SAID = sse(
 )
 
 
-def test_the_anthropic_client_does_not_see_the_comments(start, crowd):
-    """This engine promises a length: its bytes go on in chunks, because the head was out without one."""
+@pytest.mark.parametrize(("path", "is_told"), [("/v1/completions", True), ("/v1/messages", False)])
+def test_a_stream_that_waits_for_a_load_hears_of_it_where_that_helps_its_clients(start, path, is_told):
+    gateway, supervisor = start()
+    asked = {"model": MODEL, "prompt": "x", "messages": [], "stream": True}
+    with open_post(gateway, asked, path) as waiting, open_post(gateway, body(stream=True)) as other:
+        supervisor.wanted()
+        read_until(other, b"waiting for fake-model")
+        supervisor.table(state="loading")
+        supervisor.status(queued=2)
+        waiting.setblocking(False)
+        assert is_told == has_bytes(waiting)
+
+
+def has_bytes(sock):
+    try:
+        return sock.recv(1) != b""
+    except BlockingIOError:
+        return False
+
+
+def test_the_anthropic_client_waits_for_a_load(start, crowd):
     gateway, supervisor = start()
     with (
         recorded(lambda *_: b"".join(SAID)) as engine,
@@ -190,7 +209,7 @@ def test_the_anthropic_client_does_not_see_the_comments(start, crowd):
         loading.result()
 
 
-def test_clients_raise_what_went_wrong_in_a_stream_that_had_begun(start, crowd):
+def test_clients_of_streams_raise_why_the_model_was_not_loaded(start, crowd):
     gateway, supervisor = start()
 
     def fail():

@@ -88,8 +88,8 @@ def in_clients_words(body: bytes, exceeded: ContextExceeded, *, anthropic: bool)
     error = document.get("error")
     if anthropic:
         kept = error if isinstance(error, dict) else {}
-        told = {**kept, "type": "invalid_request_error", "message": exceeded.anthropic_words()}
-        return json.dumps({**document, "type": "error", "error": told}).encode()
+        changed = {**kept, "type": "invalid_request_error", "message": exceeded.anthropic_words()}
+        return json.dumps({**document, "type": "error", "error": changed}).encode()
     if not isinstance(error, dict):
         error = {"message": exceeded.said, "type": "invalid_request_error", "param": None}
     return json.dumps({**document, "error": {**error, "code": CODE}}).encode()

@@ -181,7 +181,9 @@ class Exchange:
 
     @property
     def takes_comments(self) -> bool:
-        """Its client holds out longer when it gets a head and comments while it waits."""
+        """Return whether its client holds out longer when it gets a head and comments while it waits."""
+        if self._proxy.timeouts.comment_after_s is None:
+            return False
         return self.plan.path in COMMENT_PATHS and self.streams
 
     def keep_alive(self, now: float) -> None:
@@ -189,10 +191,10 @@ class Exchange:
         if self.aloud:
             self.send_keepalive(now)
             return
-        after_s = self._proxy.timeouts.comment_after_s
-        if after_s is None or self.request.started or self._held is not None or now - self.arrived_at < after_s:
+        if self.request.started or self._held is not None:
             return
-        if self.takes_comments:
+        after_s = self._proxy.timeouts.comment_after_s
+        if after_s is not None and now - self.arrived_at >= after_s and self.takes_comments:
             self.send_keepalive(now)
 
     def abandon_replica(self) -> None:
@@ -208,9 +210,10 @@ class Exchange:
         limits = self._proxy.timeouts
         if self._attempt is None or self.outcome is not None:
             return
-        if not self.begun and now - self.granted_at > limits.first_byte_s:
+        is_answering = self.heard_at > self.granted_at
+        if not is_answering and now - self.granted_at > limits.first_byte_s:
             why = f"the replica sent nothing for {limits.first_byte_s:g} s"
-        elif self.begun and not self.paused and now - max(self.heard_at, self._resumed_at) > limits.idle_s:
+        elif is_answering and not self.paused and now - max(self.heard_at, self._resumed_at) > limits.idle_s:
             why = f"the replica sent nothing for {limits.idle_s:g} s in the middle of its answer"
         elif now - self.granted_at > limits.total_s:
             why = f"the answer took longer than {limits.total_s:g} s"
@@ -245,6 +248,8 @@ class Exchange:
             self.aloud = head.status != 200 or not self.streamed
             self.streamed, self._said = True, b""  # what the client has is a stream, whatever the engine sends
             self.takes_chunks = not self.aloud and self.request.takes_chunks
+            if not self.aloud:
+                self._forget_body()
             return
         if head.status in CONTEXT_STATUSES and self.plan.path in CONTEXT_PATHS:
             self._held, self._said = head, b""
@@ -257,7 +262,11 @@ class Exchange:
             self.takes_chunks = True
             self._tail = deque(maxlen=TAIL_PIECES_OF_LONG)  # of whole events few are enough, and stay in the cache
         self._endless = head.length is None
-        self._body = b""  # the answer has begun: nobody else is asked
+        self._forget_body()
+
+    def _forget_body(self) -> None:
+        """The answer has begun: nobody else is asked."""
+        self._body = b""
         self.request.drop_body()
 
     def _handed_on(self, head: ResponseHead) -> bytes:
@@ -396,8 +405,7 @@ class Exchange:
         changed = in_clients_words(body, exceeded, anthropic=speaks_anthropic(self.plan.path))
         self.status, self.code = CONTEXT_STATUS, CONTEXT_EXCEEDED
         self.response_bytes = len(changed)
-        self._body = b""
-        self.request.drop_body()
+        self._forget_body()
         self.request.start_with(CONTEXT_STATUS, self._handed_on(head), len(changed))
         self.request.write(changed)
 

@@ -37,7 +37,6 @@ from skep.gateway.proxied_request import Exchange
 from skep.gateway.replica_table import Action, Arrival, Forward, Reject, RejectCode
 from skep.gateway.request_log import RequestAccounting
 from skep.gateway.request_policy import (
-    COMMENT_PATHS,
     LONGEST_NAME_TOLD,
     RequestPlan,
     RequestRefused,
@@ -325,7 +324,7 @@ class Proxy:
             request.respond(*self._refusal(request, refusal))
 
     def _submit(self, request: ServerRequest, plan: RequestPlan, seen: BodySummary) -> Exchange:
-        if not plan.for_clients and self._own_models.issuperset(self.admission.models):
+        if not plan.for_clients and self._own_models and self._own_models.issuperset(self.admission.models):
             raise no_such_path(plan.path)
         model, body = plan.model or seen.model, request.body
         if model is None or not self.admission.knows(model):
@@ -346,8 +345,8 @@ class Proxy:
         body = exchange.request.body
         session = plan.session if plan.session is not None else seen.session
         patience_s = plan.patience_s
-        if patience_s is not None and plan.path in COMMENT_PATHS and self.timeouts.comment_after_s is not None:
-            patience_s = None if exchange.streams else patience_s  # with comments it holds out
+        if patience_s is not None and exchange.takes_comments:
+            patience_s = None  # with comments it holds out
         return Arrival(
             exchange.id,
             exchange.model,
@@ -394,7 +393,7 @@ class Proxy:
     def await_load(self, exchange: Exchange, now: float) -> None:
         if self.unloaded.should_request_load(exchange.model):
             self.on_wanted(exchange.model)
-        if exchange.outcome is None and (exchange.aloud or exchange.streams):
+        if exchange.outcome is None and (exchange.aloud or exchange.takes_comments):
             exchange.send_keepalive(now)
 
     def _submit_without_slot(self, exchange: Exchange, now: float) -> None:

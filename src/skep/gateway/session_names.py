@@ -23,7 +23,7 @@ SESSION_HEADERS = (
     b"agent-session-id",
 )
 # Headers that name one of the agents of a session: each has a conversation of its own.
-AGENT_HEADERS = (b"x-claude-code-agent-id",)
+AGENT_HEADERS: tuple[bytes, ...] = (b"x-claude-code-agent-id",)
 NAMING_HEADERS = frozenset((*SESSION_HEADERS, *AGENT_HEADERS))
 
 # Digests of names are numbers above those of conversations' beginnings, which have 32 bits.
@@ -38,8 +38,10 @@ def session_of_headers(headers: Mapping[bytes, bytes]) -> int | None:
 
 def agent_of_headers(headers: Mapping[bytes, bytes]) -> int | None:
     """Return the digest of the agent inside its session; None: it is the session's own conversation."""
-    own = tuple(name for name in SESSION_HEADERS if name != PARENT_HEADER) if PARENT_HEADER in headers else ()
-    return _first_named(headers, (*AGENT_HEADERS, *own))
+    names = AGENT_HEADERS
+    if PARENT_HEADER in headers:
+        names += tuple(name for name in SESSION_HEADERS if name != PARENT_HEADER)
+    return _first_named(headers, names)
 
 
 def _first_named(headers: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> int | None:

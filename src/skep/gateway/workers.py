@@ -57,7 +57,7 @@ class RelayedRequest(Exchange):
         return self._arrived.loads_model
 
     @property
-    def streams(self) -> bool:
+    def takes_comments(self) -> bool:
         """Its worker looks."""
         return True
 
