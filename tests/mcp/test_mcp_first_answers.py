@@ -1,6 +1,7 @@
 """The first answers of `skep mcp`, which come from a stored file before the SDK is imported."""
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -45,9 +46,16 @@ class Conversation:
     def ask(self, message):
         self.tell(message)
         while True:
-            reply = json.loads(self.process.stdout.readline())
+            reply = self.hear()
             if reply.get("id") == message["id"]:
                 return reply
+
+    def hear(self):
+        return json.loads(self.process.stdout.readline())
+
+    def most_memory_mib(self):
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
     def has_loaded(self, library):
         return library in Path(f"/proc/{self.process.pid}/maps").read_text()
@@ -115,6 +123,8 @@ def test_what_is_out_of_order_or_not_stored_is_left_to_the_whole_server(env, tmp
         assert all(doorman.answer(json.dumps(message).encode()) is not None for message in begun)
         assert doorman.answer(json.dumps(left).encode()) is None
         assert len(doorman.replay()) == 2
+    older = {**initialize("2025-06-18"), "jsonrpc": "1.0"}
+    assert Doorman(opening).answer(json.dumps(older).encode()) is None
     unnamed = request(1, "server/discover", _meta={f"{META}protocolVersion": opening.stateless_version})
     assert Doorman(opening).answer(json.dumps(unnamed).encode()) is None
 
@@ -126,6 +136,45 @@ def test_a_line_that_nobody_can_read_ends_no_conversation(env, tmp_path, line):
         client.tell(INITIALIZED)
         client.process.stdin.buffer.write(line)
         assert client.ask(request(2, "ping"))["result"] == {}
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(env, tmp_path):
+    with conversation(env, tmp_path) as client:
+        for _ in range(300):
+            client.process.stdin.buffer.write(b"x" * (1 << 20))
+        client.process.stdin.buffer.write(b"\n")
+        assert "a line of more than 64 MiB is not read" in client.hear()["error"]["message"]
+        assert "capabilities" in client.ask(initialize("2025-06-18"))["result"]
+        assert client.most_memory_mib() < 300
+
+
+def test_the_whole_server_refuses_a_line_without_an_end_as_well(env, tmp_path):
+    with conversation(env, tmp_path) as client:
+        client.ask(initialize("2025-06-18"))
+        client.tell(INITIALIZED)
+        client.ask(request(1, "tools/call", name="swarm_list", arguments={}))
+        client.process.stdin.buffer.write(b"x" * (65 << 20))
+        client.process.stdin.buffer.write(b"\n")
+        assert "swarm_dispatch_file" in client.hear()["error"]["message"]
+        assert client.ask(request(2, "ping"))["result"] == {}
+
+
+def test_pipes_that_do_not_block_are_read_and_written_like_others(env, tmp_path):
+    """It ended before the client had said anything, with "Resource temporarily unavailable"."""
+    ours_read, theirs_write = os.pipe()
+    theirs_read, ours_write = os.pipe()
+    for descriptor in (theirs_read, theirs_write):
+        os.set_blocking(descriptor, False)
+    argv = [sys.executable, "-m", "skep", "mcp", "--url", "http://127.0.0.1:9"]
+    opening = [initialize("2025-06-18"), *(request(number, "tools/list") for number in range(1, 30))]
+    with subprocess.Popen(argv, env=env, cwd=tmp_path, stdin=theirs_read, stdout=theirs_write) as process:
+        os.close(theirs_read)
+        os.close(theirs_write)
+        with open(ours_read, "rb") as replies, open(ours_write, "wb", buffering=0) as client:
+            client.write(b"".join(json.dumps(message).encode() + b"\n" for message in opening))
+            lines = [json.loads(replies.readline()) for _ in opening]
+        assert [line["id"] for line in lines] == list(range(30))
+        assert process.wait(10) == 0
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])

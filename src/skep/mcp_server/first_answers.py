@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +22,11 @@ VERSION_MARK = "@VERSION@"  # stands for skep's version in the stored answers
 META = "io.modelcontextprotocol/"  # what a request of the protocol without a handshake says of its client
 REPLAYED = "skep-opening"  # the id of an `initialize` that has been answered already
 READ_BYTES = 1 << 16
+MOST_LINE_MIB = 64  # a line is held in memory, and longer than that it is a mistake
+TOO_LONG = {
+    "code": -32600,
+    "message": f"a line of more than {MOST_LINE_MIB} MiB is not read: give tasks as a file (`swarm_dispatch_file`)",
+}
 
 
 class FirstAnswers(msgspec.Struct, frozen=True):
@@ -34,7 +40,7 @@ class FirstAnswers(msgspec.Struct, frozen=True):
 
 class McpRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method: str
-    jsonrpc: str
+    jsonrpc: Literal["2.0"]
     params: dict[str, Any] | None = None
     id: int | str | None = None  # None: a notification
 
@@ -119,25 +125,49 @@ class ClientWire:
     def __init__(self) -> None:
         self.read_fd = os.dup(0)
         self.write_fd = os.dup(1)
+        for descriptor in (self.read_fd, self.write_fd):
+            os.set_blocking(descriptor, True)  # some clients hand over pipes that do not block
         self.unread = bytearray()
+        self._sending = Lock()  # a line is sent whole: one thread answers, another refuses what it reads
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
         os.dup2(2, 1)
 
     def read_line(self) -> bytes | None:
-        """Return a line without its end, also a last one that has none; None: the client has gone."""
-        end = self.unread.find(b"\n")
-        while end < 0:
+        """Return a line without its end, also a last one that has none; None: the client has gone.
+
+        A line that is too long is refused and left out.
+        """
+        looked_at = 0
+        while (end := self.unread.find(b"\n", looked_at)) < 0:
             looked_at = len(self.unread)
-            data = os.read(self.read_fd, READ_BYTES)
-            if not data:
+            if looked_at > MOST_LINE_MIB << 20:
+                self._refuse_line()
+                looked_at = 0
+            elif not self._read_more():
                 return self._take(looked_at) or None
-            self.unread += data
-            end = self.unread.find(b"\n", looked_at)
         line = self._take(end)
         del self.unread[:1]
         return line
+
+    def _refuse_line(self) -> None:
+        """Answer the line that has begun with an error, and read to its end."""
+        reply = {"jsonrpc": "2.0", "id": None, "error": TOO_LONG}
+        self.send(msgspec.json.encode(reply) + b"\n")
+        end = -1
+        while end < 0:
+            self.unread.clear()
+            if not self._read_more():
+                return
+            end = self.unread.find(b"\n")
+        del self.unread[: end + 1]
+
+    def _read_more(self) -> bool:
+        """Return whether the client is still there."""
+        data = os.read(self.read_fd, READ_BYTES)
+        self.unread += data
+        return bool(data)
 
     def _take(self, count: int) -> bytes:
         data = bytes(self.unread[:count])
@@ -145,8 +175,9 @@ class ClientWire:
         return data
 
     def send(self, line: bytes) -> None:
-        while line:
-            line = line[os.write(self.write_fd, line) :]
+        with self._sending:
+            while line:
+                line = line[os.write(self.write_fd, line) :]
 
 
 def open_conversation(doorman: Doorman, wire: ClientWire) -> bytes | None:
@@ -156,12 +187,12 @@ def open_conversation(doorman: Doorman, wire: ClientWire) -> bytes | None:
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: os._exit(0))
-    while (line := wire.read_line()) is not None:
-        reply = doorman.answer(line) if line.strip() else b""
-        if reply is None:
-            return line
-        try:
+    try:
+        while (line := wire.read_line()) is not None:
+            reply = doorman.answer(line) if line.strip() else b""
+            if reply is None:
+                return line
             wire.send(reply)
-        except OSError:
-            return None
+    except OSError:
+        pass
     return None
