@@ -13,7 +13,7 @@ CALL = {"function": {"name": "read_file", "arguments": '{"path": "notes.txt"}'}}
 NO_PARSER = 400, b'{"error": {"message": "tool_choice=required requires --tool-call-parser"}}'
 
 
-def server(tools):
+def server(tools, models=MODELS):
     """A server that answers calls so, and has half of a prompt in its cache when it comes again."""
     prompts = []
 
@@ -26,7 +26,7 @@ def server(tools):
         return json.dumps({"choices": [{"message": {"content": "yes"}}], "usage": usage}).encode()
 
     def page(path):
-        return MODELS if path == "/v1/models" else (404, b"{}")
+        return models if path == "/v1/models" else (404, b"{}")
 
     return recorded(answer, page)
 
@@ -49,6 +49,20 @@ def test_doctor_says_of_a_server_what_agents_miss_and_ends_with_1():
     assert done.code == 1
     assert "refused, vLLM was started without --tool-call-parser: agents cannot call tools" in done.out
     assert "1 thing to do: tool calls" in done.out
+
+
+def test_doctor_ends_with_1_where_a_server_answers_no_question_and_says_what_to_do():
+    with server((401, b'{"error": {"message": "no key"}}')) as running:
+        done = call("doctor", "--url", running.url)
+    assert done.code == 1
+    assert "not checked, HTTP 401 (no key)" in done.out
+    assert "→ name the variable of its key with --key-env" in done.out
+
+
+def test_what_a_server_says_of_its_context_may_be_anything():
+    named = {"id": "m", "skep": {"engine": ["x"], "context": "many"}}
+    with server(CALLED, json.dumps({"data": [named]}).encode()) as running:
+        assert call("doctor", "--url", running.url).code == 0
 
 
 def test_doctor_asks_no_server_without_its_address():

@@ -33,9 +33,10 @@ def read(cached=None, tokens=600, **fields):
 class Scripted:
     """Answers tool calls with one answer, and prompts with those of a list, the last one again and again."""
 
-    def __init__(self, tools=None, prompts=(), pages=None):
+    def __init__(self, tools=None, prompts=(), pages=None, lines=()):
         self.tools = completion(calls=call()) if tools is None else tools
         self.prompts, self.pages = list(prompts) or [read(0), read(576)], pages or {}
+        self.lines = lines  # of every head
         self.asked = []
 
     def answer(self, _path, _headers, body):
@@ -50,7 +51,7 @@ class Scripted:
         return found.pop(0) if isinstance(found, list) else found
 
     def results(self, engine="", deadline_s=20.0, **fields):
-        with recorded(self.answer, self.page) as server:
+        with recorded(self.answer, self.page, self.lines) as server:
             endpoint = CheckedEndpoint(f"{server.url}/v1", "a-model", engine, **fields)
             return asyncio.run(check_for_agents(endpoint, deadline_s))
 
@@ -162,7 +163,7 @@ CACHES = [
 def test_what_a_second_reading_found_in_the_cache_is_told(script, fields, state, text):
     _, prefix_cache = Scripted(**script).results(**fields)
     assert (prefix_cache.state, prefix_cache.text) == (state, f"prefix cache: {text}")
-    assert (prefix_cache.hint is not None) == (state == "warning")
+    assert (prefix_cache.hint is None) == (state == "ok")
 
 
 def size_of(document):
@@ -249,3 +250,32 @@ def test_an_answer_that_would_hold_up_the_supervisor_is_not_read(answer, why):
         f"tool calls: not checked, {why}",
         f"prefix cache: not checked, {why}",
     ]
+
+
+STATUSES = [
+    (401, {}, "name the variable of its key with --key-env"),
+    (403, {"headers": {"authorization": "Bearer x"}}, "check the key's value"),
+    (307, {}, "ask the server that it leads to (https://elsewhere/v1)"),
+    (404, {}, "is this the base URL of an OpenAI-compatible server? /v1/chat/completions is asked there"),
+    (503, {}, "it is busy, or still loading: try again later"),
+    (500, {}, "its own log may say more"),
+]
+
+
+@pytest.mark.parametrize(("status", "fields", "hint"), STATUSES)
+def test_a_server_that_answers_no_question_is_said_to_with_what_to_do(status, fields, hint):
+    refusal = status, b"<html>no</html>"
+    script = Scripted(tools=refusal, prompts=[refusal], lines=[("location", "https://elsewhere/v1")])
+    checks = script.results(**fields)
+    assert [(check.text.partition(", ")[2], check.hint, check.answered) for check in checks] == [
+        (f"HTTP {status}", hint, False),
+        (f"HTTP {status}", hint, False),
+    ]
+
+
+def test_an_error_with_the_status_of_a_success_is_no_answer():
+    """LM Studio answers so where it does not know a path."""
+    error = b'{"error": "Unexpected endpoint or method."}'
+    checks = Scripted(tools=error, prompts=[error]).results()
+    words = "not checked, the answer is no chat completion (Unexpected endpoint or method.)"
+    assert [check.text for check in checks] == [f"tool calls: {words}", f"prefix cache: {words}"]

@@ -11,7 +11,7 @@ from skep.catalog.gpus import HostFacts
 from skep.catalog.models import pullable
 from skep.config.settings import EMBEDDED_MODEL
 from skep.engines.adapter import is_hybrid
-from skep.engines.agent_checks import CheckedEndpoint, check_for_agents
+from skep.engines.agent_checks import AgentCheck, CheckedEndpoint, check_for_agents
 from skep.engines.base import engine_named
 from skep.engines.install import INSTALLABLE, EngineStatus, engine_status
 from skep.errors import SkepError, UserError
@@ -41,16 +41,23 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
 
 
 async def examine_server(
-    url: str, model: str, engine: str, headers: Mapping[str, str], context_tokens: int | None
+    url: str, model: str, engine: str, headers: Mapping[str, str], context: object
 ) -> list[HostFinding]:
-    """Return what agents find there: whether their tool calls arrive, and whether a prompt is read only once."""
+    """Return what agents find there: whether their tool calls arrive, and whether a prompt is read only once.
+
+    `context`: what the server says of its length.
+    """
+    context_tokens = context if isinstance(context, int) and context > 0 else None
     endpoint = CheckedEndpoint(url, model, engine, headers, context_tokens, is_hybrid(model, None))
-    verdicts = {"ok": OK, "warning": PROBLEM, "unknown": WARNING}
-    return [
-        HostFinding(name, verdicts[check.state], words, check.hint)
-        for check in await check_for_agents(endpoint)
-        for name, _, words in [check.text.partition(": ")]
-    ]
+    return [_server_finding(check) for check in await check_for_agents(endpoint)]
+
+
+def _server_finding(check: AgentCheck) -> HostFinding:
+    verdict = {"ok": OK, "warning": PROBLEM, "unknown": WARNING}[check.state]
+    if not check.answered:  # agents would get no answer either
+        verdict = PROBLEM
+    name, _, words = check.text.partition(": ")
+    return HostFinding(name, verdict, words, check.hint)
 
 
 def engine_findings(*, cards: bool) -> list[HostFinding]:

@@ -35,7 +35,8 @@ CONNECT_S = 5.0
 TOKENS_A_LINE = 16
 SHOWN_ERROR = 160  # characters of what a server says
 LARGEST_ANSWER_BYTES = 1 << 20  # to a question for 1,024 tokens at most
-MOST_VALUES = 20_000  # of one answer: they are made in one go, and nothing else gets a turn meanwhile
+# Of one answer's values: they are made in one go, and nothing else gets a turn meanwhile.
+MOST_VALUES = 20_000
 
 _BY_TEMPLATE = ("llama.cpp", "llamacpp", "embedded", "xllamacpp")
 _COUNTERS = (  # hits, and what was asked for, in tokens
@@ -58,6 +59,7 @@ _TOOL = {
     },
 }
 _WITHOUT_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+_ANOTHER_SERVER = "is this the base URL of an OpenAI-compatible server"
 _ANOTHER_MODEL = "serve a model that was trained to call tools, such as qwen3-8b"
 
 State = Literal["ok", "warning", "unknown"]
@@ -72,6 +74,7 @@ class AgentCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     hint: str | None = None  # what to do
     hit_share: float | None = None  # of the prompt's tokens, at its second time
+    answered: bool = True  # False: there was no answer that could be judged
 
 
 class CheckedEndpoint(msgspec.Struct, frozen=True):
@@ -162,6 +165,10 @@ Check = Callable[[], Awaitable[AgentCheck]]
 class _NotChecked(Exception):
     """The server did not answer the question; the message says what it did instead."""
 
+    def __init__(self, why: str, hint: str) -> None:
+        super().__init__(why)
+        self.hint = hint
+
 
 async def check_for_agents(
     endpoint: CheckedEndpoint,
@@ -170,7 +177,7 @@ async def check_for_agents(
 ) -> tuple[AgentCheck, ...]:
     """Return the results of both checks, of which what is not over at the deadline is unknown.
 
-    `tell` is handed each result as soon as it is there.
+    What is not "ok" has a hint. `tell` is handed each result as soon as it is there.
     """
     origin, path = parse_url(endpoint.url, name="url")
     pool = Pool(origin, connect_timeout_s=CONNECT_S, prefix=path.removesuffix("/v1").encode())
@@ -205,11 +212,18 @@ async def _bounded(name: str, label: str, check: Check, ends_at: float) -> Agent
             return await check()
     except TimeoutError:
         why = "there was no answer in time"
-    except (_NotChecked, WireFailure) as failure:
+        hint = "it is slow or busy: try again while nobody else uses it"
+    except _NotChecked as failure:
         why = str(failure)
+        hint = failure.hint
+    except WireFailure as failure:
+        why = one_line(str(failure))
+        hint = f"{_ANOTHER_SERVER}, and is it still running?"
     except Exception as error:  # an answer that nobody thought of costs this result, and no replica
         why = f"the answer led to {type(error).__name__}"
-    return AgentCheck(name, "unknown", f"{label}: not checked, {why}")
+        hint = _ANOTHER_SERVER + "?"
+    text = f"{label}: not checked, {why}"
+    return AgentCheck(name, "unknown", text, hint, answered=False)
 
 
 class _Requests:
@@ -229,17 +243,20 @@ class _Requests:
             answer = await self._ask(_call_body(CALL_TOKENS))
         if answer.status == 200 and _is_still_thinking(answer):
             answer = await self._ask(_call_body(THINKING_TOKENS))
+        if answer.status not in (200, 400, 422):
+            raise _not_answered(answer, has_key=bool(self._endpoint.headers))
         return judge_tool_call(answer.status, answer.text, self._endpoint.engine_name)
 
     async def check_prefix_cache(self) -> AgentCheck:
         endpoint = self._endpoint
         if not endpoint.caches_prefixes:
-            return _prefix_cache("unknown", "off, as prefix_cache = false says")
+            hint = "set it to true, or every turn reads the whole session again"
+            return _prefix_cache("unknown", "off, as prefix_cache = false says", hint)
         context_tokens = endpoint.context_tokens or 2 * LONG_PROMPT_TOKENS
         most = context_tokens // 2
         if most < LEAST_PROMPT_TOKENS:
             text = f"not checked, {endpoint.context_tokens} tokens of context are too few"
-            return _prefix_cache("unknown", text)
+            return _prefix_cache("unknown", text, "agents need a longer context: tens of thousands")
         on_cpu = endpoint.engine_name in ("embedded", "xllamacpp")
         usual = CPU_PROMPT_TOKENS if on_cpu else USUAL_PROMPT_TOKENS
         tokens = min(most, LONG_PROMPT_TOKENS if endpoint.is_hybrid else usual)
@@ -257,14 +274,19 @@ class _Requests:
         if 400 <= first.status < 500:  # some chat templates have no place for a system prompt
             body = _long_body(tokens, role="user")
             first = await self._ask(body)
-        _decoded(first)
+        self._completion(first)
         before = await self._counted()
-        second = _decoded(await self._ask(body))
-        told = share_told(second)
-        if told is not None or not before:
-            return told
+        second = self._completion(await self._ask(body))
+        share = share_told(second)
+        if share is not None or not before:
+            return share
         after = await self._counted()
         return share_counted(before, after)
+
+    def _completion(self, answer: HttpResponse) -> _CompletionAnswer:
+        if answer.status != 200:
+            raise _not_answered(answer, has_key=bool(self._endpoint.headers))
+        return _decode(answer.text)
 
     async def _template_knows_tools(self) -> bool | None:
         """Return what llama.cpp says of its chat template; None: it does not, or is no llama.cpp."""
@@ -299,15 +321,18 @@ class _Requests:
             most_bytes=LARGEST_ANSWER_BYTES,
         )
         if sum(answer.body.count(mark) for mark in (b"{", b"[", b",")) > MOST_VALUES:
-            raise _NotChecked("the answer is no chat completion")
+            raise _no_completion()
         return answer
 
 
-def judge_tool_call(status: int, text: str, engine: str) -> AgentCheck:
-    """Return what an answer to a forced tool call says. `engine`: its name, in lower case."""
+def judge_tool_call(status: int, body: str, engine: str) -> AgentCheck:
+    """Return what an answer to a forced tool call says: with 200 a completion, else a refusal.
+
+    `engine`: its name, in lower case.
+    """
     if status != 200:
-        return _judge_refusal(status, text)
-    choice = _first_choice(text)
+        return _judge_refusal(status, body)
+    choice = _first_choice(body)
     message = choice.message
     if message.tool_calls:
         function = message.tool_calls[0].function
@@ -316,7 +341,8 @@ def judge_tool_call(status: int, text: str, engine: str) -> AgentCheck:
         text = "malformed, their arguments are no JSON object"
         return _tool_calls("warning", text, _parser_hint(engine))
     if _is_call_as_text(message.text) and choice.finish_reason == "length":
-        return _tool_calls("unknown", "not seen, a call began and did not end in time")
+        text = "not seen, a call began and did not end in time"
+        return _tool_calls("unknown", text, f"the model may not know tools: {_ANOTHER_MODEL}")
     if _is_call_as_text(message.text):
         text = "they come as text, so that agents do not see them"
         return _tool_calls("warning", text, _parser_hint(engine))
@@ -325,36 +351,54 @@ def judge_tool_call(status: int, text: str, engine: str) -> AgentCheck:
         return _tool_calls("warning", text, _why(engine))
     if message.thinking.strip() and choice.finish_reason == "length":
         text = f"not seen, the model was still thinking after {THINKING_TOKENS:,} tokens"
-        return _tool_calls("unknown", text)
+        return _tool_calls("unknown", text, "turn its thinking off, or lower its effort, to see one")
     if message.thinking.strip():
         hint = 'a model that does not think needs reasoning_parser = "none"'
         return _tool_calls("warning", "none, the whole answer came as reasoning", hint)
     return _tool_calls("warning", "none, the answer was empty", _why(engine))
 
 
-def _judge_refusal(status: int, text: str) -> AgentCheck:
-    said = one_line(_error_message(text), SHOWN_ERROR)
-    if status not in (400, 422):
-        raise _NotChecked(f"HTTP {status}" + (f" ({said})" if said else ""))
-    if "--tool-call-parser" in text or "--enable-auto-tool-choice" in text:
-        what = "refused, vLLM was started without --tool-call-parser: agents cannot call tools"
-        own = "a vLLM of your own wants --enable-auto-tool-choice beside it"
-        hint = f"set tool_parser to the model's parser; {own}"
-        return _tool_calls("warning", what, hint)
+def _judge_refusal(status: int, body: str) -> AgentCheck:
+    if "--tool-call-parser" in body or "--enable-auto-tool-choice" in body:
+        text = "refused, vLLM was started without --tool-call-parser: agents cannot call tools"
+        other_vllm = "a vLLM of your own wants --enable-auto-tool-choice beside it"
+        hint = f"set tool_parser to the model's parser; {other_vllm}"
+        return _tool_calls("warning", text, hint)
     hint = "agents cannot call tools here: the server's documentation says what its models can do"
-    what = f"refused with HTTP {status}" + (f" ({said})" if said else "")
-    return _tool_calls("warning", what, hint)
+    return _tool_calls("warning", f"refused with {_status_words(status, body)}", hint)
+
+
+def _not_answered(answer: HttpResponse, *, has_key: bool) -> _NotChecked:
+    """Return what a status says that is no verdict, and what to do."""
+    hint = "its own log may say more"
+    location = one_line((answer.head.get(b"location") or b"").decode("latin-1"), SHOWN_ERROR)
+    if answer.status in (401, 403):
+        hint = "check the key's value" if has_key else "name the variable of its key with --key-env"
+    elif 300 <= answer.status < 400:
+        hint = f"ask the server that it leads to ({location or 'it does not say where'})"
+    elif answer.status in (404, 405, 501):
+        hint = f"{_ANOTHER_SERVER}? /v1/chat/completions is asked there"
+    elif answer.status in (429, 503):
+        hint = "it is busy, or still loading: try again later"
+    return _NotChecked(_status_words(answer.status, answer.text), hint)
+
+
+def _status_words(status: int, body: str) -> str:
+    message = one_line(_error_message(body), SHOWN_ERROR)
+    return f"HTTP {status} ({message})" if message else f"HTTP {status}"
 
 
 def judge_prefix_cache(share: float | None, tokens: int, endpoint: CheckedEndpoint) -> AgentCheck:
     """`tokens`: of the prompt, about."""
     if share is None:
-        return _prefix_cache("unknown", "not told by the engine")
+        hint = "vLLM tells with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
+        return _prefix_cache("unknown", "not told by the engine", hint)
     if share >= GOOD_SHARE:
         return _prefix_cache("ok", f"{_percent(share)} hit", share=share)
     if share == 0 and endpoint.is_hybrid and tokens < LONG_PROMPT_TOKENS:
         text = f"no hit in {tokens:,} tokens, which may be less than the engine caches in one piece"
-        return _prefix_cache("unknown", text, share=share)
+        hint = f"only a context of {2 * LONG_PROMPT_TOKENS:,} tokens would show it"
+        return _prefix_cache("unknown", text, hint, share)
     hint = "leave prefix_cache on; `skep logs NAME` shows what the engine made of it"
     if endpoint.engine_name == "vllm" and endpoint.is_hybrid is not False:
         misses = "some versions of vLLM miss with linear attention, most with drafts"
@@ -439,22 +483,23 @@ def _is_object(arguments: object) -> bool:
 
 
 def _first_choice(text: str) -> _CompletionChoice:
-    answer = _decode(text)
-    return answer.choices[0] if answer.choices else _CompletionChoice()
-
-
-def _decoded(answer: HttpResponse) -> _CompletionAnswer:
-    if answer.status != 200:
-        said = one_line(_error_message(answer.text), SHOWN_ERROR)
-        raise _NotChecked(f"HTTP {answer.status}" + (f" ({said})" if said else ""))
-    return _decode(answer.text)
+    return _decode(text).choices[0]
 
 
 def _decode(text: str) -> _CompletionAnswer:
+    """Return a completion, which has a choice: some servers answer with 200 and an error."""
     try:
-        return _DECODER.decode(text)
+        answer = _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        raise _NotChecked("the answer is no chat completion") from None
+        raise _no_completion() from None
+    if not answer.choices:
+        raise _no_completion(one_line(_error_message(text), SHOWN_ERROR))
+    return answer
+
+
+def _no_completion(message: str = "") -> _NotChecked:
+    why = "the answer is no chat completion"
+    return _NotChecked(f"{why} ({message})" if message else why, f"{_ANOTHER_SERVER}?")
 
 
 def _object(text: str) -> dict[str, Any]:
