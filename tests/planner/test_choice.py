@@ -85,6 +85,17 @@ def test_what_would_fit_does_fit():
     assert not choose(model, parse_rig(f"{count - 1}x rtx-3090"), PlanGoal(), pins).plans
 
 
+def test_where_nothing_smaller_was_left_to_try_the_hint_says_what_to_choose():
+    """It ended in "(tried: )"."""
+    model = geometry("deepseek-v3")
+    rig = parse_rig("strix-halo")
+    goal = PlanGoal(input_tokens=500)
+    pins = Pins(quant=find_quant("q3_k_m"))
+    choice = choose(model, rig, goal, pins, engines=("llamacpp",))
+    error = fits_nowhere(model, choice, goal, pins, "llamacpp")
+    assert error.hint.startswith("nothing smaller of it is known: choose a smaller model")
+
+
 def test_a_promise_that_only_a_slower_layout_keeps_puts_it_first():
     free = chosen(goal=PlanGoal(agents=4))
     quickest = min(free.plans, key=lambda plan: plan.rated.outcome.ttft_s)

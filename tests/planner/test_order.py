@@ -137,6 +137,23 @@ def test_who_is_beaten_in_speed_context_and_first_token_is_never_first(rated):
     assert first_of([rated, later]) == rated
 
 
+def other_setup(rated, **setup):
+    return at_speed(rated, 103.0, setup=replace(rated.setup, **setup))
+
+
+def test_what_decides_between_setups_of_the_same_speed_is_named(rated):
+    """Whatever decided last was called a simpler layout, also between two setups of one layout."""
+    staged = other_setup(rated, layout=Layout(pp=2))
+    assert why_first([rated, staged], [rated, staged]).startswith("it has fewer pipeline stages, while TP=1 + PP=2")
+    other_engine = other_setup(rated, engine="sglang")
+    reason = why_first([rated, other_engine], [rated, other_engine])
+    assert reason.startswith(f"more measurements of {rated.setup.engine} are known than of sglang")
+    slow_alone = at_speed(rated, 101.0, alone_tok_s=45.0)
+    assert first_of([rated, slow_alone]) == rated
+    reason = why_first([rated, slow_alone], [rated, slow_alone])
+    assert reason.startswith("more tok/s for an agent alone, while TP=1")
+
+
 def test_the_order_has_every_candidate_once(rated):
     several = [at_speed(rated, tok_s, context_each=int(5e6 / tok_s)) for tok_s in (100.0, 60.0, 90.0, 30.0)]
     ordered = in_order(several)

@@ -82,29 +82,19 @@ def _is_shown_faster(rated: Rated, first: Rated) -> bool:
 
 def _nicer(first: Rated, near: Rated) -> str:
     """Name the first difference that decides between setups of the same speed."""
-    reasons = (
-        "a KV cache of 16 bits changes no answer",
-        f"more measurements of {first.setup.engine} are known than of {near.setup.engine}",
-        "less is known to slow it down",
-        "it depends less on the versions of engine and driver",
-    )
-    decided = zip(preference(first), preference(near), reasons, strict=False)
-    return next((reason for ours, theirs, reason in decided if ours != theirs), "its layout is simpler")
+    for figure, reason in PREFERENCES:
+        if figure(first) != figure(near):
+            return reason.format(first=first.setup.engine, near=near.setup.engine)
+    return "nothing tells them apart"
 
 
 def preference(rated: Rated) -> Preference:
-    """Return what decides between equals: bits of KV, evidence, rules against it, a simple layout."""
-    setup = rated.setup
-    verdicts = [finding.verdict for finding in rated.findings]
-    return (
-        setup.kv.family == "half",
-        setup.engine in KNOWN_ENGINES,
-        -verdicts.count("costs"),
-        -verdicts.count("depends"),
-        -setup.layout.pp,
-        setup.layout.ep,
-        rated.score,
-    )
+    """Return what decides between equals, the most important figure first."""
+    return tuple(figure(rated) for figure, _ in PREFERENCES)
+
+
+def _verdicts(rated: Rated, verdict: str) -> int:
+    return sum(finding.verdict == verdict for finding in rated.findings)
 
 
 # The rules, in their order
@@ -276,9 +266,10 @@ def _narrow(first: Rated, faster: Candidates) -> str:
 
 def _slow_to_begin(first: Rated, faster: Candidates) -> str:
     soonest = min(rated.outcome.ttft_s for rated in faster)
-    waits = [format_seconds(seconds) for seconds in (first.outcome.ttft_s, soonest)]
-    told = f"the first token comes after {waits[0]} against {waits[1]}"
-    return f"{told}, while {_lead(faster)} by less than plans are off"
+    wait = format_seconds(first.outcome.ttft_s)
+    least = format_seconds(soonest)
+    lead = _lead(faster)
+    return f"the first token comes after {wait} against {least}, while {lead} by less than plans are off"
 
 
 def _beaten(_: Rated, faster: Candidates) -> str:
@@ -318,8 +309,8 @@ def _names(rows: Candidates) -> str:
 def _name(rated: Rated) -> str:
     setup = rated.setup
     drafts = f", {setup.spec}" if setup.spec is not None else ""
-    what = f"{setup.layout}, {setup.quant.title}{drafts} ({setup.engine})"
-    return f"{what} with {_shown_tok_s(rated):,.0f} tok/s"
+    title = f"{setup.layout}, {setup.quant.title}{drafts} ({setup.engine})"
+    return f"{title} with {_shown_tok_s(rated):,.0f} tok/s"
 
 
 def _shown_tok_s(rated: Rated) -> float:
@@ -349,3 +340,20 @@ def _form_rules() -> tuple[Callable[[Candidates], Candidates], ...]:
 
 
 FORM_RULES = _form_rules()
+
+# What decides between equals: a figure, of which more is better, and what it says of the first
+PREFERENCES: tuple[tuple[Callable[[Rated], bool | float], str], ...] = (
+    (lambda rated: rated.setup.kv.family == "half", "a KV cache of 16 bits changes no answer"),
+    (
+        lambda rated: rated.setup.engine in KNOWN_ENGINES,
+        "more measurements of {first} are known than of {near}",
+    ),
+    (lambda rated: -_verdicts(rated, "costs"), "less is known to slow it down"),
+    (
+        lambda rated: -_verdicts(rated, "depends"),
+        "it depends less on the versions of engine and driver",
+    ),
+    (lambda rated: -rated.setup.layout.pp, "it has fewer pipeline stages"),
+    (lambda rated: rated.setup.layout.ep, "its experts are spread over more cards"),
+    (lambda rated: rated.score, "more tok/s for an agent alone"),
+)

@@ -23,11 +23,12 @@ def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins
     short = [r for r in choice.rejected if r.rule == "memory"]
     if not short:
         first = choice.rejected[0] if choice.rejected else None
-        return UserError(first.reason if first else f"nothing was left to try on `{choice.rig.title}`",
-                         hint=first.remedy if first else None)  # fmt: skip
+        if first is None:
+            return UserError(f"nothing was left to try on `{choice.rig.title}`")
+        return UserError(first.reason, hint=first.remedy)
     nearest = max(short, key=lambda r: (r.layout.cards_each, -r.layout.pp))
-    found = would_fit(model, choice.rig, goal, pins, engine)
-    return DoesNotFit(f"{model.id} does not fit `{choice.rig.title}`: {nearest.reason}", hint=found.words)
+    trials = would_fit(model, choice.rig, goal, pins, engine)
+    return DoesNotFit(f"{model.id} does not fit `{choice.rig.title}`: {nearest.reason}", hint=trials.words)
 
 
 @dataclass(slots=True)
@@ -41,9 +42,12 @@ class WouldFit:
     def words(self) -> str:
         if self.ways:
             return f"what would fit: {'; '.join(self.ways)}"
-        return f"nothing like it fits either (tried: {', '.join(self.tried)})"
+        if self.tried:
+            return f"nothing like it fits either (tried: {', '.join(self.tried)})"
+        return "nothing smaller of it is known: choose a smaller model, or cards with more memory"
 
     def add(self, way: str | None, tried: str) -> None:
+        """Note a way, or where it is None what was tried in vain."""
         if way is not None:
             self.ways.append(way)
         else:
@@ -78,35 +82,36 @@ class PlanSought(msgspec.Struct, frozen=True):
 
 def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str) -> WouldFit:
     """Try fewer bits on the same cards, less context, more cards of the same kind, and another engine."""
-    wanted, found = PlanSought(model, rig, goal, pins, engine), WouldFit()
-    _try_fewer_bits(wanted, found)
-    _try_less_context(wanted, found)
-    _try_more_cards(wanted, found)
-    _try_llamacpp(wanted, found)
-    _try_system_memory(wanted, found)
-    return found
+    wanted = PlanSought(model, rig, goal, pins, engine)
+    trials = WouldFit()
+    _try_fewer_bits(wanted, trials)
+    _try_less_context(wanted, trials)
+    _try_more_cards(wanted, trials)
+    _try_llamacpp(wanted, trials)
+    _try_system_memory(wanted, trials)
+    return trials
 
 
-def _try_fewer_bits(wanted: PlanSought, found: WouldFit) -> None:
+def _try_fewer_bits(wanted: PlanSought, trials: WouldFit) -> None:
     """Try the usual formats below the one that is pinned; without a pin the plan has tried them all."""
     if wanted.pins.quant is None:
-        found.tried.append("every format of 4 bits and more")
+        trials.tried.append("every format of 4 bits and more")
         return
     family = ("q8_0", "q6_k", "q5_k_m", "q4_k_m") if wanted.engine == "llamacpp" else ("fp8", "gptq", "awq")
     lower = [QUANTS[name] for name in family if QUANTS[name].bits < wanted.pins.quant.bits]
     small = next((quant for quant in lower if wanted.setups(pins=replace(wanted.pins, quant=quant))), None)
     if lower:
-        found.add(f"--quant {small.id}" if small is not None else None, "fewer bits")
+        trials.add(f"--quant {small.id}" if small is not None else None, "fewer bits")
 
 
-def _try_less_context(wanted: PlanSought, found: WouldFit) -> None:
+def _try_less_context(wanted: PlanSought, trials: WouldFit) -> None:
     """Halve --context down to a task's length, or else the prompts."""
     goal, longest = wanted.goal, wanted.pins.context
     if longest is not None and longest > goal.need_tokens:
         contexts = [*_halves(longest, goal.need_tokens), goal.need_tokens]
         fitting = (size for size in contexts if wanted.setups(pins=replace(wanted.pins, context=size)))
         context = next(fitting, None) if wanted.setups(pins=replace(wanted.pins, context=contexts[-1])) else None
-        found.add(f"--context {context}" if context is not None else None, f"{contexts[-1]:,} tokens of context")
+        trials.add(f"--context {context}" if context is not None else None, f"{contexts[-1]:,} tokens of context")
         return
     prompts = _halves(int(goal.input_tokens), _LEAST_PROMPT)
     if not prompts:
@@ -116,7 +121,7 @@ def _try_less_context(wanted: PlanSought, found: WouldFit) -> None:
     fitting_goals = (shorter for shorter in goals if wanted.setups(goal=shorter, pins=free))
     shorter = next(fitting_goals, None) if wanted.setups(goal=goals[-1], pins=free) else None
     way = None if shorter is None else f"--prompt-tokens {shorter.input_tokens:.0f}"
-    found.add(way, f"tasks of {goals[-1].need_tokens:,} tokens")
+    trials.add(way, f"tasks of {goals[-1].need_tokens:,} tokens")
 
 
 def _halves(tokens: int, least: int) -> list[int]:
@@ -128,7 +133,7 @@ def _halves(tokens: int, least: int) -> list[int]:
     return sizes
 
 
-def _try_more_cards(wanted: PlanSought, found: WouldFit) -> None:
+def _try_more_cards(wanted: PlanSought, trials: WouldFit) -> None:
     rig, card = wanted.rig, wanted.rig.cards[0]
     counts = range(len(rig.cards) + 1, 1 if card.unified_memory else _MOST_CARDS + 1)
     for count in counts:
@@ -137,27 +142,27 @@ def _try_more_cards(wanted: PlanSought, found: WouldFit) -> None:
         if setups:
             cut = "tp" if wanted.engine == "llamacpp" else "pp"
             first = min(setups, key=lambda setup: (getattr(setup.layout, cut), -setup.quant.bits))
-            found.ways.append(f"{count}x {card.id} ({first.layout}, {first.quant.title})")
+            trials.ways.append(f"{count}x {card.id} ({first.layout}, {first.quant.title})")
             return
     if counts:
-        found.tried.append(f"up to {counts[-1]} such cards")
+        trials.tried.append(f"up to {counts[-1]} such cards")
 
 
-def _try_llamacpp(wanted: PlanSought, found: WouldFit) -> None:
+def _try_llamacpp(wanted: PlanSought, trials: WouldFit) -> None:
     """Try llama.cpp, and where nothing else fits its formats below 4 bits."""
     pins = wanted.any_layout
     if wanted.engine != "llamacpp" and pins.quant is None:
         setups = wanted.setups(pins=pins, engine="llamacpp")
-        found.add(f"--engine llamacpp ({setups[0].quant.title})" if setups else None, "llama.cpp")
+        trials.add(f"--engine llamacpp ({setups[0].quant.title})" if setups else None, "llama.cpp")
     below = replace(pins, quant=QUANTS["q3_k_m"])
-    if found.ways or wanted.pins.quant == below.quant:
+    if trials.ways or wanted.pins.quant == below.quant:
         return
     flags = "--quant q3_k_m" if wanted.engine == "llamacpp" else "--engine llamacpp --quant q3_k_m"
     fits_below = wanted.setups(pins=below, engine="llamacpp")
-    found.add(f"{flags}, below 4 bits" if fits_below else None, "Q3_K_M with less than 4")
+    trials.add(f"{flags}, below 4 bits" if fits_below else None, "Q3_K_M with less than 4 bits")
 
 
-def _try_system_memory(wanted: PlanSought, found: WouldFit) -> None:
+def _try_system_memory(wanted: PlanSought, trials: WouldFit) -> None:
     """Find the least system memory that lets llama.cpp hold the experts which the cards do not."""
     rig, pins = wanted.rig, wanted.any_layout
     if not wanted.model.is_moe or any(card.unified_memory for card in rig.cards):
@@ -169,7 +174,7 @@ def _try_system_memory(wanted: PlanSought, found: WouldFit) -> None:
         setups = wanted.setups(rig=replace(rig, ram_gib=ram_gib), pins=pins, engine="llamacpp")
         if setups:
             title = setups[0].quant.title
-            found.ways.append(f"--engine llamacpp with {ram_gib} GiB of system memory for experts ({title})")
+            trials.ways.append(f"--engine llamacpp with {ram_gib} GiB of system memory for experts ({title})")
             return
     if sizes:
-        found.tried.append(f"experts in up to {sizes[-1]:,} GiB of system memory")
+        trials.tried.append(f"experts in up to {sizes[-1]:,} GiB of system memory")
