@@ -7,6 +7,7 @@ import pytest
 from running_site import running
 from stored_runs import installation
 
+from recorded_server import recorded
 from skep.testing.process import FakeEngine
 from skep.web.context import Site
 
@@ -53,6 +54,25 @@ def test_without_a_gateway_the_page_says_how_to_start_one(tmp_path, monkeypatch)
         answer, body = say(ask)
     assert answer.status == 500
     assert "the gateway did not answer" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "shown"),
+    [
+        (500, b'{"error": ' + b"[" * 60_000, 500),  # deeper than a parser goes
+        (500, b'{"error": {"message": 1' + b"0" * 5000 + b"}}", 500),
+        (204, b"", 502),
+        (302, b"{}", 502),
+    ],
+    ids=["nested", "a long number", "no content", "moved"],
+)
+def test_an_answer_that_is_none_is_one_line_of_json(tmp_path, monkeypatch, status, body, shown):
+    """It was an error inside, or a connection that was closed without a word."""
+    with recorded(answer=lambda *_: (status, body)) as server, running(Site(installation(tmp_path))) as ask:
+        monkeypatch.setenv("SKEP_URL", server.url)
+        answer, text = say(ask)
+    assert answer.status == shown
+    assert json.loads(text)["error"]["message"] == f"HTTP {status}"
 
 
 def test_what_is_no_question_or_of_another_page_is_refused_and_the_public_has_no_chat(chat, tmp_path):
