@@ -83,9 +83,9 @@ def check(data):
     check_model(body)
     model_of_form(body)
     for streamed in (False, True):
-        told = tokens_of(body[:100], [body], streamed=streamed)
-        counts = (told.prompt, told.cached, told.output, told.reasoning)
-        assert all(count is None or 0 <= count <= 3 * MOST_TOKENS for count in counts), told
+        usage = tokens_of(body[:100], [body], streamed=streamed)
+        counts = (usage.prompt, usage.cached, usage.output, usage.reasoning)
+        assert all(count is None or 0 <= count <= 3 * MOST_TOKENS for count in counts), usage
 
 
 def check_model(body):

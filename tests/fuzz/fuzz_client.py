@@ -5,6 +5,7 @@ import socket
 
 import h11
 
+from fuzz.http_words import HTTP_WORDS
 from fuzz.pieces import split_input, ways_to_cut
 from skep.wire.client import Pool
 from skep.wire.heads import Origin, strip_chunk_headers
@@ -29,20 +30,9 @@ SEEDS = [
     STREAM_HEAD + b"9\r\ndata: a\n\n\r\n9\r\ndata: b\n\n\r\n9\r\ndata: c\n\n\r\n0\r\n\r\n",
 ]
 WORDS = [
-    b"\r\n",
-    b"\n",
-    b"\r\n\r\n",
-    b"\0",
-    b" :",
-    b"\r\n folded",
-    b"Content-Length: 3\r\n",
+    *HTTP_WORDS,
     b"content-length: 3\r\n",
-    b"Transfer-Encoding: chunked\r\n",
     b"transfer-encoding: chunked, gzip\r\n",
-    b"Connection: close\r\n",
-    b"Upgrade: h2c\r\n",
-    b"0\r\n\r\n",
-    b"1;a=b\r\nx\r\n",
     b"1\r\nx\r\n",
     b"HTTP/1.1 200 OK\r\n",
     b"HTTP/1.0",

@@ -30,7 +30,7 @@ WORDS = [
 ]
 
 # A label set that is whole on its line. Nothing is promised of what follows another one.
-_WHOLE = re.compile(r'[^{]*+\{(?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+\}[^{]*+')
+_WHOLE = re.compile(r'[^{]*+\{(?>(?:[^"}]++|"(?>(?:[^"\\]++|\\.)*)")*)\}[^{]*+')
 
 
 def check(data):

@@ -35,16 +35,17 @@ def main():
     parser.add_argument("--keep", action="store_true", help="add to the corpus, and search no more")
     args, of_the_merge = parser.parse_known_args()
     folder = TESTS.parent / ".fuzz" / args.target
-    found, corpus = folder / "found", CORPUS / args.target
-    for place in (found, corpus):
+    inputs = folder / "found"
+    corpus = CORPUS / args.target
+    for place in (inputs, corpus):
         place.mkdir(parents=True, exist_ok=True)
     if args.keep:
         options = ["-merge=1", *LIMITS]
-        folders = [corpus, found]
+        folders = [corpus, inputs]
     else:
         options = [*search_options(args, folder), *LIMITS]
-        folders = [found, corpus]
-        write_seeds(args.target, found)
+        folders = [inputs, corpus]
+        write_seeds(args.target, inputs)
     run = asyncio.Runner(loop_factory=uvloop.new_event_loop).run
     # A merge runs this first word in a shell, with options of its own, and again where an input ends it.
     itself = f"{shlex.join([sys.executable, sys.argv[0]])} {args.target}"
@@ -65,9 +66,9 @@ def search_options(args, folder):
     ]
 
 
-def write_seeds(target, found):
+def write_seeds(target, inputs):
     for number, data in enumerate(seed_inputs(target)):
-        (found / f"seed-{number}").write_bytes(data)
+        (inputs / f"seed-{number}").write_bytes(data)
 
 
 def quoted(word):

@@ -20,17 +20,20 @@ class NotOneMore(Exception):
 
 def strict_reading(data):
     """The requests (method, target, body) that may be handled when these bytes arrive and then the connection ends."""
-    requests, at, goes_on = [], 0, True
+    requests = []
+    at = 0
+    goes_on = True
     try:
         while goes_on:
-            request, at, goes_on = _one(data, at)
+            request, at, goes_on = _request(data, at)
             requests.append(request)
     except NotOneMore:
         pass
     return requests
 
 
-def _one(data, at):
+def _request(data, at):
+    """The request that begins there, where it ends, and whether another may follow."""
     first = _FIRST.match(data, at)
     need(first is not None and first[1] in METHODS)
     method, target, version = first.groups()
@@ -46,12 +49,14 @@ def _one(data, at):
     wishes = [wish.strip() for name, value in fields if name == b"connection" for wish in value.lower().split(b",")]
     goes_on = b"close" not in wishes and (version == b"1.1" or b"keep-alive" in wishes)
     if b"transfer-encoding" in named:
-        need(version == b"1.1" and b"content-length" not in named and named[b"transfer-encoding"].lower() == b"chunked")
+        need(version == b"1.1" and b"content-length" not in named)
+        need(named[b"transfer-encoding"].lower() == b"chunked")
         body, at = _chunks(data, at)
     else:
         length = named.get(b"content-length", b"0")
         need(re.fullmatch(rb"[0-9]{1,19}", length) and at + int(length) <= len(data))
-        body, at = data[at : at + int(length)], at + int(length)
+        body = data[at : at + int(length)]
+        at += int(length)
     return (method, target, body), at, goes_on
 
 
@@ -125,7 +130,9 @@ def fed(pieces, heads, *, later=False):
 
     `later`: what a read brought is answered when all of it has been looked at.
     """
-    handled, waiting, sink = [], [], Sink()
+    handled = []
+    waiting = []
+    sink = Sink()
 
     def handle(request):
         handled.append((request.method, request.target, request.headers, request.body))
