@@ -45,18 +45,26 @@ def parsed(text: str, kind: str, where: str) -> dict[str, Any]:
 
 
 def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str:
-    """Return the text with other values; ABSENT removes one."""
+    """Return the text with other values; ABSENT removes one, and the tables that hold nothing then.
+
+    Such a table may stay where its text has a line of its own, as `[table]` has in TOML.
+    """
     form = FORMATS[kind]
     wanted = deepcopy(parsed(text, kind, where))
+    removed = [path for path, value in changes.items() if value is ABSENT]
     try:
         for path, value in changes.items():
             text = _with_change(form, text, wanted, path, value)
-        same = form.parse(text) == wanted if text.strip() else not wanted
+        result = form.parse(text) if text.strip() else {}
+        for path in removed:
+            _remove_empty_tables(result, path)
+            _remove_empty_tables(wanted, path)
+        is_exact = result == wanted
     except Exception:  # as above
-        same = False
-    if not same:
+        is_exact = False
+    if not is_exact:
         hint = "it is unchanged; `--print` shows what to set by hand"
-        raise UserError(f"`{where}` is written in a way that cannot be changed without you", hint=hint)
+        raise UserError(f"`{where}` is written in a way that cannot be changed safely", hint=hint)
     return text
 
 
@@ -66,7 +74,7 @@ def _with_change(form: Format, text: str, wanted: dict[str, Any], path: Path, va
     if present == value or (present is ABSENT and value is ABSENT):
         return text
     if value is ABSENT:
-        _remove_value(wanted, path)
+        del value_at(wanted, path[:-1])[path[-1]]
         return form.remove(text, path)
     _put_value(wanted, path, value)
     return form.set(text, path, value)
@@ -86,18 +94,11 @@ def _put_value(values: dict[str, Any], path: Path, value: Any) -> None:
     values[path[-1]] = value
 
 
-def _remove_value(values: dict[str, Any], path: Path) -> None:
-    """Remove it, and the tables that hold nothing then."""
-    tables = [values]
-    for key in path[:-1]:
-        inner = tables[-1].get(key)
-        if not isinstance(inner, dict):
-            return
-        tables.append(inner)
-    tables[-1].pop(path[-1], None)
-    for table, key, inner in reversed(list(zip(tables, path, tables[1:], strict=False))):
-        if not inner:
-            del table[key]
+def _remove_empty_tables(values: dict[str, Any], path: Path) -> None:
+    """Remove the tables above a path that hold nothing, from the innermost on."""
+    for depth in range(len(path) - 1, 0, -1):
+        if value_at(values, path[:depth]) == {}:
+            del value_at(values, path[: depth - 1])[path[depth - 1]]
 
 
 def _set_toml(text: str, path: Path, value: Any) -> str:
