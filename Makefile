@@ -140,21 +140,26 @@ $(VENV)/.installed-browser: $(VENV)/.installed-dev
 # Coding agents in a folder of their own. What cannot be fetched here is left out, and its tests say so.
 AGENTS_OF_NPM = @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent \
   cline @charmland/crush
-.agents/.installed:
+.agents/.installed: | $(VENV)/.created
 	@command -v npm > /dev/null || { echo "error: npm is not on PATH" >&2; \
 	  echo "hint: on Debian and Ubuntu, \`apt install npm\`; Node 20 or newer" >&2; exit 2; }
 	@mkdir -p .agents
-	@for package in $(AGENTS_OF_NPM); do \
-	  npm install --prefix .agents --no-audit --no-fund --loglevel=error "$$package" > .agents/npm.log 2>&1 || \
-	    echo "left out: $$package, which npm does not install here: $$(grep -m 1 "Error:" .agents/npm.log)"; \
-	done
-	@{ $(BIN)/python -m venv .agents/venv && .agents/venv/bin/pip install -qq aider-chat; } > .agents/pip.log 2>&1 || \
-	  echo "left out: aider-chat, which pip does not install here: see .agents/pip.log"
+	@left_out=; \
+	for package in $(AGENTS_OF_NPM); do \
+	  npm install --prefix .agents --no-audit --no-fund --loglevel=error "$$package" > .agents/npm.log 2>&1 || { \
+	    left_out=yes; \
+	    why=$$(grep -m 1 "Error:" .agents/npm.log || grep -m 1 -i "^npm err" .agents/npm.log); \
+	    echo "left out: $$package, which npm does not install here: $$why"; }; \
+	done; \
+	{ $(BIN)/python -m venv .agents/venv && .agents/venv/bin/pip install -qq aider-chat; } > .agents/pip.log 2>&1 || { \
+	  left_out=yes; \
+	  echo "left out: aider-chat, which pip does not install here: see .agents/pip.log"; }; \
+	test -z "$$left_out" || echo "hint: \`rm .agents/.installed\` has \`make test-agents\` try again what was left out"
 	@touch $@
 
 # It needs compiled code of its own and is no package of skep's environment.
 .fuzz/.installed: $(VENV)/.installed-dev
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade --target .fuzz/lib atheris==3.0.0 || \
 	  { echo "error: atheris cannot be installed for $$($(BIN)/python --version)" >&2; \
-	    echo "hint: \`make PYTHON=/path/to/python3.11 fuzz\` takes another Python; it has wheels for Linux" >&2; exit 1; }
+	    echo "hint: \`make PYTHON=/path/to/python3.11 VENV=.fuzz/venv fuzz\` takes another Python; there are wheels for Linux" >&2; exit 1; }
 	@touch $@
