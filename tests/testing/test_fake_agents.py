@@ -7,6 +7,7 @@ import anthropic
 import openai
 import pytest
 
+from skep.errors import EngineError
 from skep.testing.process import FakeEngine
 
 WRITE = {
@@ -253,10 +254,22 @@ async def test_a_cut_stream_and_a_late_answer_come_once_and_when_asked_for(scrip
                 await words("SLOWLY green")
 
 
-def test_rules_that_cannot_be_read_end_the_start(tmp_path):
-    from skep.errors import EngineError
-
+@pytest.mark.parametrize("condition", [{"say": "x"}, {"says": "(x"}], ids=["unknown", "no expression"])
+def test_rules_that_cannot_be_read_end_the_start(tmp_path, condition):
     path = tmp_path / "script.json"
-    path.write_text('[{"when": {"say": "x"}, "reply": {}}]')
-    with pytest.raises(EngineError, match="say"):
+    path.write_text(json.dumps([{"when": condition, "reply": {}}]))
+    with pytest.raises(EngineError, match=r"script.json: .*(`say`|unterminated)"):
         FakeEngine(script=str(path)).start()
+
+
+def test_a_text_with_quotes_fills_the_arguments_of_a_call(tmp_path):
+    """It was put into JSON as it stood: the connection was closed without an answer."""
+    call = {"name": "count", "arguments": {"kind": "{text}", "names": ["{text}"]}}
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps([{"when": {"says": "SAY (?P<text>.+)"}, "reply": {"call": call}}]))
+    said = 'a "quoted" \\ word'
+    with FakeEngine(token_ms=0, script=str(path)) as engine, openai_of(engine) as client:
+        tools = [chat_tool("count", COUNT)]
+        made = client.chat.completions.create(model="m", messages=asked(f"SAY {said}"), tools=tools)
+    arguments = json.loads(made.choices[0].message.tool_calls[0].function.arguments)
+    assert arguments == {"kind": said, "names": [said], "number": 3}

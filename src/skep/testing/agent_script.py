@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,11 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     has_result: bool | None = None  # a tool has given its result since the last answer
     has_tools: bool | None = None
     above_tokens: int | None = None  # of the prompt
+
+    def compile(self) -> None:
+        """Raises re.error where an expression is none."""
+        for expression in (self.says, self.prompt_says, self.result_says):
+            re.compile(expression or "", re.DOTALL)
 
     def groups(self, turn: AgentTurn, prompt_tokens: int) -> dict[str, str] | None:
         """Return the groups of the expressions; None: the condition does not hold."""
@@ -59,7 +65,7 @@ class FileText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class NamedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
-    arguments: dict[str, msgspec.Raw] = {}
+    arguments: dict[str, Any] = {}
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,22 +134,42 @@ def scripted(name: str, reply: Reply, turn: AgentTurn, groups: dict[str, str]) -
         calls.append(delegate_call(turn.tools, text(reply.delegate)))
     if reply.call is not None:
         calls.append(named_call(turn, text(reply.call.name), reply.call.arguments, text))
-    words, thinking = text(reply.text), text(reply.thinking)
-    return ScriptedReply(name, words, thinking, tuple(calls), reply.error, reply.cut_after, reply.first_token_s)
+    return ScriptedReply(
+        rule=name,
+        text=text(reply.text),
+        thinking=text(reply.thinking),
+        calls=tuple(calls),
+        error=reply.error,
+        cut_after=reply.cut_after,
+        first_token_s=reply.first_token_s,
+    )
 
 
-def named_call(turn: AgentTurn, name: str, arguments: dict[str, msgspec.Raw], text: Callable[[str], str]) -> ToolCall:
+def named_call(turn: AgentTurn, name: str, arguments: dict[str, Any], text: Callable[[str], str]) -> ToolCall:
     offer = turn.tool(name)
     if offer is None:
         raise UserError(f"the client offers no tool `{name}`")
-    values = {key: msgspec.json.decode(text(bytes(value).decode())) for key, value in arguments.items()}
-    return filled(offer, values)
+    return filled(offer, with_texts(arguments, text))
+
+
+def with_texts(value: Any, text: Callable[[str], str]) -> Any:
+    """Return a value of JSON with each text in it filled in."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, list):
+        return [with_texts(item, text) for item in value]
+    if isinstance(value, dict):
+        return {key: with_texts(item, text) for key, item in value.items()}
+    return value
 
 
 def read_script(name: str) -> tuple[AnswerRule, ...]:
     """Return the rules of a file, or of a script that is shipped. Raises UserError."""
     path = SHIPPED.get(name) or Path(name)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[AnswerRule, ...])
-    except msgspec.DecodeError as error:
+        rules = msgspec.json.decode(path.read_bytes(), type=tuple[AnswerRule, ...])
+        for rule in rules:
+            rule.when.compile()
+    except (msgspec.DecodeError, re.error) as error:
         raise UserError(f"{path}: {error}") from None
+    return rules
