@@ -48,7 +48,7 @@ def engine():
 
 @pytest.fixture
 def run_tasks(engine, tmp_path):
-    """Run a file of this one line: what was said, the results, and the most memory that was taken."""
+    """Run a file of this one line; return the process, the results, and the most memory that it took."""
 
     env = environment(tmp_path)
 
@@ -95,21 +95,24 @@ BROKEN = {
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_line_of_any_length_is_told_in_few_words(run_tasks, length, name):
-    head, repeated, end, said = BROKEN[name]
+    head, repeated, end, fault = BROKEN[name]
     done, results, peak = run_tasks(head + repeated * (length // len(repeated)) + end)
     assert (done.returncode, results) == (2, [])
     assert "tasks.jsonl, line 1:" in done.stderr
-    assert said in done.stderr
+    assert fault in done.stderr
     assert len(done.stderr) < 1000
     assert peak < BASE_BYTES + PER_BYTE * length, peak / length
 
 
-def test_a_task_and_a_file_with_very_many_faults_name_the_first_ones(run_tasks):
+def test_a_task_with_very_many_faults_names_the_first_ones(run_tasks):
     """All were made and kept, which took fifty times the size of the line."""
     done, _, _ = run_tasks(b'{"messages": [' + b'{"role":1},' * 100_000 + b"1]}")
     assert "has at least 100 faults:" in done.stderr
     assert done.stderr.count("messages[") == 10
     assert "and 90 more" in done.stderr
+
+
+def test_a_file_with_very_many_faults_names_the_first_ones(run_tasks):
     done, _, _ = run_tasks(b"\n".join([b"{}"] * 20_000))
     assert "has 20000 faults:" in done.stderr
     assert done.stderr.count("neither `prompt` nor `messages`") == 10

@@ -366,8 +366,8 @@ _SECRET_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS|HOOK
 
 def run_environment(env: Mapping[str, str], key_env: str | None) -> dict[str, str]:
     """Return the environment without keys but the run's own and that of skep's gateway."""
-    own = {GATEWAY_KEY, key_env}
-    return {name: value for name, value in env.items() if name in own or not _SECRET_NAME.search(name)}
+    kept_names = {GATEWAY_KEY, key_env}
+    return {name: value for name, value in env.items() if name in kept_names or not _SECRET_NAME.search(name)}
 
 
 def resume_in_background(paths: Paths, run: SwarmRun, wait_s: float, env: Mapping[str, str] = os.environ) -> None:
