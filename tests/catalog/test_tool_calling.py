@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 
 from skep.catalog.models import all_checkpoints, geometries
-from skep.catalog.tool_calling import find_tool_calling, hub_name, release_of, usable
+from skep.catalog.tool_calling import find_tool_calling, hub_name, release_of, usable, with_template
 
 TABLES = tomllib.loads(files("skep.catalog").joinpath("tool_calling.toml").read_text(encoding="utf-8"))
 KEYS = {
@@ -107,6 +107,34 @@ def test_a_parser_that_a_version_does_not_have_is_not_given_to_it():
     assert old.why_not == "vllm has its parser since 0.17.0"
     for version in ("vllm 0.17.0", "vllm 0.28.0rc1", "vllm 0.1.dev4+g1a2b", None):
         assert usable(known, "vllm", version=version) == known
+
+
+def test_an_old_version_is_not_said_to_lack_a_parser_that_no_version_has():
+    known = find_tool_calling("vllm", "served", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B")
+    assert usable(known, "vllm", version="vllm 0.6.6").why_not == "its chat template knows no tools"
+
+
+OWN_TEMPLATES = [
+    ("llamacpp", "phi-4", True, None),
+    ("vllm", "phi-4", True, "no parser of vllm is known for its calls, name yours with tool_parser"),
+    ("llamacpp", "qwen3-8b", False, "its chat template knows no tools"),
+    ("vllm", "qwen3-8b", False, "its chat template knows no tools"),
+    ("sglang", "gemma-3-27b", True, "no parser of sglang reads its calls"),
+    ("llamacpp", "phi-4", None, "its chat template knows no tools"),
+    ("vllm", "qwen3-8b", True, None),
+]
+
+
+@pytest.mark.parametrize(("engine", "model", "takes_tools", "why"), OWN_TEMPLATES)
+def test_the_template_of_a_checkpoint_wins_over_that_of_its_model(engine, model, takes_tools, why):
+    known = with_template(find_tool_calling(engine, model), engine, takes_tools=takes_tools)
+    assert known.why_not == why
+    assert known.tool_parser is None or why is None
+
+
+def test_a_template_without_tools_is_no_news_of_a_model_that_needs_another_one():
+    known = find_tool_calling("vllm", "gemma-3-27b")
+    assert with_template(known, "vllm", takes_tools=False) == known
 
 
 def test_a_parser_whose_template_is_missing_is_not_set():

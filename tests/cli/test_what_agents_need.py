@@ -104,6 +104,38 @@ def test_a_plan_says_where_agents_cannot_call_tools(model, engine, said):
     assert said in call(*words).out.replace("\n    ", " ")
 
 
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 4096, "vocab_size": 32000,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+NO_TOOLS = "agents cannot call tools with it on vllm: its chat template knows no tools"
+NO_PARSER_KNOWN = (
+    "agents cannot call tools with it on vllm: no parser of vllm is known for its calls, name yours with tool_parser"
+)
+
+
+@pytest.mark.parametrize(
+    ("folder", "template", "caveat"),
+    [
+        ("qwen3-8b", "{{ messages }}", NO_TOOLS),
+        ("phi-4", "{% if tools %}", NO_PARSER_KNOWN),
+        ("qwen3-8b", "{% if tools %}", None),
+        ("mine", "{{ messages }}", NO_TOOLS),
+        ("mine", "{% if tools %}", "no tool parser of vllm is known for mine: name one with tool_parser"),
+    ],
+)
+def test_a_plan_of_a_folder_goes_by_the_chat_template_in_it(tmp_path, folder, template, caveat):
+    path = tmp_path / folder
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    best = call("plan", str(path), "--gpu", "rtx-3090", "--engine", "vllm", "--json").json["plans"][0]
+    assert [line for line in best["caveats"] if "tool" in line] == ([caveat] if caveat else [])
+
+
 def test_a_plan_says_nothing_about_tools_where_they_work():
     found = call("plan", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--json").json
     assert not [line for plan in found["plans"] for line in plan["caveats"] if "tool" in line]

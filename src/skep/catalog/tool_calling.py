@@ -17,6 +17,7 @@ from skep.catalog.models import checkpoint_of, find_geometry
 from skep.catalog.names import table, table_texts
 
 NONE = "none"  # the word for no parser, in settings
+NO_TOOLS = "its chat template knows no tools"
 _FILE = "tool_calling.toml"
 TOLD_PARSERS = ("vllm", "sglang")  # engines that do not find the parser themselves
 _BY_TEMPLATE = ("llamacpp", "embedded")  # they go by the model's chat template
@@ -55,7 +56,7 @@ def find_tool_calling(engine: str, model: str, checkpoint: str | None = None) ->
         return None
     if engine in _BY_TEMPLATE:
         readable = entry.get("llamacpp", "no") != "no"
-        return ToolCalling(why_not=None if readable else "its chat template knows no tools")
+        return ToolCalling(why_not=None if readable else NO_TOOLS)
     return _told(engine, entry, name) if engine in TOLD_PARSERS else None
 
 
@@ -91,11 +92,28 @@ def usable(
     """
     installed, first = release_of(version), release_of(known.since)
     if installed is not None and first is not None and installed < first:
-        return ToolCalling(why_not=f"{engine} has its parser since {known.since}")
+        why_not = known.why_not or f"{engine} has its parser since {known.since}"
+        return ToolCalling(why_not=why_not)
     if known.tool_parser is not None and known.template is not None and not has_template:
         needed = f"it needs the chat template {known.template}, which {engine} does not bring"
         why_not = f"{needed}: name yours with chat_template"
         return msgspec.structs.replace(known, tool_parser=None, why_not=why_not)
+    return known
+
+
+def with_template(known: ToolCalling, engine: str, *, takes_tools: bool | None) -> ToolCalling:
+    """Return it as the chat template of the checkpoint itself has it, which wins over its model's.
+
+    `takes_tools` None: the template was not read.
+    """
+    if takes_tools is None or (known.template is not None and not takes_tools):
+        return known
+    if not takes_tools and known.why_not is None:
+        return msgspec.structs.replace(known, tool_parser=None, why_not=NO_TOOLS)
+    if takes_tools and known.why_not == NO_TOOLS:
+        by_template = engine in _BY_TEMPLATE
+        why_not = None if by_template else f"no parser of {engine} is known for its calls, name yours with tool_parser"
+        return msgspec.structs.replace(known, why_not=why_not)
     return known
 
 

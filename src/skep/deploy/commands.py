@@ -11,7 +11,13 @@ from msgspec.structs import replace
 
 from skep.catalog.models import checkpoint_of
 from skep.catalog.presets import Draft, EngineOptions
-from skep.catalog.tool_calling import TOLD_PARSERS, find_tool_calling, usable
+from skep.catalog.tool_calling import (
+    TOLD_PARSERS,
+    ToolCalling,
+    find_tool_calling,
+    usable,
+    with_template,
+)
 from skep.deploy.plan_request import PlanAnswer
 from skep.engines.adapter import DRAFTED_BY_MODEL, adapter_of
 from skep.engines.base import Launch
@@ -263,9 +269,13 @@ def agent_caveat(found: PlanAnswer, plan: Plan) -> str | None:
     setup = plan.setup
     engine, model = setup.engine, setup.model.id
     calling = find_tool_calling(engine, model, plan.checkpoint)
-    if calling is None:
-        told = engine in TOLD_PARSERS
-        return f"no tool parser of {engine} is known for {model}: name one with tool_parser" if told else None
+    was_read = plan.checkpoint == found.model.checkpoint
+    takes_tools = found.model.takes_tools if was_read else None
+    if calling is None and takes_tools is not False:
+        wants_parser = engine in TOLD_PARSERS
+        text = f"no tool parser of {engine} is known for {model}: name one with tool_parser"
+        return text if wants_parser else None
+    calling = with_template(calling or ToolCalling(), engine, takes_tools=takes_tools)
     here = not found.flags.gpu and calling.since and is_installed(engine)
     calling = usable(calling, engine, version=version_of(find_program(engine)) if here else None)
     if calling.why_not is not None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from skep.catalog.presets import parse_draft
 from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
+from skep.deploy.chat_template import folder_takes_tools, header_takes_tools
 from skep.errors import SkepError, UserError, WeightsError
 from skep.planner.candidates import (
     AGENT_INPUT_TOKENS,
@@ -66,6 +67,7 @@ class ModelFound(Struct, frozen=True):
     checkpoint: str | None = None  # where they lie
     notes: tuple[str, ...] = ()
     engine: str | None = None  # that reads them, where no other does
+    takes_tools: bool | None = None  # as their chat template says; None: it was not read
     unknown_quant: str | None = None  # what their configuration calls a format that is not known here
 
 
@@ -250,29 +252,32 @@ def _read_gguf(path: Path, name: str) -> ModelFound:
         header = read_header(path)
     except WeightsError as error:
         raise UserError(error.message, hint=error.hint) from None
-    geometry = geometry_of(header)
+    geometry, takes_tools = geometry_of(header), header_takes_tools(header.metadata)
     if any(tensor.type_name == "MXFP4" for tensor in header.tensors):
-        return ModelFound(geometry, QUANTS["gguf_mxfp4"], name, (f"{path.name} holds MXFP4",))
+        notes = (f"{path.name} holds MXFP4",)
+        return ModelFound(geometry, QUANTS["gguf_mxfp4"], name, notes, takes_tools=takes_tools)
     word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w{1,16})?|BF16|F16)$", path.stem, re.IGNORECASE)  # `Model-Q4_K_M`
     quant, by = known_quant(word[1]) if word else None, "name"
     if quant is None or quant.family != "gguf":
         by_size = (q for q in QUANTS.values() if q.family == "gguf" and q.id != "gguf_mxfp4")
         bits = path.stat().st_size * 8 / geometry.params_total
         quant, by = min(by_size, key=lambda q: abs(q.bits - bits)), "size"
-    return ModelFound(geometry, quant, name, (f"{path.name} is taken as {quant.title}, by its {by}",))
+    notes = (f"{path.name} is taken as {quant.title}, by its {by}",)
+    return ModelFound(geometry, quant, name, notes, takes_tools=takes_tools)
 
 
 def _read_folder(path: Path) -> ModelFound:
     from skep.weights.config_json import read_config, read_quantization
 
     geometry, said = read_config(path), read_quantization(path)
-    where = str(path.parent if path.suffix == ".json" else path)
+    folder = path.parent if path.suffix == ".json" else path
+    model = ModelFound(geometry, checkpoint=str(folder), takes_tools=folder_takes_tools(folder))
     if said is None:
-        return ModelFound(geometry, QUANTS["bf16"], where)
-    found = _named_quant(said.method, said.bits, floats=said.floats)
-    if found is None:
-        return ModelFound(geometry, None, where, unknown_quant=said.method)
-    return ModelFound(geometry, found, where, (f"the configuration says {found.title}",))
+        return replace(model, quant=QUANTS["bf16"])
+    quant = _named_quant(said.method, said.bits, floats=said.floats)
+    if quant is None:
+        return replace(model, unknown_quant=said.method)
+    return replace(model, quant=quant, notes=(f"the configuration says {quant.title}",))
 
 
 def _named_quant(method: str, bits: float | None, *, floats: bool | None = None) -> Quant | None:
