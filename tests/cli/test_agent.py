@@ -55,7 +55,7 @@ def home(paths, env, tmp_path, monkeypatch):
 
 @pytest.fixture
 def started(home, tmp_path):
-    """Start an agent as a person does, and give what its stand-in saw and what was said."""
+    """Start an agent as a person does, and give what its stand-in saw and what skep printed."""
 
     def run(*words, **more):
         argv = [sys.executable, "-m", "skep", "agent", *map(str, words)]
@@ -73,20 +73,24 @@ def test_claude_code_starts_against_what_runs_here_with_all_its_models_its_windo
 ):
     configure({"slots": 3, "context": 65536})
     ready = up(SKEP_API_KEY="sekret")
-    seen, said = started("claude", "--", "-p", "hi there", SKEP_API_KEY="sekret", ANTHROPIC_API_KEY="other")
+    seen, printed = started("claude", "--", "-p", "hi there", SKEP_API_KEY="sekret", ANTHROPIC_API_KEY="other")
     env = seen["env"]
-    assert seen["argv"] == ["-p", "hi there"]
-    assert "ANTHROPIC_API_KEY" not in env
-    assert (env["ANTHROPIC_BASE_URL"], env["ANTHROPIC_AUTH_TOKEN"]) == (ready["url"], "sekret")
+    expected = {
+        "ANTHROPIC_API_KEY": None,
+        "ANTHROPIC_BASE_URL": ready["url"],
+        "ANTHROPIC_AUTH_TOKEN": "sekret",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "65536",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "16384",
+        "CLAUDE_CODE_MAX_TOOL_USE_CONCURRENCY": "3",
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "API_FORCE_IDLE_TIMEOUT": "0",
+        "ANTHROPIC_CUSTOM_HEADERS": "x-skep-max-wait: 1h",
+    }
     models = [env[name] for name in env if name.endswith("_MODEL") and name.startswith(("ANTHROPIC_", "CLAUDE_"))]
+    assert seen["argv"] == ["-p", "hi there"]
+    assert {name: env.get(name) for name in expected} == expected
     assert models == ["fake-model"] * 6
-    assert env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "65536"
-    assert env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "16384"
-    assert env["CLAUDE_CODE_MAX_TOOL_USE_CONCURRENCY"] == "3"
-    assert env["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
-    assert env["API_FORCE_IDLE_TIMEOUT"] == "0"
-    assert env["ANTHROPIC_CUSTOM_HEADERS"] == "x-skep-max-wait: 1h"
-    assert f"Claude Code uses fake-model at {ready['url']}" in said
+    assert f"Claude Code uses fake-model at {ready['url']}" in printed
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,10 +101,11 @@ def test_every_agent_is_told_url_model_key_and_window_and_the_lines_for_a_shell_
     seen, _ = started(name, "--url", url, "--key-env", "MY_KEY", "--", "say hi", MY_KEY="se kret")
     printed = call("agent", name, "--url", url, "--print", "--", "say hi", check=0).out
     document = call("agent", name, "--url", url, "--json", "--", "say hi", check=0).json
-    told = json.dumps([seen["argv"], {key: seen["env"][key] for key in document["env"]}, read_all(document["files"])])
+    env = {key: seen["env"][key] for key in document["env"]}
+    settings = json.dumps([seen["argv"], env, read_all(document["files"])])
     for fact in (url.removeprefix("http://"), "fake-model", "se kret"):
-        assert fact in told, fact
-    assert name == "aider" or "65536" in told
+        assert fact in settings, fact
+    assert name == "aider" or "65536" in settings
     assert seen["argv"][-1] == "say hi"
     (tmp_path / SEEN).unlink()
     subprocess.run(["sh", "-c", printed], env=dict(os.environ), cwd=tmp_path, check=True, timeout=60)
@@ -123,22 +128,22 @@ def test_a_key_is_shown_as_the_name_of_its_variable(name, home, url, monkeypatch
     subprocess.run(["sh", "-c", printed], env=dict(os.environ), cwd=tmp_path, check=True, timeout=60)
     seen = json.loads((tmp_path / SEEN).read_text())
     document = call("agent", name, "--url", url, "--json", check=0).json
-    told = [seen["env"][key] for key in document["env"]] + read_all(document["files"])
-    assert any("sekret" in text for text in told)
+    settings = [seen["env"][key] for key in document["env"]] + read_all(document["files"])
+    assert any("sekret" in text for text in settings)
     assert not any("sekret" in word for word in seen["argv"])  # every user sees the arguments of a process
 
 
 def test_what_is_not_known_is_left_out_and_said(home, started):
     with serving() as (plain, _):
-        seen, said = started("claude", "--url", plain)
+        seen, printed = started("claude", "--url", plain)
     assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" not in seen["env"]
-    assert "does not tell the context" in said
+    assert "does not tell the context" in printed
 
 
 def test_a_context_that_cannot_hold_the_agents_own_prompt_is_said(home, started):
     with serving(meta={"n_ctx": 16384}) as (small, _):
-        _, said = started("claude", "--url", small)
-    assert "warning: fake-model has 16,384 tokens of context; Claude Code needs some 49,152" in said
+        _, printed = started("claude", "--url", small)
+    assert "warning: fake-model has 16,384 tokens of context; Claude Code needs some 49,152" in printed
 
 
 def test_agents_are_listed_with_what_they_speak_and_what_installs_them(home):
@@ -164,8 +169,8 @@ def test_what_cannot_be_started_is_one_line_with_what_to_do(home, url, configure
     assert "skep knows claude, codex, opencode" in refused("emacs")
     assert "contradict each other" in refused("claude", "--print", "--write")
     (home / "bin" / "pi").unlink()
-    said = refused("pi", "--url", url)
-    assert said == "pi is not installed: there is no `pi`\nnpm install -g @mariozechner/pi-coding-agent"
+    error = refused("pi", "--url", url)
+    assert error == "pi is not installed: there is no `pi`\nnpm install -g @mariozechner/pi-coding-agent"
     assert "nothing" in refused("claude", "--undo")
     assert "stand behind `--`" in refused("claude", "-p", "hi")
     assert "does not serve `other`" in refused("claude", "--url", url, "--model", "other")
@@ -173,9 +178,9 @@ def test_what_cannot_be_started_is_one_line_with_what_to_do(home, url, configure
 
 def test_without_a_deployment_it_says_how_to_start_one(home, monkeypatch):
     monkeypatch.setattr("skep.swarm.client.DEFAULT_PORT", 9)
-    said = refused("claude")
-    assert said.startswith("no deployment runs here")
-    assert "`skep up -d` starts one" in said
+    error = refused("claude")
+    assert error.startswith("no deployment runs here")
+    assert "`skep up -d` starts one" in error
 
 
 def test_of_several_models_one_has_to_be_named(skep, home, started, configure, up):
@@ -205,23 +210,44 @@ def write_file(home, name, text=None):
     return path
 
 
-def test_settings_are_merged_and_what_else_is_in_the_file_stays(home, url, monkeypatch):
+@pytest.fixture
+def merged(home, url, monkeypatch):
+    """Let skep write into the file of an agent; give its path."""
     monkeypatch.setenv("SKEP_API_KEY", "sekret")
-    claude, codex, goose = (write_file(home, name) for name in FILES)
-    for name in FILES:
+
+    def write(name):
+        path = write_file(home, name)
         call("agent", name, "--write", "--url", url, check=0)
-    text = claude.read_text()
+        return path
+
+    return write
+
+
+def test_settings_are_merged_into_json_and_what_else_is_in_the_file_stays(merged, url):
+    path = merged("claude")
+    text = path.read_text()
     assert text.startswith('{\n  // mine\n  "permissions": { "allow": ["Bash(ls)"] },\n  "env": {\n    "FOO": "1",\n')
     assert f'\n    "ANTHROPIC_BASE_URL": "{url}",\n' in text
     assert '"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "65536"' in text
-    assert claude.stat().st_mode & 0o077 == 0  # a key is in it
-    values = tomllib.loads(codex.read_text())
-    assert codex.read_text().startswith('# mine\nmodel = "fake-model" # best\n')
+
+
+def test_a_file_with_a_key_in_it_is_for_its_user_alone(merged):
+    assert merged("claude").stat().st_mode & 0o077 == 0
+
+
+def test_settings_are_merged_into_toml_and_what_else_is_in_the_file_stays(merged, url):
+    text = merged("codex").read_text()
+    values = tomllib.loads(text)
+    assert text.startswith('# mine\nmodel = "fake-model" # best\n')
     assert values["mcp_servers"] == {"x": {"command": "a#b"}}
     assert values["model_providers"]["skep"]["base_url"] == f"{url}/v1"
     assert values["agents"]["max_threads"] == 4
-    assert yaml.safe_load(goose.read_text())["extensions"] == {"developer": {"enabled": True}}
-    assert yaml.safe_load(goose.read_text())["OPENAI_HOST"] == url
+
+
+def test_settings_are_merged_into_yaml_and_what_else_is_in_the_file_stays(merged, url):
+    values = yaml.safe_load(merged("goose").read_text())
+    assert values["extensions"] == {"developer": {"enabled": True}}
+    assert values["OPENAI_HOST"] == url
 
 
 def settings_below(folder):
@@ -281,9 +307,9 @@ def test_undo_keeps_what_was_changed_since_and_the_first_of_two_writes_is_what_c
 )
 def test_a_file_that_is_broken_or_cannot_be_changed_safely_is_one_line_and_stays(name, text, home, url):
     path = write_file(home, name, text)
-    said = refused(name, "--write", "--url", url)
-    assert str(path) in said
-    assert "unchanged" in said
+    error = refused(name, "--write", "--url", url)
+    assert str(path) in error
+    assert "unchanged" in error
     assert path.read_text() == text
     assert [other.name for other in path.parent.iterdir()] == [path.name]
 
@@ -321,7 +347,7 @@ def test_undo_brings_back_a_file_that_was_removed_since(home, url):
 
 def test_a_model_is_told_by_its_name_whatever_is_in_it(home, started):
     with serving(id="a {key} 'b' $HOME") as (address, _):
-        seen, _said = started("claude", "--url", address)
+        seen, _ = started("claude", "--url", address)
         printed = call("agent", "qwen", "--url", address, "--print", check=0).out
         subprocess.run(["sh", "-c", printed], env=dict(os.environ), cwd=home, check=True, timeout=60)
     assert seen["env"]["ANTHROPIC_MODEL"] == "a {key} 'b' $HOME"
