@@ -158,6 +158,14 @@ def test_the_script_writes_a_file_by_the_tool_of_each_client_and_ends_when_it_ha
     assert scripted.state()["rules"] == {"write": 3, "result": 2}
 
 
+@pytest.mark.parametrize("schema", [{"required": 5}, {"properties": {"a": {"$ref": 5}}, "required": ["a"]}])
+def test_a_forced_call_of_a_tool_with_a_malformed_schema_is_refused(engine, schema):
+    """The connection was closed without an answer."""
+    arguments = {"model": "m", "messages": asked("Hi"), "tools": [chat_tool("count", schema)]}
+    with openai_of(engine) as client, pytest.raises(openai.BadRequestError, match="is malformed"):
+        client.chat.completions.create(**arguments, tool_choice="required")
+
+
 def test_a_sub_agent_is_started_with_the_rest_of_the_order_as_its_prompt(scripted):
     names = ("description", "prompt", "subagent_type")
     schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": list(names)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -39,13 +40,20 @@ class AgentTurn(msgspec.Struct, frozen=True):
         return next((tool for tool in self.tools if tool.name == name), None)
 
 
+@contextmanager
+def malformed_is_refused() -> Iterator[None]:
+    """Raises UserError where a part of the request has another form than the code reads."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"the request is malformed: {type(error).__name__} {error}") from None
+
+
 def read_turn(fields: Mapping[str, Any], dialect: str) -> AgentTurn:
     """Raises UserError for a request that an engine refuses."""
     read = {"chat": read_chat, "messages": read_messages, "responses": read_responses}[dialect]
-    try:
+    with malformed_is_refused():
         turn = read(fields)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"the request is malformed: {type(error).__name__} {error}") from None
     if turn.named is not None and turn.tool(turn.named) is None:
         raise UserError(f"tool_choice names `{turn.named}`, which is none of the tools")
     if turn.choice == "required" and not turn.tools:

@@ -8,7 +8,7 @@ import json
 import msgspec
 
 from skep.testing.agent_script import AgentScript, ScriptedReply
-from skep.testing.agent_turn import AgentTurn
+from skep.testing.agent_turn import AgentTurn, malformed_is_refused
 from skep.testing.engine_words import Refusal, context_refusal, output_refusal, parser_refusal, plain_refusal
 from skep.testing.fake_answers import WORDS, FakeAnswer, FakeRequest, QualityPolicy
 from skep.testing.prefix_memory import PrefixMemory
@@ -41,7 +41,7 @@ class AnswerChoice:
         if decision.fails:
             words = "the fake engine fails under load as asked"
             return ChosenAnswer(plain_refusal(500, words, "server_error", ask.dialect))
-        reply = self.script.reply(ask.turn, ask.prompt_tokens) if ask.turn is not None else None
+        reply = self._reply(ask)
         if reply is not None and reply.error is not None:
             return ChosenAnswer(self._scripted_refusal(ask, reply.error))
         answer = self._answer(ask, reply, decision.text)
@@ -51,6 +51,12 @@ class AnswerChoice:
         cut_after = reply.cut_after if reply is not None else None
         late_s = reply.first_token_s * self._options.time_scale if reply is not None else 0.0
         return ChosenAnswer(None, answer, cached, cut_after, late_s)
+
+    def _reply(self, ask: FakeRequest) -> ScriptedReply | None:
+        if ask.turn is None:
+            return None
+        with malformed_is_refused():
+            return self.script.reply(ask.turn, ask.prompt_tokens)
 
     def _refusal(self, ask: FakeRequest) -> Refusal | None:
         options, prompt = self._options, ask.prompt_tokens
@@ -101,7 +107,8 @@ class AnswerChoice:
             return calls
         named = turn.tool(turn.named) if turn.named is not None else turn.tools[0]
         assert named is not None
-        return (forced_call(named),)
+        with malformed_is_refused():
+            return (forced_call(named),)
 
 
 def all_words(ask: FakeRequest) -> list[str]:
