@@ -80,9 +80,9 @@ def read_chat(fields: Mapping[str, Any]) -> AgentTurn:
         function = tool.get("function") or {}
         if function.get("name"):
             tools.append(ToolOffer(function["name"], function.get("parameters") or {}, function.get("description", "")))
-    said = [message for message in latest if message.get("role") == "user"]
+    user_messages = [message for message in latest if message.get("role") == "user"]
     results = [message for message in latest if message.get("role") in ("tool", "function")]
-    return turn_of(fields, tools, joined(messages), said, results)
+    return turn_of(fields, tools, joined(messages), user_messages, results)
 
 
 def read_messages(fields: Mapping[str, Any]) -> AgentTurn:
@@ -94,8 +94,9 @@ def read_messages(fields: Mapping[str, Any]) -> AgentTurn:
         if "input_schema" in tool
     ]
     prompt = joined([fields.get("system"), messages])
-    said = [block for block in blocks if not is_result(block)]
-    return turn_of(fields, tools, prompt, said, [block for block in blocks if is_result(block)])
+    user_blocks = [block for block in blocks if not is_result(block)]
+    results = [block for block in blocks if is_result(block)]
+    return turn_of(fields, tools, prompt, user_blocks, results)
 
 
 def read_responses(fields: Mapping[str, Any]) -> AgentTurn:
@@ -113,18 +114,31 @@ def read_responses(fields: Mapping[str, Any]) -> AgentTurn:
                 if part.get("type", "function") == "function"
             ]
     prompt = joined([fields.get("instructions"), items])
-    said = [item for item in latest if item.get("type") not in RESULT_ITEMS and item.get("role") == "user"]
     results = [item for item in latest if item.get("type") in RESULT_ITEMS]
-    return turn_of(fields, tools, prompt, said, results)
+    others = [item for item in latest if item.get("type") not in RESULT_ITEMS]
+    user_items = [item for item in others if item.get("role") == "user"]
+    return turn_of(fields, tools, prompt, user_items, results)
 
 
 def turn_of(
-    fields: Mapping[str, Any], tools: list[ToolOffer], prompt: str, said: list[Any], results: list[Any]
+    fields: Mapping[str, Any],
+    tools: list[ToolOffer],
+    prompt: str,
+    user_parts: list[Any],
+    results: list[Any],
 ) -> AgentTurn:
     choice, named = chosen(fields.get("tool_choice"))
     given = fields.get("tools")
-    text = json.dumps(given) if given else ""
-    return AgentTurn(tuple(tools), choice, named, prompt, joined(said), bool(results), joined(results), text)
+    return AgentTurn(
+        tools=tuple(tools),
+        choice=choice,
+        named=named,
+        prompt=prompt,
+        latest=joined(user_parts),
+        has_result=bool(results),
+        results=joined(results),
+        tools_text=json.dumps(given) if given else "",
+    )
 
 
 def since_answer(messages: list[Any], is_answer: Callable[[Any], bool]) -> list[Any]:
@@ -158,7 +172,9 @@ def chosen(choice: Any) -> tuple[str, str | None]:
     if isinstance(choice, dict):
         name = choice.get("name") or (choice.get("function") or {}).get("name")
         kind = choice.get("type", "auto")
-        return ("required" if name or kind in ("any", "required") else kind), name
+        if name or kind in ("any", "required"):
+            kind = "required"
+        return kind, name
     return choice or "auto", None
 
 

@@ -66,7 +66,9 @@ class FakeRequest(msgspec.Struct, frozen=True):
         if not tokens:
             tokens.append("")
         kept = tokens[:limit]
-        finish = "length" if len(tokens) > limit else "tool_calls" if called else "stop"
+        finish = "tool_calls" if called else "stop"
+        if len(tokens) > limit:
+            finish = "length"
         whole = tuple(call for call in called if call.first < len(kept))
         return FakeAnswer(tuple(kept), finish, min(len(thoughts), len(kept)), whole)
 

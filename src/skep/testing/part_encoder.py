@@ -42,7 +42,7 @@ class PartEncoder:
         self.produced = 0
         self._per_chunk = per_chunk
         self._place = 0  # of the part that is being said
-        self._said = 0  # tokens of it
+        self._tokens_said = 0  # of it
         self._unsent: list[str] = []
 
     def token(self, text: str) -> bytes:
@@ -50,19 +50,19 @@ class PartEncoder:
         data = b""
         if self.produced == 0:
             data += self.begin_answer()
-        if self._said == 0:
+        if self._tokens_said == 0:
             data += self.begin_part(self._place, part)
         self.produced += 1
-        self._said += 1
+        self._tokens_said += 1
         self._unsent.append(text)
-        is_last = self._said == len(part.tokens)
+        is_last = self._tokens_said == len(part.tokens)
         if is_last or len(self._unsent) == self._per_chunk:
             data += self.say(self._place, part, "".join(self._unsent))
             self._unsent = []
         if is_last:
             data += self.end_part(self._place, part)
             self._place += 1
-            self._said = 0
+            self._tokens_said = 0
         return data
 
     def begin_answer(self) -> bytes:

@@ -106,13 +106,14 @@ class ResponsesEncoder(PartEncoder):
     def _content(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": []}
 
-    def _in_item(self, kind: str, place: int, said: AnswerPart, /, **fields: Any) -> bytes:
-        where = {"item_id": item(self.head, place, said, whole=False)["id"], "output_index": place}
-        if said.kind != "call":
+    def _in_item(self, kind: str, place: int, answer_part: AnswerPart, /, **fields: Any) -> bytes:
+        item_id = item(self.head, place, answer_part, whole=False)["id"]
+        where = {"item_id": item_id, "output_index": place}
+        if answer_part.kind != "call":
             where["content_index"] = 0
         return self._event(kind, **where, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        told = {"type": kind, "sequence_number": self._sequence, **fields}
+        event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json(told))
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json(event))
