@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -51,18 +52,10 @@ async def find_endpoint(
 ) -> Endpoint:
     """Check that the URL answers and knows the model. `model` None: the only one it serves. `api`: openai or ollama."""
     origin, base, headers = api_of(url, key)
-    pool = Pool(origin, connect_timeout_s=timeout_s)
-    try:
+    async with _pool_at(origin, url, timeout_s) as pool:
         answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
         # llama.cpp's own description, where there is one. What hangs or breaks there is no reason to ask no further.
         described = await fetch_if_there(pool, "GET", "/props", headers=headers, timeout_s=5.0)
-    except WireFailure as failure:
-        hint = f"is a server running at {url}? `skep up -d` starts one"
-        if "WRONG_VERSION" in str(failure):
-            hint = "the port answers, but not with TLS: try http:// instead of https://"
-        raise EndpointError(str(failure), hint=hint) from None
-    finally:
-        await pool.close()
     models = models_of(answer, f"{origin}{base}/models", key_given=key is not None)
     model = chosen_model(models, model, url)
     props = described.document() if described else {}
@@ -73,14 +66,24 @@ async def find_endpoint(
 async def served_models(url: str, *, key: str | None, timeout_s: float = 10.0) -> dict[str, dict[str, Any]]:
     """Return the entries of the list of models at a URL, by id."""
     origin, base, headers = api_of(url, key)
+    async with _pool_at(origin, url, timeout_s) as pool:
+        answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
+    return models_of(answer, f"{origin}{base}/models", key_given=key is not None)
+
+
+@asynccontextmanager
+async def _pool_at(origin: Origin, url: str, timeout_s: float) -> AsyncIterator[Pool]:
+    """Raises EndpointError where nothing answers there."""
     pool = Pool(origin, connect_timeout_s=timeout_s)
     try:
-        answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
+        yield pool
     except WireFailure as failure:
-        raise EndpointError(str(failure), hint=f"is a server running at {url}? `skep up -d` starts one") from None
+        hint = f"is a server running at {url}? `skep up -d` starts one"
+        if "WRONG_VERSION" in str(failure):
+            hint = "the port answers, but not with TLS: try http:// instead of https://"
+        raise EndpointError(str(failure), hint=hint) from None
     finally:
         await pool.close()
-    return models_of(answer, f"{origin}{base}/models", key_given=key is not None)
 
 
 def chosen_model(models: Mapping[str, Any], model: str | None, url: str) -> str:
