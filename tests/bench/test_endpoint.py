@@ -1,10 +1,12 @@
 """What is said of a URL at which nothing can be asked."""
 
+import asyncio
+from contextlib import asynccontextmanager
+
 import pytest
 
 from skep.bench.endpoint import find_endpoint, served_models
 from skep.errors import EndpointError
-from skep.testing.process import FakeEngine
 
 
 def ask_endpoint(url):
@@ -15,18 +17,26 @@ def ask_models(url):
     return served_models(url, key=None)
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with FakeEngine() as started:
-        yield started
+@asynccontextmanager
+async def server_without_tls():
+    async def refuse(reader, writer):
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
 
 
 @pytest.mark.parametrize("ask", [ask_endpoint, ask_models])
-async def test_a_server_without_tls_is_known_by_its_answer(engine, ask):
+async def test_a_server_without_tls_is_known_by_its_answer(ask):
     """`skep agent --url https://...` asked whether a server is running."""
-    with pytest.raises(EndpointError) as refused:
-        await ask(engine.url.replace("http:", "https:"))
-    assert refused.value.hint == "the port answers, but not with TLS: try http:// instead of https://"
+    async with server_without_tls() as port:
+        with pytest.raises(EndpointError) as refused:
+            await ask(f"https://127.0.0.1:{port}")
+    hint = "the port answers, but not with TLS: try http:// instead of https://"
+    assert refused.value.hint == hint
 
 
 @pytest.mark.parametrize("ask", [ask_endpoint, ask_models])
