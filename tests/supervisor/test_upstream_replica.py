@@ -12,7 +12,12 @@ from supervised import Changes
 from recorded_server import recorded
 from skep.engines.base import Launch
 from skep.supervisor.lifecycle import ReplicaState
-from skep.supervisor.remote_replica import UpstreamReplica, UpstreamUnavailable, probe_upstream
+from skep.supervisor.remote_replica import (
+    UpstreamReplica,
+    UpstreamUnavailable,
+    ask_slots,
+    probe_upstream,
+)
 from skep.testing.process import FakeEngine
 from skep.wire.engine_state import LARGEST_STATE_BYTES, LONG_STATE_BYTES
 
@@ -110,6 +115,31 @@ def test_what_a_server_says_of_itself_without_end_leaves_it_an_upstream(path):
     pages = {"/v1/models": models("m"), "/slots": b"[]", "/props": b'{"build_info":"b1"}'}
     endless = b'{"a":[%b1]}' % (b"[]," * 1_400_000)
     assert told_by({**pages, path: endless}).model == "m"
+
+
+SLOTS_OF_A_GATEWAY = b"".join(
+    b'skep_slots{model="%b",replica="%b"} %d\n' % row for row in ((b"a", b"r0", 4), (b"a", b"r1", 4), (b"b", b"r2", 2))
+)
+
+
+@pytest.mark.parametrize(
+    ("pages", "model", "slots"),
+    [
+        ({"/props": b'{"total_slots": 8}'}, None, 8),
+        ({"/get_server_info": b'{"max_running_requests": 48}'}, None, 48),
+        ({"/metrics": SLOTS_OF_A_GATEWAY}, "a", 8),
+        ({"/metrics": SLOTS_OF_A_GATEWAY}, "c", None),
+        ({"/metrics": SLOTS_OF_A_GATEWAY}, None, None),
+        # a number that nobody has
+        ({"/props": b'{"total_slots": 1%b}' % (b"0" * 30)}, None, None),
+        ({"/props": b'{"total_slots": 0}', "/get_server_info": b'{"max_running_requests": "many"}'}, None, None),
+        ({"/metrics": b'skep_slots{model="a"} 999999999\n'}, None, None),
+    ],
+)
+async def test_a_server_is_asked_for_its_slots_and_believed_within_reason(pages, model, slots):
+    with recorded(page=lambda path: pages.get(path, (404, b""))) as server:
+        answer = await ask_slots(server.url, model=model)
+    assert (answer and answer[0]) == slots
 
 
 class CountingExecutor(ThreadPoolExecutor):

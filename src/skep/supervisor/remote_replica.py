@@ -26,6 +26,7 @@ T = TypeVar("T")
 _SLOTS_OF_GATEWAY = re.compile(r'^skep_slots\{model="([^"\n]*+)".*\} (\d{1,9})', re.MULTILINE)
 PROBE_EVERY_S = 1.0
 MOST_SLOTS = 256  # as vLLM itself has it, where nobody says
+MOST_TOLD_SLOTS = 65_536  # as --slots takes them: a server that says more is not believed
 PROBE_TIMEOUT_S = 5.0
 SHOWN_MODELS = 8
 SHOWN_NAME = 80  # characters of a name that a server gives
@@ -215,7 +216,7 @@ async def ask_slots(url: str, key_env: str | None = None, model: str | None = No
         for path, name in (("/props", "total_slots"), ("/get_server_info", "max_running_requests")):
             document = await _ask(pool, path, headers, _object) or {}
             count = document.get(name)
-            if isinstance(count, int) and count > 0:
+            if isinstance(count, int) and 1 <= count <= MOST_TOLD_SLOTS:
                 return count, f"{path} of {url}"
         text = await _ask(pool, "/metrics", headers, str) or ""
     except WireFailure as failure:
@@ -223,9 +224,11 @@ async def ask_slots(url: str, key_env: str | None = None, model: str | None = No
         raise UserError(f"{url} does not answer ({failure}), so its slots are not known", hint=hint) from None
     finally:
         await pool.close()
-    own = _SLOTS_OF_GATEWAY.findall(text)
-    if own and (model is not None or len({name for name, _ in own}) == 1):
-        return sum(int(count) for name, count in own if model in (None, name)), f"/metrics of {url}"
+    rows = _SLOTS_OF_GATEWAY.findall(text)
+    if model is not None or len({name for name, _ in rows}) == 1:
+        total = sum(int(count) for name, count in rows if model in (None, name))
+        if 1 <= total <= MOST_TOLD_SLOTS:
+            return total, f"/metrics of {url}"
     config = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
     sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d{1,15})"', config[1])) if config else {}
     tokens = int(sizes.get("num_gpu_blocks", 0)) * int(sizes.get("block_size", 0))
