@@ -238,8 +238,8 @@ def test_a_run_that_ends_in_its_warm_up_says_that_nothing_was_measured(engine):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     engine.fault(kind="none")
-    told = ["error: interrupted while it warmed up", "hint: nothing was measured: it was still warming up"]
-    assert errors.splitlines()[-2:] == told
+    last_lines = ["error: interrupted while it warmed up", "hint: nothing was measured: it was still warming up"]
+    assert errors.splitlines()[-2:] == last_lines
 
 
 def test_without_a_terminal_a_long_part_of_a_run_says_a_line_every_ten_seconds(capsys):

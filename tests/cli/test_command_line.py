@@ -116,10 +116,10 @@ def test_wrong_usage_is_one_line_with_a_hint(paths, words, said):
     ],
 )
 def test_a_command_known_from_other_tools_names_what_skep_has_instead(word, hint):
-    said = refused(word)
-    assert said.startswith(f"there is no command `{word}` | ")
-    assert hint in said
-    assert "did you mean" not in said
+    error = refused(word)
+    assert error.startswith(f"there is no command `{word}` | ")
+    assert hint in error
+    assert "did you mean" not in error
 
 
 def test_every_command_in_a_hint_for_other_tools_exists():
@@ -182,7 +182,7 @@ def test_doctor_ends_with_what_there_is_to_do_and_calls_no_missing_engine_ok(ske
     (tmp_path / "nvidia-smi").chmod(0o755)
     cards = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     findings = json.loads(skep("doctor", "--json", **cards).stdout)["findings"]
-    verdicts = {found["check"]: found["verdict"] for found in findings}
+    verdicts = {finding["check"]: finding["verdict"] for finding in findings}
     assert {verdicts[name] for name in ("vllm", "sglang", "llamacpp")} == {"absent"}
     assert verdicts["engine"] == "warning"
     to_do = [check for check, verdict in verdicts.items() if verdict in ("warning", "problem")]
@@ -193,8 +193,8 @@ def test_doctor_ends_with_what_there_is_to_do_and_calls_no_missing_engine_ok(ske
 
 def test_a_missing_engine_is_nothing_to_do_without_cards(skep):
     findings = json.loads(skep("doctor", "--json", **NO_ENGINES).stdout)["findings"]
-    assert "engine" not in [found["check"] for found in findings]
-    assert [found["hint"] for found in findings if found["verdict"] == "absent"] != []
+    assert "engine" not in [finding["check"] for finding in findings]
+    assert [finding["hint"] for finding in findings if finding["verdict"] == "absent"] != []
 
 
 def test_doctor_says_so_where_there_is_nothing_to_do(capsys):

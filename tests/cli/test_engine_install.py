@@ -32,10 +32,10 @@ def installing(programs, tmp_path):
 def test_an_interrupted_installation_says_that_nothing_is_installed(installing, number):
     """It said "unexpected Abort:" and asked for a report."""
     installing.send_signal(number)
-    _, said = installing.communicate(timeout=20)
+    _, errors = installing.communicate(timeout=20)
     assert installing.returncode == 130
-    assert "error: interrupted, nothing installed\n" in said
-    assert "unexpected" not in said
+    assert "error: interrupted, nothing installed\n" in errors
+    assert "unexpected" not in errors
     assert not engine_folder("llamacpp").exists()
 
 

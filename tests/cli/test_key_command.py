@@ -63,9 +63,9 @@ def test_a_key_is_printed_once_and_only_its_digest_is_kept_in_a_file_of_its_owne
 
 def test_adding_a_key_says_that_from_then_on_every_request_needs_one(path):
     """Somebody added a key for a laptop, and the next request without one was refused without a warning."""
-    said = key("add", "laptop").err
-    assert "from then on every request needs a key" in said
-    assert "Authorization: Bearer KEY" in said
+    warning = key("add", "laptop").err
+    assert "from then on every request needs a key" in warning
+    assert "Authorization: Bearer KEY" in warning
 
 
 def test_a_key_is_an_admins_only_with_the_mark(path):

@@ -85,9 +85,9 @@ def test_what_people_read_has_every_part_also_as_a_page_with_pictures(tmp_path):
 def test_the_page_says_of_each_rig_why_its_first_layout_is_not_its_fastest(tmp_path):
     rigs = ("--gpu", "rtx-5090", "--gpu", "2x rtx-3090")
     call("plan", "gemma-4-31b", *rigs, "--html", "plan.html", check=0)
-    found = call("plan", "gemma-4-31b", *rigs, "--json", check=0).json
+    document = call("plan", "gemma-4-31b", *rigs, "--json", check=0).json
     page = (tmp_path / "plan.html").read_text()
-    reasons = {rig["rig"]: rig["first_because"] for rig in found["rigs"]}
+    reasons = {rig["rig"]: rig["first_because"] for rig in document["rigs"]}
     assert "rtx-5090" in {rig for rig, reason in reasons.items() if reason}
     for rig, reason in reasons.items():
         assert (reason is None) == (f"<p>{rig}: first because: " not in page)
@@ -310,9 +310,9 @@ def test_what_the_hint_for_search_says_of_plan_can_be_done(tmp_path):
 
 @pytest.mark.parametrize(("typed", "chip"), [("mac studio", "apple-m3-ultra"), ("MacBook Pro", "apple-m4-max")])
 def test_a_mac_is_asked_for_its_chip(typed, chip):
-    said = refusal("qwen3-8b", "--gpu", typed)
-    assert f"did you mean `{chip}`" in said
-    assert "strix" not in said
+    hint = refusal("qwen3-8b", "--gpu", typed)
+    assert f"did you mean `{chip}`" in hint
+    assert "strix" not in hint
 
 
 def test_a_mac_studio_with_its_chip_is_known():
@@ -320,9 +320,9 @@ def test_a_mac_studio_with_its_chip_is_known():
 
 
 def test_system_memory_for_experts_is_among_what_would_fit():
-    said = refusal("kimi-k2", "--gpu", "8x rtx-3090", "--engine", "vllm", code=3)
-    assert "GiB of system memory for experts" in said
-    assert "nothing:" not in said
+    hint = refusal("kimi-k2", "--gpu", "8x rtx-3090", "--engine", "vllm", code=3)
+    assert "GiB of system memory for experts" in hint
+    assert "nothing:" not in hint
 
 
 @pytest.mark.parametrize(

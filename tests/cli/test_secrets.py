@@ -229,12 +229,12 @@ def test_a_swarm_in_the_background_holds_its_own_key_alone_and_a_check_none(depl
 
 
 def test_only_the_engines_key_is_in_a_file_and_only_for_its_user(deployment):
-    found = {}
+    names_by_file = {}
     for path in deployment.folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             names = deployment.names_in(path.read_bytes().decode(errors="replace"))
             if names:
-                found[path] = names
+                names_by_file[path] = names
     key_file = deployment.paths.state / KEY_FILE
-    assert found == {key_file: {"engine"}}
+    assert names_by_file == {key_file: {"engine"}}
     assert key_file.stat().st_mode & 0o077 == 0

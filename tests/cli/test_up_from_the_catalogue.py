@@ -96,9 +96,9 @@ def test_an_engine_too_old_for_the_checkpoint_is_one_clear_line(two_3090s, vllm)
 
 
 def test_an_engine_is_not_installed_where_it_could_not_run(two_3090s, programs):
-    said = refused("engine", "install", "vllm")
-    assert "vllm==0.24.0 is built for CUDA 13 and needs driver 580, this machine has 570" in said
-    assert "or `skep engine install vllm --version 0.19.0`, the last release for CUDA 12" in said
+    error = refused("engine", "install", "vllm")
+    assert "vllm==0.24.0 is built for CUDA 13 and needs driver 580, this machine has 570" in error
+    assert "or `skep engine install vllm --version 0.19.0`, the last release for CUDA 12" in error
     (programs / "nvidia-smi").unlink()
     assert "needs an NVIDIA driver" in refused("engine", "install", "vllm")
     assert "cannot be installed by skep" in refused("engine", "install", "ollama")

@@ -28,10 +28,10 @@ sys.exit(result.stderr.decode()) if not result.ok else print(result.stdout.decod
 LOOK = """
 import json, os, sqlite3, sys
 import beside
-found = os.listdir("/tmp")
+at_first = os.listdir("/tmp")
 open("/tmp/mark", "x").write("x")
 open("/dev/shm/mark", "x").write("x")
-print(json.dumps({"found": found, "beside": beside.__file__, "prefix": sys.prefix, "base": sys.base_prefix}))
+print(json.dumps({"at_first": at_first, "beside": beside.__file__, "prefix": sys.prefix, "base": sys.base_prefix}))
 """
 
 
@@ -69,7 +69,7 @@ def look_through(python):
 
 def test_an_environment_among_temporary_files_leaves_them_writable(folder):
     seen = look_through(environment(sys.executable, folder / "environment"))
-    assert seen["found"] == []
+    assert seen["at_first"] == []
     assert seen["prefix"] == f"/environment{folder}/environment"
     assert seen["beside"].startswith(f"{seen['prefix']}/lib/")
     assert seen["base"] == sys.base_prefix
@@ -77,5 +77,5 @@ def test_an_environment_among_temporary_files_leaves_them_writable(folder):
 
 def test_an_interpreter_among_temporary_files_leaves_them_writable(folder):
     seen = look_through(environment(interpreter(folder / "python"), folder / "environment"))
-    assert seen["found"] == []
+    assert seen["at_first"] == []
     assert seen["base"] == f"/environment{folder}/python"

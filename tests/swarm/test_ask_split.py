@@ -163,9 +163,9 @@ def test_patterns_that_lead_out_or_nowhere_are_refused(tree, pattern):
 def test_patterns_of_the_users_own_shell_may_begin_in_another_folder(tree):
     """A question about a neighbouring checkout was refused with "leads out of"."""
     here = tree / "sub"
-    found = ask_split.find_sources(here, ["../*.py", "deep", str(tree / "notes.md")], outside=True)
-    assert list(found.texts) == ["../a.py", "../notes.md", "deep/c.py"]
-    assert dict(found.left_out)["../link.py"] == "outside of the root"
+    sources = ask_split.find_sources(here, ["../*.py", "deep", str(tree / "notes.md")], outside=True)
+    assert list(sources.texts) == ["../a.py", "../notes.md", "deep/c.py"]
+    assert dict(sources.left_out)["../link.py"] == "outside of the root"
     whole_folder = ask_split.find_sources(here / "deep", ["../../sub"], outside=True)
     assert list(whole_folder.texts) == ["../b.py", "c.py"]
 

@@ -103,7 +103,7 @@ def test_the_live_speed_counts_tokens_where_an_event_carries_several(runs):
     with FakeEngine(slots=2, token_ms=4, chunk_tokens=5) as engine:
         run_id = runs.create(engine.url, some(10, tokens=100))
         runs.carry_out(run_id, watch=seen.append)
-    streaming = [one for one in seen if one.lanes and one.tok_s]
+    streaming = [progress for progress in seen if progress.lanes and progress.tok_s]
     assert streaming[0].tok_s_is_floor
     last = streaming[-1]
     assert not last.tok_s_is_floor

@@ -41,21 +41,22 @@ def test_the_page_paints_first_and_the_plan_is_that_of_the_command_line(ask, pat
 def test_a_setup_is_called_the_same_on_the_page_as_on_the_command_line(ask, paths):
     """The page said `int4, mtp:3` where the terminal says `INT4, mtp n=3`."""
     page = ask("/plan?model=qwen3.6-27b&card=rtx-3090&count=2&whole=1")[1]
-    found = answer_plan(PlanFlags("qwen3.6-27b", ("2x rtx-3090",)), paths.store)
-    first_line = answer_lines(found, found.choices[0], found.choices[0].plans[0])[0]
+    answer = answer_plan(PlanFlags("qwen3.6-27b", ("2x rtx-3090",)), paths.store)
+    choice = answer.choices[0]
+    first_line = answer_lines(answer, choice, choice.plans[0])[0]
     name = first_line.partition(" for 4 agents: ")[2]
     assert name.endswith("mtp n=3 (vllm)")
     assert f"{name} gives 4 agents" in page
     assert "mtp:3" not in re.sub(r"<code>.*?</code>", "", page)
-    reason = html.escape(found.choices[0].rejected[0].reason)
+    reason = html.escape(choice.rejected[0].reason)
     assert f"<li>2 x TP=1, BF16, FP8 (vllm): {reason}</li>" in page
 
 
 def test_the_page_says_why_every_faster_layout_comes_after_the_first(ask):
     """It said so in the terminal alone, and of the fastest alone."""
     query = "model=gemma-4-31b&card=rtx-5090"
-    told = ask.json(f"/api/plan.json?{query}")
-    tok_s = [round(level_of(plan, 4)["effective_tok_s"]) for plan in told["plans"]]
+    plans = ask.json(f"/api/plan.json?{query}")["plans"]
+    tok_s = [round(level_of(plan, 4)["effective_tok_s"]) for plan in plans]
     faster = [speed for speed in tok_s if speed > tok_s[0]]
     assert len(faster) > 1
     (reason,) = re.findall(r"first because: (.*?)</p>", ask(f"/plan?{query}&whole=1")[1])

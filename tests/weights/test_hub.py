@@ -141,11 +141,11 @@ def outside_of(cache, tmp_path):
 def test_an_etag_is_a_file_name_only_where_it_is_a_checksum(hub, tmp_path, etag):
     """`../../../../x` was written outside of the cache. Of small files, too, which have no checksum."""
     hub.etags = {"model.safetensors": etag, "config.json": etag + "/config"}
-    found = pull_hub(HubSource("org/model"))
+    folder = pull_hub(HubSource("org/model")).path
     blobs = (tmp_path / "hf" / "hub" / "models--org--model" / "blobs").iterdir()
     assert [len(path.name) for path in blobs] == [64, 64]
-    assert (found.path / "model.safetensors").read_bytes() == FOLDER["model.safetensors"]
-    assert (found.path / "config.json").read_bytes() == FOLDER["config.json"]
+    assert (folder / "model.safetensors").read_bytes() == FOLDER["model.safetensors"]
+    assert (folder / "config.json").read_bytes() == FOLDER["config.json"]
     assert outside_of(tmp_path / "hf" / "hub", tmp_path) == []
 
 
@@ -173,8 +173,8 @@ def test_a_file_that_changed_between_two_pulls_is_fetched_anew(hub):
     hub.stops_at["model.safetensors"] = 20_000_000
     interrupted(hub, "org/model")
     hub.repos["org/model"] = {**FOLDER, "model.safetensors": b"v" * 30_000_000}
-    found = pull_hub(HubSource("org/model")).path
-    assert (found / "model.safetensors").read_bytes() == b"v" * 30_000_000
+    folder = pull_hub(HubSource("org/model")).path
+    assert (folder / "model.safetensors").read_bytes() == b"v" * 30_000_000
     assert hub.asked[-1] != ("model.safetensors", 20_000_000)
 
 
@@ -188,8 +188,8 @@ def test_a_changed_file_under_the_same_etag_does_not_become_a_mixture(hub, tmp_p
     hub.repos["org/model"] = {**FOLDER, "model.safetensors": b"v" * 400_000}
     with pytest.raises(WeightsError, match=r"checksum mismatch: model\.safetensors"):
         pull_hub(HubSource("org/model"))
-    found = pull_hub(HubSource("org/model")).path
-    assert (found / "model.safetensors").read_bytes() == b"v" * 400_000
+    folder = pull_hub(HubSource("org/model")).path
+    assert (folder / "model.safetensors").read_bytes() == b"v" * 400_000
 
 
 def test_a_file_without_a_checksum_is_begun_anew(hub, tmp_path):
@@ -199,17 +199,18 @@ def test_a_file_without_a_checksum_is_begun_anew(hub, tmp_path):
     blobs.mkdir(parents=True)
     (blobs / f"{'1' * 40}.part").write_bytes(b'{"a": 1')
     hub.repos["org/model"] = {**FOLDER, "config.json": b'{"b": 222}'}
-    found = pull_hub(HubSource("org/model")).path
-    assert (found / "config.json").read_bytes() == b'{"b": 222}'
+    folder = pull_hub(HubSource("org/model")).path
+    assert (folder / "config.json").read_bytes() == b'{"b": 222}'
 
 
 def test_a_file_without_a_checksum_that_changes_while_it_is_fetched_does_not_become_a_mixture(hub):
     """The hub's client asks for the rest after a break, when it is another file."""
-    old, new = b"a" * 25_000_000, b"b" * 25_000_000  # its client writes 10 MB at a time
+    old = b"a" * 25_000_000  # its client writes 10 MB at a time
+    new = b"b" * 25_000_000
     hub.repos["org/model"] = {**FOLDER, "config.json": old}
     hub.changes_at = {"config.json": (15_000_000, new)}
-    found = pull_hub(HubSource("org/model")).path
-    assert set((found / "config.json").read_bytes()) == {ord("b")}
+    folder = pull_hub(HubSource("org/model")).path
+    assert set((folder / "config.json").read_bytes()) == {ord("b")}
 
 
 @pytest.mark.parametrize(
