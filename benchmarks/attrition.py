@@ -33,8 +33,10 @@ from skep.host.processes import descendants, living
 
 RESULTS = Path(__file__).parent / "results" / "attrition.json"
 KINDS = {"gateway": "skep.gateway.main", "worker": "skep.gateway.worker", "engine": "skep.testing.fake_engine"}
+ENDED = ("completed", "failed", "expired", "cancelled")  # states of a batch
 LOOK_S = 0.2
 ASK_AGAIN_S = 0.5
+RESTART_S = 120.0  # a gateway that takes longer to come back is gone
 MODEL = "fake-model"
 
 
@@ -80,16 +82,16 @@ class AttritionRig:
         lines = ['drain = "5s"', "[gateway]", "port = 0", f"workers = {plan.workers}", "[[serve]]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in served.items()]
         (folder / "skep.toml").write_text("\n".join(lines) + "\n")
-        told = json.loads(self.skep("up", "-d", "--json"))
-        self.url: str = told["url"]
-        self.pid: int = told["pid"]
+        deployment = json.loads(self.skep("up", "-d", "--json"))
+        self.url: str = deployment["url"]
+        self.pid: int = deployment["pid"]
 
     def skep(self, *words: object) -> str:
         argv = [sys.executable, "-m", "skep", *map(str, words)]
-        done = subprocess.run(argv, env=self.env, cwd=self.folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(argv)} failed:\n{done.stderr}")
-        return done.stdout
+        run = subprocess.run(argv, env=self.env, cwd=self.folder, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise RuntimeError(f"{' '.join(argv)} failed:\n{run.stderr}")
+        return run.stdout
 
     def begin(self, *words: object) -> subprocess.Popen[bytes]:
         with (self.folder / "runner.log").open("ab") as log:
@@ -98,20 +100,24 @@ class AttritionRig:
 
     def processes(self, kind: str) -> list[int]:
         """Return the processes of a kind, the oldest first: those that were not killed for the longest time."""
-        found = []
+        pids_by_age = []
         for pid, begun in descendants(self.pid).items():
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
             if words[1:3] == ["-m", KINDS[kind]]:
-                found.append((int(begun), pid))
-        return [pid for _, pid in sorted(found)]
+                pids_by_age.append((int(begun), pid))
+        return [pid for _, pid in sorted(pids_by_age)]
 
     def ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
-        """Return an answer of the gateway, asked again while it is being restarted."""
-        while True:
-            headers = {"content-type": kind} if body is not None else {}
+        """Return an answer of the gateway, asked again while it is being restarted.
+
+        Raises RuntimeError where it stays away.
+        """
+        headers = {"content-type": kind} if body is not None else {}
+        deadline = time.monotonic() + RESTART_S
+        while time.monotonic() < deadline:
             request = urllib.request.Request(f"{self.url}{path}", body, headers, method=method)
             try:
                 with urllib.request.urlopen(request, timeout=60) as answer:
@@ -122,6 +128,7 @@ class AttritionRig:
             except OSError:
                 pass
             time.sleep(ASK_AGAIN_S)
+        raise RuntimeError(f"{method} {path}: the gateway has not answered for {RESTART_S:g} s")
 
     def upload(self, lines: list[dict[str, Any]]) -> str:
         mark = secrets.token_hex(16)
@@ -144,7 +151,9 @@ class AttritionRun:
     """The work under way: one swarm, one batch, and who is killed when how much of it is done."""
 
     def __init__(self, rig: AttritionRig, plan: AttritionPlan, say: Callable[[str], None]) -> None:
-        self.rig, self.plan, self.say = rig, plan, say
+        self.rig = rig
+        self.plan = plan
+        self.say = say
         self.report = AttritionReport(plan)
         self.results = rig.folder / "results.jsonl"
         kinds = ["runner", *KINDS]
@@ -155,24 +164,29 @@ class AttritionRun:
     def carry_out(self) -> AttritionReport:
         began = time.monotonic()
         self._begin()
-        while not (self.runner_ended and self.batch["status"] in ("completed", "failed", "expired", "cancelled")):
-            if time.monotonic() - began > self.plan.limit_s:
-                self.report.failures.append(f"not ended after {self.plan.limit_s:g} s: {self.progress()}")
-                self.runner.kill()
-                break
-            time.sleep(LOOK_S)
-            self._look()
-            self._kill_who_is_due()
-        self.runner.wait()
+        try:
+            self._watch(until=began + self.plan.limit_s)
+        finally:
+            self.runner.kill()  # where it was broken off
+            self.runner.wait()
         self.report.wall_s = round(time.monotonic() - began, 1)
         self.report.failures += [*self._wrong_in_swarm(), *self._wrong_in_batch()]
         return self.report
 
+    def _watch(self, *, until: float) -> None:
+        while not (self.runner_ended and self.batch["status"] in ENDED):
+            if time.monotonic() > until:
+                limit = f"{self.plan.limit_s:g} s"
+                self.report.failures.append(f"not ended after {limit}: {self.progress()}")
+                return
+            time.sleep(LOOK_S)
+            self._look()
+            self._kill_who_is_due()
+
     def progress(self) -> str:
-        done = (
-            f"{self._swarm_done()} of {self.plan.tasks} tasks, {self._batch_done()} of {self.plan.batch} in the batch"
-        )
-        return f"{done}; {self.plan.kills - len(self.due)} kills"
+        tasks = f"{self._swarm_done()} of {self.plan.tasks} tasks"
+        requests = f"{self._batch_done()} of {self.plan.batch} in the batch"
+        return f"{tasks}, {requests}; {self.plan.kills - len(self.due)} kills"
 
     def _begin(self) -> None:
         tasks = self.rig.folder / "tasks.jsonl"
@@ -254,13 +268,13 @@ class AttritionRun:
 def differences(what: str, wanted: dict[str, int], served: list[tuple[str, int | None]]) -> list[str]:
     """Return what is lost, came twice or is another answer than the one that was asked for."""
     times = Counter(name for name, _ in served)
-    found = {
+    faults = {
         "lost": [name for name in wanted if not times[name]],
         "unknown": [name for name in times if name not in wanted],
         "twice": [name for name, count in times.items() if count > 1],
         "wrong": [name for name, tokens in served if wanted.get(name) != tokens],
     }
-    return [f"{what}: {len(names)} {how}, such as {names[:3]}" for how, names in found.items() if names]
+    return [f"{what}: {len(names)} {how}, such as {names[:3]}" for how, names in faults.items() if names]
 
 
 def run_attrition(plan: AttritionPlan, folder: Path, say: Callable[[str], None]) -> AttritionReport:
