@@ -49,6 +49,9 @@ def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str
 
     Such a table may stay where its text has a line of its own, as `[table]` has in TOML.
     """
+    has_dos_line_ends = 0 < text.count("\n") == text.count("\r\n")
+    if has_dos_line_ends:
+        return edited(text.replace("\r\n", "\n"), kind, where, changes).replace("\n", "\r\n")
     form = FORMATS[kind]
     wanted = deepcopy(parsed(text, kind, where))
     removed = [path for path, value in changes.items() if value is ABSENT]

@@ -6,7 +6,9 @@ byte; in one that somebody changed, only the values that skep wrote go back to w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -17,7 +19,11 @@ import msgspec
 from skep.clients.catalog import NO_KEY, Client, EndpointFacts, first_path, leaves
 from skep.clients.edits import edited, parsed, value_at
 from skep.errors import UserError
-from skep.files import check_place, read_user_text, write_secret, write_whole
+from skep.files import write_whole
+from skep.paths import make_private
+
+Values = dict[tuple[str, ...], Any]
+BY_HAND = "it is unchanged; `--print` shows what to set by hand"
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
@@ -31,145 +37,231 @@ class WrittenFile(msgspec.Struct, frozen=True):
     values: list[tuple[list[str], Any]]
     is_touched: bool = False  # somebody else changed it between two writes of skep
 
+    def value_by_path(self) -> Values:
+        return {tuple(names): value for names, value in self.values}
 
-class FileDraft(msgspec.Struct, frozen=True):
-    """A text that is about to be written. `before` None: there is no file."""
+
+class FileChange(msgspec.Struct, frozen=True):
+    """A file before and after. None: there is no file."""
 
     path: Path
-    text: str
-    mode: int
     before: str | None
-    record: WrittenFile
+    after: str | None
+    mode_before: int
+    mode: int
 
 
 def write_settings(
     client: Client, facts: EndpointFacts, record_path: Path, env: Mapping[str, str]
 ) -> list[WrittenFile]:
     """Merge what the client needs into its files: all of them, or none."""
-    earlier = {file.path: file for file in _read_record(record_path)}
-    drafts = []
+    records = {file.path: file for file in _read_record(record_path)}
+    has_key = facts.key != NO_KEY
+    changes: list[FileChange] = []
+    written: list[WrittenFile] = []
     for file in client.files:
-        path = first_path(file.paths, env).resolve()
-        changes = dict(leaves(client.written_values(file, facts)))
-        drafts.append(_draft(path, file.format, changes, earlier.get(str(path)), is_secret=facts.key != NO_KEY))
-    records = {**earlier, **{str(draft.path): draft.record for draft in drafts}}
-    done: list[FileDraft] = []
+        path = Path(os.path.realpath(first_path(file.paths, env)))  # a link to it stays
+        before = _text_at(path)
+        mode = _mode_of(path, before)
+        values = dict(leaves(client.written_values(file, facts)))
+        after = edited(before or "", file.format, str(path), values)
+        earlier = records.get(str(path))
+        if earlier is None:
+            record = _first_record(path, file.format, before=before, after=after, values=values)
+            if record.backup is not None:
+                changes.append(FileChange(Path(record.backup), None, before, mode, mode))
+            origin = before
+        else:
+            record = _next_record(earlier, before=before, after=after, values=values)
+            origin = _origin_of(earlier, record_path)
+        _edited_back(record, after, origin)  # what could not be taken out again is not written
+        private_mode = mode & 0o700
+        changes.append(FileChange(path, before, after, mode, private_mode if has_key else mode))
+        records[str(path)] = record
+        written.append(record)
+    _apply([*changes, _record_change(record_path, [*records.values()])])
+    return written
+
+
+def _text_at(path: Path) -> str | None:
+    """Return what a file holds, with its own ends of lines; None: there is no file.
+
+    Raise UserError where skep is not to replace it.
+    """
     try:
-        for draft in drafts:
-            done.append(draft)
-            _write_draft(draft, earlier.get(str(draft.path)))
-        write_secret(record_path, msgspec.json.encode([*records.values()]).decode())
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"`{path}` is not a regular file", hint=BY_HAND)
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
     except OSError as error:
-        for draft in done:
-            _take_back(draft, earlier.get(str(draft.path)))
-        raise _cannot_be_written(error) from None
-    return [draft.record for draft in drafts]
+        raise UserError(f"`{path}` cannot be read: {error.strerror}", hint=BY_HAND) from None
+    except UnicodeDecodeError:
+        raise UserError(f"`{path}` is not text in UTF-8", hint=BY_HAND) from None
+    if status.st_uid != os.geteuid():
+        raise UserError(f"`{path}` belongs to another user", hint=BY_HAND)
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)):
+        raise UserError(f"`{path}` cannot be written: no permission", hint=BY_HAND)
+    return text
 
 
-def _draft(
-    path: Path, kind: str, changes: dict[tuple[str, ...], Any], earlier: WrittenFile | None, *, is_secret: bool
-) -> FileDraft:
-    before = read_user_text(path) if path.exists() else None
-    text = edited(before or "", kind, str(path), changes)
-    mode = 0o600 if before is None else path.stat().st_mode & 0o777
-    if before is not None:
-        check_place(path, "the file")
-    if earlier is None:
-        backup = None if before is None else str(_free_name(path))
-        record = WrittenFile(str(path), kind, backup, mode, _digest(text), _values_of(changes))
-    else:
-        kept = {tuple(names): value for names, value in earlier.values}
-        record = msgspec.structs.replace(
-            earlier,
-            digest=_digest(text),
-            values=_values_of({**kept, **changes}),
-            is_touched=earlier.is_touched or earlier.digest != _digest(before or ""),
-        )
-    return FileDraft(path, text, mode & 0o700 if is_secret else mode, before, record)
+def _mode_of(path: Path, text: str | None) -> int:
+    return 0o600 if text is None else stat.S_IMODE(path.stat().st_mode)
 
 
-def _values_of(changes: Mapping[tuple[str, ...], Any]) -> list[tuple[list[str], Any]]:
-    return [(list(path), value) for path, value in changes.items()]
+def _first_record(
+    path: Path,
+    kind: str,
+    *,
+    before: str | None,
+    after: str,
+    values: Values,
+) -> WrittenFile:
+    return WrittenFile(
+        path=str(path),
+        format=kind,
+        backup=None if before is None else str(_free_name(path)),
+        mode=_mode_of(path, before),
+        digest=_digest(after),
+        values=_pairs(values),
+    )
+
+
+def _next_record(
+    earlier: WrittenFile,
+    *,
+    before: str | None,
+    after: str,
+    values: Values,
+) -> WrittenFile:
+    return msgspec.structs.replace(
+        earlier,
+        digest=_digest(after),
+        values=_pairs({**earlier.value_by_path(), **values}),
+        is_touched=earlier.is_touched or earlier.digest != _digest(before or ""),
+    )
+
+
+def _pairs(values: Values) -> list[tuple[list[str], Any]]:
+    return [(list(path), value) for path, value in values.items()]
 
 
 def _free_name(path: Path) -> Path:
     names = (f"{path.name}.before-skep{'' if number == 1 else f'-{number}'}" for number in count(1))
-    return next(place for name in names if not (place := path.with_name(name)).exists())
+    return next(place for name in names if not os.path.lexists(place := path.with_name(name)))
 
 
 def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _write_draft(draft: FileDraft, earlier: WrittenFile | None) -> None:
-    draft.path.parent.mkdir(parents=True, exist_ok=True)
-    if earlier is None and draft.record.backup is not None:
-        write_whole(Path(draft.record.backup), draft.before or "", draft.record.mode)
-    write_whole(draft.path, draft.text, draft.mode)
-
-
-def _take_back(draft: FileDraft, earlier: WrittenFile | None) -> None:
-    """Leave everything as it was before a write that failed."""
+def _apply(changes: Sequence[FileChange]) -> None:
+    """Make all changes, or none of them."""
+    begun: list[FileChange] = []
     try:
-        if draft.before is None:
-            draft.path.unlink(missing_ok=True)
-        elif draft.path.read_text(encoding="utf-8") != draft.before:
-            write_whole(draft.path, draft.before, draft.record.mode)
-        if earlier is None and draft.record.backup is not None:
-            Path(draft.record.backup).unlink(missing_ok=True)
-    except OSError:  # the backup stays
+        for change in changes:
+            begun.append(change)
+            _put(change.path, change.after, change.mode)
+    except BaseException as error:
+        kept = _take_back(begun)
+        if not isinstance(error, OSError):
+            raise
+        hint = "nothing was changed; `--print` needs no file"
+        if kept is not None:
+            hint = f"`{kept}` has what skep wrote; what stood there before lies beside it"
+        message = f"`{begun[-1].path}` cannot be written: {error.strerror}"
+        raise UserError(message, hint=hint) from None
+
+
+def _put(path: Path, text: str | None, mode: int) -> None:
+    if text is None:
+        path.unlink(missing_ok=True)
         return
+    make_private(path.parent)
+    write_whole(path, text, mode)
 
 
-def _cannot_be_written(error: OSError) -> UserError:
-    name = f"`{error.filename}`" if error.filename else "a file"
-    return UserError(f"{name} cannot be written: {error.strerror}", hint="nothing was changed; `--print` needs no file")
+def _take_back(begun: Sequence[FileChange]) -> Path | None:
+    """Undo changes, the last one first: a backup goes after its file has come back.
+
+    Return the file that cannot be brought back.
+    """
+    for change in reversed(begun):
+        try:
+            if _text_at(change.path) != change.before:
+                _put(change.path, change.before, change.mode_before)
+        except (OSError, UserError):
+            return change.path
+    return None
 
 
 def undo_settings(client: Client, record_path: Path) -> list[str]:
     """Take out of the client's files what was written, and return what was done to each."""
     records = _read_record(record_path)
     if not records:
-        raise UserError(f"skep has written nothing for {client.title}", hint=f"`skep agent {client.program} --write`")
-    try:
-        drafts = [(file, _undone_text(file)) for file in records]
-        sentences = [_restore(file, text) for file, text in drafts]
-        for file in records:
-            if file.backup is not None:
-                Path(file.backup).unlink(missing_ok=True)
-        record_path.unlink()
-    except OSError as error:
-        raise _cannot_be_written(error) from None
+        hint = f"`skep agent {client.program} --write`"
+        raise UserError(f"skep has written nothing for {client.title}", hint=hint)
+    changes: list[FileChange] = []
+    backups: list[FileChange] = []
+    sentences: list[str] = []
+    for file in records:
+        path = Path(file.path)
+        present = _text_at(path)
+        origin = _origin_of(file, record_path)
+        text = _undone_text(file, present, origin)
+        changes.append(FileChange(path, present, text, _mode_of(path, present), file.mode))
+        sentences.append(_sentence(path, text, origin))
+        if file.backup is not None:
+            backups.append(FileChange(Path(file.backup), origin, None, file.mode, file.mode))
+    _apply([*changes, *backups, _record_change(record_path, [])])
     return sentences
 
 
-def _undone_text(file: WrittenFile) -> str | None:
-    """Return what belongs into the file; None: there is to be none."""
-    path = Path(file.path)
-    before = read_user_text(Path(file.backup)) if file.backup is not None else None
-    if not path.exists():
-        return before
-    now = read_user_text(path)
-    if not file.is_touched and _digest(now) == file.digest:
-        return before
-    earlier, present = parsed(before or "", file.format, str(file.backup)), parsed(now, file.format, file.path)
-    ours = [(tuple(names), value) for names, value in file.values]
-    changes = {path: value_at(earlier, path) for path, value in ours if value_at(present, path) == value}
-    return edited(now, file.format, file.path, changes)
-
-
-def _restore(file: WrittenFile, text: str | None) -> str:
-    path = Path(file.path)
-    is_whole = text is None or (file.backup is not None and text == read_user_text(Path(file.backup)))
+def _origin_of(file: WrittenFile, record_path: Path) -> str | None:
+    """Return what stood in a file before the first write."""
+    if file.backup is None:
+        return None
+    text = _text_at(Path(file.backup))
     if text is None:
-        path.unlink(missing_ok=True)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        check_place(path, "the file")
-        write_whole(path, text, file.mode)
+        hint = f"take what skep wrote out of `{file.path}` by hand, then remove `{record_path}`"
+        raise UserError(f"the backup `{file.backup}` is gone", hint=hint)
+    return text
+
+
+def _undone_text(file: WrittenFile, present: str | None, origin: str | None) -> str | None:
+    """Return what belongs into the file; None: there is to be none."""
+    is_as_left = present is not None and not file.is_touched and _digest(present) == file.digest
+    if present is None or is_as_left:
+        return origin
+    return _edited_back(file, present, origin)
+
+
+def _edited_back(file: WrittenFile, text: str, origin: str | None) -> str:
+    """Return the text with the values that skep wrote, and that are still there, as they were."""
+    earlier = parsed(origin or "", file.format, str(file.backup))
+    present = parsed(text, file.format, file.path)
+    changes = {
+        path: value_at(earlier, path)
+        for path, value in file.value_by_path().items()
+        if value_at(present, path) == value
+    }
+    return edited(text, file.format, file.path, changes)
+
+
+def _sentence(path: Path, text: str | None, origin: str | None) -> str:
     if text is None:
         return f"{path} is gone: there was none before"
-    return f"{path} is as it was" if is_whole else f"{path} has what was changed since, without what skep wrote"
+    if text == origin:
+        return f"{path} is as it was"
+    return f"{path} has what was changed since, without what skep wrote"
+
+
+def _record_change(record_path: Path, records: Sequence[WrittenFile]) -> FileChange:
+    """Return the change of the record; one of no file is removed."""
+    before = record_path.read_text(encoding="utf-8") if record_path.exists() else None
+    after = msgspec.json.encode(records).decode() if records else None
+    return FileChange(record_path, before, after, 0o600, 0o600)
 
 
 def _read_record(record_path: Path) -> list[WrittenFile]:
