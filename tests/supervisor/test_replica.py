@@ -70,6 +70,18 @@ async def test_what_agents_need_is_checked_once_and_told_to_the_gateway(tmp_path
         assert {check["state"] for check in told.values()} <= {"ok", "warning", "unknown"}
 
 
+async def test_a_restart_after_a_crash_does_not_repeat_the_checks(tmp_path):
+    """An engine that never tells of its cache was checked again after each crash."""
+    short = replace(LAUNCH, context_tokens=100)  # too few for a prompt that is read twice
+    async with running(tmp_path, short, Unsimulated()) as (replica, changed):
+        await changed(lambda: replica.life.state is ReplicaState.READY and len(replica.checks) == 2)
+        checks, crashed = replica.checks, replica.pid
+        assert checks[1].state == "unknown"
+        os.kill(crashed, signal.SIGKILL)
+        await changed(lambda: replica.life.state is ReplicaState.READY and replica.pid != crashed)
+        assert replica.checks is checks
+
+
 async def test_a_check_that_takes_long_or_fails_keeps_no_replica_from_serving(tmp_path):
     """Two tokens a second: the call would take most of a minute."""
     slow = replace(LAUNCH, context_tokens=2048, extra=("--token-ms=400",))

@@ -435,7 +435,7 @@ class Replica(ReplicaMember):
         async def check(url: str) -> None:
             self.checks = ()
             checks = await check_for_agents(CheckedEndpoint.of(self.started, url), tell=tell)
-            if self._link is link and all(check.state != "unknown" for check in checks):
+            if self._link is link and all(check.answered for check in checks):
                 self._checked = checked
 
         self._checking = tasks.create_task(check(self.life.url or ""))
