@@ -121,6 +121,15 @@ async def test_an_answer_that_is_not_whole_is_a_failure_of_a_known_kind_and_not_
     assert (caught.value.kind, len(connections)) == (kind, 1)
 
 
+async def test_a_transfer_coding_that_nobody_knows_is_named_in_few_words():
+    """It may be as long as a head, and is a line of a log and of an error."""
+    async with plain_server(answering(with_coding(b"x\x9b2J" + b"y" * 100_000))) as origin:
+        with pytest.raises(WireFailure, match="used the transfer coding `x") as caught:
+            await fetch_once(origin, "GET", "/")
+    assert len(str(caught.value)) < 200
+    assert str(caught.value).isprintable()
+
+
 async def test_an_answer_that_never_ends_is_given_up_before_it_fills_the_memory():
     async def endless(reader, writer):
         await reader.readuntil(b"\r\n\r\n")

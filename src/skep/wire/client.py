@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 import httptools
 import msgspec
 
+from skep.units import one_line
 from skep.wire.heads import (
     SHORT_CHUNK,
     SIZE_LINES,
@@ -118,6 +119,7 @@ def reason_of(error: OSError) -> str:
 
 HEAD_BYTES = 262_144  # of an answer's head, at most, with the interim ones before it
 OVERHEAD_BYTES = 65_536  # of what stands around an answer's chunks: extensions of their sizes, and trailers
+LONGEST_CODING = 60  # characters of an unknown transfer coding that are named
 FRAME_BYTES = 12  # of a chunk: its size, by some servers in eight digits, and two line ends
 STALE_S = 1.0
 IDLE_S = 4.0  # a connection that stood idle for longer is not used again
@@ -376,7 +378,8 @@ class _ClientConnection(asyncio.Protocol):
             if not self._complete:
                 self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
         if self._strange_coding:
-            why = f"{self._pool.origin} used the transfer coding `{self._strange_coding}`"
+            coding = one_line(self._strange_coding, LONGEST_CODING)
+            why = f"{self._pool.origin} used the transfer coding `{coding}`"
             self._fail(WireFailure("protocol", why))
         self._between = self._between and data.endswith(b"\r\n")  # else it stands inside the next chunk's size
         if not self._complete and self._call is not None:
