@@ -273,6 +273,14 @@ def test_a_server_that_answers_no_question_is_said_to_with_what_to_do(status, fi
     ]
 
 
+def test_a_prompt_that_is_refused_is_an_answer():
+    """A server may have less context than the prompt has tokens, and not tell."""
+    refusal = 400, b'{"error": {"message": "maximum context length is 512 tokens"}}'
+    _, prefix_cache = Scripted(prompts=[refusal]).results()
+    assert prefix_cache.text == "prefix cache: not checked, HTTP 400 (maximum context length is 512 tokens)"
+    assert (prefix_cache.hint, prefix_cache.answered) == ("its context may be shorter than the prompt", True)
+
+
 def test_an_error_with_the_status_of_a_success_is_no_answer():
     """LM Studio answers so where it does not know a path."""
     error = b'{"error": "Unexpected endpoint or method."}'

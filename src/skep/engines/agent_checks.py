@@ -165,9 +165,10 @@ Check = Callable[[], Awaitable[AgentCheck]]
 class _NotChecked(Exception):
     """The server did not answer the question; the message says what it did instead."""
 
-    def __init__(self, why: str, hint: str) -> None:
+    def __init__(self, why: str, hint: str, *, answered: bool = False) -> None:
         super().__init__(why)
         self.hint = hint
+        self.answered = answered
 
 
 async def check_for_agents(
@@ -207,6 +208,7 @@ def check_documents(checks: Iterable[AgentCheck]) -> dict[str, Any]:
 
 
 async def _bounded(name: str, label: str, check: Check, ends_at: float) -> AgentCheck:
+    answered = False
     try:
         async with asyncio.timeout_at(ends_at):
             return await check()
@@ -216,6 +218,7 @@ async def _bounded(name: str, label: str, check: Check, ends_at: float) -> Agent
     except _NotChecked as failure:
         why = str(failure)
         hint = failure.hint
+        answered = failure.answered
     except WireFailure as failure:
         why = one_line(str(failure))
         hint = f"{_ANOTHER_SERVER}, and is it still running?"
@@ -223,7 +226,7 @@ async def _bounded(name: str, label: str, check: Check, ends_at: float) -> Agent
         why = f"the answer led to {type(error).__name__}"
         hint = _ANOTHER_SERVER + "?"
     text = f"{label}: not checked, {why}"
-    return AgentCheck(name, "unknown", text, hint, answered=False)
+    return AgentCheck(name, "unknown", text, hint, answered=answered)
 
 
 class _Requests:
@@ -370,9 +373,12 @@ def _judge_refusal(status: int, body: str) -> AgentCheck:
 
 def _not_answered(answer: HttpResponse, *, has_key: bool) -> _NotChecked:
     """Return what a status says that is no verdict, and what to do."""
+    is_refusal = answer.status in (400, 413, 422)
     hint = "its own log may say more"
     location = one_line((answer.head.get(b"location") or b"").decode("latin-1"), SHOWN_ERROR)
-    if answer.status in (401, 403):
+    if is_refusal:
+        hint = "its context may be shorter than the prompt"
+    elif answer.status in (401, 403):
         hint = "check the key's value" if has_key else "name the variable of its key with --key-env"
     elif 300 <= answer.status < 400:
         hint = f"ask the server that it leads to ({location or 'it does not say where'})"
@@ -380,7 +386,7 @@ def _not_answered(answer: HttpResponse, *, has_key: bool) -> _NotChecked:
         hint = f"{_ANOTHER_SERVER}? /v1/chat/completions is asked there"
     elif answer.status in (429, 503):
         hint = "it is busy, or still loading: try again later"
-    return _NotChecked(_status_words(answer.status, answer.text), hint)
+    return _NotChecked(_status_words(answer.status, answer.text), hint, answered=is_refusal)
 
 
 def _status_words(status: int, body: str) -> str:
