@@ -138,7 +138,8 @@ def reference(payload):
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="GET", target="/", headers=[("host", "a")]))
     connection.send(h11.EndOfMessage())
-    status, body = None, b""
+    status = None
+    body = b""
     try:
         connection.receive_data(payload)
         connection.receive_data(b"")

@@ -84,7 +84,8 @@ def _chunks(data, at):
     while True:
         chunk = _CHUNK.match(data, at)
         need(chunk is not None)
-        size, at = int(chunk[1], 16), chunk.end()
+        size = int(chunk[1], 16)
+        at = chunk.end()
         if size == 0:
             trailers, at = _fields(data, at)
             need(not {name for name, _ in trailers} & {b"content-length", b"transfer-encoding"})

@@ -26,12 +26,18 @@ def chosen(model, rig, goal=AGENTS):
 @pytest.fixture
 def rated():
     """One that others are made of: 100 tok/s, room for all agents, 20,000 tokens each, 10 s to the first token."""
-    found = chosen("qwen3-8b", "rtx-3090").plans[0].rated
-    outcome = replace(found.outcome, effective_tok_s=100.0, ttft_s=10.0)
+    first = chosen("qwen3-8b", "rtx-3090").plans[0].rated
     return replace(
-        found, outcome=outcome, speed=100.0, low=70.0, alone_tok_s=50.0, context_each=20_000, holds_all=True,
-        on_paper=False, published=True,
-    )  # fmt: skip
+        first,
+        outcome=replace(first.outcome, effective_tok_s=100.0, ttft_s=10.0),
+        speed=100.0,
+        low=70.0,
+        alone_tok_s=50.0,
+        context_each=20_000,
+        holds_all=True,
+        on_paper=False,
+        published=True,
+    )
 
 
 def at_speed(rated, tok_s, **other):
@@ -57,7 +63,8 @@ def test_a_narrow_band_is_the_error_and_a_wide_one_hides_no_clear_loss(rated):
     roomy = at_speed(rated, 85.0, context_each=60_000)
     sure = replace(rated, low=90.0)
     assert first_of([sure, roomy]) == sure
-    unsure, slow = replace(rated, low=30.0), at_speed(rated, 60.0, context_each=60_000)
+    unsure = replace(rated, low=30.0)
+    slow = at_speed(rated, 60.0, context_each=60_000)
     assert first_of([unsure, slow]) == unsure
 
 
@@ -105,13 +112,16 @@ def test_the_reason_names_how_many_agents_each_holds(rated):
 def test_every_faster_one_has_its_reason(rated):
     """One that nobody made stood for all: why the others came after the first was not said."""
     unmade = at_speed(rated, 110.0, published=False)
-    tight, close = at_speed(rated, 105.0, on_paper=True), at_speed(rated, 104.0, on_paper=True)
+    tight = at_speed(rated, 105.0, on_paper=True)
+    close = at_speed(rated, 104.0, on_paper=True)
     few = at_speed(rated, 103.0, holds_all=False, setup=replace(rated.setup, slots=2))
     shown = [rated, few, tight, unmade, close]
     clauses = why_first(shown, shown).split("; ")
     assert [clause.partition(", ")[0] for clause in clauses] == [
-        "its checkpoint exists", "it holds 4 agents at once", "it leaves memory free",
-    ]  # fmt: skip
+        "its checkpoint exists",
+        "it holds 4 agents at once",
+        "it leaves memory free",
+    ]
     for tok_s, clause in zip((110, 103, 105), clauses, strict=True):
         assert f"with {tok_s} tok/s" in clause
     assert "105 tok/s and TP=1" in clauses[2]
@@ -124,8 +134,8 @@ def test_what_a_goal_or_missing_kernels_put_behind_is_said_to_be_so(rated):
     reason = why_first([quick, slower], [quick, slower])
     assert reason.startswith("--goal latency ranks by the time of one task, in which TP=1")
     assert reason.endswith("with 120 tok/s is slower")
-    found = chosen("qwen3.6-27b", "strix-halo", EIGHT)
-    assert re.match("(vllm and sglang|sglang and vllm) have few kernels for strix-halo, ", found.first_because)
+    choice = chosen("qwen3.6-27b", "strix-halo", EIGHT)
+    assert re.match("(vllm and sglang|sglang and vllm) have few kernels for strix-halo, ", choice.first_because)
 
 
 def test_who_is_beaten_in_speed_context_and_first_token_is_never_first(rated):
@@ -162,10 +172,10 @@ def test_the_order_has_every_candidate_once(rated):
 
 
 def test_over_nvlink_tp_and_its_context_go_before_two_replicas():
-    found = chosen("qwen3.6-27b", "2x rtx-3090: nvlink")
-    assert found.plans[0].setup.layout == Layout(tp=2)
-    assert found.plans[0].rated.context_each > 65_536
-    assert "tokens of context each against" in found.first_because
+    choice = chosen("qwen3.6-27b", "2x rtx-3090: nvlink")
+    assert choice.plans[0].setup.layout == Layout(tp=2)
+    assert choice.plans[0].rated.context_each > 65_536
+    assert "tokens of context each against" in choice.first_because
 
 
 def shown_figures(plan):
@@ -205,7 +215,8 @@ def test_a_pool_is_launched_with_the_context_that_one_sequence_can_have():
     """While every other slot holds a task; llama.cpp divides its memory by slots."""
     plans = chosen("qwen3.6-27b", "2x rtx-3090: nvlink").plans
     for plan in plans:
-        rated, setup = plan.rated, plan.setup
+        rated = plan.rated
+        setup = plan.setup
         if setup.engine == "llamacpp":
             assert setup.context == rated.context_each
             continue

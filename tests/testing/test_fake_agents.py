@@ -132,21 +132,30 @@ def test_a_forced_call_in_a_response_fits_the_schema_of_its_tool(engine, stream)
     assert (item.namespace, response.status) == ("agents", "completed")
 
 
-def test_the_script_writes_a_file_by_the_tool_of_each_client_and_ends_when_it_has_the_result(scripted):
+def test_the_script_writes_a_file_by_the_tool_of_a_chat_and_ends_when_it_has_the_result(scripted):
+    tools = [chat_tool("write_file", WRITE)]
     with openai_of(scripted) as client:
-        tools = [chat_tool("write_file", WRITE)]
         first = client.chat.completions.create(model="m", messages=asked(ORDER), tools=tools).choices[0].message
         assert json.loads(first.tool_calls[0].function.arguments) == WRITTEN
         assert (first.content, first.reasoning_content) == ("I write it.", "The user wants a file.")
         result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "ok"}
         last = client.chat.completions.create(model="m", messages=[*asked(ORDER), first, result], tools=tools)
-        assert last.choices[0].message.content == "DONE"
-        shell = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
-        response = client.responses.create(model="m", input=ORDER, tools=[responses_tool("exec_command", shell)])
-        assert json.loads(response.output[-1].arguments) == {"cmd": "printf %s hello > notes.txt"}
-        assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+    assert last.choices[0].message.content == "DONE"
+    assert scripted.state()["rules"] == {"write": 1, "result": 1}
+
+
+def test_the_script_writes_a_file_by_a_shell_where_a_client_has_nothing_else(scripted):
+    shell = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
+    tools = [responses_tool("exec_command", shell)]
+    with openai_of(scripted) as client:
+        response = client.responses.create(model="m", input=ORDER, tools=tools)
+    assert json.loads(response.output[-1].arguments) == {"cmd": "printf %s hello > notes.txt"}
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+
+
+def test_the_script_writes_a_file_by_the_tool_of_a_message_and_ends_when_it_has_the_result(scripted):
+    given = {"model": "m", "max_tokens": 500, "tools": [messages_tool("Write", WRITE)]}
     with anthropic_of(scripted) as client:
-        given = {"model": "m", "max_tokens": 500, "tools": [messages_tool("Write", WRITE)]}
         with client.messages.stream(messages=asked(ORDER), **given) as events:
             message = events.get_final_message()
         thinking, text, call = message.content
@@ -154,8 +163,7 @@ def test_the_script_writes_a_file_by_the_tool_of_each_client_and_ends_when_it_ha
         result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "ok"}]}
         answered = {"role": "assistant", "content": message.content}
         last = client.messages.create(messages=[*asked(ORDER), answered, result], **given)
-        assert [block.text for block in last.content] == ["DONE"]
-    assert scripted.state()["rules"] == {"write": 3, "result": 2}
+    assert [block.text for block in last.content] == ["DONE"]
 
 
 @pytest.mark.parametrize("schema", [{"required": 5}, {"properties": {"a": {"$ref": 5}}, "required": ["a"]}])
@@ -275,9 +283,9 @@ def test_a_text_with_quotes_fills_the_arguments_of_a_call(tmp_path):
     call = {"name": "count", "arguments": {"kind": "{text}", "names": ["{text}"]}}
     path = tmp_path / "script.json"
     path.write_text(json.dumps([{"when": {"says": "SAY (?P<text>.+)"}, "reply": {"call": call}}]))
-    said = 'a "quoted" \\ word'
+    quoted = 'a "quoted" \\ word'
     with FakeEngine(token_ms=0, script=str(path)) as engine, openai_of(engine) as client:
         tools = [chat_tool("count", COUNT)]
-        made = client.chat.completions.create(model="m", messages=asked(f"SAY {said}"), tools=tools)
+        made = client.chat.completions.create(model="m", messages=asked(f"SAY {quoted}"), tools=tools)
     arguments = json.loads(made.choices[0].message.tool_calls[0].function.arguments)
-    assert arguments == {"kind": said, "names": [said], "number": 3}
+    assert arguments == {"kind": quoted, "names": [quoted], "number": 3}

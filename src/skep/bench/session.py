@@ -225,13 +225,13 @@ class LoadGenerator:
 
 async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
     """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also those behind it."""
-    found: dict[str, float] = {}
+    samples: dict[str, float] = {}
     for path in ("/metrics", f"/metrics/engines?model={quote(model)}"):
         with suppress(WireFailure):
-            found |= await fetch_state(pool, path, parse_metrics, headers=headers, timeout_s=10.0) or {}
-        if GATEWAYS_OWN not in found:
+            samples |= await fetch_state(pool, path, parse_metrics, headers=headers, timeout_s=10.0) or {}
+        if GATEWAYS_OWN not in samples:
             break
-    return found
+    return samples
 
 
 class TokenPace:

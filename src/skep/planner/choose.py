@@ -239,7 +239,7 @@ def choose(
     rig, order = candidates.arranged(rig)
     surveys = [survey(model, rig, goal, pins, engine, basis_of(engine)) for engine in engines]
     most = SHOWN if goal.agents <= CROWD else SHOWN // 2
-    every = [rated for found, _ in surveys for rated in found]
+    every = [rated for candidates_of_engine, _ in surveys for rated in candidates_of_engine]
     rejected = tuple(r for _, found in surveys for r in found)
     shown = in_order(every)[:most]
     plans = []
@@ -254,7 +254,8 @@ def choose(
 
 def _stretched(rated: Rated) -> Rated:
     """Return it with the longest context that one sequence can have: slots share a pool, llama.cpp's have their own."""
-    setup, slots = rated.setup, rated.setup.slots or 1
+    setup = rated.setup
+    slots = setup.slots or 1
     longest = rated.context_each
     if has_pool(setup.engine):
         shared = longest_shared_context(setup, rated.card, slots, rated.goal.need_tokens)

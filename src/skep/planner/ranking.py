@@ -173,9 +173,15 @@ def kernels_share(setup: Setup, card: Device) -> float:
 
 
 def rate(
-    setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], basis: Basis, *, published: bool = True,
+    setup: Setup,
+    rig: Rig,
+    goal: PlanGoal,
+    findings: tuple[Finding, ...],
+    basis: Basis,
+    *,
+    published: bool = True,
     pinned_context: int | None = None,
-) -> Rated:  # fmt: skip
+) -> Rated:
     card = sizing_card(rig, setup.layout)
     prediction = speed_model_of(setup, rig, goal, basis)
     outcome = prediction.outcome(goal.load())

@@ -106,7 +106,8 @@ def _try_fewer_bits(wanted: PlanSought, trials: WouldFit) -> None:
 
 def _try_less_context(wanted: PlanSought, trials: WouldFit) -> None:
     """Halve --context down to a task's length, or else the prompts."""
-    goal, longest = wanted.goal, wanted.pins.context
+    goal = wanted.goal
+    longest = wanted.pins.context
     if longest is not None and longest > goal.need_tokens:
         contexts = [*_halves(longest, goal.need_tokens), goal.need_tokens]
         fitting = (size for size in contexts if wanted.setups(pins=replace(wanted.pins, context=size)))
@@ -134,7 +135,8 @@ def _halves(tokens: int, least: int) -> list[int]:
 
 
 def _try_more_cards(wanted: PlanSought, trials: WouldFit) -> None:
-    rig, card = wanted.rig, wanted.rig.cards[0]
+    rig = wanted.rig
+    card = rig.cards[0]
     counts = range(len(rig.cards) + 1, 1 if card.unified_memory else _MOST_CARDS + 1)
     for count in counts:
         more = Rig((card,) * count, rig.default_link or default_link(card), title=f"{count}x {card.id}")
@@ -164,7 +166,8 @@ def _try_llamacpp(wanted: PlanSought, trials: WouldFit) -> None:
 
 def _try_system_memory(wanted: PlanSought, trials: WouldFit) -> None:
     """Find the least system memory that lets llama.cpp hold the experts which the cards do not."""
-    rig, pins = wanted.rig, wanted.any_layout
+    rig = wanted.rig
+    pins = wanted.any_layout
     if not wanted.model.is_moe or any(card.unified_memory for card in rig.cards):
         return
     if pins.quant is not None and pins.quant.family != "gguf":

@@ -59,7 +59,8 @@ class AnswerChoice:
             return self.script.reply(ask.turn, ask.prompt_tokens)
 
     def _refusal(self, ask: FakeRequest) -> Refusal | None:
-        options, prompt = self._options, ask.prompt_tokens
+        options = self._options
+        prompt = ask.prompt_tokens
         if prompt >= options.ctx:
             return context_refusal(options.speaks, ask.dialect, prompt=prompt, ctx=options.ctx)
         output = ask.max_tokens or 0
@@ -76,7 +77,8 @@ class AnswerChoice:
         return plain_refusal(500, error, "server_error", ask.dialect)
 
     def _answer(self, ask: FakeRequest, reply: ScriptedReply | None, stored: str | None) -> FakeAnswer:
-        options, turn = self._options, ask.turn
+        options = self._options
+        turn = ask.turn
         limits = {"default_tokens": options.default_tokens, "ctx": options.ctx}
         is_agent = turn is not None and (bool(turn.tools) or ask.dialect in ("messages", "responses"))
         if reply is None and not is_agent:
@@ -86,7 +88,11 @@ class AnswerChoice:
             return words
         assert turn is not None
         calls = self._calls(turn, reply)
-        thinking, text = (reply.thinking, reply.text) if reply is not None else (options.reasoning or "", stored)
+        thinking = options.reasoning or ""
+        text = stored
+        if reply is not None:
+            thinking = reply.thinking
+            text = reply.text
         if text is None:
             text = "" if calls else words_until(options.default_tokens)
         if options.tool_calls == "text" and calls:

@@ -167,7 +167,8 @@ class FakeJob:
     def _timings(self) -> dict[str, Any]:
         """As llama.cpp reports them, from the moments at which tokens really left."""
         cached = self.head.cached_tokens
-        count, prompt_ms = self.ask.prompt_tokens - cached, (self._first_s - self._started_s) * 1000
+        count = self.ask.prompt_tokens - cached
+        prompt_ms = (self._first_s - self._started_s) * 1000
         decode_ms = (self._last_s - self._first_s) * 1000
         timings: dict[str, Any] = {"cache_n": cached, "prompt_n": count, "prompt_ms": prompt_ms}
         timings["prompt_per_second"] = count / max(prompt_ms, 0.001) * 1000

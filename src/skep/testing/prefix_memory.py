@@ -13,7 +13,9 @@ class PrefixMemory:
 
     def cached(self, words: Iterable[str]) -> int:
         """Return how many words are known from earlier prompts, and remember all. The last one is always computed."""
-        beginning, known, count = 0, 0, 0
+        beginning = 0
+        known = 0
+        count = 0
         if len(self._seen) > MOST_WORDS:
             self._seen.clear()
         seen = self._seen

@@ -45,9 +45,10 @@ def write_call(offers: Iterable[ToolOffer], path: str, content: str) -> ToolCall
     known = list(offers)
     for offer in known:
         names = offer.schema.get("properties") or {}
-        place, text = first_of(PATHS, names), first_of(CONTENTS, names)
-        if WRITERS.match(offer.name) and place and text:
-            return filled(offer, {place: path, text: content})
+        path_name = first_of(PATHS, names)
+        content_name = first_of(CONTENTS, names)
+        if WRITERS.match(offer.name) and path_name and content_name:
+            return filled(offer, {path_name: path, content_name: content})
     return shell_call(known, f"printf %s {shlex.quote(content)} > {shlex.quote(path)}")
 
 

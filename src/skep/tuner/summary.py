@@ -156,8 +156,8 @@ def speed_words(starts: Sequence[ServerStart], verdict: SequentialVerdict, ratio
     """Return how a contest of speeds ended."""
     if ratio is None:
         return "no reading of both sides counts: the client was the limit, or nothing was answered"
-    count = sum(bool(one.figures) for one in starts)
-    readings = sum(len(one.figures) for one in starts)
+    count = sum(bool(start.figures) for start in starts)
+    readings = sum(len(start.figures) for start in starts)
     measured = f"{count} start{'s' if count != 1 else ''} with {readings} reading{'s' if readings != 1 else ''}"
     if verdict is SequentialVerdict.SAME and ratio.low <= 1:
         smallest = 100 * (ratio.high / ratio.estimate - 1)
