@@ -224,8 +224,9 @@ class Sglang(CheckpointEngine):
 
     def variables(self, launch: Launch) -> dict[str, str]:
         known = None if self._program is None else discovery.remembered_flags(self._program, self._cache_dir)
-        own = {"SGLANG_ENABLE_SPEC_V2": "1"} if _needs_extra_buffer(launch, known) else {}
-        return own | super().variables(launch)
+        buffered = _needs_extra_buffer(launch, known)
+        buffering = {"SGLANG_ENABLE_SPEC_V2": "1"} if buffered else {}
+        return buffering | super().variables(launch)
 
 
 def _needs_extra_buffer(launch: Launch, known: Known) -> bool:

@@ -50,12 +50,15 @@ def end_silent_hive(paths: Paths, limit_s: float, tell: Callable[[str], object])
 def process_family(pid: int) -> dict[int, str]:
     """Return a process and all below it, each with when it began: a number may be another process's later."""
     alive = living()
-    own = {pid: alive[pid][1]} if pid in alive else {}
-    return own | descendants(pid)
+    first = {pid: alive[pid][1]} if pid in alive else {}
+    return first | descendants(pid)
 
 
 def kill_family(family: Mapping[int, str]) -> None:
-    """SIGKILL the first of a family, whose guards then end its engines; after a while also who is left."""
+    """SIGKILL the first of a family, whose guards then end its engines.
+
+    After a while SIGKILL also what is left.
+    """
     for killed in (list(family)[:1], list(family)):
         for pid in _left_of(family):
             if pid in killed:
