@@ -6,6 +6,7 @@ import os
 import resource
 import tomllib
 
+import msgspec
 import pytest
 
 from skep.clients.catalog import EndpointFacts, client_named
@@ -194,3 +195,27 @@ def test_without_its_backup_a_file_is_left_and_the_error_says_what_to_do(codex):
     assert error.message == f"the backup `{path}.before-skep` is gone"
     assert str(codex.record) in error.hint
     assert path.read_bytes() == written
+
+
+@pytest.mark.parametrize("line", ["'GOOSE_MODEL': mine", '"GOOSE_MODEL": mine', "? GOOSE_MODEL\n: mine"])
+def test_a_key_that_yaml_writes_in_another_way_does_not_get_a_second_line(tmp_path, line):
+    """goose refuses a file in which a key stands twice."""
+    goose = Home(tmp_path, client_named("goose"))
+    path = goose.put(f"{line}\n".encode())
+    assert "cannot be changed safely" in refusal(goose.write).message
+    assert path.read_text() == f"{line}\n"
+
+
+def test_a_name_beyond_the_basic_plane_is_toml_too(codex):
+    model = "fake-\N{HONEYBEE}"
+    codex.put(b"")
+    codex.write(msgspec.structs.replace(FACTS, model=model))
+    assert tomllib.loads(codex.files[0].read_text())["model"] == model
+
+
+def test_a_number_is_not_taken_for_the_flag_that_skep_writes(codex):
+    path = codex.put(b"[analytics]\nenabled = 0\n")
+    codex.write()
+    assert tomllib.loads(path.read_text())["analytics"]["enabled"] is False
+    codex.undo()
+    assert path.read_bytes() == b"[analytics]\nenabled = 0\n"

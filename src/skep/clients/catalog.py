@@ -209,4 +209,4 @@ def toml_value(value: Any) -> str:
     """Return a string, number, flag or list of these as TOML."""
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)  # TOML knows no pairs of surrogates

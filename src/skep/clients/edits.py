@@ -74,7 +74,8 @@ def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str
 def _with_change(form: Format, text: str, wanted: dict[str, Any], path: Path, value: Any) -> str:
     """Return the text with one change, which is made in what is wanted, too."""
     present = value_at(wanted, path)
-    if present == value or (present is ABSENT and value is ABSENT):
+    is_same = type(present) is type(value) and present == value  # 0 is not false
+    if is_same:
         return text
     if value is ABSENT:
         del value_at(wanted, path[:-1])[path[-1]]
@@ -188,7 +189,7 @@ def _toml_key(path: Path) -> str:
     def is_bare(key: str) -> bool:
         return bool(key) and key.isascii() and key.replace("-", "").replace("_", "").isalnum()
 
-    return ".".join(key if is_bare(key) else json.dumps(key) for key in path)
+    return ".".join(key if is_bare(key) else toml_value(key) for key in path)
 
 
 def _parse_yaml(text: str) -> Any:
@@ -203,6 +204,8 @@ def _set_yaml(text: str, path: Path, value: Any) -> str:
     line = f"{path[0]}: {json.dumps(value)}"
     place = next((place for place, other in enumerate(lines) if other.startswith(f"{path[0]}:")), None)
     if place is None:
+        if path[0] in (_parse_yaml(text) or {}):
+            raise ValueError("the key is written in another way")  # goose refuses a second line of it
         lines.append(line)
     else:
         lines[place] = line
