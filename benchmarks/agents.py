@@ -28,7 +28,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,10 @@ from skep.testing.process import FakeEngine, GatewayProcess
 from skep.wire.heads import gateway_fields
 
 MODEL = "fake-model"
-SESSIONS, TURNS, SLOTS = 8, 24, 4
+CHAT = "/v1/chat/completions"
+SESSIONS = 8
+TURNS = 24
+SLOTS = 4
 SUB_AGENTS = 40
 PATIENT = 8
 GIVES_UP_AFTER = 0.5  # of what a patient client waits
@@ -53,8 +57,13 @@ class Gateway:
     async def ask(self, path: str, document: dict[str, Any], headers: dict[str, str]) -> str:
         """Return the name of the replica that answered. Cancelling it hangs up."""
         body = json.dumps(document).encode()
-        lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", "connection: close"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines = [
+            f"POST {path} HTTP/1.1",
+            "host: x",
+            f"content-length: {len(body)}",
+            "connection: close",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write("\r\n".join([*lines, "", ""]).encode() + body)
@@ -75,26 +84,52 @@ def gateway_of(python: str, engines: int, slots: int, **options: Any) -> Iterato
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gateway.log"
         process = stack.enter_context(GatewayProcess(log, python=python))
         common = {"model": MODEL, "slots": slots, "confirms": "slots"}
-        process.serve([{"name": f"r{n}", "url": engine.url, **common} for n, engine in enumerate(running)])
+        process.serve([{"name": f"r{number}", "url": engine.url, **common} for number, engine in enumerate(running)])
         yield Gateway(process)
+
+
+async def end(crowd: Sequence[asyncio.Task[None]]) -> None:
+    """End clients that go on for ever. Raise what one of them met: without it there was no such load."""
+    for task in crowd:
+        task.cancel()
+    for outcome in await asyncio.gather(*crowd, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
 
 
 # Sessions
 
 
 def turn_of(session: int, turn: int, line: str) -> dict[str, Any]:
-    conversation: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": f"task {session}"}]}]
+    task = {"type": "text", "text": f"task {session}"}
+    conversation: list[dict[str, Any]] = [{"role": "user", "content": [task]}]
     for number in range(turn):
         conversation.append({"role": "assistant", "content": f"step {number}"})
         conversation.append({"role": "user", "content": f"result {number} " * 100})
-    system = [{"type": "text", "text": line}, {"type": "text", "text": "You are an agent. " * 1000}]
+    system = [
+        {"type": "text", "text": line},
+        {"type": "text", "text": "You are an agent. " * 1000},
+    ]
     return {"model": MODEL, "max_tokens": 8, "system": system, "messages": conversation}
 
 
-async def run_session(gateway: Gateway, session: int, numbers: Iterator[int], *, changes: bool, named: bool) -> int:
+def chat_of(content: str, tokens: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {"model": MODEL, "max_tokens": tokens, "messages": messages}
+
+
+async def run_session(
+    gateway: Gateway,
+    session: int,
+    numbers: Iterator[int],
+    *,
+    changes: bool,
+    named: bool,
+) -> int:
     """Return how many turns came back."""
     headers = {"x-claude-code-session-id": f"session-{session}"} if named else {}
-    home, returned = "", 0
+    home = ""
+    returned = 0
     for turn in range(TURNS):
         line = BILLING.format(next(numbers) if changes else 1)
         replica = await gateway.ask("/v1/messages", turn_of(session, turn, line), headers)
@@ -107,9 +142,8 @@ async def run_session(gateway: Gateway, session: int, numbers: Iterator[int], *,
 async def sessions(python: str, *, changes: bool, named: bool) -> float:
     with gateway_of(python, 2, SLOTS, token_ms=4) as gateway:
         numbers = itertools.count()
-        returned = await asyncio.gather(
-            *(run_session(gateway, number, numbers, changes=changes, named=named) for number in range(SESSIONS))
-        )
+        runs = [run_session(gateway, number, numbers, changes=changes, named=named) for number in range(SESSIONS)]
+        returned = await asyncio.gather(*runs)
     return sum(returned) / (SESSIONS * (TURNS - 1))
 
 
@@ -117,30 +151,28 @@ async def sessions(python: str, *, changes: bool, named: bool) -> float:
 
 
 async def fairness(python: str) -> float:
-    """Return the time of one request beside another session's sub-agents, as a multiple of its time alone."""
+    """Return a request's time beside another session's sub-agents, as a multiple of its time alone."""
     with gateway_of(python, 1, SLOTS, token_ms=5) as gateway:
 
         async def single() -> float:
             begin = time.monotonic()
-            document = {"model": MODEL, "max_tokens": 60, "messages": [{"role": "user", "content": "alone"}]}
-            await gateway.ask("/v1/chat/completions", document, {"x-claude-code-session-id": "single"})
+            headers = {"x-claude-code-session-id": "single"}
+            await gateway.ask(CHAT, chat_of("alone", 60), headers)
             return time.monotonic() - begin
 
         async def sub_agent(number: int) -> None:
-            names = {"x-claude-code-session-id": "crowd", "x-claude-code-agent-id": f"agent-{number}"}
+            headers = {
+                "x-claude-code-session-id": "crowd",
+                "x-claude-code-agent-id": f"agent-{number}",
+            }
             while True:
-                asked = [{"role": "user", "content": f"part {number}"}]
-                await gateway.ask(
-                    "/v1/chat/completions", {"model": MODEL, "max_tokens": 40 + number, "messages": asked}, names
-                )
+                await gateway.ask(CHAT, chat_of(f"part {number}", 40 + number), headers)
 
         alone_s = statistics.median([await single() for _ in range(3)])
         crowd = [asyncio.create_task(sub_agent(number)) for number in range(SUB_AGENTS)]
         await asyncio.sleep(1.0)
         beside_s = statistics.median([await single() for _ in range(5)])
-        for task in crowd:
-            task.cancel()
-        await asyncio.gather(*crowd, return_exceptions=True)
+        await end(crowd)
     return beside_s / alone_s
 
 
@@ -149,51 +181,48 @@ async def fairness(python: str) -> float:
 
 async def giving_up(python: str) -> float | None:
     """Return the time to an answer as a multiple of a patient client's; None: there was none."""
-    tokens, token_ms = 30, 5
-    with gateway_of(python, 1, 1, token_ms=token_ms) as gateway:
-
-        def document(name: str) -> dict[str, Any]:
-            return {"model": MODEL, "max_tokens": tokens, "messages": [{"role": "user", "content": name}]}
-
+    tokens = 30
+    with gateway_of(python, 1, 1, token_ms=5) as gateway:
         waits: list[float] = []
 
         async def patient(number: int) -> None:
             while True:
                 begin = time.monotonic()
-                await gateway.ask("/v1/chat/completions", document(f"patient {number}"), {})
+                await gateway.ask(CHAT, chat_of(f"patient {number}", tokens), {})
                 waits.append(time.monotonic() - begin)
 
         crowd = [asyncio.create_task(patient(number)) for number in range(PATIENT)]
         while len(waits) < 2 * PATIENT:
             await asyncio.sleep(0.05)
         usual_s = statistics.median(waits[PATIENT:])
-        begin, answered = time.monotonic(), False
-        while not answered and time.monotonic() - begin < LONGEST * usual_s:
+        begin = time.monotonic()
+        is_answered = False
+        while not is_answered and time.monotonic() - begin < LONGEST * usual_s:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GIVES_UP_AFTER * usual_s):
-                    await gateway.ask("/v1/chat/completions", document("gives up"), {})
-                    answered = True
+                    await gateway.ask(CHAT, chat_of("gives up", tokens), {})
+                    is_answered = True
         taken_s = time.monotonic() - begin
-        for task in crowd:
-            task.cancel()
-        await asyncio.gather(*crowd, return_exceptions=True)
-    return taken_s / usual_s if answered else None
+        await end(crowd)
+    return taken_s / usual_s if is_answered else None
 
 
 def spread(figures: list[float | None]) -> dict[str, Any]:
     known = sorted(figure for figure in figures if figure is not None)
-    told: dict[str, Any] = {"rounds": len(figures), "never": len(figures) - len(known)}
+    row: dict[str, Any] = {"rounds": len(figures), "never": len(figures) - len(known)}
     if known:
-        told |= {"median": round(statistics.median(known), 3), "least": round(known[0], 3), "most": round(known[-1], 3)}
-    return told
+        row["median"] = round(statistics.median(known), 3)
+        row["least"] = round(known[0], 3)
+        row["most"] = round(known[-1], 3)
+    return row
 
 
 def measured(pythons: dict[str, str], rounds: int) -> dict[str, dict[str, Any]]:
     """Return each figure by gateway; the gateways take turns."""
     ways = {
-        "sessions, billing line, unnamed": lambda python: sessions(python, changes=True, named=False),
-        "sessions, billing line, named": lambda python: sessions(python, changes=True, named=True),
-        "sessions, constant line, unnamed": lambda python: sessions(python, changes=False, named=False),
+        "sessions, billing line, unnamed": partial(sessions, changes=True, named=False),
+        "sessions, billing line, named": partial(sessions, changes=True, named=True),
+        "sessions, constant line, unnamed": partial(sessions, changes=False, named=False),
         "fairness": fairness,
         "giving up": giving_up,
     }
