@@ -40,12 +40,14 @@ def agent(
     """
     from skep.clients.catalog import client_named
 
+    given = {"--print": show, "--write": write, "--undo": undo}
+    actions = [action for action, is_given in given.items() if is_given]
+    _check_actions(name, actions, arguments, as_json=as_json)
     if name is None:
         _print_clients(as_json=as_json)
         return
-    if show + write + undo > 1:
-        raise UserError("--print, --write and --undo contradict each other", hint="give one of them")
-    client, paths = client_named(name), user_paths(os.environ)
+    client = client_named(name)
+    paths = user_paths(os.environ)
     record = paths.state / "agents" / f"{name}.json"
     if undo:
         from skep.clients.written import undo_settings
@@ -63,11 +65,28 @@ def agent(
 
         files = write_settings(client, facts, record, os.environ)
         note(*(f"{file.path} has it{_backup_words(file.backup)}" for file in files))
-        note(f"`skep agent {name} --undo` takes it out again", *filter(None, [client.write_note]))
+        note(f"`skep agent {name} --undo` takes it out again")
+        if client.write_note:
+            note(client.write_note)
     elif show or as_json:
         _print_start(client, facts, arguments, paths, key_variable, as_json=as_json)
     else:
         _run(client, facts, arguments, paths)
+
+
+def _check_actions(name: str | None, actions: list[str], arguments: tuple[str, ...], *, as_json: bool) -> None:
+    """Raise UserError where the words of the command line do not belong together."""
+    if len(actions) > 1:
+        raise UserError(f"{' and '.join(actions)} contradict each other", hint="give one of them")
+    if actions and name is None:
+        raise UserError(f"{actions[0]} needs an agent", hint="`skep agent` lists them")
+    starts_nothing = actions in (["--write"], ["--undo"])
+    if starts_nothing and arguments:
+        hint = "they are for a start: `skep agent NAME -- ARGS`"
+        raise UserError(f"{actions[0]} takes no arguments of the agent", hint=hint)
+    if starts_nothing and as_json:
+        hint = "--json alone has what would be set"
+        raise UserError(f"{actions[0]} and --json contradict each other", hint=hint)
 
 
 def _print_clients(*, as_json: bool) -> None:
@@ -163,22 +182,25 @@ def _print_start(
     from skep.clients.start import HIDDEN_KEY, shell_lines, shown, start_of
 
     has_key = facts.key != NO_KEY
-    start = start_of(client, replace(facts, key=HIDDEN_KEY) if has_key else facts, _folder(paths), os.environ)
+    shown_facts = replace(facts, key=HIDDEN_KEY) if has_key else facts
+    start = start_of(client, shown_facts, _folder(paths), os.environ)
     if not as_json:
         print("\n".join(shell_lines(start, arguments, key_variable)))  # noqa: T201
         return
-    print_json({
-        "program": client.program,
-        "installed": shutil.which(client.program) is not None,
-        "url": facts.url,
-        "model": facts.model,
-        "context": facts.context,
-        "slots": facts.slots,
-        "args": [*(shown(word, key_variable) for word in start.args), *arguments],
-        "env": {name: shown(value, key_variable) for name, value in start.env.items()},
-        "unset": start.unset,
-        "files": {path: shown(text, key_variable) for path, text in start.files.items()},
-    })  # fmt: skip
+    print_json(
+        {
+            "program": client.program,
+            "installed": shutil.which(client.program) is not None,
+            "url": facts.url,
+            "model": facts.model,
+            "context": facts.context,
+            "slots": facts.slots,
+            "args": [*(shown(word, key_variable) for word in start.args), *arguments],
+            "env": {name: shown(value, key_variable) for name, value in start.env.items()},
+            "unset": start.unset,
+            "files": {path: shown(text, key_variable) for path, text in start.files.items()},
+        }
+    )
 
 
 def _folder(paths: Paths) -> Path:
