@@ -60,10 +60,14 @@ class EndpointFacts(msgspec.Struct, frozen=True):
 
 
 def context_in(entry: Mapping[str, Any]) -> int | None:
-    """Return the tokens that a request may have, as skep, vLLM, others or llama.cpp tell it in their list of models."""
-    own, meta = _table(entry, "skep"), _table(entry, "meta")
-    told = own.get("context"), entry.get("max_model_len"), entry.get("context_length"), meta.get("n_ctx")
-    return next((size for size in told if isinstance(size, int) and size > 0), None)
+    """Return the tokens that a request may have, as skep, vLLM, others or llama.cpp tell them."""
+    sizes = (
+        _table(entry, "skep").get("context"),
+        entry.get("max_model_len"),
+        entry.get("context_length"),
+        _table(entry, "meta").get("n_ctx"),
+    )
+    return next((size for size in sizes if isinstance(size, int) and size > 0), None)
 
 
 def slots_in(entry: Mapping[str, Any]) -> int | None:
@@ -72,8 +76,8 @@ def slots_in(entry: Mapping[str, Any]) -> int | None:
 
 
 def _table(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = entry.get(key)
-    return found if isinstance(found, dict) else {}
+    table = entry.get(key)
+    return table if isinstance(table, dict) else {}
 
 
 class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,7 +15,8 @@ class JsonValue:
     """A value, and where it stands. `members` of an object: where each key begins, and its value."""
 
     def __init__(self, start: int) -> None:
-        self.start, self.end = start, start
+        self.start = start
+        self.end = start
         self.value: Any = None
         self.members: dict[str, tuple[int, JsonValue]] | None = None
         self.trailing_comma: int | None = None  # where it stands
@@ -56,22 +57,22 @@ def _skip(text: str, place: int) -> int:
 
 
 def _read_value(text: str, place: int) -> JsonValue:
-    found = JsonValue(place)
+    node = JsonValue(place)
     if text.startswith("{", place):
-        _read_object(text, found)
+        _read_object(text, node)
     elif text.startswith("[", place):
-        _read_array(text, found)
+        _read_array(text, node)
     elif text.startswith('"', place):
-        found.value, found.end = _read_string(text, place)
+        node.value, node.end = _read_string(text, place)
     elif (scalar := _SCALAR.match(text, place)) is not None:
-        found.end = scalar.end()
+        node.end = scalar.end()
         try:
-            found.value = json.loads(scalar.group())
+            node.value = json.loads(scalar.group())
         except ValueError:
             raise ValueError(f"line {_line_of(text, place)}: `{scalar.group()[:40]}` is no value") from None
     else:
         raise ValueError(f"line {_line_of(text, place)}: a value is missing")
-    return found
+    return node
 
 
 def _read_string(text: str, place: int) -> tuple[str, int]:
@@ -82,9 +83,9 @@ def _read_string(text: str, place: int) -> tuple[str, int]:
     return value, end
 
 
-def _read_object(text: str, found: JsonValue) -> None:
-    found.value, found.members = {}, {}
-    place = _skip(text, found.start + 1)
+def _read_object(text: str, node: JsonValue) -> None:
+    node.value, node.members = {}, {}
+    place = _skip(text, node.start + 1)
     while not text.startswith("}", place):
         if not text.startswith('"', place):
             raise ValueError(f"line {_line_of(text, place)}: a key in quotes is missing")
@@ -94,27 +95,27 @@ def _read_object(text: str, found: JsonValue) -> None:
         if not text.startswith(":", place):
             raise ValueError(f"line {_line_of(text, place)}: a colon is missing")
         member = _read_value(text, _skip(text, place + 1))
-        found.value[key] = member.value
-        found.members[key] = (begin, member)
-        place = _after_part(text, found, member.end, "}")
-    found.end = place + 1
+        node.value[key] = member.value
+        node.members[key] = (begin, member)
+        place = _after_part(text, node, member.end, "}")
+    node.end = place + 1
 
 
-def _read_array(text: str, found: JsonValue) -> None:
-    found.value = []
-    place = _skip(text, found.start + 1)
+def _read_array(text: str, node: JsonValue) -> None:
+    node.value = []
+    place = _skip(text, node.start + 1)
     while not text.startswith("]", place):
         part = _read_value(text, place)
-        found.value.append(part.value)
-        place = _after_part(text, found, part.end, "]")
-    found.end = place + 1
+        node.value.append(part.value)
+        place = _after_part(text, node, part.end, "]")
+    node.end = place + 1
 
 
-def _after_part(text: str, found: JsonValue, place: int, end: str) -> int:
+def _after_part(text: str, node: JsonValue, place: int, end: str) -> int:
     place = _skip(text, place)
-    found.trailing_comma = None
+    node.trailing_comma = None
     if text.startswith(",", place):
-        found.trailing_comma = place
+        node.trailing_comma = place
         return _skip(text, place + 1)
     if not text.startswith(end, place):
         raise ValueError(f"line {_line_of(text, place)}: a comma or `{end}` is missing")
@@ -125,11 +126,13 @@ def set_member(text: str, path: Sequence[str], value: Any) -> str:
     """Return the text with another value at the path; missing objects are made."""
     if not text.strip():
         text = "{}\n"
-    inner, rest = _read(text), list(path)
+    inner = _read(text)
+    rest = list(path)
     while rest and inner.members is not None and rest[0] in inner.members:
         inner = inner.members[rest.pop(0)][1]
     if not rest:
-        return text[: inner.start] + _written(value, _indent_at(text, inner.start)) + text[inner.end :]
+        replacement = _written(value, _indent_at(text, inner.start))
+        return text[: inner.start] + replacement + text[inner.end :]
     if inner.members is None:
         raise ValueError("no object to put it in")
     for key in reversed(rest[1:]):
