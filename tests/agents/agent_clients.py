@@ -68,7 +68,9 @@ class AgentRun:
         return Ended(code, self.text(), time.monotonic() - self._began_s)
 
     def text(self) -> str:
-        return self._log.read_text("utf-8", "replace")
+        """Return what the agent has printed, without the line of skep that speaks of a context."""
+        lines = self._log.read_text("utf-8", "replace").splitlines(keepends=True)
+        return "".join(line for line in lines if " uses fake-model at " not in line)
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -107,13 +109,34 @@ class Box:
         self.engine.close()
         self.engine = FakeEngine(port=port, **self._options).start()
 
-    def start(self, client: str, prompt: str, *, key: str = KEY, url: str | None = None) -> AgentRun:
-        """Start a client as `skep agent` does, in a home of its own."""
+    def start(self, client: str, prompt: str) -> AgentRun:
+        """Start a client by `skep agent`, in a home of its own."""
+        return self._run([*self._command(client), "--", *HEADLESS[client], prompt], client, KEY)
+
+    def start_in_shell(self, client: str, prompt: str, *, key: str) -> AgentRun:
+        """Start a client by the lines of `skep agent --print`, with a key that skep does not check."""
+        command = [*self._command(client), "--print", "--", *HEADLESS[client], prompt]
+        printed = subprocess.run(
+            command,
+            env=self._environment(KEY),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert printed.returncode == 0, printed.stderr
+        return self._run(["sh", "-c", printed.stdout], client, key)
+
+    def run(self, client: str, prompt: str) -> Ended:
+        return self.start(client, prompt).wait()
+
+    def _command(self, client: str) -> list[str]:
+        return [sys.executable, "-m", "skep", "agent", client, "--url", self.url, "--key-env", "BOX_KEY"]
+
+    def _run(self, argv: list[str], client: str, key: str) -> AgentRun:
         log = self._folder / f"{client}-{len(self._runs)}.log"
-        argv = [sys.executable, "-m", "skep", "agent", client, "--url", url or self.url, "--key-env", "BOX_KEY"]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*argv, "--", *HEADLESS[client], prompt],
+                argv,
                 env=self._environment(key),
                 cwd=self.work,
                 stdin=subprocess.DEVNULL,
@@ -124,9 +147,6 @@ class Box:
             )
         self._runs.append(AgentRun(process, log))
         return self._runs[-1]
-
-    def run(self, client: str, prompt: str, **given: str) -> Ended:
-        return self.start(client, prompt, **given).wait()
 
     def rules(self) -> dict[str, int]:
         """How often each rule of the script has decided."""

@@ -21,7 +21,9 @@ def clients(*names, cannot=()):
     def marks(name):
         if not is_installed(name):
             return [pytest.mark.skip(reason=f"{name} is not installed")]
-        return [pytest.mark.xfail(reason=cannot[name], strict=True)] if name in cannot else []
+        if name not in cannot:
+            return []
+        return [pytest.mark.xfail(reason=cannot[name], raises=AssertionError, strict=True)]
 
     return pytest.mark.parametrize("client", [pytest.param(name, marks=marks(name)) for name in names])
 
@@ -64,25 +66,49 @@ def test_a_sub_agent_does_a_part_of_the_work(make_box, client):
     assert (ended.code, box.rules()["delegate"], box.rules()["result"]) == (0, 1, 2)
 
 
-@clients(*WITH_TOOLS)
+STOPS_AT_OVERFLOW = {
+    "claude": "Claude Code 2.1.197 ends at a prompt that is too long, and shortens none, with -p",
+    "codex": "Codex 0.169 ends at a prompt that is too long, and shortens none, in `codex exec`",
+}
+
+
 @pytest.mark.parametrize("engine", ["vllm", "llama-server"])
-def test_a_conversation_beyond_the_context_is_shortened_or_the_agent_says_why_it_stops(make_box, client, engine):
+@clients(*WITH_TOOLS, cannot=STOPS_AT_OVERFLOW)
+def test_an_agent_whose_prompt_is_too_long_shortens_it_and_goes_on(make_box, client, engine):
     """The engine refuses the second turn once, in its own words."""
     box = make_box(speaks=engine)
     ended = box.run(client, "GROW seq 1 2000")
+    rules = box.rules()
+    assert rules.get("overflow-later") == 1, (rules, ended.text)
+    assert "summary" in rules or "result" in rules, (rules, ended.text)
+
+
+SAYS_WHY = {"claude": "Prompt is too long", "codex": "ran out of room in the model's context window"}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama-server"])
+@clients(*SAYS_WHY)
+def test_an_agent_that_stops_at_a_prompt_that_is_too_long_says_so(make_box, client, engine):
+    """It has understood the engine's words as the gateway told them."""
+    box = make_box(speaks=engine)
+    ended = box.run(client, "GROW seq 1 2000")
     assert box.rules().get("overflow-later") == 1, (box.rules(), ended.text)
-    assert "DONE" in ended.text or box.rules().get("summary") or "context" in ended.text.lower(), ended.text
+    assert SAYS_WHY[client] in ended.text
 
 
-# Cline ends a run in which the model calls the same tool with the same arguments again and again.
-@clients("claude", "codex", "opencode", "qwen", "crush", "pi")
+SAME_CALLS = {
+    "cline": "Cline 3.0.65 ends a run in which the model makes the same call again and again",
+}
+
+
+@clients(*WITH_TOOLS, cannot=SAME_CALLS)
 def test_an_agent_shortens_its_conversation_before_the_context_ends(make_box, client):
-    """Each turn adds the output of a command, until the agent asks for a summary and goes on with that."""
+    """Each turn adds the output of a command, until the agent asks for a summary and goes on."""
     box = make_box(ctx=60_000)
     ended = box.run(client, "FILL seq 1 4000")
     rules = box.rules()
     assert rules.get("summary", 0) >= 1, (rules, ended.text)
-    assert rules.get("result", 0) + rules.get("answer", 0) >= 1, rules  # with the summary, the work was ended
+    assert rules.get("result", 0) + rules.get("answer", 0) >= 1, rules
     assert ended.code == 0, ended.text
 
 
@@ -112,12 +138,18 @@ def test_an_agent_comes_back_after_a_stream_that_was_cut(make_box, client):
     assert "DONE" in ended.text
 
 
-@clients(*CLIENTS)
+AFTER_A_WRONG_KEY = {
+    "claude": "Claude Code 2.1.197 tries a key that was refused again, for more than a minute",
+    "aider": "aider 0.86.2 ends with 0 after an error, too",
+}
+
+
+@clients(*CLIENTS, cannot=AFTER_A_WRONG_KEY)
 def test_a_wrong_key_is_told_at_once(make_box, client):
+    """The agent itself asks with it; `skep agent` would have refused to start it."""
     box = make_box()
-    ended = box.run(client, "Say it.", key="k-wrong")
+    ended = box.start_in_shell(client, "Say it.", key="k-wrong").wait(60)
     assert ended.code != 0, ended.text
-    assert ended.took_s < 60
     assert "key" in ended.text.lower(), ended.text
     assert box.rules() == {}
 
