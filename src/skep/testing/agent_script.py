@@ -37,7 +37,8 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def compile(self) -> None:
         """Raises re.error where an expression is none."""
         for expression in (self.says, self.prompt_says, self.result_says):
-            re.compile(expression or "", re.DOTALL)
+            if expression is not None:
+                re.compile(expression, re.DOTALL)
 
     def groups(self, turn: AgentTurn, prompt_tokens: int) -> dict[str, str] | None:
         """Return the groups of the expressions; None: the condition does not hold."""
