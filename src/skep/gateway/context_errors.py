@@ -1,6 +1,6 @@
 """An engine's words about a prompt that is too long, in the words that agents' clients know.
 
-Claude Code compacts its conversation when it reads "prompt is too long: N tokens > M maximum", and asks for a shorter
+Claude Code knows "prompt is too long: N tokens > M maximum" (`claude -p` 2.1.197 ends with it), and asks for a shorter
 answer when it reads "input length and `max_tokens` exceed context limit: N + A > M". Clients of OpenAI's API look for
 the code `context_length_exceeded`. Everything else of the answer stays as the engine said it.
 """
