@@ -5,6 +5,7 @@ import contextlib
 import socket
 
 import pytest
+import uvloop
 from wire_server import echo, serving
 
 from skep.wire.client import Pool, WireFailure, fetch, fetch_once
@@ -40,6 +41,24 @@ async def test_requests_and_answers_pass_whole_over_one_connection():
             assert (answer.status, answer.body.decode()) == (200, f'POST /x?y={n} {{"a": "ü"}}')
         assert repr(pool).endswith("1 open, 1 idle>")
         await pool.close()
+
+
+def test_a_port_that_closes_during_the_handshake_is_said_to():
+    """uvloop's error has no words."""
+
+    async def close_at_once(_reader, _writer):
+        pass
+
+    async def ask():
+        async with plain_server(close_at_once) as plain:
+            pool = Pool(Origin(plain.host, plain.port, tls=True))
+            try:
+                await fetch(pool, "GET", "/")
+            finally:
+                await pool.close()
+
+    with pytest.raises(WireFailure, match=r"cannot be reached: (it closed the connection|Connection reset)"):
+        uvloop.run(ask())
 
 
 async def test_a_pooled_connection_that_died_is_replaced_without_the_caller_noticing():

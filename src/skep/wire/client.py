@@ -114,7 +114,9 @@ def reason_of(error: OSError) -> str:
         return error.reason or str(error)
     if error.errno is not None and error.strerror and not error.strerror.startswith("Connect call failed"):
         return error.strerror
-    return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return str(error) or "it closed the connection"
 
 
 HEAD_BYTES = 262_144  # of an answer's head, at most, with the interim ones before it
