@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/gateway.py [--quick] [--only skep,haproxy] [--json]
     .venv/bin/python benchmarks/gateway.py --soak 1000000
-    .venv/bin/python benchmarks/gateway.py --only skep,haproxy --before ../old/.venv/bin/python
+    .venv/bin/python benchmarks/gateway.py --only skep,haproxy --before ../old/.venv/bin/python [--workers 4]
 
 Everything on loopback, before the same C backend (peers/backend.c), with the same C load tool (peers/load.c). Each
 peer is installed into a venv of its own on the first run and set up as its documentation says (peers/start.py).
@@ -251,10 +251,12 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     parser.add_argument("--soak", type=int, nargs="?", const=1_000_000, help="so many requests through skep only")
     parser.add_argument("--before", help="the Python of another checkout of skep, whose gateway runs beside this one")
+    parser.add_argument("--workers", type=int, default=1, help="processes of skep's gateway (default: 1)")
     args = parser.parse_args()
     names = args.only.split(",")
+    STARTERS["skep"] = functools.partial(start_skep, cores=args.workers)
     if args.before:
-        STARTERS[BEFORE] = functools.partial(start_skep, name=BEFORE, python=args.before)
+        STARTERS[BEFORE] = functools.partial(start_skep, name=BEFORE, python=args.before, cores=args.workers)
         names.insert(1, BEFORE)
     if unknown := set(names) - set(STARTERS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(STARTERS)}")
@@ -279,6 +281,7 @@ def main() -> int:
     results = {
         "machine": {**machine(), "scheduling": scheduling},
         "effort": vars(bench.effort),
+        "workers": args.workers,
         "did_not_start": bench.did_not_start,
         "results": bench.found,
     }
@@ -286,7 +289,8 @@ def main() -> int:
         print(json.dumps(results, indent=1))
     else:
         print_report(results)
-    if not args.quick and names == list(STARTERS) and "skep" not in bench.did_not_start:
+    is_whole = not args.quick and names == list(STARTERS) and args.workers == 1
+    if is_whole and "skep" not in bench.did_not_start:
         target = Path(__file__).parent / "results" / "gateway.json"
         target.write_text(json.dumps(results, indent=1) + "\n")
     return 0
