@@ -116,6 +116,18 @@ def test_a_request_that_has_not_reached_its_slot_yet_does_not_pass_for_the_one_i
     assert action.request_id == "c"
 
 
+def test_a_request_that_may_still_reach_its_slot_keeps_it_although_its_client_left():
+    """It was sent and given up before the engine had read it: the engine's 0 says nothing of it."""
+    decider = admission(spec(slots=1, confirms="slots"))
+    decider.engine_busy(at(decider, "r0"), 0, 0.0, 0.0)
+    ask(decider, "a", 1.0)
+    decider.hung_up("a", 1.01)
+    ask(decider, "b", 1.02)
+    assert decider.engine_busy(at(decider, "r0"), 0, 1.02, 1.03) == []
+    (action,) = decider.engine_busy(at(decider, "r0"), 0, 1.12, 1.13)
+    assert action.request_id == "b"
+
+
 @pytest.mark.parametrize("confirms", ["slots", ""], ids=["never confirms", "cannot be asked"])
 def test_an_engine_that_does_not_say_so_gives_its_slot_back_after_the_bound(confirms):
     decider = admission(spec(slots=1, confirms=confirms, release_bound_s=2.0))

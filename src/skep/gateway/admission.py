@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import count
+from math import inf
 
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec, UnloadedModel
 from skep.gateway.kept_places import KEPT_S, KeptPlaces, QueuePlace, RequestKey
@@ -32,6 +33,7 @@ from skep.gateway.replica_table import (
 
 COME_BACK_S = 5.0  # after a shutdown
 AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again
+LONG_AGO = -inf  # a slot that is found working was taken before anybody asked
 
 
 def key_of(arrival: Arrival) -> RequestKey:
@@ -220,7 +222,7 @@ class Admission:
         if not home.listed:
             self._end(lease)
             return []
-        home.release(lease, now + home.spec.release_bound_s)
+        home.release(lease, now)
         pool = self._models[home.spec.model]
         pool.queue.under_way(lease.entry.flow, -1)
         return self._serve(pool, now)  # a soft limit counts only what is still wanted
@@ -268,7 +270,7 @@ class Admission:
             return []
         lease.home.breaker.failed(now)
         if lease.home.listed:
-            self._placeholder_lease(lease.home, now)
+            self._placeholder_lease(lease.home, now, changed_at=now)
         return self._again(lease, now)
 
     def engine_busy(self, spec: ReplicaSpec, busy: int, asked_at: float, now: float) -> list[Action]:
@@ -352,7 +354,7 @@ class Admission:
     def _grant(self, pool: ModelPool, entry: Arrival, replica: GatewayReplica, now: float) -> Forward:
         entry.attempts += 1
         request_id = entry.request_id
-        lease = self._leases[request_id] = SlotLease(request_id, replica, entry, now)
+        lease = self._leases[request_id] = SlotLease(request_id, replica, entry, now, now)
         replica.take(lease)
         pool.queue.under_way(entry.flow, 1)
         return Forward(request_id, replica.spec, now - entry.queued_at, entry.attempts)
@@ -387,14 +389,15 @@ class Admission:
         else:
             replica.become(spec)
         for _ in range(spec.slots - replica.busy if spec.confirms else 0):
-            self._placeholder_lease(replica, now)
+            self._placeholder_lease(replica, now, changed_at=LONG_AGO)
         return replica
 
-    def _placeholder_lease(self, replica: GatewayReplica, now: float) -> None:
+    def _placeholder_lease(self, replica: GatewayReplica, now: float, *, changed_at: float) -> None:
         """Put a slot that works for an unknown request into release."""
         entry = Arrival(f"phantom-{next(self._numbers)}", replica.spec.model)
         until = now + replica.spec.release_bound_s
-        lease = self._leases[entry.request_id] = SlotLease(entry.request_id, replica, entry, now, releasing_until=until)
+        lease = SlotLease(entry.request_id, replica, entry, now, changed_at, releasing_until=until)
+        self._leases[entry.request_id] = lease
         replica.take(lease)
 
 

@@ -334,6 +334,7 @@ class SlotLease(msgspec.Struct, eq=False):
     home: GatewayReplica
     entry: Arrival
     granted_at: float
+    changed_at: float  # granted or given up: its engine hears of that some time later
     answered: bool = False
     releasing_until: float | None = None  # None: active
 
@@ -400,9 +401,10 @@ class GatewayReplica:
         if self.breaker.open_until is not None and lease.releasing_until is None:
             self.breaker.trial = lease.id
 
-    def release(self, lease: SlotLease, until: float) -> None:
+    def release(self, lease: SlotLease, now: float) -> None:
         self._count(lease, -1)
-        lease.releasing_until = until
+        lease.changed_at = now
+        lease.releasing_until = now + self.spec.release_bound_s
         self.breaker.ended(lease.id)
 
     def give_back(self, lease: SlotLease) -> None:
@@ -420,15 +422,14 @@ class GatewayReplica:
     def surely_free(self, busy: int, asked_at: float) -> Iterable[SlotLease]:
         """Of the slots in release, those that cannot be among the `busy` ones.
 
-        A lease granted after the question before this one may not have reached a slot yet; it is not counted as busy,
-        so that its silence frees nothing.
+        What was granted or given up after the question before this one, without a byte of an answer, may still be on
+        its way to a slot: it is neither counted as busy nor free.
         """
-        settled = sum(
-            lease.releasing_until is None and (lease.answered or lease.granted_at < self._asked_before)
-            for lease in self.leases.values()
-        )
+        before = self._asked_before
+        arrived = [lease for lease in self.leases.values() if lease.answered or lease.changed_at < before]
+        releasing = [lease for lease in arrived if lease.releasing_until is not None]
+        settled = len(arrived) - len(releasing)
         self._asked_before = asked_at
-        releasing = [lease for lease in self.leases.values() if lease.releasing_until is not None]
         return releasing[: max(0, len(releasing) - max(0, busy - settled))]
 
 
