@@ -27,7 +27,7 @@ from skep.gateway.request_policy import HEALTH_PATHS, OWN_ROUTES, answer_health
 from skep.gateway.worker_messages import Happened, MessageSocket
 from skep.wire.client import Pool, WireFailure
 from skep.wire.heads import Origin, ResponseHead, lines_of
-from skep.wire.listen import ACCEPTED_AT_ONCE, FILES_RETRY_S
+from skep.wire.listen import ACCEPTED_AT_ONCE, FILES_RETRY_S, receive_connection
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ServerRequest
 
@@ -263,23 +263,20 @@ class RelayWorker:
             if not self._server.has_room:
                 self._pause_taking()
                 return
-            try:
-                message, fds, _, _ = socket.recv_fds(self._door, 1, 1)
-            except BlockingIOError:
+            handed_over = receive_connection(self._door)
+            if handed_over is None:
                 return
-            except ConnectionResetError:
-                message, fds = b"", []
-            if not message:
+            if handed_over.is_over:
                 self._pause_taking()
                 self._ended.set()  # the decider is gone
                 return
             self._taken += 1
-            if not fds:  # the kernel has dropped the connection: no file is left in this process
+            if handed_over.client is None:
                 self._server.connections.lose()
                 self._pause_taking()
                 asyncio.get_running_loop().call_later(FILES_RETRY_S, self._resume_taking)
                 return
-            self._server.take(socket.socket(fileno=fds[0]), self._tls)
+            self._server.take(handed_over.client, self._tls)
 
     async def _clock(self) -> None:
         while True:

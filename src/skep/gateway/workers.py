@@ -27,7 +27,7 @@ from skep.gateway.request_policy import RequestPlan, RequestRefused
 from skep.host.processes import ProcessorWait
 from skep.wire.heads import Headers
 from skep.wire.json_pipe import ENCODER
-from skep.wire.listen import ConnectionAcceptor
+from skep.wire.listen import ConnectionAcceptor, receive_connection
 from skep.wire.server import HttpServer
 from skep.wire.silence import Liveness, SilenceLimits, SilenceWatch
 
@@ -161,17 +161,14 @@ class Worker:
 
     def _accept(self) -> None:
         """A connection on which the worker asks for the gateway's own paths."""
-        try:
-            message, fds, _, _ = socket.recv_fds(self._door, 1, 1)
-        except BlockingIOError:
+        handed_over = receive_connection(self._door)
+        if handed_over is None:
             return
-        except ConnectionResetError:
-            message, fds = b"", []
-        if not message:  # it is gone, as its link is about to say
+        if handed_over.is_over:  # it is gone, as its link is about to say
             asyncio.get_running_loop().remove_reader(self._door)
-        for fd in fds:
-            self._server.take(socket.socket(fileno=fd))
-        if message and not fds:  # the kernel has dropped it: no file is left in this process
+        elif handed_over.client is not None:
+            self._server.take(handed_over.client)
+        else:
             self._server.connections.lose()
 
     def hand_over(self, client: socket.socket) -> bool:

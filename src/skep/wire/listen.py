@@ -9,6 +9,7 @@ import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from skep.errors import GatewayError, UserError
 from skep.paths import HOST, LOOPBACK
@@ -138,3 +139,23 @@ class ConnectionAcceptor:
                     return
                 continue  # its client left before it was taken
             self._take(client)
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What came through the socket by which another process hands connections over."""
+
+    is_over: bool  # that process has closed it
+    client: socket.socket | None  # None: the kernel has dropped the connection, since no file is left
+
+
+def receive_connection(door: socket.socket) -> HandedOver | None:
+    """Return what was handed over; None: nothing waits."""
+    try:
+        message, fds, _, _ = socket.recv_fds(door, 1, 1)
+    except BlockingIOError:
+        return None
+    except ConnectionResetError:
+        return HandedOver(is_over=True, client=None)
+    client = socket.socket(fileno=fds[0]) if fds else None
+    return HandedOver(not message, client)
