@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ def parts_of(answer: FakeAnswer, head: AnswerHead) -> list[AnswerPart]:
     return [part for part in parts if part.tokens]
 
 
-class PartEncoder:
+class PartEncoder(ABC):
     """Call `token` for each token and `ending` once. A dialect says how a part begins, goes on and ends."""
 
     def __init__(self, head: AnswerHead, answer: FakeAnswer, *, per_chunk: int = 1) -> None:
@@ -65,17 +66,17 @@ class PartEncoder:
             self._tokens_said = 0
         return data
 
-    def begin_answer(self) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def begin_answer(self) -> bytes: ...
 
-    def begin_part(self, place: int, part: AnswerPart) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def begin_part(self, place: int, part: AnswerPart) -> bytes: ...
 
-    def say(self, place: int, part: AnswerPart, text: str) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def say(self, place: int, part: AnswerPart, text: str) -> bytes: ...
 
-    def end_part(self, place: int, part: AnswerPart) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def end_part(self, place: int, part: AnswerPart) -> bytes: ...
 
-    def ending(self, finish: str, timings: dict[str, Any]) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def ending(self, finish: str, timings: dict[str, Any]) -> bytes: ...
