@@ -38,7 +38,7 @@ def run_main(args, env, folder):
     encoding, _, errors = env.get("PYTHONIOENCODING", "utf-8").partition(":")
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding, errors or None, write_through=True) for _ in range(2))
     before, argv = dict(os.environ), sys.argv
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         os.environ.clear()
         os.environ.update(env)

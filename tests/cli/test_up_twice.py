@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
@@ -28,6 +29,22 @@ with hold_lock(paths.lock, "skep", "", str(paths.socket)):
     subprocess.Popen(["sleep", "600"])
     print("holds", flush=True)
     time.sleep(600)
+"""
+
+STILLBORN = """
+import os
+from skep.config.load import load_settings
+from skep.errors import EngineError
+from skep.paths import user_paths
+from skep.supervisor.control import start_detached
+paths = user_paths(os.environ)
+settings = load_settings(None, paths, {})  # more than a pipe holds
+open_before = len(os.listdir("/proc/self/fd"))
+try:
+    start_detached(settings, paths, {**os.environ, "PYTHONHOME": "/nowhere"}, print)
+except EngineError as error:
+    print(error)
+print(len(os.listdir("/proc/self/fd")) - open_before, "more files open")
 """
 
 
@@ -133,6 +150,22 @@ def test_a_start_whose_runtime_folder_vanishes_is_an_error_and_leaves_nothing(sk
     assert done.stderr.startswith("error: ")
     assert lock_holder(paths.lock) is None
     assert "error: " in skep("logs", "skep", check=0).stdout
+
+
+def test_a_start_that_ends_before_it_reads_its_settings_says_so_and_keeps_no_file_open(configure, env, tmp_path):
+    configure({"extra": [f"--{'long' * 50_000}=1"]})
+    done = subprocess.run(
+        [sys.executable, "-c", STILLBORN], env=env, cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "skep ended with code 1 before it was ready\n0 more files open\n"
+
+
+def test_a_failed_start_in_the_foreground_keeps_no_file_open(skep, configure):
+    configure({"extra": ["--exit-on-start=3"]})
+    skep("up", check=1)
+    open_before = len([*Path("/proc/self/fd").iterdir()])
+    skep("up", check=1)
+    assert len([*Path("/proc/self/fd").iterdir()]) == open_before
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

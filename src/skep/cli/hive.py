@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from skep.report.terminal import byte_progress, note, print_json
 if TYPE_CHECKING:
     from skep.cluster.client import RayNodes
     from skep.deploy.resolve import ServeRequest
+    from skep.supervisor.control import HearAnnouncement
 
 
 HURRIED_STOPS = 2  # the first drains, the second ends it at once, one more kills it
@@ -139,16 +141,31 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
 
 def serve(settings: Settings, paths: Paths, *, detach: bool, as_json: bool) -> None:
     """Start it, and return when it is ready; in the foreground with Ctrl-C or `skep down`, a line per change."""
-    from skep.supervisor.control import HiveProcess, start_detached
+    from skep.supervisor.control import start_detached
 
-    env, stopped = os.environ.copy(), list[int]()
+    env = os.environ.copy()
     with byte_progress("downloading the weights") as progress:
         hear = partial(_hear, {}, progress)
         if detach:
             _say_ready(start_detached(settings, paths, env, hear), settings, paths, detach=True, as_json=as_json)
             return
-        here, _writing = os.pipe()  # it ends with this process, however that ends
-        hive = HiveProcess(settings, paths, env, hear, here)
+        _serve_here(settings, paths, env, hear, as_json=as_json)
+    note("skep is down")
+
+
+def _serve_here(
+    settings: Settings, paths: Paths, env: dict[str, str], hear: HearAnnouncement, *, as_json: bool
+) -> None:
+    """Return when the hive has ended. It ends with this process, however that ends."""
+    from skep.supervisor.control import HiveProcess
+
+    stopped = list[int]()
+    parent_fd, writing_fd = os.pipe()
+    with (
+        os.fdopen(parent_fd, "rb"),
+        os.fdopen(writing_fd, "wb"),
+        closing(HiveProcess(settings, paths, env, hear, parent_fd)) as hive,
+    ):
 
         def stop(number: int, _frame: object) -> None:
             stopped.append(number)
@@ -164,7 +181,6 @@ def serve(settings: Settings, paths: Paths, *, detach: bool, as_json: bool) -> N
         except EngineError:
             if not stopped:
                 raise
-    note("skep is down")
 
 
 def _say_ready(ready: dict[str, Any], settings: Settings, paths: Paths, *, detach: bool, as_json: bool) -> None:

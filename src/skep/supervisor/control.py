@@ -448,9 +448,18 @@ class HiveProcess:
             )
         os.close(write_fd)
         self._pipe = os.fdopen(read_fd)
+        try:
+            self._send(settings)
+        except BaseException:
+            self.end()
+            self.close()
+            raise
+
+    def _send(self, settings: Settings) -> None:
+        """Write the settings to its stdin. One that has ended already reads none: `until_ready` says why it did."""
         assert self.child.stdin is not None
-        with self.child.stdin:
-            self.child.stdin.write(msgspec.json.encode(settings))
+        with suppress(BrokenPipeError), self.child.stdin as stdin:
+            stdin.write(msgspec.json.encode(settings))
 
     def close(self) -> None:
         self._pipe.close()
