@@ -34,8 +34,11 @@ class Recorded(http.server.BaseHTTPRequestHandler):
             data = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*data, b""])
         else:
             self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        try:
+            self.end_headers()
+            self.wfile.write(data)
+        except ConnectionError:  # its client has left
+            self.close_connection = True
 
     def log_message(self, *_):
         pass

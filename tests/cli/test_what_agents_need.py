@@ -65,6 +65,12 @@ def test_what_a_server_says_of_its_context_may_be_anything():
         assert call("doctor", "--url", running.url).code == 0
 
 
+def test_doctor_asks_for_no_more_than_a_server_says_that_it_reads():
+    small = json.dumps({"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 100}]}).encode()
+    with server(CALLED, small) as running:
+        assert "not checked, 100 tokens of context are too few" in call("doctor", "--url", running.url).out
+
+
 def test_doctor_asks_no_server_without_its_address():
     assert "--url" in refused("doctor", "--model", "m")
     assert "cannot be reached" in refused("doctor", "--url", "http://127.0.0.1:9", code=1)

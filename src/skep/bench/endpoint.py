@@ -15,7 +15,8 @@ from skep.wire.client import HttpResponse, Pool, WireFailure, fetch, fetch_if_th
 from skep.wire.heads import Origin, parse_url
 
 PROPS = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}  # llama.cpp's name, and ours
-
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+LONGEST_LOCATION = 200
 
 # What servers call themselves, and which engine that is.
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "ollama": "ollama", "library": "ollama"}
@@ -105,6 +106,9 @@ def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, d
         what = "refuses the API key" if key_given else "requires an API key"
         hint = "check the key's value" if key_given else "name its variable with --key-env VAR"
         raise KeyRefused(f"{url} {what} (HTTP {answer.status})", hint=hint)
+    if answer.status in REDIRECTS and (location := answer.head.get(b"location")):
+        named = location.decode("latin-1")[:LONGEST_LOCATION].removesuffix("/models")
+        raise EndpointError(f"{url} is elsewhere (HTTP {answer.status})", hint=f"it names {named!r}: try that as --url")
     data = answer.document().get("data")
     if answer.status != 200 or not isinstance(data, list):
         what = f"HTTP {answer.status}" if answer.status != 200 else "an answer that is not a model list"

@@ -20,7 +20,7 @@ def pull(
     """Download a model's weights, or the questions of HumanEval, into the cache and verify them."""
 
 
-@command(ROOT, "skep doctor", runs="maintenance_run.run_doctor")
+@command(ROOT, "skep doctor --url http://box:8000", runs="maintenance_run.run_doctor")
 def doctor(
     url: Annotated[
         str | None,

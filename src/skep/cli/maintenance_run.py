@@ -122,14 +122,16 @@ def run_doctor(url: str | None, key_env: str | None, model: str | None, *, as_js
 
 def _examine_server(options: EndpointOptions) -> tuple[dict[str, Any], list[HostFinding]]:
     """Return which model was asked, and what there is to say about it."""
+    from skep.bench.endpoint import served_models
+    from skep.clients.catalog import context_in
     from skep.deploy.doctor import examine_server
 
     async def examine() -> tuple[dict[str, Any], list[HostFinding]]:
         endpoint = await options.find()
-        engine = endpoint.engine
-        name = str(engine.get("engine") or "")
-        context = engine.get("context")
-        findings = await examine_server(endpoint.url, endpoint.model, name, endpoint.headers, context)
+        models = await served_models(options.address, key=options.key())
+        name = str(endpoint.engine.get("engine") or "")
+        context_tokens = context_in(models.get(endpoint.model, {}))
+        findings = await examine_server(endpoint.url, endpoint.model, name, endpoint.headers, context_tokens)
         return {"url": endpoint.url, "model": endpoint.model}, findings
 
     return asyncio.run(examine())

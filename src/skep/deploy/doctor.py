@@ -41,13 +41,9 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
 
 
 async def examine_server(
-    url: str, model: str, engine: str, headers: Mapping[str, str], context: object
+    url: str, model: str, engine: str, headers: Mapping[str, str], context_tokens: int | None
 ) -> list[HostFinding]:
-    """Return what agents find there: whether their tool calls arrive, and whether a prompt is read only once.
-
-    `context`: what the server says of its length.
-    """
-    context_tokens = context if isinstance(context, int) and context > 0 else None
+    """Return what agents find there: whether their tool calls arrive, and whether a prompt is read only once."""
     endpoint = CheckedEndpoint(url, model, engine, headers, context_tokens, is_hybrid(model, None))
     return [_server_finding(check) for check in await check_for_agents(endpoint)]
 

@@ -9,7 +9,8 @@ import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from skep.errors import GatewayError, UserError
 from skep.paths import HOST, LOOPBACK
@@ -141,8 +142,7 @@ class ConnectionAcceptor:
             self._take(client)
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOver:
+class HandedOver(msgspec.Struct, frozen=True):
     """What came through the socket by which another process hands connections over."""
 
     is_over: bool  # that process has closed it
@@ -158,4 +158,4 @@ def receive_connection(door: socket.socket) -> HandedOver | None:
     except ConnectionResetError:
         return HandedOver(is_over=True, client=None)
     client = socket.socket(fileno=fds[0]) if fds else None
-    return HandedOver(not message, client)
+    return HandedOver(is_over=not message, client=client)
