@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.request import Request, urlopen
 
+from embedded_process import MODEL, serving, weights
 from skep.config.keys import digest_of
+from skep.engines.base import Launch
 from skep.testing.process import FakeEngine, GatewayProcess
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = (ROOT / ".agents" / "node_modules" / ".bin", ROOT / ".agents" / "venv" / "bin")
 KEY = "k-of-the-box"
 CONTEXT = 200_000
+EMBEDDED_CONTEXT = 8_192  # what its small model was trained for
 PATIENCE_S = 90.0
 
 # The arguments behind which the prompt stands.
@@ -79,35 +82,20 @@ class AgentRun:
 
 
 class Box:
-    """A gateway in front of one scripted engine, and a home for the agents."""
+    """A gateway in front of one engine, and a home for the agents."""
 
-    def __init__(self, folder: Path, **options: object) -> None:
+    def __init__(self, folder: Path, replica: dict[str, object]) -> None:
         self._folder = folder
         self.work = folder / "work"
         self.work.mkdir()
-        self._options = {"script": "agents", "speaks": "llama-server", "slots": 4, "ctx": CONTEXT, "token_ms": 1}
-        self._options |= options
-        self.engine = FakeEngine(**self._options).start()
         keys = [{"name": "box", "sha256": digest_of(KEY)}]
         self.gateway = GatewayProcess(folder / "gateway.log", keys=keys)
         self._runs: list[AgentRun] = []
-        self.serve()
+        self.gateway.serve([{"name": "r0", "confirms": "slots", **replica}])
 
     @property
     def url(self) -> str:
         return self.gateway.url
-
-    def serve(self) -> None:
-        replica = {"name": "r0", "model": "fake-model", "url": self.engine.url, "confirms": "slots"}
-        size = {"slots": self._options["slots"], "context": self._options["ctx"]}
-        self.gateway.serve([{**replica, **size}])
-
-    def restart_engine(self) -> None:
-        """Kill the engine and start it again at the same port."""
-        port = self.engine.port
-        self.engine.kill()
-        self.engine.close()
-        self.engine = FakeEngine(port=port, **self._options).start()
 
     def start(self, client: str, prompt: str) -> AgentRun:
         """Start a client by `skep agent`, in a home of its own."""
@@ -148,6 +136,38 @@ class Box:
         self._runs.append(AgentRun(process, log))
         return self._runs[-1]
 
+    def close(self) -> None:
+        for run in self._runs:
+            run.end()
+        self.gateway.close()
+
+    def _environment(self, key: str) -> dict[str, str]:
+        home = self._folder / "home"
+        home.mkdir(exist_ok=True)
+        node = shutil.which("node") or "/usr/bin/node"
+        path = [*map(str, PROGRAMS), str(Path(node).parent), "/usr/local/bin", "/usr/bin", "/bin"]
+        kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TERM", "TMPDIR")}
+        own = {"HOME": str(home), "PATH": ":".join(path), "BOX_KEY": key, "IS_SANDBOX": "1", "CI": "1", "NO_COLOR": "1"}
+        return {**kept, **own}
+
+
+class ScriptedBox(Box):
+    """Its engine follows a script."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self._options = {"script": "agents", "speaks": "llama-server", "slots": 4, "ctx": CONTEXT, "token_ms": 1}
+        self._options |= options
+        self.engine = FakeEngine(**self._options).start()
+        size = {"slots": self._options["slots"], "context": self._options["ctx"]}
+        super().__init__(folder, {"model": "fake-model", "url": self.engine.url, **size})
+
+    def restart_engine(self) -> None:
+        """Kill the engine and start it again at the same port."""
+        port = self.engine.port
+        self.engine.kill()
+        self.engine.close()
+        self.engine = FakeEngine(port=port, **self._options).start()
+
     def rules(self) -> dict[str, int]:
         """How often each rule of the script has decided."""
         return dict(self.engine.state()["rules"])
@@ -168,16 +188,19 @@ class Box:
             answer.read()
 
     def close(self) -> None:
-        for run in self._runs:
-            run.end()
-        self.gateway.close()
+        super().close()
         self.engine.close()
 
-    def _environment(self, key: str) -> dict[str, str]:
-        home = self._folder / "home"
-        home.mkdir(exist_ok=True)
-        node = shutil.which("node") or "/usr/bin/node"
-        path = [*map(str, PROGRAMS), str(Path(node).parent), "/usr/local/bin", "/usr/bin", "/bin"]
-        kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TERM", "TMPDIR")}
-        own = {"HOME": str(home), "PATH": ":".join(path), "BOX_KEY": key, "IS_SANDBOX": "1", "CI": "1", "NO_COLOR": "1"}
-        return {**kept, **own}
+
+class EmbeddedBox(Box):
+    """Its engine is the embedded llama.cpp, with a model so small that it only talks."""
+
+    def __init__(self, folder: Path) -> None:
+        launch = Launch("r0", "embedded", MODEL, weights(), slots=1, context_tokens=EMBEDDED_CONTEXT, threads=2)
+        self._running = contextlib.ExitStack()
+        url = self._running.enter_context(serving(launch))
+        super().__init__(folder, {"model": MODEL, "url": url, "slots": 1, "context": EMBEDDED_CONTEXT})
+
+    def close(self) -> None:
+        super().close()
+        self._running.close()

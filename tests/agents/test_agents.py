@@ -3,10 +3,11 @@
 `make test-agents` installs them and runs this. A client that is not installed is left out.
 """
 
+import contextlib
 import shutil
 
 import pytest
-from agent_clients import Box, is_installed
+from agent_clients import EmbeddedBox, ScriptedBox, is_installed
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(240)]
 
@@ -33,7 +34,7 @@ def make_box(tmp_path):
     boxes = []
 
     def make(**options):
-        boxes.append(Box(tmp_path, **options))
+        boxes.append(ScriptedBox(tmp_path, **options))
         return boxes[-1]
 
     yield make
@@ -164,3 +165,11 @@ def test_an_agent_goes_on_after_the_engine_was_restarted(make_box, client):
     ended = run.wait()
     assert ended.code == 0, ended.text
     assert "DONE" in ended.text
+
+
+@clients("claude", "codex", "opencode", "qwen", "pi", "aider", "cline")
+def test_an_agent_reads_the_answer_of_a_real_engine(tmp_path, client):
+    with contextlib.closing(EmbeddedBox(tmp_path)) as box:
+        ended = box.run(client, "Say hello.")
+    print(ended.text)
+    assert ended.code == 0, ended.text

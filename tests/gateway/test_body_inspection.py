@@ -16,6 +16,7 @@ from skep.gateway.body_inspection import (
     NotAnObject,
     inspect_body,
     model_of_form,
+    wants_stream,
     with_model,
 )
 
@@ -57,6 +58,37 @@ def turns(first, count, size=900, parts=False, content_first=False):
     return messages
 
 
+# Streams
+
+
+stream_values = st.booleans() | st.sampled_from([None, 1, "true", {"stream": True}, [True]])
+other_keys = keys | st.just("stream_options")
+nested = st.fixed_dictionaries({}, optional={"stream": stream_values, "x": st.just([{"stream": True}])})
+
+
+@given(
+    st.dictionaries(other_keys, values | nested, max_size=5),
+    st.none() | st.tuples(stream_values),
+    st.dictionaries(other_keys, values | nested, max_size=5),
+    st.sampled_from([compact, spaced]),
+)
+@settings(deadline=None)
+def test_whether_an_answer_is_streamed_is_what_a_json_parser_finds(before, stream, after, written):
+    """Wherever the key stands, and never that of a nested object."""
+    document = before | ({"stream": stream[0]} if stream else {}) | after
+    if "\\ud" not in json.dumps(document):  # a string that is none is no reason to stream
+        assert wants_stream(written(document)) == (document.get("stream") is True)
+
+
+@pytest.mark.parametrize("text", ["x", '"stream": false', "\\"])
+def test_whether_a_long_body_is_streamed_is_told_by_either_end(text):
+    chat = {"model": "m", "messages": [text * LONG_BYTES]}
+    assert wants_stream(compact(chat | {"stream": True, "tools": TOOLS}))
+    assert wants_stream(compact({"stream": True} | chat))
+    assert not wants_stream(compact(chat))
+    assert not wants_stream(compact({"stream": False} | chat))
+
+
 # The model
 
 
@@ -73,6 +105,7 @@ def turns(first, count, size=900, parts=False, content_first=False):
 def test_whatever_bytes_come_there_is_a_look_or_a_refusal(body):
     for text in (body, body + b" " * LARGE, b" " * 600 + body + b" " * LARGE):
         model_of_form(b'name="model"\r\n' + text)
+        wants_stream(text)
         try:
             seen = inspect_body(text)
         except NotAnObject:
@@ -435,7 +468,7 @@ def test_a_megabyte_made_to_be_slow_takes_no_longer_than_any_other(body):
     """One client must not hold up the others: the gateway has one thread. An honest megabyte takes 1 ms to decode."""
     assert len(body) > 900_000
     began = time.process_time()
-    for reads in (inspect_body, model_of_form, lambda text: with_model(text, "a", "b")):
+    for reads in (inspect_body, model_of_form, wants_stream, lambda text: with_model(text, "a", "b")):
         try:
             reads(body)
         except NotAnObject:

@@ -61,7 +61,7 @@ _FINGERPRINT_BYTES = 512  # at the end of a body that tell it from others of the
 # Claude Code begins its system prompt with a line that changes with every request.
 _BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*+')
 _BILLING_WINDOW = 2048
-_STREAMS = re.compile(rb'"stream"\s*+:\s*+true')
+_STREAMS_EARLY = re.compile(rb"\s*+\{(?:" + _FLAT + rb',)*\s*+"stream"\s*+:\s*+true\s*+[,}]')
 _FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n')
 
 
@@ -127,8 +127,10 @@ def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True
 
 
 def _session_of_fields(fields: _RequestBody) -> int | None:
-    key = _decoded(_texts, bytes(fields.prompt_cache_key)) if bytes(fields.prompt_cache_key) else None
-    if key is None and bytes(fields.metadata):
+    if not fields.prompt_cache_key and not fields.metadata:
+        return None
+    key = _decoded(_texts, bytes(fields.prompt_cache_key)) if fields.prompt_cache_key else None
+    if key is None and fields.metadata:
         metadata = _decoded(_metadata, bytes(fields.metadata))
         key = metadata.user_id if metadata is not None else None
     return session_digest(key.encode("utf-8", "replace")) if key else None
@@ -309,10 +311,22 @@ def _end_of_string(text: bytes, at: int, most: int) -> int:
 
 
 def wants_stream(body: bytes) -> bool:
-    if _STREAMS.search(body) is None:
+    """Look for the document's own last `stream`, proven by what follows it; in a long body also at its beginning."""
+    at = len(body)
+    first = max(0, at - LONG_BYTES)
+    for _ in range(_TRIES):
+        at = body.rfind(b'"stream"', first, at)
+        if at <= 0:
+            break
+        told = _decoded(_streams, b"{" + body[at:]) if body[at - 1] != _BACKSLASH else None
+        if told is not None:
+            return told.stream is True
+    if first:
+        return _STREAMS_EARLY.match(body, 0, _HEAD_BYTES) is not None
+    if at < 0:
         return False
-    fields = _decoded(_streams, body.removeprefix(_BOM))
-    return fields is not None and fields.stream is True
+    told = _decoded(_streams, body.removeprefix(_BOM))
+    return told is not None and told.stream is True
 
 
 def fingerprint_of(body: bytes) -> int:
