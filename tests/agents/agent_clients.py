@@ -26,6 +26,7 @@ KEY = "k-of-the-box"
 CONTEXT = 200_000
 EMBEDDED_CONTEXT = 8_192  # what its small model was trained for
 PATIENCE_S = 90.0
+OUTCOME = 'replica="r0",outcome="'
 
 # The arguments behind which the prompt stands.
 HEADLESS: dict[str, list[str]] = {
@@ -200,6 +201,13 @@ class EmbeddedBox(Box):
         self._running = contextlib.ExitStack()
         url = self._running.enter_context(serving(launch))
         super().__init__(folder, {"model": MODEL, "url": url, "slots": 1, "context": EMBEDDED_CONTEXT})
+
+    def outcomes(self) -> set[str]:
+        """Return how the requests that have reached the engine have ended."""
+        asked = Request(f"{self.url}/metrics", headers={"authorization": f"Bearer {KEY}"})
+        with urlopen(asked, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return {line.partition(OUTCOME)[2].partition('"')[0] for line in lines if OUTCOME in line}
 
     def close(self) -> None:
         super().close()

@@ -167,9 +167,13 @@ def test_an_agent_goes_on_after_the_engine_was_restarted(make_box, client):
     assert "DONE" in ended.text
 
 
-@clients("claude", "codex", "opencode", "qwen", "pi", "aider", "cline")
+@clients("codex", "opencode", "pi", "aider")
 def test_an_agent_reads_the_answer_of_a_real_engine(tmp_path, client):
+    """Of llama.cpp with a model of 135M and 8,192 tokens. The prompts of Claude Code and qwen-code are longer than
+    that, and Cline goes on until the model has called a tool, which such a small one never does.
+    """
     with contextlib.closing(EmbeddedBox(tmp_path)) as box:
-        ended = box.run(client, "Say hello.")
-    print(ended.text)
+        ended = box.start(client, "Say hello.").wait(200)
+        outcomes = box.outcomes()
     assert ended.code == 0, ended.text
+    assert "answered" in outcomes or outcomes == {"hung_up"}, ended.text  # Codex may leave before the last line
