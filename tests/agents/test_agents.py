@@ -140,7 +140,6 @@ def test_an_agent_comes_back_after_a_stream_that_was_cut(make_box, client):
 
 
 AFTER_A_WRONG_KEY = {
-    "claude": "Claude Code 2.1.197 tries a key that was refused again, for more than a minute",
     "aider": "aider 0.86.2 ends with 0 after an error, too",
 }
 
@@ -151,7 +150,7 @@ def test_a_wrong_key_is_told_at_once(make_box, client):
     box = make_box()
     ended = box.start_in_shell(client, "Say it.", key="k-wrong").wait(60)
     assert ended.code != 0, ended.text
-    assert "key" in ended.text.lower(), ended.text
+    assert ("logged in" if client == "claude" else "key") in ended.text.lower(), ended.text
     assert box.rules() == {}
 
 

@@ -6,7 +6,7 @@ import socket
 import sqlite3
 
 import pytest
-from gateway_client import body, metrics, read_all, refusal, status_of, until
+from gateway_client import body, call, metrics, read_all, refusal, status_of, until
 
 from skep.config.keys import digest_of
 from skep.gateway.body_inspection import LONG_BYTES
@@ -45,6 +45,13 @@ def test_a_body_is_neither_read_from_somebody_without_a_key_nor_asked_for(start_
             assert answer(sock) == (401, "invalid_api_key")
     with begin(gateway, 60 * MIB, "expect: 100-continue", "x-api-key: k-mine") as sock:
         assert sock.recv(100).startswith(b"HTTP/1.1 100 Continue")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/models"])
+def test_who_sends_a_wrong_key_is_told_not_to_try_it_again(start_gateway, path):
+    method = "GET" if path == "/v1/models" else "POST"
+    status, headers, _ = call(start_gateway(keys=KEYS), method, path, x_api_key="wrong")
+    assert (status, headers["x-should-retry"]) == (401, "false")
 
 
 def test_a_head_that_was_let_in_before_lets_nobody_in_after_its_key_is_gone(serving):

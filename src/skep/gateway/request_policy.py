@@ -49,6 +49,10 @@ def answer_health(request: ServerRequest) -> None:
     request.respond(200, [JSON], b'{"status":"ok"}')
 
 
+# Claude Code sends a key that was refused again for more than a minute, unless it reads this.
+NO_RETRY = (b"x-should-retry", b"false")
+
+
 class RequestRefused(Exception):
     """A request that comes no further than the border. `code` is one of `ERRORS`."""
 
@@ -59,7 +63,10 @@ class RequestRefused(Exception):
 
     def answer(self, path: str) -> tuple[int, Headers, bytes]:
         status = ERRORS[self.code][0]
-        return status, retry_headers(self.retry_after_s), error_body(self.code, str(self), path)
+        headers = retry_headers(self.retry_after_s)
+        if status == 401:
+            headers.append(NO_RETRY)
+        return status, headers, error_body(self.code, str(self), path)
 
 
 def limit_reached(key: str, code: str, retry_after_s: float | None) -> RequestRefused:
