@@ -137,14 +137,16 @@ $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	$(PIP_INSTALL) -e '.[quality,browser,dev]'
 	@touch $@
 
-# Coding agents in a folder of their own. What cannot be fetched here is left out, and its tests say so.
-AGENTS_OF_NPM = @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent \
+# Coding agents in a folder of their own. What cannot be fetched here is left out, and its tests say so. Node comes
+# first: npm takes the newest version of an agent that runs on the Node it finds, and theirs are for 22 or newer.
+AGENTS_OF_NPM = node@22 @anthropic-ai/claude-code @openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent \
   cline @charmland/crush
 .agents/.installed: | $(VENV)/.created
 	@command -v npm > /dev/null || { echo "error: npm is not on PATH" >&2; \
-	  echo "hint: on Debian and Ubuntu, \`apt install npm\`; Node 20 or newer" >&2; exit 2; }
+	  echo "hint: on Debian and Ubuntu, \`apt install npm\`" >&2; exit 2; }
 	@mkdir -p .agents
 	@left_out=; \
+	export PATH="$$PWD/.agents/node_modules/node/bin:$$PATH"; \
 	for package in $(AGENTS_OF_NPM); do \
 	  npm install --prefix .agents --no-audit --no-fund --loglevel=error "$$package" > .agents/npm.log 2>&1 || { \
 	    left_out=yes; \
