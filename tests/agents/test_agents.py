@@ -68,7 +68,6 @@ def test_a_sub_agent_does_a_part_of_the_work(make_box, client):
 
 
 STOPS_AT_OVERFLOW = {
-    "claude": "Claude Code 2.1.197 ends at a prompt that is too long, and shortens none, with -p",
     "codex": "Codex 0.169 ends at a prompt that is too long, and shortens none, in `codex exec`",
 }
 
@@ -84,7 +83,7 @@ def test_an_agent_whose_prompt_is_too_long_shortens_it_and_goes_on(make_box, cli
     assert "summary" in rules or "result" in rules, (rules, ended.text)
 
 
-SAYS_WHY = {"claude": "Prompt is too long", "codex": "ran out of room in the model's context window"}
+SAYS_WHY = {"codex": "ran out of room in the model's context window"}
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llama-server"])
@@ -102,13 +101,16 @@ SAME_CALLS = {
 }
 
 
+FILLS_AT_MOST = 60  # by the script; fewer where the order to fill is no longer in the prompt
+
+
 @clients(*WITH_TOOLS, cannot=SAME_CALLS)
 def test_an_agent_shortens_its_conversation_before_the_context_ends(make_box, client):
-    """Each turn adds the output of a command, until the agent asks for a summary and goes on."""
+    """Each turn adds the output of a command, until the agent asks for a summary, or drops old outputs, and goes on."""
     box = make_box(ctx=60_000)
     ended = box.run(client, "FILL seq 1 4000")
     rules = box.rules()
-    assert rules.get("summary", 0) >= 1, (rules, ended.text)
+    assert rules.get("summary", 0) >= 1 or rules["fill"] < FILLS_AT_MOST, (rules, ended.text)
     assert rules.get("result", 0) + rules.get("answer", 0) >= 1, rules
     assert ended.code == 0, ended.text
 

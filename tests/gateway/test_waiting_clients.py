@@ -73,6 +73,32 @@ def test_nothing_comes_before_the_first_event_where_it_would_not_help(busy, path
     holder.close()
 
 
+LATE = {**QUICK, "late_comment_after_s": 1.0}
+CLAUDE = "user-agent: claude-cli/{} (external, cli)"
+
+
+@pytest.mark.parametrize("agent", ["Anthropic/Python 1.0", "claude-cli/2.1.226 (external, cli)", "claude-cli/10.0"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_of_messages_gets_its_head_and_comments_late(busy, agent, workers):
+    gateway, _, holder = busy(timeouts=LATE, workers=workers)
+    asked = body(stream=True, max_tokens=2)
+    with holder, open_post(gateway, asked, MESSAGES, [f"user-agent: {agent}"]) as client:
+        received = read_until(client, lambda text: text.count(b": waiting for a slot, ") >= 2)
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b": waiting for a slot, 0 s" not in received
+
+
+@pytest.mark.parametrize("version", ["2.1.225", "2.0.60", "of-somebody"])
+def test_a_claude_code_that_hangs_up_in_spite_of_comments_gets_none(busy, version):
+    gateway, _, holder = busy(timeouts={**QUICK, "late_comment_after_s": 0.3})
+    asked = body(stream=True, max_tokens=2)
+    with open_post(gateway, asked, MESSAGES, [CLAUDE.format(version)]) as client:
+        with open_post(gateway, body(stream=True)) as other:
+            read_until(other, lambda text: text.count(b": waiting") >= 3)
+        holder.close()
+        assert b": waiting" not in read_until(client, b"message_stop")
+
+
 def test_comments_can_be_turned_off(busy):
     gateway, _, holder = busy(timeouts={**QUICK, "comment_after_s": None})
     threading.Timer(1.0, holder.close).start()

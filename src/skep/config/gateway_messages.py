@@ -58,6 +58,7 @@ class Timeouts(msgspec.Struct, frozen=True):
     idle_s: float = 300.0  # between two bytes of an answer
     total_s: float = 7200.0
     comment_after_s: float | None = 5.0  # without a byte, a stream that waits gets its head; None: never
+    late_comment_after_s: float = 240.0  # the same for clients that read status codes and hang up at 300 s
     comment_every_s: float = 5.0  # in a stream that waits
 
 

@@ -1,8 +1,8 @@
 """An engine's words about a prompt that is too long, in the words that agents' clients know.
 
-Claude Code knows "prompt is too long: N tokens > M maximum" (`claude -p` 2.1.197 ends with it), and asks for a shorter
-answer when it reads "input length and `max_tokens` exceed context limit: N + A > M". Clients of OpenAI's API look for
-the code `context_length_exceeded`. Everything else of the answer stays as the engine said it.
+Claude Code knows "prompt is too long: N tokens > M maximum" (`claude -p` 2.1.327 compacts at it, 2.1.197 ended), and
+asks for a shorter answer when it reads "input length and `max_tokens` exceed context limit: N + A > M". Clients of
+OpenAI's API look for the code `context_length_exceeded`. Everything else of the answer stays as the engine said it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from skep.gateway.request_policy import (
     COMMENT_PATHS,
     CONTEXT_PATHS,
     ERRORS,
+    LATE_COMMENT_PATHS,
     STREAM_PATHS,
     RequestPlan,
     error_body,
@@ -180,11 +181,21 @@ class Exchange:
         return "the engine reads the prompt" if self.under_way else "waiting for a slot"
 
     @property
-    def takes_comments(self) -> bool:
-        """Return whether its client holds out longer when it gets a head and comments while it waits."""
-        if self._proxy.timeouts.comment_after_s is None:
-            return False
-        return self.plan.path in COMMENT_PATHS and self.streams
+    def comment_after_s(self) -> float | None:
+        """Return after what silence its client gets a head and comments; None: never, as they would not help."""
+        timeouts, path = self._proxy.timeouts, self.plan.path
+        if timeouts.comment_after_s is None or not self.plan.heeds_comments or not self.streams:
+            return None
+        if path in COMMENT_PATHS:
+            return timeouts.comment_after_s
+        if path in LATE_COMMENT_PATHS:
+            return max(timeouts.comment_after_s, timeouts.late_comment_after_s)
+        return None
+
+    @property
+    def hears_of_loading(self) -> bool:
+        """Return whether its client gets a head and a comment as soon as its model has to be loaded."""
+        return self.plan.path in COMMENT_PATHS and self.comment_after_s is not None
 
     def keep_alive(self, now: float) -> None:
         """Called a few times a second: a stream in which nothing has happened for some seconds gets a comment."""
@@ -193,8 +204,8 @@ class Exchange:
             return
         if self.request.started or self._held is not None:
             return
-        after_s = self._proxy.timeouts.comment_after_s
-        if after_s is not None and now - self.arrived_at >= after_s and self.takes_comments:
+        after_s = self.comment_after_s
+        if after_s is not None and now - self.arrived_at >= after_s:
             self.send_keepalive(now)
 
     def abandon_replica(self) -> None:

@@ -345,7 +345,7 @@ class Proxy:
         body = exchange.request.body
         session = plan.session if plan.session is not None else seen.session
         patience_s = plan.patience_s
-        if patience_s is not None and exchange.takes_comments:
+        if patience_s is not None and exchange.comment_after_s is not None:
             patience_s = None  # with comments it holds out
         return Arrival(
             exchange.id,
@@ -393,7 +393,7 @@ class Proxy:
     def await_load(self, exchange: Exchange, now: float) -> None:
         if self.unloaded.should_request_load(exchange.model):
             self.on_wanted(exchange.model)
-        if exchange.outcome is None and (exchange.aloud or exchange.takes_comments):
+        if exchange.outcome is None and (exchange.aloud or exchange.hears_of_loading):
             exchange.send_keepalive(now)
 
     def _submit_without_slot(self, exchange: Exchange, now: float) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
+import msgspec
+
 from skep.config.keys import PRIORITIES, KeySpec, Priority, class_for
 from skep.errors import UserError
 from skep.gateway.replica_table import Reject, RejectCode
@@ -33,8 +35,8 @@ ERRORS: dict[str, tuple[int, str, str]] = {code: tuple(told) for code, told in _
 LIGHT, FOR_CLIENTS, STREAM_PATHS = (frozenset(_POLICY["paths"][name]) for name in ("light", "for_clients", "streams"))
 ADMIN = tuple(_POLICY["paths"]["admin"])
 COMMENT_PATHS = frozenset(_POLICY["paths"]["comments"])
+LATE_COMMENT_PATHS = frozenset(_POLICY["paths"]["late_comments"])
 CONTEXT_PATHS = frozenset(_POLICY["paths"]["context"])
-PATIENCE: dict[str, float] = _POLICY["patience"]
 
 
 # What the gateway answers by itself, by method and path; one that ends with a slash is for all below it.
@@ -154,6 +156,7 @@ class RequestPlan:
     session: int | None = None  # the digest of the session that the headers name
     agent: int | None = None  # the digest of the agent inside of it
     patience_s: float | None = None  # what its client bears without an answer; None: not known
+    heeds_comments: bool = True  # its client holds out longer when it gets comments
     model: str | None = None  # by header
     max_wait_s: float | None = None
     form: bool = False  # the body is a multipart form
@@ -187,6 +190,7 @@ def make_plan(
         raise RequestRefused("unsupported_encoding", f"a body in `{encoding}` is not understood; send it as it is")
     kind = headers.content_type.split(b";")[0].strip().lower()
     session = session_of_headers(headers.naming)
+    patience = patience_of(headers.user_agent)
     return RequestPlan(
         rules=rules,
         path=path,
@@ -196,7 +200,8 @@ def make_plan(
         flow=flow or own.get(b"agent", "") or flow_without_key(session, key),
         session=session,
         agent=agent_of_headers(headers.naming),
-        patience_s=patience_of(headers.user_agent) if max_wait_s is None else None,  # else the client has said it
+        patience_s=patience.seconds if max_wait_s is None else None,  # else the client has said it
+        heeds_comments=patience.heeds_comments,
         model=own.get(b"model"),
         max_wait_s=max_wait_s,
         form=kind == b"multipart/form-data",
@@ -216,9 +221,28 @@ def flow_without_key(session: int | None, key: KeySpec | None) -> str:
     return key.name if key is not None else ""
 
 
-def patience_of(user_agent: bytes) -> float | None:
+class ClientTimeLimit(msgspec.Struct, frozen=True):
+    """How long a client waits for an answer. `seconds` is None where it is not known."""
+
+    seconds: float | None
+    heeds_comments: bool
+
+
+def patience_of(user_agent: bytes) -> ClientTimeLimit:
     name = user_agent[:40].decode("latin-1")
-    return next((seconds for beginning, seconds in PATIENCE.items() if name.startswith(beginning)), None)
+    for known in _POLICY["patience"]:
+        client, seconds = known["client"], known["seconds"]
+        if not name.startswith(client):
+            continue
+        first = known.get("heeds_comments_from", "")
+        return ClientTimeLimit(seconds, version_of(name.removeprefix(client)) >= version_of(first))
+    return ClientTimeLimit(None, heeds_comments=True)
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: (2, 1, 226) of `2.1.226 (external, cli)`."""
+    numbers = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,3}", text)
+    return tuple(int(number) for number in numbers[0].split(".")) if numbers else ()
 
 
 def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> RequestPlan:

@@ -57,7 +57,7 @@ class RelayedRequest(Exchange):
         return self._arrived.loads_model
 
     @property
-    def takes_comments(self) -> bool:
+    def hears_of_loading(self) -> bool:
         """Its worker looks."""
         return True
 
