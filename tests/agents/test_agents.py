@@ -168,6 +168,7 @@ def test_an_agent_goes_on_after_the_engine_was_restarted(make_box, client):
     assert "DONE" in ended.text
 
 
+@pytest.mark.timeout(600)
 @clients("codex", "opencode", "pi", "aider")
 def test_an_agent_reads_the_answer_of_a_real_engine(tmp_path, client):
     """Of llama.cpp with a model of 135M and 8,192 tokens. The prompts of Claude Code and qwen-code are longer than
