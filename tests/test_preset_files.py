@@ -129,14 +129,30 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
 def test_what_is_wrong_is_said_with_its_key(old, new, words):
     assert old in WHOLE
     error = refused(WHOLE.replace(old, new, 1))
-    assert error.message.startswith(f"presets/mine.toml: {words}")
+    assert words in error.message
+    assert error.message.startswith("presets/mine.toml: ")
     assert error.hint
 
 
-def test_the_first_error_is_named_and_a_likely_key():
-    error = refused(PLAIN + "colour = 1\n\n[options]\ntp = 'two'\n\n[[published]]\ntok_s = 1\n")
-    assert error.message == "presets/mine.toml: `colour` is an unknown key"
-    assert error.hint.startswith("known here: title, engine")
+def test_every_error_of_a_preset_is_told_at_once_each_in_a_line_of_its_own():
+    text = PLAIN.replace("2x rtx-3090", "3x rtx-3095") + "reserve = 9\ncolour = 1\n[options]\ntp = 'two'\nkvv = 1\n"
+    error = refused(text + "[[published]]\ntok_s = 1\n")
+    head, *lines = error.message.splitlines()
+    assert head == "presets/mine.toml: 7 keys or values are wrong:"
+    assert lines[0].startswith("  `colour` is an unknown key; known here: title, engine")
+    assert lines[1:6] == [
+        "  `options.kvv` is an unknown key; did you mean `kv`?",
+        "  `options.tp` = 'two': must be a whole number",
+        "  `published.0.metric` is missing",
+        "  `published.0.concurrency` is missing",
+        "  `reserve` = 9 of 4 slots leaves none for the others; at most 3",
+    ]
+    assert lines[6].startswith("  no GPU is called `rtx-3095`; ")
+    assert error.hint == "docs/presets.md has every key"
+
+
+def test_a_single_error_of_a_preset_is_one_line_and_a_likely_key_is_named():
+    assert refused(PLAIN + "colour = 1\n").hint.startswith("known here: title, engine")
     assert refused(PLAIN.replace("slots", "slot")).hint == "did you mean `slots`?"
     assert "2x rtx-4090 has no NVLink" in refused(PLAIN.replace("3090", "4090") + 'link = "nvlink"\n').message
     text = PLAIN.replace("2x rtx-3090", "5x rtx-3090").replace("qwen3.6-27b", "gemma-4-31b") + "[options]\ntp = 5\n"

@@ -190,7 +190,7 @@ def test_what_is_added_is_the_toml_that_the_manual_shows_and_a_rate_is_a_bucket_
         (ONE + "created = 'today'\n", "`key.0.created` must be a date and time"),
         (ONE + ONE.replace(D1, D2), "two keys are named `ci`"),
         (ONE + ONE.replace("ci", "ci2"), "`ci` and `ci2` have the same sha256"),
-        (ONE + ONE.replace("ci", "c i"), "key 2: 'c i' is not a valid key name"),
+        (ONE + ONE.replace("ci", "c i").replace(D1, D2), "key 2: 'c i' is not a valid key name"),
     ],
 )
 def test_a_mistake_in_a_file_edited_by_hand_is_named_in_one_line(written, text, says):
@@ -201,6 +201,21 @@ def test_a_mistake_in_a_file_edited_by_hand_is_named_in_one_line(written, text, 
         assert says in message
         assert hint != "None"
     assert path.read_text() == text, "a file that is not understood is not written"
+
+
+def test_every_mistake_in_the_keys_is_told_at_once_and_no_value_with_it(written):
+    wrong = "clas = 'sk-skep-oh-no'\nrate = '60'\nmax_concurrent = 'sk-skep-oh-no'\n"
+    path = written(ONE + wrong + "[[key]]\nname = 'bob'\n" + ONE)
+    lines = call("key", "list", check=2).error.message.splitlines()
+    assert lines[0] == f"{path}: 5 keys or values are wrong:"
+    assert [line.strip().partition(";")[0] for line in lines[1:]] == [
+        "`key.0.clas` is an unknown key",
+        "`key.0.max_concurrent` must be a whole number",
+        "key 1: '60' is not a rate",
+        "`key.1.sha256` is missing",
+        "two keys are named `ci`",
+    ]
+    assert "oh-no" not in "".join(lines)
 
 
 def test_a_key_in_the_wrong_place_is_not_shown_and_bytes_that_are_no_text_and_folders_are_named(path, written):

@@ -200,7 +200,7 @@ def test_a_wrong_file_is_told_by_key_and_hides_no_other(folder):
     for extra in ('["--port", "1"]', '["--port=1"]', '["--host", "10.0.0.1"]'):
         (folder / "mine.toml").write_text(f"{MINE}extra = {extra}\n[options]\ntp = 2\n")
         assert "which skep sets itself" in refused("presets", "check", folder / "mine.toml")
-    (folder / "mine.toml").write_text('title = "x"\nengin = "vllm"\n')
+    (folder / "mine.toml").write_text(MINE.replace("engine =", "engin ="))
     (folder / "Bad Name.toml").write_text(MINE)
     said = refused("presets", "check", folder / "mine.toml")
     assert "mine.toml: `engin` is an unknown key | did you mean `engine`?" in said

@@ -53,7 +53,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 
 @command(presets_app, "skep presets check ./my-27b.toml")
 def check(file: Annotated[Path, argument("Preset file to check, in any folder.")], as_json: JsonOption = False) -> None:
-    """Check that a file is a valid preset; print the first wrong line if it is not."""
+    """Check that a file is a valid preset; print every wrong key and value if it is not."""
     from skep.config.presets import read_preset
     from skep.report.catalog import preset_document
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skep.config.keys import KeyRing, KeySpec, digest_of, read_keys
 from skep.errors import UserError
+from skep.units import one_line
 
 log = logging.getLogger("skep.config.access")
 LONGEST_KEY = 1024
@@ -65,7 +66,7 @@ class AcceptedKeys:
         try:
             self._take(read_keys(self._path))
         except UserError as error:
-            log.error("keys.unreadable error=%s", error.message)
+            log.error("keys.unreadable error=%s", one_line(error.message))
 
     def _take(self, keys: tuple[KeySpec, ...]) -> None:
         accepted = (*keys, *self._own)

@@ -16,18 +16,19 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from skep.config.load import file_keys, parse_toml, read_table, rules_of
+from skep.config.load import Check, file_keys, parse_toml, read_table, rules_of
+from skep.config.problems import Problems
 from skep.config.settings import Settings
 from skep.errors import UserError
 from skep.files import write_whole
@@ -296,21 +297,31 @@ def _parse(text: str, path: Path) -> tuple[KeySpec, ...]:
     except ValueError as error:
         raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
     hint = f"each key is a [[key]] table of its own, with {', '.join(file_keys(KeySpec))}"
-    found = read_table(document, KeysFile, str(path), hint, secret=True)  # a value may be a key in the wrong place
-    entries: list[KeySpec] = []
-    for number, table in enumerate(found.key, 1):
-        try:
-            entry = checked(table)
-        except UserError as error:
-            raise UserError(f"{path}: key {number}: {error.message}", hint=error.hint) from None
-        for known in entries:
-            if known.name == entry.name:
-                raise UserError(f"{path}: two keys are named `{entry.name}`", hint="rename or delete one")
-            if known.sha256 == entry.sha256:
-                names = f"`{known.name}` and `{entry.name}`"
-                raise UserError(f"{path}: {names} have the same sha256", hint="delete one of them")
-        entries.append(entry)
-    return tuple(entries)
+    # a value may be a key in the wrong place
+    checks: Mapping[type, Check] = {KeySpec: _check_entry, KeysFile: _check_different}
+    found: KeysFile = read_table(document, KeysFile, str(path), hint, secret=True, checks=checks)
+    return tuple(checked(entry) for entry in found.key)
+
+
+def _check_entry(entry: KeySpec, _table: Mapping[str, Any], place: str, problems: Problems) -> None:
+    try:
+        checked(entry)
+    except UserError as error:
+        number = int(place.rpartition(".")[2]) + 1
+        problems.add(UserError(f"key {number}: {error.message}", hint=error.hint))
+
+
+def _check_different(file: KeysFile, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+    names: set[str] = set()
+    holders: dict[str, str] = {}  # names by digest
+    for entry in file.key:
+        holder = holders.setdefault(entry.sha256.lower(), entry.name)
+        if entry.name in names:
+            problems.add(UserError(f"two keys are named `{entry.name}`", hint="rename or delete one"))
+        elif holder != entry.name:
+            what = f"`{holder}` and `{entry.name}` have the same sha256"
+            problems.add(UserError(what, hint="delete one of them"))
+        names.add(entry.name)
 
 
 def _block(entry: KeySpec) -> str:

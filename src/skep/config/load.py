@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
 import unicodedata
 from ast import literal_eval
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.names import did_you_mean
+from skep.config.problems import LONGEST_SHOWN, Problems, meant_keys, unknown_key
 from skep.config.settings import (
     CliOverrides,
     Cluster,
@@ -41,7 +40,6 @@ from skep.wire.heads import parse_url
 TAKEN_NAMES = ("gateway", "skep", "requests")  # of logs and rows of skep itself
 
 LARGEST_FILE_BYTES = 4 * MIB  # of a file that a person writes
-LONGEST_SHOWN = 80  # characters of a wrong value or key
 _NOT_PRINTED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _PRINTED_ALL_THE_SAME = "\n\t\u200c\u200d"  # some scripts and emoji need the last two, which join
 _MANY_DIGITS = re.compile(r"[0-9a-fA-F_]{3000}")
@@ -55,6 +53,9 @@ _KINDS = {
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than"}
 _REFUSAL = re.compile(r"Expected `(\w++)[^`]*+`(?: (>=|<=|>|matching regex) (.+))?")
 SLOTS_MATTER = "how many sequences the server decodes at a time: vLLM --max-num-seqs, llama-server -np"
+# Holds the values of a table against each other. It is given them, the table as it is written, and its place.
+Check = Callable[[Any, Mapping[str, Any], str, Problems], None]
+_NO_CHECKS: Mapping[type, Check] = {}
 _MISSING = {  # what a key that must be there is for
     "slots": SLOTS_MATTER,
     "url": "where the server listens, such as http://127.0.0.1:8000",
@@ -91,47 +92,68 @@ def file_keys(kind: type) -> dict[str, Any]:
 
 
 def read_table(
-    document: Mapping[str, Any], kind: Any, origin: str, docs: str, /, *, secret: bool = False, **given: Any
+    document: Mapping[str, Any],
+    kind: Any,
+    origin: str,
+    docs: str,
+    /,
+    *,
+    secret: bool = False,
+    checks: Mapping[type, Check] = _NO_CHECKS,
+    **given: Any,
 ) -> Any:
-    """Return the document as a frozen value. Raise UserError for the first wrong key or value.
+    """Return the document as a frozen value. Raise UserError with every wrong key and value.
 
     `docs`: what describes every key. `secret`: values are not shown. `given`: fields that the file does not have.
     """
-    try:
-        return _TableReader(docs, secret).table(document, kind, "", **given)
-    except UserError as error:
-        raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
+    reader = _TableReader(docs, secret, checks)
+    found = reader.table(document, kind, "", **given)
+    reader.problems.tell(origin, docs)
+    return found
 
 
 class _TableReader:
-    """Fills any frozen values by the names and types of their fields; msgspec checks each value."""
+    """Fills any frozen values by the names and types of their fields; msgspec checks each value.
 
-    def __init__(self, docs: str, secret: bool) -> None:
-        self._docs, self._secret = docs, secret
+    What is wrong is gathered in `problems` and left out of the values.
+    """
+
+    def __init__(self, docs: str, secret: bool, checks: Mapping[type, Check]) -> None:
+        self.problems = Problems()
+        self._docs, self._secret, self._checks = docs, secret, checks
 
     def table(self, value: Any, kind: Any, place: str, **values: Any) -> Any:
+        """Return None where the table is none, or lacks what must be there."""
         if not isinstance(value, dict):
-            raise self._wrong(place, value, "must be a table")
-        known, inside = tuple(file_keys(kind)), f"{place}." if place else ""
-        for key in value:
-            if key not in known:
-                hint = did_you_mean(
-                    difflib.get_close_matches(key[:LONGEST_SHOWN], known, n=1), f"known here: {', '.join(known)}"
-                )
-                raise UserError(f"`{shortened(inside + key, LONGEST_SHOWN)}` is an unknown key", hint=hint)
+            self.problems.add(self._wrong(place, value, "must be a table"))
+            return None
+        known = tuple(file_keys(kind))
+        unknown = [key for key in value if key not in known]
+        for key in unknown:
+            self.problems.add(unknown_key(place, key, known))
+        misspelt = {meant for key in unknown for meant in meant_keys(key, known)}  # and so not also missing
+        inside = f"{place}." if place else ""
         for field in msgspec.structs.fields(kind):
             rule = rules_of(kind)[field.name]
             key = rule.get("key", field.name)
             if "hidden" in rule or field.name in values:
                 continue
             if "parse" in rule and (key in value or rule.get("beside") in value):
-                values[field.name] = self._parsed(value, key, rule, inside)
+                with self.problems.gathered():
+                    values[field.name] = self._parsed(value, key, rule, inside)
             elif key in value:
                 hint = rule.get("kind", hints_of(kind)[field.name])
-                values[field.name] = self._value(value[key], hint, f"{inside}{key}")
-            elif field.required:
-                raise UserError(f"`{inside}{key}` is missing", hint=_MISSING.get(key, self._docs))
-        return kind(**values)
+                read = self._gathered(value[key], hint, f"{inside}{key}")
+                values |= {} if read is None else {field.name: read}
+            elif field.required and key not in misspelt:
+                error = UserError(f"`{inside}{key}` is missing", hint=_MISSING.get(key, self._docs))
+                self.problems.add(error)
+        if any(field.required and field.name not in values for field in msgspec.structs.fields(kind)):
+            return None
+        made = kind(**values)
+        if kind in self._checks:
+            self._checks[kind](made, value, place, self.problems)
+        return made
 
     def _parsed(self, table: Mapping[str, Any], key: str, rule: Mapping[str, Any], inside: str) -> Any:
         texts = [table.get(name) for name in (key, rule.get("beside")) if name is not None]
@@ -139,6 +161,14 @@ class _TableReader:
             if text is not None and not isinstance(text, str):
                 raise self._wrong(f"{inside}{key}", text, f"must be {_KINDS['str']}")
         return rule["parse"](*texts, key=re.sub(r"\.\d+\.", ".", f"{inside}{key}"))
+
+    def _gathered(self, value: Any, hint: Any, place: str) -> Any:
+        """Return None for what is wrong."""
+        try:
+            return self._value(value, hint, place)
+        except UserError as error:
+            self.problems.add(error)
+            return None
 
     def _value(self, value: Any, hint: Any, place: str) -> Any:
         plain = hint.__origin__ if get_origin(hint) is Annotated else hint
@@ -149,12 +179,15 @@ class _TableReader:
         if origin is Mapping or kind == tuple[tuple[str, str], ...]:
             if not isinstance(value, dict):
                 raise self._wrong(place, value, "must be a table")
-            read = {key: self._value(one, str, f"{place}.{key}") for key, one in value.items()}
+            texts = {key: self._gathered(one, str, f"{place}.{key}") for key, one in value.items()}
+            read = {key: text for key, text in texts.items() if text is not None}
             return read if origin is Mapping else tuple(read.items())
         if origin is tuple:
             if not isinstance(value, list):
                 raise self._wrong(place, value, "must be a list")
-            return tuple(self._value(one, get_args(kind)[0], f"{place}.{number}") for number, one in enumerate(value))
+            item = get_args(kind)[0]
+            items = [self._gathered(one, item, f"{place}.{number}") for number, one in enumerate(value)]
+            return tuple(one for one in items if one is not None)
         try:
             read = msgspec.convert(value, hint, builtin_types=(datetime,))
         except msgspec.ValidationError as error:
@@ -263,64 +296,91 @@ def settings_with_overrides(overrides: CliOverrides, paths: Paths, env: Mapping[
 
 
 def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str], folder: Path = Path()) -> Settings:
-    found = read_table(document, Settings, origin, "docs/configuration.md has an example of every key")
-    try:
-        return _finished(found, document, env.get("SKEP_API_KEY") or None, folder)
-    except UserError as error:
-        raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
-
-
-def _finished(found: Settings, document: Mapping[str, Any], api_key: str | None, folder: Path) -> Settings:
-    """Return the settings with what follows from several keys, checked against each other."""
+    docs = "docs/configuration.md has an example of every key"
+    found: Settings = read_table(document, Settings, origin, docs, checks=_CHECKS)
+    gateway = found.gateway
+    # a relative path starts at the folder of the file
+    certificate, key = (
+        text and str(folder / Path(text).expanduser()) for text in (gateway.tls_certificate, gateway.tls_key)
+    )
+    api_key = env.get("SKEP_API_KEY") or None
     tables = document.get("serve", [] if found.upstream else [{}])
-    if "serve" in document and not tables:
-        raise UserError("`serve` has no table", hint="leave it out for the embedded model")
     return replace(
         found,
-        gateway=_finished_gateway(found.gateway, api_key, folder),
-        serve=tuple(_finished_serve(one, table) for one, table in zip(found.serve, tables, strict=False)),
+        gateway=replace(gateway, api_key=api_key, tls_certificate=certificate, tls_key=key),
+        serve=tuple(_with_defaults(one, table) for one, table in zip(found.serve, tables, strict=False)),
         upstream=tuple(make_upstream(**msgspec.structs.asdict(one)) for one in found.upstream),
-        monitor=_checked_monitor(found.monitor),
-        cluster=None if found.cluster is None else make_cluster(found.cluster.address, found.cluster.hive),
     )
 
 
-def _finished_serve(serve: Serve, table: Mapping[str, Any]) -> Serve:
-    check_words(dict(serve.env), *serve.extra, serve.binary or "", serve.checkpoint or "", serve.model)
-    if serve.room is not None:
-        parse_bytes(serve.room, key="serve.room")
-    if serve.pinned and (serve.on_demand or serve.idle_unload_s is not None):
-        other = "idle_unload" if serve.idle_unload_s is not None else "on_demand"
-        raise UserError(f"`pinned` and `{other}` of `{serve.model}` contradict each other", hint="leave one out")
+def _with_defaults(serve: Serve, table: Mapping[str, Any]) -> Serve:
     context = serve.context_tokens if "context" in table else default_context(serve.engine)
     return replace(serve, context_tokens=context, on_demand=serve.on_demand or serve.idle_unload_s is not None)
 
 
-def _finished_gateway(gateway: GatewaySettings, api_key: str | None, folder: Path) -> GatewaySettings:
-    certificate, key = gateway.tls_certificate, gateway.tls_key
-    if (certificate is None) != (key is None):
-        given, missing = ("tls_certificate", "tls_key") if key is None else ("tls_key", "tls_certificate")
-        raise UserError(f"`gateway.{given}` is set without `gateway.{missing}`", hint="TLS needs both files")
+def _check_settings(_found: Settings, document: Mapping[str, Any], _place: str, problems: Problems) -> None:
+    if document.get("serve") == []:
+        problems.add(UserError("`serve` has no table", hint="leave it out for the embedded model"))
+
+
+def _check_serve(serve: Serve, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+    with problems.gathered():
+        check_words(dict(serve.env), *serve.extra, serve.binary or "", serve.checkpoint or "", serve.model)
+    if serve.room is not None:
+        with problems.gathered():
+            parse_bytes(serve.room, key="serve.room")
+    if serve.pinned and (serve.on_demand or serve.idle_unload_s is not None):
+        other = "idle_unload" if serve.idle_unload_s is not None else "on_demand"
+        what = f"`pinned` and `{other}` of `{serve.model}` contradict each other"
+        problems.add(UserError(what, hint="leave one out"))
+
+
+def _check_gateway(gateway: GatewaySettings, table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+    if ("tls_certificate" in table) != ("tls_key" in table):
+        both = ("tls_certificate", "tls_key")
+        given, missing = both if "tls_certificate" in table else reversed(both)
+        problems.add(UserError(f"`gateway.{given}` is set without `gateway.{missing}`", hint="TLS needs both files"))
     for text in gateway.cors_origins:
         if text != "*" and not re.fullmatch(r"https?://[^/\s?#]+", text):
             hint = 'scheme, host and port without a path, such as "http://localhost:3000"; "*" allows every web page'
             shown = shortened(text, LONGEST_SHOWN)
-            raise UserError(f"`gateway.cors_origins`: `{shown}` is not the origin of a web page", hint=hint)
-    # a relative path starts at the folder of the file
-    certificate, key = (text and str(folder / Path(text).expanduser()) for text in (certificate, key))
-    return replace(gateway, api_key=api_key, tls_certificate=certificate, tls_key=key)
+            problems.add(UserError(f"`gateway.cors_origins`: `{shown}` is not the origin of a web page", hint=hint))
 
 
-def _checked_monitor(monitor: Monitor) -> Monitor:
+def _check_upstream(upstream: Upstream, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+    with problems.gathered():
+        make_upstream(**msgspec.structs.asdict(upstream))
+
+
+def _check_cluster(cluster: Cluster, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+    with problems.gathered():
+        make_cluster(cluster.address, cluster.hive)
+
+
+def _check_monitor(monitor: Monitor, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
     if monitor.quiet_hours is not None:
-        parse_quiet_hours(monitor.quiet_hours)
-    check_words({name: "" for name in (monitor.webhook_env, monitor.webhook_token_env) if name}, *monitor.command)
-    check_command(monitor.command)
+        with problems.gathered():
+            parse_quiet_hours(monitor.quiet_hours)
+    with problems.gathered():
+        check_words({name: "" for name in (monitor.webhook_env, monitor.webhook_token_env) if name}, *monitor.command)
+    with problems.gathered():
+        check_command(monitor.command)
     if monitor.webhook is not None and monitor.webhook_env is not None:
-        raise UserError("`monitor.webhook` and `monitor.webhook_env` cannot be combined", hint="leave one out")
+        what = "`monitor.webhook` and `monitor.webhook_env` cannot be combined"
+        problems.add(UserError(what, hint="leave one out"))
     if monitor.webhook is not None:
-        check_webhook(monitor.webhook, monitor.webhook_shape, name="`monitor.webhook`")
-    return monitor
+        with problems.gathered():
+            check_webhook(monitor.webhook, monitor.webhook_shape, name="`monitor.webhook`")
+
+
+_CHECKS: Mapping[type, Check] = {  # of each table by itself, where its values have been read
+    Settings: _check_settings,
+    Serve: _check_serve,
+    GatewaySettings: _check_gateway,
+    Upstream: _check_upstream,
+    Cluster: _check_cluster,
+    Monitor: _check_monitor,
+}
 
 
 def _read(path: Path) -> dict[str, Any]:

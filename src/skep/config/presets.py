@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from skep.catalog.models import Geometry, find_geometry, geometry
 from skep.catalog.names import did_you_mean, recipe_texts, similar_names, squeeze
 from skep.catalog.presets import NO_CARDS, Draft, Preset, own_flag, own_name
-from skep.config.load import check_printed, check_words, parse_toml, read_table, read_text_file, rules_of
+from skep.config.load import Check, check_printed, check_words, parse_toml, read_table, read_text_file, rules_of
+from skep.config.problems import Problems
 from skep.config.rigs import parse_rig
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
@@ -126,17 +127,17 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
         raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
     if isinstance(document.get("date"), Day):  # TOML has dates, and people leave the quotes out
         document["date"] = str(document["date"])
-    found: Preset = read_table(document, Preset, origin, _HINT, name=name, origin=origin)
-    try:
-        check_words(dict(found.env), *found.extra, found.checkpoint)
-        wrong = contradictions(found)
-        if wrong:
-            raise wrong[0]
-    except UserError as error:
-        what = shortened(error.message, _LONGEST_TOLD)
-        hint = shortened(error.hint or "", _LONGEST_TOLD) or None
-        raise UserError(f"{origin}: {what}", hint=hint) from None
+    checks: Mapping[type, Check] = {Preset: _check_preset}
+    found: Preset = read_table(document, Preset, origin, _HINT, checks=checks, name=name, origin=origin)
     return replace(found, served_as=found.served_as or found.model)
+
+
+def _check_preset(found: Preset, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+    with problems.gathered():
+        check_words(dict(found.env), *found.extra, found.checkpoint)
+    for error in contradictions(found):
+        hint = shortened(error.hint or "", _LONGEST_TOLD) or None
+        problems.add(UserError(shortened(error.message, _LONGEST_TOLD), hint=hint))
 
 
 def serve_of(wanted: Preset) -> Serve:

@@ -1,0 +1,82 @@
+"""What is wrong with a configuration file: gathered while it is read, and told at once."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+
+from skep.catalog.names import did_you_mean
+from skep.errors import UserError
+from skep.units import shortened
+
+LONGEST_SHOWN = 80  # characters of a wrong value or key
+_MOST_TOLD = 20  # problems: what is no configuration file at all has thousands
+
+
+class Problems:
+    """The errors of one file, in the order they were found."""
+
+    def __init__(self) -> None:
+        self._errors: list[UserError] = []
+
+    def __repr__(self) -> str:
+        return f"<Problems {len(self._errors)}>"
+
+    def __len__(self) -> int:
+        return len(self._errors)
+
+    def add(self, error: UserError) -> None:
+        self._errors.append(error)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Keep the UserError that is raised inside, and go on after the block."""
+        try:
+            yield
+        except UserError as error:
+            self.add(error)
+
+    def tell(self, origin: str, docs: str) -> None:
+        """Raise UserError where there are any. One stands in one line, each of several in a line of its own.
+
+        `docs`: what describes every key, the hint where there are several.
+        """
+        if not self._errors:
+            return
+        if len(self._errors) == 1:
+            (error,) = self._errors
+            raise UserError(f"{origin}: {error.message}", hint=error.hint)
+        lines = [_line(error, docs) for error in self._errors[:_MOST_TOLD]]
+        if len(self._errors) > _MOST_TOLD:
+            lines.append(f"and {len(self._errors) - _MOST_TOLD} more")
+        listed = "".join(f"\n  {line}" for line in lines)
+        raise UserError(f"{origin}: {len(self._errors)} keys or values are wrong:{listed}", hint=docs)
+
+
+def unknown_key(place: str, key: str, known: Sequence[str]) -> UserError:
+    """`place`: of its table, empty for the whole file. `known`: the keys of that table."""
+    named = shortened(f"{place}.{key}" if place else key, LONGEST_SHOWN)
+    instead = _removed_keys().get(re.sub(r"\.\d+$", "", place), {}).get(key)
+    if instead is not None:
+        return UserError(f"`{named}` was removed", hint=instead)
+    hint = did_you_mean(meant_keys(key, known), f"known here: {', '.join(known)}")
+    return UserError(f"`{named}` is an unknown key", hint=hint)
+
+
+def meant_keys(key: str, known: Sequence[str]) -> list[str]:
+    """Return the key that a misspelt one stands for, where one is like it."""
+    return difflib.get_close_matches(key[:LONGEST_SHOWN], known, n=1)
+
+
+def _line(error: UserError, docs: str) -> str:
+    return error.message if error.hint in (None, docs) else f"{error.message}; {error.hint}"
+
+
+@cache
+def _removed_keys() -> dict[str, dict[str, str]]:
+    return tomllib.loads(files("skep.config").joinpath("removed_keys.toml").read_text(encoding="utf-8"))
