@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from sample_rows import HOST, evenly, request
 
-from skep.bench.compare import ComparedRun, compare, is_higher_better, regressions, run_ab
+from skep.bench.compare import ComparedRun, compare, regressions, run_ab
 from skep.bench.endpoint import find_endpoint
 from skep.bench.summary import summarise
 from skep.bench.sweep import SweepPlan
@@ -54,7 +54,8 @@ def test_of_latencies_less_is_better():
     late = side(ttft_s=0.2)
     assert judged(side(), late, "TTFT p50").judgement is Judgement.WORSE
     assert judged(late, side(), "TTFT p95").judgement is Judgement.BETTER
-    assert [is_higher_better(name) for name in ("effective tok/s", "task tok/s", "TPOT p50")] == [True, True, False]
+    found = {one.metric: one.higher_is_better for one in compare(side(), late)}
+    assert [found[name] for name in ("effective tok/s", "task tok/s", "TPOT p50")] == [True, True, False]
 
 
 def test_noise_as_large_as_the_difference_is_no_verdict_unless_pairs_take_it_out():

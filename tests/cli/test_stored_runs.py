@@ -311,7 +311,8 @@ def test_judged_runs_are_drawn_alone_listed_and_exported_with_their_verdicts_but
         rows = call("bench", "export", judged[kind], "--format", "csv", "--requests", check=0).out
         assert rows.splitlines()[0].endswith("item,outcome,detail,checker")
         assert "passed" in rows
-    for words in ("export mixed", "export quality", "compare mixed other", "compare quality mixed"):
+    assert "compare runs of one kind" in refused("bench", "compare", judged["mixed"], judged["sweep"])
+    for words in ("export mixed", "export quality", "compare quality mixed"):
         command, *names = words.split()
         said = refused("bench", command, *(judged[name] for name in names))
         assert "measures answers, not speed" in said

@@ -23,7 +23,7 @@ from skep.bench.metrics import (
     ttft_values,
 )
 from skep.bench.session import Identity, Recording, SessionProgress
-from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
+from skep.bench.stored_run import MIXED, OF_A_TUNING, QUALITY, TIMED
 from skep.bench.sweep import Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import HostFacts
@@ -91,10 +91,10 @@ METRICS: tuple[ComparedMetric, ...] = (
 def check_kinds(a: StoredRun, b: StoredRun) -> None:
     """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run says."""
     for run in (a, b):
-        if run.kind in JUDGED:
+        if run.kind == QUALITY:
             hint = f"`skep runs report {run.id}` shows what was judged"
             raise UserError(f"`{run.id}` ({run.kind}) measures answers, not speed", hint=hint)
-    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
+    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED, MIXED}:
         raise UserError(f"`{a.id}` is a {a.kind} run, `{b.id}` a {b.kind} run", hint="compare runs of one kind")
     if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
         rates = [", ".join(f"{rate:g}" for rate in run.config.get("rates", ())) for run in (a, b)]
@@ -112,19 +112,23 @@ def compare(a: ComparedRun, b: ComparedRun, *, paired: bool = False, confidence:
 def regressions(a: ComparedRun, b: ComparedRun, threshold: float, *, paired: bool = False) -> list[Comparison]:
     """Worse by more than the threshold (0.05 is 5 %), with 95 % certainty over all figures together (Bonferroni)."""
     figures = len(compare(a, b, paired=paired))
-    strict = compare(a, b, paired=paired, confidence=1 - 0.05 / max(1, figures))
-    return [one for one in strict if one.judgement is Judgement.WORSE and loss(one) > threshold]
+    return worse_beyond(threshold, compare(a, b, paired=paired, confidence=strict_confidence(figures)))
 
 
-def is_higher_better(metric: str) -> bool:
-    return next(known.higher_is_better for known in METRICS if known.name == metric)
+def strict_confidence(figures: int) -> float:
+    """Return the confidence of one of so many figures at which all of them together have 95 % (Bonferroni)."""
+    return 1 - 0.05 / max(1, figures)
+
+
+def worse_beyond(threshold: float, compared: Sequence[Comparison]) -> list[Comparison]:
+    return [one for one in compared if one.judgement is Judgement.WORSE and loss(one) > threshold]
 
 
 def loss(one: Comparison) -> float:
     """Return how much worse B is, as a share of A."""
     if one.ratio is None:
         return 1.0  # not one answer
-    return 1 - one.ratio.estimate if is_higher_better(one.metric) else one.ratio.estimate - 1
+    return 1 - one.ratio.estimate if one.higher_is_better else one.ratio.estimate - 1
 
 
 def _compared(
@@ -138,16 +142,15 @@ def _compared(
     limited = [name for name, one in zip("AB", levels, strict=True) if one is not None and one.client_limited]
     if limited:
         why = f"the client was the limit in {' and '.join(limited)}"
-        return Comparison(level, metric.name, shown_a, shown_b, None, Judgement.UNKNOWN, why)
+        return Comparison(level, metric.name, shown_a, shown_b, None, Judgement.UNKNOWN, why, metric.higher_is_better)
     empty = _brought_nothing(metric, level, a, b, shown=(shown_a, shown_b))
     if empty is not None:
         return empty
     of_both, up = (tuple(of_a.values()), tuple(of_b.values())), metric.higher_is_better
     ratio, judgement = judge(*of_both, higher_is_better=up, paired=paired, confidence=confidence)
     why = "one run of a level shows no spread; measure two or more that count"
-    return Comparison(
-        level, metric.name, shown_a, shown_b, ratio, judgement, why if judgement is Judgement.UNKNOWN else ""
-    )
+    reason = why if judgement is Judgement.UNKNOWN else ""
+    return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, reason, metric.higher_is_better)
 
 
 def _brought_nothing(
@@ -164,7 +167,8 @@ def _brought_nothing(
     judgement = Judgement.UNKNOWN
     if metric.name == METRICS[0].name and all(runs) and (failed[0] == 0 or failed[1] == 0):
         judgement = Judgement.WORSE if failed[1] else Judgement.BETTER
-    return Comparison(level, metric.name, *shown, None, judgement, f"{told} got no answer at all")
+    reason = f"{told} got no answer at all"
+    return Comparison(level, metric.name, *shown, None, judgement, reason, metric.higher_is_better)
 
 
 def _values(metric: ComparedMetric, level: int, side: ComparedRun) -> Mapping[int, float]:
@@ -226,7 +230,7 @@ def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
     if a is not None and b is not None:
         return a, b
     whole = [run for run in store.runs() if run.state is RunState.DONE]
-    measured = [run for run in whole if run.kind not in (*JUDGED, *OF_A_TUNING)]
+    measured = [run for run in whole if run.kind not in (QUALITY, *OF_A_TUNING)]
     if not measured:
         raise UserError("there are no runs to compare", hint="`skep bench sweep` makes one")
     first = measured[0] if a is None else store.run(a)

@@ -145,6 +145,7 @@ class Comparison(msgspec.Struct, frozen=True):
     ratio: Interval | None
     judgement: Judgement
     why: str = ""  # where it is not comparable
+    higher_is_better: bool = True
 
 
 class SweepSummary(msgspec.Struct, frozen=True):

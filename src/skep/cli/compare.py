@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -15,20 +16,20 @@ from skep.bench.compare import (
     chosen_runs,
     compare,
     differing,
-    is_higher_better,
     regressions,
     run_ab,
 )
 from skep.bench.session import SessionProgress
-from skep.bench.stored_run import load_run
+from skep.bench.stored_run import MIXED, load_run
 from skep.cli.bench import ABOptions, CompareOptions
 from skep.cli.options import EndpointOptions, existing, run_measuring
 from skep.cli.sweep import level_view, levels_of, maker_for, sweep_plan
-from skep.errors import Regression, UserError
+from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
+from skep.quality.mixed_compare import MixedSide, compare_mixed, load_mixed
 from skep.report.columns import print_records
-from skep.report.tables import CompareResult, comparison_columns, group_by_level
+from skep.report.tables import CompareResult, ModelChoice, comparison_columns, group_by_level, print_tables
 from skep.report.terminal import note, print_json
 from skep.store.database import open_store
 from skep.units import parse_positive_seconds, parse_share
@@ -43,7 +44,9 @@ def run_compare_command(options: CompareOptions) -> int:
         a, b = chosen_runs(store, options.a, options.b)
         run_a, summary_a, rows_a = load_run(store, a)
         run_b, summary_b, rows_b = load_run(store, b)
-    check_kinds(run_a, run_b)
+        check_kinds(run_a, run_b)
+        if run_a.kind == MIXED:
+            return compare_mixed_runs((load_mixed(store, run_a), load_mixed(store, run_b)), allowed, options)
     if not options.anyway:
         check_lengths(run_a, run_b)
     sides = ComparedRun(summary_a, rows_a), ComparedRun(summary_b, rows_b)
@@ -56,6 +59,45 @@ def run_compare_command(options: CompareOptions) -> int:
     note(*(f"SIMULATED: no model ran in {one.id}" for one in (run_a, run_b) if one.simulated))
     outcome = CompareResult(found, regressions(*sides, allowed), allowed)
     return tell(outcome, (run_a.id, run_b.id), as_json=options.as_json)
+
+
+def compare_mixed_runs(sides: tuple[MixedSide, MixedSide], allowed: float, options: CompareOptions) -> int:
+    """Print tables with a column a model and which does the work better. Return the exit code."""
+    from skep.report.mixed_comparison import (
+        comparison_sentences,
+        comparison_tables,
+        mixed_series,
+        verdict_sentence,
+        why_not_judged,
+        worse_answers,
+    )
+
+    a, b = sides
+    compared = compare_mixed(a, b, allowed)
+    if not compared.found:
+        hint = "measure both with the same --concurrency"
+        raise UserError(f"`{a.run.id}` and `{b.run.id}` have no level in common", hint=hint)
+    runs = mixed_series(sides)
+    sentences = [*comparison_sentences(runs, compared), verdict_sentence(compared)]
+    outcome = CompareResult(compared.found, compared.worse, allowed, worse_answers(compared))
+    if a.run.model != b.run.model:
+        outcome = ModelChoice(compared.found, (), allowed, (), compared.better, sentences.pop())
+    note(*(f"SIMULATED: no model ran in {one.run.id}" for one in sides if one.run.simulated))
+    if options.as_json:
+        mixed = {
+            "runs": [one.summary for one in sides],
+            "answers": compared.answers,
+            "better": compared.better,
+            "sentences": sentences,
+        }
+        return tell(outcome, (a.run.id, b.run.id), as_json=True, mixed=msgspec.to_builtins(mixed))
+    note("medians over repeats; B / A with its 95 % interval; = not distinguishable, ? not comparable")
+    for one in runs:
+        print(f"{one.letter}  {one.name}, run {one.run.id}")  # noqa: T201
+    print_tables(comparison_tables(runs, compared))
+    note(*why_not_judged(compared))
+    print("\n" + "\n".join([*sentences, outcome.words]))  # noqa: T201
+    return outcome.exit_code
 
 
 def run_ab_command(options: ABOptions) -> int:
@@ -85,26 +127,24 @@ def run_ab_command(options: ABOptions) -> int:
     return tell(outcome, (duel.a.summary.run_id, duel.b.summary.run_id), as_json=options.as_json)
 
 
-def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int:
-    """The exit code."""
+def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool, mixed: dict[str, Any] | None = None) -> int:
+    """Return the exit code. `mixed`: what a comparison of mixed runs has beside its figures."""
     a, b = runs
-    code = Regression.exit_code if outcome.worse else 0
     if as_json:
         document = {
             "a": a,
             "b": b,
             "threshold": outcome.allowed,
-            "comparisons": [
-                {**msgspec.to_builtins(one), "higher_is_better": is_higher_better(one.metric)} for one in outcome.found
-            ],
-            "regressions": len(outcome.worse),
+            "comparisons": msgspec.to_builtins(outcome.found),
+            "regressions": len(outcome.worse) + len(outcome.worse_words),
             "verdict": outcome.verdict,
             "verdict_in_words": outcome.words,
+            **({} if mixed is None else {"mixed": mixed}),
         }
         print_json(document)
-        return code
+        return outcome.exit_code
     note(f"A is run {a}, B is run {b}; B / A with its 95 % interval; = not distinguishable, ? not comparable")
     print_records(comparison_columns(), group_by_level(outcome.found))
     note(*outcome.remarks())
     print(outcome.words)  # noqa: T201
-    return code
+    return outcome.exit_code

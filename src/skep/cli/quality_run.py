@@ -21,7 +21,6 @@ from skep.quality.mixed_figures import LEVEL_NAMES, TEMPERATURE, MixedSummary
 from skep.quality.mixed_run import MixedPlan, items_of, run_mixed
 from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import LEAST_DELTA, MOST_DELTA, POWER, QualitySummary, outlook
-from skep.report.columns import print_records
 from skep.report.mixed import spot_words, tables_of
 from skep.report.quality import (
     exit_code,
@@ -31,6 +30,7 @@ from skep.report.quality import (
     print_quality,
     quality_json,
 )
+from skep.report.tables import print_tables
 from skep.report.terminal import byte_progress, note, print_json
 from skep.sandbox.runner import open_sandbox
 from skep.stats.noninferiority import items_needed
@@ -175,7 +175,4 @@ def print_mixed(summary: MixedSummary, verdicts: Sequence[Verdict]) -> None:
         print(f"  {reason}")  # noqa: T201
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
-    for table in tables_of(summary, verdicts):
-        print(f"\n{table.title}")  # noqa: T201
-        print_records(table.columns, table.records)
-        note(*table.notes)
+    print_tables(tables_of(summary, verdicts))

@@ -236,9 +236,8 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
     not_asked = [sum(len(talk) <= place for talk in broken) for place in range(len(PRIMARY))]
     turns = tuple(_task(item.id, rows, known, missed) for item, missed in zip(PRIMARY, not_asked, strict=True))
     side = tuple(_task(item.id, rows, known) for item in SIDE[: concurrency - 1])
-    whole = [talk for talk in talks if len(talk) >= len(PRIMARY) and all(row.ok for row in talk)]
-    totals = [talk[-1].ended_s - talk[0].started_s for talk in whole]
-    wall_s = sum(max(row.ended_s for row in some) - min(row.started_s for row in some) for some in repeats.values())
+    totals = [taken_s for some in repeats.values() if (taken_s := conversation_s(some)) is not None]
+    wall_s = sum(map(wall_of, repeats.values()))
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
     found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
     passed = sum(verdict.passed for verdict in found)
@@ -260,6 +259,19 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
         held_share=_held_share(concurrency - 1, repeats.values()),
         outcomes=outcomes,
     )
+
+
+def conversation_s(rows: Iterable[Request]) -> float | None:
+    """Return how long the conversation of one repeat took; None: it was not finished."""
+    turns = _turns(rows)
+    if len(turns) < len(PRIMARY) or not all(row.ok for row in turns):
+        return None
+    return turns[-1].ended_s - turns[0].started_s
+
+
+def wall_of(rows: Sequence[Request]) -> float:
+    """Return the time from the first request of one repeat to the end of the last."""
+    return max(row.ended_s for row in rows) - min(row.started_s for row in rows)
 
 
 def _task(item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict], not_asked: int = 0) -> TaskFigures:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from markupsafe import Markup
 
 from skep.bench.compare import differing
-from skep.bench.metrics import Comparison, LevelSummary, SweepSummary
+from skep.bench.metrics import Comparison, SweepSummary
+from skep.quality.mixed_figures import MixedSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, at
@@ -23,29 +25,32 @@ from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
 from skep.units import known, moment, number, printable, shortened
 
+Summary = TypeVar("Summary", SweepSummary, MixedSummary)
 Entries = Sequence[tuple[StoredRun, SweepSummary]]
 MOST_RUNS = len(theme.SERIES)
 _LONGEST_NAME = 70
 _HEIGHT = 200  # of the part of a picture that curves are drawn in: letters keep their distance in its terms
 
 
-class Series(msgspec.Struct, frozen=True):
+class Series(msgspec.Struct, Generic[Summary], frozen=True):
     """One run as it is drawn: `letter` in the pictures, `name` in the legend."""
 
     letter: str
     name: str
     run: StoredRun
-    summary: SweepSummary
+    summary: Summary
     colour: str
     dash: tuple[int, ...]
     shape: str
 
     @property
-    def levels(self) -> list[LevelSummary]:
+    def levels(self) -> list[Any]:
         return sorted(self.summary.levels, key=lambda level: level.concurrency)
 
 
-def series_of(entries: Entries, labels: Sequence[str] | None = None) -> tuple[Series, ...]:
+def series_of(
+    entries: Sequence[tuple[StoredRun, Summary]], labels: Sequence[str] | None = None
+) -> tuple[Series[Summary], ...]:
     """Lettered from A. Without labels a run is called by its model, with its time where others have it, too.
 
     Its id is added where two are still alike.
@@ -71,7 +76,7 @@ _CURVES = (
 )  # fmt: skip
 
 
-def overlay(runs: Sequence[Series], key: str, unit: str, height: int = _HEIGHT) -> Spec | None:
+def overlay(runs: Sequence[Series[SweepSummary]], key: str, unit: str, height: int = _HEIGHT) -> Spec | None:
     """Return one curve a run. A level that the client limited is hollow; the letter stands at the end of its curve."""
     (column,) = level_columns(key)
     curves = []
@@ -112,7 +117,7 @@ def comparison_page(
     )
 
 
-def comparison_banners(runs: Sequence[Series]) -> Markup:
+def comparison_banners(runs: Sequence[Series[SweepSummary]]) -> Markup:
     """Return what makes runs beside each other unlike in kind."""
     told = [(one.letter, line) for one in runs for line in left_out_sentences(one.levels)]
     left_out = [f"{letter} {line.removeprefix('left out: ')}" for letter, line in told]
@@ -154,7 +159,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     return made + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(below)
 
 
-def _difference(runs: Sequence[Series]) -> list[Banner]:
+def _difference(runs: Sequence[Series[SweepSummary]]) -> list[Banner]:
     found = [
         f"{key} {', '.join(f'{value} ({one.letter})' for one, value in zip(runs, values, strict=True))}"
         for key, values in differing([one.run for one in runs]).items()
@@ -162,7 +167,7 @@ def _difference(runs: Sequence[Series]) -> list[Banner]:
     return [("differs", "Not alike", f"These settings differ: {'; '.join(found)}.")] if found else []
 
 
-def comparison_heading(runs: Sequence[Series]) -> str:
+def comparison_heading(runs: Sequence[Series[SweepSummary]]) -> str:
     models = list(dict.fromkeys(one.run.model for one in runs))
     if len(models) == 1:
         return f"{printable(models[0])}: {len(runs)} runs"

@@ -15,14 +15,16 @@ from skep.store.verdicts import Verdict
 from skep.units import UNKNOWN, milliseconds, number, percent, seconds, shortened, times
 
 MOST_FAILURES, _DETAIL = 20, 120  # listed one by one; characters of one
-_Pair = tuple[MixedLevel, MixedLevel | None]  # a level, and C=1
+LevelAndAlone = tuple[MixedLevel, MixedLevel | None]  # a level, and C=1 of the same run
 
 
-def _level(title: str, text: Callable[[MixedLevel], str], rank: int = 0, *, right: bool = True) -> Column[_Pair]:
+def _level(
+    title: str, text: Callable[[MixedLevel], str], rank: int = 0, *, right: bool = True
+) -> Column[LevelAndAlone]:
     return Column(title, title, lambda pair: text(pair[0]), rank=rank, right=right)
 
 
-_CONVERSATION: tuple[Column[_Pair], ...] = (
+_CONVERSATION: tuple[Column[LevelAndAlone], ...] = (
     _level("C", lambda level: str(level.concurrency)),
     _level("level", lambda level: level.name, 3, right=False),
     Column("ttft", "TTFT of turn 1", lambda pair: milliseconds(pair[0].ttft_ms) + _change(*pair)),
@@ -32,15 +34,15 @@ _CONVERSATION: tuple[Column[_Pair], ...] = (
     Column("slowdown", "of C=1", lambda pair: times(pair[0].slowdown(pair[1]))),
     _level("tokens", lambda level: number(sum(turn.output_tokens or 0 for turn in level.turns) or None, digits=0), 4),
 )
-_WORK: tuple[Column[_Pair], ...] = (
+_WORK: tuple[Column[LevelAndAlone], ...] = (
     _level("C", lambda level: str(level.concurrency)),
     _level("turn 1 tok/s", lambda level: number(level.tok_s), 1),
     _level("aggregate tok/s", lambda level: number(level.aggregate_tok_s)),
     _level("passed tasks/min", lambda level: number(level.passed_per_minute), 3),
     _level("time per passed task", lambda level: seconds(level.seconds_per_task), 2),
     _level("all side tasks in flight", lambda level: percent(100 * (level.held_share or 0) if level.side else None), 4),
-    _level("turns passed", lambda level: _share(level.turns)),
-    _level("side tasks passed", lambda level: _share(level.side)),
+    _level("turns passed", lambda level: share_passed(level.turns)),
+    _level("side tasks passed", lambda level: share_passed(level.side)),
     _level("outcomes", lambda level: counted(level.outcomes), 2, right=False),
 )
 _AXES: tuple[Column[Axis], ...] = (
@@ -49,6 +51,7 @@ _AXES: tuple[Column[Axis], ...] = (
     Column("shown", "figures", lambda axis: axis.shown, right=False),
     Column("definition", "meaning", lambda axis: axis.definition, rank=1, right=False),
 )
+FIGURES: dict[str, Column[LevelAndAlone]] = {column.key: column for column in (*_CONVERSATION, *_WORK)}
 _FAILED: tuple[Column[Verdict], ...] = (
     Column("level", "C", lambda one: one.level),
     Column("item", "task", lambda one: one.item, right=False),
@@ -60,7 +63,7 @@ _FAILED: tuple[Column[Verdict], ...] = (
 
 def tables_of(summary: MixedSummary, verdicts: Sequence[Verdict]) -> list[Table]:
     """One row a level, task, axis or failed answer."""
-    levels: list[_Pair] = [(level, summary.alone) for level in summary.levels]
+    levels: list[LevelAndAlone] = [(level, summary.alone) for level in summary.levels]
     failed = [one for one in verdicts if one.level and not one.passed]
     more = len(failed) - MOST_FAILURES
     notes = (f"{more} more; --json lists all",) if more > 0 else ()
@@ -80,7 +83,7 @@ def _tasks(summary: MixedSummary) -> Table:
         def outcome(by_level: dict[int, TaskFigures]) -> str:
             if (part := by_level.get(c)) is None or not part.runs:
                 return UNKNOWN if part is None else "not asked"
-            return f"{_share([part])} ({seconds(part.seconds)})"
+            return f"{share_passed([part])} ({seconds(part.seconds)})"
 
         return Column(f"C={c}", f"C={c}", outcome, right=False)
 
@@ -96,7 +99,7 @@ def _tasks(summary: MixedSummary) -> Table:
     return Table("tasks: passed when executed, time", columns, [tasks[item] for item in sorted(tasks)])
 
 
-def _share(parts: Sequence[TaskFigures]) -> str:
+def share_passed(parts: Sequence[TaskFigures]) -> str:
     passed, judged = sum(part.passed for part in parts), sum(part.judged for part in parts)
     return f"{passed}/{judged}" if judged else UNKNOWN
 

@@ -11,7 +11,7 @@ from skep.errors import UserError
 from skep.quality.mixed_figures import MixedSummary
 from skep.quality.trial_figures import QualitySummary
 from skep.store.database import Store
-from skep.store.records import Request, RunState, StoredRun
+from skep.store.records import Request, StoredRun
 
 LoadedRun = tuple[StoredRun, SweepSummary, Sequence[Request]]
 
@@ -33,7 +33,7 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
         from skep.report.comparison import comparison_page
 
         loaded = [load_run(store, run.id) for run in runs]
-        return comparison_page([(run, summary) for run, summary, _ in loaded], comparisons_of(loaded))
+        return comparison_page([(run, summary) for run, summary, _ in loaded], comparisons_of(store, loaded))
     from skep.report.sweep import sweep_page
 
     _, summary, rows = load_run(store, run.id)
@@ -42,7 +42,7 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
     return sweep_page(run, summary, rows)
 
 
-def comparisons_of(loaded: Sequence[LoadedRun]) -> list[Comparison]:
+def comparisons_of(store: Store, loaded: Sequence[LoadedRun]) -> list[Comparison]:
     """Of the second against the first; empty where their levels are not of one kind, or there are not two."""
     if len(loaded) != 2:
         return []
@@ -51,6 +51,10 @@ def comparisons_of(loaded: Sequence[LoadedRun]) -> list[Comparison]:
         check_kinds(a, b)
     except UserError:
         return []
+    if a.kind == MIXED:
+        from skep.quality.mixed_compare import compare_mixed, load_mixed
+
+        return list(compare_mixed(load_mixed(store, a), load_mixed(store, b)).found)
     return compare(ComparedRun(summary_a, rows_a), ComparedRun(summary_b, rows_b))
 
 
@@ -64,11 +68,6 @@ def quality_of(store: Store, run: StoredRun) -> QualitySummary:
 
 
 def mixed_of(store: Store, run: StoredRun) -> MixedSummary:
-    from skep.quality.mixed_figures import mixed_summary
+    from skep.quality.mixed_compare import load_mixed
 
-    why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
-    rows, verdicts = store.requests(run.id), store.verdicts(run.id)
-    made = mixed_summary(run.id, run.model, rows, verdicts, simulated=run.simulated, incomplete=why)
-    if not made.levels:
-        raise nothing_measured(run)
-    return made
+    return load_mixed(store, run).summary

@@ -16,9 +16,10 @@ from msgspec import to_builtins
 from skep.bench.compare import loss
 from skep.bench.metrics import Comparison, SweepSummary, tpot_ms
 from skep.bench.stored_run import TIMED
-from skep.report.columns import Column, csv_table, csv_text, markdown_cell, markdown_table
+from skep.errors import Regression
+from skep.report.columns import Column, csv_table, csv_text, markdown_cell, markdown_table, print_records
 from skep.report.sweep_text import LEVEL_COLUMNS, left_out_sentences, level_columns, speedup_sentences
-from skep.report.terminal import picked
+from skep.report.terminal import note, picked
 from skep.stats.versus import Judgement
 from skep.store.records import Request, StoredRun
 from skep.store.verdicts import Verdict
@@ -99,6 +100,14 @@ class Table(msgspec.Struct, frozen=True):
         return f"### {markdown_cell(self.title)}\n\n{body}" + (f"\n{notes}" if notes else "")
 
 
+def print_tables(tables: Sequence[Table]) -> None:
+    """Print each below its title; notes go to stderr."""
+    for table in tables:
+        print(f"\n{table.title}")  # noqa: T201
+        print_records(table.columns, table.records)
+        note(*table.notes)
+
+
 def level_rows(summary: SweepSummary) -> Table:
     """Return every level with all of its figures, under names that a program can use."""
     return Table(f"levels of {summary.run_id}", LEVEL_COLUMNS, summary.levels)
@@ -129,18 +138,23 @@ MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "
 
 
 class CompareResult(msgspec.Struct, frozen=True):
-    """A comparison with its verdict. `worse`: the regressions, beyond `allowed`."""
+    """A comparison with its verdict. `worse`: the regressions, beyond `allowed`; `worse_words`: those of no level."""
 
     found: Sequence[Comparison]
     worse: Sequence[Comparison]
     allowed: float
+    worse_words: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        if self.worse:
+        if self.worse or self.worse_words:
             return "regression"
         judged = any(one.judgement is not Judgement.UNKNOWN for one in self.found)
         return "no regression" if judged else "not comparable"
+
+    @property
+    def exit_code(self) -> int:
+        return Regression.exit_code if self.verdict == "regression" else 0
 
     @property
     def words(self) -> str:
@@ -149,7 +163,8 @@ class CompareResult(msgspec.Struct, frozen=True):
             case "regression":
                 told = [f"{_figure_name(one)} ({100 * loss(one):.1f} % worse)" for one in self.worse[:3]]
                 more = [f"and {len(self.worse) - 3} more"] if len(self.worse) > 3 else []
-                return f"REGRESSION: B is worse than A by more than {beyond}: {', '.join([*told, *more])}"
+                told = [*self.worse_words, *told, *more]
+                return f"REGRESSION: B is worse than A by more than {beyond}: {', '.join(told)}"
             case "no regression":
                 return f"no regression beyond {beyond} is shown"
             case _:
@@ -161,7 +176,7 @@ class CompareResult(msgspec.Struct, frozen=True):
         found = []
         for one in self.found:
             if one.judgement in (Judgement.BETTER, Judgement.WORSE) and one.metric not in SHOWN:
-                found.append(f"{_figure_name(one)}, B / A: {_ratio_cell(one)}")
+                found.append(f"{_figure_name(one)}, B / A: {ratio_cell(one)}")
             if one.judgement is Judgement.WORSE and (one.concurrency, one.metric) not in counted:
                 told = f"{_figure_name(one)} is {100 * loss(one):.1f} % worse: no regression, which is"
                 found.append(f"{told} more than {100 * self.allowed:g} %, at 95 % over all {len(self.found)} figures")
@@ -169,6 +184,24 @@ class CompareResult(msgspec.Struct, frozen=True):
             levels = dict.fromkeys(f"C={one.concurrency}" for one in self.found if one.why == why)
             found.append(f"{' and '.join(levels)} not compared: {why}")
         return found
+
+
+class ModelChoice(CompareResult, frozen=True):
+    """A comparison of two models: no figure alone is a regression. `better`: A or B; None: neither is shown to be."""
+
+    better: str | None = None
+    sentence: str = ""
+
+    @property
+    def verdict(self) -> str:
+        judged = any(one.judgement is not Judgement.UNKNOWN for one in self.found)
+        if self.better == "A":
+            return "regression"
+        return "no regression" if judged or self.better else "not comparable"
+
+    @property
+    def words(self) -> str:
+        return self.sentence
 
 
 def group_by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
@@ -181,7 +214,7 @@ def group_by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
 def comparison_columns() -> list[Column[dict[str, Comparison]]]:
     def ratio(metric: str, title: str) -> Column[dict[str, Comparison]]:
         rank = _RANKS.get(metric, 0)
-        return Column(metric, f"{title} B/A", lambda of: _ratio_cell(of[metric]), rank=rank, right=False)
+        return Column(metric, f"{title} B/A", lambda of: ratio_cell(of[metric]), rank=rank, right=False)
 
     speed = "effective tok/s"
     return [
@@ -192,7 +225,7 @@ def comparison_columns() -> list[Column[dict[str, Comparison]]]:
     ]
 
 
-def _ratio_cell(one: Comparison) -> str:
+def ratio_cell(one: Comparison) -> str:
     if one.ratio is None:
         return MARKS[one.judgement]
     return f"{one.ratio.estimate:.2f} ({one.ratio.low:.2f}..{one.ratio.high:.2f}) {MARKS[one.judgement]}"

@@ -48,7 +48,7 @@ def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[s
         same = {name: getattr(run, name) for name in ("id", "kind", "created_at", "simulated", "config")}
         told.append({**same, "model": site.label(run.model), "levels": RunCache().levels(store, run)})
     pair = [load_run(store, run.id) for run in runs] if len(runs) == 2 else []
-    return {"runs": told, "comparisons": comparisons_of(pair)}
+    return {"runs": told, "comparisons": comparisons_of(store, pair)}
 
 
 def shared_keys(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:

@@ -1,0 +1,157 @@
+"""Two mixed runs beside each other: which does the same coding work sooner, and with as many right answers.
+
+The sample is the repeats of a level. Right answers are compared over all levels together, item by item: a run has so
+few of them that only a collapse can show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from skep.bench.compare import strict_confidence, worse_beyond
+from skep.bench.metrics import Comparison, by_repeat, task_tok_s, ttft_values
+from skep.bench.stored_run import nothing_measured
+from skep.quality.mixed_figures import PRIMARY, MixedLevel, MixedSummary, conversation_s, mixed_summary, wall_of
+from skep.stats.noninferiority import PairedDifference, paired_difference
+from skep.stats.versus import Judgement, judge
+from skep.store.database import Store
+from skep.store.records import Request, RunState, StoredRun
+from skep.store.verdicts import Verdict
+from skep.units import Interval
+
+TTFT, CONVERSATION = "TTFT of turn 1", "conversation time"
+ONE_REPEAT = "one repeat of a level shows no spread; measure both with --repeats 3 or more"
+
+
+class MixedFigure(msgspec.Struct, frozen=True):
+    """A figure that is compared: of one repeat, and as a level has it."""
+
+    name: str
+    higher_is_better: bool
+    of_repeat: Callable[[Sequence[Request]], float | None]
+    of_level: Callable[[MixedLevel], float | None]
+
+
+class MixedSide(msgspec.Struct, frozen=True):
+    """A run with all that its comparison takes. `limited`: levels at which the client was the limit."""
+
+    run: StoredRun
+    summary: MixedSummary
+    rows: Sequence[Request]
+    verdicts: Sequence[Verdict]
+    limited: frozenset[int] = frozenset()
+
+    def level(self, concurrency: int) -> MixedLevel | None:
+        return next((level for level in self.summary.levels if level.concurrency == concurrency), None)
+
+    def figures(self, figure: MixedFigure, concurrency: int) -> list[float]:
+        """Return a value for each repeat of a level that has one."""
+        repeats = by_repeat(row for row in self.rows if row.level == concurrency)
+        found = [figure.of_repeat(rows) for rows in repeats.values()]
+        return [value for value in found if value is not None and value > 0]
+
+
+class MixedComparison(msgspec.Struct, frozen=True):
+    """`worse`: figures of B that are worse by more than was allowed, at 95 % over all of them together.
+
+    `answers` is None where an answer of neither, or of one only, was judged.
+    """
+
+    found: Sequence[Comparison]
+    worse: Sequence[Comparison]
+    answers: PairedDifference | None
+
+    @property
+    def better(self) -> str | None:
+        """Return "A" or "B": who does this work better; None: neither is shown to.
+
+        More right answers go before speed, and a conversation must be faster at some level and slower at none.
+        """
+        answers = {Judgement.WORSE: "A", Judgement.BETTER: "B"}.get(self.answers_judgement)
+        faster = {Judgement.WORSE: "A", Judgement.BETTER: "B"}
+        sooner = {name for judgement, name in faster.items() if self.judged(CONVERSATION, judgement)}
+        return answers or (sooner.pop() if len(sooner) == 1 else None)
+
+    @property
+    def answers_judgement(self) -> Judgement:
+        """B against A: whether one-sided bounds of 95 % leave out that they are equal."""
+        if self.answers is None:
+            return Judgement.UNKNOWN
+        if self.answers.high < 0:
+            return Judgement.WORSE
+        return Judgement.BETTER if self.answers.low > 0 else Judgement.SAME
+
+    def judged(self, metric: str, judgement: Judgement) -> list[Comparison]:
+        return [one for one in self.found if one.metric == metric and one.judgement is judgement]
+
+
+def _first_turn(rows: Sequence[Request]) -> list[Request]:
+    return [row for row in rows if row.kind == PRIMARY[0].id]
+
+
+def _ttft_ms(rows: Sequence[Request]) -> float | None:
+    return next(iter(ttft_values(_first_turn(rows))), None)
+
+
+def _aggregate_tok_s(rows: Sequence[Request]) -> float | None:
+    wall_s = wall_of(rows)
+    return sum(row.output_tokens or 0 for row in rows if row.ok) / wall_s if wall_s > 0 else None
+
+
+FIGURES: tuple[MixedFigure, ...] = (
+    MixedFigure(TTFT, False, _ttft_ms, lambda level: level.ttft_ms),
+    MixedFigure(CONVERSATION, False, conversation_s, lambda level: level.primary_s),
+    MixedFigure("turn 1 tok/s", True, lambda rows: task_tok_s(_first_turn(rows)), lambda level: level.tok_s),
+    MixedFigure("aggregate tok/s", True, _aggregate_tok_s, lambda level: level.aggregate_tok_s),
+)
+
+
+def load_mixed(store: Store, run: StoredRun) -> MixedSide:
+    """Raises UserError where nothing was measured."""
+    why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
+    rows, verdicts = store.requests(run.id), store.verdicts(run.id)
+    summary = mixed_summary(run.id, run.model, rows, verdicts, simulated=run.simulated, incomplete=why)
+    if not summary.levels:
+        raise nothing_measured(run)
+    limited = frozenset(sample.level for sample in store.client_samples(run.id) if sample.client_limited)
+    return MixedSide(run, summary, rows, verdicts, limited)
+
+
+def compare_mixed(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> MixedComparison:
+    """B against A at the levels that both have. `allowed`: a share by which B may be worse."""
+    found = _compared(a, b, 0.95)
+    strict = _compared(a, b, strict_confidence(len(found)))
+    return MixedComparison(found, worse_beyond(allowed, strict), _answers(a, b))
+
+
+def _compared(a: MixedSide, b: MixedSide, confidence: float) -> list[Comparison]:
+    levels = [level.concurrency for level in a.summary.levels if b.level(level.concurrency) is not None]
+    return [_compared_figure(figure, level, a, b, confidence) for figure in FIGURES for level in levels]
+
+
+def _compared_figure(figure: MixedFigure, level: int, a: MixedSide, b: MixedSide, confidence: float) -> Comparison:
+    up = figure.higher_is_better
+    shown_a, shown_b = (None if (one := side.level(level)) is None else figure.of_level(one) for side in (a, b))
+    limited = [name for name, side in (("A", a), ("B", b)) if level in side.limited]
+    ratio: Interval | None = None
+    judgement, why = Judgement.UNKNOWN, f"the client was the limit in {' and '.join(limited)}"
+    if not limited:
+        of_a, of_b = a.figures(figure, level), b.figures(figure, level)
+        ratio, judgement = judge(of_a, of_b, higher_is_better=up, confidence=confidence)
+        nothing = [name for name, values in (("A", of_a), ("B", of_b)) if not values]
+        why = f"not measured in {' and '.join(nothing)}" if nothing else ONE_REPEAT
+    return Comparison(
+        level, figure.name, shown_a, shown_b, ratio, judgement, why if judgement is Judgement.UNKNOWN else "", up
+    )
+
+
+def _answers(a: MixedSide, b: MixedSide) -> PairedDifference | None:
+    """Return the difference of right answers of the same item, at the same level and in the same repeat."""
+    places = [{(one.level, one.repeat, one.item): one.passed for one in side.verdicts if one.level} for side in (a, b)]
+    pairs: dict[str, list[tuple[bool, bool]]] = {}
+    for place, passed in places[0].items():
+        if place in places[1]:
+            pairs.setdefault(place[-1], []).append((passed, places[1][place]))
+    return paired_difference(pairs) if pairs else None

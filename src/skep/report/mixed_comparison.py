@@ -1,0 +1,244 @@
+"""Runs of the mixed workload beside each other: tables with a column a model, what they come to, and one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from skep.bench.metrics import Comparison
+from skep.quality.mixed_compare import (
+    CONVERSATION,
+    ONE_REPEAT,
+    TTFT,
+    MixedComparison,
+    MixedSide,
+)
+from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
+from skep.report.columns import Column
+from skep.report.comparison import Series, series_of
+from skep.report.mixed import FIGURES, share_passed, spot_words
+from skep.report.tables import Table, ratio_cell
+from skep.stats.versus import Judgement
+from skep.units import UNKNOWN, known, number, seconds
+
+MixedSeries = Series[MixedSummary]
+
+# Each figure of a level that has a table: its title, which of a comparison has too, and the key of its column.
+_LEVEL_TABLES = (
+    (TTFT, "ttft"),
+    (CONVERSATION, "total"),
+    ("turn 1 tok/s", "turn 1 tok/s"),
+    ("aggregate tok/s", "aggregate tok/s"),
+    ("turns passed", "turns passed"),
+    ("side tasks passed", "side tasks passed"),
+    ("passed tasks a minute", "passed tasks/min"),
+    ("tokens of the conversation", "tokens"),
+)
+
+
+class FigureRow(msgspec.Struct, frozen=True):
+    """One row of a table with a column a run. `compared`: B against A, where it is judged."""
+
+    title: str
+    cells: tuple[str, ...]
+    compared: Comparison | None = None
+
+
+def mixed_series(sides: Sequence[MixedSide]) -> tuple[MixedSeries, ...]:
+    return series_of([(side.run, side.summary) for side in sides])
+
+
+def comparison_tables(runs: Sequence[MixedSeries], compared: MixedComparison | None) -> list[Table]:
+    """Return one table a figure, with a row a level; then side tasks at full load, axes and advice."""
+    found = {(one.metric, one.concurrency): one for one in compared.found} if compared is not None else {}
+    levels = sorted({level.concurrency for run in runs for level in run.levels})
+    tables = []
+    for title, key in _LEVEL_TABLES:
+        rows = [FigureRow(str(c), _level_cells(runs, key, c), found.get((title, c))) for c in levels]
+        if any(cell != UNKNOWN for row in rows for cell in row.cells):
+            tables.append(_table(title, "C", runs, rows))
+    return [*tables, *_task_tables(runs), _axes_table(runs), _advice_table(runs)]
+
+
+def _table(title: str, first: str, runs: Sequence[MixedSeries], rows: Sequence[FigureRow]) -> Table:
+    columns: list[Column[FigureRow]] = [Column("row", first, lambda row: row.title, right=False)]
+    columns += [
+        Column(run.letter, f"{run.letter} {run.name}", partial(_cell_at, place), right=False)
+        for place, run in enumerate(runs)
+    ]
+    if any(row.compared for row in rows):
+        columns.append(Column("ratio", "B / A", _ratio, right=False))
+    return Table(title, columns, rows)
+
+
+def _cell_at(place: int, row: FigureRow) -> str:
+    return row.cells[place]
+
+
+def _ratio(row: FigureRow) -> str | None:
+    return None if row.compared is None else ratio_cell(row.compared)
+
+
+def _level_cells(runs: Sequence[MixedSeries], key: str, concurrency: int) -> tuple[str, ...]:
+    column = FIGURES[key]
+    found = ((run, _level_at(run, concurrency)) for run in runs)
+    return tuple(UNKNOWN if level is None else column.cell((level, run.summary.alone)) for run, level in found)
+
+
+def _level_at(run: MixedSeries, concurrency: int) -> MixedLevel | None:
+    return next((level for level in run.levels if level.concurrency == concurrency), None)
+
+
+def full_load(runs: Sequence[MixedSeries]) -> int | None:
+    """Return the highest C that all runs have, with side tasks; None: they share none."""
+    shared = set.intersection(*({level.concurrency for level in run.levels} for run in runs))
+    return max((c for c in shared if c > 1), default=None)
+
+
+def tasks_at(runs: Sequence[MixedSeries], concurrency: int) -> dict[str, list[TaskFigures | None]]:
+    """Return the side tasks of that level by name, with the figures of each run."""
+    levels = [_level_at(run, concurrency) for run in runs]
+    by_run = [{f"{task.item} {task.title}": task for task in level.side} if level else {} for level in levels]
+    names = sorted({name for tasks in by_run for name in tasks})
+    return {name: [tasks.get(name) for tasks in by_run] for name in names}
+
+
+def _task_tables(runs: Sequence[MixedSeries]) -> list[Table]:
+    concurrency = full_load(runs)
+    if concurrency is None:
+        return []
+    rows = [
+        FigureRow(name, tuple(task_words(task) for task in tasks))
+        for name, tasks in tasks_at(runs, concurrency).items()
+    ]
+    return [_table(f"side tasks at C={concurrency}: passed, time", "task", runs, rows)]
+
+
+def task_words(task: TaskFigures | None) -> str:
+    if task is None or not task.runs:
+        return UNKNOWN if task is None else "not asked"
+    return f"{share_passed([task])} ({seconds(task.seconds)})"
+
+
+def _axes_table(runs: Sequence[MixedSeries]) -> Table:
+    names = list(dict.fromkeys(axis.name for run in runs for axis in run.summary.axes))
+    return _table("axes, from 0 to 1", "axis", runs, [FigureRow(name, _axis_cells(runs, name)) for name in names])
+
+
+def _axis_cells(runs: Sequence[MixedSeries], name: str) -> tuple[str, ...]:
+    found = (next((axis for axis in run.summary.axes if axis.name == name), None) for run in runs)
+    return tuple(UNKNOWN if axis is None else _axis_words(axis) for axis in found)
+
+
+def _axis_words(axis: Axis) -> str:
+    return axis.shown if axis.value is None else f"{number(axis.value, digits=2)} ({axis.shown})"
+
+
+def _advice_table(runs: Sequence[MixedSeries]) -> Table:
+    cells = tuple(spot_words(run.summary) for run in runs)
+    return _table("advice", "", runs, [FigureRow("sweet spot", cells)])
+
+
+# What the tables come to
+
+
+def comparison_sentences(runs: Sequence[MixedSeries], compared: MixedComparison) -> list[str]:
+    """Return what is to be said of B against A: the conversation, the first token under load, right answers."""
+    a, b = runs
+    return [*_conversation_sentences(compared), *_steadiness(a, b), _answers_sentence(a, b, compared)]
+
+
+def verdict_sentence(compared: MixedComparison) -> str:
+    """Return which of the two does this work better. Speed counts only where right answers are not fewer."""
+    ahead = {
+        "A": compared.judged(CONVERSATION, Judgement.WORSE),
+        "B": compared.judged(CONVERSATION, Judgement.BETTER),
+    }
+    better = compared.better
+    if better is None:
+        if all(ahead.values()):
+            told = " and ".join(f"{name} is faster at {_levels_of(levels)}" for name, levels in ahead.items())
+            return f"neither is better at every level: {told}"
+        if compared.judged(CONVERSATION, Judgement.SAME):
+            return "not distinguishable: neither is shown to be faster or to have more right answers"
+        return "no verdict: no figure of the conversation can be compared"
+    other = "A" if better == "B" else "B"
+    reasons = ["it has more right answers"] if compared.answers_judgement in _ANSWERS_WORDS else []
+    if ahead[better]:
+        reasons.append(f"its conversation is faster at {_levels_of(ahead[better])}")
+    slower = f", though {other} is faster at {_levels_of(ahead[other])}" if ahead[other] else ""
+    return f"better for this work: {better}, as {' and '.join(reasons)}{slower}"
+
+
+_ANSWERS_WORDS = {Judgement.WORSE: "B has fewer", Judgement.BETTER: "B has more"}
+
+
+def why_not_judged(compared: MixedComparison) -> list[str]:
+    """Return each reason once, with the levels that it holds for."""
+    unknown = [one for one in compared.found if one.judgement is Judgement.UNKNOWN and one.why]
+    whys = dict.fromkeys(one.why for one in unknown)
+    return [f"{' and '.join(_levels_with(unknown, why))} not judged: {why}" for why in whys]
+
+
+def worse_answers(compared: MixedComparison) -> tuple[str, ...]:
+    """Return the words of a regression of right answers; nothing where there is none."""
+    answers = compared.answers
+    if answers is None or compared.answers_judgement is not Judgement.WORSE:
+        return ()
+    return (f"right answers ({100 * answers.rate:.0f} % instead of {100 * answers.base_rate:.0f} %)",)
+
+
+def _levels_with(found: Sequence[Comparison], why: str) -> list[str]:
+    return list(dict.fromkeys(f"C={one.concurrency}" for one in found if one.why == why))
+
+
+def _levels_of(found: Sequence[Comparison]) -> str:
+    return f"C={', '.join(str(one.concurrency) for one in found)}"
+
+
+def _conversation_sentences(compared: MixedComparison) -> list[str]:
+    """By the medians where there are too few repeats to judge, and then it is said."""
+    differing = (compared.judged(CONVERSATION, judgement) for judgement in (Judgement.BETTER, Judgement.WORSE))
+    found = [f"conversation: B takes {_change_words(levels)} at {_levels_of(levels)}" for levels in differing if levels]
+    if same := compared.judged(CONVERSATION, Judgement.SAME):
+        found.append(f"conversation: not distinguishable at {_levels_of(same)}")
+    bare = [one for one in compared.judged(CONVERSATION, Judgement.UNKNOWN) if one.why == ONE_REPEAT]
+    if bare:
+        found.append(f"conversation: B took {_change_words(bare)} at {_levels_of(bare)}, in too few repeats to judge")
+    return found
+
+
+def _change_words(levels: Sequence[Comparison]) -> str:
+    """Return "24 to 43 % less time", of the medians."""
+    changes = [100 * (one.b / one.a - 1) for one in levels if one.a and one.b is not None]
+    ends = [min(changes), max(changes)]
+    if ends[0] < 0 < ends[1]:
+        return f"from {number(-ends[0], digits=0)} % less to {number(ends[1], digits=0)} % more time"
+    told = dict.fromkeys(number(size, digits=0) for size in sorted(map(abs, ends)))
+    return f"{' to '.join(told)} % {'less' if ends[0] < 0 else 'more'} time"
+
+
+def _steadiness(a: MixedSeries, b: MixedSeries) -> list[str]:
+    """Return what full load does to the first token of each."""
+    concurrency = full_load((a, b))
+    told = []
+    for run in (a, b):
+        full = None if concurrency is None else _level_at(run, concurrency)
+        alone = run.summary.alone
+        if full is not None and alone is not None and alone.ttft_ms and known(full.ttft_ms):
+            told.append(f"{number((full.ttft_ms or 0.0) / alone.ttft_ms)}x of C=1 ({run.letter})")
+    return [f"{TTFT} at C={concurrency}: {', '.join(told)}"] if len(told) == 2 else []
+
+
+def _answers_sentence(a: MixedSeries, b: MixedSeries, compared: MixedComparison) -> str:
+    if compared.answers is None:
+        return "right answers: not judged in both"
+    told = ", ".join(f"{_passed(run)} ({run.letter})" for run in (a, b))
+    shown = "no difference is shown; so few answers show only a collapse"
+    return f"right answers: {told}: {_ANSWERS_WORDS.get(compared.answers_judgement, shown)}"
+
+
+def _passed(run: MixedSeries) -> str:
+    return share_passed([task for level in run.levels for task in level.tasks]).replace("/", " of ")

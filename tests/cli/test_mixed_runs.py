@@ -1,0 +1,113 @@
+"""Two stored runs of the mixed workload as a user compares, draws and exports them: the models of a write-up."""
+
+import pytest
+from in_process import call, refused
+
+from sample_mixed import GPT_OSS, QWEN, store_mixed
+from skep.store.database import open_store
+
+
+@pytest.fixture
+def stored(paths):
+    def keep(model, name, **how):
+        with open_store(paths.store) as store:
+            return store_mixed(store, model, name, **how)
+
+    return keep
+
+
+@pytest.fixture
+def models(stored):
+    """gpt-oss-20b as A, qwen3-coder-30b as B."""
+    return stored(GPT_OSS, "gpt-oss-20b"), stored(QWEN, "qwen3-coder-30b", at=2e9)
+
+
+def table(text, title):
+    """The lines of one printed table, without its title."""
+    return text.partition(f"\n{title}\n")[2].partition("\n\n")[0].splitlines()
+
+
+def words(line):
+    return " ".join(line.split())
+
+
+def test_two_models_are_compared_with_a_column_each_and_a_verdict(models):
+    """The published comparison: Qwen3-Coder is the better daily driver, 24 to 50 % faster at every level."""
+    done = call("runs", "compare", *models, check=0)
+    head, *rows = table(done.out, "TTFT of turn 1")
+    assert words(head) == "C A gpt-oss-20b B qwen3-coder-30b B / A"
+    assert [words(row).partition(" (0")[0].partition(" (1")[0].partition(" (2")[0] for row in rows] == [
+        "1 64 ms 135 ms 2.11",
+        "2 139 ms (+117 %) 110 ms (−19 %) 0.79".replace("−", "-"),
+        "3 150 ms (+134 %) 135 ms (+0 %) 0.90",
+        "5 290 ms (+353 %) 191 ms (+41 %) 0.66",
+    ]
+    assert [words(row).split()[:5] for row in table(done.out, "conversation time")[1:]] == [
+        ["1", "3.2", "s", "2.2", "s"],
+        ["2", "7.1", "s", "4.4", "s"],
+        ["3", "7.4", "s", "3.7", "s"],
+        ["5", "8.2", "s", "6.3", "s"],
+    ]
+    assert all(row.endswith("better") for row in table(done.out, "conversation time")[1:])
+    assert "S3" in done.out
+    assert "0/3 (6.8 s)" in done.out
+    told = done.out.splitlines()[-4:]
+    assert "conversation: B takes 24 to 50 % less time at C=1, 2, 3, 5" in told
+    assert "TTFT of turn 1 at C=5: 4.5x of C=1 (A), 1.4x of C=1 (B)" in told
+    assert (
+        "right answers: 51 of 57 (A), 54 of 57 (B): no difference is shown; so few answers show only a collapse" in told
+    )
+    assert told[-1] == "better for this work: B, as its conversation is faster at C=1, 2, 3, 5"
+    assert call("runs", "compare", *models[::-1], check=4).out.splitlines()[-1].startswith("better for this work: A")
+
+
+def test_the_json_of_a_comparison_of_mixed_runs_has_both_runs_the_answers_and_who_is_better(models):
+    document = call("runs", "compare", *models, "--json", check=0).json
+    mixed = document["mixed"]
+    assert [run["model"] for run in mixed["runs"]] == ["gpt-oss-20b", "qwen3-coder-30b"]
+    assert (mixed["better"], document["verdict"]) == ("B", "no regression")
+    assert mixed["answers"]["items"] == 7
+    assert {one["metric"] for one in document["comparisons"]} >= {"TTFT of turn 1", "conversation time"}
+    assert len(document["comparisons"]) == 4 * 4
+
+
+def test_more_right_answers_go_before_speed(stored):
+    a, b = stored(GPT_OSS, "one"), stored(QWEN, "two", collapsed=True)
+    told = call("runs", "compare", a, b, check=4).out.splitlines()[-4:]
+    assert "right answers: 51 of 57 (A), 12 of 57 (B): B has fewer" in told
+    assert told[-1] == "better for this work: A, as it has more right answers, though B is faster at C=1, 2, 3, 5"
+
+
+def test_the_same_model_twice_is_judged_figure_by_figure_and_for_its_answers(stored):
+    slower = {level: (some[0] * 2, *some[1:]) for level, some in QWEN.items()}
+    a, b = stored(QWEN, "same"), stored(slower, "same", at=2e9, collapsed=True)
+    last = call("runs", "compare", a, b, check=4).out.splitlines()[-1]
+    assert last.startswith("REGRESSION: B is worse than A by more than 5 %: right answers (14 % instead of 86 %), TTFT")
+
+
+def test_one_repeat_is_told_by_its_medians_and_not_judged(stored):
+    a, b = (stored(model, name, repeats=(1.0,)) for model, name in ((GPT_OSS, "one"), (QWEN, "two")))
+    done = call("runs", "compare", a, b, check=0)
+    assert "conversation: B took 24 to 50 % less time at C=1, 2, 3, 5, in too few repeats to judge" in done.out
+    assert "no verdict: no figure of the conversation can be compared" in done.out
+    assert "one repeat of a level shows no spread; measure both with --repeats 3 or more" in done.err
+
+
+def test_without_names_the_last_two_mixed_runs_are_compared(models):
+    document = call("runs", "compare", "--json", check=0).json
+    assert (document["a"], document["b"]) == models
+
+
+def test_mixed_runs_without_a_shared_level_or_beside_another_kind_are_refused(stored, models):
+    other = stored(GPT_OSS, "three", levels=(2,))
+    alone = stored(QWEN, "four", levels=(1,))
+    assert "have no level in common" in refused("runs", "compare", other, alone)
+
+
+def test_simulated_runs_and_the_same_model_twice_are_told_apart(stored):
+    a, b = stored(QWEN, "same", at=1e9), stored(QWEN, "same", at=2e9, simulated=True)
+    done = call("runs", "compare", a, b, check=0)
+    assert "A  same @ 2001-09-09" in done.out
+    assert "B  same @ 2033-05-18" in done.out
+    assert f"SIMULATED: no model ran in {b}" in done.err
+    assert "not distinguishable: neither is shown to be faster" in done.out
