@@ -73,6 +73,10 @@ def test_a_layout_that_cannot_hold_every_task_and_a_format_that_nobody_made_neve
     found = best("llama-3.3-70b --gpu 2xrtx-3090 -c 8")
     assert not found["keeps_promise"]
     assert any("of 8 agents at once, the others wait" in line for line in found["caveats"])
+    crowd = best("qwen3.6-27b --gpu arc-pro-b70 -c 50 --prompt-tokens 1024 --output-tokens 512")
+    assert (crowd["engine"], crowd["keeps_promise"]) == ("vllm", False)
+    (line,) = (line for line in crowd["caveats"] if "the others wait" in line)
+    assert re.search(r"; room for all 50 costs \d\d% of the speed: .*\(llamacpp\) with \d+ tok/s$", line)
     plans = planned("qwen3.6-27b --gpu rtx-5090")["plans"]
     assert plans[0]["published"]
     assert [one["published"] for one in plans] == sorted((one["published"] for one in plans), reverse=True)

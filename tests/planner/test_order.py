@@ -11,7 +11,7 @@ from skep.config.rigs import parse_rig
 from skep.planner.candidates import ENGINES, Pins, PlanGoal
 from skep.planner.choose import choose
 from skep.planner.memory import kv_bytes_per_token, memory
-from skep.planner.order import best_form, first_of, in_order, why_first
+from skep.planner.order import best_form, first_of, in_order, what_room_costs, why_first
 from skep.planner.setup import Layout, find_quant
 
 AGENTS = PlanGoal(agents=4, input_tokens=16_384, output_tokens=1024)
@@ -95,17 +95,25 @@ def test_with_as_much_context_the_sooner_first_token_decides(rated):
     assert why_first([rated, soon], [rated, soon]).startswith("the first token comes after 5.0 s against 10.0 s")
 
 
-@pytest.mark.parametrize(("tok_s", "is_first"), [(60.0, True), (50.0, False)])
-def test_who_holds_every_agent_goes_first_unless_half_as_fast(rated, tok_s, is_first):
+@pytest.mark.parametrize(("tok_s", "is_first"), [(90.0, True), (84.0, False)])
+def test_room_for_every_agent_goes_first_within_15_percent_of_the_fastest(rated, tok_s, is_first):
     few = replace(rated, holds_all=False, setup=replace(rated.setup, slots=1))
     holding = at_speed(rated, tok_s, alone_tok_s=tok_s / 2)
     assert (first_of([few, holding]) == holding) is is_first
     assert (why_first([few, holding], [few, holding]) is not None) is is_first
 
 
-def test_the_reason_names_how_many_agents_each_holds(rated):
+def test_what_room_for_every_agent_costs_is_said_where_the_first_has_none(rated):
     few = replace(rated, holds_all=False, setup=replace(rated.setup, slots=1))
     holding = at_speed(rated, 60.0)
+    assert what_room_costs([few, holding]).startswith("room for all 4 costs 40% of the speed: TP=1")
+    assert what_room_costs([few]) is None
+    assert what_room_costs([rated, few]) is None
+
+
+def test_the_reason_names_how_many_agents_each_holds(rated):
+    few = replace(rated, holds_all=False, setup=replace(rated.setup, slots=1))
+    holding = at_speed(rated, 90.0)
     assert why_first([few, holding], [few, holding]).startswith("it holds 4 agents at once, while TP=1")
 
 

@@ -239,7 +239,9 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
     said += filter(None, [agent_caveat(found, plan)])
     if not rated.holds_all:
         at_once = (setup.slots or 1) * setup.layout.replicas
-        said.append(f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait")
+        costs = next((one.room_costs for one in found.choices if one.plans[:1] == (plan,)), None)
+        waiting = f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait"
+        said.append("; ".join(filter(None, [waiting, costs])))
     if rated.on_paper:
         said.append("it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left")
     if setup.cpu_moe:

@@ -13,7 +13,7 @@ from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
 from skep.planner.memory import MemoryPlan, has_pool, longest_context, longest_shared_context
-from skep.planner.order import HALF, best_form, in_order, why_first
+from skep.planner.order import HALF, WITH_ROOM, best_form, in_order, what_room_costs, why_first
 from skep.planner.predict import SpeedModel
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
 from skep.planner.rules import check, refusal
@@ -105,10 +105,12 @@ def survey(
         return pins.quant is not None or is_published(model.id, engine, setup.quant.id)
 
     def first(setup: Setup) -> tuple[bool, float]:
-        """Return what decides before speed does, and the speed of one step, halved for each thing it cannot do."""
-        shortcomings = (not ranking.holds_all(setup, goal), ranking.on_paper(setup, rig, goal), setup.cpu_moe > 0)
+        """Return what decides before speed does, and the speed of one step, less for each thing it cannot do."""
         speed = ranking.coarse(speed_model_of(setup, rig, goal, basis), goal)
-        return published(setup), speed * HALF ** sum(shortcomings)
+        if not ranking.holds_all(setup, goal):
+            speed *= WITH_ROOM
+        halvings = sum((ranking.on_paper(setup, rig, goal), setup.cpu_moe > 0))
+        return published(setup), speed * HALF**halvings
 
     scored = sorted(((first(s), s) for s in found), key=itemgetter(0), reverse=True)
     pairs = [setup for _, setup in scored]
@@ -228,6 +230,7 @@ class PlanChoice(msgspec.Struct, frozen=True):
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...]
     first_because: str | None = None  # where the first plan is not the fastest
+    room_costs: str | None = None  # where the first plan has no room for every agent, and another has
 
 
 def choose(
@@ -249,7 +252,8 @@ def choose(
         launched = rated if pins.context else _stretched(rated)
         plans.append(_plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order))
     first_because = why_first(every, shown) if shown else None
-    return PlanChoice(rig, order, tuple(plans), rejected, first_because)
+    room_costs = what_room_costs(every) if shown else None
+    return PlanChoice(rig, order, tuple(plans), rejected, first_because, room_costs)
 
 
 def _stretched(rated: Rated) -> Rated:

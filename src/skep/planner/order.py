@@ -15,7 +15,8 @@ from skep.units import format_seconds
 
 COMPARABLE = 0.7  # of the fastest's speed: who is slower than that loses clearly, however wide the band is
 COMPARABLE_FORM = 0.8  # of the fastest form of a layout: people do not see the forms that were not chosen
-HALF = 0.5  # of the fastest's speed: too slow to go first for what it holds
+HALF = 0.5  # of the fastest's speed: too slow to go first for a margin or for staying on the cards
+WITH_ROOM = 0.85  # of the fastest's speed: slower than that, room for every agent is not worth it
 SAME_CONTEXT = 0.75  # of the largest context; below it agents run out of room sooner
 SESSION_TASKS = 2  # that a conversation grows to: from here on only twice the context is more
 MOST_TASKS = 8  # a conversation that has grown to more tells no layouts apart
@@ -76,6 +77,17 @@ def why_first(candidates: Candidates, shown: Candidates) -> str | None:
     return "; ".join(clauses) or None
 
 
+def what_room_costs(candidates: Candidates) -> str | None:
+    """Return what room for every agent would cost; None where the first has it, or none has."""
+    first = first_of(candidates)
+    roomy = [rated for rated in candidates if rated.holds_all and rated.published >= first.published]
+    if first.holds_all or not roomy:
+        return None
+    best = first_of(roomy)
+    lost = 1 - best.speed / first.speed
+    return f"room for all {first.goal.agents} costs {lost:.0%} of the speed: {_name(best)}"
+
+
 def _is_shown_faster(rated: Rated, first: Rated) -> bool:
     return round(_shown_tok_s(rated)) > round(_shown_tok_s(first))
 
@@ -112,15 +124,15 @@ def _within_limits(candidates: Candidates) -> Candidates:
 
 
 def _hold_all_agents(candidates: Candidates) -> Candidates:
-    return _unless_half_as_fast(candidates, lambda rated: rated.holds_all)
+    return _unless_slower(candidates, lambda rated: rated.holds_all, WITH_ROOM)
 
 
 def _leave_a_margin(candidates: Candidates) -> Candidates:
-    return _unless_half_as_fast(candidates, lambda rated: not rated.on_paper)
+    return _unless_slower(candidates, lambda rated: not rated.on_paper, HALF)
 
 
 def _stay_on_cards(candidates: Candidates) -> Candidates:
-    return _unless_half_as_fast(candidates, lambda rated: not rated.setup.cpu_moe)
+    return _unless_slower(candidates, lambda rated: not rated.setup.cpu_moe, HALF)
 
 
 def _are_as_fast(candidates: Candidates) -> Candidates:
@@ -192,10 +204,11 @@ def _those(candidates: Candidates, meets: Callable[[Rated], bool]) -> Candidates
     return [rated for rated in candidates if meets(rated)] or candidates
 
 
-def _unless_half_as_fast(candidates: Candidates, meets: Callable[[Rated], bool]) -> Candidates:
+def _unless_slower(candidates: Candidates, meets: Callable[[Rated], bool], share: float) -> Candidates:
+    """Keep those that meet it, unless the best of them has no more than this share of the fastest's speed."""
     good = _those(candidates, meets)
     fastest = max(rated.speed for rated in candidates)
-    return good if max(rated.speed for rated in good) > HALF * fastest else candidates
+    return good if max(rated.speed for rated in good) > share * fastest else candidates
 
 
 def _useful_context(rated: Rated) -> float:
