@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from generated import write_or_check
 
-from skep.catalog.models import find_geometry
+from skep.catalog.models import checkpoint_of, find_geometry
+from skep.catalog.presets import Preset
 from skep.config.presets import shipped_presets
-from skep.deploy.plan_request import way_of
-from skep.planner.setup import Layout, Speculation
+from skep.planner.published import USUAL_INPUT, USUAL_OUTPUT, PublishedRow, cards_title, way_of
+from skep.planner.setup import Layout, Speculation, known_quant
 from skep.planner.validation import Unpredictable, read_case, read_rows, source_of
 
 ROOT = Path(__file__).parent.parent
 POINTS, TABLE = ROOT / "tests/data/published_points.csv", ROOT / "src/skep/planner/published.tsv"
-HEAD = "model\tcards\tway\tquant\tconcurrency\tinput_tokens\toutput_tokens\tshape\tspread\tmetric\ttok_s\tsource\n"
+HEAD = "\t".join(PublishedRow.__struct_fields__) + "\n"
 
 
-def preset_figures() -> dict[tuple[object, ...], float]:
-    """Of the shipped presets; a stream's own rate hardly depends on its lengths, every other must state them."""
-    found: dict[tuple[object, ...], float] = {}
+Key = tuple[object, ...]
+
+
+def preset_figures() -> dict[Key, float]:
+    """Of the shipped presets, also those whose author states no lengths: the plan shows them as such."""
+    found: dict[Key, float] = {}
     for preset in shipped_presets().values():
-        options, draft = preset.options, preset.options.draft
+        options = preset.options
+        draft = options.draft
         layout = Layout(options.tp, options.pp, options.tp if options.ep else 1, preset.replicas * options.dp)
-        way = way_of(layout, Speculation(draft.method, draft.depth) if draft else None, preset.engine)
+        spec = Speculation(draft.method, draft.depth) if draft else None
+        way = way_of(layout, spec, preset.engine, graphs=options.graphs is not False)
+        link = preset.link if options.cards > 1 else None
+        head = (preset.model, preset.hardware, link or "", way, quant_of(preset))
         for row in () if preset.history else preset.published:
             metric = "effective" if row.metric == "output" else row.metric
-            stated = row.input_tokens is not None and row.output_tokens is not None
-            if row.concurrency > preset.capacity or metric == "combined" or (metric == "effective" and not stated):
+            if row.concurrency > preset.capacity or metric == "combined":
                 continue  # with more agents somebody waited
-            tokens = (row.concurrency, row.input_tokens or 128, row.output_tokens or 512)
-            key = (preset.model, preset.hardware, way, "", *tokens, "steady", 0.0, metric, f"preset {preset.name}")
+            lengths = lengths_of(row.input_tokens, row.output_tokens, metric)
+            key = (*head, row.concurrency, *lengths, "steady", 0.0, metric, f"preset {preset.name}")
             found[key] = max(found.get(key, 0.0), row.tok_s)
     return found
 
 
+def quant_of(preset: Preset) -> str:
+    """Return the format of its checkpoint: of a GGUF file by its name, else as the catalogue or the engine has it."""
+    word = re.search(r"-(I?Q\d\w*|F16|BF16)\.gguf$", preset.checkpoint, re.IGNORECASE)
+    known = checkpoint_of(preset.checkpoint)
+    names = (word and word[1], known and known.format, preset.options.quant)
+    quants = (known_quant(name) for name in names if name)
+    return next((quant.id for quant in quants if quant is not None), "")
+
+
+def lengths_of(prompt: float | None, answer: float | None, metric: str) -> tuple[object, object]:
+    """Return what a row states; nothing where one of the two is missing and its figure depends on both."""
+    if metric == "decode":
+        return int(prompt or USUAL_INPUT), int(answer or USUAL_OUTPUT)
+    return (int(prompt), int(answer)) if prompt and answer else ("", "")
+
+
 def table() -> str:
     """Of several alike from one source the fastest is kept: people publish what they tried before, too."""
-    best: dict[tuple[object, ...], float] = {}
+    best: dict[Key, float] = {}
     for number, cells in read_rows(POINTS.read_text(encoding="utf-8"), POINTS.name):
         if "+" in cells["gpu"]:
             continue
@@ -49,29 +73,17 @@ def table() -> str:
         setup, load = case.setup, case.load
         if setup.slots is not None and load.concurrency > setup.slots * setup.layout.replicas:
             continue  # somebody waited
-        stated = cells["input_tokens"] and cells["output_tokens"]  # a stream's own rate hardly depends on them
-        if (
-            load.cached_share
-            or load.rate_per_s
-            or find_geometry(setup.model.id) is None
-            or (case.metric == "effective" and not stated)
-        ):
+        stated = cells["input_tokens"] and cells["output_tokens"]
+        if load.cached_share or load.rate_per_s or (case.metric == "effective" and not stated):
             continue
-        tokens = (load.concurrency, int(load.input_tokens), int(load.output_tokens))
-        count = len(case.rig.cards)
-        cards = f"{count}x {case.card.id}" if count > 1 else case.card.id
+        if find_geometry(setup.model.id) is None:
+            continue
+        said_link = cells["link"].partition(" ")[0] if setup.layout.tp > 1 else ""
+        way = way_of(setup.layout, setup.spec, setup.engine, graphs=setup.graphs)
+        head = (setup.model.id, cards_title(case.rig.cards), said_link, way, setup.quant.id)
+        lengths = (int(load.input_tokens), int(load.output_tokens))
         source = source_of(cells["source_url"])
-        key = (
-            setup.model.id,
-            cards,
-            way_of(setup.layout, setup.spec, setup.engine),
-            setup.quant.id,
-            *tokens,
-            load.shape,
-            load.spread,
-            case.metric,
-            source,
-        )
+        key = (*head, load.concurrency, *lengths, load.shape, load.spread, case.metric, source)
         best[key] = max(best.get(key, 0.0), case.published)
     best |= preset_figures()
     lines = ["\t".join(map(str, (*key[:-1], f"{tok_s:g}", key[-1]))) for key, tok_s in best.items()]

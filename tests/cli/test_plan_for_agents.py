@@ -127,6 +127,18 @@ EVIDENCE = {
         "qwen3-coder-30b-a3b --gpu dgx-spark -c 1 --engine llamacpp --quant q4_k_m --spec none",
         "trust the published figure, not the plan$",
     ),
+    "of another weight format, without a comparison": (
+        "gemma-4-31b --gpu 4xrtx-3090 -c 1 --quant bf16",
+        r"81 tok/s in AWQ 4-bit at C=1 \(.*\); not compared: this plan has BF16$",
+    ),
+    "of a preset without lengths, as such": (
+        "gpt-oss-20b --gpu rtx-4090 -c 5 --engine llamacpp --quant q4_k_m",
+        r": 177 tok/s at C=5 \(preset gpt-oss-20b-4090\); not compared: it states no lengths$",
+    ),
+    "without lengths but nearer, beside the one that can be compared": (
+        "qwen3-coder-30b-a3b --gpu 2xrtx-3090 -c 4 --link nvlink",
+        r"this plan expects .*; also 399 tok/s .*C=4 .*; not compared: it states no lengths$",
+    ),
 }  # fmt: skip
 
 

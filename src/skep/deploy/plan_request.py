@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +25,10 @@ from skep.planner.candidates import (
 )
 from skep.planner.choose import Plan, PlanChoice, choose
 from skep.planner.order import first_of
+from skep.planner.published import PublishedRow, cards_title, published_rows, way_of
 from skep.planner.ranking import Basis, BasisOf, band
 from skep.planner.rules import runs_cuda_kernels
-from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Rig, Speculation, find_kv, find_quant, known_quant
+from skep.planner.setup import QUANTS, Quant, Rig, Speculation, find_kv, find_quant, known_quant
 from skep.planner.step import published_constants
 from skep.planner.would_fit import fits_nowhere
 
@@ -316,71 +315,82 @@ def own_basis(store: Path, model_id: str, quant_id: str | None, rig: Rig | None 
 # What others measured with the same model on the same cards, beside what a plan expects there
 
 
-class Measured(Struct, frozen=True):
-    tok_s: float
-    load: PlannedLoad
-    metric: str  # effective: over wall time; decode: agents x the speed of a stream once it runs
-    way: str  # layout, drafts and engine, as plans write them
-    quant: str | None
-    where: str
-
-
 def evidence(choices: Sequence[PlanChoice], agents: int) -> dict[str, str]:
-    """Return a sentence for each rig's title: the fastest of what others measured at about as many agents."""
+    """Return a sentence for each rig's title: the fastest of what others measured at about as many agents.
+
+    Rows in the plan's format that state their lengths are compared with it; others are shown where none is as near.
+    """
     sentences = {}
     for choice in choices:
-        rows = list(measurements(choice.plans[0])) if choice.plans else []
-        if rows:
-            nearest = min(_distance(row, agents) for row in rows)
-            near = [row for row in rows if _distance(row, agents) <= nearest + 0.5]
-            fastest = max(near, key=lambda row: row.tok_s)
-            sentences[choice.rig.title] = _sentence(choice.plans[0], fastest)
+        if not choice.plans:
+            continue
+        plan = choice.plans[0]
+        rows = measurements(plan)
+        alike = [row for row in rows if row.is_in_format(plan.setup.quant)]
+        compared = _fastest_near([row for row in alike if row.has_lengths], agents)
+        others = [row for row in alike or rows if not row.has_lengths or not alike]
+        shown = _fastest_near(others, agents)
+        if shown and compared and _distance(shown[0], agents) >= _distance(compared[0], agents):
+            shown = []
+        told = [f"{_row_words(plan, row)}{_compared(plan, row)}" for row in compared]
+        told += [f"{_row_words(plan, row)}{_not_compared(plan, row)}" for row in shown]
+        if told:
+            sentences[choice.rig.title] = f"{EVIDENCE}{cards_title(choice.rig.cards)}: {'; also '.join(told)}"
     return sentences
 
 
-def _distance(measured: Measured, agents: int) -> float:
+def _fastest_near(rows: Sequence[PublishedRow], agents: int) -> list[PublishedRow]:
+    """Return one row: the fastest of those at about as many agents. Of no rows, none."""
+    if not rows:
+        return []
+    nearest = min(_distance(row, agents) for row in rows)
+    return [max((row for row in rows if _distance(row, agents) <= nearest + 0.5), key=lambda row: row.tok_s)]
+
+
+def _distance(row: PublishedRow, agents: int) -> float:
     """Return how many doublings lie between its number of agents and this one."""
-    return abs(math.log2(measured.load.concurrency / agents))
+    return abs(math.log2(row.concurrency / agents))
 
 
-def cards_title(rig: Rig) -> str:
-    """Return the cards as published tables name them, whatever the rig is called: `2x rtx-3090`."""
-    counted = Counter(card.id for card in rig.cards)
-    return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
+def measurements(plan: Plan) -> list[PublishedRow]:
+    """Return what shipped presets and published tables have of its model on its cards."""
+    cards = cards_title(plan.rated.rig.cards)
+    return [row for row in published_rows(plan.setup.model.id) if row.cards == cards]
 
 
-def measurements(plan: Plan) -> Iterator[Measured]:
-    """Yield what shipped presets and published tables have of its model on its cards."""
-    model, cards = plan.setup.model.id, cards_title(plan.rated.rig)
-    for line in files("skep.planner").joinpath("published.tsv").read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{model}\t{cards}\t"):
-            _, _, way, quant, concurrency, prompt, answer, shape, spread, metric, tok_s, source = line.split("\t")
-            load = PlannedLoad(int(concurrency), int(prompt), int(answer), shape=shape, spread=float(spread))
-            yield Measured(float(tok_s), load, metric, way, quant or None, source)
+def _row_words(best: Plan, row: PublishedRow) -> str:
+    """Return a row with what is different from the plan."""
+    differs = row.way != way_of(best.setup.layout, best.setup.spec, best.setup.engine)
+    how = [f"with {row.way}"] if differs else []
+    if row.quant is not None and row.quant != best.setup.quant.id:
+        how.append(f"in {QUANTS[row.quant].title}")
+    alone = row.metric == "decode" and row.concurrency == 1  # the speed of one stream, whatever its length
+    task = f"{row.input_tokens} tokens in, {row.output_tokens} out, " if row.has_lengths and not alone else ""
+    pure = " while they decode" if row.metric == "decode" and not alone else ""
+    found = " ".join([f"{row.tok_s:,.0f} tok/s{pure}", *how])
+    return f"{found} at {task}C={row.concurrency} ({row.source})"
 
 
-def _sentence(best: Plan, measured: Measured) -> str:
-    load = measured.load
-    here = best.rated.prospect.figure(load, measured.metric)
-    differs = measured.way != way_of(best.setup.layout, best.setup.spec, best.setup.engine)
-    alike = not differs and measured.quant in (None, best.setup.quant.id)
-    how = [f"with {measured.way}"] if differs else []
-    how += [QUANTS[measured.quant].title] if measured.quant not in (None, best.setup.quant.id) else []
+def _compared(best: Plan, row: PublishedRow) -> str:
+    load = row.load
+    here = best.rated.prospect.figure(load, row.metric)
+    alike = row.way == way_of(best.setup.layout, best.setup.spec, best.setup.engine)
+    alike = alike and row.quant == best.setup.quant.id
     why, around = "", band(best.setup, best.rated.card, load.concurrency)
     slots = (best.setup.slots or load.concurrency) * best.setup.layout.replicas
     if slots < load.concurrency:
         why = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"
-    elif alike and not here * around.low <= measured.tok_s <= here * around.high:
+    elif alike and not here * around.low <= row.tok_s <= here * around.high:
         why = "; trust the published figure, not the plan"
-    alone = measured.metric == "decode" and load.concurrency == 1  # the speed of one stream, whatever its length
-    task = "" if alone else f"{load.input_tokens:g} tokens in, {load.output_tokens:g} out, "
-    pure = " while they decode" if measured.metric == "decode" and not alone else ""
-    found = " ".join([f"{measured.tok_s:,.0f} tok/s{pure}", *filter(None, [", ".join(how)])])
-    return (
-        f"{EVIDENCE}{cards_title(best.rated.rig)}: {found} at {task}C={load.concurrency} ({measured.where}); this plan "
-        f"expects {here:,.0f} there, {(here / measured.tok_s - 1) * 100:+.0f} %{why}"
-    )
+    return f"; this plan expects {here:,.0f} there, {(here / row.tok_s - 1) * 100:+.0f} %{why}"
 
 
-def way_of(layout: Layout, spec: Speculation | None, engine: str) -> str:
-    return f"{layout}{f', {spec}' if spec else ''} ({engine})"
+def _not_compared(best: Plan, row: PublishedRow) -> str:
+    reasons = []
+    if row.quant is None:
+        reasons.append("it names no weight format")
+    elif not row.is_in_format(best.setup.quant):
+        reasons.append(f"this plan has {best.setup.quant.title}")
+    if not row.has_lengths:
+        reasons.append("it states no lengths")
+    return f"; not compared: {' and '.join(reasons)}"

@@ -1,0 +1,78 @@
+"""What others measured with a model on cards: the rows of `published.tsv`, and whether one is of a given setup.
+
+`scripts/write_published.py` writes the table from the published points and the shipped presets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+
+import msgspec
+
+from skep.catalog.gpus import Device
+from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Speculation
+
+USUAL_INPUT, USUAL_OUTPUT = 128, 512  # tokens of a row that states none: a stream's own rate hardly depends on them
+
+
+class PublishedRow(msgspec.Struct, frozen=True):
+    """One line of the table. `way`: layout, drafts, engine, as `way_of` writes them. None: the source does not say."""
+
+    model: str
+    cards: str
+    link: str | None  # nvlink or pcie, of cards that work on one layer together
+    way: str
+    quant: str | None
+    concurrency: int
+    input_tokens: int | None
+    output_tokens: int | None
+    shape: str
+    spread: float
+    metric: str  # effective: over wall time; decode: agents x the speed of a stream once it runs
+    tok_s: float
+    source: str
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether it says enough to be compared: a stream's own rate hardly depends on lengths, all others do."""
+        return self.metric == "decode" or None not in (self.input_tokens, self.output_tokens)
+
+    @property
+    def load(self) -> PlannedLoad:
+        prompt, answer = self.input_tokens or USUAL_INPUT, self.output_tokens or USUAL_OUTPUT
+        return PlannedLoad(self.concurrency, prompt, answer, shape=self.shape, spread=self.spread)
+
+    def is_in_format(self, quant: Quant) -> bool:
+        """Whether its weights have this format, or one that the same kernels read: AWQ and GPTQ are both INT4."""
+        return self.quant is not None and same_format(QUANTS[self.quant], quant)
+
+
+def same_format(one: Quant, other: Quant) -> bool:
+    return (one.family, one.nominal) == (other.family, other.nominal)
+
+
+def way_of(layout: Layout, spec: Speculation | None, engine: str, *, graphs: bool = True) -> str:
+    """`2 x TP=1, mtp n=3 (vllm)`; that graphs are off is said."""
+    parts = [str(layout), *([str(spec)] if spec else []), *([] if graphs else ["eager"])]
+    return f"{', '.join(parts)} ({engine})"
+
+
+def cards_title(cards: Sequence[Device]) -> str:
+    """Return cards as published tables name them: `2x rtx-3090`."""
+    counted = Counter(card.id for card in cards)
+    return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
+
+
+@lru_cache(maxsize=32)
+def published_rows(model: str) -> tuple[PublishedRow, ...]:
+    """Return the rows of a model, in the table's order."""
+    text = files("skep.planner").joinpath("published.tsv").read_text(encoding="utf-8")
+    head, *lines = text.splitlines()
+    names = head.split("\t")
+    mine = (line.split("\t") for line in lines if line.startswith(f"{model}\t"))
+    told = ({name: cell for name, cell in zip(names, cells, strict=True) if cell} for cells in mine)
+    optional = dict.fromkeys(("link", "quant", "input_tokens", "output_tokens"))
+    return tuple(msgspec.convert({**optional, **row}, PublishedRow, strict=False) for row in told)
