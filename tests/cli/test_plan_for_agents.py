@@ -177,6 +177,21 @@ def test_rigs_side_by_side_end_with_what_to_buy():
     assert "Start it on 2x rtx-3090\n" in out
 
 
+@pytest.mark.parametrize("prices", [("@2500", "@700"), ("", "")], ids=["with prices", "without"])
+def test_the_rig_to_buy_is_the_one_to_start_on_also_in_the_document_and_on_the_page(tmp_path, prices):
+    """The dearer rig was the first of --json and --html, because it is the faster one."""
+    dear, cheap = prices
+    rigs = ("--gpu", f"2x rtx-5090{dear}", "--gpu", f"2x rtx-3090{cheap}", "-c", "4")
+    page = tmp_path / "plan.html"
+    out = call("plan", "qwen3.6-27b", *rigs, "--html", str(page), check=0).out
+    named = re.search(r"^(?:Buy |Fastest .*: )(2x rtx-\d+)", out, re.MULTILINE)[1]
+    assert f"Start it on {named}\n" in out
+    assert named == ("2x rtx-3090" if cheap else "2x rtx-5090")
+    plans = call("plan", "qwen3.6-27b", *rigs, "--json", check=0).json["plans"]
+    assert plans[0]["rig"] == named
+    assert f"qwen3.6-27b on {named}" in page.read_text()
+
+
 def test_the_most_for_the_money_is_not_said_beside_a_higher_figure():
     """Two old cards give more tok/s for their price, but not within --slo."""
     rigs = ("--gpu", "2x rtx-3090@100", "--gpu", "rtx-5090@2500", "--slo", "ttft=15s")

@@ -195,7 +195,7 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str
         "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,
         "checkpoint": plan.checkpoint,
         "published": plan.rated.published,
-        "keeps_promise": keeps_promise(plan),
+        "keeps_promise": plan.rated.keeps_promise,
         "caveats": caveats(found, plan),
         "up": start_line(found, plan),
         "launch": commands_of(plan),
@@ -220,11 +220,6 @@ def download_bytes(plan: Plan) -> int:
     if known is not None and known.disk_gb is not None:
         return int(known.disk_gb * 1e9)
     return weights_bytes(plan.setup.model, plan.setup.quant)
-
-
-def keeps_promise(plan: Plan) -> bool:
-    """Within --slo, with room for the whole task of every agent, and not on paper only."""
-    return plan.rated.over_limit <= 1.0 and plan.rated.holds_all and not plan.rated.on_paper
 
 
 def caveats(found: PlanAnswer, plan: Plan) -> list[str]:

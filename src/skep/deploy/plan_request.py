@@ -81,10 +81,30 @@ class PlanAnswer(Struct, frozen=True):
     published: Mapping[str, str] = {}  # by the title of a rig: what others measured on such cards
 
     @property
+    def recommended(self) -> PlanChoice:
+        """Return the rig to start on: of those that meet the requirement the cheapest, without prices the fastest."""
+        return min((choice for choice in self.choices if choice.plans), key=self.place)
+
+    @staticmethod
+    def place(choice: PlanChoice) -> tuple[bool, bool, float, float]:
+        """Return what orders rigs: those that meet the requirement, the cheap ones, the fast ones."""
+        if not choice.plans:
+            return True, True, 0.0, 0.0
+        rated = choice.plans[0].rated
+        return False, not rated.keeps_promise, choice.rig.price or math.inf, -rated.outcome.effective_tok_s
+
+    @property
     def ranked(self) -> list[tuple[PlanChoice, Plan]]:
-        """Return all plans of all rigs, best first; those of one rig stay in their order."""
+        """Return all plans of all rigs, the recommended rig's first one before the others, those best first.
+
+        Plans of one rig stay in their order.
+        """
         left = [(choice, list(choice.plans)) for choice in self.choices if choice.plans]
         ordered: list[tuple[PlanChoice, Plan]] = []
+        if left:
+            place = next(n for n, (choice, _) in enumerate(left) if choice is self.recommended)
+            ordered.append((self.recommended, left[place][1].pop(0)))
+            left = [(rig, rest) for rig, rest in left if rest]
         while left:
             best = first_of([plans[0].rated for _, plans in left])
             place = next(n for n, (_, plans) in enumerate(left) if plans[0].rated is best)

@@ -127,6 +127,11 @@ class Rated(msgspec.Struct, frozen=True):
         """Of all replicas."""
         return (self.setup.slots or 1) * self.setup.layout.replicas
 
+    @property
+    def keeps_promise(self) -> bool:
+        """Within --slo, with room for the whole task of every agent, and not on paper only."""
+        return self.over_limit <= 1.0 and self.holds_all and not self.on_paper
+
     def memory(self) -> MemoryPlan:
         assert self.setup.context is not None
         return memory(self.setup, self.card, context=self.setup.context)

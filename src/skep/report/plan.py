@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from textwrap import TextWrapper
@@ -17,7 +16,6 @@ from skep.deploy.commands import (
     commands_of,
     download_bytes,
     gateway_line,
-    keeps_promise,
     rests_on,
     start_line,
 )
@@ -43,7 +41,7 @@ _DRAWN = 3  # plans with a curve on a page
 
 def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False) -> None:
     """Print the answer on about 25 lines. `more`: everything else that is known; `commands`: what `skep up` runs."""
-    choice = recommended(found)
+    choice = found.recommended
     best = choice.plans[0]
     if len(found.choices) > 1:
         _print_rigs(found)
@@ -138,7 +136,7 @@ def _print_rigs(found: PlanAnswer) -> None:
     agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
     _say(f"{found.model.geometry.id} for {agents}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out")
     _say(_FIGURE_WORDS)
-    rows = sorted(found.choices, key=partial(_place, goal.agents))
+    rows = sorted(found.choices, key=found.place)
 
     def of_best(value: Callable[[Plan], object]) -> Callable[[PlanChoice], object]:
         return lambda one: value(one.plans[0]) if one.plans else None
@@ -151,7 +149,7 @@ def _print_rigs(found: PlanAnswer) -> None:
         Column("context", "CONTEXT", of_best(lambda p: p.rated.context_each), as_count),
         Column("price", "PRICE", lambda one: one.rig.price, as_count, optional=True),
         Column("per_price", "TOK/S PER 1000", partial(_per_price, goal.agents), as_count, optional=True),
-        _left("promise", "REQUIREMENT", of_best(lambda p: "met" if keeps_promise(p) else "not met")),
+        _left("promise", "REQUIREMENT", of_best(lambda p: "met" if p.rated.keeps_promise else "not met")),
     ]
     print_records(columns, rows)
     for one in found.choices:
@@ -166,15 +164,6 @@ def _per_price(agents: int, choice: PlanChoice, plan: Plan | None = None) -> flo
     return 1000 * _at(plan, agents).effective_tok_s / price if plan and price else None
 
 
-def _place(agents: int, choice: PlanChoice) -> tuple[bool, bool, float, float]:
-    """Return what orders rigs: those that meet the requirement, the cheap ones, the fast ones."""
-    if not choice.plans:
-        return True, True, 0.0, 0.0
-    plan = choice.plans[0]
-    price = choice.rig.price or math.inf
-    return False, not keeps_promise(plan), price, -_at(plan, agents).effective_tok_s
-
-
 def _rig_words(choice: PlanChoice) -> str:
     """Return a rig's name with the price of one card, where all are alike."""
     rig = choice.rig
@@ -184,21 +173,15 @@ def _rig_words(choice: PlanChoice) -> str:
     return f"{rig.title} @{rig.price / len(rig.cards):,.0f} each"
 
 
-def recommended(found: PlanAnswer) -> PlanChoice:
-    """Return the rig to start on: of those that meet the requirement the cheapest, without prices the fastest."""
-    fitting = [choice for choice in found.choices if choice.plans]
-    return min(fitting, key=partial(_place, found.goal.agents))
-
-
 def what_to_buy(found: PlanAnswer) -> str:
     """Name the cheapest rig that meets the requirement and the one with the most speed for its money."""
     agents = found.goal.agents
     fitting = [choice for choice in found.choices if choice.plans]
-    kept = [choice for choice in fitting if keeps_promise(choice.plans[0])]
+    kept = [choice for choice in fitting if choice.plans[0].rated.keeps_promise]
     promise = "--slo and room for every agent" if found.goal.limits else "room for every agent"
     if not kept:
         return f"None of them meets the requirement: {promise}."
-    chosen = recommended(found)
+    chosen = found.recommended
     if chosen.rig.price is None:
         fastest = f"Fastest that meets the requirement ({promise}): {chosen.rig.title}."
         return f"{fastest} RIG@PRICE, the price of one card, says what to buy."
