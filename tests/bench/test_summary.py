@@ -101,8 +101,34 @@ def test_one_agent_that_is_slower_at_the_end_is_drift():
 
 
 def runs_of(level, walls):
-    """One request of ten tokens a run."""
-    return [row(level, repeat, 0, 100.0 * repeat, 100.0 * repeat + wall) for repeat, wall in enumerate(walls)]
+    """Three requests an agent, ten tokens a run."""
+    return [
+        row(level, repeat, index, 100.0 * repeat, 100.0 * repeat + wall, tokens=10 / (3 * level))
+        for repeat, wall in enumerate(walls)
+        for index in range(3 * level)
+    ]
+
+
+def batches(tokens, tasks_each=3, runs=3):
+    """Every agent has so many tasks of a second; a task of a level has as many tokens as `tokens` says."""
+    return [
+        row(c, r, i * tasks_each + n, 100.0 * r + n, 100.0 * r + n + 1 + r / 1000, tokens=count)
+        for c, count in tokens.items()
+        for r in range(runs)
+        for i in range(c)
+        for n in range(tasks_each)
+    ]
+
+
+def test_levels_of_fewer_than_three_tasks_an_agent_have_no_cliff():
+    """Six tasks at C=4 claimed a cliff of 28 %, though effective tok/s rose: two tasks an agent are no plateau."""
+    enough = summarise("r", batches({1: 10, 2: 10, 4: 3}))
+    assert (enough.turning.cliff, enough.turning.few) == (2, ())
+    found = summarise("r", [*batches({1: 10, 2: 10}), *batches({4: 3}, tasks_each=2)])
+    assert (found.turning.cliff, found.turning.few, found.turning.sure) == (None, (4,), False)
+    (line,) = [line for line in remarks(found) if "C=4" in line]
+    assert "fewer than three tasks an agent" in line
+    assert "--tasks 12" in line
 
 
 def test_two_runs_are_told_as_two_values_and_no_knee_is_made_of_them(capsys):
@@ -123,7 +149,7 @@ def test_no_knee_is_told_of_single_runs_nor_of_levels_that_the_client_limited():
     summary = summarise("r", [*runs_of(1, (0.2,)), *runs_of(2, (0.1,)), *runs_of(4, (0.1,))])
     assert (summary.turning.knee, summary.turning.cliff) == (None, None)
     assert any("no level was run twice" in line for line in remarks(summary))
-    rows = [row(c, r, i, 0.0, 1.0, tokens=10 if c < 4 else 1) for c in (1, 2, 4) for r in range(3) for i in range(c)]
+    rows = batches({1: 10, 2: 10, 4: 1})
     assert summarise("r", rows).turning.cliff == 2
     assert summarise("r", rows, [sample(4, r, limited=True) for r in range(3)]).turning.cliff is None
     limited = [sample(level, r, limited=True) for level in (2, 4) for r in range(3)]

@@ -34,6 +34,7 @@ class RepeatSummary(msgspec.Struct, frozen=True):
     client_limited: bool = False
     counted: bool = True  # False: left out of the level's figures
     why: str = ""  # the client was the limit
+    requests: int = 0
 
 
 class Energy(msgspec.Struct, frozen=True):
@@ -436,7 +437,8 @@ def repeat_of(number: int, rows: Sequence[Request], concurrency: int | None, *, 
     wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
     plateau = plateau_tok_s(rows, concurrency) if concurrency else None
-    return RepeatSummary(number, wall_s, tokens, tokens / wall_s if wall_s > 0 else 0.0, plateau, limited)
+    speed = tokens / wall_s if wall_s > 0 else 0.0
+    return RepeatSummary(number, wall_s, tokens, speed, plateau, limited, requests=len(rows))
 
 
 def _of_medians(rows: Sequence[Request], values: Callable[[Sequence[Request]], list[float]]) -> Interval | None:

@@ -10,6 +10,8 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
+from msgspec.structs import replace
+
 from skep.bench.metrics import (
     Energy,
     Key,
@@ -24,7 +26,7 @@ from skep.bench.metrics import (
     tpot_values,
     ttft_values,
 )
-from skep.stats.percentiles import median, percentile
+from skep.stats.percentiles import median, percentile, runs_interval
 from skep.stats.slo import SloLimits, share_of_limit
 from skep.stats.turning import LevelPoint, find_turning
 from skep.stats.versus import ratio_of_medians
@@ -34,6 +36,7 @@ from skep.units import Interval
 TOLERATED_FAILURES = 0.05
 LAG_LIMIT_MS = 50.0  # p99 of the event loop's lag
 CPU_LIMIT = 0.85  # of one core
+FEWEST_TASKS_EACH = 3  # of a run from which a knee or a cliff is told
 LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
     "ttft": ttft_values,
@@ -76,7 +79,7 @@ def summarise(
     counted = [row for row in rows if (row.level, row.repeat) not in left_out]
     marks = RunMarks(limited, left_out, _energy(facts, counted), _counters(facts, counted))
     levels = levels_of(rows, marks, closed=closed)
-    points = [LevelPoint(one.concurrency, repeat_figure(one), limited=one.client_limited) for one in levels]
+    points = [_point(level) for level in levels]
     return SweepSummary(
         run_id=run_id,
         levels=levels,
@@ -95,6 +98,29 @@ def repeat_figure(level: LevelSummary) -> tuple[float, ...]:
     # one agent alone is "full" whenever it does not think, many hardly ever
     whole = level.thinking or len(plateaus) < len(level.counted)
     return tuple(repeat.effective_tok_s for repeat in level.counted) if whole else plateaus
+
+
+def _point(level: LevelSummary) -> LevelPoint:
+    """Of the runs in which every agent had enough tasks: in others most of the time is the beginning and the end."""
+    fewest = FEWEST_TASKS_EACH * level.concurrency
+    enough = tuple(repeat for repeat in level.repeats if repeat.requests >= fewest)
+    values = repeat_figure(replace(level, repeats=enough))
+    speeds = [repeat.effective_tok_s for repeat in level.counted if repeat in enough]
+    return LevelPoint(
+        level.concurrency,
+        values,
+        limited=level.client_limited,
+        spread=_shown_spread(speeds),
+        few=not values,
+    )
+
+
+def _shown_spread(speeds: Sequence[float]) -> tuple[float, float] | None:
+    """As the table has it: the 95 % interval of the runs' effective tok/s, else the slowest and the fastest."""
+    if not speeds:
+        return None
+    interval = runs_interval(speeds)
+    return (min(speeds), max(speeds)) if interval is None else (interval.low, interval.high)
 
 
 def _left_out(rows: Sequence[Request], limited: Collection[Key]) -> frozenset[Key]:

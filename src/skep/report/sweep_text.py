@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import Clock, LevelSummary, Promise, Speedup, SweepSummary
-from skep.bench.summary import cost_per_million_tokens
+from skep.bench.summary import FEWEST_TASKS_EACH, cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
 from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
 from skep.report.terminal import note
@@ -165,8 +165,10 @@ def turning_sentence(turning: Turning) -> str:
         parts.append(f"above C = {turning.cliff} tok/s fall{fall} ({cliff})")
     if not parts and turning.sure:
         parts.append("no knee: effective tok/s still grows at the largest level")
-    if not turning.sure:
+    if turning.unclear or not (turning.sure or turning.few):
         parts.append(_unclear_words(turning))
+    if turning.few:
+        parts.append(_few_words(turning.few))
     sentence = "; ".join(parts)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
@@ -178,10 +180,17 @@ def has_curve(levels: Sequence[LevelSummary]) -> bool:
 
 def _unclear_words(turning: Turning) -> str:
     """Return which levels their runs do not tell apart, and what to do about it."""
-    if not turning.unclear:
-        return "knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)"
-    levels = ", ".join(f"C={level}" for level in turning.unclear)
-    return f"{levels} cannot be told apart: their runs differ too much; measure more runs of each level (--runs 5)"
+    if turning.unclear:
+        levels = ", ".join(f"C={level}" for level in turning.unclear)
+        return f"{levels} cannot be told apart: their runs differ too much; measure more runs of each level (--runs 5)"
+    return "knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)"
+
+
+def _few_words(levels: Sequence[int]) -> str:
+    """Return which levels had too few tasks to tell anything of knee and cliff."""
+    named = ", ".join(f"C={level}" for level in levels)
+    wanted = f"--tasks {FEWEST_TASKS_EACH * levels[-1]} and a longer --budget"
+    return f"{named} had fewer than three tasks an agent, too few for a knee or a cliff: use {wanted}"
 
 
 def left_out_sentences(levels: Sequence[LevelSummary], name: Callable[[int], str] = "C={}".format) -> list[str]:

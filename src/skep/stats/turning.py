@@ -3,7 +3,8 @@
 The *knee* is the smallest C that no larger C betters by 5 %. The *cliff* is the last C before the curve lies more than
 5 % under its best, and stays there. Both are judged on the repeats: the relative noise is taken as the same at all
 levels and estimated from all of them together, since three repeats of one level say little about it. Each question is
-one-sided and asked at 95 %. Levels where the client was the limit are never used. Knows neither clock nor server."""
+one-sided and asked at 95 %. Two levels whose own intervals overlap are never told apart. Levels where the client was
+the limit are never used, nor runs with few tasks an agent. Knows neither clock nor server."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from statistics import fmean
 
 import msgspec
 
-from skep.stats.percentiles import WIDEST, t_quantile
+from skep.stats.percentiles import WIDEST, runs_interval, t_quantile
 
 MARGIN = 0.05
 TAILS = 0.10  # of both sides together: one-sided questions are answered at 95 %
@@ -30,6 +31,7 @@ class Turning(msgspec.Struct, frozen=True):
     drop_pct: float | None  # from the best level to the lowest beyond the cliff
     sure: bool  # nothing is left open by the spread of the runs
     unclear: tuple[int, ...] = ()  # levels that their runs do not tell apart; () and not sure: no level was run twice
+    few: tuple[int, ...] = ()  # levels that say nothing: no run of them had three tasks an agent
 
 
 class LevelPoint(msgspec.Struct, frozen=True):
@@ -38,6 +40,8 @@ class LevelPoint(msgspec.Struct, frozen=True):
     concurrency: int
     values: Sequence[float]
     limited: bool = False  # the client was the limit
+    spread: tuple[float, float] | None = None  # the interval that people are shown; None: that of the values
+    few: bool = False  # its runs had too few tasks an agent
 
 
 class CurveSide(Enum):
@@ -70,25 +74,41 @@ class _CurveLevel(msgspec.Struct, frozen=True):
     count: int
     estimate: float  # geometric mean; 0 where a repeat brought nothing
     squares: float  # of the deviations of the logarithms
+    low: float  # of the level's own interval; the slowest run where there is none
+    high: float
 
     @classmethod
-    def of(cls, concurrency: int, values: Sequence[float]) -> _CurveLevel:
+    def of(cls, points: Sequence[LevelPoint]) -> _CurveLevel:
+        """`points`: all of one level."""
+        concurrency = points[0].concurrency
+        values = [value for point in points for value in point.values]
+        spreads = [_spread(point) for point in points]
+        low = min(spread[0] for spread in spreads)
+        high = max(spread[1] for spread in spreads)
         if min(values) <= 0:
-            return cls(concurrency, len(values), 0.0, 0.0)
+            return cls(concurrency, len(values), 0.0, 0.0, low, high)
         logs = [math.log(value) for value in values]
         mean = fmean(logs)
-        return cls(concurrency, len(values), math.exp(mean), math.fsum((value - mean) ** 2 for value in logs))
+        squares = math.fsum((value - mean) ** 2 for value in logs)
+        return cls(concurrency, len(values), math.exp(mean), squares, low, high)
+
+
+def _spread(point: LevelPoint) -> tuple[float, float]:
+    if point.spread is not None:
+        return point.spread
+    interval = runs_interval(point.values)
+    return (min(point.values), max(point.values)) if interval is None else (interval.low, interval.high)
 
 
 class SpeedCurve:
     """The usable levels in order of C, with what can be said about each pair of them."""
 
     def __init__(self, levels: Iterable[LevelPoint]) -> None:
-        figures: dict[int, list[float]] = {}
+        usable: dict[int, list[LevelPoint]] = {}
         for level in levels:
-            if level.values and not level.limited:
-                figures.setdefault(level.concurrency, []).extend(level.values)
-        self.levels = [_CurveLevel.of(c, figures[c]) for c in sorted(figures)]
+            if level.values and not level.limited and not level.few:
+                usable.setdefault(level.concurrency, []).append(level)
+        self.levels = [_CurveLevel.of(usable[c]) for c in sorted(usable)]
         self._freedom = sum(level.count - 1 for level in self.levels if level.estimate)
         squares = math.fsum(level.squares for level in self.levels)
         self.noise = math.sqrt(squares / self._freedom) if self._freedom else None
@@ -110,10 +130,15 @@ class SpeedCurve:
         """Return the best of the smaller levels; None for the first."""
         return max(range(index), key=lambda place: self.levels[place].estimate, default=None)
 
+    def is_below(self, one: int, two: int) -> bool:
+        """Return whether all of one level's interval lies below the other's."""
+        return self.levels[one].high < self.levels[two].low
+
     def knee_side(self, index: int) -> CurveSide:
         """BEFORE: a larger level is surely better by the margin. AFTER: surely none is."""
         later = range(index + 1, len(self.levels))
-        if any(self.ratio(place, index, among=len(later))[0] > 1 + MARGIN for place in later):
+        better = [place for place in later if self.ratio(place, index, among=len(later))[0] > 1 + MARGIN]
+        if any(self.is_below(index, place) for place in better):
             return CurveSide.BEFORE
         ratios = [self.ratio(place, index) for place in later]
         return CurveSide.AFTER if ratios and all(high < 1 + MARGIN for _, _, high in ratios) else CurveSide.UNCLEAR
@@ -123,7 +148,8 @@ class SpeedCurve:
         best = self.best_before(index)
         if best is None or self.ratio(index, best)[0] > 1 - MARGIN:
             return CurveSide.BEFORE
-        return CurveSide.AFTER if self.ratio(index, best, among=index)[2] < 1 - MARGIN else CurveSide.UNCLEAR
+        is_under = self.ratio(index, best, among=index)[2] < 1 - MARGIN and self.is_below(index, best)
+        return CurveSide.AFTER if is_under else CurveSide.UNCLEAR
 
     def knee(self) -> TurningPoint | None:
         """None: the last level still brings growth, or there are fewer than two."""
@@ -158,7 +184,9 @@ class SpeedCurve:
 
 def find_turning(levels: Iterable[LevelPoint]) -> Turning:
     """Knee and cliff as far as the repeats show them, and the levels that they do not tell apart."""
+    levels = list(levels)
     curve = SpeedCurve(levels)
+    few = tuple(sorted({level.concurrency for level in levels if level.few and not level.limited}))
     knee, cliff, count = curve.knee(), curve.cliff(), len(curve.levels)
     unclear: set[int] = set()
     if knee is None and cliff is None and (count < 2 or curve.knee_side(count - 2) is not CurveSide.BEFORE):
@@ -177,6 +205,7 @@ def find_turning(levels: Iterable[LevelPoint]) -> Turning:
         cliff=None if cliff is None else curve.levels[cliff.at].concurrency,
         cliff_bracket=None if cliff is None else curve.bracket(cliff),
         drop_pct=None if cliff is None else 100 * (1 - min(estimates[cliff.at + 1 :]) / max(estimates)),
-        sure=not unclear,
+        sure=not unclear and not few,
         unclear=tuple(curve.levels[place].concurrency for place in told),
+        few=few,
     )
