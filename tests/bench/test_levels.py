@@ -3,7 +3,7 @@
 import pytest
 from sample_rows import evenly, request
 
-from skep.bench.sweep import LevelRounds, figure_of
+from skep.bench.level_rounds import LevelRounds, LevelSearch, figure_of
 from skep.stats.sequential import PrecisionGoal
 
 GOAL = PrecisionGoal(relative=0.03, fewest=4, most=8)
@@ -71,3 +71,62 @@ def test_a_runs_figure_is_that_of_its_plateau():
     half = tuple(at / 2 for at in short.arrivals_s)
     short = request(*half, level=2, index=1, tokens=5000)
     assert figure_of([long, short], 2) == pytest.approx(20.0, rel=0.03)
+
+
+# The search for the knee
+
+
+def levels_off(level):
+    """Exactly at 30."""
+    return 20.0 * min(level, 30)
+
+
+def falls_off(level):
+    """Full at 16, and a third less past it."""
+    return 20.0 * level if level <= 16 else 213.0
+
+
+@pytest.mark.parametrize(
+    ("curve", "levels", "beyond"),
+    [(levels_off, [1, 2, 4, 8, 16, 32, 64, 128], 32), (falls_off, [1, 2, 4, 8, 16, 32, 64], 16)],
+)
+def test_a_search_doubles_until_two_levels_past_the_knee(curve, levels, beyond):
+    """Each level once on the way up, then all of them in turns like fixed ones."""
+    search = LevelSearch(GOAL, most=4096)
+    order = walk(search, lambda level, _: curve(level))
+    assert order == levels + levels * 3 + [1]
+    assert (search.end.at, search.end.reason, search.end.beyond) == (levels[-1], "past the knee", beyond)
+
+
+def test_a_search_goes_on_where_later_runs_move_the_knee():
+    """A first run of four agents that was too fast by a third hid that eight and sixteen are faster."""
+    search = LevelSearch(GOAL, most=4096)
+    order = walk(search, lambda level, run: 110.0 if (level, run) == (4, 0) else levels_off(min(level, 5)))
+    assert max(order) == 32
+    flat = LevelSearch(GOAL, most=4096)
+    walk(flat, lambda level, run: 45.0 if (level, run) == (1, 0) else 20.0 * min(level, 4))
+    assert flat.end.beyond in (2, 4)
+
+
+def test_a_search_stops_where_the_client_is_the_limit_or_goes_no_further():
+    """One limited run may be chance, so the level is run once more, and then never again."""
+    search = LevelSearch(GOAL, most=4096)
+    order = walk(search, lambda level, _: 20.0 * level, limited=(8,))
+    assert (order.count(8), search.end.at, search.end.reason) == (2, 8, "client")
+    search = LevelSearch(GOAL, most=20, runs=1)
+    assert walk(search, lambda level, _: 20.0 * level) == [1, 2, 4, 8, 16]
+    assert (search.end.at, search.end.reason) == (16, "most")
+
+
+def test_a_search_that_the_budget_ended_says_so():
+    search = LevelSearch(GOAL, most=4096)
+    assert search.following() == 1
+    search.took(1, run_of(1, 20.0), limited=False)
+    assert search.following() == 2
+    assert (search.ended_early().at, search.ended_early().reason) == (1, "budget")
+
+
+def test_a_level_where_everything_fails_lies_past_the_knee():
+    search = LevelSearch(GOAL, most=4096, runs=1)
+    order = walk(search, lambda level, _: run_of(level, 20.0 * level, failing=level > 2))
+    assert order == [1, 2, 4, 8]

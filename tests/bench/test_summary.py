@@ -5,8 +5,8 @@ from operator import attrgetter
 import pytest
 from sample_rows import evenly, request
 
+from skep.bench.level_rounds import figure_of
 from skep.bench.summary import cost_per_million_tokens, repeat_figure, summarise
-from skep.bench.sweep import figure_of
 from skep.report.sweep_text import print_summary, remarks
 from skep.store.records import ClientSample, EngineTimings, LevelFact
 

@@ -55,6 +55,30 @@ def test_a_sweep_is_listed_and_reported(engine, tmp_path):
     assert "ends in none of .html, .htm" in refused("runs", "report", "-o", "picture.svg")
 
 
+def test_auto_finds_the_knee_and_says_where_it_stopped(tmp_path):
+    """Two slots: past two agents nothing is gained. The list, the report and the document say the same."""
+    with FakeEngine(slots=2, token_ms=10) as engine:
+        how = ("-c", "auto", "--runs", "3", "--max-tokens", "8", "--warm-up", "quick")
+        done = bench("sweep", engine, *how)
+    told = "The search stopped at C = 8: no level above C = 2 was 5 % faster."
+    assert told in done.err
+    assert "C=1,2,4 and on" in done.err
+    document = call("runs", "export", "last", "--format", "json", check=0).json
+    assert [level["concurrency"] for level in document["levels"]] == [1, 2, 4, 8]
+    assert all(level["requests"] >= 9 * level["concurrency"] for level in document["levels"])
+    assert document["search"] == {"at": 8, "reason": "past the knee", "beyond": 2}
+    call("report", check=0)
+    assert told in (tmp_path / "report.html").read_text()
+    assert " auto " in call("runs", check=0).out
+
+
+def test_auto_says_that_the_budget_ended():
+    with FakeEngine(slots=64, token_ms=10) as engine:
+        how = ("-c", "auto", "--budget", "1s", "--max-tokens", "8", "--warm-up", "quick")
+        done = bench("sweep", engine, *how)
+    assert re.search(r"The search stopped at C = \d+: the budget ended before two levels past the knee", done.err)
+
+
 def test_two_servers_are_compared_and_the_slower_one_ends_with_4():
     slow = {"slots": 2, "ttft_ms": 20}
     with FakeEngine(token_ms=3, **slow) as a, FakeEngine(token_ms=12, **slow) as b:

@@ -33,7 +33,7 @@ def test_one_repeat_gives_no_turning_point():
 
 
 def test_levels_that_cannot_be_told_apart_have_no_knee():
-    """Repeats 20 % apart tell neither 390 from 400 nor 200 from 390: a bracket that may hold the knee is an estimate."""
+    """Repeats 20 % apart tell neither 390 from 400 nor 200 from 390: the bracket of the knee is an estimate."""
     noisy = points(SATURATING, spread=0.2)
     assert find_turning(noisy) == Turning(None, None, None, None, None, sure=False, unclear=(4, 8, 16, 32))
     curve = SpeedCurve(noisy)

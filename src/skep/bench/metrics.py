@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import groupby, pairwise
 from statistics import fmean, median
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -149,6 +150,14 @@ class Comparison(msgspec.Struct, frozen=True):
     higher_is_better: bool = True
 
 
+class SearchEnd(msgspec.Struct, frozen=True):
+    """Where the search for the knee stopped, and why."""
+
+    at: int  # the largest C that was measured
+    reason: Literal["past the knee", "client", "most", "budget"]
+    beyond: int | None = None  # past the knee: no level above this one was 5 % faster
+
+
 class SweepSummary(msgspec.Struct, frozen=True):
     run_id: str
     levels: tuple[LevelSummary, ...]
@@ -159,6 +168,7 @@ class SweepSummary(msgspec.Struct, frozen=True):
     drift: Interval | None = None  # C=1 at the end over C=1 at the beginning: 1 means none
     simulated: bool = False  # no model ran: the speed is made up or predicted
     unfinished_level: int | None = None  # the run was broken off in it, and no level was finished
+    search: SearchEnd | None = None  # of a run that found its levels itself
 
 
 FULL = 0.95  # of C in flight: the plateau

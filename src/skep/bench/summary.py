@@ -10,6 +10,7 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from skep.bench.metrics import (
@@ -18,6 +19,7 @@ from skep.bench.metrics import (
     LevelSummary,
     Promise,
     RunMarks,
+    SearchEnd,
     Speedup,
     SweepSummary,
     by_repeat,
@@ -36,6 +38,7 @@ from skep.units import Interval
 TOLERATED_FAILURES = 0.05
 LAG_LIMIT_MS = 50.0  # p99 of the event loop's lag
 CPU_LIMIT = 0.85  # of one core
+SEARCH = "search"  # the fact that says where a search for the knee stopped
 FEWEST_TASKS_EACH = 3  # of a run from which a knee or a cliff is told
 LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
@@ -89,7 +92,13 @@ def summarise(
         promise=promise_of(slo, counted) if slo is not None else None,
         drift=_drift([row for row in counted if row.level == 1]) if closed else None,
         simulated=simulated,
+        search=_search_end(facts),
     )
+
+
+def _search_end(facts: Sequence[LevelFact]) -> SearchEnd | None:
+    told = [fact.fact for fact in facts if fact.name == SEARCH]
+    return msgspec.convert(told[-1], SearchEnd) if told else None
 
 
 def repeat_figure(level: LevelSummary) -> tuple[float, ...]:

@@ -1,91 +1,46 @@
 """A sweep: fresh tasks at each concurrency, in turns, until each level is known well enough. Every request is stored.
 
-It warms up until stationary; `LevelRounds` says which level comes next and when it is enough.
+It warms up until stationary; `LevelRounds` or `LevelSearch` says which level comes next and when it is enough.
 """
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from skep.bench.endpoint import Endpoint
+from skep.bench.level_rounds import LevelRounds, LevelSearch
 from skep.bench.load_shapes import run_conversations
 from skep.bench.metrics import SweepSummary, repeat_of
 from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
+from skep.bench.summary import FEWEST_TASKS_EACH, SEARCH
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.host.power import PowerMeter
-from skep.stats.sequential import Precision, PrecisionGoal
+from skep.stats.sequential import PrecisionGoal
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
-from skep.store.records import Request
+from skep.store.records import LevelFact, Request
 from skep.workload.prompts import workload_fingerprint
 
 WARM_UP_SHARE = 0.15  # of the budget, at most
 CLOSING_SHARE = 0.1
+FEWEST_TASKS = 6  # of a run, unless asked otherwise
+WARM_UP_AGENTS = 8  # where the levels are not known beforehand
+MOST_AGENTS = 4096  # of one client
+SPARE_FILES = 100  # that are no streams
 OVERRUN = 0.7  # of a run's time must be left for another one of its level
-
-
-class LevelRounds:
-    """Every level in turn, until each is known well enough: drift does not pass for an effect of concurrency."""
-
-    def __init__(self, levels: Sequence[int], goal: PrecisionGoal, *, runs: int | None = None) -> None:
-        """`runs`: exactly so many of each instead of a goal, and none more at the end."""
-        self._levels = tuple(levels)
-        self._runs = runs
-        self._goal = goal
-        self._done: dict[int, int] = dict.fromkeys(levels, 0)
-        self._precision = {level: Precision(goal) for level in levels}
-        self._closing = runs is None and 1 in levels and len(levels) > 1
-
-    def following(self) -> int | None:
-        """Return the level to run now; None: it is enough."""
-        open_ones = [level for level in self._levels if not self._enough(level)]
-        if open_ones:
-            return min(open_ones, key=lambda level: (self._done[level], self._levels.index(level)))
-        if self._closing:
-            self._closing = False
-            return 1
-        return None
-
-    def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
-        """A run whose client was the limit makes nothing known; it counts only towards the most there may be."""
-        self._done[level] += 1
-        if not limited:
-            self._precision[level].feed(figure_of(rows, level))
-
-    def remaining(self) -> dict[int, float]:
-        left: dict[int, float] = {}
-        for level in self._levels:
-            done, precision = self._done[level], self._precision[level]
-            if self._enough(level):
-                continue
-            more = precision.expected_more() if self._runs is None else self._runs - done
-            left[level] = float(max(1, precision.goal.fewest - done) if more is None else more)
-        if self._closing:
-            left[1] = left.get(1, 0.0) + 1
-        return left
-
-    def _enough(self, level: int) -> bool:
-        if self._runs is not None:
-            return self._done[level] >= self._runs
-        return self._precision[level].done or self._done[level] >= self._goal.most
-
-
-def figure_of(rows: Sequence[Request], level: int) -> float:
-    """Tokens a second of one run: over its plateau where it had one, else over the whole batch."""
-    summary = repeat_of(0, rows, None if any(row.session is not None for row in rows) else level)
-    return summary.effective_tok_s if summary.plateau_tok_s is None else summary.plateau_tok_s
 
 
 class SweepPlan(msgspec.Struct, frozen=True):
     """`runs` None: as many of each level as its interval needs, within the budget."""
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
+    finds_knee: bool = False  # from C=1 it doubles until two levels past the knee, instead of these levels
     tasks: int | None = None  # per run of a level; None: three for each agent, six at least
     runs: int | None = None
     precision: float = 0.03  # half of the 95 % interval, as a share
@@ -100,7 +55,17 @@ class SweepPlan(msgspec.Struct, frozen=True):
     kind: str = "sweep"
 
     def tasks_at(self, level: int) -> int:
-        return level if self.workload.shape == "burst" else max(level, self.tasks or max(6, 3 * level))
+        if self.workload.shape == "burst":
+            return level
+        enough = FEWEST_TASKS_EACH * level
+        if self.finds_knee:
+            return max(enough, self.tasks or FEWEST_TASKS)
+        return max(level, self.tasks or max(FEWEST_TASKS, enough))
+
+    @property
+    def warm_up_width(self) -> int:
+        widest = WARM_UP_AGENTS if self.finds_knee else max(self.concurrency)
+        return min(widest, self.tasks_at(widest))
 
 
 async def run_sweep(
@@ -122,10 +87,16 @@ def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str
     """Equal for repeats: the seed and the endpoint's address may differ, workload, engine and machine may not."""
     load = plan.workload
     names = ("max_tokens", "fixed_output", "prompt_tokens", "shape", "temperature")
-    levels = ",".join(map(str, plan.concurrency))
+    levels = "auto" if plan.finds_knee else ",".join(map(str, plan.concurrency))
     options = {"concurrency": levels, "tasks": plan.tasks, "size": "short"}  # as older runs say of short prompts
     told = workload_fingerprint(options | {name: getattr(load, name) for name in names})
     return fingerprint_of([told], endpoint, host)
+
+
+def most_agents() -> int:
+    """Return how many streams this client can have at once: each is an open file."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_AGENTS if files == resource.RLIM_INFINITY else max(1, min(MOST_AGENTS, files - SPARE_FILES))
 
 
 class Sweep:
@@ -136,9 +107,14 @@ class Sweep:
         self.plan = plan
         self.recording = recording
         goal = PrecisionGoal(relative=plan.precision, most=plan.most_runs)
-        self.course = LevelRounds(plan.concurrency, goal, runs=plan.runs)
+        most = most_agents()
+        self.course: LevelRounds | LevelSearch = (
+            LevelSearch(goal, most=most, runs=plan.runs)
+            if plan.finds_knee
+            else LevelRounds(plan.concurrency, goal, runs=plan.runs)
+        )
         how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "meter": meter}
-        how |= {"widest": max(plan.concurrency), "more": self._outlook}
+        how |= {"widest": most if plan.finds_knee else max(plan.concurrency), "more": self._outlook}
         self.session = RunSession(endpoint, recording, on_progress, **how)
         self._maker = maker
         self._repeats: dict[int, int] = {}
@@ -152,6 +128,9 @@ class Sweep:
         await self.warm_up()
         while (level := self.course.following()) is not None and self._has_time(level):
             await self.run_level(level)
+        if isinstance(self.course, LevelSearch):
+            end = self.course.ended_early()
+            self.recording.found(LevelFact(end.at, 0, SEARCH, msgspec.to_builtins(end)))
         known, budget = self._durations.get(1), self.plan.budget_s
         if level in (None, 1) or self.plan.runs is not None or known is None or budget is None:
             return
@@ -183,9 +162,8 @@ class Sweep:
 
     async def warm_up(self) -> None:
         plan = self.plan
-        widest = max(plan.concurrency)
-        width, limit_s = min(widest, plan.tasks_at(widest)), WARM_UP_SHARE * plan.budget_s if plan.budget_s else None
-        await self.session.warm_up(self._maker, width, limit_s=limit_s, quick=plan.quick_warm_up)
+        limit_s = WARM_UP_SHARE * plan.budget_s if plan.budget_s else None
+        await self.session.warm_up(self._maker, plan.warm_up_width, limit_s=limit_s, quick=plan.quick_warm_up)
 
     def _has_time(self, level: int) -> bool:
         """A level never run yet gets its first run while there is any time; another run must be expected to fit."""

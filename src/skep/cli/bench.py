@@ -51,7 +51,14 @@ class WorkloadOptions(BenchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(WorkloadOptions):
-    concurrency: Concurrency = "1,2,4,8"
+    concurrency: Annotated[
+        str,
+        option(
+            "Numbers of concurrent agents to measure, such as 1,2,4; auto doubles until two levels past the knee.",
+            "--concurrency",
+            "-c",
+        ),
+    ] = "1,2,4,8"
     slo: Annotated[str | None, option("Say which of the levels meet p95 limits, such as ttft=1s,tpot=50ms.")] = None
     shape: Annotated[str, option("Load shape: steady, burst, conversation or shared-prefix.")] = "steady"
     tasks: Annotated[int | None, option("Tasks per level and run (default: 3 per agent, at least 6).", min=1)] = None

@@ -52,6 +52,8 @@ def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
     notes = [run.error or "", f"{failed} failed" if failed else "", "simulated" if run.simulated else ""]
     if run.config.get("max_concurrency") and (run.config.get("to_saturation") or run.config.get("slo")):
         levels = "search"  # in old stores
+    if run.config.get("finds_knee"):
+        levels = "auto"
     what = [run.kind, run.state.value, run.model, levels, run.requests, run.url]
     return [run.id, day_and_time(run.created_at), *what, ", ".join(filter(None, notes))]
 

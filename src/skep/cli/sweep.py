@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager
 from typing import Any, get_args
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import SweepSummary
 from skep.bench.open_loop import OpenPlan, run_open
 from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import kept_words, load_run
-from skep.bench.sweep import SweepPlan, run_sweep
+from skep.bench.sweep import MOST_AGENTS, SweepPlan, run_sweep
 from skep.bench.tasks import Shape, TaskMaker, Workload, calibrate_on
 from skep.cli.bench import ABOptions, OpenOptions, SerialVsSwarmOptions, SweepOptions, WorkloadOptions
 from skep.cli.options import EndpointOptions, Interrupted, existing, run_measuring
@@ -32,13 +33,14 @@ from skep.store.database import open_store
 from skep.units import parse_int_list, parse_positive_seconds, parse_seconds, parse_share
 
 MOST_TASKS = 100_000
-MAX_CONCURRENCY = 4096
+AUTO = "auto"
 MOST_RATE = 2000.0
 NEEDS_LENGTHS = ("conversation", "shared-prefix")
 
 
 def plan_of(options: SweepOptions) -> SweepPlan:
-    levels = levels_of(options.concurrency, "--concurrency")
+    finds_knee = options.concurrency.strip() == AUTO
+    levels = (1,) if finds_knee else levels_of(options.concurrency, "--concurrency")
     if options.tasks is not None and options.tasks > MOST_TASKS:
         raise UserError(f"--tasks {options.tasks} is too large", hint=f"at most {MOST_TASKS:,} per run of a level")
     if options.warm_up not in ("steady", "quick"):
@@ -49,6 +51,7 @@ def plan_of(options: SweepOptions) -> SweepPlan:
     return sweep_plan(
         options,
         levels,
+        finds_knee=finds_knee,
         precision=parse_share(options.precision, "--precision"),
         budget_s=parse_positive_seconds(options.budget, "--budget", "10m"),
         quick_warm_up=options.warm_up == "quick",
@@ -73,8 +76,8 @@ def sweep_plan(
 
 def levels_of(text: str, option: str) -> tuple[int, ...]:
     levels = parse_int_list(text, name=option)
-    if levels[-1] > MAX_CONCURRENCY:
-        raise UserError(f"{option} {levels[-1]} is too large", hint=f"one client goes up to {MAX_CONCURRENCY}")
+    if levels[-1] > MOST_AGENTS:
+        raise UserError(f"{option} {levels[-1]} is too large", hint=f"one client goes up to {MOST_AGENTS}")
     return levels
 
 
@@ -167,7 +170,8 @@ async def _sweep_endpoint(plan: SweepPlan, target: EndpointOptions, watch: OnPro
             from skep.bench.calibration import calibration_from_sweep
 
             rows = [row for row in store.requests(summary.run_id) if row.level]
-            if (found := calibration_from_sweep(plan, endpoint, summary, rows, host)) is not None:
+            as_run = replace(plan, concurrency=tuple(level.concurrency for level in summary.levels))
+            if (found := calibration_from_sweep(as_run, endpoint, summary, rows, host)) is not None:
                 store.append_calibration(found)
         return summary
 

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.metrics import Clock, LevelSummary, Promise, Speedup, SweepSummary
+from skep.bench.metrics import Clock, LevelSummary, Promise, SearchEnd, Speedup, SweepSummary
 from skep.bench.summary import FEWEST_TASKS_EACH, cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
 from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
@@ -173,6 +173,19 @@ def turning_sentence(turning: Turning) -> str:
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
+_SEARCH_ENDS = {
+    "past the knee": "no level above C = {beyond} was 5 % faster",
+    "client": "the client was the limit there; measure from another machine, or when this one has less to do",
+    "most": "one client sends no more streams, and tok/s still grew",
+    "budget": "the budget ended before two levels past the knee were measured; use a longer --budget",
+}
+
+
+def search_sentence(end: SearchEnd) -> str:
+    """Return where the search for the knee stopped, and why."""
+    return f"The search stopped at C = {end.at}: {_SEARCH_ENDS[end.reason].format(beyond=end.beyond)}."
+
+
 def has_curve(levels: Sequence[LevelSummary]) -> bool:
     """Two levels or more that the client did not limit: of fewer, knee and cliff are no question."""
     return sum(not level.client_limited for level in levels) > 1
@@ -229,6 +242,7 @@ def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
 def check_sentences(summary: SweepSummary) -> list[str]:
     sentences = (
         turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
+        search_sentence(summary.search) if summary.search else None,
         drift_sentence(summary),
         cache_sentence(summary.levels),
     )
@@ -284,6 +298,8 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
         found.append(_promise(summary.promise))
     if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
         found.append(turning_sentence(summary.turning))
+    if summary.search is not None:
+        found.append(search_sentence(summary.search))
     if summary.drift is not None and not summary.drift.contains(1.0):
         found.append(f"warning: {drift_sentence(summary)}")
     for level in summary.levels:
@@ -322,21 +338,22 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     if plan.runs is not None:
         return []
     measured = {level.concurrency: level for level in summary.levels}
-    missing = ", ".join(str(level) for level in plan.concurrency if level not in measured)
+    wanted = () if plan.finds_knee else plan.concurrency
+    missing = ", ".join(str(level) for level in wanted if level not in measured)
     found = [f"the budget ended before C={missing} was measured; use a longer --budget"] if missing else []
     for concurrency, level in measured.items():
         if (known := level.effective_interval) is None:
             found.append(f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three")
         elif known.upper_width > plan.precision:
             width = f"{100 * known.upper_width:.1f} %"
-            wanted = f"{100 * plan.precision:g} % was asked for"
-            found.append(f"the tok/s of C={concurrency} may be off by {width} ({wanted}); use a longer --budget")
+            goal = f"{100 * plan.precision:g} % was asked for"
+            found.append(f"the tok/s of C={concurrency} may be off by {width} ({goal}); use a longer --budget")
     return found
 
 
 def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
     load = plan.workload
-    levels = ",".join(map(str, plan.concurrency))
+    levels = "1,2,4 and on" if plan.finds_knee else ",".join(map(str, plan.concurrency))
     often = f"each level until ± {100 * plan.precision:g} %"
     if plan.runs:
         often = f"{plan.runs} run{'s' if plan.runs > 1 else ''} per level"
