@@ -221,6 +221,18 @@ def slower(series):
         probed(series, "box", time.time() - hours * HOUR_S, 80.0 if hours > 20 else 60.0)
 
 
+def test_status_begins_with_which_target_is_faster(series):
+    put_target(series, "box", "cloud")
+    now = time.time()
+    for hour in range(30, 0, -1):
+        probed(series, "box", now - hour * HOUR_S, 73.7)
+        probed(series, "cloud", now - hour * HOUR_S, 33.8)
+    done = monitor("status", check=0)
+    assert done.out.splitlines()[0].startswith("box is 118 % faster than cloud (7-day medians 73.7 and 33.8)")
+    (headline,) = monitor("status", "--json").json["headlines"]
+    assert headline["medians"] == [73.7, 33.8]
+
+
 def test_status_says_why_and_what_a_note_has_brought(series, slower):
     now = time.time()
     put_target(series, "down", "old")

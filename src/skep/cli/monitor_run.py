@@ -21,9 +21,9 @@ from skep.monitor.describe import describe_probe
 from skep.monitor.history import model_changes
 from skep.monitor.history import write_note as store_note
 from skep.monitor.loop import begin_with, log_on_stderr, monitor_pid, probe_by_hand, run_monitor
+from skep.monitor.overview import monitor_status
 from skep.monitor.probe import probe_error
 from skep.monitor.records import ProbeOutcome, ProbeTarget
-from skep.monitor.status import monitor_status
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import add_target as store_target
 from skep.monitor.targets import moment_of, parse_percent
@@ -121,6 +121,7 @@ def show_status(*, as_json: bool) -> None:
     if not found.targets:
         note(f"there are no targets; {NOTHING_YET}")
         return
+    print("".join(f"{one.line}\n" for one in found.headlines), end="")  # noqa: T201
     print_records(status_columns(now, running=pid is not None), found.targets)
     note(*found.sentences())
     if pid is None:

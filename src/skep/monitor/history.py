@@ -280,18 +280,28 @@ class TargetComparison(msgspec.Struct, frozen=True):
 
 def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: float) -> TargetComparison:
     """Every kind of run that both have, hot before cold. UserError for a target that was never there."""
-    latest = [series.latest(series.target(name, removed=True).name)[0] for name in (a, b)]
-    model_a, model_b = (None if one is None else one.model or one.versions.get("model") for one in latest)
-    begins = {name: max(since, series_began(series, name, until)) for name in (a, b)}
+    for name in (a, b):
+        series.target(name, removed=True)
     shared = {replace(key, target=a) for key in series.keys(b)} & set(series.keys(a))
-    rows = []
-    for key in sorted(shared, key=lambda key: (key.heat is Heat.COLD, key.concurrency, key)):
-        values = (_values(series, replace(key, target=name), begins[name], until) for name in (a, b))
-        found = versus(*values, more_is_better=key.metric.more_is_better)
-        if not _same_lengths(series, key.shape, a, b):  # figures stand side by side, and none is better or worse
-            found = replace(found, judgement=Judgement.UNKNOWN)
-        rows.append(TargetComparisonRow(key, found))
-    return TargetComparison(a, b, since, until, model_a, model_b, tuple(rows))
+    ordered = sorted(shared, key=lambda key: (key.heat is Heat.COLD, key.concurrency, key))
+    rows = tuple(TargetComparisonRow(key, compare_series(series, key, a, b, since, until)) for key in ordered)
+    return TargetComparison(a, b, since, until, served_model(series, a), served_model(series, b), rows)
+
+
+def compare_series(series: SeriesStore, key: SeriesKey, a: str, b: str, since: float, until: float) -> SeriesComparison:
+    """Of one kind of run, whosever `key` is; of each target since the model that answers does so."""
+    begins = {name: max(since, series_began(series, name, until)) for name in (a, b)}
+    values = (_values(series, replace(key, target=name), begins[name], until) for name in (a, b))
+    found = versus(*values, more_is_better=key.metric.more_is_better)
+    if not _same_lengths(series, key.shape, a, b):  # figures stand side by side, and none is better or worse
+        found = replace(found, judgement=Judgement.UNKNOWN)
+    return found
+
+
+def served_model(series: SeriesStore, target: str) -> str | None:
+    """Return the model that answered the last probe; None: it is not known."""
+    last, _ = series.latest(target)
+    return None if last is None else last.model or last.versions.get("model")
 
 
 def _same_lengths(series: SeriesStore, shape: ProbeShape, a: str, b: str) -> bool:

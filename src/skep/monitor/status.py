@@ -4,14 +4,14 @@ nothing else; times are arguments. `skep monitor status`, the exposition and the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from skep.monitor.history import notes_in_words, primary_keys, read_window, series_began
+from skep.monitor.history import primary_keys, read_window, series_began
 from skep.monitor.records import (
     BUSY,
     DAY_S,
@@ -127,27 +127,6 @@ def day_and_time(at: float) -> str:
 def alert_document(alert: Alert) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(alert)
     return {name: value for name, value in document.items() if name != "id"}
-
-
-class MonitorStatus(msgspec.Struct, frozen=True):
-    """How all targets stand at one moment, the open alerts, and what the newest notes have brought."""
-
-    at: float
-    targets: Sequence[TargetStatus] = ()
-    alerts: Sequence[Alert] = ()
-    notes: Sequence[str] = ()
-
-    def sentences(self) -> list[str]:
-        alerts = [f"alert: {one.message} (since {day_and_time(one.opened_at)})" for one in self.alerts]
-        return [*(one.why for one in self.targets if one.why), *alerts, *self.notes]
-
-    def document(self) -> dict[str, Any]:
-        told = {"targets": [one.document() for one in self.targets], "notes": list(self.notes)}
-        return {"at": self.at, **told, "alerts": [alert_document(alert) for alert in self.alerts]}
-
-
-def monitor_status(series: SeriesStore, now: float) -> MonitorStatus:
-    return MonitorStatus(now, target_statuses(series, now), series.alerts(open_only=True), notes_in_words(series, now))
 
 
 def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = True) -> list[TargetStatus]:

@@ -45,6 +45,7 @@ _GAPS = "SELECT * FROM probes WHERE target = ? AND slots > 1 AND ended_at >= ? A
 # An earlier skep kept series of the gateway's own requests, and of small tasks, too.
 _KEYS = "SELECT * FROM series WHERE heat <> 'seen' AND shape <> 'quality' AND (target = ?1 OR ?1 IS NULL)"
 _DELETE_SOME = "DELETE FROM samples WHERE id IN (SELECT id FROM samples WHERE at < ? LIMIT ?)"
+_SIMULATED = "SELECT 1 FROM probes WHERE target = ? AND due_at >= ? AND due_at < ? AND simulated LIMIT 1"
 _EVENTS = "SELECT * FROM events WHERE at >= ?1 AND at < ?2 {of} ORDER BY at, id"
 
 
@@ -154,6 +155,10 @@ class SeriesStore:
         for row in self.store.read(_GAPS, target, since, until):
             found[row["outcome"]] += _slots_inside(row, since, until)
         return found
+
+    def is_simulated(self, target: str, since: float, until: float) -> bool:
+        """Return whether no model answered some of the probes."""
+        return bool(self.store.read(_SIMULATED, target, since, until))
 
     def append_event(self, event: MonitorEvent) -> int:
         return self._append("events", event, id=None)

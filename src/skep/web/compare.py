@@ -25,7 +25,6 @@ from skep.web.context import Site
 from skep.web.history import (
     HistoryQuery,
     chosen_key,
-    is_simulated,
     known_targets,
     read_query,
     shown_values,
@@ -62,7 +61,7 @@ def shared_keys(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
 def target_parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]:
     """Yield the picture first; the figures of each pair as they are worked out."""
     histories = _histories(series, asked)
-    if any(is_simulated(series, name, asked.since, asked.until) for name in asked.targets):
+    if any(series.is_simulated(name, asked.since, asked.until) for name in asked.targets):
         yield _part("told_simulated")
     if histories:
         since = min([asked.until, *(row[0] for one in histories for row in one.band[:1])])

@@ -92,7 +92,6 @@ UNION ALL
 SELECT due_at, ended_at, outcome FROM probes WHERE target = ?1 AND slots > 1 AND ended_at >= ?2 AND due_at < ?2
 ORDER BY due_at DESC LIMIT ?4
 """
-_SIMULATED = "SELECT 1 FROM probes WHERE target = ? AND due_at >= ? AND due_at < ? AND simulated LIMIT 1"
 _THROTTLED = """
 SELECT DISTINCT reason.value FROM probes, json_each(probes.host, '$.throttled') AS reason
 WHERE target = ? AND due_at >= ? AND due_at < ?
@@ -142,10 +141,6 @@ def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[Ser
     return next((key for key in keys if key.kind == asked), next(iter(keys), None)), keys
 
 
-def is_simulated(series: SeriesStore, target: str, since: float, until: float) -> bool:
-    return bool(series.store.read(_SIMULATED, target, since, until))
-
-
 def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -> TargetHistory:
     key, keys = chosen_key(series, target, asked.series)
     since, until = asked.since, asked.until
@@ -164,7 +159,7 @@ def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -
         around=around,
         throttled=tuple(row[0] for row in series.store.read(_THROTTLED, target, since, until)),
         alerts=tuple(alerts),
-        simulated=is_simulated(series, target, since, until),
+        simulated=series.is_simulated(target, since, until),
     )
 
 

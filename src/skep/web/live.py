@@ -11,12 +11,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from skep.errors import EngineError, SkepError
+from skep.monitor.headline import SpeedHeadline, headlines_of
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
 from skep.monitor.status import TargetStatus, alert_document, target_statuses
 from skep.stats.percentiles import percentile
@@ -39,6 +41,7 @@ ORDER BY arrived_at DESC LIMIT ?
 
 class MonitorSnapshot(msgspec.Struct, frozen=True):
     standings: tuple[TargetStatus, ...] = ()
+    headlines: tuple[SpeedHeadline, ...] = ()
     lines: tuple[tuple[SeriesPoint, ...], ...] = ()  # of the first series of each: hours of 7 days
     alerts: tuple[Alert, ...] = ()
     notes: tuple[MonitorEvent, ...] = ()  # the newest events, newest first
@@ -57,7 +60,8 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
         alerts = [alert_document(alert) for alert in self.alerts]
         events = [{"at": one.at, "kind": str(one.kind), "target": one.target, "text": one.text} for one in self.notes]
         shown = [public_alert(one) for one in alerts] if site.hides_private else alerts
-        return {"targets": targets, "alerts": shown, "events": events}
+        headlines = [headline.document() for headline in self.headlines]
+        return {"headlines": headlines, "targets": targets, "alerts": shown, "events": events}
 
 
 def public_alert(alert: dict[str, Any]) -> dict[str, Any]:
@@ -72,11 +76,17 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
         spans = [series.spans(key, SpanKind.HOUR, now - WEEK_S, now) if key else () for key in keys]
         return MonitorSnapshot(
             standings=found,
+            headlines=tuple(labelled(site, one) for one in headlines_of(series, found, now)),
             lines=tuple(tuple(SeriesPoint(one.start, one.median) for one in some if one.count) for some in spans),
             alerts=tuple(series.alerts(open_only=True)),
             notes=tuple(series.events(now - WEEK_S, now)[:-6:-1]),
             fault=None,
         )
+
+
+def labelled(site: Site, headline: SpeedHeadline) -> SpeedHeadline:
+    target, other = headline.models
+    return replace(headline, models=(target and site.label(target), other and site.label(other)))
 
 
 def read_ttft(site: Site, now: float) -> dict[str, float] | None:
@@ -311,7 +321,7 @@ class Stream:
             yield f"data: {json_text({**document, 'parts': changed})}\n\n"
 
 
-PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched", "lately", "begin")
+PARTS = ("state", "headline", "alerts", "cards", "replicas", "queues", "watched", "lately", "begin")
 
 
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
