@@ -1,5 +1,6 @@
-"""The landing view says in one sentence which target is faster, in public too."""
+"""The landing view says in one sentence which target is faster, in public too; pages say how it was measured."""
 
+import pytest
 import watched_store
 
 NOW = watched_store.NOW
@@ -19,3 +20,16 @@ def test_the_public_page_says_which_target_is_faster_too(public):
     html = public("/")[1]
     assert "% faster than cloud" in html
     assert "10.9.8.7" not in html
+
+
+@pytest.mark.parametrize("path", ["/", "/history", "/history?target=box", "/compare?target=box&target=cloud"])
+def test_the_foot_of_a_page_says_how_its_targets_are_probed(ask, public, path):
+    for asked in (ask, public):
+        html = asked(path)[1]
+        assert "How these are probed" in html
+        assert "a probe every 1 h, up to 6 min later; prompts of about 256 tokens" in html
+        assert "the hot runs follow" in html
+
+
+def test_without_targets_nothing_is_said_of_probing(bare):
+    assert "How these are probed" not in bare("/history")[1]

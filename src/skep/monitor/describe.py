@@ -12,10 +12,12 @@ from skep.monitor.records import (
     MonitorEvent,
     Probe,
     ProbeShape,
+    ProbeTarget,
     SeriesChange,
     SeriesKey,
     SeriesMetric,
 )
+from skep.monitor.schedule import format_interval
 from skep.stats.percentiles import WindowStats
 from skep.units import format_seconds
 
@@ -139,3 +141,33 @@ def describe_coverage(coverage: Mapping[str, int]) -> str | None:
     missed, failed = coverage.get("missed", 0), coverage.get("failed", 0)
     parts = [f"{count} {word}" for count, word in ((missed, "missed"), (failed, "failed")) if count]
     return f"of {total} probes, {' and '.join(parts)}" if parts else None
+
+
+def describe_probing(targets: Sequence[ProbeTarget]) -> list[str]:
+    """Return how these targets are probed, the schedule of each first. Nothing of it is an address."""
+    by_schedule: dict[str, list[str]] = {}
+    for target in targets:
+        by_schedule.setdefault(_schedule(target), []).append(target.name)
+    told = [f"{', '.join(names)}: {schedule}" for schedule, names in by_schedule.items()]
+    return [*told, *_METHOD] if told else []
+
+
+def _schedule(target: ProbeTarget) -> str:
+    every, late = format_interval(target.every_s), format_interval(round(target.jitter_s))
+    runs = [f"a short answer of {target.short_tokens} tokens"]
+    runs += [f"a long one of {target.long_tokens}"] if target.long_tokens else []
+    runs += [f"{target.concurrency} short ones at once"] if target.concurrency else []
+    prompts = f"prompts of about {target.prompt_tokens} tokens"
+    return f"a probe every {every}, up to {late} later; {prompts}; {', '.join(runs)}"
+
+
+_METHOD = (
+    "A probe begins with a cold run, a short answer after the pause, kept as a series of its own; the hot runs follow.",
+    "Every prompt is new, so that no cache has seen it.",
+    "tok/s: tokens of one stream after its first one over the time they took, by the client's clock.",
+    "Tokens are counted by the server.",
+    "Time to first token: from sending the request, the network included.",
+    "A probe that met other requests at the target is busy: shown, and left out of medians, changes and alerts.",
+    "A probe that could not be made is missed, with the reason, and is not made up later.",
+    "Intervals are of 95 %, and wider where one hour is like the next.",
+)

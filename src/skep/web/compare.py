@@ -25,6 +25,7 @@ from skep.web.context import Site
 from skep.web.history import (
     HistoryQuery,
     chosen_key,
+    how_probed,
     known_targets,
     read_query,
     shown_values,
@@ -119,9 +120,12 @@ def routes(site: Site) -> list[Route]:
             return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids)))
         with site.series() as series:
             known, asked = _asked(series, read_query(request.query_params, site.clock()))
+            probing = how_probed(series, asked.targets)
             choices = [(key.kind, in_words(key)) for key in shared_keys(series, asked)] if asked.targets else []
         title = f"Compare {' and '.join(asked.targets)}" if len(asked.targets) > 1 else "Compare"
-        frame = page(site, "compare.html", title=title, runs=(), asked=asked, known=known, series=choices)
+        frame = page(
+            site, "compare.html", title=title, runs=(), asked=asked, known=known, series=choices, probing=probing
+        )
         if not asked.targets:
             return frame
         return streamed(site, frame, lambda store: target_parts(site, SeriesStore(store), asked))

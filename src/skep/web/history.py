@@ -6,7 +6,7 @@ A note, written by whoever changed something, is all that the dashboard writes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from skep.errors import UserError
-from skep.monitor.describe import in_words, span_of_time
+from skep.monitor.describe import describe_probing, in_words, span_of_time
 from skep.monitor.history import SeriesHistory, around_event, history_of, primary_keys, write_note
 from skep.monitor.records import DAY_S, Alert, EventKind, Heat, ProbeOutcome, SeriesKey
 from skep.monitor.store import SeriesStore, all_targets, known_target
@@ -141,6 +141,10 @@ def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[Ser
     return next((key for key in keys if key.kind == asked), next(iter(keys), None)), keys
 
 
+def how_probed(series: SeriesStore, names: Sequence[str]) -> list[str]:
+    return describe_probing([series.target(name, removed=True) for name in names])
+
+
 def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -> TargetHistory:
     key, keys = chosen_key(series, target, asked.series)
     since, until = asked.since, asked.until
@@ -217,7 +221,8 @@ def routes(site: Site) -> list[Route]:
         with site.series() as series:
             targets = known_targets(series, asked)
             key, keys = chosen_key(series, asked.targets[0], asked.series) if asked.targets else (None, ())
-        frame = page(site, "history.html", asked=asked, targets=targets, key=key, keys=keys)
+            probing = how_probed(series, asked.targets or targets)
+        frame = page(site, "history.html", asked=asked, targets=targets, key=key, keys=keys, probing=probing)
         return streamed(site, frame, lambda store: _parts(site, SeriesStore(store), asked, targets))
 
     def as_json(request: Request) -> Response:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from skep.errors import EngineError, SkepError
+from skep.monitor.describe import describe_probing
 from skep.monitor.headline import SpeedHeadline, headlines_of
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
 from skep.monitor.status import TargetStatus, alert_document, target_statuses
@@ -334,8 +335,9 @@ def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dic
 def routes_of_now(site: Site, live: Live) -> list[Route]:
     async def show(_request: Request) -> Response:
         await live.fresh()
-        targets = [one.target.name for one in live.watched.standings]
-        return page(site, "now.html", parts=parts(site, live.document, live.watched), targets=targets)
+        targets = [one.target for one in live.watched.standings]
+        names, probing = [target.name for target in targets], describe_probing(targets)
+        return page(site, "now.html", parts=parts(site, live.document, live.watched), targets=names, probing=probing)
 
     async def as_json(_request: Request) -> Response:
         return json_answer({**await live.fresh(), **live.watched.document(site)})
