@@ -33,3 +33,12 @@ def test_the_foot_of_a_page_says_how_its_targets_are_probed(ask, public, path):
 
 def test_without_targets_nothing_is_said_of_probing(bare):
     assert "How these are probed" not in bare("/history")[1]
+
+
+def test_what_a_pause_costs_is_told_on_the_landing_view_and_in_a_targets_history(ask, public):
+    starts = {start["target"]: start for start in ask.json("/api/now.json")["cold_starts"]}
+    sentence = starts["cloud"]["sentence"]
+    assert "cloud after a pause (probed every 1 h): first token after 900 ms instead of 121 ms" in sentence
+    for asked in (ask, public):
+        assert sentence in asked("/")[1]
+        assert sentence in asked("/history?target=cloud")[1]

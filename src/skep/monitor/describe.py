@@ -61,6 +61,12 @@ def span_of_time(seconds: float) -> str:
     return f"{max(1, round(seconds / HOUR_S))} h" if seconds < 2 * DAY_S else f"{round(seconds / DAY_S)} days"
 
 
+def medians_of(window_s: float) -> str:
+    """ "7-day medians", "24-hour medians"."""
+    hours = max(1, round(window_s / HOUR_S))
+    return f"{hours}-hour medians" if window_s < 2 * DAY_S else f"{round(window_s / DAY_S)}-day medians"
+
+
 def figure(value: float) -> str:
     return f"{value:.{0 if abs(value) >= 100 else 1}f}"
 

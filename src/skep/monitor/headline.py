@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from skep.monitor.describe import figure, in_words
+from skep.monitor.describe import figure, in_words, medians_of
 from skep.monitor.history import compare_series, served_model
 from skep.monitor.records import Heat, ProbeShape, SeriesKey, SeriesMetric, TargetKind
 from skep.monitor.status import WINDOW_S, TargetState, TargetStatus
@@ -24,11 +25,12 @@ _AWAY = (TargetState.FAILING, TargetState.SILENT)
 
 
 class SpeedHeadline(msgspec.Struct, frozen=True):
-    """A target against another one over 7 days. Pairs: of the target, of the other one."""
+    """A target against another one over a window. Pairs: of the target, of the other one."""
 
     target: str
     other: str
     key: SeriesKey  # of the target
+    window_s: float
     judgement: Judgement  # of the target
     ratio: Interval  # of the medians, the target over the other one
     medians: tuple[float, float]
@@ -38,8 +40,12 @@ class SpeedHeadline(msgspec.Struct, frozen=True):
     away: tuple[str, ...] = ()  # these bring no figures now
 
     @property
+    def names(self) -> tuple[str, str]:
+        return (self.target, self.other)
+
+    @property
     def sentence(self) -> str:
-        medians = f"(7-day medians {figure(self.medians[0])} and {figure(self.medians[1])})"
+        medians = f"({medians_of(self.window_s)} {figure(self.medians[0])} and {figure(self.medians[1])})"
         if self.judgement is Judgement.UNKNOWN:
             return f"{self.target} and {self.other} are not compared: their probes ask for different lengths {medians}"
         if self.judgement is Judgement.SAME:
@@ -79,10 +85,12 @@ def in_percent(ratio: float) -> str:
 
 def headlines_of(series: SeriesStore, standings: Sequence[TargetStatus], now: float) -> list[SpeedHeadline]:
     """Of targets that are watched; none where a figure of one of them is missing."""
+    away = {one.target.name for one in standings if one.state in _AWAY}
     found = []
     for one, other in _pairs(standings):
-        headline = headline_of(series, one, other, now)
-        found += [headline] if headline is not None else []
+        headline = headline_of(series, one.target.name, other.target.name, now - WINDOW_S, now)
+        if headline is not None:
+            found.append(replace(headline, away=tuple(name for name in headline.names if name in away)))
     return found[:MOST_HEADLINES]
 
 
@@ -102,24 +110,23 @@ def _speed(standing: TargetStatus) -> float:
     return first.week.median if first is not None and first.week is not None else 0.0
 
 
-def headline_of(series: SeriesStore, one: TargetStatus, other: TargetStatus, now: float) -> SpeedHeadline | None:
-    """Of the short runs, else of the long ones. None: they have no figure in common in the last 7 days."""
-    names = (one.target.name, other.target.name)
-    since = now - WINDOW_S
+def headline_of(series: SeriesStore, target: str, other: str, since: float, until: float) -> SpeedHeadline | None:
+    """Of the short runs, else of the long ones. None: they have no figure in common in the window."""
     for shape in (ProbeShape.SHORT, ProbeShape.LONG):
-        key = SeriesKey(names[0], Heat.HOT, shape, 1, SeriesMetric.TOK_S)
-        found = compare_series(series, key, names[1], names[0], since, now)
+        key = SeriesKey(target, Heat.HOT, shape, 1, SeriesMetric.TOK_S)
+        found = compare_series(series, key, other, target, since, until)
         if found.ratio is None or found.a is None or found.b is None:
             continue
         return SpeedHeadline(
-            *names,
+            target,
+            other,
             key=key,
+            window_s=until - since,
             judgement=found.judgement,
             ratio=found.ratio,
             medians=(found.b.median, found.a.median),
             counts=(found.b.count, found.a.count),
-            models=(served_model(series, names[0]), served_model(series, names[1])),
-            simulated=tuple(name for name in names if series.is_simulated(name, since, now)),
-            away=tuple(standing.target.name for standing in (one, other) if standing.state in _AWAY),
+            models=(served_model(series, target), served_model(series, other)),
+            simulated=tuple(name for name in (target, other) if series.is_simulated(name, since, until)),
         )
     return None

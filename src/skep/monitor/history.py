@@ -289,13 +289,18 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
 
 
 def compare_series(series: SeriesStore, key: SeriesKey, a: str, b: str, since: float, until: float) -> SeriesComparison:
-    """Of one kind of run, whosever `key` is; of each target since the model that answers does so."""
-    begins = {name: max(since, series_began(series, name, until)) for name in (a, b)}
-    values = (_values(series, replace(key, target=name), begins[name], until) for name in (a, b))
-    found = versus(*values, more_is_better=key.metric.more_is_better)
+    """Of one kind of run at two targets, whosever `key` is."""
+    found = compare_keys(series, replace(key, target=a), replace(key, target=b), since, until)
     if not _same_lengths(series, key.shape, a, b):  # figures stand side by side, and none is better or worse
         found = replace(found, judgement=Judgement.UNKNOWN)
     return found
+
+
+def compare_keys(series: SeriesStore, a: SeriesKey, b: SeriesKey, since: float, until: float) -> SeriesComparison:
+    """Of each target since the model that answers does so."""
+    begins = [max(since, series_began(series, key.target, until)) for key in (a, b)]
+    values = (_values(series, key, begin, until) for key, begin in zip((a, b), begins, strict=True))
+    return versus(*values, more_is_better=a.metric.more_is_better)
 
 
 def served_model(series: SeriesStore, target: str) -> str | None:

@@ -19,6 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from skep.errors import UserError
+from skep.monitor.cold_start import ColdStart, cold_start_of
 from skep.monitor.describe import describe_probing, in_words, span_of_time
 from skep.monitor.history import SeriesHistory, around_event, history_of, primary_keys, write_note
 from skep.monitor.records import DAY_S, Alert, EventKind, Heat, ProbeOutcome, SeriesKey
@@ -113,6 +114,7 @@ class TargetHistory(msgspec.Struct, frozen=True):
     throttled: tuple[str, ...]  # reasons that were seen
     alerts: tuple[Alert, ...]
     simulated: bool  # no model answered some of the probes
+    cold_start: ColdStart | None  # of the last 7 days
 
     def document(self) -> dict[str, Any]:
         as_they_are = ("target", "since", "until", "failed", "missed", "throttled", "alerts", "simulated")
@@ -120,6 +122,7 @@ class TargetHistory(msgspec.Struct, frozen=True):
             **{name: getattr(self, name) for name in as_they_are},
             "series": None if self.key is None else str(self.key),
             "all_series": [str(key) for key in self.keys],
+            "cold_start": self.cold_start and self.cold_start.document(),
             "history": self.history and history_document(self.history),
         }
 
@@ -164,6 +167,7 @@ def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -
         throttled=tuple(row[0] for row in series.store.read(_THROTTLED, target, since, until)),
         alerts=tuple(alerts),
         simulated=series.is_simulated(target, since, until),
+        cold_start=cold_start_of(series, target, until - 7 * DAY_S, until),
     )
 
 

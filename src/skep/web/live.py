@@ -18,8 +18,10 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from skep.errors import EngineError, SkepError
+from skep.monitor.cold_start import ColdStart
 from skep.monitor.describe import describe_probing
 from skep.monitor.headline import SpeedHeadline, headlines_of
+from skep.monitor.overview import cold_starts_of
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
 from skep.monitor.status import TargetStatus, alert_document, target_statuses
 from skep.stats.percentiles import percentile
@@ -43,6 +45,7 @@ ORDER BY arrived_at DESC LIMIT ?
 class MonitorSnapshot(msgspec.Struct, frozen=True):
     standings: tuple[TargetStatus, ...] = ()
     headlines: tuple[SpeedHeadline, ...] = ()
+    cold_starts: tuple[ColdStart, ...] = ()
     lines: tuple[tuple[SeriesPoint, ...], ...] = ()  # of the first series of each: hours of 7 days
     alerts: tuple[Alert, ...] = ()
     notes: tuple[MonitorEvent, ...] = ()  # the newest events, newest first
@@ -62,7 +65,8 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
         events = [{"at": one.at, "kind": str(one.kind), "target": one.target, "text": one.text} for one in self.notes]
         shown = [public_alert(one) for one in alerts] if site.hides_private else alerts
         headlines = [headline.document() for headline in self.headlines]
-        return {"headlines": headlines, "targets": targets, "alerts": shown, "events": events}
+        starts = [start.document() for start in self.cold_starts]
+        return {"headlines": headlines, "cold_starts": starts, "targets": targets, "alerts": shown, "events": events}
 
 
 def public_alert(alert: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +82,7 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
         return MonitorSnapshot(
             standings=found,
             headlines=tuple(labelled(site, one) for one in headlines_of(series, found, now)),
+            cold_starts=tuple(cold_starts_of(series, found, now)),
             lines=tuple(tuple(SeriesPoint(one.start, one.median) for one in some if one.count) for some in spans),
             alerts=tuple(series.alerts(open_only=True)),
             notes=tuple(series.events(now - WEEK_S, now)[:-6:-1]),
