@@ -233,6 +233,30 @@ def test_status_begins_with_which_target_is_faster(series):
     assert headline["medians"] == [73.7, 33.8]
 
 
+def test_two_targets_are_compared_with_how_they_are_probed(series):
+    put_target(series, "box", "cloud", "new")
+    now = time.time()
+    for hour in range(30, 0, -1):
+        probed(series, "box", now - hour * HOUR_S, 73.7)
+        probed(series, "cloud", now - hour * HOUR_S, 33.8)
+    done = monitor("compare", "box", "cloud", "--since", "30h", check=0)
+    headline, titles, first, *_ = done.out.splitlines()
+    assert headline.startswith("box is 118 % faster than cloud (30-hour medians 73.7 and 33.8)")
+    assert titles.split()[:5] == ["KIND", "OF", "RUN", "box", "cloud"]
+    assert first.split()[-4:] == ["29", "/", "29", "worse"]
+    assert "box, cloud: a probe every 1 h" in done.err
+    document = monitor("compare", "cloud", "box", "--json").json
+    assert document["headline"]["sentence"].startswith("cloud is 54 % slower than box")
+    assert "no kind of run in common" in monitor("compare", "box", "new", check=0).err
+
+
+def test_a_target_is_not_compared_with_itself_or_with_an_unknown_one(series):
+    put_target(series, "box")
+    assert "cannot be compared with itself" in refusal("compare", "box", "box")
+    assert "there is no target `cluod`" in refusal("compare", "box", "cluod")
+    assert "not a time" in refusal("compare", "box", "box", "--since", "soon")
+
+
 def test_status_says_why_and_what_a_note_has_brought(series, slower):
     now = time.time()
     put_target(series, "down", "old")

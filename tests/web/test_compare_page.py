@@ -27,6 +27,12 @@ def test_targets_that_are_watched_stand_on_one_axis(ask):
     assert "no figure in common" in ask("/compare?target=box&target=new")[1]
 
 
+def test_a_pair_begins_with_which_is_faster_and_says_what_a_pause_costs(ask):
+    html = ask("/compare?target=box&target=cloud&window=7d")[1]
+    assert "% faster than cloud (7-day medians" in html
+    assert "cloud after a pause (probed every 1 h): first token after 900 ms" in html
+
+
 def test_a_ratio_has_its_interval_and_both_ranges_and_cold_is_compared_with_cold(ask):
     (pair,) = ask.json("/api/compare.json?target=cloud&target=box&window=30d")["pairs"]
     hot = pair["rows"][0]

@@ -81,6 +81,16 @@ def status(as_json: JsonOption = False) -> None:
     """Show each target's last value against its 7-day median, its next probe, open alerts and the probe loop."""
 
 
+@command(monitor_app, "skep monitor compare box cloud --since 30d", runs="monitor_run.compare_two")
+def compare(
+    a: Annotated[str, argument("Target from `skep monitor list`.", metavar="A")],
+    b: Annotated[str, argument("Target to compare it with.", metavar="B")],
+    since: Annotated[str, option("How far back, such as 7d, or a date and time.")] = "7d",
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two targets: which is faster, every figure that both have, and what a pause costs each."""
+
+
 @command(monitor_app, "skep monitor check --json || mail -s skep me < /dev/null", runs="monitor_run.check_now")
 def check(as_json: JsonOption = False) -> None:
     """Print one line per open problem, for cron. Exit code 4 if there is one."""

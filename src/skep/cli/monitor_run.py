@@ -21,7 +21,7 @@ from skep.monitor.describe import describe_probe
 from skep.monitor.history import model_changes
 from skep.monitor.history import write_note as store_note
 from skep.monitor.loop import begin_with, log_on_stderr, monitor_pid, probe_by_hand, run_monitor
-from skep.monitor.overview import monitor_status
+from skep.monitor.overview import monitor_status, pair_of
 from skep.monitor.probe import probe_error
 from skep.monitor.records import ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
@@ -29,7 +29,7 @@ from skep.monitor.targets import add_target as store_target
 from skep.monitor.targets import moment_of, parse_percent
 from skep.paths import user_paths
 from skep.report.columns import print_records
-from skep.report.hive_text import SAMPLES, TARGETS, status_columns
+from skep.report.hive_text import SAMPLES, TARGETS, comparison_columns, status_columns
 from skep.report.terminal import day_and_time, note, print_json, print_list
 from skep.store.database import open_store, read_store
 from skep.units import parse_seconds
@@ -126,6 +126,23 @@ def show_status(*, as_json: bool) -> None:
     note(*found.sentences())
     if pid is None:
         note("the loop is not running: `skep monitor run` or `skep up` starts it")
+
+
+def compare_two(a: str, b: str, since: str, *, as_json: bool) -> None:
+    now = time.time()
+    start = moment_of(since, now, option="--since")
+    with series_to_read() as series:
+        found = pair_of(series, a, b, start, now)
+    if as_json:
+        print_json(found.document())
+        return
+    if not found.rows:
+        note(f"`{a}` and `{b}` have no kind of run in common since {day_and_time(start)}")
+        return
+    if found.headline is not None:
+        print(found.headline.line)  # noqa: T201
+    print_records(comparison_columns(a, b), found.rows)
+    note(*(cold_start.sentence for cold_start in found.cold_starts), *found.probing)
 
 
 def check_now(*, as_json: bool) -> None:

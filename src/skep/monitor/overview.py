@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from skep.errors import UserError
 from skep.monitor.cold_start import ColdStart, cold_start_of
-from skep.monitor.headline import SpeedHeadline, headlines_of
-from skep.monitor.history import notes_in_words
+from skep.monitor.describe import describe_probing
+from skep.monitor.headline import SpeedHeadline, headline_of, headlines_of
+from skep.monitor.history import TargetComparison, TargetComparisonRow, compare_targets, notes_in_words
 from skep.monitor.records import Alert
 from skep.monitor.status import WINDOW_S, TargetStatus, alert_document, day_and_time, target_statuses
 from skep.monitor.store import SeriesStore
@@ -42,12 +44,48 @@ class MonitorStatus(msgspec.Struct, frozen=True):
 def monitor_status(series: SeriesStore, now: float) -> MonitorStatus:
     standings = target_statuses(series, now)
     headlines = headlines_of(series, standings, now)
-    starts = cold_starts_of(series, standings, now)
+    starts = cold_starts_of(series, (one.target.name for one in standings), now - WINDOW_S, now)
     alerts = series.alerts(open_only=True)
     return MonitorStatus(now, standings, headlines, starts, alerts, notes_in_words(series, now))
 
 
-def cold_starts_of(series: SeriesStore, standings: Sequence[TargetStatus], now: float) -> list[ColdStart]:
-    """Of the targets that have cold and hot runs of the last 7 days."""
-    found = (cold_start_of(series, one.target.name, now - WINDOW_S, now) for one in standings)
+def cold_starts_of(series: SeriesStore, names: Iterable[str], since: float, until: float) -> list[ColdStart]:
+    """Of the targets that have cold and hot runs in the window."""
+    found = (cold_start_of(series, name, since, until) for name in names)
     return [start for start in found if start is not None]
+
+
+class TargetPair(msgspec.Struct, frozen=True):
+    """Two targets over a window: the sentence, every figure that both have, what a pause costs, how both are probed."""
+
+    comparison: TargetComparison
+    headline: SpeedHeadline | None  # A against B
+    cold_starts: Sequence[ColdStart]
+    probing: Sequence[str]
+
+    @property
+    def rows(self) -> Sequence[TargetComparisonRow]:
+        return self.comparison.rows
+
+    def document(self) -> dict[str, Any]:
+        return {
+            **self.comparison.document(),
+            "headline": self.headline and self.headline.document(),
+            "cold_starts": [one.document() for one in self.cold_starts],
+            "probing": list(self.probing),
+        }
+
+
+def pair_of(series: SeriesStore, a: str, b: str, since: float, until: float) -> TargetPair:
+    """UserError for a target that was never there, and for one beside itself."""
+    targets = [series.target(name, removed=True) for name in (a, b)]
+    if since >= until:
+        raise UserError("the time to compare over is empty", hint="write it as `--since 7d` or `--since 2026-11-15`")
+    if a == b:
+        raise UserError(f"`{a}` cannot be compared with itself", hint="`skep monitor list` shows the other targets")
+    return TargetPair(
+        compare_targets(series, a, b, since, until),
+        headline_of(series, a, b, since, until),
+        cold_starts_of(series, (a, b), since, until),
+        describe_probing(targets),
+    )

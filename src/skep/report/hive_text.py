@@ -9,7 +9,8 @@ from textwrap import wrap
 from typing import Any
 
 from skep.host.checks import CheckResult, HostFinding
-from skep.monitor.describe import ago, ahead, percent
+from skep.monitor.describe import ago, ahead, in_words, percent
+from skep.monitor.history import TargetComparisonRow
 from skep.monitor.records import ProbeSample, ProbeTarget
 from skep.monitor.schedule import format_interval
 from skep.monitor.status import TargetStatus
@@ -18,7 +19,7 @@ from skep.report.columns import Column, as_count, at, print_records, record_line
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, sparkline
 from skep.report.terminal import note
 from skep.supervisor.control import HiveReadings, ReplicaStatus
-from skep.units import format_bytes, format_seconds, number
+from skep.units import Interval, format_bytes, format_seconds, number, printable
 
 STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red", "silent": "red"}
 LEGEND = "█ active, ▒ releasing, · free slots; tok/s is approximate, over 10 s; – none yet"
@@ -297,3 +298,27 @@ SAMPLES: tuple[Column[ProbeSample], ...] = (
     Column("output_tokens", "TOKENS", lambda one: one.output_tokens, rank=3),
     Column("error", "NOTE", lambda one: one.error or "", right=False),
 )
+
+
+def comparison_columns(a: str, b: str) -> tuple[Column[TargetComparisonRow], ...]:
+    """Return two targets beside each other, a row for each kind of run; the ratio is B over A."""
+    return (
+        Column("run", "KIND OF RUN", lambda row: in_words(row.key), right=False),
+        Column("a", printable(a), at("versus.a.median"), _one),
+        Column("b", printable(b), at("versus.b.median"), _one),
+        Column("ratio", "RATIO", at("versus.ratio.estimate"), "{:.2f}x".format),
+        Column("interval", "95 %", lambda row: _interval(row.versus.ratio), rank=2, right=False),
+        Column("cv_a", "CV A", at("versus.a.cv"), "{:.1%}".format, rank=3),
+        Column("cv_b", "CV B", at("versus.b.cv"), "{:.1%}".format, rank=3),
+        Column("values", "VALUES", _counts, rank=4),
+        Column("judgement", f"{printable(b)} IS", lambda row: row.versus.judgement.value, rank=1, right=False),
+    )
+
+
+def _interval(ratio: Interval | None) -> str | None:
+    return None if ratio is None else f"{ratio.low:.2f} to {ratio.high:.2f}"
+
+
+def _counts(row: TargetComparisonRow) -> str:
+    counts = (0 if side is None else side.count for side in (row.versus.a, row.versus.b))
+    return " / ".join(map(str, counts))

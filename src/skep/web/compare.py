@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from skep.bench.stored_run import load_run
 from skep.monitor.describe import in_words
-from skep.monitor.history import SeriesHistory, TargetComparison, compare_targets, history_of
+from skep.monitor.history import SeriesHistory, history_of
+from skep.monitor.overview import TargetPair, pair_of
 from skep.monitor.records import SeriesKey
 from skep.monitor.store import SeriesStore
 from skep.report import theme
@@ -27,6 +28,7 @@ from skep.web.history import (
     chosen_key,
     how_probed,
     known_targets,
+    labelled,
     read_query,
     shown_values,
     track_of,
@@ -69,7 +71,7 @@ def target_parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterat
         caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
         yield _part("figure", picture=_picture(asked, since, histories), caption=caption)
     for place, pair in enumerate(pairs(site, series, asked)):
-        yield _part("pair_of", pair=pair, place=place)
+        yield _part("pair_of", pair=pair.comparison, headline=pair.headline, starts=pair.cold_starts, place=place)
     if len(asked.targets) < 2:
         yield _part("alone")
 
@@ -78,11 +80,13 @@ def _part(macro: str, **values: Any) -> str:
     return render_macro("compare_parts.html", macro, **values)
 
 
-def pairs(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[TargetComparison]:
+def pairs(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[TargetPair]:
     for other in asked.targets[1:]:
-        found = compare_targets(series, asked.targets[0], other, asked.since, asked.until)
-        models = [None if model is None else site.label(model) for model in (found.model_a, found.model_b)]
-        yield replace(found, model_a=models[0], model_b=models[1])
+        found = pair_of(series, asked.targets[0], other, asked.since, asked.until)
+        compared = found.comparison
+        models = [None if model is None else site.label(model) for model in (compared.model_a, compared.model_b)]
+        compared = replace(compared, model_a=models[0], model_b=models[1])
+        yield replace(found, comparison=compared, headline=found.headline and labelled(site, found.headline))
 
 
 def targets_document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:

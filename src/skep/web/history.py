@@ -21,6 +21,7 @@ from starlette.routing import Route
 from skep.errors import UserError
 from skep.monitor.cold_start import ColdStart, cold_start_of
 from skep.monitor.describe import describe_probing, in_words, span_of_time
+from skep.monitor.headline import SpeedHeadline
 from skep.monitor.history import SeriesHistory, around_event, history_of, primary_keys, write_note
 from skep.monitor.records import DAY_S, Alert, EventKind, Heat, ProbeOutcome, SeriesKey
 from skep.monitor.store import SeriesStore, all_targets, known_target
@@ -146,6 +147,11 @@ def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[Ser
 
 def how_probed(series: SeriesStore, names: Sequence[str]) -> list[str]:
     return describe_probing([series.target(name, removed=True) for name in names])
+
+
+def labelled(site: Site, headline: SpeedHeadline) -> SpeedHeadline:
+    target, other = headline.models
+    return replace(headline, models=(target and site.label(target), other and site.label(other)))
 
 
 def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -> TargetHistory:

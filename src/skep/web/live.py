@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -27,6 +26,7 @@ from skep.monitor.status import TargetStatus, alert_document, target_statuses
 from skep.stats.percentiles import percentile
 from skep.supervisor.control import HiveReadings, NotRunning, ReplicaStatus, Status, read_status
 from skep.web.context import Site
+from skep.web.history import labelled
 from skep.web.layout import environment, page
 from skep.web.responses import json_answer, json_text
 
@@ -82,17 +82,12 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
         return MonitorSnapshot(
             standings=found,
             headlines=tuple(labelled(site, one) for one in headlines_of(series, found, now)),
-            cold_starts=tuple(cold_starts_of(series, found, now)),
+            cold_starts=tuple(cold_starts_of(series, (one.target.name for one in found), now - WEEK_S, now)),
             lines=tuple(tuple(SeriesPoint(one.start, one.median) for one in some if one.count) for some in spans),
             alerts=tuple(series.alerts(open_only=True)),
             notes=tuple(series.events(now - WEEK_S, now)[:-6:-1]),
             fault=None,
         )
-
-
-def labelled(site: Site, headline: SpeedHeadline) -> SpeedHeadline:
-    target, other = headline.models
-    return replace(headline, models=(target and site.label(target), other and site.label(other)))
 
 
 def read_ttft(site: Site, now: float) -> dict[str, float] | None:
