@@ -11,6 +11,7 @@ from skep.catalog.models import geometry
 from skep.catalog.presets import Draft, EngineOptions
 from skep.config.presets import all_presets, contradictions, find_preset
 from skep.config.rigs import parse_rig, rig_of_host
+from skep.deploy.preset_setup import layout_of, quant_of
 from skep.engines.base import Launch
 from skep.engines.llamacpp import Embedded, LlamaCpp
 from skep.engines.vllm import Sglang, Vllm
@@ -21,11 +22,9 @@ from skep.tuner.knobs import (
     apply_config,
     config_of,
     knob_value,
-    layout_of,
     layout_words,
     pairs_of,
     parse_layout,
-    quant_of,
     space_of,
     with_layout,
 )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from skep.cli.options import ROOT, JsonOption, argument, command, option
 from skep.files import OutputFile
-from skep.paths import user_paths
+from skep.paths import Paths, user_paths
 from skep.report.terminal import note, print_json
+
+if TYPE_CHECKING:
+    from skep.deploy.plan_request import PlanAnswer
 
 GPU_HELP = (
     'GPUs to plan for: "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: pcie4x8, nvlink(0-1,2-3)". '
@@ -28,11 +31,24 @@ class PlanOptions:
     }
 
     model: Annotated[
-        str, argument("Model name from `skep catalog models`, or path of a config.json, its folder or a GGUF file.")
+        str,
+        argument(
+            "Model name from `skep catalog models`, a preset, or path of a config.json, its folder or a GGUF file.",
+            metavar="MODEL|PRESET",
+        ),
     ]
     gpu: Annotated[tuple[str, ...], option(GPU_HELP, metavar="RIG")] = ()
     link: Annotated[str | None, option("Link between all GPUs: nvlink, pcie, pcie4x8 or p2p.")] = None
-    agents: Annotated[int, option("Number of concurrent agents.", "-c", "--concurrency", min=1, max=4096)] = 4
+    agents: Annotated[
+        int | None,
+        option(
+            "Number of concurrent agents (default: 4; of a preset, those of its best figure).",
+            "-c",
+            "--concurrency",
+            min=1,
+            max=4096,
+        ),
+    ] = None
     goal: Annotated[str, option("Optimise for throughput or latency.")] = "throughput"
     slo: Annotated[str | None, option("Latency limits to meet, such as ttft=1s,tpot=25ms.")] = None
     input_tokens: Annotated[
@@ -67,11 +83,11 @@ def plan(
 ) -> None:
     """Show which layout of a model fits, how fast it runs with N agents, and why."""
     from skep.deploy.commands import document
-    from skep.deploy.plan_request import PlanFlags, answer_plan, nothing_fits
+    from skep.deploy.plan_request import nothing_fits
 
     if html is not None:
         html.checked()
-    found = answer_plan(PlanFlags(**asdict(options)), user_paths(os.environ).store)
+    found = _answer(options, user_paths(os.environ))
     if as_json:
         print_json(document(found))
     error = nothing_fits(found)
@@ -84,3 +100,16 @@ def plan(
     if html is not None:
         html.write(plan_page(document(found)))
         note(f"wrote {html}")
+
+
+def _answer(options: PlanOptions, paths: Paths) -> PlanAnswer:
+    """Return the answer for a preset of that name, else for a model. As with `skep up`, a preset goes first."""
+    from skep.config.presets import find_preset, presets_folder
+    from skep.deploy.plan_request import AGENTS, PlanFlags, answer_plan
+    from skep.deploy.preset_plan import agents_of, answer_preset
+
+    given = asdict(options)
+    preset = find_preset(options.model, presets_folder(paths))
+    if preset is None:
+        return answer_plan(PlanFlags(**{**given, "agents": options.agents or AGENTS}), paths.store)
+    return answer_preset(preset, PlanFlags(**{**given, "agents": options.agents or agents_of(preset)}), paths.store)

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.catalog.models import checkpoint_of
-from skep.catalog.presets import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions, Preset
 from skep.catalog.tool_calling import (
     TOLD_PARSERS,
     ToolCalling,
@@ -18,7 +18,7 @@ from skep.catalog.tool_calling import (
     usable,
     with_template,
 )
-from skep.deploy.plan_request import PlanAnswer
+from skep.deploy.plan_request import PlanAnswer, PlanFlags, PresetAnswer
 from skep.engines.adapter import DRAFTED_BY_MODEL, adapter_of
 from skep.engines.base import Launch
 from skep.engines.discovery import bare_words, engine_kinds, find_program, is_installed, version_of
@@ -102,13 +102,15 @@ def launches_of(
 
 
 def command_lines(
-    setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = ()
+    setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = (), preset: Preset | None = None
 ) -> tuple[str, ...]:
-    """Return one shell line a replica; none where its cards are in several machines."""
+    """Return one shell line a replica; none where its cards are in several machines. `preset`: with all its flags."""
     if of_machines(rig):
         return ()  # engines find each other over a network in ways of their own
     adapter, lines = adapter_of(setup.engine, rig.cards[0].vendor), []
     for launch in launches_of(setup, rig, checkpoint=checkpoint, order=order):
+        if preset is not None:
+            launch = replace(launch, options=preset.options, extra=preset.extra, env=preset.env)  # noqa: PLW2901
         shown = {name: value for name, value in adapter.environment(launch).items() if name not in _SILENT}
         variables = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
         words = [*bare_words(launch.engine, launch.binary), *adapter.arguments(launch)]
@@ -152,7 +154,13 @@ def document(found: PlanAnswer) -> dict[str, Any]:
             {"rig": choice.rig.title, **_renamed(rejected)} for choice in found.choices for rejected in choice.rejected
         ],
         "notes": found.notes,
+        "preset": None if found.preset is None else _preset_document(found.preset),
     }  # fmt: skip
+
+
+def _preset_document(answer: PresetAnswer) -> dict[str, Any]:
+    figures = [{**to_builtins(figure), "off": round(figure.off, 4)} for figure in answer.figures]
+    return {"name": answer.preset.name, "source": answer.preset.source, "figures": figures}
 
 
 def _rig_document(choice: PlanChoice) -> dict[str, Any]:
@@ -198,7 +206,7 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str
         "keeps_promise": plan.rated.keeps_promise,
         "caveats": caveats(found, plan),
         "up": start_line(found, plan),
-        "launch": commands_of(plan),
+        "launch": commands_of(found, plan),
         "gateway": gateway_line(setup, plan.rated.rig),
         "why": plan.why,
         "rules": [to_builtins(finding) for finding in plan.rated.findings],
@@ -211,7 +219,20 @@ def start_line(found: PlanAnswer, plan: Plan) -> str | None:
     """Return the `skep up` of a plan; None where its cards are in several machines."""
     if of_machines(plan.rated.rig):
         return None
+    if found.preset is not None:
+        return _preset_line(found.flags)
     return up_line(found.flags.model, plan.setup, plan.checkpoint, found.goal.agents)
+
+
+def _preset_line(flags: PlanFlags) -> str:
+    """Return the `skep up` of a preset, with what was typed of it."""
+    typed: dict[str, int | float | str | None]
+    typed = {"--slots": flags.slots, "--context": flags.context, "--replicas": flags.replicas}
+    typed |= {"--kv": flags.kv, "--memory-share": flags.utilization}
+    words = ["skep", "up", flags.model]
+    for option, value in typed.items():
+        words += [option, str(value)] if value is not None else []
+    return shlex.join(words)
 
 
 def download_bytes(plan: Plan) -> int:
@@ -225,7 +246,7 @@ def download_bytes(plan: Plan) -> int:
 def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
     """Return what a user must know before the start, what matters most first."""
     rated, setup, goal = plan.rated, plan.setup, found.goal
-    said: list[str] = []
+    said: list[str] = list(found.preset.cautions) if found.preset is not None else []
     known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
     if not rated.published:
         said.append(f"{setup.quant.title} of {setup.model.id} would be best, but no such checkpoint is known")
@@ -290,5 +311,6 @@ def vision_bytes(plan: Plan) -> int:
     return with_tower - without
 
 
-def commands_of(plan: Plan) -> tuple[str, ...]:
-    return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order)
+def commands_of(found: PlanAnswer, plan: Plan) -> tuple[str, ...]:
+    preset = found.preset.preset if found.preset is not None else None
+    return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order, preset=preset)

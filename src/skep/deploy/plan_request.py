@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from skep.catalog.presets import parse_draft
+from skep.catalog.presets import Metric, Preset, parse_draft
 from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
 from skep.deploy.chat_template import folder_takes_tools, header_takes_tools
 from skep.errors import SkepError, UserError, WeightsError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from skep.catalog.models import Geometry
 
 GOALS = ("throughput", "latency")
+AGENTS = 4  # to plan for, where nobody says how many
 _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
 _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
 _NO_LIMIT = 1 << 40
@@ -48,7 +49,7 @@ class PlanFlags(PinnedSizes, frozen=True):
     model: str
     gpu: tuple[str, ...] = ()
     link: str | None = None
-    agents: int = 4
+    agents: int = AGENTS
     goal: str = "throughput"
     slo: str | None = None
     input_tokens: int | None = None  # None: as an agent's
@@ -70,6 +71,31 @@ class ModelFound(Struct, frozen=True):
     unknown_quant: str | None = None  # what their configuration calls a format that is not known here
 
 
+class FigureBeside(Struct, frozen=True):
+    """One published figure of a preset, and what its plan expects at the same load."""
+
+    concurrency: int
+    input_tokens: int
+    output_tokens: int
+    lengths_published: bool  # False: its author gives none, these are assumed
+    metric: Metric
+    published_tok_s: float
+    predicted_tok_s: float
+
+    @property
+    def off(self) -> float:
+        """How far the prediction is above the figure, as a share."""
+        return self.predicted_tok_s / self.published_tok_s - 1
+
+
+class PresetAnswer(Struct, frozen=True):
+    """The preset that was planned. `figures`: empty on cards that it was not measured on."""
+
+    preset: Preset
+    figures: tuple[FigureBeside, ...] = ()
+    cautions: tuple[str, ...] = ()
+
+
 class PlanAnswer(Struct, frozen=True):
     flags: PlanFlags
     model: ModelFound
@@ -79,6 +105,7 @@ class PlanAnswer(Struct, frozen=True):
     choices: tuple[PlanChoice, ...]  # one a rig, in the order of --gpu
     notes: tuple[str, ...]
     published: Mapping[str, str] = {}  # by the title of a rig: what others measured on such cards
+    preset: PresetAnswer | None = None  # where a preset was planned instead of a model
 
     @property
     def recommended(self) -> PlanChoice:

@@ -18,7 +18,7 @@ from skep.config.presets import all_presets, find_preset, presets_folder, serve_
 from skep.config.rigs import ResolvedRig, parse_rig, rig_of_host
 from skep.config.settings import EMBEDDED_MODEL, Serve, default_context
 from skep.deploy.commands import launches_of
-from skep.deploy.plan_request import EVIDENCE, PlanFlags, answer_plan, nothing_fits
+from skep.deploy.plan_request import AGENTS, EVIDENCE, PlanFlags, answer_plan, nothing_fits
 from skep.engines.base import engine_named
 from skep.engines.discovery import engine_kinds, is_installed
 from skep.engines.simulated import plan_of
@@ -40,7 +40,6 @@ SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
 OFFERED = ("gpt-oss-120b", "qwen3.6-35b-a3b", "qwen3.6-27b", "gpt-oss-20b", "qwen3-14b", "qwen3-8b", "qwen3-4b")
 OFFERS = 3
 SHOWN_CHECKPOINTS = 4
-AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
 
 Say = Callable[[str], None]
 

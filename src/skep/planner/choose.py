@@ -278,3 +278,11 @@ def _plan(
         found = find_checkpoint(setup.model.id, setup.engine, setup.quant.id, mtp=drafts)
         checkpoint = found.reference(setup.quant.id) if found is not None else None
     return Plan(rated, predicted, rated.memory(), longest, checkpoint, order, reasons(rated, goal))
+
+
+def choice_of_setup(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, checkpoint: str | None) -> PlanChoice:
+    """Return a setup that is given as the only plan; a rule that refuses it is among its findings."""
+    rig, order = candidates.arranged(rig)
+    rated = ranking.rate(setup, rig, goal, check(setup, rig), basis, pinned_context=setup.context)
+    plan = _plan(rated, goal, basis, ranking.levels(goal.agents), checkpoint, order)
+    return PlanChoice(rig, order, (plan,), ())

@@ -19,7 +19,7 @@ from skep.deploy.commands import (
     rests_on,
     start_line,
 )
-from skep.deploy.plan_request import PlanAnswer
+from skep.deploy.plan_request import FigureBeside, PlanAnswer, PresetAnswer
 from skep.planner.choose import Plan, PlanChoice
 from skep.planner.memory import KV_POOL, STATE, WINDOW, Term
 from skep.planner.ranking import Predicted
@@ -48,7 +48,8 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False)
     else:
         for line in answer_lines(found, choice, best):
             _say_wrapped(line)
-        _section(f"Layouts, best first ({_FIGURE_WORDS})")
+        title = "Layouts, best first" if found.preset is None else f"Layout of {found.preset.preset.name}"
+        _section(f"{title} ({_FIGURE_WORDS})")
         _layouts(found, found.ranked if more else three_ways(found.ranked))
         if choice.first_because is not None:
             _say_wrapped(f"first because: {choice.first_because}")
@@ -56,6 +57,8 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False)
         load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
         _section(f"Expected by number of agents ({load}; rests on {_BASIS[rests_on(best)]})")
         print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
+        if found.preset is not None and found.preset.figures:
+            _print_published(found.preset)
         _say("")
         _say_wrapped(memory_bar(best))
     said = caveats(found, best)
@@ -68,9 +71,17 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False)
     for line in [up] if up is not None else ["by hand, on each machine"]:
         _say_wrapped(f"  {line}", " \\")
     if commands and up is not None:
-        _section("The same by hand", _commands(best))
+        _section("The same by hand", _commands(found, best))
     if not more:
         _say_wrapped("--more: reasons, rejected layouts, all memory terms; --commands: the engines' own command lines")
+
+
+def _print_published(answer: PresetAnswer) -> None:
+    """Print what its author measured beside what is expected at the same load."""
+    _section(f"Published beside predicted (not measured here; {answer.preset.source})")
+    print_records(PUBLISHED, answer.figures)
+    if not all(figure.lengths_published for figure in answer.figures):
+        _say("*: its author gives no lengths; these are assumed")
 
 
 def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]:
@@ -237,7 +248,13 @@ def _links(choice: PlanChoice) -> str:
 
 def _what(plan: Plan) -> str:
     setup = plan.setup
-    return setup_words(setup.layout, setup.quant, setup.kv, setup.spec, setup.engine)
+    return setup_words(
+        setup.layout, setup.quant, setup.kv, setup.spec, _engine_words(setup.engine, graphs=setup.graphs)
+    )
+
+
+def _engine_words(engine: str, *, graphs: bool) -> str:
+    return engine if graphs else f"{engine}, eager"
 
 
 def setup_words(layout: Layout, quant: Quant, kv: KvType, spec: Speculation | None, engine: str) -> str:
@@ -273,7 +290,20 @@ SPEEDS: tuple[Column[Predicted], ...] = (
     *_FIGURES,
     Column("tpot_ms", "TOKEN EVERY", lambda p: f"{p.tpot_ms:.1f} ms", rank=1),
 )
+PUBLISHED: tuple[Column[FigureBeside], ...] = (
+    Column("concurrency", "AGENTS", lambda figure: figure.concurrency),
+    Column("input_tokens", "IN", lambda figure: _length(figure, figure.input_tokens)),
+    Column("output_tokens", "OUT", lambda figure: _length(figure, figure.output_tokens)),
+    Column("metric", "COUNTED", lambda figure: figure.metric, right=False),
+    Column("published_tok_s", "PUBLISHED", lambda figure: figure.published_tok_s, partial(number, digits=1)),
+    Column("predicted_tok_s", "PREDICTED", lambda figure: figure.predicted_tok_s, partial(number, digits=1)),
+    Column("off", "OFF", lambda figure: f"{100 * figure.off:+.0f} %"),
+)
 Ranked = tuple[PlanChoice, Plan]
+
+
+def _length(figure: FigureBeside, tokens: int) -> str:
+    return f"{tokens:,}" if figure.lengths_published else f"{tokens:,}*"
 
 
 def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
@@ -316,8 +346,8 @@ def _memory(plan: Plan) -> None:
     _say(f"at once: {setup.slots} sequence(s) of {plan.largest_context:,} tokens")
 
 
-def _commands(plan: Plan) -> list[str]:
-    return [*commands_of(plan), *filter(None, [gateway_line(plan.setup, plan.rated.rig)])]
+def _commands(found: PlanAnswer, plan: Plan) -> list[str]:
+    return [*commands_of(found, plan), *filter(None, [gateway_line(plan.setup, plan.rated.rig)])]
 
 
 def _rejected(found: PlanAnswer) -> None:
@@ -379,7 +409,8 @@ def layout_name(plan: Document) -> str:
     method, _, depth = (plan["spec"] or "").partition(":")
     spec = Speculation(method, int(depth)) if method else None
     layout = convert(plan["topology"], Layout)
-    return setup_words(layout, find_quant(plan["quant"]), find_kv(plan["kv_dtype"]), spec, plan["engine"])
+    engine = _engine_words(plan["engine"], graphs=plan["graphs"])
+    return setup_words(layout, find_quant(plan["quant"]), find_kv(plan["kv_dtype"]), spec, engine)
 
 
 def rejected_name(rejected: Document) -> str:

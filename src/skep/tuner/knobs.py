@@ -20,11 +20,12 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Draft, EngineOptions, Preset
+from skep.deploy.preset_setup import layout_of, quant_of
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
 from skep.planner.ranking import coarse, published_basis, speed_model_of
 from skep.planner.rules import refusal
-from skep.planner.setup import QUANTS, Layout, Quant, Rig, known_kv, known_quant
+from skep.planner.setup import Layout, Quant, Rig, known_kv
 from skep.tuner.records import Knob, KnobConfig, TuneGoal, Value
 
 MOST_SLOTS = 1024
@@ -84,19 +85,6 @@ def parse_layout(words: str) -> Layout:
         raise UserError(f"`{words}` is not a layout", hint="write it as `2x TP=1`, `TP=2 + EP=2` or `TP=1 + PP=2`")
     replicas, tp, pp, ep = (int(part or 1) for part in found.groups())
     return Layout(tp, pp, ep, replicas)
-
-
-def layout_of(preset: Preset) -> Layout | None:
-    """None: it says something that no layout does, such as ranks that share nothing inside one engine."""
-    options = preset.options
-    if options.dp > 1:
-        shared = options.ep and preset.replicas == 1
-        return Layout(options.tp, options.pp, options.tp * options.dp, options.dp) if shared else None
-    if options.split is not None and options.cards == 1:
-        each = len(preset.gpus) // preset.replicas
-        cut = {"tensor": Layout(tp=each), "layer": Layout(pp=each), "none": Layout()}.get(options.split)
-        return replace(cut, replicas=preset.replicas) if cut is not None and each else None
-    return Layout(options.tp, options.pp, options.tp if options.ep else 1, preset.replicas)
 
 
 def with_layout(preset: Preset, layout: Layout) -> Preset:
@@ -237,29 +225,6 @@ _HANDLES: dict[str, Handle] = {
     "threads": Handle(lambda preset: preset.threads, lambda preset, count: replace(preset, threads=count)),
     "threads_batch": _option("threads_batch", lambda preset: preset.threads),
 }
-
-
-_GGUF = ("llamacpp", "embedded", "ollama")
-_NEAREST = {"q4_1": "q4_k_m", "q4_k_s": "q4_k_m", "q5_0": "q5_k_m", "q5_1": "q5_k_m", "q5_k_s": "q5_k_m",
-            "q3_k_l": "q3_k_m", "q3_k_s": "q3_k_m", "q6_k_l": "q6_k", "bf16": "f16"}  # fmt: skip
-_GGUF_WORD = re.compile(r"(?<![a-z0-9])(i?q\d(?:_(?:k_[sml]|k_xl|k|nl|xs|\d))?|bf16|f16|mxfp4)(?![a-z0-9])")
-_FORMAT_WORDS = ("awq", "gptq", "autoround", "auto_round", "nvfp4", "mxfp4", "fp8", "w8a8", "int8", "w4a16", "int4",
-                 "4bit", "bf16")  # fmt: skip
-
-
-def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
-    """None: its name says nothing. vLLM's checkpoints without a word are 16 bit, or as the model was published."""
-    if preset.options.quant and (told := known_quant(preset.options.quant)) is not None:
-        return told
-    name = preset.checkpoint.casefold().replace("int4-autoround", "autoround")
-    if preset.engine in _GGUF:
-        words = _GGUF_WORD.findall(name)
-        found = _NEAREST.get(words[-1], words[-1]) if words else "q4_k_m"
-        return QUANTS.get("gguf_mxfp4" if found == "mxfp4" else found) or known_quant(found)
-    if (word := next((word for word in _FORMAT_WORDS if word in name), None)) is not None:
-        return known_quant(word)
-    bits = model.native_bits if model is not None else None
-    return QUANTS["bf16" if bits is None else "mxfp4" if bits < 5 else "fp8"]
 
 
 SHARES = (0.8, 0.85, 0.9, 0.92, 0.95)

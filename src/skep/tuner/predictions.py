@@ -15,16 +15,17 @@ from msgspec.structs import replace
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Preset
 from skep.config.presets import contradictions
+from skep.deploy.preset_setup import quant_of, setup_of_preset
 from skep.errors import UserError
 from skep.planner.candidates import sizing_card
 from skep.planner.memory import FitResult, fits, memory, usable_bytes, weights_bytes
 from skep.planner.predict import PredictedOutcome, prospect
 from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
-from skep.planner.setup import KV_TYPES, Layout, PlannedLoad, Quant, Rig, Setup, Speculation, known_kv
+from skep.planner.setup import PlannedLoad, Quant, Rig, Setup
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.knobs import DRAFTS, apply_config, layout_of, pairs_of, quant_of
+from skep.tuner.knobs import DRAFTS, apply_config, pairs_of
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneGoal, TuneReading
 from skep.units import GIB
 
@@ -127,16 +128,7 @@ class Predictor:
             preset = apply_config(self.base, config)
         except UserError:
             return None
-        options = preset.options
-        layout = layout_of(preset) or Layout(options.tp, options.pp, 1, preset.replicas * options.dp)
-        kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
-        spec = Speculation(options.draft.method, options.draft.depth) if options.draft is not None else None
-        return Setup(
-            self._model, self._quant, kv, "llamacpp" if preset.engine == "embedded" else preset.engine, layout,
-            slots=max(1, preset.slots // options.dp), context=preset.context_tokens, utilization=options.memory_share,
-            graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
-            vision=not options.text_only, version=preset.engine_version,
-        )  # fmt: skip
+        return setup_of_preset(preset, self._model, self._quant)
 
     def outcome(self, config: KnobConfig) -> PredictedOutcome | None:
         """Of the goal's load; None: it has nothing to say."""

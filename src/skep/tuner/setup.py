@@ -24,6 +24,7 @@ from skep.catalog.presets import NO_CARDS, Preset
 from skep.config.presets import find_preset, presets_folder
 from skep.config.rigs import ResolvedRig, find_rig, rig_of_host
 from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
+from skep.deploy.preset_setup import quant_of
 from skep.deploy.resolve import (
     ENGINES,
     ServeRequest,
@@ -41,7 +42,7 @@ from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.knobs import TuneMachine, apply_config, config_of, quant_of, space_of
+from skep.tuner.knobs import TuneMachine, apply_config, config_of, space_of
 from skep.tuner.predictions import Predictor
 from skep.tuner.presets import baseline_of, prepared
 from skep.tuner.records import METRICS, Knob, KnobConfig, TuneGoal, Tuning

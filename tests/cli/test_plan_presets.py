@@ -1,0 +1,96 @@
+"""`skep plan PRESET`: a preset where a model stands."""
+
+import pytest
+from in_process import call, refused
+
+from skep.config.presets import preset_toml, presets_folder, shipped_presets
+
+EAGER = "qwen2.5-coder-32b-2x3090-nvlink"
+REPLICAS = "qwen3.6-27b-2x3090-replicas"
+pytestmark = pytest.mark.usefixtures("paths")
+
+
+def document(*words):
+    return call("plan", *words, "--json", check=0).json
+
+
+def test_a_preset_is_planned_on_its_cards_with_its_flags_and_without_graphs():
+    found = document(EAGER)
+    (plan,) = found["plans"]
+    assert found["rigs"][0]["rig"] == "2x rtx-3090"
+    assert found["rigs"][0]["link"]["kind"] == "nvlink"
+    assert (plan["engine"], plan["quant"], plan["topology"]["tp"], plan["slots"]) == ("vllm", "awq", 2, 4)
+    assert plan["graphs"] is False
+    assert plan["utilization"] == 0.92
+    assert plan["up"] == f"skep up {EAGER}"
+    assert "--enforce-eager" in plan["launch"][0]
+    assert "--dtype float16" in plan["launch"][0]
+
+
+def test_published_figures_stand_beside_what_is_expected_at_the_same_load():
+    figures = document(REPLICAS)["preset"]["figures"]
+    assert [(one["concurrency"], one["published_tok_s"]) for one in figures[:3]] == [(1, 81.8), (2, 154.0), (4, 225.4)]
+    for one in figures:
+        assert one["lengths_published"]
+        assert (one["input_tokens"], one["output_tokens"]) == (1024, 1024)
+        assert one["off"] == pytest.approx(one["predicted_tok_s"] / one["published_tok_s"] - 1, abs=0.001)
+
+
+def test_figures_without_published_lengths_are_marked_in_the_table():
+    said = call("plan", EAGER, check=0).out
+    assert "(vllm, eager)" in said.splitlines()[0]
+    assert "Published beside predicted (not measured here; Local LLM Bench part 2" in said
+    assert "*: its author gives no lengths; these are assumed" in said
+    assert "*:" not in call("plan", REPLICAS, check=0).out
+
+
+def test_the_page_of_a_preset_has_the_published_figures_too(tmp_path):
+    call("plan", EAGER, "--html", "plan.html", check=0)
+    page = (tmp_path / "plan.html").read_text()
+    assert "Published, not measured here: Local LLM Bench part 2" in page
+    assert "82.0" in page
+
+
+def test_eager_mode_is_slower_than_the_same_preset_with_graphs(paths):
+    folder = presets_folder(paths)
+    folder.mkdir(parents=True)
+    text = preset_toml(shipped_presets()[EAGER]).replace("graphs = false", "graphs = true")
+    (folder / "graphs.toml").write_text(text)
+    eager, recorded = (document(name)["preset"]["figures"][0]["predicted_tok_s"] for name in (EAGER, "graphs"))
+    assert recorded > 1.5 * eager
+
+
+@pytest.mark.parametrize("name", sorted(shipped_presets()))
+def test_every_shipped_preset_has_a_plan_on_the_cards_it_was_measured_on(name):
+    found = document(name)
+    assert len(found["plans"]) == 1
+    assert found["plans"][0]["predicted"][0]["effective_tok_s"] > 0
+    assert len(found["preset"]["figures"]) == len(shipped_presets()[name].published)
+
+
+def test_a_preset_is_planned_for_other_cards_without_its_authors_figures():
+    found = document(REPLICAS, "--gpu", "2x rtx-4090")
+    assert found["rigs"][0]["rig"] == "2x rtx-4090"
+    assert found["preset"]["figures"] == []
+
+
+def test_a_preset_that_needs_more_cards_than_the_rig_has_is_refused():
+    said = refused("plan", REPLICAS, "--gpu", "rtx-3090", code=3)
+    assert said.startswith(f"the preset `{REPLICAS}` needs 2 cards (2 x TP=1), `rtx-3090` has 1 | ")
+
+
+def test_a_choice_that_the_preset_has_made_cannot_be_pinned_again():
+    said = refused("plan", REPLICAS, "--tp", "2")
+    assert said.startswith(f"--tp cannot be combined with the preset `{REPLICAS}` | ")
+
+
+def test_slots_and_lengths_that_are_typed_go_into_plan_and_start_line():
+    found = document(EAGER, "--slots", "2", "-c", "2", "--prompt-tokens", "512", "--output-tokens", "128")
+    assert found["goal"]["input_tokens"] == 512
+    assert found["plans"][0]["slots"] == 2
+    assert found["plans"][0]["up"] == f"skep up {EAGER} --slots 2"
+
+
+def test_a_preset_that_the_planner_calls_impossible_is_planned_with_a_caution():
+    found = document("qwen3.6-27b-3090-turboquant")
+    assert found["plans"][0]["caveats"][0].startswith("its author ran it, though by what skep knows ")
