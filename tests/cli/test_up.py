@@ -229,3 +229,53 @@ def test_without_a_model_nothing_is_simulated_and_a_smaller_context_than_a_usual
     wanted = ServeRequest("qwen3-8b", gpu=("h200",), context=1024, slots=3)
     model, serve = simulated_serve(wanted, user_paths(os.environ))
     assert (model, serve["context_tokens"], serve["slots"], serve["replicas"]) == ("qwen3-8b", 1024, 3, 1)
+
+
+EAGER = "qwen2.5-coder-32b-2x3090-nvlink"
+
+
+def test_a_preset_is_simulated_on_its_own_cards_as_it_is_started_there_eager_included():
+    told = []
+    model, serve = simulated_serve(ServeRequest(EAGER), user_paths(os.environ), told.append)
+    assert (model, serve["engine"], serve["slots"], serve["replicas"]) == ("qwen2.5-coder-32b", "simulated", 4, 1)
+    assert serve["context_tokens"] == serve_of(preset(EAGER, user_paths(os.environ).config)).context_tokens
+    assert serve["about"].endswith("TP=2 on 2x rtx-3090, as vllm, eager")
+    assert any(line.startswith(f"preset {EAGER}: ") for line in told)
+    assert any("does not name its checkpoint" in line for line in told)
+
+
+def test_an_eager_preset_is_simulated_slower_than_its_model_with_graphs():
+    pinned = ServeRequest("qwen2.5-coder-32b", gpu=("2x rtx-3090",), link="nvlink", engine="vllm", quant="awq", tp=2)
+    steps = []
+    for wanted in (ServeRequest(EAGER), pinned):
+        _, serve = simulated_serve(wanted, user_paths(os.environ))
+        steps.append(json.loads(serve["extra"][1])["step"]["fixed_s"])
+    assert steps[0] > 2 * steps[1]
+
+
+def test_a_simulated_preset_takes_other_cards_and_slots_but_no_other_layout():
+    wanted = ServeRequest(EAGER, gpu=("2x rtx-4090",), slots=2)
+    _, serve = simulated_serve(wanted, user_paths(os.environ))
+    assert serve["slots"] == 2
+    assert "2x rtx-4090" in serve["about"]
+    assert "--tp cannot be combined with the preset" in refused("up", EAGER, "--simulate", "--tp", 1)
+    assert "needs 2 cards (TP=2), `rtx-3090` has 1" in refused("up", EAGER, "--simulate", "--gpu", "rtx-3090", code=3)
+
+
+def test_a_preset_for_more_cards_than_are_here_is_not_shown_as_if_it_could_start(two_3090s):
+    for more in ((), ("--dry-run",)):
+        said = refused("up", "gemma-4-31b-4x3090", *more, code=3)
+        assert said.startswith(
+            "the preset `gemma-4-31b-4x3090` needs 4 cards (4x rtx-3090), this machine has 2 cards | "
+        )
+        assert "--simulate" in said
+
+
+def test_one_replica_of_a_preset_for_more_cards_can_be_shown_on_fewer(two_3090s):
+    wanted = ServeRequest("qwen3.6-27b-2x3090-replicas", replicas=1)
+    assert serve_for(wanted).replicas == 1
+
+
+def test_a_preset_is_not_exported_for_other_cards_than_its_own():
+    said = refused("export", EAGER, "--gpu", "rtx-3090", "--as", "shell")
+    assert said.startswith(f"the preset `{EAGER}` says its cards itself | leave --gpu out")

@@ -151,10 +151,14 @@ class Recipe(msgspec.Struct, frozen=True):
 
 def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_port: int) -> Recipe:
     """Return a preset's recipe; with `gpu` that of the best plan for a model on these cards."""
-    if gpu is not None:
-        return _planned(name, gpu, paths, port=port, engine_port=engine_port)
     folder = presets_folder(paths)
-    if find_preset(name, folder) is None and find_geometry(name) is not None:
+    known = find_preset(name, folder)
+    if gpu is not None:
+        if known is not None:
+            hint = f'leave --gpu out, or export its model: skep export {known.model} --gpu "{gpu}"'
+            raise UserError(f"the preset `{name}` says its cards itself", hint=hint)
+        return _planned(name, gpu, paths, port=port, engine_port=engine_port)
+    if known is None and find_geometry(name) is not None:
         raise UserError(f"`{name}` is a model, not a preset", hint='name the cards: --gpu "2x rtx-3090"')
     return recipe_of(preset(name, folder), port=port, engine_port=engine_port)
 
@@ -178,7 +182,7 @@ def recipe_of(preset: Preset, *, port: int, engine_port: int) -> Recipe:
 
 def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int) -> Recipe:
     """As `skep plan MODEL --gpu ...` has it, with the checkpoint that it names."""
-    plan = best_plan(simulated_flags(ServeRequest(model, gpu=(gpu,)), paths), paths.store)
+    plan = best_plan(simulated_flags(ServeRequest(model, gpu=(gpu,))), paths.store)
     setup, rig = plan.setup, plan.rated.rig
     if of_machines(rig):
         raise UserError(f"`{gpu}` is several machines", hint=f"`skep plan {model}` prints a command for each")

@@ -19,6 +19,7 @@ from skep.config.rigs import ResolvedRig, parse_rig, rig_of_host
 from skep.config.settings import EMBEDDED_MODEL, Serve, default_context
 from skep.deploy.commands import launches_of
 from skep.deploy.plan_request import AGENTS, EVIDENCE, PlanFlags, answer_plan, nothing_fits
+from skep.deploy.preset_plan import agents_of, answer_preset
 from skep.engines.base import engine_named
 from skep.engines.discovery import engine_kinds, is_installed
 from skep.engines.simulated import plan_of
@@ -93,7 +94,7 @@ def serve_for(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Serve |
         serve = preset_serve(preset, wanted)
         for line in about_preset(preset, serve):
             say(line)
-        check_cards(preset)
+        check_cards(preset, serve)
         return serve
     if is_missing(wanted.model):
         raise UserError(f"`{wanted.model}` does not exist", hint="name a GGUF file, or a folder with config.json")
@@ -145,13 +146,24 @@ def preset_serve(preset: Preset, wanted: ServeRequest) -> Serve:
     return _told(serve_of(preset), wanted)
 
 
-def check_cards(preset: Preset) -> None:
-    """A recipe for NVIDIA's cards is not started without any. Cards of others cannot be seen, and are believed in."""
-    if preset.hardware == needs.NO_CARDS or read_host().gpus:
+def check_cards(preset: Preset, serve: Serve | None = None) -> None:
+    """Raise DoesNotFit where a recipe for NVIDIA's cards finds none of them, or fewer than `serve` takes.
+
+    Cards of other makers cannot be seen, and are believed in.
+    """
+    host = read_host()
+    if preset.hardware == needs.NO_CARDS or (serve is None and host.gpus):
         return
-    if all(card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards):
+    cards = 1 if serve is None else serve.replicas * serve.options.cards
+    there = len(host.gpus)
+    if there >= cards or not all(card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards):
+        return
+    if not there:
         hint = f"`skep export {preset.name} --as docker` exports it for a machine with cards; --simulate tries a rig"
         raise DoesNotFit(f"the preset `{preset.name}` needs {preset.hardware}, this machine has no GPU", hint=hint)
+    has = f"this machine has {there} {'card' if there == 1 else 'cards'}"
+    hint = f"`skep up {preset.model}` takes what is here; `skep up {preset.name} --simulate` tries the preset's rig"
+    raise DoesNotFit(f"the preset `{preset.name}` needs {cards} cards ({preset.hardware}), {has}", hint=hint)
 
 
 def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None) -> list[str]:
@@ -324,11 +336,7 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
 # Rigs that are not here
 
 
-def simulated_flags(wanted: ServeRequest, paths: Paths) -> PlanFlags:
-    preset = find_preset(wanted.model, presets_folder(paths))
-    if preset is not None:
-        hint = f'simulate its model: skep up {preset.model} --gpu "{preset.hardware}" --simulate'
-        raise UserError(f"`{wanted.model}` is a preset, but --simulate needs a model", hint=hint)
+def simulated_flags(wanted: ServeRequest) -> PlanFlags:
     if len(wanted.gpu) > 1:
         hint = 'mixed cards are written as --gpu "rtx-5090 + rtx-3090"'
         raise UserError(f"--simulate serves one rig, but {len(wanted.gpu)} --gpu were given", hint=hint)
@@ -336,18 +344,44 @@ def simulated_flags(wanted: ServeRequest, paths: Paths) -> PlanFlags:
     return wanted.plan_flags(wanted.model, agents)
 
 
+def simulated_preset_plan(preset: Preset, wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Plan:
+    """Return the plan of a preset, on its own cards where none are named."""
+    flags = replace(simulated_flags(wanted), agents=wanted.concurrency or agents_of(preset))
+    answer = answer_preset(preset, flags, paths.store)
+    if (error := nothing_fits(answer)) is not None:
+        raise error
+    assert answer.preset is not None
+    say(f"preset {preset.name}: {preset.title}; {preset.source}")
+    for line in (*answer.preset.cautions, *answer.notes):
+        say(line)
+    return answer.ranked[0][1]
+
+
 def simulated_serve(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> tuple[str, dict[str, Any]]:
-    """Return the model's id and what a `Serve` of it is given, from the best plan of `skep plan`."""
-    plan = best_plan(simulated_flags(wanted, paths), paths.store, say=say)
+    """Return the model's id and what a `Serve` of it is given: as its preset says, else from the best plan."""
+    preset = find_preset(wanted.model, presets_folder(paths))
+    if preset is None:
+        plan = best_plan(simulated_flags(wanted), paths.store, say=say)
+        return _served_name(plan.setup.model.id), _simulated(plan, say)
+    plan = simulated_preset_plan(preset, wanted, paths, say)
+    return _served_name(preset.served_as), {**_simulated(plan, say), "preset": preset.name}
+
+
+def _served_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+
+
+def _simulated(plan: Plan, say: Say) -> dict[str, Any]:
     setup, found = plan.setup, plan.rated.prospect
     assert setup.context is not None
     drafts = f", {setup.spec}" if setup.spec is not None else ""
     words = f"{setup.model.id} {setup.quant.title}, KV {setup.kv.title}{drafts}"
-    about = f"{words}, {setup.layout} on {plan.rated.rig.title}, as {setup.engine}"
+    eager = "" if setup.graphs else ", eager"
+    about = f"{words}, {setup.layout} on {plan.rated.rig.title}, as {setup.engine}{eager}"
     weights = weights_bytes(setup.model, setup.quant)
     told = plan_of(found, context_tokens=setup.context, about=about, weight_bytes=weights)
     say(f"simulating {about}: {setup.layout.replicas} x {found.slots} slots of {setup.context} tokens; no model runs")
-    serve = {
+    return {
         "engine": "simulated",
         "replicas": setup.layout.replicas,
         "slots": told.slots,
@@ -355,7 +389,6 @@ def simulated_serve(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> t
         "extra": ("--plan", told.to_json()),
         "about": f"simulated: {about}",
     }
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", setup.model.id), serve
 
 
 # A machine with cards, and no word about what to serve
