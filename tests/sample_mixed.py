@@ -4,7 +4,7 @@ Facts of the write-up: TTFT of turn 1, the three turns, side tasks with time and
 """
 
 from skep.quality.mixed_figures import PRIMARY, SIDE
-from skep.store.records import Request
+from skep.store.records import LevelFact, Request
 from skep.store.verdicts import Verdict, VerdictOutcome
 
 # C: TTFT of turn 1 in ms, the turns in ms, tok/s of turn 1, and of each side task its seconds, below zero: not passed.
@@ -21,6 +21,8 @@ QWEN = {
     5: (191, (2252, 2084, 1948), 26, (3.4, 3.8, -5.2, 0.9)),
 }
 REPEATS = (1.0, 1.02, 0.98)
+GIB = 2**30
+MEMORY = {"gpt-oss-20b": 14 * GIB, "qwen3-coder-30b": 20 * GIB}  # of a card of 24 GiB
 
 
 def request(level, repeat, index, item, traffic, start, seconds, ttft_s, tokens, **more):
@@ -56,7 +58,7 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False):
 
 
 def store_mixed(store, model, name, at=1e9, *, simulated=False, **how):
-    """Return the id of the stored run."""
+    """Return the id of the stored run. Of the models of the write-up their memory is known, too."""
     about = {"url": "http://127.0.0.1:1/v1", "host": {}, "engine": {"slots": 5, "context": 8192}, "skep_version": "0"}
     config = {"concurrency": [1, 2, 3, 5], "repeats": len(how.get("repeats", REPEATS))}
     run_id = store.begin_run(
@@ -65,5 +67,8 @@ def store_mixed(store, model, name, at=1e9, *, simulated=False, **how):
     rows, verdicts = mixed_rows(model, **how)
     store.append_requests(run_id, rows)
     store.append_verdicts(run_id, verdicts)
+    if name in MEMORY:
+        held = {"used_bytes": MEMORY[name], "total_bytes": 24 * GIB, "gpus": 1, "source": "nvidia-smi"}
+        store.append_level_facts(run_id, [LevelFact(5, 0, "memory", held)])
     store.end_run(run_id, at + 60, "done")
     return run_id

@@ -98,7 +98,14 @@ def test_without_names_the_last_two_mixed_runs_are_compared(models):
     assert (document["a"], document["b"]) == models
 
 
-def test_mixed_runs_without_a_shared_level_or_beside_another_kind_are_refused(stored, models):
+def test_two_models_are_drawn_in_one_report(models, tmp_path):
+    call("runs", "report", *models, "-o", "both.html", check=0)
+    page = (tmp_path / "both.html").read_text()
+    assert "Better for this work: B" in page
+    assert 'aria-label="Side tasks at full load"' in page
+
+
+def test_mixed_runs_without_a_shared_level_are_not_compared(stored):
     other = stored(GPT_OSS, "three", levels=(2,))
     alone = stored(QWEN, "four", levels=(1,))
     assert "have no level in common" in refused("runs", "compare", other, alone)

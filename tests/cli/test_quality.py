@@ -169,7 +169,7 @@ def test_mixed_work_ends_with_tables_a_computed_advice_and_json_with_every_verdi
     (run,) = mixed(wordy, "--levels", "1,2", "--json").json["runs"]
     assert run["model"] == "wordy"
     assert [level["name"] for level in run["levels"]] == ["P1", "P1+S1"]
-    assert len(run["axes"]) == 5
+    assert len(run["axes"]) == 6
     assert {one["outcome"] for one in run["verdicts"] if one["item"] != "S1"} == {"no answer"}
     assert run["advice"]["concurrency"] is None
 

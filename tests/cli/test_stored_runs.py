@@ -290,7 +290,7 @@ def judged(paths):
     return runs
 
 
-def test_judged_runs_are_drawn_alone_listed_and_exported_with_their_verdicts_but_their_levels_are_not(judged, tmp_path):
+def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts_but_their_levels_are_not(judged, tmp_path):
     """Forty items cannot exclude a loss of three points: the page says so."""
     call("report", judged["quality"], "-o", "q.html", check=0)
     assert "othing can be claimed: C=4 is not shown" in (tmp_path / "q.html").read_text()
@@ -299,7 +299,6 @@ def test_judged_runs_are_drawn_alone_listed_and_exported_with_their_verdicts_but
     for names, words in (
         (("mixed", "sweep"), "is a mixed run"),
         (("sweep", "quality"), "is a quality run"),
-        (("mixed", "other"), "is a mixed run"),
         (("empty",), "no measured requests"),
     ):
         assert words in refused("report", *(judged[name] for name in names))

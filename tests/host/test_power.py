@@ -13,6 +13,7 @@ from skep.host.power import (
     GpuSample,
     NvmlGpu,
     PowerMeter,
+    gpu_memory_in_use,
     open_meter,
     throttle_reasons,
     wait_until_clear,
@@ -276,3 +277,16 @@ def test_waiting_ends_as_soon_as_memory_is_clear_or_time_is_up_or_nobody_can_tel
     assert waited([full, full, about]) == ({}, 1.0)
     assert waited([full], timeout_s=3.0) == (full, 3.0)
     assert waited([None]) == (None, 0)
+
+
+def test_memory_in_use_counts_the_cards_that_hold_something(script, tmp_path, monkeypatch):
+    """A card with no more than a desktop on it is not one of those that serve."""
+    rows = "index, memory.total [MiB], memory.used [MiB]\n0, 24576 MiB, 20480 MiB\n1, 24576 MiB, 300 MiB\n"
+    (tmp_path / "rows.csv").write_text(rows)
+    script(f'cat "{tmp_path / "rows.csv"}"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = {"used_bytes": 20 * GIB, "total_bytes": 24 * GIB, "gpus": 1, "source": "nvidia-smi"}
+    assert gpu_memory_in_use() == found
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpu_memory_in_use() is None

@@ -10,7 +10,7 @@ from skep.quality.mixed_figures import (
     advice_of,
     mixed_summary,
 )
-from skep.store.records import Request
+from skep.store.records import LevelFact, Request
 from skep.store.verdicts import Verdict, VerdictOutcome
 
 
@@ -145,12 +145,20 @@ def test_each_axis_is_between_0_and_1_and_says_how_it_is_made():
         "throughput": pytest.approx((500 / 6) / (5 * 100)),
         "side-task accuracy": 1.0,
         "primary accuracy": 1.0,
+        "memory left free": None,
     }
     assert all(axis.definition and axis.shown for axis in axes)
 
 
+def test_memory_left_free_is_the_share_that_the_gpus_in_use_do_not_hold():
+    held = {"used_bytes": 18 * 2**30, "total_bytes": 24 * 2**30, "gpus": 1, "source": "nvidia-smi"}
+    summary = summed(loaded(), facts=[LevelFact(5, 0, "energy", {}), LevelFact(5, 0, "memory", held)])
+    assert (summary.axes[5].value, summary.axes[5].shown) == (0.25, "18.0 GiB of 24.0 GiB in use")
+    assert summary.memory.gpus == 1
+
+
 def test_with_one_level_or_none_the_axes_of_load_are_unknown():
-    assert [axis.value for axis in summed(talk()).axes] == [None] * 5
+    assert [axis.value for axis in summed(talk()).axes] == [None] * 6
     summary = summed([])
     assert (summary.levels, summary.advice.concurrency) == ((), None)
     assert all(axis.value is None for axis in summary.axes)

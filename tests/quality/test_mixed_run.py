@@ -53,10 +53,10 @@ def engine(answers):
         yield started
 
 
-def mixed(engine, store, show=lambda _: None, sandbox=None, **plan):
+def mixed(engine, store, show=lambda _: None, sandbox=None, memory=lambda: None, **plan):
     async def run():
         endpoint = await find_endpoint(engine.url, None)
-        return await run_mixed(MixedPlan(**plan), endpoint, store, HOST, sandbox or Idle(), show)
+        return await run_mixed(MixedPlan(**plan), endpoint, store, HOST, sandbox or Idle(), show, memory=memory)
 
     summary = asyncio.run(run())
     return summary, [row for row in store.requests(summary.run_id) if row.level]
@@ -138,6 +138,20 @@ def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store
     assert [(one.level, one.index, one.item) for one in verdicts] == [(row.level, row.index, row.kind) for row in rows]
     assert {one.outcome for one in verdicts if one.item.startswith("P")} == {VerdictOutcome.BROKEN}
     assert summary.advice.concurrency is None
+
+
+def test_memory_of_the_gpus_is_read_once_all_levels_were_asked_and_stored_with_the_run(engine, store):
+    reads = []
+
+    def read():
+        reads.append(1)
+        return {"used_bytes": 14, "total_bytes": 24, "gpus": 1, "source": "nvidia-smi"}
+
+    summary, _ = mixed(engine, store, memory=read, repeats=1, levels=(1, 2))
+    assert len(reads) == 1
+    assert (summary.memory.used_bytes, summary.memory.total_bytes) == (14, 24)
+    assert [fact.name for fact in store.level_facts(summary.run_id) if fact.name == "memory"] == ["memory"]
+    assert summary.axes[5].shown == "14 B of 24 B in use"
 
 
 @pytest.mark.needs("bwrap")

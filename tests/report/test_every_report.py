@@ -55,7 +55,7 @@ def test_a_page_is_one_closed_small_file_and_the_same_each_time(made, kind):
     page = made(kind)
     outline = Outline(page)
     assert page.startswith("<!doctype html>")
-    assert {"table"} if kind == "mixed" else {"svg", "table"} <= set(outline.tags)
+    assert {"svg", "table"} <= set(outline.tags)
     assert not {"script", "img", "iframe", "object", "use", "image"} & set(outline.tags)
     targets = [value for name, value in outline.attributes if name in {"src", "href", "xlink:href"}]
     assert all(value == "data:," or value.startswith("#") for value in targets)

@@ -60,8 +60,12 @@ def nothing_measured(run: StoredRun) -> UserError:
 
 
 def check_drawn_together(runs: Sequence[StoredRun]) -> None:
-    """Judged runs have their own pages."""
-    judged = next((run for run in runs if run.kind in JUDGED), None)
-    if judged is not None:
-        what = f"`{judged.id}` is a {judged.kind} run, which skep cannot draw beside another"
-        raise UserError(what, hint=f"`skep runs report {judged.id}` draws it")
+    """Runs of mixed work stand beside their like; a trial of quality has its own page."""
+    alike = len({run.kind for run in runs}) == 1
+    for run in runs:
+        if run.kind == QUALITY:
+            what = f"`{run.id}` is a {run.kind} run, which skep cannot draw beside another"
+            raise UserError(what, hint=f"`skep runs report {run.id}` draws it")
+        if run.kind == MIXED and not alike:
+            what = f"`{run.id}` is a {run.kind} run, which skep can only draw beside its like"
+            raise UserError(what, hint="name runs of `skep bench mixed` only")

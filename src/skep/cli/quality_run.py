@@ -14,11 +14,12 @@ from skep.cli.options import EndpointOptions, run_measuring
 from skep.cli.sweep import level_view, levels_of, meter_for, seed_of
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
-from skep.paths import user_paths
+from skep.host.power import gpu_memory_in_use
+from skep.paths import LOOPBACK, user_paths
 from skep.quality.banks import Bank, choose_bank, makes_its_items
 from skep.quality.judging import Judge, check_packages, needs_sandbox
 from skep.quality.mixed_figures import LEVEL_NAMES, TEMPERATURE, MixedSummary
-from skep.quality.mixed_run import MixedPlan, items_of, run_mixed
+from skep.quality.mixed_run import MixedPlan, ReadMemory, items_of, run_mixed
 from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import LEAST_DELTA, MOST_DELTA, POWER, QualitySummary, outlook
 from skep.report.mixed import spot_words, tables_of
@@ -131,7 +132,8 @@ def run_mixed_command(options: MixedOptions) -> None:
             endpoint = await options.find()
             note(mixed_headline(plan, endpoint))
             with open_store(user_paths(os.environ).store) as store, level_view() as show:
-                return await run_mixed(plan, endpoint, store, read_host(), sandbox, show, meter=meter_for(endpoint))
+                meter, memory = meter_for(endpoint), memory_reader(endpoint)
+                return await run_mixed(plan, endpoint, store, read_host(), sandbox, show, meter=meter, memory=memory)
         finally:
             await sandbox.close()
 
@@ -147,6 +149,12 @@ def run_mixed_command(options: MixedOptions) -> None:
     else:
         print_mixed(summary, verdicts)
         note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the page")
+
+
+def memory_reader(endpoint: Endpoint) -> ReadMemory:
+    """Return what reads this machine's GPUs, if they are the ones that serve."""
+    serves_here = endpoint.origin.host in LOOPBACK and not endpoint.simulated
+    return gpu_memory_in_use if serves_here else lambda: None
 
 
 def mixed_plan_of(options: MixedOptions) -> MixedPlan:

@@ -22,6 +22,7 @@ from skep.host.facts import named_cards, read_gpu_memory, visible_gpus
 SAMPLE_EVERY_S = 0.1
 CLEAR_WITHIN_BYTES = 64 << 20  # a driver's own use moves by a few MiB
 LOOK_EVERY_S = 0.5
+LEAST_HELD = 0.05  # of a card's memory: a desktop and a driver take less
 SAMPLES = "NVML power samples"
 
 # Bits of NVML's clock event reasons that mean "slower than it could be". Being idle (0x1), clocks that somebody set
@@ -263,6 +264,17 @@ def gpu_memory_used() -> GpuMemory | None:
     """Return the bytes used of each visible GPU that reports them; None: none does."""
     cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return {card.index: card.used_bytes for card in cards if card.used_bytes is not None} or None
+
+
+def gpu_memory_in_use() -> dict[str, Any] | None:
+    """Return used and total bytes of the visible GPUs that hold something, all programs counted; None: not told."""
+    cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    told = [(card.used_bytes, card.total_bytes) for card in cards if card.used_bytes is not None and card.total_bytes]
+    held = [(used, total) for used, total in told if used and used / (total or 1) > LEAST_HELD]
+    if not held:
+        return None
+    used_bytes, total_bytes = (sum(sizes) for sizes in zip(*held, strict=True))
+    return {"used_bytes": used_bytes, "total_bytes": total_bytes, "gpus": len(held), "source": "nvidia-smi"}
 
 
 def wait_until_clear(

@@ -112,7 +112,8 @@ def load_mixed(store: Store, run: StoredRun) -> MixedSide:
     """Raises UserError where nothing was measured."""
     why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
     rows, verdicts = store.requests(run.id), store.verdicts(run.id)
-    summary = mixed_summary(run.id, run.model, rows, verdicts, simulated=run.simulated, incomplete=why)
+    facts = store.level_facts(run.id)
+    summary = mixed_summary(run.id, run.model, rows, verdicts, simulated=run.simulated, incomplete=why, facts=facts)
     if not summary.levels:
         raise nothing_measured(run)
     limited = frozenset(sample.level for sample in store.client_samples(run.id) if sample.client_limited)

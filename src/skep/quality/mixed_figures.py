@@ -20,14 +20,15 @@ from typing import Any
 import msgspec
 
 from skep.bench.metrics import by_repeat, task_tok_s, ttft_values
-from skep.store.records import Request
+from skep.store.records import LevelFact, Request
 from skep.store.verdicts import Verdict, VerdictOutcome
-from skep.units import format_seconds
+from skep.units import format_bytes, format_seconds
 from skep.workload.items import Checker, Item
 
 PRIMARY_TRAFFIC = "primary"
 SIDE_TRAFFIC = "side"
 NOT_ASKED = "not asked"  # beside the outcomes of verdicts
+MEMORY = "memory"  # the name of the fact
 MOST_SLOWDOWN = 2.5  # of the whole conversation, against C=1
 
 Key = tuple[int, int, int]  # level, repeat, index
@@ -40,7 +41,7 @@ class AxisRule(msgspec.Struct, frozen=True):
     name: str
     figure: str  # "ttft_ms" is of turn 1; "side" and "turns" count answers; others are of the level
     unit: str
-    rule: str  # "alone over loaded" | "loaded over C times alone" | "share passed"
+    rule: str  # "alone over loaded" | "loaded over C times alone" | "share passed" | "share left free"
     definition: str
 
 
@@ -146,6 +147,15 @@ class Advice(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
+class MemoryUse(msgspec.Struct, frozen=True):
+    """Of the GPUs in use at full load, all programs counted."""
+
+    used_bytes: int
+    total_bytes: int
+    gpus: int
+    source: str
+
+
 class MixedSummary(msgspec.Struct, frozen=True):
     run_id: str
     model: str
@@ -154,6 +164,7 @@ class MixedSummary(msgspec.Struct, frozen=True):
     advice: Advice
     simulated: bool = False
     incomplete: str = ""
+    memory: MemoryUse | None = None
 
     @property
     def alone(self) -> MixedLevel | None:
@@ -162,21 +173,31 @@ class MixedSummary(msgspec.Struct, frozen=True):
 
 def mixed_summary(
     run_id: str, model: str, rows: Sequence[Request], verdicts: Sequence[Verdict], *,
-    simulated: bool, incomplete: str = "",
+    simulated: bool, incomplete: str = "", facts: Sequence[LevelFact] = (),
 ) -> MixedSummary:  # fmt: skip
     """`incomplete`: why the run was cut short. Without verdicts, nothing is said about what passed."""
     known = {(one.level, one.repeat, one.index): one for one in verdicts}
     asked = sorted({row.level for row in rows} - {0})
     levels = [_level(level, [row for row in rows if row.level == level], known) for level in asked]
-    axes, advice = axes_of(levels), advice_of(levels)
-    return MixedSummary(run_id, model, tuple(levels), axes, advice, simulated, incomplete)
+    memory = next((msgspec.convert(one.fact, MemoryUse) for one in facts if one.name == MEMORY), None)
+    axes = axes_of(levels, memory)
+    return MixedSummary(run_id, model, tuple(levels), axes, advice_of(levels), simulated, incomplete, memory)
 
 
-def axes_of(levels: Sequence[MixedLevel]) -> tuple[Axis, ...]:
+def axes_of(levels: Sequence[MixedLevel], memory: MemoryUse | None = None) -> tuple[Axis, ...]:
     """`levels` in order of C; full load is the last of them."""
     solo = next((level for level in levels if level.concurrency == 1), None)
     full = levels[-1] if levels and levels[-1].concurrency > 1 else None
-    return tuple(_axis(rule, solo, full) for rule in AXES)
+    return tuple(
+        _memory_axis(rule, memory) if rule.rule == "share left free" else _axis(rule, solo, full) for rule in AXES
+    )
+
+
+def _memory_axis(rule: AxisRule, memory: MemoryUse | None) -> Axis:
+    if memory is None or not memory.total_bytes:
+        return Axis(rule.name, rule.definition, None, "not measured")
+    shown = f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} in use"
+    return Axis(rule.name, rule.definition, 1 - memory.used_bytes / memory.total_bytes, shown)
 
 
 def _axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None) -> Axis:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from skep.host.power import PowerMeter
 from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.mixed_figures import (
     LEVEL_NAMES,
+    MEMORY,
     PRIMARY,
     PRIMARY_TRAFFIC,
     SIDE,
@@ -36,10 +37,11 @@ from skep.quality.mixed_figures import (
 )
 from skep.sandbox.runner import Sandbox
 from skep.store.database import Store
-from skep.store.records import Request
+from skep.store.records import LevelFact, Request
 from skep.workload.extraction import split_answer
 from skep.workload.items import Item, item_json
 
+ReadMemory = Callable[[], Mapping[str, Any] | None]  # as `MemoryUse` has it
 SIDE_STEP = 1000  # between the indexes of two side tasks
 
 
@@ -57,9 +59,12 @@ class MixedPlan(msgspec.Struct, frozen=True):
 
 async def run_mixed(
     plan: MixedPlan, endpoint: Endpoint, store: Store, host: HostFacts, sandbox: Sandbox,
-    on_progress: OnProgress = lambda _: None, *, meter: PowerMeter | None = None,
+    on_progress: OnProgress = lambda _: None, *, meter: PowerMeter | None = None, memory: ReadMemory = lambda: None,
 ) -> MixedSummary:  # fmt: skip
-    """Faults of single requests become rows. Items are stored first: a run cut short can be judged later."""
+    """Faults of single requests become rows. Items are stored first: a run cut short can be judged later.
+
+    `memory` reads what the GPUs hold once all levels were asked: an engine keeps what it took.
+    """
     items = items_of(plan.levels)
     async with Recording(store, endpoint, host, _identity(plan, items, sandbox, endpoint, host)) as recording:
         store.append_items(recording.run_id, items)
@@ -74,12 +79,16 @@ async def run_mixed(
                 load = MixedRound(plan, level, repeat).load
                 await session.driver.run_load(level, repeat, load, level, session.took, is_closed=False)
                 recording.check()
+            if in_use := await asyncio.to_thread(memory):
+                recording.found(LevelFact(widest, 0, MEMORY, in_use))
             by_id = {item.id: item for item in items}
             answered = [AnsweredItem(row, by_id[row.kind]) for row in recording.rows if row.level and row.kind in by_id]
             session.begin(stage="judging", level=0, done=0, total=len(answered))
             verdicts = await Judge(sandbox).judge(answered, session.judged)
         store.append_verdicts(recording.run_id, verdicts)
-    return mixed_summary(recording.run_id, endpoint.model, recording.rows, verdicts, simulated=recording.simulated)
+    return mixed_summary(
+        recording.run_id, endpoint.model, recording.rows, verdicts, simulated=recording.simulated, facts=recording.facts
+    )
 
 
 def items_of(levels: Sequence[int]) -> list[Item]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
@@ -121,7 +121,17 @@ def comparison_banners(runs: Sequence[Series[SweepSummary]]) -> Markup:
     """Return what makes runs beside each other unlike in kind."""
     told = [(one.letter, line) for one in runs for line in left_out_sentences(one.levels)]
     left_out = [f"{letter} {line.removeprefix('left out: ')}" for letter, line in told]
-    return render("comparison_banners.html", runs=runs, left_out=left_out, most=MOST_RUNS, differ=_difference(runs))
+    slow = {one.letter: [level.concurrency for level in one.levels if level.client_limited] for one in runs}
+    return unlike_banners(runs, slow, left_out)
+
+
+def unlike_banners(
+    runs: Sequence[Series[Summary]], limited: Mapping[str, Sequence[int]], left_out: Sequence[str] = ()
+) -> Markup:
+    """`limited`: by letter, the levels at which the client was the limit."""
+    slow = [f"{letter} at C = {', '.join(map(str, levels))}" for letter, levels in limited.items() if levels]
+    about = {"limited": slow, "left_out": left_out, "most": MOST_RUNS, "differ": _difference(runs)}
+    return render("comparison_banners.html", runs=runs, **about)
 
 
 def _side(side: str) -> Column[Comparison]:
@@ -159,7 +169,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     return made + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(below)
 
 
-def _difference(runs: Sequence[Series[SweepSummary]]) -> list[Banner]:
+def _difference(runs: Sequence[Series[Summary]]) -> list[Banner]:
     found = [
         f"{key} {', '.join(f'{value} ({one.letter})' for one, value in zip(runs, values, strict=True))}"
         for key, values in differing([one.run for one in runs]).items()
@@ -167,7 +177,7 @@ def _difference(runs: Sequence[Series[SweepSummary]]) -> list[Banner]:
     return [("differs", "Not alike", f"These settings differ: {'; '.join(found)}.")] if found else []
 
 
-def comparison_heading(runs: Sequence[Series[SweepSummary]]) -> str:
+def comparison_heading(runs: Sequence[Series[Summary]]) -> str:
     models = list(dict.fromkeys(one.run.model for one in runs))
     if len(models) == 1:
         return f"{printable(models[0])}: {len(runs)} runs"

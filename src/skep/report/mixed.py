@@ -7,6 +7,8 @@ from functools import partial
 
 from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
 from skep.report.columns import Column
+from skep.report.comparison import series_of
+from skep.report.mixed_pictures import MixedSeries, mixed_pictures
 from skep.report.sweep import run_report
 from skep.report.sweep_text import counted
 from skep.report.tables import Table
@@ -64,16 +66,21 @@ _FAILED: tuple[Column[Verdict], ...] = (
 def tables_of(summary: MixedSummary, verdicts: Sequence[Verdict]) -> list[Table]:
     """One row a level, task, axis or failed answer."""
     levels: list[LevelAndAlone] = [(level, summary.alone) for level in summary.levels]
-    failed = [one for one in verdicts if one.level and not one.passed]
-    more = len(failed) - MOST_FAILURES
-    notes = (f"{more} more; --json lists all",) if more > 0 else ()
     return [
         Table("conversation", _CONVERSATION, levels),
         Table("work", _WORK, levels),
         _tasks(summary),
         Table("axes", _AXES, summary.axes),
-        *([Table("answers that did not pass", _FAILED, failed[:MOST_FAILURES], notes)] if failed else []),
+        *failed_tables(verdicts),
     ]
+
+
+def failed_tables(verdicts: Sequence[Verdict], title: str = "answers that did not pass") -> list[Table]:
+    """Return one table; none where all passed."""
+    failed = [one for one in verdicts if one.level and not one.passed]
+    more = len(failed) - MOST_FAILURES
+    notes = (f"{more} more; `skep runs export` lists all",) if more > 0 else ()
+    return [Table(title, _FAILED, failed[:MOST_FAILURES], notes)] if failed else []
 
 
 def _tasks(summary: MixedSummary) -> Table:
@@ -99,6 +106,14 @@ def _tasks(summary: MixedSummary) -> Table:
     return Table("tasks: passed when executed, time", columns, [tasks[item] for item in sorted(tasks)])
 
 
+def side_tasks_at(runs: Sequence[MixedSeries], concurrency: int) -> dict[str, list[TaskFigures | None]]:
+    """Return the side tasks of that level by name, with the figures of each run."""
+    levels = [next((level for level in run.levels if level.concurrency == concurrency), None) for run in runs]
+    by_run = [{f"{task.item} {task.title}": task for task in level.side} if level else {} for level in levels]
+    names = sorted({name for tasks in by_run for name in tasks})
+    return {name: [tasks.get(name) for tasks in by_run] for name in names}
+
+
 def share_passed(parts: Sequence[TaskFigures]) -> str:
     passed, judged = sum(part.passed for part in parts), sum(part.judged for part in parts)
     return f"{passed}/{judged}" if judged else UNKNOWN
@@ -117,6 +132,8 @@ def spot_words(summary: MixedSummary) -> str:
 
 def mixed_page(run: StoredRun, summary: MixedSummary, verdicts: Sequence[Verdict] = ()) -> str:
     """Return one HTML document. `verdicts`: to list the answers that did not pass."""
+    series = series_of([(run, summary)])
+    most = max((level.concurrency for level in summary.levels), default=0)
     return run_report(
         "mixed_page.html",
         run,
@@ -126,4 +143,5 @@ def mixed_page(run: StoredRun, summary: MixedSummary, verdicts: Sequence[Verdict
         summary=summary,
         spot_words=spot_words(summary),
         tables=tables_of(summary, verdicts),
+        drawn=mixed_pictures(series, side_tasks_at(series, most)),
     )

@@ -14,16 +14,17 @@ from skep.quality.mixed_compare import (
     TTFT,
     MixedComparison,
     MixedSide,
+    compare_mixed,
 )
-from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
-from skep.report.columns import Column
-from skep.report.comparison import Series, series_of
-from skep.report.mixed import FIGURES, share_passed, spot_words
+from skep.quality.mixed_figures import Axis, MixedLevel, TaskFigures
+from skep.report.columns import Column, plain_text
+from skep.report.comparison import comparison_heading, series_of, unlike_banners
+from skep.report.mixed import FIGURES, failed_tables, share_passed, side_tasks_at, spot_words
+from skep.report.mixed_pictures import MixedSeries, mixed_pictures
+from skep.report.page import render
 from skep.report.tables import Table, ratio_cell
 from skep.stats.versus import Judgement
-from skep.units import UNKNOWN, known, number, seconds
-
-MixedSeries = Series[MixedSummary]
+from skep.units import UNKNOWN, format_bytes, known, number, seconds
 
 # Each figure of a level that has a table: its title, which of a comparison has too, and the key of its column.
 _LEVEL_TABLES = (
@@ -59,7 +60,33 @@ def comparison_tables(runs: Sequence[MixedSeries], compared: MixedComparison | N
         rows = [FigureRow(str(c), _level_cells(runs, key, c), found.get((title, c))) for c in levels]
         if any(cell != UNKNOWN for row in rows for cell in row.cells):
             tables.append(_table(title, "C", runs, rows))
-    return [*tables, *_task_tables(runs), _axes_table(runs), _advice_table(runs)]
+    return [_models_table(runs), *tables, *_task_tables(runs), _axes_table(runs), _advice_table(runs)]
+
+
+def _models_table(runs: Sequence[MixedSeries]) -> Table:
+    """Return what was asked: as the endpoint told, and as the driver told of the memory."""
+    facts = [_model_facts(run) for run in runs]
+    rows = [FigureRow(name, tuple(of[name] for of in facts)) for name in facts[0]]
+    return _table("models", "", runs, [row for row in rows if any(cell != UNKNOWN for cell in row.cells)])
+
+
+def _model_facts(run: MixedSeries) -> dict[str, str]:
+    engine = run.run.engine
+    return {
+        "engine": plain_text(engine.get("engine") or engine.get("server")),
+        "slots": plain_text(engine.get("slots")),
+        "context": plain_text(engine.get("context")),
+        "GPU memory in use": _memory_words(run),
+        "repeats of a level": plain_text(run.run.config.get("repeats")),
+    }
+
+
+def _memory_words(run: MixedSeries) -> str:
+    memory = run.summary.memory
+    if memory is None:
+        return UNKNOWN
+    cards = f" of {memory.gpus} GPUs" if memory.gpus > 1 else ""
+    return f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)}{cards}"
 
 
 def _table(title: str, first: str, runs: Sequence[MixedSeries], rows: Sequence[FigureRow]) -> Table:
@@ -97,21 +124,13 @@ def full_load(runs: Sequence[MixedSeries]) -> int | None:
     return max((c for c in shared if c > 1), default=None)
 
 
-def tasks_at(runs: Sequence[MixedSeries], concurrency: int) -> dict[str, list[TaskFigures | None]]:
-    """Return the side tasks of that level by name, with the figures of each run."""
-    levels = [_level_at(run, concurrency) for run in runs]
-    by_run = [{f"{task.item} {task.title}": task for task in level.side} if level else {} for level in levels]
-    names = sorted({name for tasks in by_run for name in tasks})
-    return {name: [tasks.get(name) for tasks in by_run] for name in names}
-
-
 def _task_tables(runs: Sequence[MixedSeries]) -> list[Table]:
     concurrency = full_load(runs)
     if concurrency is None:
         return []
     rows = [
         FigureRow(name, tuple(task_words(task) for task in tasks))
-        for name, tasks in tasks_at(runs, concurrency).items()
+        for name, tasks in side_tasks_at(runs, concurrency).items()
     ]
     return [_table(f"side tasks at C={concurrency}: passed, time", "task", runs, rows)]
 
@@ -139,6 +158,31 @@ def _axis_words(axis: Axis) -> str:
 def _advice_table(runs: Sequence[MixedSeries]) -> Table:
     cells = tuple(spot_words(run.summary) for run in runs)
     return _table("advice", "", runs, [FigureRow("sweet spot", cells)])
+
+
+def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
+    """Return one HTML document of two to eight runs; of two, B is judged against A."""
+    runs = mixed_series(sides)
+    compared = compare_mixed(sides[0], sides[1]) if len(sides) == 2 else None
+    most = full_load(runs)
+    failed = [
+        table
+        for run, side in zip(runs, sides, strict=True)
+        for table in failed_tables(side.verdicts, f"answers of {run.letter} that did not pass")
+    ]
+    return render(
+        "mixed_comparison_page.html",
+        kind="mixed workload, side by side",
+        name="mixed comparison",
+        title=comparison_heading(runs),
+        verdict=verdict_sentence(compared) if compared and compared.found else "",
+        sentences=comparison_sentences(runs, compared) if compared and compared.found else [],
+        told=unlike_banners(runs, {run.letter: sorted(of.limited) for run, of in zip(runs, sides, strict=True)}),
+        runs=runs,
+        drawn=mixed_pictures(runs, side_tasks_at(runs, most) if most is not None else {}),
+        tables=[*comparison_tables(runs, compared), *failed],
+        footer=" · ".join(f"{one.letter}: run {one.run.id}" for one in runs),
+    )
 
 
 # What the tables come to

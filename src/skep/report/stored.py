@@ -21,6 +21,11 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
     if len(runs) > 1:
         check_drawn_together(runs)
     run = runs[0]
+    if run.kind == MIXED and len(runs) > 1:
+        from skep.quality.mixed_compare import load_mixed
+        from skep.report.mixed_comparison import mixed_comparison_page
+
+        return mixed_comparison_page([load_mixed(store, one) for one in runs])
     if run.kind == MIXED:
         from skep.report.mixed import mixed_page
 
