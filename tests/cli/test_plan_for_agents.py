@@ -208,3 +208,15 @@ def test_the_two_speeds_of_a_plan_say_what_each_is_of():
     assert "reading prompts included" in lines[1]
     (head,) = (line for line in lines if line.startswith("Layouts, best first"))
     assert "STREAM: one answer while it streams" in head
+
+
+def test_a_card_that_adds_nothing_is_named_beside_the_cards_and_in_the_document():
+    words = "gemma-4-31b --gpu 5xrtx-3090 -c 1"
+    out = call("plan", *words.split(), check=0).out
+    assert out.count("card 5 adds nothing for vllm: TP=5 does not divide the 32 heads of gemma-4-31b") == 1
+    assert any(line.startswith("card 5 adds nothing for vllm") for line in best(words)["caveats"])
+
+
+def test_a_format_that_is_published_under_another_name_has_its_checkpoint():
+    """AWQ of Gemma 4 was said to be unknown, while a preset names the checkpoint."""
+    assert best("gemma-4-31b --gpu 4xrtx-3090 -c 1 --quant awq")["checkpoint"] is not None

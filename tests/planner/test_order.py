@@ -12,7 +12,7 @@ from skep.planner.candidates import ENGINES, Pins, PlanGoal
 from skep.planner.choose import choose
 from skep.planner.memory import kv_bytes_per_token, memory
 from skep.planner.order import best_form, first_of, in_order, what_room_costs, why_first
-from skep.planner.setup import Layout, find_quant
+from skep.planner.setup import CardLink, Layout, find_quant
 
 AGENTS = PlanGoal(agents=4, input_tokens=16_384, output_tokens=1024)
 EIGHT = PlanGoal(agents=8, input_tokens=16_384, output_tokens=1024)
@@ -285,3 +285,42 @@ def test_a_pool_is_launched_with_the_context_that_one_sequence_can_have():
         added = kv_bytes_per_token(setup) * (setup.context - AGENTS.need_tokens)
         margin = 0 if tasks.fits_on_paper_only else tasks.margin_bytes
         assert tasks.over_inside_bytes + added + margin <= 0
+
+
+ONE_STREAM = PlanGoal(agents=1, input_tokens=1024, output_tokens=512)
+
+
+@pytest.mark.parametrize("rig", ["4x rtx-3090", "5x rtx-3090", "6x rtx-3090"])
+def test_llama_cpp_split_over_many_pcie_cards_comes_after_a_measured_layout_of_vllm(rig):
+    """TP=5 in llama.cpp, which nobody has measured, stood before the TP=4 that a rig's author had built for."""
+    choice = chosen("gemma-4-31b", rig, ONE_STREAM)
+    first = choice.plans[0].rated
+    assert (first.setup.engine, str(first.setup.layout), first.measured) == ("vllm", "TP=4", True)
+    assert choice.first_because.startswith("vLLM was measured on such cards, while TP=")
+    split = [p for p in choice.plans if p.setup.engine == "llamacpp" and p.setup.layout.tp > 2]
+    assert any(p.rated.speed > first.speed for p in split)
+
+
+@pytest.mark.parametrize(("kind", "is_behind"), [("pcie", True), ("nvlink", False)])
+def test_over_nvlink_the_split_of_llama_cpp_is_not_put_behind(rated, kind, is_behind):
+    measured = replace(rated, measured=True)
+    link = CardLink(kind, 50.0)
+    setup = replace(rated.setup, engine="llamacpp", layout=Layout(tp=4))
+    split = at_speed(replace(rated, setup=setup, prospect=replace(rated.prospect, link=link)), 130.0)
+    assert (first_of([measured, split]) == measured) is is_behind
+
+
+@pytest.mark.parametrize(
+    ("rig", "said"),
+    [
+        ("5x rtx-3090", "card 5 adds nothing for vllm: TP=5 does not divide the 32 heads of gemma-4-31b"),
+        ("6x rtx-3090", "cards 5 and 6 add nothing for vllm: TP=5 and 6 do not divide the 32 heads of gemma-4-31b"),
+    ],
+)
+def test_cards_that_add_nothing_are_said_to_with_the_reason(rig, said):
+    assert chosen("gemma-4-31b", rig, ONE_STREAM).idle == said
+
+
+def test_where_every_card_is_used_none_is_said_to_add_nothing():
+    assert chosen("gemma-4-31b", "4x rtx-3090", ONE_STREAM).idle is None
+    assert "is expected at" in chosen("gemma-4-31b", "8x rtx-3090", ONE_STREAM).idle

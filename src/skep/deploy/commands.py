@@ -252,14 +252,17 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         said.append(f"{setup.quant.title} of {setup.model.id} would be best, but no such checkpoint is known")
     elif plan.checkpoint is None:
         said.append(f"skep knows no checkpoint of {setup.model.id}: name yours with --checkpoint")
+    choice = next((one for one in found.choices if one.plans[:1] == (plan,)), None)  # whose first it is
     said += filter(None, [agent_caveat(found, plan)])
     if not rated.holds_all:
         at_once = (setup.slots or 1) * setup.layout.replicas
-        costs = next((one.room_costs for one in found.choices if one.plans[:1] == (plan,)), None)
         waiting = f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait"
+        costs = choice.room_costs if choice is not None else None
         said.append("; ".join(filter(None, [waiting, costs])))
     if rated.on_paper:
         said.append("it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left")
+    if choice is not None and choice.idle is not None:
+        said.append(choice.idle)
     if setup.cpu_moe:
         ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB are assumed)"
         layers = f"{setup.cpu_moe} of {setup.model.expert_layers} layers"

@@ -13,11 +13,13 @@ from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
 from skep.planner.memory import MemoryPlan, has_pool, longest_context, longest_shared_context
-from skep.planner.order import HALF, WITH_ROOM, best_form, in_order, what_room_costs, why_first
+from skep.planner.order import HALF, SAME_SPEED, WITH_ROOM, best_form, in_order, what_room_costs, why_first
 from skep.planner.predict import SpeedModel
+from skep.planner.published import same_format
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
-from skep.planner.rules import check, refusal
+from skep.planner.rules import check, refusal, what_does_not_divide
 from skep.planner.setup import (
+    QUANTS,
     Layout,
     Rig,
     Setup,
@@ -231,6 +233,7 @@ class PlanChoice(msgspec.Struct, frozen=True):
     rejected: tuple[Rejected, ...]
     first_because: str | None = None  # where the first plan is not the fastest
     room_costs: str | None = None  # where the first plan has no room for every agent, and another has
+    idle: str | None = None  # cards that add nothing for an engine, and why
 
 
 def choose(
@@ -253,7 +256,44 @@ def choose(
         plans.append(_plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order))
     first_because = why_first(every, shown) if shown else None
     room_costs = what_room_costs(every) if shown else None
-    return PlanChoice(rig, order, tuple(plans), rejected, first_because, room_costs)
+    idle = _idle([found for found, _ in surveys], shown[0]) if shown else None
+    return PlanChoice(rig, order, tuple(plans), rejected, first_because, room_costs, idle)
+
+
+def idle_cards(candidates_of_engine: Sequence[Rated]) -> str | None:
+    """Return which of several like cards add nothing for an engine, and why; None where each adds something.
+
+    The candidates are in their order.
+    """
+    first = candidates_of_engine[0]
+    layout, cards = first.setup.layout, first.rig.cards
+    used, there = layout.cards, len(cards)
+    wider = [rated for rated in candidates_of_engine if rated.setup.layout.cards > used]
+    fastest = max(wider, key=lambda rated: rated.speed, default=None)
+    alike = len({card.id for card in cards}) == 1
+    if used == there or not alike or (fastest is not None and SAME_SPEED * fastest.speed > first.speed):
+        return None
+    spare = there - used
+    numbers = f"cards {used + 1} {'and' if spare == 2 else 'to'} {there} add" if spare > 1 else f"card {there} adds"
+    words = f"{numbers} nothing for {first.setup.engine}"
+    model = first.setup.model
+    sizes = range(used + 1, there + 1)
+    uncut = [tp for tp in sizes if what_does_not_divide(model, tp)]
+    if has_pool(first.setup.engine) and layout.replicas == 1 and len(uncut) == len(sizes):
+        verb = "does" if len(uncut) == 1 else "do"
+        return f"{words}: TP={' and '.join(map(str, uncut))} {verb} not divide the {model.heads} heads of {model.id}"
+    if fastest is None:
+        return words
+    more = f"{fastest.setup.layout} is expected at {fastest.outcome.effective_tok_s:,.0f} tok/s"
+    return f"{words}: {more}, {layout} at {first.outcome.effective_tok_s:,.0f}"
+
+
+def _idle(surveys: Sequence[Sequence[Rated]], first: Rated) -> str | None:
+    """Return what cards add nothing for the engine that goes first, and for vLLM, whose layouts heads decide."""
+    of_engine = {found[0].setup.engine: found for found in surveys if found}
+    engines = dict.fromkeys((first.setup.engine, "vllm"))
+    told = [idle_cards(of_engine[engine]) for engine in engines if engine in of_engine]
+    return "; ".join(filter(None, told)) or None
 
 
 def _stretched(rated: Rated) -> Rated:
@@ -275,8 +315,7 @@ def _plan(
     predicted = ranking.predict_levels(rated, goal, basis, at)
     if checkpoint is None:
         drafts = setup.spec is not None and setup.spec.method == "mtp"
-        found = find_checkpoint(setup.model.id, setup.engine, setup.quant.id, mtp=drafts)
-        checkpoint = found.reference(setup.quant.id) if found is not None else None
+        checkpoint = _known_checkpoint(setup, mtp=drafts)
     return Plan(rated, predicted, rated.memory(), longest, checkpoint, order, reasons(rated, goal))
 
 
@@ -286,3 +325,14 @@ def choice_of_setup(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, checkp
     rated = ranking.rate(setup, rig, goal, check(setup, rig), basis, pinned_context=setup.context)
     plan = _plan(rated, goal, basis, ranking.levels(goal.agents), checkpoint, order)
     return PlanChoice(rig, order, (plan,), ())
+
+
+def _known_checkpoint(setup: Setup, *, mtp: bool) -> str | None:
+    """Return the catalogue's in this format, or in one that is as good: AWQ is often published as plain INT4."""
+    alike = (quant.id for quant in QUANTS.values() if same_format(quant, setup.quant))
+    names = (setup.quant.id,) if setup.quant.family == "gguf" else (setup.quant.id, *alike)
+    for name in names:
+        found = find_checkpoint(setup.model.id, setup.engine, name, mtp=mtp)
+        if found is not None:
+            return found.reference(name)
+    return None

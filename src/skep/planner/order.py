@@ -23,6 +23,7 @@ MOST_TASKS = 8  # a conversation that has grown to more tells no layouts apart
 SAME_SESSION = 0.5  # of the largest context, where both hold a session
 SAME_FIRST_TOKEN = 1.25  # times the shortest wait
 SHORT_WAIT_S = 1.5  # longer than the shortest: nobody minds
+FEW_SPLIT = 2  # cards over which llama.cpp's tensor split has been tried
 SAME_SPEED = 0.95  # of the fastest's: the nicer setup goes first
 NAMED = 3  # of the faster ones that one rule left out
 
@@ -135,6 +136,20 @@ def _stay_on_cards(candidates: Candidates) -> Candidates:
     return _unless_slower(candidates, lambda rated: not rated.setup.cpu_moe, HALF)
 
 
+def _are_no_experiments(candidates: Candidates) -> Candidates:
+    """Leave out llama.cpp's tensor split over many cards on PCIe, where a layout of vLLM was measured on such cards."""
+    if not any(rated.measured and rated.setup.engine == "vllm" for rated in candidates):
+        return candidates
+    return _unless_slower(candidates, lambda rated: not _is_experiment(rated), HALF)
+
+
+def _is_experiment(rated: Rated) -> bool:
+    link = rated.prospect.link
+    over_pcie = link is None or link.kind != "nvlink"
+    split = rated.setup.engine == "llamacpp" and rated.setup.layout.tp > FEW_SPLIT
+    return split and over_pcie and not rated.measured
+
+
 def _are_as_fast(candidates: Candidates) -> Candidates:
     return _inside_the_band(candidates, COMPARABLE)
 
@@ -241,6 +256,12 @@ def _in_ram(_: Rated, faster: Candidates) -> str:
     return f"it fits on the cards, while {_names(faster)} {verb} experts in system memory"
 
 
+def _untried(_: Rated, faster: Candidates) -> str:
+    verb = _verb(faster, "is", "are")
+    cause = "llama.cpp's tensor split over PCIe, experimental and measured by nobody on so many cards"
+    return f"vLLM was measured on such cards, while {_names(faster)} {verb} {cause}"
+
+
 def _slow(first: Rated, faster: Candidates) -> str:
     """Say why figures that are shown higher count for less."""
     doubted = [rated for rated in faster if _is_doubted(first, rated)]
@@ -336,6 +357,7 @@ RULES: tuple[tuple[Callable[[Candidates], Candidates], Callable[[Rated, Candidat
     (_hold_all_agents, _small),
     (_leave_a_margin, _tight),
     (_stay_on_cards, _in_ram),
+    (_are_no_experiments, _untried),
     (_are_as_fast, _slow),
     (_have_context, _narrow),
     (_answer_soon, _slow_to_begin),

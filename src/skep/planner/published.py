@@ -11,9 +11,10 @@ from functools import lru_cache
 from importlib.resources import files
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
-from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Speculation
+from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Rig, Setup, Speculation, group_link
 
 USUAL_INPUT, USUAL_OUTPUT = 128, 512  # tokens of a row that states none: a stream's own rate hardly depends on them
 
@@ -64,6 +65,26 @@ def cards_title(cards: Sequence[Device]) -> str:
     """Return cards as published tables name them: `2x rtx-3090`."""
     counted = Counter(card.id for card in cards)
     return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
+
+
+def rows_of(setup: Setup, rig: Rig) -> tuple[PublishedRow, ...]:
+    """Return those of just this layout: model, cards in use, link, way and format."""
+    layout = setup.layout
+    way = way_of(layout, setup.spec, setup.engine, graphs=setup.graphs)
+    rows = [row for row in published_rows(setup.model.id) if row.way == way and row.is_in_format(setup.quant)]
+    if not rows:
+        return ()
+    used = range(min(layout.cards_each, len(rig.cards)))
+    link = group_link(rig, used) if layout.cards_each > 1 else None
+    kind = link.kind if link is not None else None
+    cards = cards_title(rig.cards[: layout.cards])
+    return tuple(row for row in rows if row.cards == cards and row.link in (None, kind))
+
+
+def is_measured(setup: Setup, rig: Rig) -> bool:
+    """Whether anybody has published a figure of this layout, or of one replica of it, on such cards."""
+    one = replace(setup, layout=replace(setup.layout, replicas=1))
+    return bool(rows_of(setup, rig) or rows_of(one, rig))
 
 
 @lru_cache(maxsize=32)

@@ -13,6 +13,7 @@ from skep.catalog.gpus import Device
 from skep.planner.candidates import PlanGoal, sizing_card
 from skep.planner.memory import MemoryPlan, longest_context, memory
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
+from skep.planner.published import is_measured
 from skep.planner.rules import Finding
 from skep.planner.setup import Rig, Setup
 from skep.planner.step import UNTUNED, Constants, StepTuning, fitted_bands, published_constants
@@ -116,6 +117,7 @@ class Rated(msgspec.Struct, frozen=True):
     published: bool = True  # somebody made a checkpoint in this format
     on_paper: bool = False  # it fits, but with too little left for what was not counted
     holds_all: bool = True  # the tasks of all agents at once
+    measured: bool = False  # somebody has published a figure of this layout on such cards
 
     @property
     def score(self) -> float:
@@ -211,6 +213,7 @@ def rate(
         published=published,
         on_paper=on_paper(setup, rig, goal),
         holds_all=holds_all(setup, goal),
+        measured=is_measured(setup, rig),
     )
 
 

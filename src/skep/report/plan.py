@@ -61,7 +61,8 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False)
             _print_published(found.preset)
         _say("")
         _say_wrapped(memory_bar(best))
-    said = caveats(found, best)
+    beside_cards = () if len(found.choices) > 1 else (choice.idle,)
+    said = [line for line in caveats(found, best) if line not in beside_cards]
     for line in said if more else said[:_CAVEATS]:
         _say_wrapped(f"! {line}")
     if more:
@@ -101,7 +102,7 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
         licence = f", {known.licence}" if known is not None and known.licence else ""
         lines.append(f"{best.checkpoint}, {format_bytes(download_bytes(best))} to download{licence}")
     if len(choice.rig.cards) > 1:
-        lines.append(f"cards: {_links(choice)}")
+        lines.append("; ".join(filter(None, [f"cards: {_links(choice)}", choice.idle])))
     return lines
 
 
