@@ -55,21 +55,35 @@ def test_a_sweep_is_listed_and_reported(engine, tmp_path):
     assert "ends in none of .html, .htm" in refused("runs", "report", "-o", "picture.svg")
 
 
-def test_auto_finds_the_knee_and_says_where_it_stopped(tmp_path):
-    """Two slots: past two agents nothing is gained. The list, the report and the document say the same."""
+def test_auto_doubles_and_says_where_it_stopped_and_why(tmp_path):
+    """Two slots, past which nothing is gained. The terminal, the list, the report and the document say the same."""
     with FakeEngine(slots=2, token_ms=10) as engine:
-        how = ("-c", "auto", "--runs", "3", "--max-tokens", "8", "--warm-up", "quick")
+        how = ("-c", "auto", "--runs", "2", "--max-tokens", "8", "--warm-up", "quick")
         done = bench("sweep", engine, *how)
-    told = "The search stopped at C = 8: no level above C = 2 was 5 % faster."
-    assert told in done.err
     assert "C=1,2,4 and on" in done.err
+    (told,) = re.findall(r"^The search stopped at C = .*", done.err, re.MULTILINE)
     document = call("runs", "export", "last", "--format", "json", check=0).json
-    assert [level["concurrency"] for level in document["levels"]] == [1, 2, 4, 8]
-    assert all(level["requests"] >= 9 * level["concurrency"] for level in document["levels"])
-    assert document["search"] == {"at": 8, "reason": "past the knee", "beyond": 2}
+    levels = [level["concurrency"] for level in document["levels"]]
+    assert levels == [2**place for place in range(len(levels))]
+    assert document["search"]["at"] == levels[-1] >= 2
+    assert told.startswith(f"The search stopped at C = {levels[-1]}: ")  # which it is depends on how busy we are
+    assert all(level["requests"] >= 6 * level["concurrency"] for level in document["levels"])
     call("report", check=0)
     assert told in (tmp_path / "report.html").read_text()
     assert " auto " in call("runs", check=0).out
+
+
+def test_answers_may_be_1024_tokens_long_and_the_quick_mode_says_that_it_cut_them(engine, paths):
+    """Coding answers that were cut at 128 tokens by default were no real load, and nothing said so."""
+    once = ("-c", "1", "--tasks", "2", "--runs", "1")
+    assert "up to 1,024 out;" in bench("sweep", engine, *once).err
+    done = bench("sweep", engine, *once, "--quick")
+    assert "up to 128 out (quick);" in done.err
+    assert "quick: 2 of 2 answers were cut at 128 tokens; real answers are longer" in done.err
+    quick, whole = stored_runs(paths)
+    assert [run.config["workload"]["max_tokens"] for run in (quick, whole)] == [128, 1024]
+    fixed = bench("sweep", engine, *once, "--output-tokens", "4", "--fixed-output")
+    assert "cut at" not in fixed.err
 
 
 def test_auto_says_that_the_budget_ended():

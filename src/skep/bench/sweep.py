@@ -52,6 +52,7 @@ class SweepPlan(msgspec.Struct, frozen=True):
     timeout_s: float = 900.0
     keep_text: bool = True
     quick_warm_up: bool = False  # one batch, however it went
+    quick: bool = False  # answers were cut short for a first look
     kind: str = "sweep"
 
     def tasks_at(self, level: int) -> int:

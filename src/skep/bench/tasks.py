@@ -184,7 +184,7 @@ class Workload(msgspec.Struct, frozen=True):
 
     shape: Shape = "steady"
     prompt_tokens: int | None = None
-    max_tokens: int = 128
+    max_tokens: int = 1024  # where an answer does not end before
     fixed_output: bool = False
     temperature: float = 0.0
     seed: int = 0

@@ -14,7 +14,9 @@ runs_app = group("runs", "List, report, compare and export stored benchmark runs
 REPORT = OutputFile("report.html")
 Api = Annotated[str, option("API: openai, or ollama for Ollama's own, which reports durations.")]
 Concurrency = Annotated[str, option("Numbers of concurrent agents to measure, such as 1,2,4.", "--concurrency", "-c")]
-MaxTokens = Annotated[int, option("Maximum answer length in tokens.", "--output-tokens", min=1)]
+MaxTokens = Annotated[
+    int, option("Maximum answer length in tokens; most answers end before it.", "--output-tokens", min=1)
+]
 PromptTokens = Annotated[int | None, option("Prompt length in tokens, counted by the engine (default: ~45).", min=1)]
 Budget = Annotated[str, option("Time limit of the whole run; what does not fit is left out.")]
 StorePrompts = Annotated[bool, option("Store prompts and answers (default: --prompts).", "--prompts/--no-prompts")]
@@ -27,7 +29,7 @@ class BenchOptions(EndpointOptions):
     PANELS: ClassVar[dict[str, str]] = {
         "Load": "concurrency levels rate arrivals shape bank items delta tasks agents duration "
         "max_tokens fixed_output prompt_tokens turns think temperature seed",
-        "Precision and time": "runs repeats precision budget warm_up timeout",
+        "Precision and time": "runs repeats precision budget quick warm_up timeout",
         "Endpoint": "url model model_b key_env api",
         "Results": "slo threshold price store_prompts as_json",
     }
@@ -42,7 +44,7 @@ class WorkloadOptions(BenchOptions):
     """What the requests look like."""
 
     shape: str = "steady"
-    max_tokens: MaxTokens = 128
+    max_tokens: MaxTokens = 1024
     fixed_output: Annotated[bool, option("Make every answer --output-tokens long.")] = False
     prompt_tokens: PromptTokens = None
     turns: int = 4
@@ -65,6 +67,9 @@ class SweepOptions(WorkloadOptions):
     runs: Annotated[int | None, option("Number of runs per level (instead of --precision).", min=1)] = None
     precision: Annotated[str, option("Repeat a level until the 95 % interval of tok/s is within this.")] = "3%"
     budget: Budget = "10m"
+    quick: Annotated[bool, option("A first look: cut answers at 128 tokens and warm up once; the result says so.")] = (
+        False
+    )
     warm_up: Annotated[str, option("Warm up until figures are steady (steady) or with one batch (quick).")] = "steady"
     turns: Annotated[int, option("Turns per conversation, with --shape conversation.", min=1)] = 4
     think: Annotated[str, option("Mean pause between two turns of a conversation.")] = "2s"
@@ -84,7 +89,6 @@ class SerialVsSwarmOptions(WorkloadOptions):
     agents: Annotated[str, option("Compare one task at a time with N at once: 1,N.", "-c", "--concurrency")] = "1,50"
     runs: Annotated[int, option("Number of runs of each, in turns.", min=1)] = 1
     prompt_tokens: Annotated[int | None, option("Prompt length in tokens, counted by the engine.", min=1)] = 1024
-    max_tokens: MaxTokens = 512
     api: Api = "openai"
     timeout: Annotated[str, option("Time limit of one request.")] = "1h"
     store_prompts: StorePrompts = True

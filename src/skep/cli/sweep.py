@@ -26,7 +26,7 @@ from skep.host.facts import read_host
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, user_paths
 from skep.report.liveview import LevelLines, level_frame, progress_view
-from skep.report.sweep_text import failure_reasons, headline, print_summary, shortfalls
+from skep.report.sweep_text import cut_answers, failure_reasons, headline, print_summary, shortfalls
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
@@ -34,6 +34,7 @@ from skep.units import parse_int_list, parse_positive_seconds, parse_seconds, pa
 
 MOST_TASKS = 100_000
 AUTO = "auto"
+QUICK_TOKENS = 128  # of an answer, at most
 MOST_RATE = 2000.0
 NEEDS_LENGTHS = ("conversation", "shared-prefix")
 
@@ -48,16 +49,21 @@ def plan_of(options: SweepOptions) -> SweepPlan:
     if options.tasks is not None and options.tasks < levels[-1]:
         hint = f"use --tasks {levels[-1]} or more, or a smaller --concurrency"
         raise UserError(f"--tasks {options.tasks} cannot keep {levels[-1]} agents busy", hint=hint)
-    return sweep_plan(
+    plan = sweep_plan(
         options,
         levels,
         finds_knee=finds_knee,
         precision=parse_share(options.precision, "--precision"),
         budget_s=parse_positive_seconds(options.budget, "--budget", "10m"),
-        quick_warm_up=options.warm_up == "quick",
+        quick_warm_up=options.quick or options.warm_up == "quick",
+        quick=options.quick,
         slo=SloLimits.parse(options.slo) if options.slo else None,
         keep_text=options.store_prompts,
     )
+    if not options.quick:
+        return plan
+    short = replace(plan.workload, max_tokens=min(QUICK_TOKENS, plan.workload.max_tokens))
+    return replace(plan, workload=short)
 
 
 def sweep_plan(
@@ -85,7 +91,7 @@ def run_sweep_command(options: SweepOptions) -> None:
     """Raise EndpointError where requests failed: the exit code is 1."""
     plan = plan_of(options)
     summary = measure(plan, options, as_json=options.as_json)
-    note(*shortfalls(plan, summary))
+    note(*shortfalls(plan, summary), *cut_answers(plan, summary))
     show(summary, price=options.price, as_json=options.as_json)
 
 

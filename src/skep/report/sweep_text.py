@@ -351,6 +351,18 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     return found
 
 
+def cut_answers(plan: SweepPlan, summary: SweepSummary) -> list[str]:
+    """Return how many answers ended at the limit of their length, where they could have ended by themselves."""
+    cut = sum(level.truncated for level in summary.levels)
+    if plan.workload.fixed_output or not (cut or plan.quick):
+        return []
+    every = sum(level.requests for level in summary.levels)
+    what = f"{cut} of {every} answers were cut at {plan.workload.max_tokens:,} tokens"
+    if plan.quick:
+        return [f"quick: {what}; real answers are longer and fill the KV cache: leave --quick out to measure them"]
+    return [f"{what}; --output-tokens N lets them be longer"]
+
+
 def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
     load = plan.workload
     levels = "1,2,4 and on" if plan.finds_knee else ",".join(map(str, plan.concurrency))
@@ -360,7 +372,9 @@ def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
     budget = f", {format_seconds(plan.budget_s)} at most" if plan.budget_s and not plan.runs else ""
     lengths = f"{load.prompt_tokens} tokens in, " if load.prompt_tokens else ""
     simulated = " (simulated)" if endpoint.simulated else ""
-    what = f"{load.shape}, {lengths}up to {load.max_tokens} out; {often}{budget}; seed {load.seed}"
+    answers = f"{load.max_tokens:,} out" if load.fixed_output else f"up to {load.max_tokens:,} out"
+    quick = " (quick)" if plan.quick else ""
+    what = f"{load.shape}, {lengths}{answers}{quick}; {often}{budget}; seed {load.seed}"
     return f"{endpoint.model}{simulated} at {endpoint.url}: C={levels}; {what}"
 
 
