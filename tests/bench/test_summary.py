@@ -83,6 +83,41 @@ def test_a_speedup_is_of_the_runs_that_both_levels_have():
     assert line.startswith("one at a time 8.0 s, 2 at once 4.0 s: 2.00x by wall time")
 
 
+def test_a_serial_side_of_some_tasks_is_scaled_to_all_with_an_interval():
+    """42 minutes one at a time need not be waited for: four of sixteen tasks tell them, and how well."""
+    seconds = (9.0, 10.0, 11.0, 10.0)
+    serial = serially([(each, 100, "stop") for each in seconds], prompt_tokens=50)
+    swarm = [row(16, 0, index, 500.0, 520.0, 100, prompt_tokens=50) for index in range(16)]
+    assert summarise("r", [*serial, *swarm]).speedups is None
+    fact = LevelFact(1, 0, "serial_sample", {"of": 16})
+    summary = summarise("r", [*serial, *swarm], facts=[fact])
+    found = summary.speedups
+    assert (found.sampled, found.tasks, found.serial_wall_s, found.by_wall) == (4, 16, 160.0, 8.0)
+    assert (found.tokens_serial, found.tokens_swarm, found.by_tokens) == (400, 1600, pytest.approx(8.0))
+    low, high = found.serial_wall_interval.low, found.serial_wall_interval.high
+    assert (160 - low, high - 160) == (pytest.approx(18.0, abs=0.1), pytest.approx(18.0, abs=0.1))
+    assert found.by_wall_interval.high == pytest.approx(high / 20)
+    assert found.combined_serial_tok_s == pytest.approx(4 * 150 / 40)
+    assert found.combined_swarm_tok_s == pytest.approx(16 * 150 / 20)
+    told = [line for line in remarks(summary) if "one at a time" in line]
+    assert "2 min 40 s (2 min 21 s to 2 min 58 s, scaled from 4 of 16 tasks), 16 at once 20.0 s: 8.00x" in told[0]
+    assert told[1] == "prompt + output: 15.0 tok/s one at a time, 120 tok/s with 16 at once"
+    cut = summarise("r", [*serial, *swarm[:-1]], facts=[fact])
+    assert cut.speedups is None
+
+
+def test_prompt_and_output_tokens_are_told_together_and_the_prompts_alone():
+    """Published as 85.4 prompt tok/s alone and 1,100 tok/s combined: no column had either."""
+    cached = EngineTimings(cached_tokens=20)
+    rows = [row(1, end=10.0, tokens=40, prompt_tokens=60), row(1, 1, end=10.0, tokens=40, prompt_tokens=60)]
+    (level,) = summarise("r", rows).levels
+    assert (level.combined_tok_s, level.prompt_tok_s) == (pytest.approx(10.0), pytest.approx(60.0))
+    (level,) = summarise("r", [row(1, end=10.0, tokens=40, prompt_tokens=60, engine=cached)]).levels
+    assert level.prompt_tok_s == pytest.approx(40.0)
+    (level,) = summarise("r", [row(1, end=10.0)]).levels
+    assert (level.combined_tok_s, level.prompt_tok_s) == (None, None)
+
+
 # Drift
 
 

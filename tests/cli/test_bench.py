@@ -65,7 +65,7 @@ def test_auto_doubles_and_says_where_it_stopped_and_why(tmp_path):
     document = call("runs", "export", "last", "--format", "json", check=0).json
     levels = [level["concurrency"] for level in document["levels"]]
     assert levels == [2**place for place in range(len(levels))]
-    assert document["search"]["at"] == levels[-1] >= 2
+    assert document["search"]["at"] == levels[-1]
     assert told.startswith(f"The search stopped at C = {levels[-1]}: ")  # which it is depends on how busy we are
     assert all(level["requests"] >= 6 * level["concurrency"] for level in document["levels"])
     call("report", check=0)
@@ -134,6 +134,22 @@ def test_the_speedup_of_a_swarm_is_told_by_wall_time_and_by_tokens(paths):
     assert stored_runs(paths)[0].kind == "serial-vs-swarm"
 
 
+def test_a_sample_of_the_serial_side_is_enough(tmp_path):
+    """The tasks of the sample are the first of those that the swarm does."""
+    with FakeEngine(slots=12, token_ms=5) as engine:
+        common = ("--tasks", "12", "--agents", "1,12", "--sample", "3", "--prompt-tokens", "60", "--max-tokens", "16")
+        done = bench("serial-vs-swarm", engine, *common)
+    assert re.search(r"one at a time .* to .*, scaled from 3 of 12 tasks\), 12 at once .*x by wall time \(", done.err)
+    assert re.search(r"^prompt \+ output: \S+ tok/s one at a time, \S+ tok/s with 12 at once$", done.err, re.MULTILINE)
+    document = call("runs", "export", "last", "--format", "json", check=0).json
+    assert [level["requests"] for level in document["levels"]] == [3, 12]
+    assert (document["speedups"]["sampled"], document["speedups"]["tasks"]) == (3, 12)
+    between = document["speedups"]["by_wall_interval"]
+    assert between["low"] <= document["speedups"]["by_wall"] <= between["high"]
+    call("report", check=0)
+    assert "Serial, scaled from 3 tasks" in (tmp_path / "report.html").read_text()
+
+
 def test_an_open_load_has_a_row_for_each_rate(engine, paths, tmp_path):
     how = ("--rate", "20,40", "--arrivals", "constant", "--for", "500ms", "--max-tokens", "4")
     done = bench("open", engine, *how)
@@ -154,6 +170,7 @@ WRONG = [
     ("sweep --timeout soon", "`soon` is not a duration"),
     ("sweep --tasks 1", "--tasks 1 cannot keep 8 agents busy"),
     ("serial-vs-swarm --agents 2,4", "--concurrency `2,4`"),
+    ("serial-vs-swarm --tasks 50 --sample 60", "--sample 60 is more than --tasks 50"),
     ("open --rate 0", "--rate `0`"),
     ("open --arrivals uniform", "--arrivals `uniform`"),
     ("open --rate 2000 --for 1h", "2000 requests a second for 3600 s make 7,200,000"),

@@ -10,7 +10,7 @@ from skep.stats.turning import LevelPoint, SpeedCurve
 from skep.store.records import Request
 
 PAST_KNEE = 2  # levels beyond it
-LIMITED_RUNS = 2  # of one level, all limited by the client, before the search ends there
+LIMITED_RUNS = 3  # of one level, all limited by the client, before the search ends there
 
 
 class LevelRounds:

@@ -102,6 +102,8 @@ class LevelSummary(msgspec.Struct, frozen=True):
     errors: tuple[tuple[str, int], ...] = ()  # by kind
     energy: Energy | None = None
     clocks: tuple[Disagreement, ...] = ()
+    combined_tok_s: float | None = None  # prompt and output tokens over the wall time; None: prompts were not counted
+    prompt_tok_s: float | None = None  # prompt tokens that no cache had over the time to the first token, median
 
     @property
     def counted(self) -> tuple[RepeatSummary, ...]:
@@ -126,6 +128,11 @@ class Speedup(msgspec.Struct, frozen=True):
     truncated_swarm: int
     tokens_serial: int
     tokens_swarm: int
+    sampled: int | None = None  # tasks that really ran one at a time; None: all of them
+    serial_wall_interval: Interval | None = None  # 95 %, of a serial side that was scaled from a sample
+    by_wall_interval: Interval | None = None
+    combined_serial_tok_s: float | None = None  # prompt and output tokens together
+    combined_swarm_tok_s: float | None = None
 
 
 class Promise(msgspec.Struct, frozen=True):
@@ -439,7 +446,27 @@ def _level(
         errors=tuple(Counter(row.error_kind for row in rows if row.error_kind).most_common()),
         energy=marks.energy.get(concurrency),
         clocks=disagreements(rows, counters),
+        combined_tok_s=combined / wall_s if (combined := combined_tokens(rows)) and wall_s > 0 else None,
+        prompt_tok_s=prompt_tok_s(rows),
     )
+
+
+def combined_tokens(rows: Sequence[Request]) -> int | None:
+    """Return the prompt and output tokens of the answered requests; None where a prompt was not counted."""
+    answered = [row for row in rows if row.ok]
+    if not answered or any(row.prompt_tokens is None for row in answered):
+        return None
+    return sum((row.prompt_tokens or 0) + (row.output_tokens or 0) for row in answered)
+
+
+def prompt_tok_s(rows: Sequence[Request]) -> float | None:
+    """Return the median over tasks of prompt tokens that no cache had, over the time to the first token."""
+    speeds = [
+        (row.prompt_tokens - (row.engine.cached_tokens or 0)) / (row.first_token_s - row.due_s)
+        for row in rows
+        if row.ok and row.prompt_tokens and row.first_token_s is not None and row.first_token_s > row.due_s
+    ]
+    return median(speeds) if speeds else None
 
 
 def repeat_of(number: int, rows: Sequence[Request], concurrency: int | None, *, limited: bool = False) -> RepeatSummary:

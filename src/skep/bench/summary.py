@@ -20,14 +20,13 @@ from skep.bench.metrics import (
     Promise,
     RunMarks,
     SearchEnd,
-    Speedup,
     SweepSummary,
     by_repeat,
     levels_of,
-    repeat_of,
     tpot_values,
     ttft_values,
 )
+from skep.bench.speedup import speedup_of
 from skep.stats.percentiles import median, percentile, runs_interval
 from skep.stats.slo import SloLimits, share_of_limit
 from skep.stats.turning import LevelPoint, find_turning
@@ -46,7 +45,6 @@ _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
     "tpot": tpot_values,
     "total": lambda rows: [(row.ended_s - row.due_s) * 1000 for row in rows if row.ok],
 }
-SAME_LENGTH = 0.05  # prompts whose mean lengths differ by no more are the same work
 JOULES_PER_KWH = 3_600_000.0
 
 
@@ -88,7 +86,7 @@ def summarise(
         levels=levels,
         client_limited=any(level.client_limited for level in levels),
         turning=find_turning(points) if closed and len(levels) > 1 else None,
-        speedups=_speedup(*_same_tasks(counted, levels[-1].concurrency)) if closed and levels else None,
+        speedups=speedup_of(counted, levels[-1].concurrency, facts) if closed and levels else None,
         promise=promise_of(slo, counted) if slo is not None else None,
         drift=_drift([row for row in counted if row.level == 1]) if closed else None,
         simulated=simulated,
@@ -138,45 +136,6 @@ def _left_out(rows: Sequence[Request], limited: Collection[Key]) -> frozenset[Ke
     spoiled = {key for key in limited if key not in failed}
     free = {row.level for row in rows if (row.level, row.repeat) not in spoiled}
     return frozenset(key for key in spoiled if key[0] in free)
-
-
-def _same_tasks(rows: Sequence[Request], widest: int) -> tuple[list[Request], list[Request]]:
-    """Return the rows of C=1 and of the widest level, of the runs in which both did the same tasks; often none."""
-    one, many = (by_repeat(row for row in rows if row.level == level) for level in (1, widest))
-
-    def is_same_work(run: int) -> bool:
-        """As many tasks, and prompts of the same length as far as the server counted them."""
-        a, b = ([row.prompt_tokens for row in runs[run] if row.prompt_tokens is not None] for runs in (one, many))
-        same_length = not a or not b or abs(fmean(b) - fmean(a)) <= SAME_LENGTH * fmean(a)
-        return len(one[run]) == len(many[run]) and same_length
-
-    same = [run for run in one if run in many and widest > 1 and is_same_work(run)]
-    return [row for run in same for row in one[run]], [row for run in same for row in many[run]]
-
-
-def _wall_s(rows: Sequence[Request]) -> float:
-    """Mean of the runs."""
-    return fmean(repeat_of(run, some, None).wall_s for run, some in by_repeat(rows).items())
-
-
-def _speedup(one: Sequence[Request], many: Sequence[Request]) -> Speedup | None:
-    """None where there is nothing to compare, or a request failed: work that was not done takes no time."""
-    if not one or not many or not all(row.ok for row in (*one, *many)):
-        return None
-    serial_wall_s, swarm_wall_s = _wall_s(one), _wall_s(many)
-    tokens_serial, tokens_swarm = (sum(row.output_tokens or 0 for row in some) for some in (one, many))
-    return Speedup(
-        tasks=len(one) // len(by_repeat(one)),
-        concurrency=many[0].level,
-        serial_wall_s=serial_wall_s,
-        swarm_wall_s=swarm_wall_s,
-        by_wall=serial_wall_s / swarm_wall_s,
-        by_tokens=tokens_swarm / swarm_wall_s * serial_wall_s / tokens_serial if tokens_serial else None,
-        truncated_serial=sum(row.finish_reason == "length" for row in one),
-        truncated_swarm=sum(row.finish_reason == "length" for row in many),
-        tokens_serial=tokens_serial,
-        tokens_swarm=tokens_swarm,
-    )
 
 
 def _drift(rows: Sequence[Request]) -> Interval | None:

@@ -17,6 +17,7 @@ from skep.bench.level_rounds import LevelRounds, LevelSearch
 from skep.bench.load_shapes import run_conversations
 from skep.bench.metrics import SweepSummary, repeat_of
 from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
+from skep.bench.speedup import SERIAL_SAMPLE, SampledTasks
 from skep.bench.summary import FEWEST_TASKS_EACH, SEARCH
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
@@ -52,12 +53,15 @@ class SweepPlan(msgspec.Struct, frozen=True):
     timeout_s: float = 900.0
     keep_text: bool = True
     quick_warm_up: bool = False  # one batch, however it went
+    serial_sample: int | None = None  # tasks of C=1, of the same tasks; None: all
     quick: bool = False  # answers were cut short for a first look
     kind: str = "sweep"
 
     def tasks_at(self, level: int) -> int:
         if self.workload.shape == "burst":
             return level
+        if level == 1 and self.serial_sample is not None:
+            return self.serial_sample
         enough = FEWEST_TASKS_EACH * level
         if self.finds_knee:
             return max(enough, self.tasks or FEWEST_TASKS)
@@ -153,6 +157,9 @@ class Sweep:
             # from then on, on the run's clock, nothing more is begun, and what is under way is finished
             until_s = driver.sender.now() + left if left is not None and left > 0 else None
             rows, limited = await driver.run_tasks(level, repeat, tasks, level, took, until_s=until_s)
+        if level == 1 and self.plan.serial_sample is not None and self.plan.tasks is not None:
+            sampled = msgspec.to_builtins(SampledTasks(self.plan.tasks))
+            self.recording.found(LevelFact(level, repeat, SERIAL_SAMPLE, sampled))
         self._durations[level] = time.monotonic() - began
         self._runs_done += 1
         self._figures.setdefault(level, []).append(repeat_of(0, rows, None).effective_tok_s if rows else 0.0)

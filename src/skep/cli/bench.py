@@ -27,7 +27,7 @@ class BenchOptions(EndpointOptions):
     """Options of all commands that measure an endpoint."""
 
     PANELS: ClassVar[dict[str, str]] = {
-        "Load": "concurrency levels rate arrivals shape bank items delta tasks agents duration "
+        "Load": "concurrency levels rate arrivals shape bank items delta tasks sample agents duration "
         "max_tokens fixed_output prompt_tokens turns think temperature seed",
         "Precision and time": "runs repeats precision budget quick warm_up timeout",
         "Endpoint": "url model model_b key_env api",
@@ -86,6 +86,9 @@ def sweep(options: SweepOptions) -> None:
 @dataclass(frozen=True, kw_only=True)
 class SerialVsSwarmOptions(WorkloadOptions):
     tasks: Annotated[int, option("Number of tasks, the same for both.", min=1)] = 50
+    sample: Annotated[
+        int | None, option("Run only N of the tasks one at a time and scale their time, with an interval.", min=3)
+    ] = None
     agents: Annotated[str, option("Compare one task at a time with N at once: 1,N.", "-c", "--concurrency")] = "1,50"
     runs: Annotated[int, option("Number of runs of each, in turns.", min=1)] = 1
     prompt_tokens: Annotated[int | None, option("Prompt length in tokens, counted by the engine.", min=1)] = 1024
@@ -96,7 +99,7 @@ class SerialVsSwarmOptions(WorkloadOptions):
 
 @command(
     bench,
-    "skep bench serial-vs-swarm --tasks 50 --concurrency 1,50",
+    "skep bench serial-vs-swarm --tasks 50 --sample 10 --concurrency 1,50",
     name="serial-vs-swarm",
     runs="sweep.run_swarm_command",
 )

@@ -104,7 +104,16 @@ def run_swarm_command(options: SerialVsSwarmOptions) -> None:
         raise UserError(f"--tasks {tasks} is too large", hint=f"at most {MOST_TASKS:,}")
     if tasks < levels[-1]:
         raise UserError(f"--tasks {tasks} cannot keep {levels[-1]} agents busy", hint=f"use --tasks {levels[-1]}")
-    more = {"budget_s": None, "same_tasks": True, "keep_text": options.store_prompts, "kind": "serial-vs-swarm"}
+    if options.sample is not None and options.sample > tasks:
+        raise UserError(f"--sample {options.sample} is more than --tasks {tasks}", hint="leave it out to run them all")
+    sample = options.sample if options.sample != tasks else None
+    more = {
+        "budget_s": None,
+        "serial_sample": sample,
+        "same_tasks": True,
+        "keep_text": options.store_prompts,
+        "kind": "serial-vs-swarm",
+    }
     plan = sweep_plan(options, levels, **more)
     show(measure(plan, options, as_json=options.as_json), as_json=options.as_json)
 

@@ -23,7 +23,8 @@ _TABLES = {
     "levels": """All levels of the sweep: concurrency requests failed effective_tok_s spread plateau_tok_s task_tok_s
         contention_pct ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms engine_tok_s
         wall_s counted notes""",
-    "requests": """Requests by level: concurrency prompt_tokens_mean output_tokens_mean cached_prompt_share
+    "requests": """Requests by level: concurrency prompt_tokens_mean output_tokens_mean cached_prompt_share prompt_tok_s
+        combined_tok_s
         gap_p50_ms gap_p99_ms total_p50_ms total_p95_ms queued_p50_ms queued_p95_ms delivered_share
         ended failed_by""",
     "energy": "Energy by level: concurrency joules_per_token joules mean_w max_w slowed measured_by",

@@ -57,6 +57,8 @@ LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
     _figure("wall_s", "wall", text=seconds, group=("Wall", "time")),
     _figure("output_tokens", "tokens", text=as_count),
     _figure("effective_tok_s", "eff tok/s", group=("Effective tok/s", "all runs"), style="strong"),
+    _figure("combined_tok_s", "in+out tok/s", group=("Prompt + output", "tok/s"), optional=True),
+    _figure("prompt_tok_s", "prompt tok/s", group=("Prompt", "tok/s"), optional=True),
     _figure("effective_low", "slowest run", "effective_low_tok_s"),
     _figure("effective_high", "fastest run", "effective_high_tok_s"),
     *_bounds("effective", "effective_ci95_{}_tok_s"),
@@ -263,8 +265,9 @@ def _bracket(bracket: tuple[int, int] | None) -> str:
 
 # The rank behind a key: in a narrow terminal the highest goes first.
 LEVEL_KEYS = (
-    "effective_tok_s spread~1 plateau_tok_s~7 task_tok_s~1 contention_pct~2 ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 "
-    "engine_tok_s~8 cached_prompt_share~9 counted~6 wall_s~6 failed joules_per_token~3"
+    "effective_tok_s spread~1 plateau_tok_s~7 combined_tok_s~11 prompt_tok_s~10 task_tok_s~1 contention_pct~2 "
+    "ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 engine_tok_s~8 cached_prompt_share~9 counted~6 wall_s~6 failed "
+    "joules_per_token~3"
 )
 
 
@@ -315,13 +318,27 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
 
 
 def speedup_sentences(found: Speedup) -> list[str]:
-    first = (
-        f"one at a time {format_seconds(found.serial_wall_s)}, {found.concurrency} at once "
-        f"{format_seconds(found.swarm_wall_s)}: {found.by_wall:.2f}x by wall time, "
-        f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
-    )
-    cut = found.truncated_serial, found.truncated_swarm
-    return [first, f"{cut[0]} and {cut[1]} answers reached the token limit"] if any(cut) else [first]
+    serial = format_seconds(found.serial_wall_s)
+    gain = f"{found.by_wall:.2f}x by wall time"
+    if found.sampled is not None:
+        serial += f" ({_times_range(found.serial_wall_interval)}scaled from {found.sampled} of {found.tasks} tasks)"
+    if (between := found.by_wall_interval) is not None:
+        gain += f" ({between.low:.2f}x to {between.high:.2f}x)"
+    tokens = f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
+    swarm = f"{found.concurrency} at once {format_seconds(found.swarm_wall_s)}"
+    sentences = [f"one at a time {serial}, {swarm}: {gain}, {tokens}"]
+    if found.combined_serial_tok_s is not None and found.combined_swarm_tok_s is not None:
+        alone, swarm = number(found.combined_serial_tok_s), number(found.combined_swarm_tok_s)
+        sentences.append(
+            f"prompt + output: {alone} tok/s one at a time, {swarm} tok/s with {found.concurrency} at once"
+        )
+    if found.truncated_serial or found.truncated_swarm:
+        sentences.append(f"{found.truncated_serial} and {found.truncated_swarm} answers reached the token limit")
+    return sentences
+
+
+def _times_range(interval: Interval | None) -> str:
+    return "" if interval is None else f"{format_seconds(interval.low)} to {format_seconds(interval.high)}, "
 
 
 def _promise(found: Promise) -> str:
