@@ -11,6 +11,7 @@ from simulated_process import MODEL, MTP, Simulated, small_plan
 
 from api_clients import openai
 from commands import eventually
+from skep.bench.tasks import TaskMaker, Workload
 from skep.engines.simulated import plan_from_json
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -59,6 +60,20 @@ def test_a_stream_brings_every_token_and_its_last_chunk_the_usage_and_the_mark(c
     whole = client.chat.completions.create(model=MODEL, messages=HELLO).choices[0]
     assert whole.message.content.startswith("".join(texts))  # the same words, streamed or whole
     assert whole.finish_reason == "stop"
+
+
+def test_the_same_task_has_the_same_length_alone_and_in_a_swarm(client):
+    """Another random length each time made a speedup of 1.29x by wall time out of 1.87x by tokens."""
+    maker = TaskMaker(Workload(seed=4))
+    lengths = {}
+    for agents in (1, 3):
+        answers = [
+            client.chat.completions.create(model=MODEL, messages=task.messages, max_tokens=60)
+            for task in maker.tasks(agents, 0, 4, same=True)
+        ]
+        lengths[agents] = [(answer.usage.completion_tokens, answer.choices[0].message.content) for answer in answers]
+    assert lengths[1] == lengths[3]
+    assert len({text for _, text in lengths[1]}) == 4  # another task, another answer
 
 
 def test_beyond_the_context_vllms_own_error_is_given(client):

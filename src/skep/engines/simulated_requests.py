@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -59,6 +59,7 @@ def script(seed: int, limit: int, *, ignore_eos: bool = False) -> SimulatedText:
     return SimulatedText(seed, natural if ends else limit, "stop" if ends else "length")
 
 
+INSTRUCTIONS = ("system", "developer")  # roles of what comes before the task
 BYTES_PER_TOKEN = 4.0  # what is not written in Latin letters takes more tokens a character
 _TEMPLATE_TOKENS = 3.0  # a chat begins and ends with some of its own
 _MESSAGE_TOKENS = 4.0  # role and separators
@@ -103,6 +104,11 @@ def error_document(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": status}, "simulated": True}
 
 
+def _text_of(messages: Sequence[_Message]) -> str:
+    parts = [part for one in messages for part in (one.content, one.tool_calls) if part]
+    return "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
+
+
 def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQuery:
     """Raises `SimulatedRefusal` with what the client is told."""
     try:
@@ -111,8 +117,7 @@ def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQue
         raise SimulatedRefusal(f"the simulated engine cannot answer this request: {error}") from None
     if chat.model not in (None, model):
         raise SimulatedRefusal(f"The model `{chat.model}` does not exist.", 404)
-    texts = [part for one in chat.messages for part in (one.content, one.tool_calls) if part]
-    text = "\n".join(part if isinstance(part, str) else json.dumps(part) for part in texts)
+    text = _text_of(chat.messages)
     size = len(text.encode("utf-8", "replace")) + (len(json.dumps(chat.tools)) if chat.tools else 0)
     tokens = round(_TEMPLATE_TOKENS + _MESSAGE_TOKENS * len(chat.messages) + size / BYTES_PER_TOKEN)
     asked = chat.max_completion_tokens or chat.max_tokens
@@ -122,7 +127,9 @@ def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQue
             f"{tokens + (asked or 1)} tokens ({tokens} in the messages, {asked or 1} in the completion). "
             f"Please reduce the length of the messages or completion."
         )
-    said = script(seed_of(text), asked or context_tokens - tokens, ignore_eos=bool(chat.ignore_eos))
+    # the same task gets the same answer, also behind other instructions: a load begins them anew so that no cache helps
+    task = _text_of([one for one in chat.messages if one.role not in INSTRUCTIONS]) or text
+    said = script(seed_of(task), asked or context_tokens - tokens, ignore_eos=bool(chat.ignore_eos))
     usage = bool((chat.stream_options or {}).get("include_usage"))
     return SimulatedQuery(bool(chat.stream), usage, tokens, said)
 
