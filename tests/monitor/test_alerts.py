@@ -222,7 +222,41 @@ def test_quiet_hours_hold_the_sender_but_not_the_log(series):
         await rig.tick(2 * HOUR)
 
     alive(rig, story)
-    assert rig.listener.words() == ["opened"]
+    assert rig.listener.words() == ["closed", "opened"]
+
+
+def test_what_came_and_went_in_quiet_hours_is_told_once_at_their_end(series):
+    rig = Rig(series, Monitor(quiet_hours="13:00-20:30"))
+
+    async def story():
+        for _ in range(2):  # found at 14:00 and at 17:00, over at 15:00 and at 18:00
+            await rig.probe(2, failed="refused")
+            await rig.probe()
+        assert rig.listener.heard == []
+        await rig.tick(3 * HOUR)
+        await rig.tick()
+
+    alive(rig, story)
+    alive(rig, [{}] * 2)
+    ((what, text),) = rig.listener.heard
+    assert what == "closed"
+    told = "in quiet hours, and over: 2 times, the last one from Monday 17:00 to Monday 18:00: "
+    assert text == f"{told}box is down: 2 probes in a row failed: refused; it answers again"
+
+
+def test_each_night_is_told_by_itself(series):
+    rig = Rig(series, Monitor(quiet_hours="13:00-20:30"))
+
+    async def nights():
+        for _ in range(2):
+            await rig.probe(2, failed="refused")
+            await rig.probe(22)
+
+    alive(rig, nights)
+    assert [text.partition(": box")[0] for _, text in rig.listener.heard] == [
+        "in quiet hours, and over: from Monday 14:00 to Monday 15:00",
+        "in quiet hours, and over: from Tuesday 14:00 to Tuesday 15:00",
+    ]
 
 
 @pytest.mark.parametrize(("hours", "by_night"), [("13:00-18:30", ["opened"]), ("14:30-18:30", ["opened", "closed"])])

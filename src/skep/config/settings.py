@@ -59,6 +59,10 @@ class QuietHours(msgspec.Struct, frozen=True):
     start: int
     end: int
 
+    @property
+    def length_s(self) -> float:
+        return 60.0 * ((self.end - self.start) % DAY_MINUTES)
+
     def hold(self, at: float, zone: tzinfo | None = None) -> bool:
         """`zone` None: the machine's own."""
         local = datetime.fromtimestamp(at, zone)

@@ -339,20 +339,41 @@ class AlertWatcher:
                     await asyncio.to_thread(self._series.append_notice, *values)
 
     def _find_untold(self) -> list[tuple[Notice, Notifier]]:
-        """Return what is to be told now, and through what. Of what opened and closed untold nothing is told."""
+        """Return what is to be told now, and through what. Of what opened and closed untold, only what quiet hours held
+        is told, once for each rule and target."""
         found = []
         stored = self._series.alerts(since=self._now - UNTOLD_FOR_S) if self._notifiers else []
+        held = {_place(notice.alert): notice for notice in self._held_notices(stored)}  # to be told in the morning
         for alert in (*reversed(stored), *self._unstored.values()):
             rows = [] if alert.id is None else self._series.notices(alert.id)
-            notice = self._notice(alert)
             for notifier in () if self._is_quiet(alert) else self._notifiers:
                 told = {what for place, what, via in self._sent if (place, via) == (_place(alert), notifier.via)}
                 tried = Counter(what for what, _, via, _ in rows if via == notifier.via)
                 told |= {what for what, _, via, error in rows if via == notifier.via and error is None}
                 told |= {what for what, count in tried.items() if count >= MOST_TRIES}
-                if notice.what not in told and (notice.what == "opened" or "opened" in told):
+                notice = self._notice(alert) if "opened" in told else held.get(_place(alert), self._notice(alert))
+                if notice.what not in told and (notice.what == "opened" or notice.held or "opened" in told):
                     found.append((notice, notifier))
         return found
+
+    def _held_notices(self, stored: Sequence[Alert]) -> list[Notice]:
+        """Return one for each rule and target that came and went in quiet hours, of the last time it did. `stored`:
+        newest first."""
+        held: dict[tuple[AlertRule, str | None], list[Alert]] = {}
+        for alert in stored:
+            if alert.closed_at is not None and self._came_and_went(alert, alert.closed_at):
+                held.setdefault((alert.rule, alert.target), []).append(alert)
+        night_s = 0.0 if self._hours is None else self._hours.length_s
+        return [
+            replace(self._notice(alerts[0]), held=sum(alerts[0].opened_at - one.opened_at < night_s for one in alerts))
+            for alerts in held.values()
+        ]
+
+    def _came_and_went(self, alert: Alert, closed_at: float) -> bool:
+        """Return whether quiet hours held both its beginning and its end."""
+        if self._hours is None or alert.rule in self._wanted.quiet_except:
+            return False
+        return self._hours.hold(alert.opened_at, self._zone) and self._hours.hold(closed_at, self._zone)
 
     def _is_quiet(self, alert: Alert) -> bool:
         if self._hours is None or alert.rule in self._wanted.quiet_except:

@@ -17,6 +17,7 @@ import msgspec
 
 from skep.config.settings import COMMAND_WORDS, Hook, Monitor, Shape, check_webhook
 from skep.errors import UserError
+from skep.monitor.describe import clock
 from skep.monitor.records import Alert, AlertRule
 from skep.monitor.status import alert_document
 from skep.units import format_seconds, one_line
@@ -37,23 +38,30 @@ _NAMES = {
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """One message: that an alert opened or closed."""
+    """One message: that an alert opened or closed, or, at the end of quiet hours, that it did both in them."""
 
     what: Literal["opened", "closed"]
     alert: Alert
     at: float = 0.0
     host: str = ""
+    held: int = 0  # how often it came and went in quiet hours, untold; the last time is `alert`
 
     @property
     def title(self) -> str:
+        name = _NAMES.get(self.alert.rule, self.alert.rule)
         over = "no longer " if self.what == "closed" else ""
-        return f"{self.alert.target or self.host}: {over}{_NAMES.get(self.alert.rule, self.alert.rule)}"
+        said = f"was {name} in quiet hours" if self.held else f"{over}{name}"
+        return f"{self.alert.target or self.host}: {said}"
 
     @property
     def text(self) -> str:
         alert = self.alert
         if self.what == "opened" or alert.closed_at is None:
             return alert.message
+        if self.held:
+            times = "" if self.held == 1 else f"{self.held} times, the last one "
+            begin, end = clock(alert.opened_at), clock(alert.closed_at)
+            return f"in quiet hours, and over: {times}from {begin} to {end}: {alert.message}; {alert.closed_because}"
         return f"{self.title} after {format_seconds(alert.closed_at - alert.opened_at)}: {alert.closed_because}"
 
 
