@@ -193,6 +193,7 @@ class Preset(msgspec.Struct, frozen=True):
     reserve: Annotated[int, Meta(ge=0)] = 0
     threads: AtLeast1 | None = None  # of a replica; None: as skep divides them
     history: bool = False  # a step on the way to a better one: kept for its figures, not offered
+    broken: Text | None = None  # what its author saw where it did not start
     stand_in: bool = False  # the author names no checkpoint: this one is skep's choice
     container: Container | None = None
     needs: Annotated[tuple[Need, ...], Meta(extra={"key": "need"})] = ()

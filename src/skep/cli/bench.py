@@ -221,3 +221,35 @@ class QualityOptions(BenchOptions):
 @command(bench, "skep bench quality --bank drills:1 --concurrency 1,4,8", runs="quality_run.run_quality_command")
 def quality(options: QualityOptions) -> None:
     """Test whether answers at concurrency N are as good as at 1, and bound the loss. Answers are executed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetsOptions(SweepOptions):
+    PANELS: ClassVar[dict[str, str]] = {
+        "Load": "concurrency shape tasks max_tokens fixed_output prompt_tokens turns think seed",
+        "Precision and time": "runs precision budget warm_up timeout",
+        "Results": "slo output store_prompts as_json",
+    }
+
+    url: None = None
+    model: None = None
+    key_env: None = None
+    api: str = "openai"
+    price: None = None
+    presets: Annotated[tuple[str, ...], argument("Presets from `skep presets`.", metavar="PRESET")] = ()
+    simulate: Annotated[
+        bool, option("Simulate each preset's rig at the speed the planner predicts; needs no weights and no GPU.")
+    ] = False
+    concurrency: Concurrency = "1,2,3,4"
+    budget: Annotated[str, option("Time limit of each preset's measurement; what does not fit is left out.")] = "10m"
+    output: Annotated[OutputFile, option("HTML file with the pictures.", "-o", "--output")] = REPORT
+
+
+@command(
+    bench,
+    "skep bench presets qwen3-coder-30b-a3b-3090 qwen2.5-coder-32b-3090 -c 1,2,3,4 --simulate",
+    name="presets",
+    runs="preset_sweep.run_presets_command",
+)
+def presets_sweep(options: PresetsOptions) -> None:
+    """Start, measure and stop each preset; print one table of all. One that breaks is a row with its diagnosis."""

@@ -189,6 +189,8 @@ def _predicted(plan: Plan, figure: Published, load: PlannedLoad) -> float:
 
 
 def _cautions(preset: Preset, found: list[str]) -> Iterator[str]:
+    if preset.broken is not None:
+        yield f"its author could not start it: {preset.broken}"
     yield from found
     stand_in = stand_in_words(preset)
     if stand_in is not None:

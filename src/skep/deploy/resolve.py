@@ -175,6 +175,7 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
     published = next(filter(None, told), None)
     other = needs.version_beside(published, version)
     odd = (
+        preset.broken and f"its author could not start it: {preset.broken}",
         needs.other_cards(preset, [gpu.name for gpu in host.gpus]),
         other and f"measured with {preset.engine} {published}, this is {other}",
         needs.stand_in_words(preset),

@@ -51,12 +51,13 @@ class Series(msgspec.Struct, Generic[Summary], frozen=True):
 def series_of(
     entries: Sequence[tuple[StoredRun, Summary]], labels: Sequence[str] | None = None
 ) -> tuple[Series[Summary], ...]:
-    """Lettered from A. Without labels a run is called by its model, with its time where others have it, too.
+    """Lettered from A. Without labels a run is called by its preset or model, with its time where others have it, too.
 
     Its id is added where two are still alike.
     """
-    models = Counter(run.model for run, _ in entries)
-    timed = (f"{run.model} @ {moment(run.created_at)}" if models[run.model] > 1 else run.model for run, _ in entries)
+    models = Counter(_name_of(run) for run, _ in entries)
+    called = ((run, _name_of(run)) for run, _ in entries)
+    timed = (f"{name} @ {moment(run.created_at)}" if models[name] > 1 else name for run, name in called)
     names = list(labels or timed)
     names = [f"{name} ({entries[i][0].id})" if names.count(name) > 1 else name for i, name in enumerate(names)]
     looks = zip(cycle(theme.SERIES), cycle(charts.DASHES), cycle(charts.SHAPES), strict=False)
@@ -64,6 +65,11 @@ def series_of(
         Series(chr(ord("A") + i), shortened(printable(name), _LONGEST_NAME), run, summary, *look)
         for i, ((run, summary), name, look) in enumerate(zip(entries, names, looks, strict=False))
     )
+
+
+def _name_of(run: StoredRun) -> str:
+    """Return the preset that `skep bench presets` measured, else the model."""
+    return str(run.config.get("preset") or run.model)
 
 
 # What is drawn of each run: title, the figure's key, unit and caption.

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from skep.catalog.presets import Preset
 from skep.config.presets import serve_of
-from skep.config.settings import GatewaySettings, Monitor, Settings
+from skep.config.settings import GatewaySettings, Monitor, Serve, Settings
 from skep.deploy.launches import PullProgress
 from skep.engines.base import Diagnosis
 from skep.errors import SkepError, first_of
@@ -76,15 +76,20 @@ class TrialServers:
         self._clear = gpu_memory_used()
 
     @asynccontextmanager
-    async def open(self, preset: Preset) -> AsyncIterator[TrialServer]:
-        """Up until the block ends, on any end. Raises ConfigFailed where it does not start."""
+    async def open(self, preset: Preset, serve: Serve | None = None) -> AsyncIterator[TrialServer]:
+        """Up until the block ends, on any end. Raises ConfigFailed where it does not start.
+
+        `serve`: what is started in the preset's place, such as its simulated rig.
+        """
         here = next(one for one in (self.work / f"start-{n}" for n in itertools.count(1)) if not one.exists())
         paths = Paths(here / "config", here / "data", self.paths.cache, here, here / "run")  # its own but for weights
         await asyncio.to_thread(self._sweep_up)
         try:
             make_private(paths.logs)
             with bind(_GATEWAY.host, _GATEWAY.port, guarded=False) as listener:
-                async with TrialServer(await self._hive(preset, paths, listener), listener).up() as served:
+                async with TrialServer(
+                    await self._hive(serve or serve_of(preset), paths, listener), listener
+                ).up() as served:
                     yield served
             shutil.rmtree(here, ignore_errors=True)
         except asyncio.CancelledError:  # nothing that its log could tell
@@ -93,8 +98,8 @@ class TrialServers:
         finally:
             shutil.rmtree(paths.data, ignore_errors=True)
 
-    async def _hive(self, preset: Preset, paths: Paths, listener: socket.socket) -> Hive:
-        serve, monitor = replace(serve_of(preset), binary=self.binary), replace(Monitor(), with_up=False)
+    async def _hive(self, serve: Serve, paths: Paths, listener: socket.socket) -> Hive:
+        serve, monitor = replace(serve, binary=self.binary), replace(Monitor(), with_up=False)
         deadline_s = self.start_deadline_s
         settings = Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=deadline_s, monitor=monitor)
         try:

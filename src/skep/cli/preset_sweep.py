@@ -1,0 +1,114 @@
+"""`skep bench presets`: several presets started, measured and stopped in turn."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from skep.catalog.presets import Preset
+from skep.cli.bench import PresetsOptions
+from skep.cli.options import Interrupted, run_measuring
+from skep.cli.sweep import level_view, maker_for, meter_for, plan_of
+from skep.config.presets import preset, presets_folder
+from skep.errors import EngineError, UserError
+from skep.files import HTML
+from skep.host.facts import read_host
+from skep.paths import Paths, user_paths
+from skep.report.preset_table import measured, presets_document, presets_page, print_presets
+from skep.report.terminal import byte_progress, note, print_json
+from skep.store.database import Store, open_store
+from skep.tuner.preset_sweep import MeasuredPreset, PresetSweeps
+from skep.tuner.running import running_service
+from skep.tuner.trial_server import TrialServers, tuner_lock
+
+
+def run_presets_command(options: PresetsOptions) -> None:
+    paths, plan = user_paths(os.environ), plan_of(options)
+    output = options.output.checked(suffixes=HTML)
+    presets = presets_of(options.presets, paths)
+    note(f"{len(presets)} presets, C={','.join(map(str, plan.concurrency))}, {plan.budget_s:g} s each at most")
+    results: list[MeasuredPreset] = []
+    interrupted: Interrupted | None = None
+    with nullcontext() if options.simulate else tuner_lock(paths), open_store(paths.store) as store:
+        if not options.simulate:
+            _check_free(paths)
+        try:
+            run_measuring(partial(_measure_all, presets, options, paths, store, results))
+        except Interrupted as error:
+            interrupted = error
+        page = presets_page(store, results) if measured(results) else None
+    if page is not None:
+        output.write(page)
+    if options.as_json:
+        print_json(presets_document(results, simulated=options.simulate, report=str(output) if page else None))
+    elif results:
+        print_presets(results, plan.concurrency)
+    if page is not None:
+        note(f"pictures: {output}")
+    if interrupted is not None:
+        left = len(presets) - len(results)
+        raise Interrupted(f"stopped, {left} of {len(presets)} presets are not measured", hint=interrupted.hint)
+    if page is None:
+        hint = "`skep presets show NAME` has its needs; `skep bench presets --help` explains --simulate"
+        raise EngineError("no preset was measured", hint=hint)
+
+
+def presets_of(names: Sequence[str], paths: Paths) -> list[Preset]:
+    """Return the presets, each once. A name that is none is told before anything is started."""
+    if not names:
+        raise UserError("no preset is named", hint="`skep presets` lists them")
+    folder = presets_folder(paths)
+    return [preset(name, folder) for name in dict.fromkeys(names)]
+
+
+def _check_free(paths: Paths) -> None:
+    service = running_service(paths)
+    if service is None:
+        return
+    if service.gpus:
+        raise EngineError(f"the GPUs are in use: {service}", hint="`skep down` first; --simulate needs no GPU")
+    note(f"warning: {service}; its requests slow down what is measured here")
+
+
+async def _measure_all(
+    presets: Sequence[Preset], options: PresetsOptions, paths: Paths, store: Store, results: list[MeasuredPreset]
+) -> None:
+    work = paths.state / "preset-sweeps" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    with byte_progress("downloading the weights") as progress, _removed_if_empty(work):
+        sweeps = PresetSweeps(
+            paths=paths,
+            servers=TrialServers(paths, work, progress=progress),
+            store=store,
+            host=read_host(),
+            plan=plan_of(options),
+            maker_for=maker_for,
+            meter_for=meter_for,
+            say=note,
+            simulate=options.simulate,
+        )
+        for number, wanted in enumerate(presets, 1):
+            simulated = "SIMULATED " if options.simulate else ""
+            note(f"{number}/{len(presets)} {wanted.name}: starting {simulated}on {wanted.hardware}")
+            with level_view() as on_progress:
+                result = await sweeps.measure(wanted, on_progress)
+            results.append(result)
+            if result.failure is not None:
+                note(f"{wanted.name} {result.failure.title}: {replace(result.failure, remedy=None)}")
+
+
+@contextmanager
+def _removed_if_empty(folder: Path) -> Iterator[None]:
+    """Make a folder for engines' logs. Logs of those that failed stay in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for place in (folder, folder.parent):
+            with suppress(OSError):
+                place.rmdir()

@@ -1,0 +1,109 @@
+"""Measured presets beside each other: the table, the document and the page of `skep bench presets`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from msgspec import to_builtins
+
+from skep.bench.metrics import LevelSummary
+from skep.report.columns import Column, print_records
+from skep.report.terminal import note
+from skep.store.database import Store
+from skep.tuner.preset_sweep import MeasuredPreset
+from skep.units import known, number
+
+
+def print_presets(results: Sequence[MeasuredPreset], levels: Sequence[int]) -> None:
+    """Print one row a preset with its effective tok/s, and below it why the broken ones are."""
+    columns: list[Column[MeasuredPreset]] = [
+        Column("preset", "PRESET", lambda result: result.preset.name, right=False),
+        *(Column(f"c{level}", f"C={level}", partial(_cell, level)) for level in levels),
+        Column("contention", "CONTENTION", _contention, optional=True),
+        Column("result", "RESULT", _result_words, right=False),
+    ]
+    print_records(columns, results)
+    if any(result.published_at(level) for result in results for level in levels):
+        note("tok/s of all agents; in brackets what its author published, not measured here")
+    if any(result.simulated for result in results):
+        note("SIMULATED: no model ran, these figures are a prediction")
+    for result in results:
+        if result.failure is not None:
+            note(f"{result.preset.name} {result.failure.title}: {result.failure}")
+
+
+def presets_document(results: Sequence[MeasuredPreset], *, simulated: bool, report: str | None) -> dict[str, Any]:
+    return {"simulated": simulated, "presets": [_document(result) for result in results], "report": report}
+
+
+def broken_words(results: Sequence[MeasuredPreset]) -> str:
+    """Return what the page says of the presets that have no curve on it."""
+    broken = [f"{result.preset.name} {result.failure.title}" for result in results if result.failure is not None]
+    return f"Broken: {'; '.join(broken)}." if broken else ""
+
+
+def presets_page(store: Store, results: Sequence[MeasuredPreset]) -> str:
+    """Return the page of the measured presets: of one run its report, of several their comparison."""
+    from skep.bench.stored_run import load_run
+    from skep.report.comparison import comparison_page
+    from skep.report.stored import drawn
+
+    runs = [store.run(result.summary.run_id) for result in measured(results) if result.summary is not None]
+    if len(runs) == 1:
+        return drawn(store, runs)
+    loaded = [load_run(store, run.id) for run in runs]
+    return comparison_page([(run, summary) for run, summary, _ in loaded], verdict=broken_words(results))
+
+
+def measured(results: Sequence[MeasuredPreset]) -> list[MeasuredPreset]:
+    """Return those that have a figure."""
+    return [result for result in results if result.summary is not None and result.summary.levels]
+
+
+def _level(result: MeasuredPreset, concurrency: int) -> LevelSummary | None:
+    levels = result.summary.levels if result.summary is not None else ()
+    return next((level for level in levels if level.concurrency == concurrency), None)
+
+
+def _cell(concurrency: int, result: MeasuredPreset) -> str | None:
+    level, published = _level(result, concurrency), result.published_at(concurrency)
+    figure = level.effective_tok_s if level is not None else None
+    here = number(figure, digits=1) if figure is not None and known(figure) else "–"
+    return here if published is None else f"{here} [{published.tok_s:g}]"
+
+
+def _contention(result: MeasuredPreset) -> str | None:
+    """Of the level with the most agents."""
+    levels = result.summary.levels if result.summary is not None else ()
+    share = levels[-1].contention_pct if levels else None
+    return None if share is None else f"{share:.0f} %"
+
+
+def _result_words(result: MeasuredPreset) -> str:
+    if result.failure is not None:
+        return f"BROKEN: {result.failure.title}"
+    return f"run {result.summary.run_id}" if result.summary is not None else "nothing was measured"
+
+
+def _document(result: MeasuredPreset) -> dict[str, Any]:
+    levels = result.summary.levels if result.summary is not None else ()
+    published = {one: result.published_at(one.concurrency) for one in levels}
+    return {
+        "preset": result.preset.name,
+        "hardware": result.preset.hardware,
+        "run": result.summary.run_id if result.summary is not None else None,
+        "start_s": None if result.start_s is None else round(result.start_s, 2),
+        "levels": [
+            {
+                "concurrency": level.concurrency,
+                "effective_tok_s": level.effective_tok_s,
+                "task_tok_s": level.task_tok_s,
+                "contention_pct": level.contention_pct,
+                "published_tok_s": figure.tok_s if figure is not None else None,
+            }
+            for level, figure in published.items()
+        ],
+        "failure": None if result.failure is None else to_builtins(result.failure),
+    }
