@@ -111,8 +111,18 @@ def test_a_file_or_its_folder_is_read(tmp_path):
         ("layer_types", ["sliding_attention"] * 32, "`sliding_window` is None"),
         ("layer_types", ["linear_attention"] * 32, "has no `mamba_num_heads`"),
         ("hybrid_override_pattern", "MMM", "`hybrid_override_pattern` is 'MMM', not 32 letters"),
-        ("block_configs", [{}] * 32, "skep does not read `block_configs`"),
-        ("model_type", "llama4_text", "skep does not read Llama 4's layers"),
+        ("block_configs", [{}] * 32, "`block_configs.0` is {}, not a table with `attention` and `ffn`"),
+        ("block_configs", [{"attention": {}, "ffn": {}}] * 32, "has no `block_configs.0.num_key_value_heads`"),
+        ("block_configs", [{"attention": {"no_op": True}, "ffn": {"ffn_mult": -1}}] * 32, "`block_configs.0.ffn_mult`"),
+        ("block_configs", [{"attention": {"no_op": True}, "ffn": {"moe": {}}}] * 32, "`block_configs.0.moe` is {}"),
+        ("block_configs", [{"attention": {"no_op": True}, "ffn": {"no_op": True}}] * 32, "not a list with"),
+        ("model_type", "llama4_text", "`sliding_window` is None, not a window"),
+        ("compress_ratios", [4, 128], "`compress_ratios` is [4, 128], not a list of 32 numbers of tokens"),
+        ("hybrid_layer_pattern", [2] * 32, "not a list of 0 and 1"),
+        ("attn_type_list", [[]] * 32, "not a list of 0 and 1"),
+        ("linear_attn_config", {"full_attn_layers": [0]}, "is [0], not a list of layers from 1 to 32"),
+        ("linear_attn_config", {"full_attn_layers": [4]}, "has no `linear_attn_config.num_heads`"),
+        ("attn_layer_period", 33, "`attn_layer_period` is 33"),
         ("num_experts", -1, "`num_experts` is -1"),
         ("num_experts", 8, "has no `num_experts_per_tok`"),
         ("tie_word_embeddings", "yes", "`tie_word_embeddings` is 'yes', not true or false"),
@@ -167,6 +177,7 @@ def test_damaged_configurations_give_an_error_or_a_sane_geometry():
         else:
             assert 0 < read.params_active <= read.params_total < 1e19
             assert min(read.full_layers, read.sliding_layers, read.linear_layers, read.experts) >= 0
-            assert read.full_layers + read.sliding_layers + read.linear_layers <= read.layers
+            both = 0 if read.full_entries is None else read.full_layers  # these keep a window beside it
+            assert read.full_layers + read.sliding_layers + read.linear_layers <= read.layers + both
             assert read.kv_bytes_per_token(2) >= 0
     assert refused > 300

@@ -36,7 +36,8 @@ _NOT_VALUES = ("title", "aliases", "origin", "origins")
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Layers are counted by what they keep: a full-attention layer keeps KV of every token, a sliding one of the last
-    `sliding_window`, a linear one a state of fixed size. `layers` is their sum (plus layers that keep nothing).
+    `sliding_window`, a linear one a state of fixed size. `layers` is their sum (plus layers that keep nothing), but for
+    layers that keep both a window and what they have compressed of all tokens: those count as full and as sliding.
     """
 
     id: str  # a lower-case slug: `qwen3.6-27b`
@@ -51,6 +52,8 @@ class Geometry:
     params_active: float  # read for one token
     intermediate: int = 0  # width of a dense MLP; 0 where every layer has experts
     full_layers: int = 0
+    # what full layers keep of a token together, in layers that keep it whole; None: all of them do
+    full_entries: float | None = None
     full_kv_heads: int | None = None  # where full layers differ from sliding ones (Gemma 4)
     full_head_dim: int | None = None
     sliding_layers: int = 0
@@ -68,6 +71,7 @@ class Geometry:
     shared_intermediate: int = 0  # width of what runs beside the routed experts for every token
     mla_rank: int = 0  # compressed KV of multi-head latent attention; 0 where K and V are kept whole
     mla_rope_dim: int = 0
+    attention_params: float = 0.0  # of all layers, where the widths of the heads do not tell
     mtp_layers: int = 0
     vision_params: float = 0.0  # of the vision tower that the checkpoint carries
     tied_embeddings: bool = False
@@ -90,14 +94,20 @@ class Geometry:
     def kv_bytes_per_token(self, bytes_per_value: float) -> float:
         """Of the layers that grow with every token, over all cards."""
         if self.mla_rank:
-            return self.full_layers * (self.mla_rank + self.mla_rope_dim) * bytes_per_value
+            return self.kept_layers * (self.mla_rank + self.mla_rope_dim) * bytes_per_value
         heads, dim = self.full_kv_heads or self.kv_heads, self.full_head_dim or self.head_dim
-        return 2 * self.full_layers * heads * dim * bytes_per_value
+        return 2 * self.kept_layers * heads * dim * bytes_per_value
+
+    @property
+    def kept_layers(self) -> float:
+        """Return how many layers that keep every token whole would keep as much as the full ones do."""
+        return self.full_layers if self.full_entries is None else self.full_entries
 
     def window_bytes(self, tokens: float, bytes_per_value: float) -> float:
         """KV of the sliding layers for one sequence of that length."""
         kept = min(tokens, self.sliding_window)
-        return 2 * self.sliding_layers * self.kv_heads * self.head_dim * kept * bytes_per_value
+        width = self.mla_rank + self.mla_rope_dim or 2 * self.kv_heads * self.head_dim
+        return self.sliding_layers * width * kept * bytes_per_value
 
     @property
     def state_bytes(self) -> float:

@@ -266,7 +266,8 @@ def kv_bytes_per_token(setup: Setup) -> float:
     if model.mla_rank:
         return model.kv_bytes_per_token(setup.kv.bytes) / pp  # the compressed KV is whole on every card of the group
     heads, dim = model.full_kv_heads or model.kv_heads, model.full_head_dim or model.head_dim
-    layers = ceil(model.full_layers / pp) + (1 if _drafts_itself(setup) else 0)  # of the fullest stage
+    layers = ceil(model.full_layers / pp) * (model.kept_layers / max(1, model.full_layers))  # of the fullest stage
+    layers += 1 if _drafts_itself(setup) else 0
     return 2 * layers * max(1, ceil(heads / tp)) * dim * setup.kv.bytes
 
 
@@ -276,7 +277,10 @@ def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
     if not model.sliding_layers:
         return 0.0
     kept = min(context, model.sliding_window + batched_tokens)
-    layers, heads = ceil(model.sliding_layers / pp), max(1, ceil(model.kv_heads / tp))
+    layers = ceil(model.sliding_layers / pp)
+    if model.mla_rank:
+        return layers * (model.mla_rank + model.mla_rope_dim) * kept * setup.kv.bytes
+    heads = max(1, ceil(model.kv_heads / tp))
     return 2 * layers * heads * model.head_dim * kept * setup.kv.bytes
 
 

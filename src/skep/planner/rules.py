@@ -59,7 +59,7 @@ def what_does_not_divide(model: Geometry, tp: int) -> str:
         if kv and kv % tp and tp % kv:
             return f"{tp} cards cannot share {kv} KV heads evenly"
     for count, kind in ((model.linear_k_heads, "key"), (model.linear_v_heads, "value")):
-        if count and count % tp:
+        if count > 1 and count % tp:  # a single one, of Mamba, is copied
             return f"{tp} does not divide the {count} linear-attention {kind} heads"
     return ""
 

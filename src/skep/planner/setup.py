@@ -114,7 +114,8 @@ def parts_of(model: Geometry) -> Parts:
         scale_rest = min(max(scale_rest, 0.25), 4.0)
     else:
         scale_rest = scale_experts = scale
-    one_layer = (attention + linear) / max(1, model.full_layers + model.sliding_layers + model.linear_layers)
+    attending = model.full_layers + model.sliding_layers + model.linear_layers
+    one_layer = (attention + linear) / max(1, min(attending, model.layers))
     draft_experts = experts / model.expert_layers if model.is_moe and model.mtp_layers else 0.0
     draft_mlp = 0.0 if model.is_moe else 3.0 * model.hidden * model.intermediate
     draft = (one_layer + draft_mlp + draft_experts + 2.0 * model.hidden**2) if model.mtp_layers else 0.0
@@ -144,6 +145,8 @@ def part_bits(quant: Quant, model: Geometry) -> dict[str, float]:
 
 def _attention(model: Geometry) -> float:
     h = model.hidden
+    if model.attention_params:
+        return model.attention_params
     if model.mla_rank:
         q = h * model.heads * (model.head_dim + model.mla_rope_dim) / 3  # queries are compressed too
         kv = h * (model.mla_rank + model.mla_rope_dim) + 2 * model.mla_rank * model.heads * model.head_dim

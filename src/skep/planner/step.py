@@ -387,7 +387,7 @@ def step_model(
         window_s=model.window_bytes(1, setup.kv.bytes) / rates.read_kv / min(ways, model.kv_heads),
         window=model.sliding_window,
         shared_kv=rates.llamacpp and setup.shared_kv,
-        attention_flop_s=4 * head_width * model.full_layers / (rates.compute_half * _ATTENTION_SHARE) / ways,
+        attention_flop_s=4 * head_width * model.kept_layers / (rates.compute_half * _ATTENTION_SHARE) / ways,
         state_s=2 * model.state_bytes / rates.read_state / ways,
         fixed_s=_fixed_s(model, rates, c, graphs=setup.graphs) * old + _hops_s(setup),
         sequence_s=c.sequence_us * 1e-6 * old**2,

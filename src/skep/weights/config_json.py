@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,16 @@ from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.planner.setup import parts_of
+from skep.weights.layer_kinds import INDEXED_RATIO, blocks_of, kinds_of, layer_key, linear_widths, window_of
+from skep.weights.model_config import ModelConfig, parsed
 
-_HINT = "take the config.json that lies beside the model's weights"
-_INNER = ("text_config", "llm_config", "language_config")
-_MAX_WINDOW = 1 << 40
-_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
-# Layers that differ from each other in ways of their own: a guess would be wrong by gigabytes.
-_ODD_LAYERS = ("block_configs", "compress_ratios", "hybrid_layer_pattern", "linear_attn_config")
 _LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-_LINEAR = ("linear", "mamba", "recurrent", "kda", "gdn", "lightning")
-_SLIDING = ("sliding", "chunked", "local")
-_NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
 _COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
 _SHARED = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+    "share_expert_dim",
 )  # fmt: skip
-_MAX_WIDTH = 1 << 20
 _MAX_LAYERS = 1000
 _MAX_VOCAB = 1 << 24
 _BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
@@ -53,89 +45,6 @@ def counted(drawn: Geometry, total: float | None = None) -> Geometry:
     return replace(drawn, params_total=total, params_active=active if active > 0 else total)
 
 
-def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    if isinstance(text_or_mapping, Mapping):
-        return text_or_mapping
-    try:
-        document = json.loads(text_or_mapping)
-    except (ValueError, RecursionError) as error:
-        what = f" in line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else ""
-        raise UserError(f"`{name}` is not JSON{what}", hint=_HINT) from None
-    if not isinstance(document, dict):
-        raise UserError(f"`{name}` holds no object of settings", hint=_HINT)
-    return document
-
-
-class ModelConfig(msgspec.Struct, frozen=True):
-    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent."""
-
-    name: str  # what errors call the file
-    inner: Mapping[str, Any]
-    outer: Mapping[str, Any]
-    prefix: str = ""  # of its keys, in errors
-    hint: str = _HINT
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any], name: str) -> ModelConfig:
-        inner = next((document[key] for key in _INNER if isinstance(document.get(key), Mapping)), document)
-        return cls(f"`{name}`", inner, document)
-
-    def get(self, *keys: str) -> Any:
-        """Return the first of these keys that has a value."""
-        for settings in (self.inner, self.outer):
-            for key in keys:
-                if settings.get(key) is not None:
-                    return settings[key]
-        return None
-
-    def whole(self, *keys: str, low: int = 1, high: int = _MAX_WIDTH, default: int | None = None) -> int:
-        """Return a whole number within bounds. With no default, the first key must be there."""
-        found = next((key for key in keys if self.get(key) is not None), None)
-        if found is None:
-            if default is None:
-                raise self.missing(keys[0])
-            return default
-        value = self.get(found)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.wrong(found, value, f"a whole number from {low} to {high}")
-        return value
-
-    def typed(self, key: str, kind: Any, wanted: str) -> Any:
-        """Return a value of this type; None where there is none."""
-        value = self.get(key)
-        if value is not None and not isinstance(value, kind):
-            raise self.wrong(key, value, wanted)
-        return value
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        value = self.typed(key, bool, "true or false")
-        return default if value is None else bool(value)
-
-    def text(self, key: str) -> str:
-        return self.typed(key, str, "a text") or ""
-
-    def list_of(self, key: str, length: int | None = None) -> Sequence[Any] | None:
-        wanted = "a list" if length is None else f"a list of {length}, one for each layer"
-        value: list[Any] | None = self.typed(key, list, wanted)
-        if value is not None and length is not None and len(value) != length:
-            raise self.wrong(key, value, wanted)
-        return value
-
-    def table(self, key: str) -> Mapping[str, Any] | None:
-        value = self.get(key)
-        return value if isinstance(value, Mapping) else None
-
-    def wrong(self, key: str, value: Any, wanted: str) -> UserError:
-        shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
-        shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
-        return UserError(f"{self.name}: `{self.prefix}{key}` is {shown}, not {wanted}", hint=self.hint)
-
-    def missing(self, key: str) -> UserError:
-        return UserError(f"{self.name} has no `{self.prefix}{key}`", hint=self.hint)
-
-
 def block_pattern(settings: ModelConfig) -> str:
     """Nemotron-H: a letter for each layer, which is either Mamba, attention, an MLP or experts. Empty for others."""
     blocks = settings.list_of("layers_block_type")
@@ -146,74 +55,28 @@ def block_pattern(settings: ModelConfig) -> str:
 
 def layers_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     """Return the layers by kind, and the widths of the linear ones, by the names of `Geometry`."""
-    odd = next((key for key in _ODD_LAYERS if settings.get(key) is not None), None)
-    if odd is not None or settings.text("model_type").casefold().startswith("llama4"):
-        what = f"`{odd}`" if odd else "Llama 4's layers"
-        raise UserError(f"{settings.name}: skep does not read {what}", hint="name a model of `skep catalog models`")
-    keys = ("sliding_window", "attention_chunk_size", "sliding_window_size")
-    window = settings.whole(*keys, low=0, high=_MAX_WINDOW, default=0)
-    full, sliding, linear = _counts(settings, layers, window)
+    kinds = kinds_of(settings, layers)
+    window = window_of(settings)
+    linear = kinds.count("linear")
+    # what a layer has compressed it keeps beside its window
+    sliding = layers if is_compressed(settings) else kinds.count("sliding")
     if sliding and not window:
         said = settings.get("sliding_window")
         raise settings.wrong("sliding_window", said, "a window, which some of its layers need")
-    found = {"full_layers": full, "sliding_layers": sliding, "sliding_window": window if sliding else 0}
-    names = ("linear_k_heads", "linear_v_heads", "linear_k_dim", "linear_v_dim", "conv_kernel")
-    widths = dict(zip(names, _linear_widths(settings), strict=True)) if linear else {}
-    return {**found, "linear_layers": linear, **widths}
+    return {
+        "full_layers": kinds.count("full"),
+        "full_entries": kinds.entries,
+        "sliding_layers": sliding,
+        "sliding_window": window if sliding else 0,
+        "linear_layers": linear,
+        **(linear_widths(settings) if linear else {}),
+    }
 
 
-def _counts(settings: ModelConfig, layers: int, window: int) -> tuple[int, int, int]:
-    """Return how many layers are full, sliding, linear; the rest keeps nothing."""
-    if pattern := block_pattern(settings):
-        if len(pattern) != layers or set(pattern) - set("M*-E"):
-            raise settings.wrong("hybrid_override_pattern", pattern, f"{layers} letters of M * - E")
-        return pattern.count("*"), 0, pattern.count("M")
-    if (kinds := settings.list_of("layer_types", layers)) is not None:
-        return _by_names(settings, [str(kind) for kind in kinds], layers, window)
-    if (types := settings.list_of("attn_type_list", layers)) is not None:  # MiniMax: 1 full, 0 linear
-        linear = sum(1 for kind in types if kind == 0)
-        return layers - linear, 0, linear
-    if settings.get("full_attention_interval") is not None:
-        full = layers // settings.whole("full_attention_interval", high=layers)
-        return full, 0, layers - full
-    return *_windows(settings, layers, window), 0
-
-
-def _by_names(settings: ModelConfig, kinds: list[str], layers: int, window: int) -> tuple[int, int, int]:
-    linear = sum(1 for kind in kinds if any(word in kind for word in _LINEAR))
-    sliding = sum(1 for kind in kinds if any(word in kind for word in _SLIDING))
-    nothing = sum(1 for kind in kinds if kind in _NOTHING)
-    if not window and not settings.flag("use_sliding_window", default=True):
-        sliding = 0
-    return layers - linear - sliding - nothing, sliding, linear
-
-
-def _windows(settings: ModelConfig, layers: int, window: int) -> tuple[int, int]:
-    """Full and sliding layers of a model that states a window and perhaps a pattern."""
-    context = settings.whole("max_position_embeddings", high=_MAX_WINDOW, default=_MAX_WINDOW)
-    if not window or window >= context or not settings.flag("use_sliding_window", default=True):
-        return layers, 0
-    model_type = settings.text("model_type").casefold()
-    default = _PATTERN.get(model_type, 0)
-    pattern = settings.whole("sliding_window_pattern", "_sliding_window_pattern", low=0, high=layers, default=default)
-    above = settings.whole("max_window_layers", low=0, default=0)  # Qwen 2: layers from here on slide
-    full = layers // pattern if pattern else min(above, layers)
-    return full, layers - full
-
-
-def _linear_widths(settings: ModelConfig) -> tuple[int, ...]:
-    """Key heads, value heads, key width, value width, convolution. Mamba-2: groups and state stand for the keys."""
-    if settings.get("linear_num_value_heads") is not None:
-        names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
-        widths = tuple(settings.whole(f"linear_{name}") for name in names)
-        return *widths, settings.whole("linear_conv_kernel_dim", low=0, high=1024, default=4)
-    return (
-        settings.whole("n_groups", "mamba_n_groups", default=1),
-        settings.whole("mamba_num_heads", "mamba_n_heads"),
-        settings.whole("ssm_state_size", "mamba_d_state"),
-        settings.whole("mamba_head_dim", "mamba_d_head"),
-        settings.whole("conv_kernel", "mamba_d_conv", low=0, high=1024, default=4),
-    )
+def is_compressed(settings: ModelConfig) -> bool:
+    """Return whether layers keep one entry for several tokens (DeepSeek V4)."""
+    known = layer_key(settings)
+    return known is not None and known.form == "ratios"
 
 
 def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
@@ -243,7 +106,17 @@ def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
 
 
 def _width(settings: ModelConfig) -> int:
+    if settings.get("block_configs") is not None:
+        return _mean_width(settings)
     return settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+
+
+def _mean_width(settings: ModelConfig) -> int:
+    """Of blocks, each with a width of its own. A plain matrix instead of an MLP counts as the third that it is."""
+    layers = settings.whole("num_hidden_layers", high=_MAX_LAYERS)
+    hidden = settings.whole("hidden_size")
+    widths = [hidden / 3 if block.linear_mlp else block.width for block in blocks_of(settings, layers)]
+    return max(1, round(sum(widths) / layers))
 
 
 def _dense_width(settings: ModelConfig) -> int:
@@ -255,6 +128,8 @@ def _dense_width(settings: ModelConfig) -> int:
 def _shared(settings: ModelConfig, width: int) -> int:
     if settings.get("enable_moe_block"):  # Gemma 4: a dense MLP beside the experts
         return _width(settings)
+    if settings.text("model_type").casefold().startswith("llama4"):
+        return width
     said = settings.whole(*_SHARED, low=0, default=0)
     return said or width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
 
@@ -266,7 +141,8 @@ def _expert_layers(settings: ModelConfig, layers: int) -> int:
         return sum(1 for kind in settings.list_of("moe_layer_freq", layers) or () if kind)
     dense = settings.whole("first_k_dense_replace", low=0, high=layers, default=0)
     dense += len(settings.list_of("mlp_only_layers") or ())
-    step = settings.whole("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", high=layers, default=1)
+    steps = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", "expert_layer_period")
+    step = settings.whole(*steps, high=layers, default=1)
     return max(0, (layers - dense) // step)
 
 
@@ -298,8 +174,8 @@ def geometry_from_config(
         vocab=settings.whole("vocab_size", high=_MAX_VOCAB),
         params_total=0.0,
         params_active=0.0,
-        **_attention(settings, hidden),
         **layers_of(settings, layers),
+        **_attention(settings, hidden, layers),
         **experts_of(settings, layers),
         mtp_layers=settings.whole(*_DRAFT_LAYERS, low=0, high=64, default=0),
         vision_params=_vision(settings),
@@ -319,6 +195,10 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
         return None
     inner = ModelConfig(settings.name, said, said)
     method = (inner.text("quant_method") or inner.text("quant_algo") or "unknown").casefold()
+    algorithm = (inner.text("quant_algo") or method).casefold()
+    if settings.get("expert_dtype") == "fp4":  # most weights of DeepSeek V4, whatever the others are in
+        method = "mxfp4"
+        algorithm = method
     bits: float | None = inner.whole("bits", "w_bit", high=32, default=0) or None
     # compressed-tensors and modelopt say for each group its bits, and whether it holds `int` or `float`
     groups = said["config_groups"].values() if isinstance(said.get("config_groups"), Mapping) else ()
@@ -327,7 +207,7 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
     if bits is None:  # the fewest of any group, which is where most weights are
         stated: list[Any] = [one.get("num_bits") for one in told]
         few = min((float(n) for n in stated if type(n) in (int, float) and 1 <= n <= 32), default=None)
-        bits = few or _BITS_OF.get((inner.text("quant_algo") or method).casefold())
+        bits = few or _BITS_OF.get(algorithm)
     floats = next((one["type"] == "float" for one in told if one.get("type") in ("int", "float")), None)
     return Quantization(method, None if bits is None else float(bits), floats)
 
@@ -367,27 +247,82 @@ def _writes(settings: ModelConfig) -> None:
                         hint="plans are for models that generate tokens")  # fmt: skip
 
 
-def _attention(settings: ModelConfig, hidden: int) -> dict[str, Any]:
+def _attention(settings: ModelConfig, hidden: int, layers: int) -> dict[str, Any]:
     heads = settings.whole("num_attention_heads", "n_head", "num_heads", "n_heads")
+    if is_compressed(settings):
+        return _compressed_attention(settings, hidden, heads, layers)
     rank = settings.whole("kv_lora_rank", low=0, default=0)
     if rank:
         head_dim = settings.whole("v_head_dim", "qk_nope_head_dim", "head_dim")
         rope = settings.whole("qk_rope_head_dim", low=0, default=0)
         return {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "mla_rank": rank, "mla_rope_dim": rope}
-    keys = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-    kv_heads = settings.whole(*keys, default=heads)
     head_dim = settings.whole("head_dim", "kv_channels", default=0)
     if not head_dim:
         if hidden % heads:
             raise settings.wrong("num_attention_heads", heads, f"a divisor of the hidden size {hidden}")
         head_dim = hidden // heads
+    if settings.get("block_configs") is not None:
+        return _attention_of_blocks(settings, hidden, heads, head_dim, layers)
+    keys = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+    kv_heads = settings.whole(*keys, default=heads)
     if heads % kv_heads:
         raise settings.wrong("num_key_value_heads", kv_heads, f"a divisor of the {heads} heads")
-    found: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    if settings.get("global_head_dim") is not None:
+    width = _mean_of_key_and_value(settings, head_dim, "v_head_dim")
+    found: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": width}
+    if settings.get("swa_num_key_value_heads") is not None:
+        sliding_dim = settings.whole("swa_head_dim", default=head_dim)
+        found |= {
+            "full_kv_heads": kv_heads,
+            "full_head_dim": width,
+            "kv_heads": settings.whole("swa_num_key_value_heads"),
+            "head_dim": _mean_of_key_and_value(settings, sliding_dim, "swa_v_head_dim"),
+        }
+    elif settings.get("global_head_dim") is not None:
         found["full_head_dim"] = settings.whole("global_head_dim")
         found["full_kv_heads"] = settings.whole("num_global_key_value_heads", default=kv_heads)
     return found
+
+
+def _mean_of_key_and_value(settings: ModelConfig, key_dim: int, name: str) -> int:
+    """Keys may be wider than values (MiMo). Memory and weights are those of heads as wide as their mean."""
+    return max(1, (key_dim + settings.whole(name, default=key_dim)) // 2)
+
+
+def _compressed_attention(settings: ModelConfig, hidden: int, heads: int, layers: int) -> dict[str, Any]:
+    """DeepSeek V4: one head is key and value at once, queries and output go through narrow matrices."""
+    width = settings.whole("head_dim")
+    query_rank = settings.whole("q_lora_rank")
+    output_rank = settings.whole("o_lora_rank")
+    queries = (hidden + heads * width) * query_rank
+    output = heads * width * output_rank + settings.whole("o_groups", default=1) * output_rank * hidden
+    index_heads = settings.whole("index_n_heads", default=64)
+    index_width = settings.whole("index_head_dim", default=128)
+    index = query_rank * index_heads * index_width + hidden * (index_heads + 4 * index_width)
+    counted_layers = 0
+    for ratio in (settings.list_of("compress_ratios") or ())[:layers]:
+        counted_layers += queries + output + hidden * width
+        if ratio == INDEXED_RATIO:  # its windows overlap, so it compresses with two sets of matrices
+            counted_layers += 4 * hidden * width + index
+        elif ratio:
+            counted_layers += 2 * hidden * width
+    return {
+        "heads": heads,
+        "kv_heads": 1,
+        "head_dim": width,
+        "mla_rank": width,
+        "attention_params": float(counted_layers),
+    }
+
+
+def _attention_of_blocks(settings: ModelConfig, hidden: int, heads: int, head_dim: int, layers: int) -> dict[str, Any]:
+    blocks = blocks_of(settings, layers)
+    kv_heads = max(block.kv_heads for block in blocks)
+    found: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    if all(block.kv_heads in (0, kv_heads) and not block.linear_attention for block in blocks):
+        return found
+    params = sum(2 * hidden * head_dim * (heads + block.kv_heads) for block in blocks if block.kv_heads)
+    params += hidden * hidden * sum(1 for block in blocks if block.linear_attention)
+    return {**found, "attention_params": float(params)}
 
 
 def _vision(settings: ModelConfig) -> float:
@@ -396,7 +331,8 @@ def _vision(settings: ModelConfig) -> float:
     if tower is None:
         return 0.0
     inner = ModelConfig(f"{settings.name[:-1]}, vision_config`", tower, tower)
-    depth = inner.whole("depth", "num_hidden_layers", "layers", low=0, high=_MAX_LAYERS, default=0)
-    width = inner.whole("hidden_size", "width", "embed_dim", low=0, default=0)
-    mlp = inner.whole("intermediate_size", low=0, default=4 * width)
+    keys = ("depth", "num_hidden_layers", "layers", "vt_num_hidden_layers")
+    depth = inner.whole(*keys, low=0, high=_MAX_LAYERS, default=0)
+    width = inner.whole("hidden_size", "width", "embed_dim", "vt_hidden_size", low=0, default=0)
+    mlp = inner.whole("intermediate_size", "vt_intermediate_size", low=0, default=4 * width)
     return float(depth * (4 * width * width + 2 * width * mlp))

@@ -22,7 +22,8 @@ import msgspec
 from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError, WeightsError
-from skep.weights.config_json import ModelConfig, counted
+from skep.weights.config_json import counted
+from skep.weights.model_config import ModelConfig
 
 # id: (name, values per block, bytes per block)
 _TYPES = {

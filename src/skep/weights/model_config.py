@@ -1,0 +1,104 @@
+"""The settings of a model as its config.json or GGUF file states them, each checked when it is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from skep.errors import UserError
+
+CONFIG_HINT = "take the config.json that lies beside the model's weights"
+_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+MAX_WIDTH = 1 << 20
+
+
+def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if isinstance(text_or_mapping, Mapping):
+        return text_or_mapping
+    try:
+        document = json.loads(text_or_mapping)
+    except (ValueError, RecursionError) as error:
+        what = f" in line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UserError(f"`{name}` is not JSON{what}", hint=CONFIG_HINT) from None
+    if not isinstance(document, dict):
+        raise UserError(f"`{name}` holds no object of settings", hint=CONFIG_HINT)
+    return document
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent."""
+
+    name: str  # what errors call the file
+    inner: Mapping[str, Any]
+    outer: Mapping[str, Any]
+    prefix: str = ""  # of its keys, in errors
+    hint: str = CONFIG_HINT
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], name: str) -> ModelConfig:
+        inner = document
+        for _ in range(2):  # Qwen Omni: thinker_config.text_config
+            inner = next((inner[key] for key in _INNER if isinstance(inner.get(key), Mapping)), inner)
+        return cls(f"`{name}`", inner, document)
+
+    def get(self, *keys: str) -> Any:
+        """Return the first of these keys that has a value. A key with dots lies in a table."""
+        for settings in (self.inner, self.outer):
+            for key in keys:
+                value = settings.get(key)
+                if value is None and "." in key:
+                    table, _, name = key.partition(".")
+                    value = settings[table].get(name) if isinstance(settings.get(table), Mapping) else None
+                if value is not None:
+                    return value
+        return None
+
+    def whole(self, *keys: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None) -> int:
+        """Return a whole number within bounds. With no default, the first key must be there."""
+        found = next((key for key in keys if self.get(key) is not None), None)
+        if found is None:
+            if default is None:
+                raise self.missing(keys[0])
+            return default
+        value = self.get(found)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.wrong(found, value, f"a whole number from {low} to {high}")
+        return value
+
+    def typed(self, key: str, kind: Any, wanted: str) -> Any:
+        """Return a value of this type; None where there is none."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise self.wrong(key, value, wanted)
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self.typed(key, bool, "true or false")
+        return default if value is None else bool(value)
+
+    def text(self, key: str) -> str:
+        return self.typed(key, str, "a text") or ""
+
+    def list_of(self, key: str, length: int | None = None) -> Sequence[Any] | None:
+        wanted = "a list" if length is None else f"a list of {length}, one for each layer"
+        value: list[Any] | None = self.typed(key, list, wanted)
+        if value is not None and length is not None and len(value) != length:
+            raise self.wrong(key, value, wanted)
+        return value
+
+    def table(self, key: str) -> Mapping[str, Any] | None:
+        value = self.get(key)
+        return value if isinstance(value, Mapping) else None
+
+    def wrong(self, key: str, value: Any, wanted: str) -> UserError:
+        shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
+        shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
+        return UserError(f"{self.name}: `{self.prefix}{key}` is {shown}, not {wanted}", hint=self.hint)
+
+    def missing(self, key: str) -> UserError:
+        return UserError(f"{self.name} has no `{self.prefix}{key}`", hint=self.hint)
