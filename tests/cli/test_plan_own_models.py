@@ -93,6 +93,12 @@ CONFIGS = {
         "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 256,
         "max_position_embeddings": 262144, "sliding_window": None,
     },
+    "Falcon-H1-34B-Instruct": {
+        "model_type": "falcon_h1", "num_hidden_layers": 72, "hidden_size": 5120, "num_attention_heads": 20,
+        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 261120, "intermediate_size": 21504,
+        "mamba_d_ssm": 4096, "mamba_n_heads": 32, "mamba_d_head": 128, "mamba_d_state": 256, "mamba_n_groups": 2,
+        "mamba_d_conv": 4, "max_position_embeddings": 262144, "sliding_window": None,
+    },
     "Bamba-9B": {
         "model_type": "bamba", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
         "num_key_value_heads": 8, "vocab_size": 128256, "intermediate_size": 14336, "attn_layer_indices": [9, 18, 27],
@@ -101,18 +107,26 @@ CONFIGS = {
     },
 }  # fmt: skip
 
-# name: parameters and active ones as published (10^9), KV of a token, windows and state of a sequence (bytes)
+# name: parameters and active ones as published (10^9), KV of a token, windows and state of a sequence (bytes).
+# Kimi K3's parameters are those that the widths give.
 EXPECTED = {
     "Llama-4-Maverick-17B-128E-Instruct": (400, 17, 12 * 2 * 8 * 128 * 2, 36 * 2 * 8 * 128 * 8192 * 2, 0),
     "MiMo-V2-Flash": (309, 15, 9 * 4 * (192 + 128) * 2, 39 * 8 * (192 + 128) * 128 * 2, 0),
     "Kimi-Linear-48B-A3B-Instruct": (48, 3, 7 * (512 + 64) * 2, 0, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
-    "Kimi-K3": (2780, None, 24 * (512 + 64) * 2, 0, 69 * (96 * 128 * 128 * 4 + 3 * 12288 * 3 * 2)),
+    "Kimi-K3": (2772, None, 24 * (512 + 64) * 2, 0, 69 * (96 * 128 * 128 * 4 + 3 * 12288 * 3 * 2)),
     # 30 layers keep 512 values and an index of 128 for 4 tokens, 31 layers 512 for 128, all of them their window
     "DeepSeek-V4-Pro": (1600, 49, (30 * (512 + 128) / 4 + 31 * 512 / 128) * 2, 61 * 512 * 128 * 2, 0),
     "MiniMax-Text-01": (456, 45.9, 10 * 2 * 8 * 128 * 2, 0, 70 * 64 * 128 * 128 * 4),
     "MiniMax-Text-01-hf": (456, 45.9, 10 * 2 * 8 * 128 * 2, 0, 70 * 64 * 128 * 128 * 4),
     "Ring-mini-linear-2.0": (16.4, 1.6, 4 * 2 * 4 * 128 * 2, 0, 16 * 16 * 128 * 128 * 4),
     "Jamba-v0.1": (52, 12, 4 * 2 * 8 * 128 * 2, 0, 28 * (8192 * 16 * 4 + (8192 + 2 * 16) * 3 * 2)),
+    "Falcon-H1-34B-Instruct": (
+        34,
+        34,
+        72 * 2 * 4 * 128 * 2,
+        0,
+        72 * (32 * 128 * 256 * 4 + (4096 + 2 * 2 * 256) * 3 * 2),
+    ),
     "Bamba-9B": (9.8, 9.8, 3 * 2 * 8 * 128 * 2, 0, 29 * (128 * 64 * 128 * 4 + (8192 + 2 * 128) * 3 * 2)),
 }
 

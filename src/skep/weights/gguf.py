@@ -23,6 +23,7 @@ from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError, WeightsError
 from skep.weights.config_json import counted
+from skep.weights.gguf_layers import FileLayers, kv_heads_of, layers_of_file
 from skep.weights.model_config import ModelConfig
 
 # id: (name, values per block, bytes per block)
@@ -41,7 +42,7 @@ _LENGTH = struct.Struct("<Q")
 _PIECE_BYTES = 1 << 18
 _TEXT_VALUE = 8
 _ARRAY = 9
-_SMALL_ARRAY = 64
+_SMALL_ARRAY = 1024  # more than a model has layers
 _MAX_TEXT_BYTES = 64 << 20  # kept from one header, all texts together
 _MAX_STEPS = 1 << 22
 _AGAIN = "delete it and pull it again"
@@ -54,9 +55,7 @@ _LOOKS = (
 )
 _HINT = "take a GGUF file of a language model that llama.cpp has converted"
 _MAX_WIDTH = 1 << 20
-_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "gpt-oss": 2, "cohere2": 4, "llama4": 4}
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
-_NOT_ATTENTION = ("attn_norm", "attn_post_norm", "attn_sub_norm")
 MAGIC = b"GGUF"
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 18
@@ -227,7 +226,7 @@ class GgufHeader(msgspec.Struct, frozen=True):
 
 
 def read_header(path: Path, *, keep_arrays: bool = False) -> GgufHeader:
-    """`keep_arrays=True` also reads arrays with more than 64 values, such as the vocabulary."""
+    """`keep_arrays=True` also reads arrays with more than 1024 values, such as the vocabulary."""
     try:
         with _open_regular(path) as file:
             return _parse(file, keep_arrays=keep_arrays)
@@ -318,8 +317,8 @@ def geometry_of(header: GgufHeader) -> Geometry:
     blocks, hidden = keys.whole("block_count", high=1000), keys.whole("embedding_length")
     heads = keys.whole("attention.head_count")
     draft = min(keys.whole("nextn_predict_layers", low=0, high=64, default=0), blocks - 1)  # blocks that only draft
-    attention, linear = _kinds(header, blocks, draft)
-    full, sliding, window = _windows(keys, attention)
+    file = _layers(header, keys, blocks - draft)
+    layers = layers_of_file(file)
     tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
     title = header.name or header.architecture
     drawn = Geometry(
@@ -331,12 +330,8 @@ def geometry_of(header: GgufHeader) -> Geometry:
         vocab=_vocab(header, keys),
         params_total=0.0,
         params_active=0.0,
-        **_attention(keys, hidden, heads, header.metadata.get(f"{header.architecture}.attention.head_count_kv")),
-        **_mlp(keys, blocks - draft),
-        **_linear(keys, linear),
-        full_layers=full,
-        sliding_layers=sliding,
-        sliding_window=window,
+        **{**_attention(keys, hidden, heads, file), **layers},
+        **_mlp(header, file),
         mtp_layers=draft,
         tied_embeddings=tied,
         max_context=keys.whole("context_length", high=1 << 40, default=0) or None,
@@ -366,39 +361,24 @@ def _settings(header: GgufHeader) -> ModelConfig:
     return ModelConfig("the GGUF", own, own, prefix, _HINT)
 
 
-def _kinds(header: GgufHeader, blocks: int, draft: int) -> tuple[int, int]:
-    """Return how many blocks attend and how many are linear, by what each holds; of one part of several, all attend."""
+def _layers(header: GgufHeader, keys: ModelConfig, blocks: int) -> FileLayers:
+    """Return what the file says of each block. Of one part of several, no tensors are told."""
     parts: dict[int, set[str]] = {}
     for tensor in header.tensors:
         if (match := _BLOCK.fullmatch(tensor.name)) is not None:
             parts.setdefault(int(match.group(1)), set()).add(match.group(2))
-    if len(parts) < blocks or _is_split(header):
-        return blocks - draft, 0
-    linear = attention = 0
-    for index in range(blocks - draft):
-        names = parts.get(index, set())
-        if any(name.startswith("ssm_") for name in names):
-            linear += 1
-        elif any(name.startswith("attn_") and not name.startswith(_NOT_ATTENTION) for name in names):
-            attention += 1
-    return attention, linear
+    whole = len(parts) >= blocks and not _is_split(header)
+    prefix = f"{header.architecture}."
+    lists = {
+        key.removeprefix(prefix): value
+        for key, value in header.metadata.items()
+        if key.startswith(prefix) and isinstance(value, tuple)
+    }
+    tensors = {block: frozenset(names) for block, names in parts.items()} if whole else {}
+    return FileLayers(header.architecture or "", keys, lists, tensors, blocks)
 
 
-def _windows(keys: ModelConfig, attention: int) -> tuple[int, int, int]:
-    """Full layers, sliding layers, the window."""
-    window = keys.whole("attention.sliding_window", low=0, high=1 << 40, default=0)
-    if not window or window >= keys.whole("context_length", high=1 << 40, default=1 << 40):
-        return attention, 0, 0
-    pattern = keys.get("attention.sliding_window_pattern")
-    if isinstance(pattern, tuple) and pattern and all(isinstance(entry, bool) for entry in pattern):
-        sliding = min(attention, sum(pattern))
-        return attention - sliding, sliding, window if sliding else 0
-    every = pattern if type(pattern) is int and pattern > 0 else _PATTERN.get(keys.prefix[:-1], 0)
-    full = attention // every if every else 0
-    return full, attention - full, window
-
-
-def _attention(keys: ModelConfig, hidden: int, heads: int, by_layer: object) -> dict[str, Any]:
+def _attention(keys: ModelConfig, hidden: int, heads: int, file: FileLayers) -> dict[str, Any]:
     rank = keys.whole("attention.kv_lora_rank", low=0, default=0)
     if rank:
         width = keys.whole("attention.value_length_mla", default=0)
@@ -406,48 +386,44 @@ def _attention(keys: ModelConfig, hidden: int, heads: int, by_layer: object) -> 
         rope = keys.whole("rope.dimension_count", low=0, default=64)
         return {"kv_heads": heads, "head_dim": width, "mla_rank": rank, "mla_rope_dim": rope}
     kv_heads = keys.whole("attention.head_count_kv", default=heads)
-    width = keys.whole("attention.key_length", default=max(1, hidden // heads))
-    found: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": width}
-    sliding_width = keys.whole("attention.key_length_swa", default=width)
-    if sliding_width != width:
-        found |= {"head_dim": sliding_width, "full_head_dim": width}
-        if isinstance(by_layer, tuple):
-            found["full_kv_heads"] = min(by_layer)
+    width = _mean_width(keys, "", max(1, hidden // heads))
+    sliding_width = _mean_width(keys, "_swa", width)
+    full_heads, sliding_heads = kv_heads_of(file, kv_heads)
+    found: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": sliding_width}
+    if sliding_width != width or full_heads != sliding_heads:
+        found |= {"kv_heads": sliding_heads, "full_kv_heads": full_heads, "full_head_dim": width}
     return found
 
 
-def _mlp(keys: ModelConfig, layers: int) -> dict[str, Any]:
+def _mean_width(keys: ModelConfig, kind: str, default: int) -> int:
+    """Keys may be wider than values (MiMo): memory and weights are those of heads as wide as their mean."""
+    key_width = keys.whole(f"attention.key_length{kind}", default=default)
+    return max(1, (key_width + keys.whole(f"attention.value_length{kind}", default=key_width)) // 2)
+
+
+def _mlp(header: GgufHeader, file: FileLayers) -> dict[str, Any]:
+    keys, layers = file.keys, file.blocks
     dense = keys.whole("feed_forward_length", low=0, default=0)
+    if widths := [width for width in file.lists.get("feed_forward_length", ()) if type(width) is int and width >= 0]:
+        dense = round(sum(widths) / len(widths))
     experts = keys.whole("expert_count", low=0, default=0)
     leading = keys.whole("leading_dense_block_count", low=0, high=layers, default=0)
-    if experts < 2 or leading == layers:
+    with_experts = sum(1 for block in range(layers) if any("_exps" in name for name in file.tensors.get(block, ())))
+    if not with_experts:
+        with_experts = (layers - leading) // keys.whole("interleave_moe_layer_step", high=layers, default=1)
+    if experts < 2 or not with_experts:
         return {"intermediate": dense}
     width = keys.whole("expert_feed_forward_length", default=dense or None)
     shared = keys.whole("expert_shared_feed_forward_length", low=0, default=0)
     shared = shared or width * keys.whole("expert_shared_count", low=0, high=1024, default=0)
+    said = (one.shape[-1] for one in header.tensors if one.name.endswith(".ffn_up_shexp.weight") and one.shape)
     return {
-        "intermediate": dense if leading else 0,
+        "intermediate": dense if with_experts < layers else 0,
         "experts": experts,
         "experts_per_token": keys.whole("expert_used_count", high=experts),
         "expert_intermediate": width,
-        "expert_layers": layers - leading,
-        "shared_intermediate": shared,
-    }
-
-
-def _linear(keys: ModelConfig, linear: int) -> dict[str, Any]:
-    """llama.cpp keeps both gated delta nets and Mamba-2 under `ssm`: groups are key heads, the rank is value heads."""
-    if not linear:
-        return {}
-    v_heads = keys.whole("ssm.time_step_rank")
-    inner = keys.whole("ssm.inner_size", high=1 << 24)
-    return {
-        "linear_layers": linear,
-        "linear_k_heads": keys.whole("ssm.group_count", default=1),
-        "linear_v_heads": v_heads,
-        "linear_k_dim": keys.whole("ssm.state_size"),
-        "linear_v_dim": max(1, inner // v_heads),
-        "conv_kernel": keys.whole("ssm.conv_kernel", low=0, high=1024, default=4),
+        "expert_layers": with_experts,
+        "shared_intermediate": shared or min(next(said, 0), _MAX_WIDTH),
     }
 
 

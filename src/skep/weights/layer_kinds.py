@@ -31,7 +31,7 @@ class LayerKey(msgspec.Struct, frozen=True):
     """One table of `[[layers]]`."""
 
     key: str
-    form: Literal["letters", "words", "numbers", "numbered", "every", "blocks", "ratios"]
+    form: Literal["letters", "words", "numbers", "numbered", "every", "alike", "blocks", "ratios"]
     kinds: Mapping[str, str] = {}
     model: str = ""
     named: str = "full"
@@ -58,15 +58,16 @@ class _LayerKeys(msgspec.Struct, frozen=True):
 
 
 class KindsOfLayers(msgspec.Struct, frozen=True):
-    """`kinds`: full, sliding, linear or none for each layer. `entries`: what all full layers together keep of a token,
-    in layers that keep it whole; None: as many as there are.
+    """`kinds`: full, sliding, linear, both (full and linear) or none for each layer. `entries`: what all full layers
+    together keep of a token, in layers that keep it whole; None: as many as there are.
     """
 
     kinds: tuple[str, ...]
     entries: float | None = None
 
     def count(self, kind: str) -> int:
-        return self.kinds.count(kind)
+        both = self.kinds.count("both") if kind in ("full", "linear") else 0
+        return self.kinds.count(kind) + both
 
 
 @cache
@@ -171,6 +172,10 @@ def _every(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers
     return KindsOfLayers(tuple(kinds))
 
 
+def _alike(_settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
+    return KindsOfLayers((known.named,) * layers)
+
+
 def _blocks(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
     """Layers without attention keep nothing; the others may differ in their KV heads."""
     heads = [block.kv_heads for block in blocks_of(settings, layers)]
@@ -200,6 +205,7 @@ _READERS: Mapping[str, Callable[[ModelConfig, LayerKey, int], KindsOfLayers]] = 
     "numbers": _numbers,
     "numbered": _numbered,
     "every": _every,
+    "alike": _alike,
     "blocks": _blocks,
     "ratios": _ratios,
 }
