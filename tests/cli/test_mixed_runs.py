@@ -1,5 +1,8 @@
 """Two stored runs of the mixed workload as a user compares, draws and exports them: the models of a write-up."""
 
+import csv
+import json
+
 import pytest
 from in_process import call, refused
 
@@ -109,6 +112,36 @@ def test_mixed_runs_without_a_shared_level_are_not_compared(stored):
     other = stored(GPT_OSS, "three", levels=(2,))
     alone = stored(QWEN, "four", levels=(1,))
     assert "have no level in common" in refused("runs", "compare", other, alone)
+
+
+def test_an_export_for_programs_has_every_answer_with_what_was_asked_and_its_verdict(models):
+    document = json.loads(call("runs", "export", models[0], "--format", "json", check=0).out)
+    assert (document["run"], document["model"], len(document["levels"])) == (models[0], "gpt-oss-20b", 4)
+    assert len(document["answers"]) == 57
+    last = document["answers"][-1]
+    assert (last["level"], last["kind"], last["outcome"], last["answer"]) == (5, "S4", "passed", "answer of S4")
+    assert {one["outcome"] for one in document["answers"] if one["kind"] == "S3"} == {"wrong"}
+
+
+def test_an_export_for_a_readme_or_a_spreadsheet_has_the_figures_of_every_task(models):
+    text = call("runs", "export", models[1], check=0).out
+    assert "### conversation\n\n| C | level | TTFT of turn 1 |" in text
+    assert "| S2 tests | – | – | 3/3 (3.1 s) | 3/3 (3.8 s) |" in text
+    assert "memory left free | 0.17 | 20.0 GiB of 24.0 GiB in use |" in text
+    rows = [*csv.DictReader(call("runs", "export", models[1], "--format", "csv", check=0).out.splitlines())]
+    (task,) = [row for row in rows if (row["concurrency"], row["item"]) == ("5", "S3")]
+    assert (task["title"], task["passed"], task["judged"]) == ("bug", "0", "3")
+    assert float(task["seconds"]) == pytest.approx(5.2)
+
+
+def test_requests_are_exported_with_their_answers_where_these_are_asked_for(models):
+    words = ("runs", "export", models[0], "--requests", "--format", "csv")
+    without, with_texts = (
+        [*csv.DictReader(call(*words, *more, check=0).out.splitlines())] for more in ((), ("--answers",))
+    )
+    assert "answer" not in without[0]
+    assert {row["answer"] for row in with_texts} >= {"answer of turn 1", "answer of S4"}
+    assert "--answers belongs to --requests" in refused("runs", "export", models[0], "--answers")
 
 
 def test_simulated_runs_and_the_same_model_twice_are_told_apart(stored):

@@ -311,7 +311,7 @@ def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts_but_their
         assert rows.splitlines()[0].endswith("item,outcome,detail,checker")
         assert "passed" in rows
     assert "compare runs of one kind" in refused("bench", "compare", judged["mixed"], judged["sweep"])
-    for words in ("export mixed", "export quality", "compare quality mixed"):
+    for words in ("export quality", "compare quality mixed"):
         command, *names = words.split()
         said = refused("bench", command, *(judged[name] for name in names))
         assert "measures answers, not speed" in said

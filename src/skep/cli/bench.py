@@ -184,9 +184,13 @@ def export(
     run: RunName = "last",
     form: Annotated[str, option("Output format: csv, markdown or json.", "--format")] = "markdown",
     requests: Annotated[bool, option("Export every request instead of the levels; csv or json.")] = False,
+    answers: Annotated[bool, option("Add prompts and answers to --requests.")] = False,
     output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
 ) -> None:
-    """Export the levels or the requests of a run for a spreadsheet or a README."""
+    """Export the levels or the requests of a run for a spreadsheet or a README.
+
+    Of `bench mixed`, JSON has every answer with its verdict, CSV a row for each task at each level.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from skep.bench.stored_run import JUDGED, load_run
+from skep.bench.stored_run import MIXED, QUALITY, load_run
 from skep.cli.options import existing
 from skep.errors import UserError
 from skep.files import HTML, OutputFile
 from skep.paths import user_paths
+from skep.quality.mixed_compare import load_mixed
 from skep.report.stored import drawn
 from skep.report.tables import levels_text, requests_text
 from skep.report.terminal import day_and_time, note, picked, print_list, print_table
@@ -61,20 +62,30 @@ def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
 FORMATS = ("markdown", "csv", "json")
 
 
-def run_export_command(run: str, form: str, output: OutputFile | None, *, requests: bool) -> None:
+def run_export_command(run: str, form: str, output: OutputFile | None, *, requests: bool, answers: bool) -> None:
     if form not in FORMATS:
         raise UserError(f"--format `{form}` is unknown", hint=f"choose one of {', '.join(FORMATS)}")
     if requests and form == "markdown":
         raise UserError("--requests has too many rows for Markdown", hint="add --format csv or --format json")
+    if answers and not requests:
+        raise UserError("--answers belongs to --requests", hint="add --requests --format csv or --format json")
     if output is not None:
         output.checked()
     with existing() as store:
         found, summary, rows = load_run(store, run)
         verdicts = store.verdicts(found.id)
-    if found.kind in JUDGED and not requests:
+        mixed = load_mixed(store, found) if found.kind == MIXED and not requests else None
+    if found.kind == QUALITY and not requests:
         hint = f"`skep runs report {found.id}` has the figures; --requests --format csv has every request and verdict"
         raise UserError(f"run `{found.id}` ({found.kind}) measures answers, not speed", hint=hint)
-    text = requests_text(rows, verdicts, form) if requests else levels_text(found, summary, form)
+    if requests:
+        text = requests_text(rows, verdicts, form, with_texts=answers)
+    elif mixed is not None:
+        from skep.report.mixed import mixed_text
+
+        text = mixed_text(mixed, form)
+    else:
+        text = levels_text(found, summary, form)
     if output is None:
         sys.stdout.write(text)
     else:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+from msgspec import to_builtins
+
+from skep.quality.mixed_compare import MixedSide
 from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
-from skep.report.columns import Column
+from skep.report.columns import Column, csv_table, plain_columns
 from skep.report.comparison import series_of
 from skep.report.mixed_pictures import MixedSeries, mixed_pictures
 from skep.report.sweep import run_report
 from skep.report.sweep_text import counted
-from skep.report.tables import Table
+from skep.report.tables import Table, json_text
+from skep.report.terminal import picked
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
 from skep.units import UNKNOWN, milliseconds, number, percent, seconds, shortened, times
@@ -123,6 +128,42 @@ def _change(level: MixedLevel, alone: MixedLevel | None) -> str:
     """Of the TTFT of turn 1 against C=1: " (+41 %)"."""
     value, base = level.ttft_ms, None if alone is None else alone.ttft_ms
     return "" if value is None or not base or level is alone else f" ({100 * (value / base - 1):+.0f} %)"
+
+
+_TASK_ROWS = plain_columns(
+    "concurrency=level.concurrency level=level.name item=task.item title=task.title requests=task.runs "
+    "ttft_ms=task.ttft_ms seconds=task.seconds output_tokens=task.output_tokens tok_s=task.tok_s passed=task.passed "
+    "judged=task.judged"
+)
+
+
+def mixed_text(side: MixedSide, form: str) -> str:
+    """Return a run for a README, a spreadsheet or a program; the last has every answer with its verdict."""
+    run, summary = side.run, side.summary
+    if form == "json":
+        return json_text({"run": run.id, **to_builtins(summary), "answers": answers_of(side)})
+    if form == "csv":
+        return csv_table(
+            _TASK_ROWS, [{"level": level, "task": task} for level in summary.levels for task in level.tasks]
+        )
+    origin = f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep {run.skep_version}.\n"
+    advice = "".join(f"- {reason}\n" for reason in summary.advice.reasons)
+    tables = [table.markdown() for table in tables_of(summary, side.verdicts)]
+    return "\n".join([origin, f"Advice: {spot_words(summary)}.\n", advice, *tables])
+
+
+def answers_of(side: MixedSide) -> list[dict[str, Any]]:
+    """Return each request that was measured: what was asked, what was answered, and what became of it."""
+    known = {(one.level, one.repeat, one.index): one for one in side.verdicts}
+    found = []
+    for row in side.rows:
+        if row.level:
+            verdict = known.get((row.level, row.repeat, row.index))
+            record = picked(row, "level repeat kind turn prompt_tokens output_tokens error_kind finish_reason")
+            record["seconds"] = row.ended_s - row.started_s
+            record["outcome"], record["detail"] = (verdict.outcome.value, verdict.detail) if verdict else (None, None)
+            found.append({**record, **picked(row, "prompt answer reasoning")})
+    return found
 
 
 def spot_words(summary: MixedSummary) -> str:

@@ -28,7 +28,7 @@ from skep.units import known, number
 
 def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
     if form == "json":
-        return _json({"run": run.id, "model": run.model, **to_builtins(summary)})
+        return json_text({"run": run.id, "model": run.model, **to_builtins(summary)})
     if form == "csv":
         return level_rows(summary).csv()
     origin = f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep {run.skep_version}.\n"
@@ -50,24 +50,29 @@ def _readable(run: StoredRun, summary: SweepSummary) -> Table:
     return Table("Levels", [*first, *figures], summary.levels, tuple(notes))
 
 
-def requests_text(rows: list[Request], verdicts: list[Verdict], form: str) -> str:
+TEXTS = ("prompt", "answer", "reasoning")
+
+
+def requests_text(rows: Sequence[Request], verdicts: Sequence[Verdict], form: str, *, with_texts: bool = False) -> str:
     known = {(one.level, one.repeat, one.index): one for one in verdicts}
-    records = [_record(row) for row in rows]
+    records = [_record(row, with_texts=with_texts) for row in rows]
     if known:
         found = (known.get((row.level, row.repeat, row.index)) for row in rows)
         records = [{**record, **_verdict(one)} for record, one in zip(records, found, strict=True)]
     if form == "json":
-        return _json(records)
-    names = [*_record(Request(0, 0, 0, "", 0.0, 0.0)), *(_verdict(None) if known else ())]
+        return json_text(records)
+    no_request = _record(Request(0, 0, 0, "", 0.0, 0.0), with_texts=with_texts)
+    names = [*no_request, *(_verdict(None) if known else ())]
     return csv_text(names, (record.values() for record in records))
 
 
-def _record(row: Request) -> dict[str, Any]:
-    """Without the texts and the arrivals, which are long; they are in the store."""
-    left_out = ("arrivals_s", "prompt", "answer", "reasoning", "engine")
+def _record(row: Request, *, with_texts: bool) -> dict[str, Any]:
+    """Without the arrivals, which are long; they are in the store."""
+    left_out = ("arrivals_s", "engine", *TEXTS)
     plain = {key: value for key, value in to_builtins(row).items() if key not in left_out}
     engine = {f"engine_{key}": value for key, value in to_builtins(row.engine).items()}
-    return {**plain, **engine, "tpot_ms": tpot_ms(row), "events": len(row.arrivals_s)}
+    texts = {name: getattr(row, name) for name in TEXTS} if with_texts else {}
+    return {**plain, **engine, "tpot_ms": tpot_ms(row), "events": len(row.arrivals_s), **texts}
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, Any]:
@@ -75,7 +80,7 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any]:
     return dict.fromkeys(names.split()) if verdict is None else picked(verdict, names)
 
 
-def _json(document: Any) -> str:
+def json_text(document: Any) -> str:
     return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
 
 
