@@ -7,18 +7,19 @@ from skep.quality.mixed_figures import PRIMARY, SIDE
 from skep.store.records import LevelFact, Request
 from skep.store.verdicts import Verdict, VerdictOutcome
 
-# C: TTFT of turn 1 in ms, the turns in ms, tok/s of turn 1, and of each side task its seconds, below zero: not passed.
+# C: TTFT of turn 1 in ms, the turns in ms, tok/s of turn 1 and of all, and of each side task its seconds; below zero:
+# not passed.
 GPT_OSS = {
-    1: (64, (844, 757, 1617), 127, ()),
-    2: (139, (2873, 3175, 1074), 49, (4.5,)),
-    3: (150, (3882, 2144, 1382), 45, (5.5, 5.8)),
-    5: (290, (6448, 973, 825), 34, (5.5, -6.8, -6.8, 2.7)),
+    1: (64, (844, 757, 1617), 127, 127, ()),
+    2: (139, (2873, 3175, 1074), 49, 108, (4.5,)),
+    3: (150, (3882, 2144, 1382), 45, 143, (5.5, 5.8)),
+    5: (290, (6448, 973, 825), 34, 177, (5.5, -6.8, -6.8, 2.7)),
 }
 QWEN = {
-    1: (135, (722, 624, 855), 80, ()),
-    2: (110, (1264, 1608, 1491), 34, (3.1,)),
-    3: (135, (1465, 1685, 572), 29, (2.7, 3.1)),
-    5: (191, (2252, 2084, 1948), 26, (3.4, 3.8, -5.2, 0.9)),
+    1: (135, (722, 624, 855), 80, 80, ()),
+    2: (110, (1264, 1608, 1491), 34, 88, (3.1,)),
+    3: (135, (1465, 1685, 572), 29, 105, (2.7, 3.1)),
+    5: (191, (2252, 2084, 1948), 26, 137, (3.4, 3.8, -5.2, 0.9)),
 }
 REPEATS = (1.0, 1.02, 0.98)
 GIB = 2**30
@@ -34,9 +35,10 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False):
     """Requests and verdicts of a run; each repeat is that much slower. `collapsed`: only turn 1 passes."""
     rows, verdicts = [], []
     for level in levels:
-        ttft_ms, turns, tok_s, sides = model[level]
+        ttft_ms, turns, tok_s, all_tok_s, sides = model[level]
         for repeat, slower in enumerate(repeats):
             start = began = 1000.0 * level + 100 * repeat
+            left = round(all_tok_s * slower * sum(turns) / 1000)  # tokens; those of the side tasks are what turns leave
             for turn, ms in enumerate(turns):
                 ttft_s = slower * (ttft_ms if turn == 0 else 50) / 1000
                 seconds = slower * ms / 1000
@@ -48,11 +50,14 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False):
                 outcome = VerdictOutcome.WRONG if collapsed and turn else VerdictOutcome.PASSED
                 verdicts.append(Verdict(level, repeat, turn, PRIMARY[turn].id, outcome))
                 start += seconds
+                left -= tokens
             for place, signed in enumerate(sides):
                 seconds, index = slower * abs(signed), 1000 * (place + 1)
                 outcome = VerdictOutcome.PASSED if signed > 0 and not collapsed else VerdictOutcome.WRONG
                 what = {"prompt": "Do it.", "answer": f"answer of {SIDE[place].id}"}
-                rows.append(request(level, repeat, index, SIDE[place], "side", began, seconds, 0.1, 60, **what))
+                rows.append(
+                    request(level, repeat, index, SIDE[place], "side", began, seconds, 0.1, left // len(sides), **what)
+                )
                 verdicts.append(Verdict(level, repeat, index, SIDE[place].id, outcome, "why" * (signed < 0)))
     return rows, verdicts
 

@@ -54,7 +54,14 @@ def test_two_models_are_compared_with_a_column_each_and_a_verdict(models):
     assert all(row.endswith("better") for row in table(done.out, "conversation time")[1:])
     assert "S3" in done.out
     assert "0/3 (6.8 s)" in done.out
-    told = done.out.splitlines()[-4:]
+    advice = [words(row) for row in table(done.out, "advice: most side tasks")]
+    assert advice[1:] == [
+        "beside a conversation, within 1.5x of its time alone 0 0",
+        "beside a conversation, within 2.5x 2 2",
+        "for batch work 2 4",  # of A two of four side tasks failed at C=5
+    ]
+    told = done.out.splitlines()[-5:]
+    assert "GPU memory in use: 14.0 GiB of 24.0 GiB (A), 20.0 GiB of 24.0 GiB (B)" in told
     assert "conversation: B takes 24 to 50 % less time at C=1, 2, 3, 5" in told
     assert "TTFT of turn 1 at C=5: 4.5x of C=1 (A), 1.4x of C=1 (B)" in told
     assert (

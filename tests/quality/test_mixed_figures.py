@@ -165,10 +165,17 @@ def test_with_one_level_or_none_the_axes_of_load_are_unknown():
     assert summed(loaded(slower=0.5)).axes[1].value == 1.0, "what gets faster under load is no better than 1"
 
 
+def test_tokens_of_answers_that_passed_are_told_over_wall_time():
+    rows = [*talk(level=2), side(1, 0.0, 4.0)]
+    verdicts = [verdict(row, VerdictOutcome.WRONG if row.kind == "P1.3" else VerdictOutcome.PASSED) for row in rows]
+    assert level_of(rows, verdicts).passed_tok_s == pytest.approx(250 / 4)
+    assert level_of(rows, []).passed_tok_s is None
+
+
 # The advice
 
 
-def given(concurrency, primary_s, wall_s=None, *, passed=3):
+def given(concurrency, primary_s, wall_s=None, *, passed=3, tok_s=None):
     """A level with one repeat: `passed` of its turns, and all its side tasks."""
     turns = [TaskFigures(f"P1.{n}", "", 1, 100.0, 1.0, 100, 50.0, int(n <= passed), 1) for n in (1, 2, 3)]
     beside = [TaskFigures(f"S{n}", "", 1, 100.0, 1.0, 50, 50.0, int(passed > 0), 1) for n in range(1, concurrency)]
@@ -176,28 +183,43 @@ def given(concurrency, primary_s, wall_s=None, *, passed=3):
     wall = wall_s or primary_s or 1.0
     return MixedLevel(
         f"level {concurrency}", concurrency, 1, tuple(turns), tuple(beside), primary_s, primary_s, primary_s, wall,
-        100.0, wall / finished if finished else None, None,
+        100.0, wall / finished if finished else None, None, passed_tok_s=tok_s,
     )  # fmt: skip
 
 
-# Published for an RTX 4090: total time of the conversation, and the slowest of all beside it; every answer was right.
+# Published for an RTX 4090: total time of the conversation, and tok/s of all together; every answer was right.
 PUBLISHED = {
-    "gpt-oss-20b": [given(1, 3.2), given(2, 7.1), given(3, 7.4), given(5, 8.2)],
-    "qwen3-coder-30b": [given(1, 2.2), given(2, 4.4), given(3, 3.7), given(5, 6.3)],
+    "gpt-oss-20b": [
+        given(c, s, tok_s=rate) for c, s, rate in ((1, 3.2, 127), (2, 7.1, 108), (3, 7.4, 143), (5, 8.2, 177))
+    ],
+    "qwen3-coder-30b": [
+        given(c, s, tok_s=rate) for c, s, rate in ((1, 2.2, 80), (2, 4.4, 88), (3, 3.7, 105), (5, 6.3, 137))
+    ],
 }
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_the_published_figures_give_the_published_choice(model):
-    assert advice_of(PUBLISHED[model]).concurrency == 3
+    """Three slots as the default, five for batch work; but no side task leaves the conversation as quick as alone."""
+    advice = advice_of(PUBLISHED[model])
+    assert (advice.concurrency, advice.batch_side_tasks, advice.quick_side_tasks) == (3, 4, 0)
+
+
+def test_the_most_side_tasks_beside_a_quick_conversation_are_those_within_half_as_much_time_again():
+    levels = [given(1, 2.0), given(2, 2.2), given(3, 3.0), given(5, 3.1)]
+    assert advice_of(levels).quick_side_tasks == 2
+    assert advice_of([given(1, 2.0), given(3, 2.1, passed=0)]).quick_side_tasks == 0, "none of them passes"
+    assert advice_of(levels).batch_side_tasks is None, "no tokens are known"
 
 
 def test_the_reasons_carry_the_figures_and_what_more_would_cost():
     reasons = advice_of(PUBLISHED["qwen3-coder-30b"]).reasons
-    assert reasons[2] == "C=3: the conversation takes 1.68x of C=1; 81.1 passed tasks a minute"
-    assert reasons[3].endswith(
-        "66.7 passed tasks a minute; not advised: more than 2.5x of C=1, no more finished than at C=3"
+    assert (
+        reasons[2]
+        == "C=3: the conversation takes 1.68x of C=1; 81.1 passed tasks a minute; 105 tok/s in answers that passed"
     )
+    assert reasons[3].endswith("; 66.7 passed tasks a minute; 137 tok/s in answers that passed; "
+                               "not advised: more than 2.5x of C=1, no more finished than at C=3")  # fmt: skip
 
 
 def test_without_a_finished_conversation_at_c_1_or_an_answer_that_passed_there_is_no_advice():

@@ -93,8 +93,8 @@ def test_conversation_and_tasks_come_out_as_published(single):
 
 
 def test_the_advice_leads_the_page_with_its_figures(single):
-    assert "3 at once (P1+S1-S2). C=3: the conversation takes 2.31x of C=1 (7.4 s)" in single
-    assert single.index("3 at once") < single.index("TTFT of turn 1")
+    assert "beside a conversation: 2 side tasks within 2.5x. C=3: the conversation takes 2.31x of C=1 (7.4 s)" in single
+    assert single.index("2 side tasks within") < single.index("TTFT of turn 1")
 
 
 def test_answers_that_did_not_pass_are_listed_with_their_reason(one):

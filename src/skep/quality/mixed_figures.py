@@ -3,8 +3,10 @@
 A figure of a turn or a side task is the median over repeats, of requests that succeeded. A failed turn ends its
 conversation: the turns after it were not asked, have no rows, and count as failed.
 
-A level is advised if its conversation takes at most 2.5 times as long as alone, and if more tasks that passed are
-finished a minute than at the level below. So few answers show no small loss of quality; `skep bench quality` does.
+The advice has a number for each use. Beside a conversation: the most side tasks at which it takes at most 1.5 times as
+long as alone; at most 2.5 times, if more tasks that passed are finished a minute than at the level below. For batch
+work: the level with the most tokens a second in answers that passed, as its tasks differ from those of other levels.
+So few answers show no small loss of quality; `skep bench quality` does.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ PRIMARY_TRAFFIC = "primary"
 SIDE_TRAFFIC = "side"
 NOT_ASKED = "not asked"  # beside the outcomes of verdicts
 MEMORY = "memory"  # the name of the fact
-MOST_SLOWDOWN = 2.5  # of the whole conversation, against C=1
+QUICK_SLOWDOWN, MOST_SLOWDOWN = 1.5, 2.5  # of the whole conversation, against C=1
 
 Key = tuple[int, int, int]  # level, repeat, index
 Span = tuple[float, float]
@@ -104,6 +106,7 @@ class MixedLevel(msgspec.Struct, frozen=True):
     seconds_per_task: float | None  # wall time over answers that passed; None: none did
     held_share: float | None  # of the primary's time with all side tasks in flight
     outcomes: tuple[tuple[str, int], ...] = ()
+    passed_tok_s: float | None = None  # output tokens of the answers that passed over wall time; None: not judged
 
     @property
     def tasks(self) -> tuple[TaskFigures, ...]:
@@ -140,11 +143,13 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """The sweet spot: `concurrency` is None where no level would do; `reasons` has one line a level, with figures."""
+    """How many side tasks. None: no level would do. `reasons` has one line a level, with figures."""
 
-    concurrency: int | None
+    concurrency: int | None  # of the level at which a conversation takes at most 2.5 times as long as alone
     level: str | None
     reasons: tuple[str, ...]
+    quick_side_tasks: int | None = None  # at most 1.5 times
+    batch_side_tasks: int | None = None
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
@@ -243,10 +248,29 @@ def advice_of(levels: Sequence[MixedLevel]) -> Advice:
         facts = [
             "the conversation was never finished" if taken is None else f"the conversation takes {taken:.2f}x of C=1",
             f"{rate:.1f} passed tasks a minute",
+            *([f"{level.passed_tok_s:.0f} tok/s in answers that passed"] if level.passed_tok_s is not None else []),
             *([f"not advised: {', '.join(faults)}"] if faults else []),
         ]
         reasons.append(f"C={level.concurrency}: {'; '.join(facts)}")
-    return Advice(best.concurrency, best.name, tuple(reasons))
+    quick, batch = _quick_side_tasks(levels, solo), _batch_side_tasks(levels)
+    return Advice(best.concurrency, best.name, tuple(reasons), quick, batch)
+
+
+def _quick_side_tasks(levels: Sequence[MixedLevel], solo: MixedLevel) -> int:
+    """Return the most side tasks of which some pass, and beside which the conversation stays quick."""
+    quick = [
+        level.concurrency - 1
+        for level in levels
+        if (taken := level.slowdown(solo)) is not None
+        and taken <= QUICK_SLOWDOWN
+        and any(task.passed for task in level.side)
+    ]
+    return max(quick, default=0)
+
+
+def _batch_side_tasks(levels: Sequence[MixedLevel]) -> int | None:
+    known = [level for level in levels if level.passed_tok_s]
+    return max(known, key=lambda level: level.passed_tok_s or 0.0).concurrency - 1 if known else None
 
 
 def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdict]) -> MixedLevel:
@@ -260,6 +284,7 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
     totals = [taken_s for some in repeats.values() if (taken_s := conversation_s(some)) is not None]
     wall_s = sum(map(wall_of, repeats.values()))
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
+    right = sum(row.output_tokens or 0 for row in rows if (verdict := known.get(_key(row))) and verdict.passed)
     found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
     passed = sum(verdict.passed for verdict in found)
     counts = Counter(verdict.outcome for verdict in found)
@@ -279,6 +304,7 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
         seconds_per_task=wall_s / passed if passed else None,
         held_share=_held_share(concurrency - 1, repeats.values()),
         outcomes=outcomes,
+        passed_tok_s=right / wall_s if found and tokens and wall_s > 0 else None,
     )
 
 

@@ -9,7 +9,14 @@ from typing import Any
 from msgspec import to_builtins
 
 from skep.quality.mixed_compare import MixedSide
-from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
+from skep.quality.mixed_figures import (
+    MOST_SLOWDOWN,
+    QUICK_SLOWDOWN,
+    Axis,
+    MixedLevel,
+    MixedSummary,
+    TaskFigures,
+)
 from skep.report.columns import Column, csv_table, plain_columns
 from skep.report.comparison import series_of
 from skep.report.mixed_pictures import MixedSeries, mixed_pictures
@@ -46,6 +53,7 @@ _WORK: tuple[Column[LevelAndAlone], ...] = (
     _level("turn 1 tok/s", lambda level: number(level.tok_s), 1),
     _level("aggregate tok/s", lambda level: number(level.aggregate_tok_s)),
     _level("passed tasks/min", lambda level: number(level.passed_per_minute), 3),
+    _level("passed tok/s", lambda level: number(level.passed_tok_s), 3),
     _level("time per passed task", lambda level: seconds(level.seconds_per_task), 2),
     _level("all side tasks in flight", lambda level: percent(100 * (level.held_share or 0) if level.side else None), 4),
     _level("turns passed", lambda level: share_passed(level.turns)),
@@ -168,7 +176,19 @@ def answers_of(side: MixedSide) -> list[dict[str, Any]]:
 
 def spot_words(summary: MixedSummary) -> str:
     advice = summary.advice
-    return "no level is recommended" if advice.concurrency is None else f"{advice.concurrency} at once ({advice.level})"
+    if advice.concurrency is None:
+        return "no level is recommended"
+    quick = advice.quick_side_tasks
+    told = [] if quick is None else [f"{side_tasks_words(quick)} within {QUICK_SLOWDOWN}x of its time alone"]
+    if quick is None or advice.concurrency - 1 > quick:
+        told.append(f"{side_tasks_words(advice.concurrency - 1)} within {MOST_SLOWDOWN}x")
+    batch = advice.batch_side_tasks
+    for_batch = "" if batch is None else f"; for batch work: {side_tasks_words(batch)} (C={batch + 1})"
+    return f"beside a conversation: {', '.join(told)}{for_batch}"
+
+
+def side_tasks_words(count: int) -> str:
+    return "no side task" if count == 0 else "1 side task" if count == 1 else f"{count} side tasks"
 
 
 def mixed_page(run: StoredRun, summary: MixedSummary, verdicts: Sequence[Verdict] = ()) -> str:

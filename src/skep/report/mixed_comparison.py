@@ -16,10 +16,10 @@ from skep.quality.mixed_compare import (
     MixedSide,
     compare_mixed,
 )
-from skep.quality.mixed_figures import Axis, MixedLevel, TaskFigures
+from skep.quality.mixed_figures import MOST_SLOWDOWN, QUICK_SLOWDOWN, Advice, Axis, MixedLevel, TaskFigures
 from skep.report.columns import Column, plain_text
 from skep.report.comparison import comparison_heading, series_of, unlike_banners
-from skep.report.mixed import FIGURES, failed_tables, share_passed, side_tasks_at, spot_words
+from skep.report.mixed import FIGURES, failed_tables, share_passed, side_tasks_at
 from skep.report.mixed_pictures import MixedSeries, mixed_pictures
 from skep.report.page import render
 from skep.report.tables import Table, ratio_cell
@@ -35,6 +35,7 @@ _LEVEL_TABLES = (
     ("turns passed", "turns passed"),
     ("side tasks passed", "side tasks passed"),
     ("passed tasks a minute", "passed tasks/min"),
+    ("tok/s in answers that passed", "passed tok/s"),
     ("tokens of the conversation", "tokens"),
 )
 
@@ -156,8 +157,18 @@ def _axis_words(axis: Axis) -> str:
 
 
 def _advice_table(runs: Sequence[MixedSeries]) -> Table:
-    cells = tuple(spot_words(run.summary) for run in runs)
-    return _table("advice", "", runs, [FigureRow("sweet spot", cells)])
+    numbers = [_advised(run.summary.advice) for run in runs]
+    rows = [FigureRow(name, tuple(of[name] for of in numbers)) for name in numbers[0]]
+    return _table("advice: most side tasks", "", runs, rows)
+
+
+def _advised(advice: Advice) -> dict[str, str]:
+    balanced = None if advice.concurrency is None else advice.concurrency - 1
+    return {
+        f"beside a conversation, within {QUICK_SLOWDOWN}x of its time alone": plain_text(advice.quick_side_tasks),
+        f"beside a conversation, within {MOST_SLOWDOWN}x": plain_text(balanced),
+        "for batch work": plain_text(advice.batch_side_tasks),
+    }
 
 
 def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
@@ -191,7 +202,13 @@ def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
 def comparison_sentences(runs: Sequence[MixedSeries], compared: MixedComparison) -> list[str]:
     """Return what is to be said of B against A: the conversation, the first token under load, right answers."""
     a, b = runs
-    return [*_conversation_sentences(compared), *_steadiness(a, b), _answers_sentence(a, b, compared)]
+    memory = [f"{_memory_words(run)} ({run.letter})" for run in runs if run.summary.memory is not None]
+    return [
+        *_conversation_sentences(compared),
+        *_steadiness(a, b),
+        *([f"GPU memory in use: {', '.join(memory)}"] if len(memory) == len(runs) else []),
+        _answers_sentence(a, b, compared),
+    ]
 
 
 def verdict_sentence(compared: MixedComparison) -> str:
