@@ -1,4 +1,7 @@
-"""Writes planner/published.tsv: measurements of known models and cards, of tables and shipped presets, a line each."""
+"""Writes planner/published.tsv: measurements of known models and cards, of tables and shipped presets, a line each.
+
+Beside it draft_failures.tsv: what the authors of presets could not start with drafts.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from generated import write_or_check
 from skep.catalog.models import checkpoint_of, find_geometry
 from skep.catalog.presets import Preset
 from skep.config.presets import shipped_presets
-from skep.planner.published import USUAL_INPUT, USUAL_OUTPUT, PublishedRow, cards_title, way_of
-from skep.planner.setup import Layout, Speculation, known_quant
+from skep.planner.published import USUAL_INPUT, USUAL_OUTPUT, DraftFailure, PublishedRow, cards_title
+from skep.planner.setup import Layout, known_quant
 from skep.planner.validation import Unpredictable, read_case, read_rows, source_of
 
 ROOT = Path(__file__).parent.parent
 POINTS, TABLE = ROOT / "tests/data/published_points.csv", ROOT / "src/skep/planner/published.tsv"
+FAILURES = TABLE.with_name("draft_failures.tsv")
 HEAD = "\t".join(PublishedRow.__struct_fields__) + "\n"
 
 
@@ -30,10 +34,9 @@ def preset_figures() -> dict[Key, float]:
         options = preset.options
         draft = options.draft
         layout = Layout(options.tp, options.pp, options.tp if options.ep else 1, preset.replicas * options.dp)
-        spec = Speculation(draft.method, draft.depth) if draft else None
-        way = way_of(layout, spec, preset.engine, graphs=options.graphs is not False)
         link = preset.link if options.cards > 1 else None
-        head = (preset.model, preset.hardware, link or "", way, quant_of(preset))
+        way = way_cells(layout, str(draft or ""), preset.engine, graphs=options.graphs is not False)
+        head = (preset.model, preset.hardware, link or "", *way, quant_of(preset))
         for row in () if preset.history else preset.published:
             metric = "effective" if row.metric == "output" else row.metric
             if row.concurrency > preset.capacity or metric == "combined":
@@ -42,6 +45,10 @@ def preset_figures() -> dict[Key, float]:
             key = (*head, row.concurrency, *lengths, "steady", 0.0, metric, f"preset {preset.name}")
             found[key] = max(found.get(key, 0.0), row.tok_s)
     return found
+
+
+def way_cells(layout: Layout, drafts: str, engine: str, *, graphs: bool) -> tuple[str, ...]:
+    return (str(layout), drafts, engine, "" if graphs else "eager")
 
 
 def quant_of(preset: Preset) -> str:
@@ -79,8 +86,9 @@ def table() -> str:
         if find_geometry(setup.model.id) is None:
             continue
         said_link = cells["link"].partition(" ")[0] if setup.layout.tp > 1 else ""
-        way = way_of(setup.layout, setup.spec, setup.engine, graphs=setup.graphs)
-        head = (setup.model.id, cards_title(case.rig.cards), said_link, way, setup.quant.id)
+        drafts = f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else ""
+        way = way_cells(setup.layout, drafts, setup.engine, graphs=setup.graphs)
+        head = (setup.model.id, cards_title(case.rig.cards), said_link, *way, setup.quant.id)
         lengths = (int(load.input_tokens), int(load.output_tokens))
         source = source_of(cells["source_url"])
         key = (*head, load.concurrency, *lengths, load.shape, load.spread, case.metric, source)
@@ -90,5 +98,11 @@ def table() -> str:
     return HEAD + "".join(f"{line}\n" for line in sorted(lines))
 
 
+def draft_failures() -> str:
+    presets = (preset for preset in shipped_presets().values() if preset.drafts_fail)
+    rows = [(p.model, p.hardware, p.engine, p.drafts_fail or "", f"preset {p.name}") for p in presets]
+    return "".join("\t".join(cells) + "\n" for cells in (DraftFailure.__struct_fields__, *rows))
+
+
 if __name__ == "__main__":
-    sys.exit(write_or_check({TABLE: table}))
+    sys.exit(write_or_check({TABLE: table, FAILURES: draft_failures}))

@@ -42,9 +42,10 @@ def test_a_dense_27b_on_two_3090s_without_nvlink_wants_two_replicas():
     assert any(plan.setup.layout.tp == 2 for plan in chosen.plans[1:])
 
 
-def test_a_35b_mixture_on_two_3090s_is_cut_with_whole_experts_because_a_replica_does_not_fit():
+def test_a_35b_mixture_on_two_3090s_is_cut_because_a_replica_does_not_fit():
+    """Its author kept experts whole and names no other try; others have measured TP=2 alone, and faster."""
     chosen, layout = best("qwen3.6-35b-a3b", parse_rig("2x rtx-3090"), DUAL_3090_MOE)
-    assert layout == Layout(tp=2, ep=2)
+    assert layout == Layout(tp=2)
     (replicas,) = (r for r in chosen.rejected if r.layout == Layout(replicas=2))
     assert (replicas.rule, replicas.quants) == ("memory", ("awq",))
     assert "the largest term is weights" in replicas.reason

@@ -195,6 +195,7 @@ class Preset(msgspec.Struct, frozen=True):
     history: bool = False  # a step on the way to a better one: kept for its figures, not offered
     broken: Text | None = None  # what its author saw where it did not start
     stand_in: bool = False  # the author names no checkpoint: this one is skep's choice
+    drafts_fail: Text | None = None  # why its author could not start it with draft tokens
     container: Container | None = None
     needs: Annotated[tuple[Need, ...], Meta(extra={"key": "need"})] = ()
     published: tuple[Published, ...] = ()

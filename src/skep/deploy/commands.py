@@ -18,6 +18,7 @@ from skep.catalog.tool_calling import (
     usable,
     with_template,
 )
+from skep.config.presets import shipped_presets
 from skep.deploy.plan_request import PlanAnswer, PlanFlags, PresetAnswer
 from skep.engines.adapter import DRAFTED_BY_MODEL, adapter_of
 from skep.engines.base import Launch
@@ -26,6 +27,7 @@ from skep.paths import HOST
 from skep.planner.candidates import USUAL_RAM_GIB
 from skep.planner.choose import Plan, PlanChoice
 from skep.planner.memory import KV_POOL, memory, weights_bytes
+from skep.planner.published import draft_failure
 from skep.planner.ranking import Predicted
 from skep.planner.rules import capability, used_cards
 from skep.planner.setup import Rig, Setup, of_machines
@@ -37,6 +39,7 @@ _KV = {
     ("vllm", "turboquant_3bit"): "turboquant_3bit_nc",
     ("sglang", "fp8"): "fp8_e4m3",
 }
+_SOURCES = 3  # that are named
 _SILENT = {"CUDA_DEVICE_ORDER", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_OFFLINE", "OLLAMA_NOPRUNE",
            "OLLAMA_NO_CLOUD"}  # fmt: skip  # set where skep starts it; nobody types them
 
@@ -275,6 +278,7 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
     if known is not None and known.origin.confidence == "C":
         said.append(f"the checkpoint {known.hub} is not confirmed")
+    said += filter(None, [rated.no_start or _left_out_drafts(plan)])
     if rated.rig.title in found.published:
         said.append(found.published[rated.rig.title])
     spared = vision_bytes(plan)
@@ -282,7 +286,38 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         said.append(f"image input is off, which saves {format_bytes(spared)} a card; --vision turns it on")
     said += [f.sentence for f in rated.findings if f.verdict == "costs"]
     said += [f.sentence for f in rated.findings if f.verdict == "depends"]
-    return said
+    said += filter(None, [_correction_words(plan)])
+    said += author_notes(plan)
+    return list(dict.fromkeys(said))
+
+
+def _left_out_drafts(plan: Plan) -> str | None:
+    """Return why a plan has no drafts although its model has the layers for them; None where nothing is known."""
+    setup = plan.setup
+    failure = draft_failure(setup, plan.rated.rig)
+    if setup.spec is not None or failure is None:
+        return None
+    where = f"{failure.engine} on {failure.cards}"
+    return f"without drafts: they did not start in {where}, says {failure.source}: {failure.why}"
+
+
+def _correction_words(plan: Plan) -> str | None:
+    """Return whose rows correct the figures of a plan, and by how much; None where none do."""
+    corrected = plan.rated.corrected
+    if corrected is None:
+        return None
+    sources = list(dict.fromkeys(row.source for row in corrected.rows))
+    more = f" and {len(sources) - _SOURCES} more" if len(sources) > _SOURCES else ""
+    words = f"figures corrected by rows of this layout ({', '.join(sources[:_SOURCES])}{more})"
+    return f"{words}: decode steps take {corrected.factor:.2f}x as long as the formulas say"
+
+
+def author_notes(plan: Plan) -> list[str]:
+    """Return what the presets say that measured just this layout in this format."""
+    rows = plan.rated.corrected.rows if plan.rated.corrected is not None else ()
+    names = dict.fromkeys(row.source.removeprefix("preset ") for row in rows if row.is_of(plan.setup))
+    shipped = shipped_presets()
+    return [f"preset {name}: {note}" for name in names if name in shipped for note in shipped[name].notes]
 
 
 def agent_caveat(found: PlanAnswer, plan: Plan) -> str | None:

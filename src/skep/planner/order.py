@@ -124,6 +124,10 @@ def _within_limits(candidates: Candidates) -> Candidates:
     return [rated for rated in candidates if rated.over_limit <= most]
 
 
+def _are_known_to_start(candidates: Candidates) -> Candidates:
+    return _those(candidates, lambda rated: rated.no_start is None)
+
+
 def _hold_all_agents(candidates: Candidates) -> Candidates:
     return _unless_slower(candidates, lambda rated: rated.holds_all, WITH_ROOM)
 
@@ -241,6 +245,10 @@ def _late(_: Rated, faster: Candidates) -> str:
     return f"it is nearer to --slo than {_names(faster)}"
 
 
+def _broken(_: Rated, faster: Candidates) -> str:
+    return f"somebody with such cards could not start {_names(faster)}"
+
+
 def _small(first: Rated, faster: Candidates) -> str:
     held = [rated.slots for rated in faster]
     verb = _verb(faster, "holds", "hold")
@@ -354,6 +362,7 @@ def _shown_tok_s(rated: Rated) -> float:
 RULES: tuple[tuple[Callable[[Candidates], Candidates], Callable[[Rated, Candidates], str]], ...] = (
     (_can_be_had, _unpublished),
     (_within_limits, _late),
+    (_are_known_to_start, _broken),
     (_hold_all_agents, _small),
     (_leave_a_margin, _tight),
     (_stay_on_cards, _in_ram),

@@ -1,6 +1,7 @@
-"""What others measured with a model on cards: the rows of `published.tsv`, and whether one is of a given setup.
+"""What others measured with a model on cards: the rows of `published.tsv`, and whether one is of a given setup. What
+they could not start with drafts: `draft_failures.tsv`.
 
-`scripts/write_published.py` writes the table from the published points and the shipped presets.
+`scripts/write_published.py` writes both from the published points and the shipped presets.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Rig, Setup, S
 
 USUAL_INPUT, USUAL_OUTPUT = 128, 512  # tokens of a row that states none: a stream's own rate hardly depends on them
 
+_POOLED = ("vllm", "sglang")
+
 
 class PublishedRow(msgspec.Struct, frozen=True):
-    """One line of the table. `way`: layout, drafts, engine, as `way_of` writes them. None: the source does not say."""
+    """One line of the table. None: the source does not say, or there are none."""
 
     model: str
     cards: str
     link: str | None  # nvlink or pcie, of cards that work on one layer together
-    way: str
+    layout: str  # 2 x TP=1
+    drafts: str | None  # mtp:3
+    engine: str
+    graphs: str | None  # eager: they are off
     quant: str | None
     concurrency: int
     input_tokens: int | None
@@ -35,6 +41,16 @@ class PublishedRow(msgspec.Struct, frozen=True):
     metric: str  # effective: over wall time; decode: agents x the speed of a stream once it runs
     tok_s: float
     source: str
+
+    @property
+    def spec(self) -> Speculation | None:
+        method, _, depth = (self.drafts or "").partition(":")
+        return Speculation(method, int(depth)) if method else None
+
+    @property
+    def way(self) -> str:
+        """Return layout, drafts and engine in the words of `way_of`."""
+        return _way(self.layout, self.spec, self.engine, graphs=self.graphs is None)
 
     @property
     def has_lengths(self) -> bool:
@@ -50,6 +66,10 @@ class PublishedRow(msgspec.Struct, frozen=True):
         """Whether its weights have this format, or one that the same kernels read: AWQ and GPTQ are both INT4."""
         return self.quant is not None and same_format(QUANTS[self.quant], quant)
 
+    def is_of(self, setup: Setup) -> bool:
+        """Whether format and drafts are the setup's too, beside its layout."""
+        return self.is_in_format(setup.quant) and str(self.spec) == str(setup.spec)
+
 
 def same_format(one: Quant, other: Quant) -> bool:
     return (one.family, one.nominal) == (other.family, other.nominal)
@@ -57,7 +77,11 @@ def same_format(one: Quant, other: Quant) -> bool:
 
 def way_of(layout: Layout, spec: Speculation | None, engine: str, *, graphs: bool = True) -> str:
     """`2 x TP=1, mtp n=3 (vllm)`; that graphs are off is said."""
-    parts = [str(layout), *([str(spec)] if spec else []), *([] if graphs else ["eager"])]
+    return _way(str(layout), spec, engine, graphs=graphs)
+
+
+def _way(layout: str, spec: Speculation | None, engine: str, *, graphs: bool) -> str:
+    parts = [layout, *([str(spec)] if spec else []), *([] if graphs else ["eager"])]
     return f"{', '.join(parts)} ({engine})"
 
 
@@ -67,11 +91,12 @@ def cards_title(cards: Sequence[Device]) -> str:
     return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
 
 
-def rows_of(setup: Setup, rig: Rig) -> tuple[PublishedRow, ...]:
-    """Return those of just this layout: model, cards in use, link, way and format."""
+def rows_of_layout(setup: Setup, rig: Rig) -> tuple[PublishedRow, ...]:
+    """Return those of its model, engine, layout, cards in use and link, in any format and with any drafts."""
     layout = setup.layout
-    way = way_of(layout, setup.spec, setup.engine, graphs=setup.graphs)
-    rows = [row for row in published_rows(setup.model.id) if row.way == way and row.is_in_format(setup.quant)]
+    graphs = None if setup.graphs else "eager"
+    alike = (str(layout), setup.engine, graphs)
+    rows = [row for row in published_rows(setup.model.id) if (row.layout, row.engine, row.graphs) == alike]
     if not rows:
         return ()
     used = range(min(layout.cards_each, len(rig.cards)))
@@ -84,7 +109,34 @@ def rows_of(setup: Setup, rig: Rig) -> tuple[PublishedRow, ...]:
 def is_measured(setup: Setup, rig: Rig) -> bool:
     """Whether anybody has published a figure of this layout, or of one replica of it, on such cards."""
     one = replace(setup, layout=replace(setup.layout, replicas=1))
-    return bool(rows_of(setup, rig) or rows_of(one, rig))
+    return any(row.is_of(setup) for row in (*rows_of_layout(setup, rig), *rows_of_layout(one, rig)))
+
+
+class DraftFailure(msgspec.Struct, frozen=True):
+    """That somebody could not start a model with draft tokens, and why; `source` names who."""
+
+    model: str
+    cards: str
+    engine: str
+    why: str
+    source: str
+
+
+def draft_failure(setup: Setup, rig: Rig) -> DraftFailure | None:
+    """Return the one that is known for this model on such cards, with or without drafts in the setup.
+
+    What stops one engine that keeps a pool stops the other one: they load the same draft layers.
+    """
+    where = (setup.model.id, cards_title(rig.cards[: setup.layout.cards]))
+    engines = _POOLED if setup.engine in _POOLED else (setup.engine,)
+    known = (one for one in _draft_failures() if (one.model, one.cards) == where)
+    return next((one for one in known if one.engine in engines), None)
+
+
+@lru_cache(maxsize=1)
+def _draft_failures() -> tuple[DraftFailure, ...]:
+    text = files("skep.planner").joinpath("draft_failures.tsv").read_text(encoding="utf-8")
+    return tuple(DraftFailure(*line.split("\t")) for line in text.splitlines()[1:])
 
 
 @lru_cache(maxsize=32)
@@ -95,5 +147,5 @@ def published_rows(model: str) -> tuple[PublishedRow, ...]:
     names = head.split("\t")
     mine = (line.split("\t") for line in lines if line.startswith(f"{model}\t"))
     told = ({name: cell for name, cell in zip(names, cells, strict=True) if cell} for cells in mine)
-    optional = dict.fromkeys(("link", "quant", "input_tokens", "output_tokens"))
+    optional = dict.fromkeys(("link", "drafts", "graphs", "quant", "input_tokens", "output_tokens"))
     return tuple(msgspec.convert({**optional, **row}, PublishedRow, strict=False) for row in told)

@@ -11,10 +11,11 @@ import msgspec
 
 from skep.catalog.gpus import Device
 from skep.planner.candidates import PlanGoal, sizing_card
+from skep.planner.correction import Correction, correction
 from skep.planner.memory import MemoryPlan, longest_context, memory
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
 from skep.planner.published import is_measured
-from skep.planner.rules import Finding
+from skep.planner.rules import DRAFTS_FAIL, Finding
 from skep.planner.setup import Rig, Setup
 from skep.planner.step import UNTUNED, Constants, StepTuning, fitted_bands, published_constants
 
@@ -118,6 +119,7 @@ class Rated(msgspec.Struct, frozen=True):
     on_paper: bool = False  # it fits, but with too little left for what was not counted
     holds_all: bool = True  # the tasks of all agents at once
     measured: bool = False  # somebody has published a figure of this layout on such cards
+    corrected: Correction | None = None  # by others' rows of this layout
 
     @property
     def score(self) -> float:
@@ -128,6 +130,11 @@ class Rated(msgspec.Struct, frozen=True):
     def slots(self) -> int:
         """Of all replicas."""
         return (self.setup.slots or 1) * self.setup.layout.replicas
+
+    @property
+    def no_start(self) -> str | None:
+        """Why somebody could not start it with its drafts on such cards; None where nobody says so."""
+        return next((finding.sentence for finding in self.findings if finding.rule == DRAFTS_FAIL), None)
 
     @property
     def keeps_promise(self) -> bool:
@@ -150,8 +157,20 @@ def coarse(found: SpeedModel, goal: PlanGoal) -> float:
     return found.stream_tok_s(goal.load()) * streams
 
 
-def speed_model_of(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis) -> SpeedModel:
-    return prospect(setup, rig, basis.constants, context=goal.need_tokens, tuning=basis.tuning)
+def speed_model_of(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, agents: int | None = None) -> SpeedModel:
+    """`agents`: at another number of them than the goal's."""
+    corrected = correction_of(setup, rig, basis, agents or goal.agents)
+    tuning = corrected.tuning if corrected is not None else basis.tuning
+    return prospect(setup, rig, basis.constants, context=goal.need_tokens, tuning=tuning)
+
+
+def correction_of(setup: Setup, rig: Rig, basis: Basis, agents: int) -> Correction | None:
+    """Return what others' rows of this layout correct; None where there are none, or this machine was measured."""
+    if basis.tuning is not UNTUNED:
+        return None
+    agents = min(agents, (setup.slots or agents) * setup.layout.replicas)  # the others wait
+    around = band(setup, sizing_card(rig, setup.layout), agents)
+    return correction(setup, rig, basis.constants, agents, math.log(around.high))
 
 
 def holds_all(setup: Setup, goal: PlanGoal) -> bool:
@@ -214,6 +233,7 @@ def rate(
         on_paper=on_paper(setup, rig, goal),
         holds_all=holds_all(setup, goal),
         measured=is_measured(setup, rig),
+        corrected=correction_of(setup, rig, basis, goal.agents),
     )
 
 
@@ -225,7 +245,13 @@ def levels(agents: int) -> tuple[int, ...]:
 def predict_levels(rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...]) -> tuple[Predicted, ...]:
     found = []
     for level in at:
-        outcome = rated.outcome if level == goal.agents else rated.prospect.outcome(goal.load(level))
+        if level == goal.agents:
+            outcome = rated.outcome
+        elif rated.corrected is None:
+            outcome = rated.prospect.outcome(goal.load(level))
+        else:  # by the rows at about as many agents
+            there = speed_model_of(rated.setup, rated.rig, goal, basis, level)
+            outcome = there.outcome(goal.load(level))
         sure = band(rated.setup, rated.prospect.card, level, calibrated=basis.calibrated)
         found.append(
             Predicted(

@@ -13,12 +13,14 @@ from skep.catalog.drivers import need_of
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner import memory
+from skep.planner.published import DraftFailure, draft_failure
 from skep.planner.setup import CardLink, Rig, Setup
 from skep.units import format_bytes
 
 OLDEST_CC = 7.0  # vLLM documentation: "compute capability 7.0 or higher"
 MARLIN_CC = 7.5  # vllm pull 45306: "its layers run on Marlin, which needs only cc >= 7.5"
 MOST_RUNGS = 64
+DRAFTS_FAIL = "drafts-fail"  # the finding that a preset of the same rig did not start with drafts
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -248,7 +250,15 @@ def rules() -> Mapping[str, Rule]:
 def check(setup: Setup, rig: Rig) -> tuple[Finding, ...]:
     """Return the findings of all rules that apply, in the table's order."""
     facts = Facts(setup, rig)
-    return tuple(case.finding(facts) for case in _cases(facts, rules()))
+    failure = draft_failure(setup, rig) if setup.spec is not None and facts.there else None
+    known = [] if failure is None else [_no_start(setup, failure)]
+    return (*known, *(case.finding(facts) for case in _cases(facts, rules())))
+
+
+def _no_start(setup: Setup, failure: DraftFailure) -> Finding:
+    where = f"{failure.engine} on {failure.cards}"
+    sentence = f"{setup.spec} did not start in {where}, says {failure.source}: {failure.why}"
+    return Finding(DRAFTS_FAIL, "costs", sentence, failure.source, "--spec none")
 
 
 def find_first(verdict: Answer, setup: Setup, rig: Rig, only: Iterable[str] | None = None) -> Finding | None:

@@ -252,7 +252,8 @@ class StepTuning(msgspec.Struct, frozen=True):
     decode: float = 1.0
     batch: float = 1.0
     prompt: float = 1.0
-    rests_on: str = "published"  # or "calibrated" (`skep calibrate`), or "measured" (`skep bench sweep`)
+    # or "corrected" (others' rows of the layout), "calibrated" (`skep calibrate`), "measured" (`skep bench sweep`)
+    rests_on: str = "published"
 
 
 UNTUNED = StepTuning()

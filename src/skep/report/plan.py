@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from skep.catalog.models import checkpoint_of
 from skep.deploy.commands import (
+    author_notes,
     caveats,
     commands_of,
     download_bytes,
@@ -34,7 +35,12 @@ Document = Mapping[str, Any]
 _BAR = 30
 _WAYS, _LEVELS, _CAVEATS = 3, 5, 2  # of a plan that is read at a glance
 _DRAWN_TERMS = ("weights", "draft layers", "vision tower", KV_POOL, WINDOW, STATE)
-_BASIS = {"published": "published figures", "calibrated": "a calibration", "measured": "own sweeps"}
+_BASIS = {
+    "published": "published figures",
+    "calibrated": "a calibration",
+    "measured": "own sweeps",
+    "corrected": "published rows of this layout",
+}
 _DROPPED = 10
 _DRAWN = 3  # plans with a curve on a page
 
@@ -63,7 +69,8 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False)
         _say_wrapped(memory_bar(best))
     beside_cards = () if len(found.choices) > 1 else (choice.idle,)
     said = [line for line in caveats(found, best) if line not in beside_cards]
-    for line in said if more else said[:_CAVEATS]:
+    notes = author_notes(best)
+    for line in said if more else [*said[:_CAVEATS], *(note for note in notes if note not in said[:_CAVEATS])]:
         _say_wrapped(f"! {line}")
     if more:
         _print_more(found, best)
@@ -318,7 +325,7 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         *([_left("engine", "ENGINE", lambda pair: pair[1].setup.engine)] if engines else ()),
         _left("quant", "WEIGHTS", lambda pair: pair[1].setup.quant.title),
         _left("kv", "KV", lambda pair: pair[1].setup.kv.title, rank=3),
-        _left("spec", "DRAFTS", lambda pair: pair[1].setup.spec, rank=2),
+        _left("spec", "DRAFTS", lambda pair: _drafts(pair[1]), rank=2),
         Column("slots", "SLOTS", lambda pair: pair[1].setup.slots, rank=2),
         Column("context", "CONTEXT", lambda pair: pair[1].rated.context_each, as_count),
         Column("longest", "LONGEST", lambda pair: pair[1].setup.context, as_count, rank=3),
@@ -326,6 +333,17 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         Column("per_price", "TOK/S PER 1000", lambda pair: _per_price(agents, *pair), as_count, rank=2, optional=True),
     ]
     print_records(columns, ranked[:12])
+    for sentence in dict.fromkeys(pair[1].rated.no_start for pair in ranked[:12]):
+        if sentence is not None and sentence != ranked[0][1].rated.no_start:
+            _say_wrapped(f"! {sentence}")
+
+
+def _drafts(plan: Plan) -> str | None:
+    """Return them with a mark where they are known not to start; a sentence below says why."""
+    spec = plan.setup.spec
+    if spec is None:
+        return None
+    return f"{spec} (!)" if plan.rated.no_start is not None else str(spec)
 
 
 def _memory(plan: Plan) -> None:
