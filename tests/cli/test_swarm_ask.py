@@ -90,11 +90,50 @@ def test_a_plan_that_cannot_be_used_is_asked_for_again_and_one_that_takes_too_lo
     assert (plan["made_by"], plan["why"]) == ("rule", "the model gave no plan within 300 ms")
 
 
+@pytest.fixture(scope="module")
+def orchestrator(tmp_path_factory):
+    """Plans a goal that has no files, works on its tasks and merges the answers."""
+    tasks = [{"id": "bees", "objective": "Say how bees dance"}, {"id": "wax", "objective": "Say how wax is made"}]
+    answers = [
+        ("Split it into at most 9 tasks", json.dumps({"tasks": tasks * 20})),
+        ("Split it into at most", json.dumps({"tasks": tasks})),
+        ("You put partial answers together", "They dance and make wax."),
+        ("Say how bees dance", "In eights."),
+        ("Say how wax is made", "By glands."),
+        ("what bees do", "Much."),
+    ]
+    path = tmp_path_factory.mktemp("goal") / "answers.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in answers))
+    with FakeEngine(slots=4, token_ms=0, answers=path) as started:
+        yield started
+
+
+def test_a_goal_without_files_is_planned_by_the_model_worked_on_and_merged(folder, orchestrator):
+    """One orchestrator and many agents: it was refused, because no files were named."""
+    done = ask("Tell what bees do", "--url", orchestrator.url, check=0)
+    assert done.out == "They dance and make wax.\n"
+    assert "2 tasks, split by the model" in done.err
+    assert "bees: Say how bees dance;" in done.err
+    done = ask("Tell what bees do", "--url", orchestrator.url, "--no-merge", check=0)
+    assert done.out == "## Say how bees dance\n\nIn eights.\n\n## Say how wax is made\n\nBy glands.\n"
+    plan = ask("Tell what bees do", "--url", orchestrator.url, "--dry-run", "--json", check=0).json
+    assert [(task["id"], task["files"]) for task in plan["tasks"]] == [("bees", []), ("wax", [])]
+    assert plan["made_by"] == "orchestrator"
+    assert call("swarm", "resume", "--last").out == done.out
+
+
+def test_a_goal_that_cannot_be_planned_is_one_task_and_says_so(folder, orchestrator):
+    done = ask("Tell what bees do", "--url", orchestrator.url, "-c", "9", check=0)
+    assert "asking once more" in done.err
+    assert done.out.startswith("Much.\n")
+    assert "split by rule, not by the model: the plan has 40 tasks, and at most 9 were asked for" in done.out
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["  ", FILES], "the goal is empty"),
-        ([GOAL], "no files are named"),
+        ([GOAL, "--chunk-tokens", "500"], "--chunk-tokens cuts files, and no files are named"),
         ([GOAL, "*.absent"], "matches no text file"),
         ([GOAL, "../*"], "matches no text file"),
         ([GOAL, FILES, "-o", "absent/answer.md"], "folder that does not exist"),

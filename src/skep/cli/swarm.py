@@ -108,7 +108,10 @@ class AskOptions(SwarmOptions):
     }
 
     goal: Annotated[str, argument("What to find out or do, in plain words.")]
-    files: Annotated[tuple[str, ...], argument('Files, folders or patterns to work on, such as "docs/**/*.md".')] = ()
+    files: Annotated[
+        tuple[str, ...],
+        argument('Files, folders or patterns to work on, such as "docs/**/*.md" (default: the model plans the tasks).'),
+    ] = ()
     by_model: Annotated[
         bool,
         option(
@@ -131,7 +134,7 @@ class AskOptions(SwarmOptions):
 
 @command(swarm, 'skep swarm ask "What does each module do?" "src/**/*.py" -o modules.md', runs="swarm_run.run_ask")
 def ask(options: AskOptions) -> None:
-    """Split a goal over files, work on all parts at once and merge the answers into one."""
+    """Split a goal over files, or let the model plan it, work on all parts at once and merge the answers into one."""
 
 
 @command(swarm, "skep swarm cancel last", runs="swarm_session.cancel_run")

@@ -23,7 +23,7 @@ from skep.report.swarm import split_lines
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask_merging import answer_of, ask_document, plan_document
-from skep.swarm.ask_split import GoalSplit, find_sources, split_goal
+from skep.swarm.ask_split import MOST_PLANNED, GoalSplit, find_sources, plan_goal, split_goal
 from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task
 from skep.swarm.results_file import ResultsFile
 from skep.swarm.store import check_output_free, create_run, failed_tasks, run_to_resume
@@ -175,21 +175,29 @@ def run_ask(options: AskOptions) -> int:
     goal, order = options.goal.strip(), _order_of(options)
     if options.output is not None:
         options.output.checked()
-    if not goal or not options.files:
-        example = 'skep swarm ask "Summarise each file" "docs/*.md"'
-        raise UserError("no files are named" if goal else "the goal is empty", hint=example)
+    if not goal:
+        raise UserError("the goal is empty", hint='skep swarm ask "Summarise each file" "docs/*.md"')
+    if not options.files and options.chunk_tokens is not None:
+        raise UserError("--chunk-tokens cuts files, and no files are named", hint="leave it out, or name files")
     key = options.key()
-    sources = find_sources(Path(), options.files, outside=True)
-    note(*(f"left out of {len(sources.left_out)}: {name} ({why})" for name, why in sources.left_out[:5]))
+    sources = find_sources(Path(), options.files, outside=True) if options.files else None
+    left_out = () if sources is None else sources.left_out
+    note(*(f"left out of {len(left_out)}: {name} ({why})" for name, why in left_out[:5]))
 
     async def prepared() -> tuple[GoalSplit, str | None]:
         """A plan has to be had before the tasks run."""
-        endpoint, down = (await options.find(), None) if options.by_model else await _found(options)
+        if sources is None:
+            endpoint = await options.find()
+            most = MOST_PLANNED if options.agents is None else min(options.agents, MOST_PLANNED)
+            tokens, within_s = options.max_tokens, order.timeout_s
+            split = await plan_goal(goal, endpoint, most=most, max_tokens=tokens, timeout_s=within_s, say=note)
+            return split, endpoint.model
+        found, down = (await options.find(), None) if options.by_model else await _found(options)
         if down is not None:
             note(f"{down}; skep waits for it")
         told = _taken(options, "by_model chunk_tokens max_tokens")
-        split = await split_goal(goal, sources, endpoint, **told, timeout_s=order.timeout_s, say=note)
-        return split, options.model if endpoint is None else endpoint.model
+        split = await split_goal(goal, sources, found, **told, timeout_s=order.timeout_s, say=note)
+        return split, options.model if found is None else found.model
 
     split, model = _before_sending(prepared)
     note(*split_lines(split, merge=options.merge))

@@ -169,7 +169,8 @@ def split_lines(split: GoalSplit, *, merge: bool) -> list[str]:
         refs = [piece.ref for piece in part.pieces]
         more = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
         tokens = int(part.chars / sizes.chars_per_token)
-        lines.append(f"  {one_line(part.id, 40)}: {one_line(part.objective, 70)}; {refs[0]}{more}, {tokens:,} tokens")
+        about = f"{refs[0]}{more}, " if refs else ""
+        lines.append(f"  {one_line(part.id, 40)}: {one_line(part.objective, 70)}; {about}{tokens:,} tokens")
     if len(split.parts) > ROWS_SHOWN:
         lines.append(f"  and {len(split.parts) - ROWS_SHOWN} more")
     prompts = int(sum(part.chars for part in split.parts) / sizes.chars_per_token)

@@ -1,4 +1,4 @@
-"""Splits a goal over files: by rule, or by the model.
+"""Splits a goal over files: by rule, or by the model. A goal without files is split by the model alone.
 
 By rule, the goal is asked of every piece of every file. What a model plans is checked before anything runs, and a plan
 that cannot be carried out is sent back once; after that, or after a time, the rule stands in for it and says so.
@@ -205,6 +205,7 @@ MOST_ANSWER = 2_048
 PROMPT_TOKENS = 350  # of what stands around the material
 LEAST_PLAN, MOST_PLAN = 256, 4_096  # tokens of a plan, with room for a model that thinks first
 MOST_TASKS = 5_000
+MOST_PLANNED = 64  # tasks of a goal without files
 TEMPERATURE = 0.2  # the same goal should give about the same answer
 
 
@@ -218,7 +219,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class GoalPart(msgspec.Struct, frozen=True):
-    """One task of the split: an objective, and the pieces of files that it is about."""
+    """One task of the split: an objective, and the pieces of files that it is about; none of a goal without files."""
 
     id: str
     objective: str
@@ -230,6 +231,9 @@ class GoalPart(msgspec.Struct, frozen=True):
 
     def task(self, sizes: Sizes) -> Task:
         """Return a task that holds its material: no file is read again when the run is resumed."""
+        if not self.pieces:
+            messages = messages_of("part_without_files", objective=self.objective)
+            return Task(self.id, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE)
         texts = [("file {0}, lines {2}".format(*one.ref.rpartition(":")), one.text) for one in self.pieces]
         messages = messages_of("part", objective=self.objective, material=material(texts))
         return Task(self.id, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE)
@@ -316,18 +320,38 @@ async def split_by_model(
     goal: str, sources: Sources, sizes: Sizes, line: SwarmClient, context: int | None, timeout_s: float, say: Say
 ) -> GoalSplit:
     """Ask for a plan, and once more with what was wrong with it; by rule where none can be used within the time."""
+    asked = PlanRequest(
+        planner_messages(goal, sources, sizes),
+        "ask_plan_schema.json",
+        lambda plan: split_of(plan, goal, sources, sizes),
+    )
+    split, why = await _planned(asked, line, context, timeout_s, say)
+    return split or split_by_rule(goal, sources, sizes, why[:400])
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """What a model is asked for a plan with. `split_of` raises UserError for a plan that cannot be carried out."""
+
+    messages: tuple[dict[str, str], ...]
+    schema: str  # a file of this package
+    split_of: Callable[[Any], GoalSplit]
+
+
+async def _planned(
+    asked: PlanRequest, line: SwarmClient, context: int | None, timeout_s: float, say: Say
+) -> tuple[GoalSplit | None, str]:
+    """Return the split that the model plans; None, and why, where no plan can be used."""
     most = max(LEAST_PLAN, min((context or MOST_PLAN) // 4, MOST_PLAN))
-    messages = planner_messages(goal, sources, sizes)
     found: list[GoalSplit] = []
 
     def fault(plan: Any) -> str | None:
         try:
-            found.append(split_of(plan, goal, sources, sizes))
+            found.append(asked.split_of(plan))
         except UserError as error:
             return error.message
         return None
 
-    task, why = Task("plan", messages, most, 0.0, _packaged("ask_plan_schema.json")), ""
+    task, why = Task("plan", asked.messages, most, 0.0, _packaged(asked.schema)), ""
     try:
         async with asyncio.timeout(timeout_s), AnswerChecker(fault) as checking:
             work = ChatWorker(line, checking, SwarmRunOptions())
@@ -337,11 +361,42 @@ async def split_by_model(
                 say(f"the model's plan cannot be used ({why[:200]}): asking once more")
                 came = await work.attempt(task, 2, why)
         if came.error_kind is None:
-            return found[-1]
+            return found[-1], ""
         why = came.error or "" if came.error_kind == REJECTED else f"the model did not answer: {came.error}"
     except TimeoutError:
         why = f"the model gave no plan within {format_seconds(timeout_s)}"
-    return split_by_rule(goal, sources, sizes, why[:400])
+    return None, why
+
+
+async def plan_goal(
+    goal: str, endpoint: Endpoint, *, most: int, max_tokens: int | None, timeout_s: float, say: Say
+) -> GoalSplit:
+    """Split a goal without files into at most `most` tasks that the model plans; one task where no plan can be used."""
+    async with aclosing(SwarmClient(endpoint, timeout_s=timeout_s)) as line:
+        context = await context_of(line)
+        sizes = sizes_of(context, CHARS_PER_TOKEN, chunk_tokens=None, max_tokens=max_tokens)
+        within = format_seconds(timeout_s)
+        say(f"{endpoint.model} at {endpoint.url} is asked for a plan; after {within} the goal is one task")
+
+        def split_of_goal(plan: Any) -> GoalSplit:
+            parts = [_goal_part(number, one) for number, one in enumerate(plan["tasks"], 1)]
+            if len(parts) > most:
+                raise UserError(f"the plan has {len(parts)} tasks, and at most {most} were asked for")
+            return GoalSplit(_checked(parts), sizes, by_model=True)
+
+        messages = messages_of("plan_without_files", goal=goal, most=most)
+        asked = PlanRequest(messages, "ask_goal_schema.json", split_of_goal)
+        split, why = await _planned(asked, line, context, timeout_s, say)
+        return split or GoalSplit((GoalPart("1", goal, ()),), sizes, by_model=False, why=why[:400])
+
+
+def _goal_part(number: int, planned: Any) -> GoalPart:
+    return GoalPart(_task_id(number, planned), planned["objective"].strip(), ())
+
+
+def _task_id(number: int, planned: Any) -> str:
+    told = str(planned.get("id") or "").strip()[:80]
+    return told if told.isprintable() and told else str(number)
 
 
 def planner_messages(goal: str, sources: Sources, sizes: Sizes) -> tuple[dict[str, str], ...]:
@@ -355,8 +410,7 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
     parts: list[GoalPart] = []
     named: set[str] = set()
     for number, one in enumerate(plan["tasks"], 1):
-        objective, told = one["objective"].strip(), str(one.get("id") or "").strip()[:80]
-        name = told if told.isprintable() and told else str(number)
+        objective, name = one["objective"].strip(), _task_id(number, one)
         files = _named(one["files"], list(sources.texts), name)
         named.update(files)
         pieces = [piece for file in files for piece in pieces_of(file, sources.texts[file], sizes.chunk_chars)]
