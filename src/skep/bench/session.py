@@ -39,6 +39,7 @@ from skep.wire.prometheus import parse_metrics
 
 FLUSH_EVERY_S = 0.5  # of rows to the store
 TICK_S = 0.25  # of the progress
+NAMES_ONLY = ("model_path", "preset")  # of what an endpoint tells: they change nothing of what runs there
 GATEWAYS_OWN = "skep_build_info"
 WINDOW_S = 3.0  # over which the present speed is told
 WARM_UP_TOKENS, WARM_UP_BATCHES = 16, 12
@@ -54,7 +55,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 def fingerprint_of(what: Sequence[Any], endpoint: Endpoint, host: HostFacts) -> str:
     """Equal for repeats of `what` on the same model, engine and machine; the endpoint's address may differ."""
-    engine = {name: value for name, value in endpoint.engine.items() if name != "model_path"}
+    engine = {name: value for name, value in endpoint.engine.items() if name not in NAMES_ONLY}
     text = json.dumps([*what, endpoint.model, engine, lasting_json(host)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

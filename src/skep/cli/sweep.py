@@ -15,18 +15,20 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import SweepSummary
 from skep.bench.open_loop import OpenPlan, run_open
+from skep.bench.published import published_shares
 from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import kept_words, load_run
 from skep.bench.sweep import MOST_AGENTS, SweepPlan, run_sweep
 from skep.bench.tasks import Shape, TaskMaker, Workload, calibrate_on
 from skep.cli.bench import ABOptions, OpenOptions, SerialVsSwarmOptions, SweepOptions, WorkloadOptions
 from skep.cli.options import EndpointOptions, Interrupted, existing, run_measuring
+from skep.config.presets import find_preset, presets_folder
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, user_paths
 from skep.report.liveview import LevelLines, level_frame, progress_view
-from skep.report.sweep_text import cut_answers, failure_reasons, headline, print_summary, shortfalls
+from skep.report.sweep_text import cut_answers, failure_reasons, headline, print_summary, published_words, shortfalls
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
@@ -91,8 +93,20 @@ def run_sweep_command(options: SweepOptions) -> None:
     """Raise EndpointError where requests failed: the exit code is 1."""
     plan = plan_of(options)
     summary = measure(plan, options, as_json=options.as_json)
-    note(*shortfalls(plan, summary), *cut_answers(plan, summary))
+    note(*shortfalls(plan, summary), *cut_answers(plan, summary), *_of_published(summary))
     show(summary, price=options.price, as_json=options.as_json)
+
+
+def _of_published(summary: SweepSummary) -> list[str]:
+    """Return the share of the published figures where a deployment of skep serves a preset; else nothing."""
+    paths = user_paths(os.environ)
+    with open_store(paths.store, read_only=True) as store:
+        name = store.run(summary.run_id).engine.get("preset")
+    preset = find_preset(name, presets_folder(paths)) if isinstance(name, str) else None
+    shares = published_shares(preset, summary) if preset is not None else []
+    if preset is None or not shares:
+        return []
+    return [published_words(preset.name, shares, simulated=summary.simulated)]
 
 
 def run_swarm_command(options: SerialVsSwarmOptions) -> None:

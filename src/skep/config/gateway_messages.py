@@ -37,6 +37,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     setup: Mapping[str, Any] = {}  # how skep started it: the checkpoint, and what decides about its speed
     checks: Mapping[str, Any] = {}  # by name, what agents need of it: a state ("ok", "warning", "unknown") and a text
     modalities: tuple[str, ...] = ("text",)  # what it reads
+    preset: str | None = None  # that it was made from
 
     def __repr__(self) -> str:
         """Return it without the key: this text may end in a log."""

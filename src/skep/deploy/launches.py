@@ -43,7 +43,7 @@ READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and 
 FROM_HUB = ("vllm", "sglang")  # they read folders of the hub's form
 NO_WEIGHTS = ("fake", "simulated")
 _ALIKE = ("engine", "slots", "context_tokens", "extra", "reserve", "soft_slots", "about", "options", "env", "binary",
-          "pinned", "idle_unload_s")  # fmt: skip  # what a launch has as its table says it
+          "pinned", "idle_unload_s", "preset")  # fmt: skip  # what a launch has as its table says it
 KV_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
             "iq4_nl": 18 / 32}  # fmt: skip  # a value
 

@@ -77,6 +77,7 @@ class Launch(msgspec.Struct, frozen=True):
     host: str = HOST  # the address that the engine binds
     api_key: str = ""  # that the engine wants to see, where others can reach it
     place: PlacementRequest | None = None  # it stands on some node of a cluster; None: here
+    preset: str | None = None  # that it was made from
 
     def __repr__(self) -> str:
         """Return it without its key: this text may end in a log."""
@@ -91,7 +92,7 @@ class Launch(msgspec.Struct, frozen=True):
         """Return whether what serves the one can serve the other: they differ only in what the gateway is told."""
         told: dict[str, Any] = {
             "reserve": 0, "soft_slots": None, "health_path": None, "room": (), "on_demand": False, "pinned": False,
-            "idle_unload_s": None,
+            "idle_unload_s": None, "preset": None,
         }  # fmt: skip
         if self.url is not None:
             told["slots"] = 0

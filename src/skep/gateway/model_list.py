@@ -43,6 +43,8 @@ def serving_document(proxy: Proxy, model: str, specs: list[ReplicaSpec], context
     if specs and specs[0].setup and all(spec.setup == specs[0].setup for spec in specs):
         # Without keys only this machine's own programs ask, and `skep calibrate` reads the checkpoint's files.
         serving["setup"] = without_folders(specs[0].setup) if proxy.guarded else specs[0].setup
+    if specs and specs[0].preset and all(spec.preset == specs[0].preset for spec in specs):
+        serving["preset"] = specs[0].preset
     if checks := worst_checks(specs):
         serving["checks"] = checks
     if (state := proxy.unloaded.states.get(model)) is not None:

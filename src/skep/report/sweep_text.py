@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import Clock, LevelSummary, Promise, SearchEnd, Speedup, SweepSummary
+from skep.bench.published import PublishedShare
 from skep.bench.summary import FEWEST_TASKS_EACH, cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
 from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
@@ -378,6 +379,22 @@ def cut_answers(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     if plan.quick:
         return [f"quick: {what}; real answers are longer and fill the KV cache: leave --quick out to measure them"]
     return [f"{what}; --output-tokens N lets them be longer"]
+
+
+def published_words(preset: str, shares: Sequence[PublishedShare], *, simulated: bool) -> str:
+    """Return in one line what share of a preset's published figures was reached."""
+    told = ", ".join(
+        f"{percent(100 * one.share)} of {number(one.figure.tok_s)} at C={one.figure.concurrency}" for one in shares
+    )
+    words = f"{'SIMULATED ' if simulated else ''}share of the tok/s that {preset} has published: {told}"
+    odd = next((one for one in shares if not one.same_lengths), None)
+    if odd is None:
+        return words
+    lengths = (odd.figure.input_tokens, odd.figure.output_tokens)
+    published = " and ".join(UNKNOWN if length is None else f"{length:,}" for length in lengths)
+    own = " and ".join(number(length, digits=0) for length in (odd.input_tokens, odd.output_tokens))
+    repeat = f"`skep presets show {preset}` has the sweep that repeats its load"
+    return f"{words}; its lengths are {published} tokens in and out, here {own}: {repeat}"
 
 
 def headline(plan: SweepPlan, endpoint: Endpoint) -> str:

@@ -364,5 +364,5 @@ def replica_spec(member: ReplicaMember, *, draining: bool = False) -> ReplicaSpe
         own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
         health_path=launch.health_path or engine.health_path, draining=draining,
         context=started.context_tokens or None, authorization=started.authorization, setup=speed,
-        checks=check_documents(member.checks), modalities=modalities_of(started),
+        checks=check_documents(member.checks), modalities=modalities_of(started), preset=started.preset,
     )  # fmt: skip

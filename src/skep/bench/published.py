@@ -1,0 +1,75 @@
+"""A preset's published figures beside those that were measured. Pure.
+
+Published figures are their author's, of another machine. Only a load of the same lengths repeats them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from skep.bench.metrics import LevelSummary, SweepSummary
+from skep.catalog.presets import Preset, Published
+
+ALIKE = 0.1  # lengths that differ by no more are the same
+
+
+class PublishedShare(msgspec.Struct, frozen=True):
+    """One published figure with what a level of a sweep reached of it."""
+
+    figure: Published
+    measured_tok_s: float
+    input_tokens: float | None  # means of the level
+    output_tokens: float | None
+
+    @property
+    def share(self) -> float:
+        return self.measured_tok_s / self.figure.tok_s
+
+    @property
+    def same_lengths(self) -> bool:
+        return _is_alike(self.figure.input_tokens, self.input_tokens) and _is_alike(
+            self.figure.output_tokens, self.output_tokens
+        )
+
+
+def published_shares(preset: Preset, summary: SweepSummary) -> list[PublishedShare]:
+    """Return a share for each level that has a published figure; of several figures, that of the same lengths."""
+    found = []
+    for level in summary.levels:
+        figures = [figure for figure in preset.published if figure.concurrency == level.concurrency]
+        shares = [share for figure in figures if (share := _share(figure, level)) is not None]
+        if shares:
+            found.append(max(shares, key=lambda share: share.same_lengths))
+    return found
+
+
+def usual_lengths(preset: Preset) -> tuple[int, int] | None:
+    """Return the prompt and answer lengths that most of its figures have; None: its author does not say."""
+    lengths = Counter(
+        (figure.input_tokens, figure.output_tokens)
+        for figure in preset.published
+        if figure.input_tokens is not None and figure.output_tokens is not None
+    )
+    return lengths.most_common(1)[0][0] if lengths else None
+
+
+def measured_as(figure: Published, level: LevelSummary) -> float | None:
+    """Return what the level measured, counted as the figure is; None: it is not known."""
+    if figure.metric == "combined":
+        return level.combined_tok_s
+    if figure.metric == "decode":
+        return None if level.task_tok_s is None else level.concurrency * level.task_tok_s
+    return level.effective_tok_s
+
+
+def _share(figure: Published, level: LevelSummary) -> PublishedShare | None:
+    tok_s = measured_as(figure, level)
+    if tok_s is None or level.client_limited:
+        return None
+    return PublishedShare(figure, tok_s, level.prompt_tokens, level.output_tokens_each)
+
+
+def _is_alike(published: int | None, measured: float | None) -> bool:
+    return published is not None and measured is not None and abs(measured - published) <= ALIKE * published
