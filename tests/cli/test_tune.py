@@ -149,6 +149,30 @@ def interrupted(words, line):
     return said
 
 
+ONE_3090 = ("qwen3.6-27b", "--gpu", "rtx-3090", "--simulate", "--seed", "1", "--knobs", "mtp")
+
+
+@pytest.mark.parametrize(
+    ("goal", "begin", "peak"),
+    [("effective_tok_s@1", "plan", {3}), ("effective_tok_s@1", "safe", {3, 4}), ("effective_tok_s@4", "safe", {2, 3})],
+)
+def test_draft_depth_runs_to_its_peak_and_takes_the_memory_share_along(goal, begin, peak):
+    """SIMULATED: one RTX 3090. From a safe start no draft fits into 85 % of the card."""
+    done = tune(*ONE_3090, "--goal", goal, "--from", begin, "--budget", "2h", "--json", check=0)
+    stages = done.json["stages"]
+    looked_at = {stage["config"]["mtp"] for stage in stages if stage["figure"] is not None}
+    assert {min(peak), max(peak) + 1} <= looked_at
+    assert done.json["best"]["config"]["mtp"] in peak
+    assert "memory_share" in done.err
+    assert "only where another change does not fit without it" in done.err
+
+
+def test_a_tuning_that_could_start_nothing_says_why():
+    done = tune(*ONE_3090, "--from", "safe", "--skip", "memory_share", check=0)
+    assert "mtp 1, 2, 3, 4, 5, 6, 7, 8 did not start: " in done.err
+    assert "needs 20.4 GiB a card, rtx-3090 gives 20.0 GiB; memory_share is not among the knobs" in done.err
+
+
 def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
     """Exit code 130, as of every command that is stopped."""
     said = interrupted(

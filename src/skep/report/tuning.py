@@ -275,7 +275,8 @@ def say_what_begins(ready: PreparedTuning) -> None:
     note("values to try:")
     for knob in tuning.knobs:
         others = (value_words(value) for value in knob.values if value != tuning.baseline.get(knob.name))
-        note(f"  {knob.name} {', '.join(others)}")
+        along = " (only where another change does not fit without it)" if knob.along else ""
+        note(f"  {knob.name} {', '.join(others)}{along}")
     kind = "of virtual time" if tuning.simulated else "at most"
     note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
 

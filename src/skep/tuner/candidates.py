@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from skep.tuner.measurements import Belief, Measurements
 from skep.tuner.predictions import Predictor
-from skep.tuner.records import KnobChange, KnobConfig, Value
+from skep.tuner.records import Knob, KnobChange, KnobConfig, Value
 
 STARTS = 2  # of either side, before anything is accepted or nothing could be read
 FEWEST, MOST = 3, 8  # readings of a start that decides
@@ -185,7 +185,8 @@ class Chooser:
 
     def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
         """On a ladder a peak is believed only beside neighbours that were looked at as often as it was."""
-        for knob in (self._knobs[name] for name in names if self._knobs[name].ordered):
+        ladders = (knob for name in names if (knob := self._knobs[name]).ordered and not knob.along)
+        for knob in ladders:
             place = knob.values.index(config[knob.name])
             for rung in (*knob.values[max(0, place - 1) : place], *knob.values[place + 1 : place + 2]):
                 beside = config.turned({knob.name: rung})
@@ -246,8 +247,11 @@ class Chooser:
                 yield Move(config, changes, belief, trust)
 
     def _singles(self, incumbent: KnobConfig) -> Iterator[Move]:
-        for knob in self._knobs.values():
+        for knob in self._turned_alone():
             yield from self._moves((incumbent.turned({knob.name: value}) for value in knob.values), incumbent)
+
+    def _turned_alone(self) -> Iterator[Knob]:
+        return (knob for knob in self._knobs.values() if not knob.along)
 
     def _further(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[Move]:
         """Yield what is looked at when no single change promises anything: pairs, and several at once."""
@@ -271,7 +275,7 @@ class Chooser:
 
     def _leaps(self, incumbent: KnobConfig) -> Iterator[KnobConfig]:
         """For values that are refused from here, and for those that died here: with something else turned as well."""
-        for name, value in ((knob.name, value) for knob in self._knobs.values() for value in knob.values):
+        for name, value in ((knob.name, value) for knob in self._turned_alone() for value in knob.values):
             alone = incumbent.turned({name: value})
             wanted = self._book.is_narrow(alone) or 1 <= self._book.deaths(name, value) < _DETOURS
             if not wanted or not self._book.is_refused(alone):

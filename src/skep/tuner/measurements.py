@@ -261,6 +261,11 @@ class Measurements:
         """That gave a figure."""
         return sum(bool(start.figures) for start in self.starts(config))
 
+    @property
+    def configs(self) -> Iterable[KnobConfig]:
+        """That were started."""
+        return self._starts.keys()
+
     def starts(self, config: KnobConfig) -> Sequence[ServerStart]:
         return self._starts.get(config, ())
 

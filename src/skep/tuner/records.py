@@ -81,6 +81,7 @@ class Knob(msgspec.Struct, frozen=True):
     ordered: bool = False
     alters_answers: bool = False  # a faster value may answer worse: the quality guard looks before it is accepted
     expected: float = 0.02  # share gained by turning it, where nobody can foresee it
+    along: bool = False  # it is turned only together with another one that does not fit without it
 
 
 class ConfigFailure(msgspec.Struct, frozen=True):

@@ -32,7 +32,9 @@ from skep.tuner.records import (
     StageDecision,
     TuneGoal,
     TuneStage,
+    Value,
     changes_words,
+    value_words,
 )
 from skep.tuner.summary import limit_words, speed_words
 
@@ -134,7 +136,7 @@ class KnobSearch:
                 return None
             return JudgeRequest(self.baseline, self._trial.config)  # not the step before: small losses would add up
         if (chosen := self.chooser.choose(self.incumbent)) is None:
-            self.ended = "no promising change is left"
+            self.ended = "; ".join(["no promising change is left", *self._never_started()])
             return None
         if isinstance(chosen, Move):
             self._trial = self._trial_of(chosen.config, self.chooser.grain)
@@ -147,6 +149,31 @@ class KnobSearch:
             return None
         words = f"a first look at {'; '.join(changes_words(one, self.incumbent) for one in chosen)}"
         return MeasureRequest((self.incumbent, *chosen), SCREENED, "screen", words)
+
+    def _never_started(self) -> list[str]:
+        """Return for each knob which of its values were never up, and why the first of them was not."""
+        told = []
+        for knob in self._space.knobs:
+            values = [value for value in knob.values if not self._was_up(knob.name, value)]
+            if values and not knob.along:
+                reason = self._reason_against(self.incumbent.turned({knob.name: values[0]}))
+                words = ", ".join(map(value_words, values))
+                told += [f"{knob.name} {words} did not start: {reason}"] if reason is not None else []
+        return told
+
+    def _was_up(self, knob: str, value: Value) -> bool:
+        return any(config.get(knob) == value and self._book.counted_starts(config) for config in self._book.configs)
+
+    def _reason_against(self, config: KnobConfig) -> str | None:
+        """None: nothing is, it only promised too little."""
+        failed = next((failure for known, failure in self._book.failures if known == config), None)
+        reason = failed.cause if failed is not None else self._space.refusal(config)
+        if reason is None:
+            return "another one left more memory free and ran out of it" if self._book.is_narrow(config) else None
+        spare = self._space.spare_bytes(config)
+        is_short = failed.is_of_memory if failed is not None else spare is not None and spare < 0
+        knobs = {knob.name for knob in self._space.knobs}
+        return f"{reason}; memory_share is not among the knobs" if is_short and "memory_share" not in knobs else reason
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
         configs = (trial.config,) if trial.alone else (self.incumbent, trial.config)

@@ -42,7 +42,7 @@ from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.knobs import TuneMachine, apply_config, config_of, space_of
+from skep.tuner.knobs import DRAFTS, TuneMachine, apply_config, config_of, space_of
 from skep.tuner.predictions import Predictor
 from skep.tuner.presets import baseline_of, prepared
 from skep.tuner.records import METRICS, Knob, KnobConfig, TuneGoal, Tuning
@@ -207,8 +207,14 @@ def _check(space: Predictor, tuning: Tuning) -> None:
         raise UserError(f"--budget {format_seconds(tuning.budget_s)} is too short for one trial", hint=hint)
 
 
+SHARE = "memory_share"
+_NEED_MEMORY = {*DRAFTS, "slots", "kv", "graphs", "batched_tokens", "layout"}
+
+
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
-    """Return those of `--knobs`, all where it is not given, without those of `--skip`."""
+    """Return those of `--knobs`, all where it is not given, without those of `--skip`.
+
+    What needs memory takes the share of the cards along."""
     names = {knob.name for knob in knobs}
     wanted, left_out = ({word.strip() for word in (text or "").split(",")} - {""} for text in (only, skip))
     if unknown := sorted((wanted | left_out) - names):
@@ -217,6 +223,8 @@ def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> t
     kept = tuple(knob for knob in knobs if (not wanted or knob.name in wanted) and knob.name not in left_out)
     if not kept:
         raise UserError("no knob is left to tune", hint=f"there are {', '.join(names)}" if names else "it has none")
+    if wanted & _NEED_MEMORY and SHARE not in wanted | left_out:
+        kept += tuple(replace(knob, along=True) for knob in knobs if knob.name == SHARE)
     return kept
 
 
