@@ -167,6 +167,15 @@ def test_draft_depth_runs_to_its_peak_and_takes_the_memory_share_along(goal, beg
     assert "only where another change does not fit without it" in done.err
 
 
+def test_it_says_before_it_begins_how_many_changes_there_is_room_for():
+    """SIMULATED: an hour on one RTX 3090, which starts in two minutes."""
+    done = tune(*ONE_3090[:-2], "--from", "safe", "--json", check=0)
+    room = int(re.search(r"room for about (\d+) changes: a first look at one takes about 2 min", done.err)[1])
+    tried = len(done.json["stages"]) - 1
+    assert 6 <= room <= tried
+    assert done.err.index("room for about") < done.err.index("step 0 baseline")
+
+
 def test_a_tuning_that_could_start_nothing_says_why():
     done = tune(*ONE_3090, "--from", "safe", "--skip", "memory_share", check=0)
     assert "mtp 1, 2, 3, 4, 5, 6, 7, 8 did not start: " in done.err

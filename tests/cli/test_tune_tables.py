@@ -61,7 +61,8 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 
 def test_knobs_are_chosen_by_name_and_an_slo_that_nothing_kept_is_told_with_how_near_the_best_came():
     assert choose_knobs(KNOBS, None, None) == KNOBS
-    assert [one.name for one in choose_knobs(KNOBS, "mtp, slots", "mtp")] == ["slots"]
+    assert [one.name for one in choose_knobs(KNOBS, "mtp, slots", "mtp")] == ["slots", "memory_share"]
+    assert [one.name for one in choose_knobs(KNOBS, "slots", "memory_share")] == ["slots"]
     with pytest.raises(UserError, match="`slot` is not a knob here") as told:
         choose_knobs(KNOBS, "slot", None)
     assert "slots" in told.value.hint

@@ -183,3 +183,44 @@ def test_values_that_only_work_together_are_found():
     search = KnobSearch(effects, records.KnobConfig.of({"graphs": False, "slots": 8}), GOAL, budget_s=20 * HOURS)
     searched(search, KnownBench(effects))
     assert search.incumbent == records.KnobConfig.of({"graphs": True, "slots": 2})
+
+
+SLOW_START = {"start_seconds": 120.0, "reading_seconds": 12.0}  # as vLLM on one card
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_hour_on_a_card_that_starts_in_two_minutes_tries_at_least_six_changes(seed):
+    effects = effects_of(GRAPHS, SLOTS, DEPTH, KV)
+    vars(effects).update(SLOW_START)
+    search, bench = KnobSearch(effects, effects.baseline, GOAL, budget_s=HOURS), KnownBench(effects, seed)
+    announced = search.time_budget.changes()
+    searched(search, bench)
+    tried = len(search.stages) - 1
+    assert tried >= 6
+    assert announced >= 6
+    assert announced <= 2 * tried
+    assert search.time_budget.spent_s <= HOURS
+    assert bench.effects.truth(search.incumbent) > 1.5 * bench.effects.truth(effects.baseline)
+
+
+def test_where_time_is_tight_the_best_so_far_is_not_started_beside_a_first_look():
+    effects = effects_of(GRAPHS, SLOTS, DEPTH, KV)
+    vars(effects).update(SLOW_START)
+    search, bench = KnobSearch(effects, effects.baseline, GOAL, budget_s=HOURS), KnownBench(effects)
+    searched(search, bench)
+    looks = [request for request in bench.measured if request.purpose == "screen"]
+    assert looks
+    assert {len(request.configs) for request in looks} == {1}
+    assert search.stages[0].starts == 1
+    kept = stages_of(search, records.StageDecision.ACCEPTED)
+    assert kept
+    assert min(stage.starts for stage in kept) >= 2
+
+
+def test_where_time_is_tight_the_planners_best_change_is_looked_at_first():
+    effects = effects_of(GRAPHS, SLOTS, DEPTH, KV)
+    vars(effects).update(SLOW_START, foreseen={"kv": {"fp8": 1.3}, "graphs": {True: 1.1}})
+    search, bench = KnobSearch(effects, effects.baseline, GOAL, budget_s=HOURS), KnownBench(effects)
+    searched(search, bench)
+    first = next(request for request in bench.measured if request.purpose != "baseline")
+    assert first.configs[-1] == effects.baseline.turned({"kv": "fp8"})

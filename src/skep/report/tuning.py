@@ -279,6 +279,16 @@ def say_what_begins(ready: PreparedTuning) -> None:
         note(f"  {knob.name} {', '.join(others)}{along}")
     kind = "of virtual time" if tuning.simulated else "at most"
     note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
+    note(room_words(ready))
+
+
+def room_words(ready: PreparedTuning) -> str:
+    """Return how many changes the budget has room for, by what a start and a reading are expected to take."""
+    budget = ready.search().time_budget
+    changes = budget.changes()
+    many = f"about {changes} changes" if changes > 1 else "one change"
+    each = f"a first look at one takes about {format_seconds(budget.look_s)}"
+    return f"room for {many}: {each}, a decision side by side {format_seconds(budget.decision_s)}"
 
 
 def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:

@@ -23,11 +23,48 @@ FEWEST, MOST = 3, 8  # readings of a start that decides
 _FASTEST, _SLOWEST = 0.1, 10.0  # what is measured over what was expected
 
 
+SCREENED = 3  # readings of a start that only sorts
+TIGHT_LOOKS = 45  # a budget for fewer first looks than these is spent sparingly
+
+
 class TimeBudget:
-    def __init__(self, space: Predictor, budget_s: float) -> None:
-        self.budget_s, self.spent_s = budget_s, 0.0
+    """Where time is tight a start is read as seldom as is enough, and a first look is not beside the best so far.
+
+    Whether it is tight is settled once the baseline has shown how long things take."""
+
+    def __init__(self, space: Predictor, baseline: KnobConfig, budget_s: float) -> None:
+        self.budget_s = budget_s
+        self.spent_s = 0.0
         self._space = space
+        self._baseline = baseline
         self._pace = 1.0  # measured over expected seconds
+        self.is_tight = False
+        self.settle()
+
+    def settle(self) -> None:
+        self.is_tight = self.budget_s < TIGHT_LOOKS * self.look_s
+
+    @property
+    def look_s(self) -> float:
+        """That a first look at one configuration is expected to take."""
+        return self.seconds((self._baseline,), SCREENED)
+
+    @property
+    def decision_s(self) -> float:
+        """That a decision is expected to take: two starts of either side."""
+        return 2 * STARTS * self.seconds((self._baseline,), self.readings(self._baseline))
+
+    @property
+    def baseline_starts(self) -> int:
+        """Where time is tight the second one is that beside the first challenger."""
+        return 1 if self.is_tight else STARTS
+
+    def changes(self) -> int:
+        """Return how many changes the budget has room for, where of three that are looked at one is decided about."""
+        begin_s = self.baseline_starts * self.seconds((self._baseline,), self.readings(self._baseline))
+        looks = SIDE_BY_SIDE if self.is_tight else SIDE_BY_SIDE + 1
+        cycle_s = looks * self.look_s + self.decision_s
+        return max(1, int(SIDE_BY_SIDE * (self.budget_s - begin_s) / cycle_s))
 
     def learn(self, configs: Sequence[KnobConfig], readings: int, seconds: float) -> None:
         """What a request really took."""
@@ -41,6 +78,8 @@ class TimeBudget:
 
     def readings(self, config: KnobConfig) -> int:
         """As long as a start takes is measured: more readings would tell ever less than another start."""
+        if self.is_tight:
+            return FEWEST
         wanted = self._space.start_s(config) / max(0.1, self._space.reading_s(config))
         return min(MOST, max(FEWEST, round(wanted)))
 
@@ -105,6 +144,7 @@ class Grain(msgspec.Struct, frozen=True):
     rounds: int  # starts of either side, at most, for one decision
 
 
+TIGHT_GRAIN = Grain(0.01, 0.02, 1, 3)  # of a search in tight time: one look sorts out
 GRAINS = (Grain(0.004, 0.02, 2, 4), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0.005, 7, 16))
 
 
@@ -146,7 +186,11 @@ class Chooser:
 
     @property
     def grain(self) -> Grain:
-        return GRAINS[self._grain]
+        return self._grains[self._grain]
+
+    @property
+    def _grains(self) -> tuple[Grain, ...]:
+        return (TIGHT_GRAIN, *GRAINS) if self._time_budget.is_tight else GRAINS
 
     def close(
         self, changes: Iterable[KnobChange], incumbent: KnobConfig, *, same: bool = False, failed: bool = False
@@ -159,13 +203,14 @@ class Chooser:
         """Return one to decide about, or a few to sort; None: nothing promises anything."""
         while True:
             singles = list(self._singles(incumbent))
-            moves = self._ranked(singles, incumbent, self.grain.floor)
+            leaps = self._moves(self._leaps(incumbent), incumbent) if self._time_budget.is_tight else ()
+            moves = self._ranked([*singles, *leaps], incumbent, self.grain.floor)
             if not self._owed and max((move.hope for move in moves), default=0.0) < BOLD:
                 moves = self._ranked([*moves, *self._further(incumbent, singles)], incumbent, self.grain.floor)
             if moves or self._owed:
                 if chosen := self._chosen(moves):
                     return chosen
-            elif self._grain + 1 == len(GRAINS):
+            elif self._grain + 1 == len(self._grains):
                 return None
             else:
                 self._grain += 1
@@ -216,9 +261,14 @@ class Chooser:
         return tuple(chosen) or (moves[0] if moves else ())  # nothing: all that was owed is refused by now
 
     def _ranked(self, moves: Iterable[Move], incumbent: KnobConfig, floor: float) -> list[Move]:
-        """Return those that are open, by the expected gain a minute."""
+        """Return those that are open, by the expected gain a minute; where time is tight, the planner's word first."""
+        weight = 1.0 if self._time_budget.is_tight else 0.0
         hopeful = (move for move in moves if move.hope >= floor and not self._is_closed(move.changes, incumbent))
-        return sorted(hopeful, key=lambda move: move.hope / max(1e-6, self._minutes(move, incumbent)), reverse=True)
+
+        def worth(move: Move) -> float:
+            return (move.hope + weight * move.belief.mean) / max(1e-6, self._minutes(move, incumbent))
+
+        return sorted(hopeful, key=worth, reverse=True)
 
     def _is_decidable(self, move: Move) -> bool:
         """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by one."""

@@ -174,7 +174,7 @@ class StageDecision(StrEnum):
     FAILED = "failed"
     OVER_LIMIT = "over the SLO"
     ANSWERS_WORSE = "answers worse"
-    UNDECIDED = "not finished"  # time ran out
+    UNDECIDED = "not finished"  # time ran out, or was better spent
 
 
 class TuneStage(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
-from skep.tuner.candidates import STARTS, Chooser, Grain, Move, TimeBudget
+from skep.tuner.candidates import SCREENED, STARTS, Chooser, Grain, Move, TimeBudget
 from skep.tuner.measurements import Measurements, over_limit, paired, typical
 from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
@@ -86,7 +86,6 @@ class ConfigTrial:
             self.verdict = SequentialVerdict.SAME
 
 
-SCREENED = 3  # readings of a start that only sorts
 MOST_ALARMS = 2  # failures of what was accepted, before one goes back
 MOST_JUDGING_S, JUDGING_SHARE = 600.0, 0.1
 _SPENT = "the budget is spent"
@@ -100,7 +99,7 @@ class KnobSearch:
         self.failure: ConfigFailure | None = None  # of the baseline: nothing can be tuned
         self.ended: str | None = None  # why
         self._space = space
-        self.time_budget = TimeBudget(space, budget_s)
+        self.time_budget = TimeBudget(space, baseline, budget_s)
         self._book = Measurements(space, baseline)
         self.chooser = Chooser(self._book, self.time_budget)
         self._trial: ConfigTrial | None = None
@@ -109,6 +108,7 @@ class KnobSearch:
         self._judging_s = min(MOST_JUDGING_S, JUDGING_SHARE * budget_s)  # what it is expected to take
         self._before: list[KnobConfig] = []  # what was best before
         self._alarms: dict[KnobConfig, int] = {}
+        self._looks: dict[KnobConfig, ConfigTrial] = {}  # first looks that nothing was decided about yet
         self.request = self._next()  # None: the search is over
 
     # What is asked and answered
@@ -123,9 +123,16 @@ class KnobSearch:
             assert isinstance(request, MeasureRequest)
             self._took_round(request, answer)
         self.request = self._next() if self.failure is None else None
+        if self.request is None and self.time_budget.is_tight:
+            self._tell_looks()
+
+    def _tell_looks(self) -> None:
+        """A search that ends early has looked at more than it could decide about."""
+        for trial in list(self._looks.values()):
+            self._note(trial, StageDecision.UNDECIDED, "looked at once; something else promised more")
 
     def _next(self) -> BenchRequest | None:
-        if self._book.counted_starts(self.baseline) < STARTS and not self.stages:
+        if self._book.counted_starts(self.baseline) < self.time_budget.baseline_starts and not self.stages:
             words = f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
             return MeasureRequest((self.baseline,), self.time_budget.readings(self.baseline), "baseline", words)
         if self._trial is not None:
@@ -142,13 +149,16 @@ class KnobSearch:
             self._trial = self._trial_of(chosen.config, self.chooser.grain)
             self._trial.alone = len(self.chooser.measured_for(chosen.config, self.incumbent)) == 1
             return self._confirm(self._trial)
-        while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
+        tight = self.time_budget.is_tight
+        beside = () if tight else (self.incumbent,)
+        chosen = chosen[:1] if tight else chosen
+        while chosen and not self._affords((*beside, *chosen), SCREENED):
             chosen = chosen[:-1]
         if not chosen:
             self.ended = _SPENT
             return None
         words = f"a first look at {'; '.join(changes_words(one, self.incumbent) for one in chosen)}"
-        return MeasureRequest((self.incumbent, *chosen), SCREENED, "screen", words)
+        return MeasureRequest((*beside, *chosen), SCREENED, "screen", words)
 
     def _never_started(self) -> list[str]:
         """Return for each knob which of its values were never up, and why the first of them was not."""
@@ -201,9 +211,11 @@ class KnobSearch:
         if request.purpose == "baseline":
             self._took_baseline(answer)
             return
+        earlier = [start for start in self._book.starts(self.incumbent) if start.figures][-STARTS:]
         if self._trial is not None and self._trial.alone:
-            earlier = [start for start in self._book.starts(self.incumbent) if start.figures][-STARTS:]
             answer = replace(answer, starts=(earlier[len(self._trial.starts)], *answer.starts))
+        elif self.incumbent not in request.configs:  # a first look alone: beside the newest start of the best so far
+            answer = replace(answer, starts=(earlier[-1], *answer.starts))
         first, *others = answer.starts
         if first.failure is None and request.purpose == "confirm":
             self._took_confirmation(answer)
@@ -221,7 +233,9 @@ class KnobSearch:
         trial = ConfigTrial(self.baseline, self.baseline, self._book.noise, self.chooser.grain)
         trial.starts, trial.seconds = list(starts), self.time_budget.spent_s
         self.failure = answer.starts[0].failure
-        if self.failure is None and len(starts) < STARTS:
+        if len(starts) == 1:
+            self.time_budget.settle()
+        if self.failure is None and len(starts) < self.time_budget.baseline_starts:
             return
         if self.failure is None and self._book.figure(starts) is None:
             why = "no reading counts: the client was the limit, or nothing was answered"
@@ -231,7 +245,7 @@ class KnobSearch:
             self._fail(trial, self.failure)
             return
         self._book.settle(self.baseline)
-        self._note(trial, StageDecision.BASELINE, f"{len(starts)} starts")
+        self._note(trial, StageDecision.BASELINE, f"{len(starts)} start{'s' if len(starts) > 1 else ''}")
 
     def _took_screening(self, answer: MeasurementRound) -> None:
         grain = self.chooser.grain
@@ -244,6 +258,7 @@ class KnobSearch:
                     self._note(trial, StageDecision.SAME, speed_words(trial.starts, SequentialVerdict.SAME, None))
                     self.chooser.close(trial.changes, self.incumbent)
                 continue
+            self._looks[start.config] = trial
             belief = self._book.surrogate.gain(start.config, self.incumbent)
             seen_often = self._book.counted_starts(start.config) >= grain.screens
             if belief.hope < grain.floor or (seen_often and not self.chooser.is_promising(belief)):
@@ -255,8 +270,9 @@ class KnobSearch:
 
     def _looked_at(self, start: ServerStart, answer: MeasurementRound) -> ConfigTrial:
         """Return the trial of a first look: that is enough to say no, and never to say yes."""
+        assert isinstance(self.request, MeasureRequest)
         trial = self._trial_of(start.config, replace(self.chooser.grain, rounds=2))
-        trial.took(answer.starts[0], start, answer.seconds / len(answer.starts))
+        trial.took(answer.starts[0], start, answer.seconds / len(self.request.configs))
         return trial
 
     def _took_confirmation(self, answer: MeasurementRound) -> None:
@@ -362,6 +378,7 @@ class KnobSearch:
             runs=tuple(one.run_id for one in trial.starts if one.run_id is not None),
         )
         self.stages.append(stage)
+        self._looks.pop(trial.config, None)
 
     def _trial_of(self, config: KnobConfig, grain: Grain) -> ConfigTrial:
         trial = ConfigTrial(config, self.incumbent, self._book.noise, grain)
