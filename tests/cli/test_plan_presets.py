@@ -94,3 +94,13 @@ def test_slots_and_lengths_that_are_typed_go_into_plan_and_start_line():
 def test_a_preset_that_the_planner_calls_impossible_is_planned_with_a_caution():
     found = document("qwen3.6-27b-3090-turboquant")
     assert found["plans"][0]["caveats"][0].startswith("its author ran it, though by what skep knows ")
+
+
+def test_graphs_and_eager_can_be_asked_for_of_a_preset_and_of_a_model():
+    recorded = document(EAGER, "--graphs")
+    assert recorded["plans"][0]["graphs"] is True
+    assert recorded["plans"][0]["up"] == f"skep up {EAGER} --graphs"
+    assert recorded["preset"]["figures"] == []
+    eager = document("qwen3.6-27b", "--gpu", "2x rtx-3090", "--engine", "vllm", "--no-graphs")
+    assert {plan["graphs"] for plan in eager["plans"]} == {False}
+    assert all("--no-graphs" in plan["up"] and "--enforce-eager" in plan["launch"][0] for plan in eager["plans"])

@@ -279,3 +279,11 @@ def test_one_replica_of_a_preset_for_more_cards_can_be_shown_on_fewer(two_3090s)
 def test_a_preset_is_not_exported_for_other_cards_than_its_own():
     said = refused("export", EAGER, "--gpu", "rtx-3090", "--as", "shell")
     assert said.startswith(f"the preset `{EAGER}` says its cards itself | leave --gpu out")
+
+
+def test_eager_mode_is_carried_into_the_engine_and_into_the_simulated_rig(two_3090s):
+    assert serve_for(ServeRequest("Qwen/Qwen3-8B-AWQ", graphs=False)).options.graphs is False
+    assert serve_for(ServeRequest("qwen3.6-27b-2x3090-awq", graphs=False)).options.graphs is False
+    wanted = ServeRequest("qwen3-8b", gpu=("rtx-3090",), engine="vllm", graphs=False)
+    assert simulated_serve(wanted, user_paths(os.environ))[1]["about"].endswith("as vllm, eager")
+    assert "--no-graphs: the embedded engine has none" in refused("up", "smollm2-135m", "--no-graphs")

@@ -40,7 +40,7 @@ def up(options: ServeOptions) -> None:
         refuse_together("--cluster", gpus=options.gpus is not None, **{"engine-port": bool(options.engine_port)})
     serve = {**options.named("replicas", "slots", "threads"), "context_tokens": options.context}
     real = options.named("checkpoint", "gpus", "memory_share", "binary")
-    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "pp", "concurrency")
+    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "pp", "graphs", "concurrency")
     model = options.model
     served: tuple[Serve, ...] = ()
     if options.simulate:

@@ -27,14 +27,13 @@ class PlanOptions:
     PANELS: ClassVar[dict[str, str]] = {
         "GPUs": "gpu link",
         "Load and goal": "agents goal slo input_tokens output_tokens",
-        "Choices to pin": "engine version quant kv tp pp ep replicas slots context utilization spec vision",
+        "Choices to pin": "engine version quant kv tp pp ep replicas slots context utilization spec graphs vision",
     }
 
     model: Annotated[
         str,
         argument(
             "Model name from `skep catalog models`, a preset, or path of a config.json, its folder or a GGUF file.",
-            metavar="MODEL|PRESET",
         ),
     ]
     gpu: Annotated[tuple[str, ...], option(GPU_HELP, metavar="RIG")] = ()
@@ -68,6 +67,13 @@ class PlanOptions:
     context: Annotated[int | None, option("Pin the maximum sequence length in tokens.", min=64)] = None
     utilization: Annotated[float | None, option("Pin the share of GPU memory to fill: 0.9.", "--memory-share")] = None
     spec: Annotated[str | None, option("Pin speculative decoding: mtp:3, ngram:4 or none.")] = None
+    graphs: Annotated[
+        bool | None,
+        option(
+            "Record CUDA graphs, or run eager with --no-graphs (default: graphs; a preset's own choice).",
+            "--graphs/--no-graphs",
+        ),
+    ] = None
     vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.")] = False
 
 

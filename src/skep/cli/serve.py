@@ -33,8 +33,8 @@ class ServeOptions:
 
     PANELS: ClassVar[dict[str, str]] = {
         "Run": "embedded dry_run detach config fallback as_json",
-        "Layout": "replicas slots context concurrency engine checkpoint quant kv spec tp pp vision gpus memory_share "
-        "threads binary",
+        "Layout": "replicas slots context concurrency engine checkpoint quant kv spec tp pp graphs vision gpus "
+        "memory_share threads binary",
         "Gateway": "host port engine_port",
         "Simulation": "simulate gpu link",
         "Cluster": "cluster hive",
@@ -71,6 +71,13 @@ class ServeOptions:
     spec: Annotated[str | None, option("Speculative decoding, such as mtp:3, or none.")] = None
     tp: Annotated[int | None, option("Tensor-parallel size: GPUs that share each layer of a replica.", min=1)] = None
     pp: Annotated[int | None, option("Pipeline-parallel size: stages of a replica with their own GPUs.", min=1)] = None
+    graphs: Annotated[
+        bool | None,
+        option(
+            "Record CUDA graphs, or run eager with --no-graphs (default: the engine's, or the preset's).",
+            "--graphs/--no-graphs",
+        ),
+    ] = None
     vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.")] = False
     concurrency: Annotated[
         int | None, option("Number of agents to plan the layout for (default: 4).", "-c", "--concurrency", min=1)

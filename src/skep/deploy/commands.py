@@ -134,6 +134,7 @@ def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str
     words += ["--memory-share", f"{setup.utilization:g}"] if setup.utilization else []
     if setup.spec is not None or setup.model.mtp_layers:
         words += ["--spec", f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else "none"]
+    words += [] if setup.graphs else ["--no-graphs"]
     words += ["--vision"] if setup.vision and setup.engine == "vllm" and setup.model.vision_params else []
     return shlex.join(words)
 
@@ -235,6 +236,8 @@ def _preset_line(flags: PlanFlags) -> str:
     words = ["skep", "up", flags.model]
     for option, value in typed.items():
         words += [option, str(value)] if value is not None else []
+    if flags.graphs is not None:
+        words += ["--graphs" if flags.graphs else "--no-graphs"]
     return shlex.join(words)
 
 

@@ -58,6 +58,7 @@ class PlanFlags(PinnedSizes, frozen=True):
     quant: str | None = None
     kv: str | None = None
     spec: str | None = None
+    graphs: bool | None = None  # False: eager
     vision: bool = False
 
 
@@ -226,7 +227,8 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
     spec, no_spec = _speculation(flags.spec)
     sizes = {name: getattr(flags, name) for name in PinnedSizes.__struct_fields__}
     kv = find_kv(flags.kv) if flags.kv else None
-    return Pins(quant=quant, kv=kv, spec=spec, no_spec=no_spec, vision=flags.vision, **sizes)
+    graphs = flags.graphs is not False
+    return Pins(quant=quant, kv=kv, spec=spec, no_spec=no_spec, graphs=graphs, vision=flags.vision, **sizes)
 
 
 def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:

@@ -60,7 +60,8 @@ def lengths_of(preset: Preset) -> tuple[int, int] | None:
 def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
     """Return what `skep plan PRESET` answers. `flags`: as typed, with the preset's name where a model stands."""
     _refuse_pins(preset, flags)
-    preset = _with_flags(preset, flags)
+    published = preset
+    preset = _with_flags(published, flags)
     model, setup = _setup(preset)
     if flags.vision:
         setup = replace(setup, vision=True)
@@ -79,7 +80,8 @@ def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
         choice, caution = _choice(preset, setup, rig, goal, basis, own_cards=own_cards)
         choices.append(choice)
         cautions += caution
-    figures = tuple(_figures(preset, choices)) if own_cards else ()
+    is_unchanged = (preset.options, preset.replicas) == (published.options, published.replicas)
+    figures = tuple(_figures(preset, choices)) if own_cards and is_unchanged else ()
     beside = PresetAnswer(preset, figures, tuple(_cautions(preset, cautions)))
     told = tuple(dict.fromkeys(filter(None, notes)))
     found = ModelFound(model, checkpoint=preset.checkpoint)
@@ -98,6 +100,7 @@ def _with_flags(preset: Preset, flags: PlanFlags) -> Preset:
         preset.options,
         kv=find_kv(flags.kv).id if flags.kv else preset.options.kv,
         memory_share=flags.utilization or preset.options.memory_share,
+        graphs=preset.options.graphs if flags.graphs is None else flags.graphs,
     )
     return replace(
         preset,

@@ -62,6 +62,7 @@ class ServeRequest(msgspec.Struct, frozen=True):
     spec: str | None = None
     tp: int | None = None
     pp: int | None = None
+    graphs: bool | None = None
     vision: bool = False
     concurrency: int | None = None
     link: str | None = None
@@ -81,7 +82,9 @@ class ServeRequest(msgspec.Struct, frozen=True):
 
     def plan_flags(self, model: str, agents: int) -> PlanFlags:
         """Return it as `skep plan` gets it."""
-        given = self.given("link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "vision")
+        given = self.given(
+            "link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "graphs", "vision"
+        )
         given |= {"gpu": self.gpu, "utilization": self.memory_share, "engine": (self.engine,) if self.engine else ()}
         return PlanFlags(model, agents=agents, **given)
 
@@ -99,6 +102,9 @@ def serve_for(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Serve |
     if is_missing(wanted.model):
         raise UserError(f"`{wanted.model}` does not exist", hint="name a GGUF file, or a folder with config.json")
     if is_for_embedded(wanted):
+        if wanted.graphs is not None:
+            hint = "leave it out, or name another engine with --engine"
+            raise UserError(f"--{'' if wanted.graphs else 'no-'}graphs: the embedded engine has none", hint=hint)
         return None
     host = read_host()
     if host.gpus and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted, say):
@@ -301,7 +307,7 @@ def _told(serve: Serve, wanted: ServeRequest) -> Serve:
     """With what the command line says of any engine."""
     return replace(
         serve,
-        options=replace(serve.options, **wanted.given("memory_share", "kv")),
+        options=replace(serve.options, **wanted.given("memory_share", "kv", "graphs")),
         checkpoint=wanted.checkpoint or serve.checkpoint,
         gpus=parse_gpus(wanted.gpus) or serve.gpus,
         binary=wanted.binary or serve.binary,
