@@ -104,3 +104,9 @@ def test_graphs_and_eager_can_be_asked_for_of_a_preset_and_of_a_model():
     eager = document("qwen3.6-27b", "--gpu", "2x rtx-3090", "--engine", "vllm", "--no-graphs")
     assert {plan["graphs"] for plan in eager["plans"]} == {False}
     assert all("--no-graphs" in plan["up"] and "--enforce-eager" in plan["launch"][0] for plan in eager["plans"])
+
+
+def test_the_configuration_that_died_is_planned_with_what_its_author_saw():
+    plan = document("qwen2.5-coder-32b-2x3090-pcie")["plans"][0]
+    assert plan["caveats"][0].startswith("its author could not start it: SIGBUS while weights are loaded")
+    assert any("died with SIGBUS while loading a dense model" in caveat for caveat in plan["caveats"])

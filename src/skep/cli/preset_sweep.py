@@ -9,8 +9,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from skep.catalog.presets import Preset
 from skep.cli.bench import PresetsOptions
 from skep.cli.options import Interrupted, run_measuring
@@ -99,7 +97,7 @@ async def _measure_all(
                 result = await sweeps.measure(wanted, on_progress)
             results.append(result)
             if result.failure is not None:
-                note(f"{wanted.name} {result.failure.title}: {replace(result.failure, remedy=None)}")
+                note(f"{wanted.name} {result.failure.title}")
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def presets_document(results: Sequence[MeasuredPreset], *, simulated: bool, repo
 def broken_words(results: Sequence[MeasuredPreset]) -> str:
     """Return what the page says of the presets that have no curve on it."""
     broken = [f"{result.preset.name} {result.failure.title}" for result in results if result.failure is not None]
-    return f"Broken: {'; '.join(broken)}." if broken else ""
+    return f"Broken: {'; '.join(broken)}" if broken else ""
 
 
 def presets_page(store: Store, results: Sequence[MeasuredPreset]) -> str:
