@@ -30,7 +30,7 @@ class BenchOptions(EndpointOptions):
         "Load": "concurrency levels rate arrivals shape bank items delta tasks sample agents duration "
         "max_tokens fixed_output prompt_tokens turns think temperature seed",
         "Precision and time": "runs repeats precision budget quick warm_up timeout",
-        "Endpoint": "url model model_b key_env api",
+        "Endpoint": "url model models model_b key_env api",
         "Results": "slo threshold price store_prompts as_json",
     }
 
@@ -199,11 +199,17 @@ class MixedOptions(BenchOptions):
     levels: Annotated[
         str, option("Levels, of 1, 2, 3 and 5: the primary task with 0, 1, 2 or 4 side tasks.", "-c", "--concurrency")
     ] = "1,2,3,5"
+    models: Annotated[
+        str | None, option("Models to measure one after the other and compare, such as A,B; skep loads each.")
+    ] = None
 
 
-@command(bench, "skep bench mixed --repeats 5", runs="quality_run.run_mixed_command")
+@command(bench, "skep bench mixed --models gpt-oss-20b,qwen3-coder", runs="mixed_run.run_mixed_command")
 def mixed(options: MixedOptions) -> None:
-    """Measure a coding conversation with side tasks beside it. Every answer is executed to judge it."""
+    """Measure a coding conversation with side tasks beside it. Every answer is executed to judge it.
+
+    With --models, the models of one `skep up` are loaded one at a time, measured and compared.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

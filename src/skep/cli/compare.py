@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from skep.bench.compare import (
@@ -27,9 +25,9 @@ from skep.cli.sweep import level_view, levels_of, maker_for, sweep_plan
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
-from skep.quality.mixed_compare import MixedSide, compare_mixed, load_mixed
+from skep.quality.mixed_compare import MixedSide, load_mixed
 from skep.report.columns import print_records
-from skep.report.tables import CompareResult, ModelChoice, comparison_columns, group_by_level, print_tables
+from skep.report.tables import CompareResult, comparison_columns, group_by_level
 from skep.report.terminal import note, print_json
 from skep.store.database import open_store
 from skep.units import parse_positive_seconds, parse_share
@@ -63,41 +61,19 @@ def run_compare_command(options: CompareOptions) -> int:
 
 def compare_mixed_runs(sides: tuple[MixedSide, MixedSide], allowed: float, options: CompareOptions) -> int:
     """Print tables with a column a model and which does the work better. Return the exit code."""
-    from skep.report.mixed_comparison import (
-        comparison_sentences,
-        comparison_tables,
-        mixed_series,
-        verdict_sentence,
-        why_not_judged,
-        worse_answers,
-    )
+    from skep.report.mixed_comparison import judged_comparison, print_comparison
 
     a, b = sides
-    compared = compare_mixed(a, b, allowed)
-    if not compared.found:
+    judged = judged_comparison(a, b, allowed)
+    if not judged.compared.found:
         hint = "measure both with the same --concurrency"
         raise UserError(f"`{a.run.id}` and `{b.run.id}` have no level in common", hint=hint)
-    runs = mixed_series(sides)
-    sentences = [*comparison_sentences(runs, compared), verdict_sentence(compared)]
-    outcome = CompareResult(compared.found, compared.worse, allowed, worse_answers(compared))
-    if a.run.model != b.run.model:
-        outcome = ModelChoice(compared.found, (), allowed, (), compared.better, sentences.pop())
     note(*(f"SIMULATED: no model ran in {one.run.id}" for one in sides if one.run.simulated))
     if options.as_json:
-        mixed = {
-            "runs": [one.summary for one in sides],
-            "answers": compared.answers,
-            "better": compared.better,
-            "sentences": sentences,
-        }
-        return tell(outcome, (a.run.id, b.run.id), as_json=True, mixed=msgspec.to_builtins(mixed))
-    note("medians over repeats; B / A with its 95 % interval; = not distinguishable, ? not comparable")
-    for one in runs:
-        print(f"{one.letter}  {one.name}, run {one.run.id}")  # noqa: T201
-    print_tables(comparison_tables(runs, compared))
-    note(*why_not_judged(compared))
-    print("\n" + "\n".join([*sentences, outcome.words]))  # noqa: T201
-    return outcome.exit_code
+        print_json(judged.document())
+    else:
+        print_comparison(sides, judged)
+    return judged.outcome.exit_code
 
 
 def run_ab_command(options: ABOptions) -> int:
@@ -127,21 +103,11 @@ def run_ab_command(options: ABOptions) -> int:
     return tell(outcome, (duel.a.summary.run_id, duel.b.summary.run_id), as_json=options.as_json)
 
 
-def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool, mixed: dict[str, Any] | None = None) -> int:
-    """Return the exit code. `mixed`: what a comparison of mixed runs has beside its figures."""
+def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int:
+    """The exit code."""
     a, b = runs
     if as_json:
-        document = {
-            "a": a,
-            "b": b,
-            "threshold": outcome.allowed,
-            "comparisons": msgspec.to_builtins(outcome.found),
-            "regressions": len(outcome.worse) + len(outcome.worse_words),
-            "verdict": outcome.verdict,
-            "verdict_in_words": outcome.words,
-            **({} if mixed is None else {"mixed": mixed}),
-        }
-        print_json(document)
+        print_json(outcome.document(a, b))
         return outcome.exit_code
     note(f"A is run {a}, B is run {b}; B / A with its 95 % interval; = not distinguishable, ? not comparable")
     print_records(comparison_columns(), group_by_level(outcome.found))

@@ -67,12 +67,19 @@ class MixedComparison(msgspec.Struct, frozen=True):
     def better(self) -> str | None:
         """Return "A" or "B": who does this work better; None: neither is shown to.
 
-        More right answers go before speed, and a conversation must be faster at some level and slower at none.
+        More right answers go before speed, and a conversation must be faster at some level and slower at none. Where no
+        answer of either passed, speed is worth nothing.
         """
+        if self.none_passed:
+            return None
         answers = {Judgement.WORSE: "A", Judgement.BETTER: "B"}.get(self.answers_judgement)
         faster = {Judgement.WORSE: "A", Judgement.BETTER: "B"}
         sooner = {name for judgement, name in faster.items() if self.judged(CONVERSATION, judgement)}
         return answers or (sooner.pop() if len(sooner) == 1 else None)
+
+    @property
+    def none_passed(self) -> bool:
+        return self.answers is not None and self.answers.base_rate == self.answers.rate == 0
 
     @property
     def answers_judgement(self) -> Judgement:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
+from msgspec import to_builtins
 
 from skep.bench.metrics import Comparison
 from skep.quality.mixed_compare import (
@@ -22,7 +24,8 @@ from skep.report.comparison import comparison_heading, series_of, unlike_banners
 from skep.report.mixed import FIGURES, failed_tables, share_passed, side_tasks_at
 from skep.report.mixed_pictures import MixedSeries, mixed_pictures
 from skep.report.page import render
-from skep.report.tables import Table, ratio_cell
+from skep.report.tables import CompareResult, ModelChoice, Table, print_tables, ratio_cell
+from skep.report.terminal import note
 from skep.stats.versus import Judgement
 from skep.units import UNKNOWN, format_bytes, known, number, seconds
 
@@ -171,6 +174,51 @@ def _advised(advice: Advice) -> dict[str, str]:
     }
 
 
+class JudgedMixed(msgspec.Struct, frozen=True):
+    """B against A, with what is said of it and the verdict."""
+
+    a: MixedSide
+    b: MixedSide
+    compared: MixedComparison
+    sentences: Sequence[str]
+    outcome: CompareResult
+
+    def document(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        mixed = {
+            "runs": [self.a.summary, self.b.summary],
+            "answers": self.compared.answers,
+            "better": self.compared.better,
+            "sentences": self.sentences,
+        }
+        return {**self.outcome.document(self.a.run.id, self.b.run.id), "mixed": to_builtins(mixed)}
+
+
+def judged_comparison(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> JudgedMixed:
+    """Between two models no figure alone is a regression; of one model measured twice, each may be."""
+    compared = compare_mixed(a, b, allowed)
+    sentences = comparison_sentences(mixed_series((a, b)), compared)
+    verdict = verdict_sentence(compared)
+    if a.run.model != b.run.model:
+        choice = ModelChoice(compared.found, (), allowed, (), compared.better, verdict)
+        return JudgedMixed(a, b, compared, sentences, choice)
+    outcome = CompareResult(compared.found, compared.worse, allowed, worse_answers(compared))
+    return JudgedMixed(a, b, compared, [*sentences, verdict], outcome)
+
+
+def print_comparison(sides: Sequence[MixedSide], judged: JudgedMixed | None) -> None:
+    """Print the tables of two or more runs; of two, what they come to and the verdict."""
+    runs = mixed_series(sides)
+    ratios = "" if judged is None else "; B / A with its 95 % interval; = not distinguishable, ? not comparable"
+    note(f"medians over repeats{ratios}")
+    for one in runs:
+        print(f"{one.letter}  {one.name}, run {one.run.id}")  # noqa: T201
+    print_tables(comparison_tables(runs, None if judged is None else judged.compared))
+    if judged is not None:
+        note(*why_not_judged(judged.compared))
+        print("\n" + "\n".join([*judged.sentences, judged.outcome.words]))  # noqa: T201
+
+
 def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
     """Return one HTML document of two to eight runs; of two, B is judged against A."""
     runs = mixed_series(sides)
@@ -218,6 +266,8 @@ def verdict_sentence(compared: MixedComparison) -> str:
         "B": compared.judged(CONVERSATION, Judgement.BETTER),
     }
     better = compared.better
+    if compared.none_passed:
+        return "neither does this work: none of their answers passed"
     if better is None:
         if all(ahead.values()):
             told = " and ".join(f"{name} is faster at {_levels_of(levels)}" for name, levels in ahead.items())

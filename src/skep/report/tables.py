@@ -175,6 +175,18 @@ class CompareResult(msgspec.Struct, frozen=True):
             case _:
                 return "no verdict: no figure of the two runs can be compared"
 
+    def document(self, a: str, b: str) -> dict[str, Any]:
+        """Return what `--json` prints; `a` and `b` are the ids of the runs."""
+        return {
+            "a": a,
+            "b": b,
+            "threshold": self.allowed,
+            "comparisons": to_builtins(self.found),
+            "regressions": len(self.worse) + len(self.worse_words),
+            "verdict": self.verdict,
+            "verdict_in_words": self.words,
+        }
+
     def remarks(self) -> list[str]:
         """Return why a single `worse` is no regression, what the table has no room for, and what was not compared."""
         counted = {(one.concurrency, one.metric) for one in self.worse}
