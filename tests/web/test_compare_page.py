@@ -6,12 +6,17 @@ import pytest
 import watched_store
 from stored_runs import put_run
 
+from sample_mixed import GPT_OSS, QWEN, store_mixed
+
 NOW = watched_store.NOW
 RUNS = []
+MIXED = []
 
 
 def fill(store):
     watched_store.fill(store)
+    models = ((GPT_OSS, "gpt-oss-20b"), (QWEN, "qwen3-coder-30b"))
+    MIXED[:] = [store_mixed(store, model, name, at=1e9 + place) for place, (model, name) in enumerate(models)]
     RUNS[:] = [put_run(store, place, tokens=100 * place) for place in (1, 2)]
 
 
@@ -62,3 +67,21 @@ def test_runs_have_their_figures_as_json(ask):
     document = ask.json(f"/api/compare.json?runs={names}")
     assert [run["id"] for run in document["runs"]] == RUNS
     assert document["comparisons"]
+
+
+@pytest.mark.slow
+def test_two_models_under_mixed_work_stand_side_by_side(ask):
+    names = ",".join(MIXED)
+    response, html = ask(f"/compare?runs={names}")
+    assert response.status == 200
+    assert "Better for this work: B" in html
+    assert "Side tasks at full load" in html
+    assert not re.search(r"<svg[^>]*style=| style=", html)
+    judged = {
+        (one["metric"], one["concurrency"]): one["judgement"]
+        for one in ask.json(f"/api/compare.json?runs={names}")["comparisons"]
+    }
+    assert judged["conversation time", 5] == "better"
+    response, html = ask(f"/compare?runs={MIXED[0]},{RUNS[0]}")
+    assert response.status == 400
+    assert "can only draw beside its like" in html
