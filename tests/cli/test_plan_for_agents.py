@@ -254,3 +254,53 @@ def test_drafts_that_a_preset_could_not_start_are_left_out_and_marked_where_they
     assert wanted.count(f"mtp n=1 did not start in vllm on 2x rtx-3090, {failed}") == 1
     other = call("plan", "qwen3.6-35b-a3b", "--gpu", "2xrtx-5090", "-c", "4", check=0).out
     assert "did not start" not in other
+
+
+QUAD = ("gemma-4-31b", "--gpu", "4x rtx-3090", "-c", "1", "--prompt-tokens", "1024", "--output-tokens", "512")
+
+
+def test_every_format_of_a_model_on_a_rig_has_a_row_with_size_kernel_speed_verdict_and_why():
+    """The tables of a write-up on four RTX 3090s: AWQ ships, FP8 has no hardware, NVFP4 KV does not start."""
+    found = call("plan", *QUAD, "--formats", "--json", check=0).json
+    weights = {row["format"]: row for row in found["weights"]}
+    kv = {row["format"]: row for row in found["kv"]}
+    assert [name for name, row in weights.items() if row["verdict"] == "first"] == ["awq"]
+    assert (weights["awq"]["engine"], weights["awq"]["layout"], weights["awq"]["kernel"]) == ("vllm", "TP=4", "Marlin")
+    assert weights["bf16"]["tok_s"] < 0.6 * weights["awq"]["tok_s"]
+    assert 57 < weights["bf16"]["size_gib"] < 60
+    assert weights["fp8"]["kernel"] == "Marlin, unpacked to 16 bits"
+    assert "has no FP8 units" in weights["fp8"]["why"]
+    assert weights["q6_k"]["verdict"] == "unpublished"
+    assert kv["bf16"]["verdict"] == "first"
+    assert "fails on Ampere" in kv["fp8_e4m3"]["why"]
+    assert (kv["nvfp4"]["verdict"], kv["nvfp4"]["tok_s"]) == ("refused", None)
+    out = call("plan", *QUAD, "--formats", check=0).out
+    assert "nothing was measured" in out
+    assert re.search(r"^AWQ 4-bit +\d+\.\d +vllm +Marlin +TP=4 +\d+ .* first ", out, re.MULTILINE)
+    assert re.search(r"^NVFP4 .* refused +NVFP4 KV needs NVIDIA's FP4 units", out, re.MULTILINE)
+
+
+def test_formats_that_are_too_large_say_what_is_short_and_a_pinned_one_stands_alone():
+    found = call("plan", "qwen3.6-27b", "--gpu", "rtx-3090", "-c", "1", "--formats", "--json", check=0).json
+    (half,) = (row for row in found["weights"] if row["format"] == "bf16")
+    assert half["verdict"] == "too large"
+    assert "GiB a card, rtx-3090 gives" in half["why"]
+    alone = call("plan", "qwen3-8b", "--gpu", "rtx-3090", "--quant", "fp8", "--formats", "--json", check=0).json
+    assert [row["format"] for row in alone["weights"]] == ["fp8"]
+    assert len(alone["kv"]) > 3
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (("--gpu", "rtx-5090"), 2, "--formats compares the formats of one rig"),
+        (("--html", "plan.html"), 2, "--formats prints its tables only"),
+    ],
+)
+def test_formats_are_of_one_rig_and_have_no_page(more, code, said):
+    done = call("plan", "qwen3-8b", "--gpu", "rtx-3090", "--formats", *more)
+    assert (done.code, said in done.error.message) == (code, True)
+
+
+def test_where_no_format_fits_the_exit_code_is_3():
+    assert call("plan", "deepseek-v3", "--gpu", "rtx-3090", "--formats").code == 3

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from skep.cli.options import ROOT, JsonOption, argument, command, option
+from skep.errors import UserError
 from skep.files import OutputFile
 from skep.paths import Paths, user_paths
-from skep.report.terminal import note, print_json
+from skep.report.terminal import count_progress, note, print_json
 
 if TYPE_CHECKING:
     from skep.deploy.plan_request import PlanAnswer
@@ -85,12 +86,18 @@ def plan(
     ] = None,
     more: Annotated[bool, option("Also print reasons, rejected layouts and all memory terms.")] = False,
     commands: Annotated[bool, option("Also print the engines' own command lines.")] = False,
+    formats: Annotated[
+        bool, option("Print one row a weight format and one a KV type instead: size, kernel, speed, verdict and why.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show which layout of a model fits, how fast it runs with N agents, and why."""
     from skep.deploy.commands import document
     from skep.deploy.plan_request import nothing_fits
 
+    if formats:
+        _formats(options, as_json=as_json, alone=html is None and not (more or commands))
+        return
     if html is not None:
         html.checked()
     found = _answer(options, user_paths(os.environ))
@@ -119,3 +126,28 @@ def _answer(options: PlanOptions, paths: Paths) -> PlanAnswer:
     if preset is None:
         return answer_plan(PlanFlags(**{**given, "agents": options.agents or AGENTS}), paths.store)
     return answer_preset(preset, PlanFlags(**{**given, "agents": options.agents or agents_of(preset)}), paths.store)
+
+
+def _formats(options: PlanOptions, *, as_json: bool, alone: bool) -> None:
+    """Plan the model in every format of one rig."""
+    from msgspec import to_builtins
+
+    from skep.config.presets import find_preset, presets_folder
+    from skep.deploy.formats import answer_formats
+    from skep.deploy.plan_request import AGENTS, PlanFlags
+    from skep.report.formats import print_formats
+
+    if not alone:
+        raise UserError("--formats prints its tables only", hint="leave --html, --more and --commands out")
+    paths = user_paths(os.environ)
+    preset = find_preset(options.model, presets_folder(paths))
+    if preset is not None:
+        what = f"--formats plans a model, and `{preset.name}` is a preset with a format of its own"
+        raise UserError(what, hint=f"skep plan {preset.model} --formats")
+    flags = PlanFlags(**{**asdict(options), "agents": options.agents or AGENTS})
+    with count_progress("formats planned") as advance:
+        found = answer_formats(flags, paths.store, advance)
+    if as_json:
+        print_json(to_builtins(found))
+    else:
+        print_formats(found)

@@ -115,3 +115,16 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
         yield show
     finally:
         bar.stop()
+
+
+@contextmanager
+def count_progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A line on stderr that counts: `3 of 12 formats planned`. Nothing where nobody watches."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _all: None
+        return
+    with console.status("") as status:
+        yield lambda done, most: status.update(f"{done} of {most} {label}")

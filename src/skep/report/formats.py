@@ -1,0 +1,40 @@
+"""The tables of `skep plan --formats`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from skep.deploy.formats import FormatAnswer, FormatRow
+from skep.report.columns import Column, as_count, print_records
+from skep.units import number
+
+_MIB = 1024  # in a GiB
+_left = partial(Column, right=False)
+_HEAD: tuple[Column[FormatRow], ...] = (
+    _left("engine", "ENGINE", lambda row: row.engine, rank=2),
+    _left("kernel", "KERNEL", lambda row: row.kernel, rank=3),
+    _left("layout", "LAYOUT", lambda row: row.layout, rank=1),
+    Column("tok_s", "TOK/S", lambda row: row.tok_s, as_count),
+    Column("context_each", "CONTEXT", lambda row: row.context_each, as_count, rank=1),
+    _left("verdict", "VERDICT", lambda row: row.verdict),
+    _left("why", "WHY", lambda row: row.why),
+)
+WEIGHTS: tuple[Column[FormatRow], ...] = (
+    _left("title", "WEIGHTS", lambda row: row.title),
+    Column("size_gib", "GiB", lambda row: row.size_gib, partial(number, digits=1)),
+    *_HEAD,
+)
+KV: tuple[Column[FormatRow], ...] = (
+    _left("title", "KV", lambda row: row.title),
+    Column("size_gib", "MiB/1000 TOKENS", lambda row: row.size_gib * _MIB, partial(number, digits=1)),
+    *_HEAD,
+)
+
+
+def print_formats(found: FormatAnswer) -> None:
+    agents = f"{found.agents} agent{'s' if found.agents > 1 else ''}"
+    print(f"{found.model} on {found.rig} for {agents}: nothing was measured, figures are the planner's")  # noqa: T201
+    print("\nWeight formats, each in its best layout")  # noqa: T201
+    print_records(WEIGHTS, found.weights)
+    print(f"\nKV cache types, with {found.first} in its layout")  # noqa: T201
+    print_records(KV, found.kv)
