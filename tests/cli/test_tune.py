@@ -24,7 +24,7 @@ from skep.tuner.records import StageDecision, TuneStage
 from skep.tuner.running import TuningJournal
 from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again
 from skep.tuner.simulated import SimulatedBench
-from skep.tuner.store import TuningStore
+from skep.tuner.store import TuningStore, base_of
 from skep.tuner.trial_server import tuner_lock
 from skep.units import Interval
 
@@ -51,6 +51,34 @@ def test_a_tuning_from_its_first_word_to_a_preset(tmp_path, monkeypatch):
     assert "has ended" in refusal("resume")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "again"))
     a_tuning_that_was_cut_off_ends_as_it_would_have(whole)
+
+
+@pytest.mark.parametrize(
+    ("model", "rig", "agents", "tokens"),
+    [
+        ("qwen3.6-27b", "2x rtx-3090", 4, 1024),
+        ("qwen3.6-27b", "2x rtx-3090", 4, 4096),
+        ("gemma-4-31b", "rtx-3090", 1, 512),
+    ],
+)
+def test_a_tuning_from_the_plan_begins_with_the_first_layout_of_the_plan(paths, model, rig, agents, tokens):
+    """It began with TP=2 where the plan recommends two replicas, and with one engine only."""
+    load = {"input_tokens": tokens, "output_tokens": tokens}
+    options = TuningOptions(model, gpu=rig, simulate=True, goal=f"effective_tok_s@{agents}", **load)
+    begun = base_of(prepare(options, paths).tuning)
+    words = ("--gpu", rig, "-c", agents, "--prompt-tokens", tokens, "--output-tokens", tokens)
+    plan = call("plan", model, *words, "--json", check=0).json["plans"][0]
+    drafts = str(begun.options.draft) if begun.options.draft is not None else None
+    assert (begun.engine, begun.options.tp, begun.replicas, begun.slots, drafts) == (
+        plan["engine"],
+        plan["topology"]["tp"],
+        plan["topology"]["replicas"],
+        plan["slots"],
+        plan["spec"],
+    )
+    assert (begun.options.quant, begun.options.memory_share) == (plan["quant"], plan["utilization"])
+    assert (begun.options.kv is None) == (plan["kv_dtype"] == "bf16")
+    assert begun.context_tokens <= plan["context"]
 
 
 def test_a_tuning_begins_at_the_plan_and_says_how_far_off_that_was():

@@ -29,6 +29,7 @@ from skep.paths import Paths
 from skep.planner.candidates import Pins, PlanGoal, arranged
 from skep.planner.choose import Plan, choose
 from skep.planner.memory import defaults, smallest
+from skep.planner.ranking import BasisOf, published_basis
 from skep.planner.rules import capability
 from skep.planner.setup import KV_TYPES, Quant, Rig, Setup
 from skep.planner.would_fit import fits_nowhere
@@ -76,10 +77,13 @@ def baseline_of(
     quant: Quant | None = None,
     simulated: bool = False,
     planned: bool = False,
+    others: Sequence[str] = (),
+    basis_of: BasisOf = published_basis,
 ) -> Preset:
     """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a setting like others.
 
-    `planned`: it begins where the planner says, instead of where it is safe.
+    `planned`: it begins with the first layout of `skep plan`, of this engine or one of the others, instead of where it
+    is safe.
     """
     known = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
@@ -96,7 +100,10 @@ def baseline_of(
         raise UserError(f"`{model}` is not in the catalogue, so skep knows no safe start for it", hint=hint)
     assert box.rig is not None
     rig, _ = arranged(box.rig)
-    plans = _plans(known, rig, aim, engine, quant, planned=planned)
+    if planned:
+        plans = _planned(known, rig, aim, (engine, *others), quant, basis_of)
+    else:
+        plans = _plain_plans(known, rig, aim, engine, quant)
     if checkpoint is None and not simulated and (checkpoint := plans[0].checkpoint) is None:
         hint = f"name it: skep tune {model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
         raise UserError(f"which checkpoint of `{model}` should be tuned?", hint=hint)
@@ -121,20 +128,40 @@ def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None
     return max(min(need, most or need), aim.min_context or 0, own or min(USUAL_CONTEXT, most or USUAL_CONTEXT))
 
 
-def _plans(
-    model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None, *, planned: bool
+def _plain_plans(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> Sequence[Plan]:
+    """Return what the planner recommends of what is plain, best first."""
+    pooled = engine in ("vllm", "sglang")
+    share = SHARE if pooled else None
+    pins = Pins(
+        quant=quant, context=needed_context(aim, model), replicas=1, no_spec=True, graphs=not pooled,
+        kv=KV_TYPES["bf16"], utilization=share,
+    )  # fmt: skip
+    return _fitting(model, rig, aim, (engine,), pins, published_basis)
+
+
+def _planned(
+    model: Geometry, rig: Rig, aim: TuneGoal, engines: Sequence[str], quant: Quant | None, basis_of: BasisOf
 ) -> Sequence[Plan]:
-    """Return what the planner recommends for the goal, best first; not `planned`: of what is plain."""
+    """Return the layouts of `skep plan` for the goal, best first, with a context that other layouts can have, too."""
+    pins = Pins(quant=quant, context=aim.min_context, vision=False)
+    plans = _fitting(model, rig, aim, engines, pins, basis_of)
+    enough = needed_context(aim, model)
+    return [_with_context(plan, enough) for plan in plans]
+
+
+def _with_context(plan: Plan, tokens: int) -> Plan:
+    setup = replace(plan.setup, context=min(plan.setup.context or tokens, tokens))
+    return replace(plan, rated=replace(plan.rated, setup=setup))
+
+
+def _fitting(
+    model: Geometry, rig: Rig, aim: TuneGoal, engines: Sequence[str], pins: Pins, basis_of: BasisOf
+) -> Sequence[Plan]:  # fmt: skip
     goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
-    pins = Pins(quant=quant, context=needed_context(aim, model))
-    if not planned:
-        pooled = engine in ("vllm", "sglang")
-        share = SHARE if pooled else None
-        pins = replace(pins, replicas=1, no_spec=True, graphs=not pooled, kv=KV_TYPES["bf16"], utilization=share)
     check_flags(rig, goal, pins, model)
-    choice = choose(model, rig, goal, pins, engines=(engine,))
+    choice = choose(model, rig, goal, pins, engines=engines, basis_of=basis_of)
     if not choice.plans:
-        raise fits_nowhere(model, choice, goal, pins, engine)
+        raise fits_nowhere(model, choice, goal, pins, engines[0])
     return choice.plans
 
 

@@ -34,6 +34,7 @@ from skep.deploy.resolve import (
     parse_gpus,
     unknown_name,
 )
+from skep.engines.discovery import is_installed
 from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.paths import Paths
@@ -256,11 +257,17 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
         if engine is None:
             assert model is not None
             assert found is not None
-            engine = engines_of(PlanFlags(options.name), model, found)[0]
+            engines = _engines(options, engines_of(PlanFlags(options.name), model, found))
+            engine = engines[0]
+        else:
+            engines = (engine,)
+        format_of_files = model.quant if model is not None else None
+        model_id = model.geometry.id if model is not None else options.name
+        plans_with = published_basis if simulate else own_basis(paths.store, model_id, _id(format_of_files))
         base = baseline_of(
-            options.name, aim, machine, engine=engine, quant=model.quant if model is not None else None,
+            options.name, aim, machine, engine=engine, others=engines[1:], quant=format_of_files,
             checkpoint=None if simulate else options.checkpoint or own_checkpoint(options.name),
-            simulated=simulate, planned=options.begin == PLAN,
+            simulated=simulate, planned=options.begin == PLAN, basis_of=plans_with,
         )  # fmt: skip
         if options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name):
             served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # without the folders
@@ -273,6 +280,19 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
     notes = tuple(note for one in (model, found) if one is not None for note in one.notes)
     notes += (basis.note,) if basis.note and found is not None else ()
     return TuneTarget(base, machine, words, basis, quant, notes)
+
+
+def _engines(options: TuningOptions, planned: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those whose layouts may be the first: what is installed, as for `skep up`; safe: the usual one."""
+    if options.begin == SAFE:
+        return planned[:1]
+    if options.simulate:
+        return planned
+    return tuple(name for name in planned if is_installed(name)) or planned[:1]
+
+
+def _id(quant: Quant | None) -> str | None:
+    return quant.id if quant is not None else None
 
 
 def _check_options(options: TuningOptions, preset: Preset | None, *, on_cards: bool, here: bool) -> None:
