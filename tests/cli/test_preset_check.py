@@ -1,5 +1,6 @@
 """A preset held against its published figures: after a sweep of what serves it, and from start to end."""
 
+import json
 import os
 import re
 
@@ -56,6 +57,43 @@ def mine(paths, programs, tmp_path, monkeypatch):
 def typed(skep, programs):
     """What a user types on that machine."""
     return lambda *words, check=0: skep(*words, check=check, PATH=os.environ["PATH"])
+
+
+QUICK = ("--runs", "3", "--budget", "60s")
+
+
+def test_a_preset_is_started_measured_beside_its_figures_and_the_plan_and_stopped(mine, typed, tmp_path):
+    document = json.loads(typed("check", mine, *QUICK, "--json").stdout)
+    assert (document["preset"], document["source"], document["hardware"]) == ("mine", "a write-up", "2x rtx-3090")
+    one, two = document["figures"]
+    assert [one["published"]["tok_s"], two["published"]["tok_s"]] == [100.0, 4000.0]
+    assert all(figure["planned_tok_s"] > 10 for figure in (one, two))
+    assert one["share"] == pytest.approx(one["measured_tok_s"] / 100)
+    assert two["measured_tok_s"] > 10 * one["measured_tok_s"]  # combined: 400 tokens in for 16 out
+    (run,) = json.loads(typed("runs", "--json").stdout)
+    assert run["id"] == document["run"]
+    assert json.loads(typed("ps", "--json").stdout) == []
+    assert not list((tmp_path / "state").rglob("start-*"))
+
+
+def test_what_skep_serves_already_is_measured_where_it_is_the_preset(mine, typed):
+    typed("up", mine, "-d")
+    done = typed("check", mine, "-c", "1", *QUICK)
+    assert "starting mine" not in done.stderr
+    assert done.stdout.split("\n")[0].split() == [
+        *("C", "tok/s", "of", "in", "/", "out", "published", "planned", "measured", "95", "%", "of", "published"),
+    ]
+    assert "published: a write-up; planned: for 2x rtx-3090; measured: here, now" in done.stderr
+    said = typed("check", "qwen3.6-27b-2x3090-replicas", check=2).stderr
+    assert "does not serve the preset `qwen3.6-27b-2x3090-replicas`" in said
+
+
+def test_what_cannot_be_checked_is_said_before_anything_starts(mine, typed, paths):
+    assert "no preset is called `absent`" in typed("check", "absent", check=2).stderr
+    assert "`mine` has no figure at C=7" in typed("check", mine, "-c", "7", check=2).stderr
+    path = paths.config / "presets" / "mine.toml"
+    path.write_text(path.read_text().partition("[[published]]")[0])
+    assert "`mine` has no published figures" in typed("check", mine, check=2).stderr
 
 
 def test_a_sweep_of_a_preset_tells_the_share_of_its_published_figures(mine, typed):

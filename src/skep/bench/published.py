@@ -11,8 +11,9 @@ import msgspec
 
 from skep.bench.metrics import LevelSummary, SweepSummary
 from skep.catalog.presets import Preset, Published
+from skep.units import Interval
 
-ALIKE = 0.1  # lengths that differ by no more are the same
+ALIKE = 0.2  # lengths that differ by no more are the same load
 
 
 class PublishedShare(msgspec.Struct, frozen=True):
@@ -32,6 +33,37 @@ class PublishedShare(msgspec.Struct, frozen=True):
         return _is_alike(self.figure.input_tokens, self.input_tokens) and _is_alike(
             self.figure.output_tokens, self.output_tokens
         )
+
+
+class CheckedFigure(msgspec.Struct, frozen=True):
+    """One published figure beside the plan's and the measured one, all counted alike."""
+
+    published: Published
+    planned_tok_s: float | None  # None: the planner knows nothing of the model or the cards
+    measured_tok_s: float | None  # None: its level was not measured
+    measured_interval: Interval | None = None  # 95 %, of plain output
+    share: float | None = None  # measured over published
+
+
+class PresetCheck(msgspec.Struct, frozen=True):
+    """A preset's published figures of one load, planned and measured."""
+
+    preset: str
+    source: str  # of the published figures
+    hardware: str  # that they were measured on, and that is planned for
+    run: str  # of the sweep that measured it
+    simulated: bool
+    figures: tuple[CheckedFigure, ...]
+
+
+def checked_figure(figure: Published, planned_tok_s: float | None, summary: SweepSummary) -> CheckedFigure:
+    level = next((level for level in summary.levels if level.concurrency == figure.concurrency), None)
+    if level is None:
+        return CheckedFigure(figure, planned_tok_s, None)
+    interval = level.effective_interval if figure.metric == "output" else None
+    measured = measured_as(figure, level)
+    share = None if measured is None else measured / figure.tok_s
+    return CheckedFigure(figure, planned_tok_s, measured, interval, share)
 
 
 def published_shares(preset: Preset, summary: SweepSummary) -> list[PublishedShare]:

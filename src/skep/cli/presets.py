@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from skep.cli.options import JsonOption, argument, command, group, option
+from skep.cli.options import ROOT, EndpointOptions, JsonOption, argument, command, group, option
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.report.terminal import note, print_json
@@ -90,6 +91,27 @@ def new(
         raise UserError(f"`{path}` already exists", hint=hint) from None
     print(path)  # noqa: T201
     note(f"edit it, then `skep presets check {path}` and `skep up {name}`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(EndpointOptions):
+    preset: Annotated[str, argument("Preset name from `skep presets`.")]
+    url: Annotated[
+        str | None, option("Endpoint that serves it (default: what `skep up` serves, else it is started and stopped).")
+    ] = None
+    concurrency: Annotated[str | None, option("Only these published levels, such as 1,4.", "--concurrency", "-c")] = (
+        None
+    )
+    runs: Annotated[int | None, option("Number of runs per level (instead of --precision).", min=1)] = None
+    precision: Annotated[str, option("Repeat a level until the 95 % interval of tok/s is within this.")] = "3%"
+    budget: Annotated[str, option("Time limit of the measurement; what does not fit is left out.")] = "15m"
+    timeout: Annotated[str, option("Time limit of one request.")] = "15m"
+    as_json: JsonOption = False
+
+
+@command(ROOT, "skep check qwen3.6-27b-2x3090-replicas", name="check", runs="check_run.run_check")
+def check_preset(options: CheckOptions) -> None:
+    """Start a preset, measure the load of its published figures and stop it; print published, planned and measured."""
 
 
 def _folder() -> Path:

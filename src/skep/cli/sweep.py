@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, get_args
 
 from msgspec import to_builtins
@@ -92,7 +93,7 @@ def levels_of(text: str, option: str) -> tuple[int, ...]:
 def run_sweep_command(options: SweepOptions) -> None:
     """Raise EndpointError where requests failed: the exit code is 1."""
     plan = plan_of(options)
-    summary = measure(plan, options, as_json=options.as_json)
+    summary = measure(plan, partial(endpoint_of, options), as_json=options.as_json)
     note(*shortfalls(plan, summary), *cut_answers(plan, summary), *_of_published(summary))
     show(summary, price=options.price, as_json=options.as_json)
 
@@ -129,7 +130,8 @@ def run_swarm_command(options: SerialVsSwarmOptions) -> None:
         "kind": "serial-vs-swarm",
     }
     plan = sweep_plan(options, levels, **more)
-    show(measure(plan, options, as_json=options.as_json), as_json=options.as_json)
+    summary = measure(plan, partial(endpoint_of, options), as_json=options.as_json)
+    show(summary, as_json=options.as_json)
 
 
 def show(
@@ -159,11 +161,27 @@ def fail_for(summary: SweepSummary) -> None:
         raise EndpointError(what, hint="docs/errors.md says what each kind means; the rows are in the store")
 
 
-def measure(plan: SweepPlan, target: EndpointOptions, *, as_json: bool = False) -> SweepSummary:
-    """On Ctrl-C, print what there is of the run, unless `as_json`, and raise Interrupted."""
+OpenEndpoint = Callable[[], AbstractAsyncContextManager[Endpoint]]
+
+
+@asynccontextmanager
+async def endpoint_of(options: EndpointOptions) -> AsyncIterator[Endpoint]:
+    yield await options.find()
+
+
+def measure(plan: SweepPlan, opened: OpenEndpoint, *, as_json: bool = False) -> SweepSummary:
+    """`opened`: the endpoint, for as long as it is measured.
+
+    On Ctrl-C, print what there is of the run, unless `as_json`, and raise Interrupted.
+    """
     seen = deque([SessionProgress()], maxlen=1)
+
+    async def run() -> SweepSummary:
+        async with opened() as endpoint:
+            return await _sweep_endpoint(plan, endpoint, seen.append)
+
     try:
-        return run_measuring(lambda: _sweep_endpoint(plan, target, seen.append))
+        return run_measuring(run)
     except Interrupted:
         raise _interrupted(seen[0], as_json=as_json) from None
 
@@ -183,8 +201,7 @@ def _interrupted(now: SessionProgress, *, as_json: bool) -> Interrupted:
     return Interrupted(f"interrupted {where}", hint=f"{kept_words(summary)}: {draws}")
 
 
-async def _sweep_endpoint(plan: SweepPlan, target: EndpointOptions, watch: OnProgress) -> SweepSummary:
-    endpoint = await target.find()
+async def _sweep_endpoint(plan: SweepPlan, endpoint: Endpoint, watch: OnProgress) -> SweepSummary:
     note(headline(plan, endpoint))
     maker, meter = await maker_for(plan.workload, endpoint), meter_for(endpoint)
     with open_store(user_paths(os.environ).store) as store, level_view() as show:

@@ -242,6 +242,7 @@ def _figure_line(figure: Published, needs: Sequence[str]) -> str:
 def _next(found: Preset) -> list[str]:
     commands = [f"skep up {found.name}"]
     commands += [f"skep export {found.name} --as docker"] if found.engine != "ollama" else []
+    commands += [f"skep check {found.name}"] if found.published else []
     repeat = _repeating_sweep(found)
     return [*commands, repeat] if repeat else commands
 

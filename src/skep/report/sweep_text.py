@@ -393,7 +393,7 @@ def published_words(preset: str, shares: Sequence[PublishedShare], *, simulated:
     lengths = (odd.figure.input_tokens, odd.figure.output_tokens)
     published = " and ".join(UNKNOWN if length is None else f"{length:,}" for length in lengths)
     own = " and ".join(number(length, digits=0) for length in (odd.input_tokens, odd.output_tokens))
-    repeat = f"`skep presets show {preset}` has the sweep that repeats its load"
+    repeat = f"`skep check {preset}` repeats its load"
     return f"{words}; its lengths are {published} tokens in and out, here {own}: {repeat}"
 
 
