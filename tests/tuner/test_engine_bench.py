@@ -66,6 +66,17 @@ def test_sides_are_measured_with_the_same_fresh_tasks_in_another_order_each_roun
     assert seeds[0] == seeds[1] != seeds[2], "another round has other prompts"
 
 
+def test_one_that_is_measured_alone_gets_as_many_tasks_as_the_last_one(bench):
+    """Readings of another length would be compared otherwise: at their ends fewer agents are busy."""
+    made = bench()
+    made.patience = replace(QUICK, reading_s=0.2)
+    measured(made, (PLAIN,), 1)
+    beside = measured(made, (PLAIN,), 1).starts[0]
+    alone = measured(made, (FASTER,), 1).starts[0]
+    assert beside.readings[0].requests > 6
+    assert alone.readings[0].requests == beside.readings[0].requests
+
+
 def test_a_side_that_dies_at_the_start_ends_the_round(bench):
     dead, other = measured(bench(), (with_words("--crash-at-start", "error: no such flag"), PLAIN)).starts
     assert dead.failure.kind == "no-start"

@@ -178,7 +178,8 @@ class EngineBench:
         began, configs = time.monotonic(), request.configs
         self._round += 1  # all readings of a round are as long
         rates = [self._rates[config] for config in configs if config in self._rates]
-        self._count = tasks_for(self.aim.concurrency, rates, self.patience.reading_s)
+        if rates or not self._count:  # one that is measured alone, and is not known yet, gets as many as the last one
+            self._count = tasks_for(self.aim.concurrency, rates, self.patience.reading_s)
         made: dict[KnobConfig, ServerStart] = {}
         for config in configs if self._round % 2 else configs[::-1]:
             failed = sum(start.failure is not None for start in made.values())
