@@ -44,9 +44,9 @@ class ColdStart(msgspec.Struct, frozen=True):
         if self.cold_tok_s is not None and self.hot_tok_s is not None:
             told += f", {figure(self.cold_tok_s)} tok/s"
             told += f" instead of {figure(self.hot_tok_s)}" if slower else ""
-        pause = f"after a pause (probed every {format_interval(self.every_s)})"
-        same = "" if slower else " as fast as without one"
-        return f"{self.target} {pause}{same}: {told} ({medians_of(self.window_s)})"
+        pause = f"{self.target} after a pause (probed every {format_interval(self.every_s)})"
+        alike = "" if slower else ", not to be told apart from hot runs"
+        return f"{pause}: {told}{alike} ({medians_of(self.window_s)})"
 
     def document(self) -> dict[str, Any]:
         return {**msgspec.to_builtins(self), "matters": self.matters, "sentence": self.sentence}

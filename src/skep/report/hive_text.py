@@ -300,6 +300,9 @@ SAMPLES: tuple[Column[ProbeSample], ...] = (
 )
 
 
+_WIDEST = 100.0  # a ratio beyond which an interval tells nothing
+
+
 def comparison_columns(a: str, b: str) -> tuple[Column[TargetComparisonRow], ...]:
     """Return two targets beside each other, a row for each kind of run; the ratio is B over A."""
     return (
@@ -316,7 +319,8 @@ def comparison_columns(a: str, b: str) -> tuple[Column[TargetComparisonRow], ...
 
 
 def _interval(ratio: Interval | None) -> str | None:
-    return None if ratio is None else f"{ratio.low:.2f} to {ratio.high:.2f}"
+    """None: there are too few values to say anything."""
+    return None if ratio is None or ratio.high > _WIDEST else f"{ratio.low:.2f} to {ratio.high:.2f}"
 
 
 def _counts(row: TargetComparisonRow) -> str:
