@@ -50,6 +50,11 @@ def presets_folder(paths: Paths) -> Path:
     return paths.config / "presets"
 
 
+def shipped_preset(name: str) -> Preset | None:
+    """Return one of them without reading the others."""
+    return _shipped(name) if name in recipe_texts() else None
+
+
 @lru_cache(maxsize=1)
 def shipped_presets() -> dict[str, Preset]:
     return {name: _shipped(name) for name in recipe_texts()}

@@ -18,7 +18,7 @@ from skep.catalog.tool_calling import (
     usable,
     with_template,
 )
-from skep.config.presets import shipped_presets
+from skep.config.presets import shipped_preset
 from skep.deploy.plan_request import PlanAnswer, PlanFlags, PresetAnswer
 from skep.engines.adapter import DRAFTED_BY_MODEL, adapter_of
 from skep.engines.base import Launch
@@ -319,8 +319,8 @@ def author_notes(plan: Plan) -> list[str]:
     """Return what the presets say that measured just this layout in this format."""
     rows = plan.rated.corrected.rows if plan.rated.corrected is not None else ()
     names = dict.fromkeys(row.source.removeprefix("preset ") for row in rows if row.is_of(plan.setup))
-    shipped = shipped_presets()
-    return [f"preset {name}: {note}" for name in names if name in shipped for note in shipped[name].notes]
+    notes = {name: preset.notes for name in names if (preset := shipped_preset(name)) is not None}
+    return [f"preset {name}: {note}" for name, said in notes.items() for note in said]
 
 
 def agent_caveat(found: PlanAnswer, plan: Plan) -> str | None:
