@@ -166,6 +166,12 @@ def test_levels_of_fewer_than_three_tasks_an_agent_have_no_cliff():
     assert "--tasks 12" in line
 
 
+def test_a_burst_of_three_runs_has_a_cliff_and_one_of_two_runs_has_none():
+    """Each run gives every agent one task."""
+    bursts = [summarise("r", batches({1: 10, 2: 10, 4: 3}, tasks_each=1, runs=runs), burst=True) for runs in (2, 3)]
+    assert [found.turning.cliff for found in bursts] == [None, 2]
+
+
 def test_two_runs_are_told_as_two_values_and_no_knee_is_made_of_them(capsys):
     """Told as "125.5  0.0..294.4" and "knee at C=1, between 0 and 2; cliff beyond C=2, between 1 and 4"."""
     rows = [*runs_of(1, (0.071, 0.089)), *runs_of(2, (0.07, 0.09)), *runs_of(4, (0.08, 0.105))]

@@ -358,10 +358,10 @@ class RunSession:
         tok_s = None if reads_per_s is None else reads_per_s * self._tokens_per_read.value
         self._on_progress(replace(self.now, in_flight=in_flight, tok_s=tok_s, **self._more(), **now))
 
-    def summary(self, *, closed: bool = True, slo: SloLimits | None = None) -> SweepSummary:
+    def summary(self, *, closed: bool = True, slo: SloLimits | None = None, burst: bool = False) -> SweepSummary:
         run = self.recording
         stored = (run.rows, run.samples, run.facts)
-        return summarise(run.run_id, *stored, closed=closed, slo=slo, simulated=run.simulated)
+        return summarise(run.run_id, *stored, closed=closed, slo=slo, simulated=run.simulated, burst=burst)
 
     async def _tick(self) -> None:
         while True:

@@ -40,7 +40,8 @@ def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Req
     promised = run.config.get("slo")
     slo = SloLimits.parse(promised) if isinstance(promised, str) else None
     closed, simulated = run.kind not in TIMED, run.simulated
-    summary = summarise(run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated)
+    burst = run.config.get("shape") == "burst"
+    summary = summarise(run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated, burst=burst)
     return run, replace(summary, unfinished_level=unfinished_level), rows
 
 

@@ -70,9 +70,9 @@ def promise_of(limits: SloLimits, rows: Sequence[Request]) -> Promise:
 
 def summarise(
     run_id: str, rows: Sequence[Request], samples: Sequence[ClientSample] = (), facts: Sequence[LevelFact] = (), *,
-    closed: bool = True, slo: SloLimits | None = None, simulated: bool = False,
+    closed: bool = True, slo: SloLimits | None = None, simulated: bool = False, burst: bool = False,
 ) -> SweepSummary:  # fmt: skip
-    """`closed`: a level is a number of agents, not a rate."""
+    """`closed`: a level is a number of agents, not a rate. `burst`: each run gives every agent one task."""
     limited = {  # the runs whose client was the limit, each with the reason
         (sample.level, sample.repeat): limit_reason(sample) for sample in samples if sample.client_limited
     }
@@ -80,7 +80,7 @@ def summarise(
     counted = [row for row in rows if (row.level, row.repeat) not in left_out]
     marks = RunMarks(limited, left_out, _energy(facts, counted), _counters(facts, counted))
     levels = levels_of(rows, marks, closed=closed)
-    points = [_point(level) for level in levels]
+    points = [_point(level, burst=burst) for level in levels]
     return SweepSummary(
         run_id=run_id,
         levels=levels,
@@ -107,10 +107,15 @@ def repeat_figure(level: LevelSummary) -> tuple[float, ...]:
     return tuple(repeat.effective_tok_s for repeat in level.counted) if whole else plateaus
 
 
-def _point(level: LevelSummary) -> LevelPoint:
-    """Of the runs in which every agent had enough tasks: in others most of the time is the beginning and the end."""
+def _point(level: LevelSummary, *, burst: bool) -> LevelPoint:
+    """Of the runs in which every agent had enough tasks: in others most of the time is the beginning and the end.
+
+    A burst is all beginning and end, and its agents have their tasks in as many runs.
+    """
     fewest = FEWEST_TASKS_EACH * level.concurrency
     enough = tuple(repeat for repeat in level.repeats if repeat.requests >= fewest)
+    if burst and len(level.counted) >= FEWEST_TASKS_EACH:
+        enough = level.repeats
     values = repeat_figure(replace(level, repeats=enough))
     speeds = [repeat.effective_tok_s for repeat in level.counted if repeat in enough]
     return LevelPoint(

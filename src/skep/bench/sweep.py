@@ -57,8 +57,12 @@ class SweepPlan(msgspec.Struct, frozen=True):
     quick: bool = False  # answers were cut short for a first look
     kind: str = "sweep"
 
+    @property
+    def is_burst(self) -> bool:
+        return self.workload.shape == "burst"
+
     def tasks_at(self, level: int) -> int:
-        if self.workload.shape == "burst":
+        if self.is_burst:
             return level
         if level == 1 and self.serial_sample is not None:
             return self.serial_sample
@@ -85,7 +89,7 @@ async def run_sweep(
         sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter)
         async with sweep.session.open():
             await sweep.run()
-    return sweep.session.summary(slo=plan.slo)
+    return sweep.session.summary(slo=plan.slo, burst=plan.is_burst)
 
 
 def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str:

@@ -205,7 +205,7 @@ def _unclear_words(turning: Turning) -> str:
 def _few_words(levels: Sequence[int]) -> str:
     """Return which levels had too few tasks to tell anything of knee and cliff."""
     named = ", ".join(f"C={level}" for level in levels)
-    wanted = f"--tasks {FEWEST_TASKS_EACH * levels[-1]} and a longer --budget"
+    wanted = f"--tasks {FEWEST_TASKS_EACH * levels[-1]} and a longer --budget, or --runs 3 of a burst"
     return f"{named} had fewer than three tasks an agent, too few for a knee or a cliff: use {wanted}"
 
 

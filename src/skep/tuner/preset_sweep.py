@@ -151,5 +151,5 @@ class _PresetAttempt:
     def take_summary(self, plan: SweepPlan) -> None:
         """Put what the sweep has measured so far into the result."""
         if self.sweep is not None:
-            summary = self.sweep.session.summary(slo=plan.slo)
+            summary = self.sweep.session.summary(slo=plan.slo, burst=plan.is_burst)
             self.result = msgspec.structs.replace(self.result, summary=summary)
