@@ -20,6 +20,7 @@ from skep.testing.process import FakeEngine
 from skep.units import number
 
 TWICE = ("--runs", "2", "--max-tokens", "4")
+SHORT_ANSWERS = ("--max-tokens", "8", "--warm-up", "quick")
 QUICK = ("-c", "1,2", "--tasks", "2", *TWICE, "--warm-up", "quick")
 
 
@@ -57,7 +58,7 @@ def test_a_sweep_is_listed_and_reported(engine, tmp_path):
 
 def test_auto_doubles_and_says_where_it_stopped_and_why(tmp_path):
     """Two slots, past which nothing is gained. The terminal, the list, the report and the document say the same."""
-    with FakeEngine(slots=2, token_ms=10) as engine:
+    with FakeEngine(slots=2, token_ms=4) as engine:
         how = ("-c", "auto", "--runs", "2", "--max-tokens", "8", "--warm-up", "quick")
         done = bench("sweep", engine, *how)
     assert "C=1,2,4 and on" in done.err
@@ -75,7 +76,7 @@ def test_auto_doubles_and_says_where_it_stopped_and_why(tmp_path):
 
 def test_answers_may_be_1024_tokens_long_and_the_quick_mode_says_that_it_cut_them(engine, paths):
     """Coding answers that were cut at 128 tokens by default were no real load, and nothing said so."""
-    once = ("-c", "1", "--tasks", "2", "--runs", "1")
+    once = ("-c", "1", "--tasks", "2", "--runs", "1", "--warm-up", "quick")
     assert "up to 1,024 out;" in bench("sweep", engine, *once).err
     done = bench("sweep", engine, *once, "--quick")
     assert "up to 128 out (quick);" in done.err
@@ -207,7 +208,7 @@ def test_failed_requests_make_the_exit_code_1():
 
 
 def test_a_killed_run_keeps_its_rows_and_is_shown_as_incomplete(engine, paths, tmp_path):
-    process = begin("sweep", "--url", engine.url, "-c", "2", "--tasks", "5000", "--warm-up", "quick")
+    process = begin("sweep", "--url", engine.url, "-c", "2", "--tasks", "5000", *SHORT_ANSWERS)
     engine.wait_for(requests=40, timeout_s=60)  # the store has been made long since
     eventually(lambda: stored_runs(paths)[0].requests > 20)
     process.kill()

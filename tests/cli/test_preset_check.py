@@ -105,6 +105,7 @@ def test_a_sweep_of_a_preset_tells_the_share_of_its_published_figures(mine, type
     assert line.startswith("share of the tok/s that mine has published: ")
     assert re.search(r"\d % of 100 at C=1|\d % of 4,000 at C=2", line)  # busy clients leave one out
     assert "its lengths are" not in line
+    once = ("--runs", "1", "--warm-up", "quick", "--tasks", "3", "-c", "1")
     done = typed("bench", "sweep", *once, "--output-tokens", "8")
     (line,) = [line for line in done.stderr.splitlines() if "has published" in line]
     assert "; its lengths are 400 and 16 tokens in and out, here " in line

@@ -87,7 +87,8 @@ class KeyedDeployment:
             status_of(url, key=key)
         ask(url, key=self.client_key, model="other")
         self.run("swarm", "run", "tasks.jsonl", "--model", "fake-model")
-        self.run("bench", "sweep", "--model", "fake-model", "--concurrency", "1", "--key-env", "SKEP_API_KEY")
+        load = ("--concurrency", "1", "--output-tokens", "16")
+        self.run("bench", "sweep", "--model", "fake-model", *load, "--key-env", "SKEP_API_KEY")
         self.run("monitor", "add", "box", "--url", url, "--model", "fake-model", "--key-env", "SKEP_API_KEY")
 
     @property

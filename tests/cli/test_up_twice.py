@@ -109,7 +109,7 @@ def test_of_two_starts_at_once_one_wins_and_the_other_says_that_it_runs(skep, co
         pids = family(won[0]["pid"])
         assert "fake-model-0" in skep("ps", check=0).stdout
         skep("down", check=0)
-        assert not any(alive(pid) for pid in pids)
+        eventually(lambda pids=pids: not any(alive(pid) for pid in pids))
         assert lock_holder(paths.lock) is None
 
 

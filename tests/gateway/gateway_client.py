@@ -1,5 +1,6 @@
 """Requests to a gateway as clients send them: whole, on a socket that can be hung up, and read back."""
 
+import contextlib
 import http.client
 import json
 import socket
@@ -20,11 +21,10 @@ def call(gateway, method="POST", path="/v1/chat/completions", document=None, **h
     """Return the status, the headers and the body of the answer; header names are given with underscores."""
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
     data = None if document is None else document if isinstance(document, bytes) else json.dumps(document).encode()
-    connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
-    return answer.status, answer.headers, text
+    with contextlib.closing(connection):
+        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
 
 
 def post(gateway, document=None, **headers):

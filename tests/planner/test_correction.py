@@ -60,6 +60,7 @@ def test_a_row_over_nvlink_says_nothing_of_cards_on_pcie():
     assert is_measured(replace(setup, quant=find_quant("int4")), TWO)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("same_source", "most"), [(True, 0.8), (False, 1.05)])
 def test_over_all_published_rows_it_brings_predictions_nearer_or_leaves_them_where_they_are(same_source, most):
     """Each row is corrected by the others of its source, or by other sources alone; errors are means of setups."""

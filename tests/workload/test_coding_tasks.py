@@ -20,7 +20,7 @@ def test_levels_limits_and_temperature_are_the_published_ones():
     assert [item.id for item in ITEMS] == ["P1.1", "P1.2", "P1.3", "S1", "S2", "S3", "S4"] == list(TITLES)
     assert {item.max_tokens for item in PRIMARY} == {1024}
     assert {item.max_tokens for item in SIDE} == {512}
-    assert len(AXES) == 5
+    assert len(AXES) == 6
 
 
 def test_prompts_are_those_of_earlier_runs():
