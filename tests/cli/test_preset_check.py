@@ -99,7 +99,7 @@ def test_what_cannot_be_checked_is_said_before_anything_starts(mine, typed, path
 def test_a_sweep_of_a_preset_tells_the_share_of_its_published_figures(mine, typed):
     """One line, and where the lengths are others, that it is another load."""
     typed("up", mine, "-d")
-    once = ("--runs", "3", "--warm-up", "quick", "--tasks", "4", "-c", "1,2,4")
+    once = ("--runs", "3", "--warm-up", "quick", "--tasks", "4", "-c", "1,2,4", "--seed", "7")
     done = typed("bench", "sweep", *once, "--prompt-tokens", "400", "--output-tokens", "16", "--fixed-output")
     (line,) = [line for line in done.stderr.splitlines() if "has published" in line]
     assert line.startswith("share of the tok/s that mine has published: ")
