@@ -5,7 +5,7 @@ of a sequence, worked out by hand from the widths, and the parameters, as the ma
 import json
 
 import pytest
-from in_process import call
+from in_process import call, refused
 
 MIMO_LAYERS = [0, 1, 1, 1, 1, *([0, 1, 1, 1, 1, 1] * 7), 0]
 KIMI_FULL = [4, 8, 12, 16, 20, 24, 27]
@@ -153,6 +153,15 @@ def test_a_published_configuration_tells_what_a_token_and_a_sequence_keep(config
         looked_up = read["parts"]["embedding"]  # some makers count the embedding, of which a token reads one row
         low, high = read["params_active"], read["params_active"] + looked_up
         assert low * 0.93 <= active * 1e9 <= high * 1.05
+
+
+def test_layers_that_compress_by_an_unknown_ratio_are_refused_by_name(config_of):
+    """As newer versions of Transformers may write it: taken for full attention, a token would keep far too much."""
+    config = {**CONFIGS["DeepSeek-V4-Pro"], "layer_types": ["heavily_compressed_attention"] * 61}
+    del config["compress_ratios"]
+    said = refused("catalog", "models", config_of("new", config))
+    assert "`layer_types` is 'heavily_compressed_attention', not a name" in said
+    assert "`compress_ratios` does" in said
 
 
 # Of one of eight cards that share each tensor: its part of windows and state, and the weights of the whole model by the

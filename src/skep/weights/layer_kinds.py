@@ -133,6 +133,9 @@ def _letters(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLaye
 
 def _words(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
     names = settings.list_of(known.key, layers) or ()
+    compressed = next((name for name in names if "compress" in str(name)), None)
+    if compressed is not None:  # how many tokens share an entry is not told here
+        raise settings.wrong(known.key, compressed, "a name that tells what a token keeps; `compress_ratios` does")
     kinds = [_kind_of_name(str(name)) for name in names]
     if not window_of(settings) and not settings.flag("use_sliding_window", default=True):
         kinds = ["full" if kind == "sliding" else kind for kind in kinds]
