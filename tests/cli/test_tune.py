@@ -223,7 +223,7 @@ def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
 @pytest.mark.timeout(1800)
 def test_a_tuning_on_a_real_engine_is_stopped_resumed_and_leaves_a_preset(env, tmp_path, skep):
     """Nothing runs after Ctrl-C, and the second session measures nothing again that was measured."""
-    start = ("--knobs", "slots,threads", "--budget", "4m", "--seed", "5")
+    start = ("--knobs", "slots,threads", "--budget", "6m", "--seed", "5")
     interrupted(("smollm2-135m", *LOAD, *start), "step 0 baseline")
     assert not engines_of(tmp_path)
     resumed = skep("tune", "resume", "--json")
