@@ -109,6 +109,14 @@ def test_a_preset_that_lacks_its_cards_is_a_row_too():
 
 
 @pytest.mark.usefixtures("paths")
+def test_levels_that_the_sweep_finds_itself_are_columns_too():
+    words = ("-c", "auto", *QUICK[2:], "--budget", "4s", "--simulate")
+    done = call("bench", "presets", "qwen3-coder-30b-a3b-3090", *words, check=0)
+    assert "1 presets, C=auto, " in done.err
+    assert "C=2" in done.out.splitlines()[0].split()
+
+
+@pytest.mark.usefixtures("paths")
 def test_a_wrong_name_is_told_before_anything_starts():
     assert "no preset is called `no-such`" in refused("bench", "presets", "qwen3-coder-30b-a3b-3090", "no-such")
     assert "no preset is named" in refused("bench", "presets", "--simulate")

@@ -14,6 +14,14 @@ runs_app = group("runs", "List, report, compare and export stored benchmark runs
 REPORT = OutputFile("report.html")
 Api = Annotated[str, option("API: openai, or ollama for Ollama's own, which reports durations.")]
 Concurrency = Annotated[str, option("Numbers of concurrent agents to measure, such as 1,2,4.", "--concurrency", "-c")]
+SweptLevels = Annotated[
+    str,
+    option(
+        "Numbers of concurrent agents to measure, such as 1,2,4; auto doubles until two levels past the knee.",
+        "--concurrency",
+        "-c",
+    ),
+]
 MaxTokens = Annotated[
     int, option("Maximum answer length in tokens; most answers end before it.", "--output-tokens", min=1)
 ]
@@ -53,14 +61,7 @@ class WorkloadOptions(BenchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(WorkloadOptions):
-    concurrency: Annotated[
-        str,
-        option(
-            "Numbers of concurrent agents to measure, such as 1,2,4; auto doubles until two levels past the knee.",
-            "--concurrency",
-            "-c",
-        ),
-    ] = "1,2,4,8"
+    concurrency: SweptLevels = "1,2,4,8"
     slo: Annotated[str | None, option("Say which of the levels meet p95 limits, such as ttft=1s,tpot=50ms.")] = None
     shape: Annotated[str, option("Load shape: steady, burst, conversation or shared-prefix.")] = "steady"
     tasks: Annotated[int | None, option("Tasks per level and run (default: 3 per agent, at least 6).", min=1)] = None
@@ -237,7 +238,7 @@ def quality(options: QualityOptions) -> None:
 class PresetsOptions(SweepOptions):
     PANELS: ClassVar[dict[str, str]] = {
         "Load": "concurrency shape tasks max_tokens fixed_output prompt_tokens turns think seed",
-        "Precision and time": "runs precision budget warm_up timeout",
+        "Precision and time": "runs precision budget quick warm_up timeout",
         "Results": "slo output store_prompts as_json",
     }
 
@@ -250,7 +251,7 @@ class PresetsOptions(SweepOptions):
     simulate: Annotated[
         bool, option("Simulate each preset's rig at the speed the planner predicts; needs no weights and no GPU.")
     ] = False
-    concurrency: Concurrency = "1,2,3,4"
+    concurrency: SweptLevels = "1,2,3,4"
     budget: Annotated[str, option("Time limit of each preset's measurement; what does not fit is left out.")] = "10m"
     output: Annotated[OutputFile, option("HTML file with the pictures.", "-o", "--output")] = REPORT
 

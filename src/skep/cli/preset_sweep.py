@@ -12,7 +12,7 @@ from pathlib import Path
 from skep.catalog.presets import Preset
 from skep.cli.bench import PresetsOptions
 from skep.cli.options import Interrupted, run_measuring
-from skep.cli.sweep import level_view, maker_for, meter_for, plan_of
+from skep.cli.sweep import AUTO, level_view, maker_for, meter_for, plan_of
 from skep.config.presets import preset, presets_folder
 from skep.errors import EngineError, UserError
 from skep.files import HTML
@@ -30,7 +30,8 @@ def run_presets_command(options: PresetsOptions) -> None:
     paths, plan = user_paths(os.environ), plan_of(options)
     output = options.output.checked(suffixes=HTML)
     presets = presets_of(options.presets, paths)
-    note(f"{len(presets)} presets, C={','.join(map(str, plan.concurrency))}, {plan.budget_s:g} s each at most")
+    levels = AUTO if plan.finds_knee else ",".join(map(str, plan.concurrency))
+    note(f"{len(presets)} presets, C={levels}, {plan.budget_s:g} s each at most")
     results: list[MeasuredPreset] = []
     interrupted: Interrupted | None = None
     with nullcontext() if options.simulate else tuner_lock(paths), open_store(paths.store) as store:
@@ -46,7 +47,7 @@ def run_presets_command(options: PresetsOptions) -> None:
     if options.as_json:
         print_json(presets_document(results, simulated=options.simulate, report=str(output) if page else None))
     elif results:
-        print_presets(results, plan.concurrency)
+        print_presets(results, () if plan.finds_knee else plan.concurrency)
     if page is not None:
         note(f"pictures: {output}")
     if interrupted is not None:

@@ -8,6 +8,7 @@ import tomllib
 import unicodedata
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from skep.config.problems import LONGEST_SHOWN, Problems, meant_keys, unknown_key
+from skep.config.problems import LONGEST_SHOWN, Problems, TooManyProblems, meant_keys, unknown_key
 from skep.config.settings import (
     CliOverrides,
     Cluster,
@@ -107,7 +108,9 @@ def read_table(
     `docs`: what describes every key. `secret`: values are not shown. `given`: fields that the file does not have.
     """
     reader = _TableReader(docs, secret, checks)
-    found = reader.table(document, kind, "", **given)
+    found = None
+    with suppress(TooManyProblems):
+        found = reader.table(document, kind, "", **given)
     reader.problems.tell(origin, docs)
     return found
 

@@ -16,6 +16,11 @@ from skep.units import shortened
 
 LONGEST_SHOWN = 80  # characters of a wrong value or key
 _MOST_TOLD = 20  # problems: what is no configuration file at all has thousands
+_MOST_FOUND = 1000  # problems after which nothing more is read: each costs a search for the key that is meant
+
+
+class TooManyProblems(Exception):
+    """Reading ends here: the file has so many that the rest would tell nobody anything."""
 
 
 class Problems:
@@ -31,7 +36,10 @@ class Problems:
         return len(self._errors)
 
     def add(self, error: UserError) -> None:
+        """Raise TooManyProblems where this is one of very many."""
         self._errors.append(error)
+        if len(self._errors) >= _MOST_FOUND:
+            raise TooManyProblems
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -55,7 +63,8 @@ class Problems:
         if len(self._errors) > _MOST_TOLD:
             lines.append(f"and {len(self._errors) - _MOST_TOLD} more")
         listed = "".join(f"\n  {line}" for line in lines)
-        raise UserError(f"{origin}: {len(self._errors)} keys or values are wrong:{listed}", hint=docs)
+        count = f"at least {_MOST_FOUND:,}" if len(self._errors) >= _MOST_FOUND else str(len(self._errors))
+        raise UserError(f"{origin}: {count} keys or values are wrong:{listed}", hint=docs)
 
 
 def unknown_key(place: str, key: str, known: Sequence[str]) -> UserError:

@@ -17,7 +17,12 @@ from skep.units import known, number
 
 
 def print_presets(results: Sequence[MeasuredPreset], levels: Sequence[int]) -> None:
-    """Print one row a preset with its effective tok/s, and below it why the broken ones are."""
+    """Print one row a preset with its effective tok/s, and below it why the broken ones are.
+
+    `levels`: those that were asked for; what was measured beyond them has a column too.
+    """
+    seen = (level.concurrency for result in measured(results) if result.summary for level in result.summary.levels)
+    levels = sorted({*levels, *seen})
     columns: list[Column[MeasuredPreset]] = [
         Column("preset", "PRESET", lambda result: result.preset.name, right=False),
         *(Column(f"c{level}", f"C={level}", partial(_cell, level)) for level in levels),
