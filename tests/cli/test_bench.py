@@ -68,7 +68,6 @@ def test_auto_doubles_and_says_where_it_stopped_and_why(tmp_path):
     assert levels == [2**place for place in range(len(levels))]
     assert document["search"]["at"] == levels[-1]
     assert told.startswith(f"The search stopped at C = {levels[-1]}: ")  # which it is depends on how busy we are
-    assert all(level["requests"] >= 6 * level["concurrency"] for level in document["levels"])
     call("report", check=0)
     assert told in (tmp_path / "report.html").read_text()
     assert " auto " in call("runs", check=0).out

@@ -1,6 +1,7 @@
 """Cancelled, closed, killed from outside, many at once: nothing is left, and the next run works."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -24,17 +25,24 @@ FOREVER = SandboxScript(("-c", "import time; time.sleep(600)"))
 WELL = SandboxScript(("-c", "print('well')"))
 
 
-def started(sandbox, count=1):
-    """So many scripts are really running: each has bubblewrap, a first process and itself."""
-    return len(descendants(sandbox._launcher.pid)) >= 3 * count
+def command_of(pid):
+    """The words a process was started with; none where it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return []
+
+
+def is_the_script(pid):
+    """Not bubblewrap, whose command ends with the script's, and not the launcher's copy of itself that sets limits."""
+    return command_of(pid)[1:3] == list(FOREVER.argv)
 
 
 async def run_forever(sandbox):
     """A script that does not end by itself, as a task, and its processes once it runs."""
     task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
-    while not started(sandbox):
+    while not any(map(is_the_script, inside := descendants(sandbox._launcher.pid))):
         await asyncio.sleep(0.005)
-    return task, descendants(sandbox._launcher.pid)
+    return task, inside
 
 
 async def test_a_cancelled_run_is_gone_when_the_cancelling_returns(sandbox):
@@ -62,6 +70,33 @@ async def test_a_killed_launcher_takes_its_scripts_along_and_is_started_anew(san
         await task
     assert wait_until(lambda: not any(map(alive, inside)))
     assert (await sandbox.run(WELL)).ok
+
+
+@pytest.fixture
+def bwrap_that_leaves_a_process(monkeypatch):
+    """A bubblewrap killed while it makes its first process leaves that one waiting for ever, as this `sleep` does."""
+    real = shutil.which("bwrap")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # root's scripts have another uid
+        (folder / "bwrap").write_text(f'#!/bin/sh\nsleep 600 > {folder}/out 2>&1 &\nexec {real} "$@"\n')
+        (folder / "bwrap").chmod(0o755)
+        (folder / "out").touch()
+        (folder / "out").chmod(0o666)
+        monkeypatch.setenv("PATH", name, prepend=":")
+        yield
+
+
+@pytest.mark.usefixtures("opened", "bwrap_that_leaves_a_process")
+async def test_what_a_killed_launcher_s_bubblewrap_was_making_is_ended():
+    sandbox = open_sandbox()
+    task, inside = await run_forever(sandbox)
+    assert len(inside) >= 4  # bubblewrap, its first process, the script, and what was left
+    os.kill(sandbox._launcher.pid, signal.SIGKILL)
+    with pytest.raises(SkepError, match="was killed"):
+        await task
+    assert wait_until(lambda: not any(map(alive, inside)))
+    await sandbox.close()
 
 
 async def test_a_launcher_that_is_dying_is_started_anew(sandbox):

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import platform
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +29,7 @@ from skep.sandbox.launcher import BEGIN, setup_text
 from skep.sandbox.view import view
 
 START_S = 10.0
+DYING_S = 1.0  # for a launcher whose sockets are closed already
 GRACE_S = 30.0  # beyond a run's own limit, for a machine that is very busy
 
 
@@ -47,11 +51,15 @@ class Sandbox:
             link = self._hand_over()
         except OSError as error:  # no descriptor left, or the launcher died at this moment
             raise SkepError(f"the sandbox could not be checked: {error}", hint="see `skep doctor`") from error
+        launcher = self._launcher
         try:
-            return _result(await self._exchange(link, pack_order(script, limits or SandboxLimits())))
+            line = await self._exchange(link, pack_order(script, limits or SandboxLimits()))
         finally:
             self._live.discard(link)
             link.close()
+        if not line.endswith(b"\n") and launcher is not None:
+            await asyncio.to_thread(end_group_of_dead, launcher)
+        return _result(line)
 
     def try_out(self, script: SandboxScript, limits: SandboxLimits) -> ScriptResult:
         """The same, blocking: for a trial before there is an event loop."""
@@ -74,12 +82,9 @@ class Sandbox:
         self._launcher = self._control = None
         if control is not None:
             control.close()
-        if launcher is not None:
-            try:
-                launcher.wait(START_S)
-            except subprocess.TimeoutExpired:
-                launcher.kill()
-                launcher.wait()
+        if launcher is not None and not end_group_of_dead(launcher, wait_s=START_S):
+            launcher.kill()
+            end_group_of_dead(launcher, wait_s=START_S)
 
     async def _exchange(self, link: socket.socket, order: bytes) -> bytes:
         """Cancelled: hangs up its half, and waits until the supervisor has cleared away and hung up too."""
@@ -102,7 +107,7 @@ class Sandbox:
 
     def _hand_over(self) -> socket.socket:
         """A new run's socket, whose other end is a supervisor's. The launcher is started anew where it was killed."""
-        if self._launcher is None or self._launcher.poll() is not None:
+        if self._launcher is None or end_group_of_dead(self._launcher, wait_s=0.0):
             if self._control is not None:
                 self._control.close()
             self._start()
@@ -147,6 +152,27 @@ class Sandbox:
             self.close_now()
             why = said.decode(errors="replace").removeprefix("error: ") or "its launcher ended at once"
             raise SkepError(f"the sandbox cannot be set up: {why}")
+
+
+def end_group_of_dead(launcher: subprocess.Popen[bytes], wait_s: float = DYING_S) -> bool:
+    """Kill what a killed launcher left in its process group. False: it lives.
+
+    bubblewrap ends with its parent, but where it is killed while it makes its first process, that one waits for ever.
+    The group is killed before the launcher is reaped: afterwards its number may be another's.
+    """
+    if launcher.returncode is None:
+        with contextlib.closing(select.epoll()) as ending:
+            pidfd = os.pidfd_open(launcher.pid)
+            try:
+                ending.register(pidfd, select.EPOLLIN)
+                if not ending.poll(wait_s):
+                    return False
+            finally:
+                os.close(pidfd)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    return True
 
 
 async def _everything(loop: asyncio.AbstractEventLoop, link: socket.socket) -> bytes:
