@@ -31,8 +31,11 @@ def request(level, repeat, index, item, traffic, start, seconds, ttft_s, tokens,
     return Request(level, repeat, index, item.id, start, start + seconds, traffic=traffic, **times, **more)
 
 
-def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False):
-    """Requests and verdicts of a run; each repeat is that much slower. `collapsed`: only turn 1 passes."""
+def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False, dies_from=9):
+    """Requests and verdicts of a run; each repeat is that much slower. `collapsed`: only turn 1 passes.
+
+    `dies_from`: the number of agents from which the conversation ends with a failure in turn 1.
+    """
     rows, verdicts = [], []
     for level in levels:
         ttft_ms, turns, tok_s, all_tok_s, sides = model[level]
@@ -44,10 +47,15 @@ def mixed_rows(model, repeats=REPEATS, levels=(1, 2, 3, 5), *, collapsed=False):
                 seconds = slower * ms / 1000
                 tokens = max(1, round(tok_s * (seconds - ttft_s)))
                 what = {"session": 0, "turn": turn, "prompt": "Build it.", "answer": f"answer of turn {turn + 1}"}
+                if level >= dies_from and turn:
+                    continue
+                if level >= dies_from:
+                    what |= {"error_kind": "http"}
                 rows.append(
                     request(level, repeat, turn, PRIMARY[turn], "primary", start, seconds, ttft_s, tokens, **what)
                 )
-                outcome = VerdictOutcome.WRONG if collapsed and turn else VerdictOutcome.PASSED
+                is_wrong = level >= dies_from or (collapsed and turn)
+                outcome = VerdictOutcome.WRONG if is_wrong else VerdictOutcome.PASSED
                 verdicts.append(Verdict(level, repeat, turn, PRIMARY[turn].id, outcome))
                 start += seconds
                 left -= tokens

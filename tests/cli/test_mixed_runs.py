@@ -71,6 +71,20 @@ def test_two_models_are_compared_with_a_column_each_and_a_verdict(models):
     assert call("runs", "compare", *models[::-1], check=4).out.splitlines()[-1].startswith("better for this work: A")
 
 
+def test_a_model_that_never_finishes_the_conversation_under_load_is_not_as_good(stored):
+    """Its later turns were not asked: they left the comparison, and the two were not distinguishable."""
+    whole, dying = stored(QWEN, "whole"), stored(QWEN, "dying", at=2e9, dies_from=2)
+    told = call("runs", "compare", whole, dying, check=4).out.splitlines()
+    assert "B never finished the conversation at C=2, 3, 5" in told
+    assert any(line.startswith("right answers: 54 of 57 (A), 27 of 57 (B)") for line in told)
+    assert told[-1] == "better for this work: A, as B never finished the conversation at C=2, 3, 5"
+
+
+def test_of_one_model_unfinished_conversations_are_a_regression(stored):
+    runs = stored(QWEN, "m"), stored(QWEN, "m", at=2e9, dies_from=5)
+    assert "conversations that are never finished at C=5" in call("runs", "compare", *runs, check=4).out
+
+
 def test_the_json_of_a_comparison_of_mixed_runs_has_both_runs_the_answers_and_who_is_better(models):
     document = call("runs", "compare", *models, "--json", check=0).json
     mixed = document["mixed"]

@@ -35,6 +35,12 @@ def test_an_own_machine_is_set_against_each_server_of_somebody_else(series):
     assert "different models, m and n" in second
 
 
+def test_a_gateway_is_not_set_against_its_own_replicas(series):
+    put(series, "box", 73.7, kind=TargetKind.GATEWAY)
+    put(series, "replica", 90.0, kind=TargetKind.REPLICA)
+    assert lines(series) == []
+
+
 def test_where_all_are_of_one_kind_the_fastest_goes_before_the_others(series):
     put(series, "slow", 10.0)
     put(series, "fast", 400.0)

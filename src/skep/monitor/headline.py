@@ -91,7 +91,9 @@ def headlines_of(series: SeriesStore, standings: Sequence[TargetStatus], now: fl
         headline = headline_of(series, one.target.name, other.target.name, now - WINDOW_S, now)
         if headline is not None:
             found.append(replace(headline, away=tuple(name for name in headline.names if name in away)))
-    return found[:MOST_HEADLINES]
+        if len(found) == MOST_HEADLINES:
+            break
+    return found
 
 
 def _pairs(standings: Sequence[TargetStatus]) -> list[tuple[TargetStatus, TargetStatus]]:
@@ -101,7 +103,7 @@ def _pairs(standings: Sequence[TargetStatus]) -> list[tuple[TargetStatus, Target
     others = by_kind[TargetKind.ENDPOINT]
     if own and others:
         return [(one, other) for one in own for other in others]
-    ordered = sorted(standings, key=_speed, reverse=True)
+    ordered = sorted([*own, *others], key=_speed, reverse=True)
     return [(ordered[0], other) for other in ordered[1:]]
 
 

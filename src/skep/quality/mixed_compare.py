@@ -13,7 +13,15 @@ import msgspec
 from skep.bench.compare import strict_confidence, worse_beyond
 from skep.bench.metrics import Comparison, by_repeat, task_tok_s, ttft_values
 from skep.bench.stored_run import nothing_measured
-from skep.quality.mixed_figures import PRIMARY, MixedLevel, MixedSummary, conversation_s, mixed_summary, wall_of
+from skep.quality.mixed_figures import (
+    PRIMARY,
+    MixedLevel,
+    MixedSummary,
+    conversation_s,
+    mixed_summary,
+    turns_not_asked,
+    wall_of,
+)
 from skep.stats.noninferiority import PairedDifference, paired_difference
 from skep.stats.versus import Judgement, judge
 from skep.store.database import Store
@@ -52,27 +60,41 @@ class MixedSide(msgspec.Struct, frozen=True):
         found = [figure.of_repeat(rows) for rows in repeats.values()]
         return [value for value in found if value is not None and value > 0]
 
+    def answers(self) -> dict[tuple[int, int, str], bool]:
+        """Return whether each item passed, by level and repeat. A turn that was not asked did not."""
+        found = {(one.level, one.repeat, one.item): one.passed for one in self.verdicts if one.level}
+        for level in self.summary.levels if found else ():
+            repeats = by_repeat(row for row in self.rows if row.level == level.concurrency)
+            for repeat, rows in repeats.items():
+                found |= {(level.concurrency, repeat, item): False for item in turns_not_asked(rows)}
+        return found
+
 
 class MixedComparison(msgspec.Struct, frozen=True):
     """`worse`: figures of B that are worse by more than was allowed, at 95 % over all of them together.
 
-    `answers` is None where an answer of neither, or of one only, was judged.
+    `answers` is None where an answer of neither, or of one only, was judged. `unfinished` has the levels at which A
+    never finished the conversation while B did, and those of B.
     """
 
     found: Sequence[Comparison]
     worse: Sequence[Comparison]
     answers: PairedDifference | None
+    unfinished: tuple[Sequence[int], Sequence[int]] = ((), ())
 
     @property
     def better(self) -> str | None:
         """Return "A" or "B": who does this work better; None: neither is shown to.
 
-        More right answers go before speed, and a conversation must be faster at some level and slower at none. Where no
-        answer of either passed, speed is worth nothing.
+        More right answers go before a conversation that is finished, and that before speed: a conversation must be
+        faster at some level and slower at none. Where no answer of either passed, speed is worth nothing.
         """
         if self.none_passed:
             return None
         answers = {Judgement.WORSE: "A", Judgement.BETTER: "B"}.get(self.answers_judgement)
+        if answers is None and any(self.unfinished):
+            of_a, of_b = self.unfinished
+            return None if of_a and of_b else "B" if of_a else "A"
         faster = {Judgement.WORSE: "A", Judgement.BETTER: "B"}
         sooner = {name for judgement, name in faster.items() if self.judged(CONVERSATION, judgement)}
         return answers or (sooner.pop() if len(sooner) == 1 else None)
@@ -131,7 +153,18 @@ def compare_mixed(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> MixedCom
     """B against A at the levels that both have. `allowed`: a share by which B may be worse."""
     found = _compared(a, b, 0.95)
     strict = _compared(a, b, strict_confidence(len(found)))
-    return MixedComparison(found, worse_beyond(allowed, strict), _answers(a, b))
+    unfinished = (_never_finished(a, b), _never_finished(b, a))
+    return MixedComparison(found, worse_beyond(allowed, strict), _answers(a, b), unfinished)
+
+
+def _never_finished(side: MixedSide, other: MixedSide) -> list[int]:
+    """Return the levels at which no conversation of this side was finished, while one of the other was."""
+    shared = ((level, other.level(level.concurrency)) for level in side.summary.levels)
+    return [
+        level.concurrency
+        for level, partner in shared
+        if level.primary_s is None and partner is not None and partner.primary_s is not None
+    ]
 
 
 def _compared(a: MixedSide, b: MixedSide, confidence: float) -> list[Comparison]:
@@ -149,17 +182,25 @@ def _compared_figure(figure: MixedFigure, level: int, a: MixedSide, b: MixedSide
         of_a, of_b = a.figures(figure, level), b.figures(figure, level)
         ratio, judgement = judge(of_a, of_b, higher_is_better=up, confidence=confidence)
         nothing = [name for name, values in (("A", of_a), ("B", of_b)) if not values]
-        why = f"not measured in {' and '.join(nothing)}" if nothing else ONE_REPEAT
+        counts = f"{len(of_a)} of {_repeats(a, level)} repeats (A) and {len(of_b)} of {_repeats(b, level)} (B)"
+        several = min(_repeats(a, level), _repeats(b, level)) > 1
+        why = f"only {counts} came to an end" if several else ONE_REPEAT
+        why = f"not measured in {' and '.join(nothing)}" if nothing else why
     return Comparison(
         level, figure.name, shown_a, shown_b, ratio, judgement, why if judgement is Judgement.UNKNOWN else "", up
     )
 
 
+def _repeats(side: MixedSide, concurrency: int) -> int:
+    level = side.level(concurrency)
+    return 0 if level is None else level.repeats
+
+
 def _answers(a: MixedSide, b: MixedSide) -> PairedDifference | None:
     """Return the difference of right answers of the same item, at the same level and in the same repeat."""
-    places = [{(one.level, one.repeat, one.item): one.passed for one in side.verdicts if one.level} for side in (a, b)]
+    of_a, of_b = a.answers(), b.answers()
     pairs: dict[str, list[tuple[bool, bool]]] = {}
-    for place, passed in places[0].items():
-        if place in places[1]:
-            pairs.setdefault(place[-1], []).append((passed, places[1][place]))
+    for place, passed in of_a.items():
+        if place in of_b:
+            pairs.setdefault(place[-1], []).append((passed, of_b[place]))
     return paired_difference(pairs) if pairs else None

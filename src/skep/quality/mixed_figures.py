@@ -106,7 +106,7 @@ class MixedLevel(msgspec.Struct, frozen=True):
     seconds_per_task: float | None  # wall time over answers that passed; None: none did
     held_share: float | None  # of the primary's time with all side tasks in flight
     outcomes: tuple[tuple[str, int], ...] = ()
-    passed_tok_s: float | None = None  # output tokens of the answers that passed over wall time; None: not judged
+    passed_tok_s: float | None = None  # tokens of the answers that passed over wall time; None: not judged or counted
 
     @property
     def tasks(self) -> tuple[TaskFigures, ...]:
@@ -184,9 +184,17 @@ def mixed_summary(
     known = {(one.level, one.repeat, one.index): one for one in verdicts}
     asked = sorted({row.level for row in rows} - {0})
     levels = [_level(level, [row for row in rows if row.level == level], known) for level in asked]
-    memory = next((msgspec.convert(one.fact, MemoryUse) for one in facts if one.name == MEMORY), None)
+    memory = next((_memory_use(one.fact) for one in facts if one.name == MEMORY), None)
     axes = axes_of(levels, memory)
     return MixedSummary(run_id, model, tuple(levels), axes, advice_of(levels), simulated, incomplete, memory)
+
+
+def _memory_use(fact: object) -> MemoryUse | None:
+    """Return None for what another version of skep may have stored."""
+    try:
+        return msgspec.convert(fact, MemoryUse)
+    except msgspec.ValidationError:
+        return None
 
 
 def axes_of(levels: Sequence[MixedLevel], memory: MemoryUse | None = None) -> tuple[Axis, ...]:
@@ -202,7 +210,7 @@ def _memory_axis(rule: AxisRule, memory: MemoryUse | None) -> Axis:
     if memory is None or not memory.total_bytes:
         return Axis(rule.name, rule.definition, None, "not measured")
     shown = f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} in use"
-    return Axis(rule.name, rule.definition, 1 - memory.used_bytes / memory.total_bytes, shown)
+    return Axis(rule.name, rule.definition, max(0.0, 1 - memory.used_bytes / memory.total_bytes), shown)
 
 
 def _axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None) -> Axis:
@@ -275,11 +283,8 @@ def _batch_side_tasks(levels: Sequence[MixedLevel]) -> int | None:
 
 def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdict]) -> MixedLevel:
     repeats = by_repeat(rows)
-    talks = [_turns(some) for some in repeats.values()]
-    # One that was cut off from outside, without a failed turn, says nothing about later turns.
-    broken = [talk for talk in talks if known and talk and not talk[-1].ok]
-    not_asked = [sum(len(talk) <= place for talk in broken) for place in range(len(PRIMARY))]
-    turns = tuple(_task(item.id, rows, known, missed) for item, missed in zip(PRIMARY, not_asked, strict=True))
+    not_asked = Counter(item for some in repeats.values() for item in turns_not_asked(some)) if known else Counter()
+    turns = tuple(_task(item.id, rows, known, not_asked[item.id]) for item in PRIMARY)
     side = tuple(_task(item.id, rows, known) for item in SIDE[: concurrency - 1])
     totals = [taken_s for some in repeats.values() if (taken_s := conversation_s(some)) is not None]
     wall_s = sum(map(wall_of, repeats.values()))
@@ -289,7 +294,7 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
     passed = sum(verdict.passed for verdict in found)
     counts = Counter(verdict.outcome for verdict in found)
     outcomes = tuple((outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome])
-    outcomes += ((NOT_ASKED, sum(not_asked)),) if sum(not_asked) else ()
+    outcomes += ((NOT_ASKED, not_asked.total()),) if not_asked else ()
     return MixedLevel(
         name=LEVEL_NAMES.get(concurrency, f"C={concurrency}"),
         concurrency=concurrency,
@@ -314,6 +319,17 @@ def conversation_s(rows: Iterable[Request]) -> float | None:
     if len(turns) < len(PRIMARY) or not all(row.ok for row in turns):
         return None
     return turns[-1].ended_s - turns[0].started_s
+
+
+def turns_not_asked(rows: Iterable[Request]) -> list[str]:
+    """Return the turns of one repeat that were not asked as the one before failed. They count as failed.
+
+    A conversation that was cut off from outside, without a failed turn, says nothing about later turns.
+    """
+    turns = _turns(rows)
+    if not turns or turns[-1].ok:
+        return []
+    return [item.id for item in PRIMARY[len(turns) :]]
 
 
 def wall_of(rows: Sequence[Request]) -> float:

@@ -235,7 +235,9 @@ def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
         name="mixed comparison",
         title=comparison_heading(runs),
         verdict=verdict_sentence(compared) if compared and compared.found else "",
-        sentences=comparison_sentences(runs, compared) if compared and compared.found else [],
+        sentences=[*comparison_sentences(runs, compared), *why_not_judged(compared)]
+        if compared and compared.found
+        else [],
         told=unlike_banners(runs, {run.letter: sorted(of.limited) for run, of in zip(runs, sides, strict=True)}),
         runs=runs,
         drawn=mixed_pictures(runs, side_tasks_at(runs, most) if most is not None else {}),
@@ -252,6 +254,7 @@ def comparison_sentences(runs: Sequence[MixedSeries], compared: MixedComparison)
     a, b = runs
     memory = [f"{_memory_words(run)} ({run.letter})" for run in runs if run.summary.memory is not None]
     return [
+        *_unfinished_sentences(compared),
         *_conversation_sentences(compared),
         *_steadiness(a, b),
         *([f"GPU memory in use: {', '.join(memory)}"] if len(memory) == len(runs) else []),
@@ -269,6 +272,8 @@ def verdict_sentence(compared: MixedComparison) -> str:
     if compared.none_passed:
         return "neither does this work: none of their answers passed"
     if better is None:
+        if all(compared.unfinished):
+            return "no verdict: each of the two leaves conversations unfinished that the other one finishes"
         if all(ahead.values()):
             told = " and ".join(f"{name} is faster at {_levels_of(levels)}" for name, levels in ahead.items())
             return f"neither is better at every level: {told}"
@@ -277,6 +282,8 @@ def verdict_sentence(compared: MixedComparison) -> str:
         return "no verdict: no figure of the conversation can be compared"
     other = "A" if better == "B" else "B"
     reasons = ["it has more right answers"] if compared.answers_judgement in _ANSWERS_WORDS else []
+    if never := compared.unfinished["AB".index(other)]:
+        reasons.append(f"{other} never finished the conversation at C={', '.join(map(str, never))}")
     if ahead[better]:
         reasons.append(f"its conversation is faster at {_levels_of(ahead[better])}")
     slower = f", though {other} is faster at {_levels_of(ahead[other])}" if ahead[other] else ""
@@ -294,11 +301,13 @@ def why_not_judged(compared: MixedComparison) -> list[str]:
 
 
 def worse_answers(compared: MixedComparison) -> tuple[str, ...]:
-    """Return the words of a regression of right answers; nothing where there is none."""
+    """Return the words of a regression of answers: unfinished conversations, fewer right ones; often none."""
+    _, never = compared.unfinished
+    unfinished = (f"conversations that are never finished at C={', '.join(map(str, never))}",) if never else ()
     answers = compared.answers
     if answers is None or compared.answers_judgement is not Judgement.WORSE:
-        return ()
-    return (f"right answers ({100 * answers.rate:.0f} % instead of {100 * answers.base_rate:.0f} %)",)
+        return unfinished
+    return (*unfinished, f"right answers ({100 * answers.rate:.0f} % instead of {100 * answers.base_rate:.0f} %)")
 
 
 def _levels_with(found: Sequence[Comparison], why: str) -> list[str]:
@@ -307,6 +316,13 @@ def _levels_with(found: Sequence[Comparison], why: str) -> list[str]:
 
 def _levels_of(found: Sequence[Comparison]) -> str:
     return f"C={', '.join(str(one.concurrency) for one in found)}"
+
+
+def _unfinished_sentences(compared: MixedComparison) -> list[str]:
+    sides = zip("AB", compared.unfinished, strict=True)
+    return [
+        f"{name} never finished the conversation at C={', '.join(map(str, levels))}" for name, levels in sides if levels
+    ]
 
 
 def _conversation_sentences(compared: MixedComparison) -> list[str]:

@@ -377,7 +377,8 @@ def cut_answers(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     every = sum(level.requests for level in summary.levels)
     what = f"{cut} of {every} answers were cut at {plan.workload.max_tokens:,} tokens"
     if plan.quick:
-        return [f"quick: {what}; real answers are longer and fill the KV cache: leave --quick out to measure them"]
+        longer = "; real answers are longer and fill the KV cache: leave --quick out to measure them" if cut else ""
+        return [f"quick: {what}{longer}"]
     return [f"{what}; --output-tokens N lets them be longer"]
 
 
