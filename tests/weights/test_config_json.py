@@ -141,6 +141,29 @@ def test_a_wrong_value_is_named_with_its_key_and_file(key, value, said):
 
 
 @pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bert" + "x" * 100_000},
+        {"architectures": ["A\nForMaskedLM"] * 1000},
+        {"layer_types": ["compress" + "\x1b" * 1000] * 32},
+    ],
+    ids=["type", "architectures", "layers"],
+)
+def test_what_a_file_calls_things_is_told_in_one_short_line(config):
+    """Names of a thousand lines, or with signs that a terminal takes for commands."""
+    with pytest.raises(UserError) as caught:
+        geometry_from_config({**LLAMA, **config}, "my/config.json")
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 250
+
+
+def test_the_name_of_an_unknown_format_is_one_short_line():
+    said = quantization_from_config({"quantization_config": {"quant_method": "\x1b[31mx\n" * 1000}}, "x")
+    assert said.method.isprintable()
+    assert len(said.method) <= 100
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "null", '"x"', "{'a'}", "[" * 100_000, b"\xff\xfe", '{"a": ' + "9" * 5000 + "}"],
     ids=range(9),

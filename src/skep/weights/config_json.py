@@ -13,6 +13,7 @@ from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.planner.setup import parts_of
+from skep.units import one_line
 from skep.weights.layer_kinds import INDEXED_RATIO, blocks_of, kinds_of, layer_key, linear_widths, window_of
 from skep.weights.model_config import ModelConfig, parsed
 
@@ -24,6 +25,7 @@ _SHARED = (
     "share_expert_dim",
 )  # fmt: skip
 _MAX_LAYERS = 1000
+_LONGEST_NAME = 100  # that a file gives to something, in errors
 _MAX_VOCAB = 1 << 24
 _BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
 _DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
@@ -194,7 +196,8 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
     if said is None:
         return None
     inner = ModelConfig(settings.name, said, said)
-    method = (inner.text("quant_method") or inner.text("quant_algo") or "unknown").casefold()
+    method = inner.text("quant_method") or inner.text("quant_algo") or "unknown"
+    method = one_line(method, _LONGEST_NAME).casefold()
     algorithm = (inner.text("quant_algo") or method).casefold()
     if settings.get("expert_dtype") == "fp4":  # most weights of DeepSeek V4, whatever the others are in
         method = "mxfp4"
@@ -242,7 +245,7 @@ def _writes(settings: ModelConfig) -> None:
     kind = settings.outer.get("model_type")
     mute = bool(names) and all(name.endswith(_WRITES_NOTHING) for name in names)
     if mute or (isinstance(kind, str) and "bert" in kind.casefold()):
-        what = ", ".join(names) or str(kind)
+        what = one_line(", ".join(names) or str(kind), _LONGEST_NAME)
         raise UserError(f"{settings.name} describes a model that writes no text: {what}",
                         hint="plans are for models that generate tokens")  # fmt: skip
 

@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 
 from skep.errors import UserError
+from skep.units import one_line
 
 CONFIG_HINT = "take the config.json that lies beside the model's weights"
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 MAX_WIDTH = 1 << 20
+_LONGEST_PREFIX = 64
+_SHOWN_ENTRIES = 64  # of a list or a text: errors show fewer characters
 
 
 def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -96,9 +99,18 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return value if isinstance(value, Mapping) else None
 
     def wrong(self, key: str, value: Any, wanted: str) -> UserError:
-        shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
+        shown = _shown(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
         shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
-        return UserError(f"{self.name}: `{self.prefix}{key}` is {shown}, not {wanted}", hint=self.hint)
+        return UserError(f"{self.name}: `{self._called(key)}` is {shown}, not {wanted}", hint=self.hint)
 
     def missing(self, key: str) -> UserError:
-        return UserError(f"{self.name} has no `{self.prefix}{key}`", hint=self.hint)
+        return UserError(f"{self.name} has no `{self._called(key)}`", hint=self.hint)
+
+    def _called(self, key: str) -> str:
+        """Return the key as errors show it: its prefix is a name that stands in the file."""
+        return f"{one_line(self.prefix, _LONGEST_PREFIX)}{key}"
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of a value: a list may have a million entries."""
+    return repr(value[:_SHOWN_ENTRIES]) if isinstance(value, str | list | tuple) else repr(value)
