@@ -153,6 +153,27 @@ def test_sparse_file_can_neither_keep_the_reader_busy_nor_make_it_allocate(tmp_p
     assert time.process_time() - began < 5
 
 
+def test_a_header_full_of_small_tensors_takes_no_more_than_seconds(saved):
+    """A quarter of a million tensors that need no data took 20 seconds."""
+    named = b"".join(text(b"%d" % place) + struct.pack("<I8QIQ", 8, *[1] * 8, 0, 0) for place in range(1 << 18))
+    path = saved(b"GGUF" + struct.pack("<IQQ", 3, 1 << 18, 0) + named)
+    began = time.process_time()
+    assert "its header is damaged: it claims 262144 tensors" in complaint(path)
+    assert time.process_time() - began < 5
+
+
+def test_what_stands_twice_in_a_header_is_refused_as_llama_cpp_does(saved):
+    """The second value would be planned with, and a tensor be counted twice."""
+    pair = ("general.architecture", TEXT, "llama")
+    assert "its header is damaged: the key 'general.architecture' stands in it twice" in complaint(
+        saved(gguf(pairs=(pair, pair)))
+    )
+    weights = ("w", (32, 2), 2, 0)
+    assert "its header is damaged: the tensor 'w' stands in it twice" in complaint(
+        saved(gguf(tensors=(weights, weights)))
+    )
+
+
 RICH = gguf(pairs=(*DEFAULT_PAIRS, *EVERY_TYPE, ("words", ARRAY, (TEXT, ["a"] * 70)), ("n", ARRAY, (U16, [7] * 70))))
 EXTREMES = st.sampled_from([0, 1, 8, 9, 255, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, HUGE])
 
@@ -262,6 +283,14 @@ def test_a_missing_key_is_named(tmp_path, saved, missing):
         geometry_of(header(tmp_path, keys) if missing else read_header(nameless))
     wanted = {"vocab_size": "tokenizer.ggml.tokens", None: "general.architecture"}.get(missing, f"llama.{missing}")
     assert caught.value.message == f"the GGUF has no `{wanted}`"
+
+
+def test_the_name_of_an_architecture_is_told_in_one_short_line(saved):
+    pairs = (("general.architecture", TEXT, "x\x1b\n" * 1000),)
+    with pytest.raises(UserError) as caught:
+        geometry_of(read_header(saved(gguf(pairs=pairs))))
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 200
 
 
 def test_absurd_values_give_a_line_or_a_sane_geometry(tmp_path):

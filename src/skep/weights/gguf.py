@@ -58,7 +58,7 @@ _MAX_WIDTH = 1 << 20
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
 MAGIC = b"GGUF"
 _MAX_KEYS = 1 << 16
-_MAX_TENSORS = 1 << 18
+_MAX_TENSORS = 1 << 16  # the largest published models have some thousand
 _MAX_DIMENSIONS = 8
 _MAX_FILE_BYTES = 1 << 50
 _DEFAULT_ALIGNMENT = 32
@@ -266,8 +266,8 @@ def _parse(file: BinaryIO, *, keep_arrays: bool) -> GgufHeader:
     if (version := reader.unsigned(4)) not in _VERSIONS:
         raise DamagedFile(f"it is a GGUF of version {version}, known are 2 and 3", hint="pull a file of GGUF version 3")
     tensor_count = reader.count("tensors", _MAX_TENSORS, bytes_each=24)
-    metadata = {reader.text(): reader.value() for _ in range(reader.count("metadata keys", _MAX_KEYS, bytes_each=13))}
-    tensors = tuple(_tensor(reader) for _ in range(tensor_count))
+    metadata = _metadata(reader, reader.count("metadata keys", _MAX_KEYS, bytes_each=13))
+    tensors = _tensors(reader, tensor_count)
     header_end, alignment = reader.position, metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise DamagedFile(f"its header is damaged: the alignment is {repr(alignment)[:20]}, not a power of two")
@@ -287,6 +287,26 @@ def _parse(file: BinaryIO, *, keep_arrays: bool) -> GgufHeader:
         metadata=MappingProxyType(metadata),
         tensors=tensors,
     )
+
+
+def _metadata(reader: GgufReader, count: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(count):
+        key = reader.text()
+        if key in metadata:
+            raise DamagedFile(f"its header is damaged: the key {key[:64]!r} stands in it twice")
+        metadata[key] = reader.value()
+    return metadata
+
+
+def _tensors(reader: GgufReader, count: int) -> tuple[TensorInfo, ...]:
+    tensors: dict[str, TensorInfo] = {}
+    for _ in range(count):
+        tensor = _tensor(reader)
+        if tensor.name in tensors:
+            raise DamagedFile(f"its header is damaged: the tensor {tensor.name[:64]!r} stands in it twice")
+        tensors[tensor.name] = tensor
+    return tuple(tensors.values())
 
 
 def _tensor(reader: GgufReader) -> TensorInfo:
