@@ -96,6 +96,7 @@ def orchestrator(tmp_path_factory):
     tasks = [{"id": "bees", "objective": "Say how bees dance"}, {"id": "wax", "objective": "Say how wax is made"}]
     answers = [
         ("Split it into at most 9 tasks", json.dumps({"tasks": tasks * 20})),
+        ("Split it into at most 8 tasks", json.dumps({"tasks": [*tasks, {"id": "rest", "objective": " \n " * 8}]})),
         ("Split it into at most", json.dumps({"tasks": tasks})),
         ("You put partial answers together", "They dance and make wax."),
         ("Say how bees dance", "In eights."),
@@ -127,6 +128,13 @@ def test_a_goal_that_cannot_be_planned_is_one_task_and_says_so(folder, orchestra
     assert "asking once more" in done.err
     assert done.out.startswith("Much.\n")
     assert "split by rule, not by the model: the plan has 40 tasks, and at most 9 were asked for" in done.out
+
+
+def test_a_planned_task_that_asks_for_nothing_is_never_sent(folder, orchestrator):
+    """Blanks are long enough for the form of a plan: tasks without a word went to the model, and were answered."""
+    done = ask("Tell what bees do", "--url", orchestrator.url, "-c", "8", check=0)
+    assert "the model's plan cannot be used (task `rest` has no objective): asking once more" in done.err
+    assert done.out.startswith("Much.\n")
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,15 @@ async def plan_goal(
 
 
 def _goal_part(number: int, planned: Any) -> GoalPart:
-    return GoalPart(_task_id(number, planned), planned["objective"].strip(), ())
+    name = _task_id(number, planned)
+    return GoalPart(name, _objective(planned, name), ())
+
+
+def _objective(planned: Any, task: str) -> str:
+    told: str = planned["objective"].strip()
+    if not told:
+        raise UserError(f"task `{task}` has no objective")
+    return told
 
 
 def _task_id(number: int, planned: Any) -> str:
@@ -410,7 +418,8 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
     parts: list[GoalPart] = []
     named: set[str] = set()
     for number, one in enumerate(plan["tasks"], 1):
-        objective, name = one["objective"].strip(), _task_id(number, one)
+        name = _task_id(number, one)
+        objective = _objective(one, name)
         files = _named(one["files"], list(sources.texts), name)
         named.update(files)
         pieces = [piece for file in files for piece in pieces_of(file, sources.texts[file], sizes.chunk_chars)]
