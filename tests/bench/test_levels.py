@@ -4,6 +4,7 @@ import pytest
 from sample_rows import evenly, request
 
 from skep.bench.level_rounds import LevelRounds, LevelSearch, figure_of
+from skep.report.sweep_text import search_sentence
 from skep.stats.sequential import PrecisionGoal
 
 GOAL = PrecisionGoal(relative=0.03, fewest=4, most=8)
@@ -123,7 +124,35 @@ def test_a_search_that_the_budget_ended_says_so():
     assert search.following() == 1
     search.took(1, run_of(1, 20.0), limited=False)
     assert search.following() == 2
-    assert (search.ended_early().at, search.ended_early().reason) == (1, "budget")
+    assert (search.ended().at, search.ended().reason) == (1, "budget")
+
+
+def test_a_search_that_the_client_ended_says_whether_tok_s_still_grew():
+    """It said so of any: here nothing was gained past eight."""
+    search = LevelSearch(GOAL, most=20, runs=1)
+    walk(search, lambda level, _: 20.0 * min(level, 8))
+    assert (search.end.at, search.end.reason, search.end.beyond) == (16, "most", 8)
+    assert search_sentence(search.end) == (
+        "The search stopped at C = 16: one client sends no more streams; no level above C = 8 was 5 % faster."
+    )
+    grows = LevelSearch(GOAL, most=20, runs=1)
+    walk(grows, lambda level, _: 20.0 * level)
+    assert search_sentence(grows.end).endswith("one client sends no more streams, and tok/s still grew.")
+
+
+def test_a_budget_that_ends_after_the_knee_moved_is_what_ended_the_search():
+    """The first run of four agents was too fast by a third; the second one shows that eight and sixteen are faster."""
+    search = LevelSearch(GOAL, most=4096)
+    for level in (1, 2, 4, 8, 16):
+        assert search.following() == level
+        search.took(level, run_of(level, 110.0 if level == 4 else levels_off(min(level, 5))), limited=False)
+    assert search.following() == 1
+    assert (search.end.reason, search.end.beyond) == ("past the knee", 4)
+    for level in (1, 2, 4):
+        search.took(level, run_of(level, levels_off(min(level, 5))), limited=False)
+        search.following()
+    search.took(4, run_of(4, 60.0), limited=False)
+    assert (search.ended().at, search.ended().reason) == (16, "budget")
 
 
 def test_a_level_where_everything_fails_lies_past_the_knee():

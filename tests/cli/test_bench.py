@@ -93,6 +93,13 @@ def test_auto_says_that_the_budget_ended():
     assert re.search(r"The search stopped at C = \d+: the budget ended before two levels past the knee", done.err)
 
 
+def test_a_budget_that_the_warm_up_spent_leaves_each_agent_one_task(engine):
+    """A first level had all of its tasks, however long they took."""
+    done = bench("sweep", engine, "-c", "auto", "--budget", "1ms", *SHORT_ANSWERS, "--json")
+    (level,) = done.json["levels"]
+    assert (level["concurrency"], level["requests"]) == (1, 1)
+
+
 def test_two_servers_are_compared_and_the_slower_one_ends_with_4():
     slow = {"slots": 2, "ttft_ms": 20}
     with FakeEngine(token_ms=3, **slow) as a, FakeEngine(token_ms=12, **slow) as b:

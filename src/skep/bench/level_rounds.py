@@ -116,10 +116,10 @@ class LevelSearch:
     def remaining(self) -> dict[int, float]:
         return self._rounds.remaining()
 
-    def ended_early(self) -> SearchEnd:
-        """The budget is spent before the search was over."""
+    def ended(self) -> SearchEnd:
+        """Return where it stopped, by all runs so far; where they leave it open, the budget was spent before."""
         measured = [level for level in self._levels if self._figures[level] or self._limited_runs[level]]
-        return self.end or SearchEnd(max(measured, default=1), "budget")
+        return self._found_end() or SearchEnd(max(measured, default=1), "budget")
 
     def _climb(self) -> int:
         last = self._levels[-1]
@@ -136,6 +136,7 @@ class LevelSearch:
         if not self._figures[last]:
             return SearchEnd(last, "client") if self._limited_runs[last] >= LIMITED_RUNS else None
         knee = SpeedCurve(LevelPoint(level, self._figures[level]) for level in self._levels).knee()
+        beyond = None if knee is None else self._levels[knee.at]
         if knee is not None and len(self._levels) - 1 - knee.at >= PAST_KNEE:
-            return SearchEnd(last, "past the knee", self._levels[knee.at])
-        return SearchEnd(last, "most") if 2 * last > self._most else None
+            return SearchEnd(last, "past the knee", beyond)
+        return SearchEnd(last, "most", beyond) if 2 * last > self._most else None

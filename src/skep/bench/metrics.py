@@ -162,7 +162,7 @@ class SearchEnd(msgspec.Struct, frozen=True):
 
     at: int  # the largest C that was measured
     reason: Literal["past the knee", "client", "most", "budget"]
-    beyond: int | None = None  # past the knee: no level above this one was 5 % faster
+    beyond: int | None = None  # no level above this one was 5 % faster; None: tok/s still grew, or it is not known
 
 
 class SweepSummary(msgspec.Struct, frozen=True):

@@ -136,9 +136,9 @@ class Sweep:
         self._began = time.monotonic()
         await self.warm_up()
         while (level := self.course.following()) is not None and self._has_time(level):
-            await self.run_level(level)
+            await self.run_level(level, within_budget=True)
         if isinstance(self.course, LevelSearch):
-            end = self.course.ended_early()
+            end = self.course.ended()
             self.recording.found(LevelFact(end.at, 0, SEARCH, msgspec.to_builtins(end)))
         known, budget = self._durations.get(1), self.plan.budget_s
         if level in (None, 1) or self.plan.runs is not None or known is None or budget is None:
@@ -146,7 +146,8 @@ class Sweep:
         if known < CLOSING_SHARE * budget:  # the budget has ended it: C=1 all the same, where that is a small part
             await self.run_level(1)
 
-    async def run_level(self, level: int) -> list[Request]:
+    async def run_level(self, level: int, *, within_budget: bool = False) -> list[Request]:
+        """`within_budget`: one that is spent before the level has begun leaves each agent one task; else all run."""
         repeat = self._repeats.get(level, 0)
         self._repeats[level] = repeat + 1
         total = self.plan.tasks_at(level)
@@ -159,7 +160,8 @@ class Sweep:
         else:
             tasks, left = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks), self._budget_left()
             # from then on, on the run's clock, nothing more is begun, and what is under way is finished
-            until_s = driver.sender.now() + left if left is not None and left > 0 else None
+            is_cut = left is not None and (within_budget or left > 0)
+            until_s = driver.sender.now() + (left or 0.0) if is_cut else None
             rows, limited = await driver.run_tasks(level, repeat, tasks, level, took, until_s=until_s)
         if level == 1 and self.plan.serial_sample is not None and self.plan.tasks is not None:
             sampled = msgspec.to_builtins(SampledTasks(self.plan.tasks))

@@ -179,14 +179,17 @@ def turning_sentence(turning: Turning) -> str:
 _SEARCH_ENDS = {
     "past the knee": "no level above C = {beyond} was 5 % faster",
     "client": "the client was the limit there; measure from another machine, or when this one has less to do",
-    "most": "one client sends no more streams, and tok/s still grew",
+    "most": "one client sends no more streams",
     "budget": "the budget ended before two levels past the knee were measured; use a longer --budget",
 }
 
 
 def search_sentence(end: SearchEnd) -> str:
     """Return where the search for the knee stopped, and why."""
-    return f"The search stopped at C = {end.at}: {_SEARCH_ENDS[end.reason].format(beyond=end.beyond)}."
+    why = _SEARCH_ENDS[end.reason].format(beyond=end.beyond)
+    if end.reason == "most":
+        why += ", and tok/s still grew" if end.beyond is None else f"; no level above C = {end.beyond} was 5 % faster"
+    return f"The search stopped at C = {end.at}: {why}."
 
 
 def has_curve(levels: Sequence[LevelSummary]) -> bool:
