@@ -96,6 +96,15 @@ def test_what_cannot_be_checked_is_said_before_anything_starts(mine, typed, path
     assert "`mine` has no published figures" in typed("check", mine, check=2).stderr
 
 
+def test_a_sweep_is_shown_whatever_became_of_the_presets_file_meanwhile(mine, typed, paths):
+    """A file that was broken after the start hid the table of all that was measured, and the exit code was 2."""
+    typed("up", mine, "-d")
+    (paths.config / "presets" / "mine.toml").write_text("[preset\n")
+    done = typed("bench", "sweep", "--runs", "1", "--warm-up", "quick", "--tasks", "3", "-c", "1", "--max-tokens", "8")
+    assert "eff tok/s" in done.stdout
+    assert "no share of published figures: " in done.stderr
+
+
 def test_a_sweep_of_a_preset_tells_the_share_of_its_published_figures(mine, typed):
     """One line, and where the lengths are others, that it is another load."""
     typed("up", mine, "-d")

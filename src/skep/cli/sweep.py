@@ -33,7 +33,7 @@ from skep.report.sweep_text import cut_answers, failure_reasons, headline, print
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
-from skep.units import parse_int_list, parse_positive_seconds, parse_seconds, parse_share
+from skep.units import one_line, parse_int_list, parse_positive_seconds, parse_seconds, parse_share
 
 MOST_TASKS = 100_000
 AUTO = "auto"
@@ -103,7 +103,10 @@ def _of_published(summary: SweepSummary) -> list[str]:
     paths = user_paths(os.environ)
     with open_store(paths.store, read_only=True) as store:
         name = store.run(summary.run_id).engine.get("preset")
-    preset = find_preset(name, presets_folder(paths)) if isinstance(name, str) else None
+    try:
+        preset = find_preset(name, presets_folder(paths)) if isinstance(name, str) else None
+    except UserError as error:  # its file was changed since the start
+        return [f"no share of published figures: {one_line(error.message)}"]
     shares = published_shares(preset, summary) if preset is not None else []
     if preset is None or not shares:
         return []
