@@ -260,12 +260,14 @@ QUAD = ("gemma-4-31b", "--gpu", "4x rtx-3090", "-c", "1", "--prompt-tokens", "10
 
 
 def test_every_format_of_a_model_on_a_rig_has_a_row_with_size_kernel_speed_verdict_and_why():
-    """The tables of a write-up on four RTX 3090s: AWQ ships, FP8 has no hardware, NVFP4 KV does not start."""
+    """The tables of a write-up on four RTX 3090s: 4 bits ship, FP8 has no hardware, NVFP4 KV does not start."""
     found = call("plan", *QUAD, "--formats", "--json", check=0).json
     weights = {row["format"]: row for row in found["weights"]}
     kv = {row["format"]: row for row in found["kv"]}
-    assert [name for name, row in weights.items() if row["verdict"] == "first"] == ["awq"]
-    assert (weights["awq"]["engine"], weights["awq"]["layout"], weights["awq"]["kernel"]) == ("vllm", "TP=4", "Marlin")
+    assert [name for name, row in weights.items() if row["verdict"] == "first"] == ["int4"]
+    for name in ("int4", "awq"):
+        row = weights[name]
+        assert (row["engine"], row["layout"], row["kernel"]) == ("vllm", "TP=4", "Marlin")
     assert weights["bf16"]["tok_s"] < 0.6 * weights["awq"]["tok_s"]
     assert 57 < weights["bf16"]["size_gib"] < 60
     assert weights["fp8"]["kernel"] == "Marlin, unpacked to 16 bits"
@@ -276,8 +278,29 @@ def test_every_format_of_a_model_on_a_rig_has_a_row_with_size_kernel_speed_verdi
     assert (kv["nvfp4"]["verdict"], kv["nvfp4"]["tok_s"]) == ("refused", None)
     out = call("plan", *QUAD, "--formats", check=0).out
     assert "nothing was measured" in out
-    assert re.search(r"^AWQ 4-bit +\d+\.\d +vllm +Marlin +TP=4 +\d+ .* first ", out, re.MULTILINE)
+    assert re.search(r"^INT4 +\d+\.\d +vllm +Marlin +TP=4 +\d+ .* first ", out, re.MULTILINE)
     assert re.search(r"^NVFP4 .* refused +NVFP4 KV needs NVIDIA's FP4 units", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("model", "rig"), [("qwen3.6-27b", "2x rtx-3090"), ("qwen3.6-35b-a3b", "rtx-3090"), ("qwen3-8b", "2x rtx-4090")]
+)
+def test_the_first_format_is_the_one_that_the_plan_of_the_model_chooses(model, rig):
+    plan = call("plan", model, "--gpu", rig, "--json", check=0).json["plans"][0]
+    found = call("plan", model, "--gpu", rig, "--formats", "--json", check=0).json
+    (weights,) = (row for row in found["weights"] if row["verdict"] == "first")
+    (kv,) = (row for row in found["kv"] if row["verdict"] == "first")
+    at = next(level for level in plan["predicted"] if level["concurrency"] == 4)
+    assert (weights["format"], weights["engine"], kv["format"]) == (plan["quant"], plan["engine"], plan["kv_dtype"])
+    assert weights["tok_s"] == pytest.approx(at["effective_tok_s"], rel=1e-3)
+    assert kv["tok_s"] == weights["tok_s"]
+
+
+def test_a_format_that_is_as_good_as_the_first_has_no_negative_zero_beside_it():
+    found = call("plan", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--formats", "--json", check=0).json
+    said = [row["why"] for row in (*found["weights"], *found["kv"])]
+    assert any("+0%" in why for why in said)
+    assert not any("-0%" in why for why in said)
 
 
 def test_formats_that_are_too_large_say_what_is_short_and_a_pinned_one_stands_alone():

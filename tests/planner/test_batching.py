@@ -1,11 +1,12 @@
 """Continuous batching without a clock: who is in a pass, what it brings, what is free afterwards."""
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.predict import Sequence, SimulatedReplica, lengths, simulate_load
-from skep.planner.setup import PlannedLoad, Setup, Speculation, find_kv, find_quant
+from skep.planner.predict import Sequence, SimulatedReplica, lengths, prospect, simulate_load
+from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation, find_kv, find_quant
 from skep.planner.step import published_constants, step_model
 
 
@@ -75,3 +76,24 @@ def test_effective_speed_grows_until_the_slots_are_full_uneven_answers_cost_and_
     assert sum(drawn) / 500 == pytest.approx(200, rel=1e-3)
     assert max(drawn) > 3 * min(drawn)
     assert lengths(3, 10, 0) == [10, 10, 10]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("agents", [500, 513])
+def test_a_long_queue_is_foretold_as_if_all_its_tasks_were_played_through(replicas, agents):
+    setup = Setup(geometry("qwen3-8b"), find_quant("awq"), find_kv("bf16"), "vllm", Layout(replicas=replicas), slots=6)
+    model = prospect(setup, Rig((device("rtx-3090"),) * replicas), published_constants(), context=900)
+    load = PlannedLoad(agents, 600, 300)
+    foretold = model.outcome(load)
+    played = model.outcome(replace(load, tasks=3 * agents))  # a number of tasks that is said is always played
+    assert foretold.tasks == played.tasks == 3 * agents
+    for name in ("effective_tok_s", "task_tok_s", "ttft_s", "tpot_s", "wall_s", "running"):
+        assert getattr(foretold, name) == pytest.approx(getattr(played, name), rel=0.005), name
+
+
+def test_agents_without_end_take_no_longer_to_foretell_than_a_few_rounds_of_all_slots():
+    setup = Setup(geometry("qwen3-8b"), find_quant("awq"), find_kv("bf16"), "vllm", slots=6)
+    model = prospect(setup, Rig((device("rtx-3090"),)), published_constants(), context=900)
+    endless, many = (model.outcome(PlannedLoad(6 * n, 600, 300)) for n in (100_000_000, 1000))
+    assert endless.effective_tok_s == pytest.approx(many.effective_tok_s, rel=0.001)
+    assert endless.ttft_s == pytest.approx(100_000 * many.ttft_s, rel=0.01)

@@ -5,7 +5,7 @@ Each row is a plan of its own with that choice pinned, so that verdict and reaso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from skep.deploy.plan_request import (
     ModelFound,
     PlanFlags,
     check_flags,
+    checkpoint_asked,
     engines_of,
     goal_of,
     own_basis,
@@ -29,10 +30,9 @@ from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, as_published
 from skep.planner.choose import Plan, PlanChoice, choose
 from skep.planner.memory import has_pool, weights_bytes
-from skep.planner.order import first_of
 from skep.planner.ranking import BasisOf
-from skep.planner.rules import Finding
-from skep.planner.setup import KV_TYPES, QUANTS, KvType, Quant, Rig
+from skep.planner.rules import Finding, has_marlin
+from skep.planner.setup import KV_TYPES, QUANTS, KvType, Quant, Rig, Setup
 from skep.planner.step import unpacked
 from skep.planner.would_fit import fits_nowhere
 from skep.units import GIB
@@ -44,7 +44,6 @@ _WEIGHT_RULES = ("engine-format", "fp8-weights", "nvfp4", "mxfp4", "int8-weights
 _KV_RULES = ("kv-engine", "kv-fp8", "kv-int8", "turboquant", "kv-nvfp4", "engine")
 _WORST_FIRST = ("costs", "depends")
 _TOKENS = 1000  # whose KV is counted
-_MARLIN_CC = 7.5
 Tick = Callable[[int, int], None]
 
 
@@ -84,12 +83,18 @@ class FormatTrial(Struct, frozen=True):
     goal: PlanGoal
     basis_of: BasisOf
 
-    def choice(self, pins: Pins, engine: str) -> PlanChoice:
-        return choose(self.model, self.rig, self.goal, pins, engines=(engine,), basis_of=self.basis_of)
+    def choice(self, pins: Pins, engines: Sequence[str], checkpoint: str | None = None) -> PlanChoice:
+        return choose(
+            self.model, self.rig, self.goal, pins,
+            engines=engines, basis_of=self.basis_of, checkpoint=checkpoint, all_levels=False,
+        )  # fmt: skip
 
 
 def answer_formats(flags: PlanFlags, store: Path, tick: Tick = lambda _done, _all: None) -> FormatAnswer:
-    """Raise DoesNotFit where no format fits."""
+    """Return a row for every format; first is what `skep plan` would choose. Raise DoesNotFit where it has no plan.
+
+    `tick`: is told how many plans are made, of how many.
+    """
     model = read_model(flags.model)
     rigs = read_rigs(flags)
     if len(rigs) > 1:
@@ -97,44 +102,63 @@ def answer_formats(flags: PlanFlags, store: Path, tick: Tick = lambda _done, _al
     found = rigs[0]
     goal, pins = goal_of(flags, model), pins_of(flags, model)
     check_flags(found.rig, goal, pins, model.geometry)
-    basis_of = own_basis(store, model.geometry.id, None, found.rig if flags.gpu else None)
-    trial = FormatTrial(model.geometry, found.rig, goal, basis_of)
-    engines = engines_of(flags, model, found)
-    tries = list(_weight_tries(model, pins, engines))
-    choices = []
-    for number, (quant, engine) in enumerate(tries):
-        tick(number, len(tries))
-        choices.append(trial.choice(replace(pins, quant=quant), engine))
-    plans = [choice.plans[0] for choice in choices if choice.plans]
-    if not plans:
-        raise fits_nowhere(model.geometry, choices[0], goal, pins, engines[0])
-    first_rated = first_of([plan.rated for plan in plans if _is_had(plan, pins)] or [plan.rated for plan in plans])
-    first = next(plan for plan in plans if plan.rated is first_rated)
-    rows = tuple(
-        _weight_row(trial.model, quant, engine, choice, first)
-        for (quant, engine), choice in zip(tries, choices, strict=True)
+    quant = pins.quant.id if pins.quant else None
+    trial = FormatTrial(
+        model.geometry, found.rig, goal, own_basis(store, model.geometry.id, quant, found.rig if flags.gpu else None)
     )
-    kv = tuple(_kv_rows(trial, pins, first))
-    return FormatAnswer(model.geometry.id, found.rig.title, goal.agents, first.setup.quant.title, rows, kv)
+    engines = engines_of(flags, model, found)
+    best = trial.choice(pins, engines, checkpoint_asked(flags, model))
+    if not best.plans:
+        raise fits_nowhere(model.geometry, best, goal, pins, best.rejected[0].engine if best.rejected else engines[0])
+    weights, kv = _rows(trial, model, pins, engines, best, tick)
+    return FormatAnswer(model.geometry.id, found.rig.title, goal.agents, best.plans[0].setup.quant.title, weights, kv)
 
 
-def _is_had(plan: Plan, pins: Pins) -> bool:
-    return plan.checkpoint is not None or pins.quant is not None
+def _rows(
+    trial: FormatTrial, model: ModelFound, pins: Pins, engines: tuple[str, ...], best: PlanChoice, tick: Tick
+) -> tuple[tuple[FormatRow, ...], tuple[FormatRow, ...]]:
+    """Return the rows of weights and of KV types; that of the best plan's own choice is the best plan."""
+    first = best.plans[0]
+    tries = list(_weight_tries(model, pins, engines, first))
+    kv_types = list(_kv_tries(pins, first))
+    count = len(tries) + len(kv_types)
+    weights: list[FormatRow] = []
+    kv: list[FormatRow] = []
+    for tried, engine in tries:
+        tick(len(weights), count)
+        choice = best if tried.id == first.setup.quant.id else trial.choice(replace(pins, quant=tried), (engine,))
+        weights.append(_weight_row(trial.model, tried, engine, choice, first))
+    for kv_type in kv_types:
+        tick(len(weights) + len(kv), count)
+        kv.append(_kv_row(trial, kv_type, pins, best))
+    return tuple(weights), tuple(kv)
 
 
-def _weight_tries(model: ModelFound, pins: Pins, engines: tuple[str, ...]) -> Iterator[tuple[Quant, str]]:
-    """Yield every format with the first engine that reads it: those of known checkpoints, and the usual ones."""
+def _weight_tries(
+    model: ModelFound, pins: Pins, engines: tuple[str, ...], first: Plan
+) -> Iterator[tuple[Quant, str]]:  # fmt: skip
+    """Yield every format with the first engine that reads it: those of known checkpoints, and the usual ones.
+
+    That of the first plan is among them, with its own engine.
+    """
+    chosen = first.setup
     if pins.quant is not None:
-        yield pins.quant, next((one for one in engines if has_pool(one) == (pins.quant.family != "gguf")), engines[0])
+        yield chosen.quant, chosen.engine
         return
     known = [name for one in checkpoints_of(model.geometry.id) for name in one.formats]
     for pooled, usual in ((True, _POOL_FORMATS), (False, _GGUF_FORMATS)):
         engine = next((one for one in engines if has_pool(one) is pooled), None)
         if engine is None:
             continue
-        names = [name for name in QUANTS if name in usual or name in known]
-        fitting = (QUANTS[name] for name in names if (QUANTS[name].family == "gguf") is not pooled)
-        yield from ((quant, engine) for quant in fitting if quant.nominal >= _LEAST_BITS)
+        wanted = {name for name in (*usual, *known) if name in QUANTS and QUANTS[name].nominal >= _LEAST_BITS}
+        fitting = {name for name in wanted if (QUANTS[name].family == "gguf") is not pooled}
+        if has_pool(chosen.engine) is pooled:
+            fitting.add(chosen.quant.id)
+        yield from ((QUANTS[name], _engine_for(name, engine, chosen)) for name in QUANTS if name in fitting)
+
+
+def _engine_for(quant: str, usual: str, chosen: Setup) -> str:
+    return chosen.engine if quant == chosen.quant.id else usual
 
 
 def _weight_row(model: Geometry, quant: Quant, engine: str, choice: PlanChoice, first: Plan) -> FormatRow:
@@ -142,7 +166,8 @@ def _weight_row(model: Geometry, quant: Quant, engine: str, choice: PlanChoice, 
     verdict, why = _judged(choice, first, _WEIGHT_RULES)
     checkpoint = plan.checkpoint if plan is not None else None
     if plan is not None and checkpoint is None and checkpoints_of(model.id):
-        verdict, why = "unpublished", f"no checkpoint in this format is known; {why}"
+        verdict = verdict if plan is first else "unpublished"
+        why = f"no checkpoint in this format is known; {why}"
     known = checkpoint_of(checkpoint) if checkpoint is not None else None
     size = as_published(quant, model, engine)
     on_disk = known.disk_gb * 1e9 if known is not None and known.disk_gb else weights_bytes(model, size)
@@ -152,20 +177,31 @@ def _weight_row(model: Geometry, quant: Quant, engine: str, choice: PlanChoice, 
     )  # fmt: skip
 
 
-def _kv_rows(trial: FormatTrial, pins: Pins, first: Plan) -> Iterator[FormatRow]:
-    setup = first.setup
-    layout = setup.layout
-    gguf = setup.engine == "llamacpp"
-    pinned = replace(pins, quant=setup.quant, tp=layout.tp, pp=layout.pp, ep=layout.ep, replicas=layout.replicas)
-    kinds = [kv for kv in KV_TYPES.values() if kv.family == "half" or (kv.family == "gguf") is gguf]
-    for kv in kinds if pins.kv is None else [pins.kv]:
-        choice = trial.choice(replace(pinned, kv=kv), setup.engine)
-        verdict, why = _judged(choice, first, _KV_RULES)
-        yield FormatRow(
-            format=kv.id, title=kv.title, engine=setup.engine, verdict=verdict, why=why,
-            size_gib=trial.model.kv_bytes_per_token(kv.bytes) * _TOKENS / GIB, kernel=kv_kernel(kv, gguf=gguf),
-            **_figures(choice.plans[0] if choice.plans else None),
-        )  # fmt: skip
+def _kv_tries(pins: Pins, first: Plan) -> Iterator[KvType]:
+    if pins.kv is not None:
+        yield first.setup.kv
+        return
+    gguf = first.setup.engine == "llamacpp"
+    yield from (kv for kv in KV_TYPES.values() if kv.family == "half" or (kv.family == "gguf") is gguf)
+
+
+def _kv_row(trial: FormatTrial, kv: KvType, pins: Pins, best: PlanChoice) -> FormatRow:
+    """Return the row of a KV type with the weights of the best plan, in its layout."""
+    first = best.plans[0]
+    setup, layout = first.setup, first.setup.layout
+    choice = best
+    if kv.id != setup.kv.id:
+        pinned = replace(
+            pins, quant=setup.quant, kv=kv, tp=layout.tp, pp=layout.pp, ep=layout.ep, replicas=layout.replicas
+        )
+        choice = trial.choice(pinned, (setup.engine,))
+    verdict, why = _judged(choice, first, _KV_RULES)
+    return FormatRow(
+        format=kv.id, title=kv.title, engine=setup.engine, verdict=verdict, why=why,
+        size_gib=trial.model.kv_bytes_per_token(kv.bytes) * _TOKENS / GIB,
+        kernel=kv_kernel(kv, gguf=setup.engine == "llamacpp"),
+        **_figures(choice.plans[0] if choice.plans else None),
+    )  # fmt: skip
 
 
 def _figures(plan: Plan | None) -> dict[str, Any]:
@@ -183,13 +219,12 @@ def _judged(choice: PlanChoice, first: Plan, rules: tuple[str, ...]) -> tuple[st
     """Return the verdict on a row and why: what its rules say, else its speed and context against the first."""
     if not choice.plans:
         return _rejected(choice)
-    rated = choice.plans[0].rated
-    said = [finding for finding in rated.findings if finding.rule in rules]
+    plan = choice.plans[0]
+    said = [finding for finding in plan.rated.findings if finding.rule in rules]
     worst = next((one for name in _WORST_FIRST for one in said if one.verdict == name), None)
-    against = _against(choice.plans[0], first)
-    same = (rated.setup.quant.id, rated.setup.kv.id) == (first.setup.quant.id, first.setup.kv.id)
-    if same:
+    if plan is first:
         return "first", worst.sentence if worst is not None else "the planner's choice"
+    against = _against(plan, first)
     if worst is None:
         return "fine", against
     return worst.verdict, f"{against}; {_with_remedy(worst)}"
@@ -198,7 +233,7 @@ def _judged(choice: PlanChoice, first: Plan, rules: tuple[str, ...]) -> tuple[st
 def _against(plan: Plan, first: Plan) -> str:
     speed = plan.rated.outcome.effective_tok_s / first.rated.outcome.effective_tok_s - 1
     context = plan.rated.context_each / first.rated.context_each - 1
-    return f"{speed:+.0%} tok/s and {context:+.0%} context against the first"
+    return f"{speed:+z.0%} tok/s and {context:+z.0%} context against the first"
 
 
 def _with_remedy(finding: Finding) -> str:
@@ -221,11 +256,10 @@ def weight_kernel(quant: Quant, card: Device, engine: str) -> str:
         return "llama.cpp, 16 bits" if quant.bits >= 16 else "llama.cpp, quantized"
     if quant.family == "half":
         return "16-bit units"
-    marlin = card.vendor == "nvidia" and (card.compute_capability or 0) >= _MARLIN_CC
     if quant.family == "int4":
-        return "Marlin" if marlin else "the engine's own for 4 bits"
+        return "Marlin" if has_marlin(card) else "the engine's own for 4 bits"
     if unpacked(quant, card):
-        return "Marlin, unpacked to 16 bits" if marlin else "unpacked to 16 bits"
+        return "Marlin, unpacked to 16 bits" if has_marlin(card) else "unpacked to 16 bits"
     return f"{quant.title} units"
 
 

@@ -148,9 +148,7 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True, rig: Resol
     goal, pins = goal_of(flags, model), pins_of(flags, model)
     rigs = read_rigs(flags) if rig is None else (rig,)
     elsewhere, quant = bool(flags.gpu) or rig is not None, pins.quant.id if pins.quant else None
-    # in another format than those that were named, the files are others, yet to be made
-    same = flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family
-    checkpoint = model.checkpoint if same else None
+    checkpoint = checkpoint_asked(flags, model)
     notes = [*model.notes, *(note for found in rigs for note in found.notes)]
     choices: list[PlanChoice] = []
     engines: list[str] = []
@@ -168,6 +166,12 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True, rig: Resol
     told = tuple(dict.fromkeys(filter(None, notes)))
     used = tuple(dict.fromkeys(engines))
     return PlanAnswer(flags, model, goal, pins, used, tuple(choices), told, published)
+
+
+def checkpoint_asked(flags: PlanFlags, model: ModelFound) -> str | None:
+    """Return the model's own files; in another format than theirs, the files are others, yet to be made."""
+    same = flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family
+    return model.checkpoint if same else None
 
 
 def nothing_fits(found: PlanAnswer) -> SkepError | None:
@@ -431,7 +435,7 @@ def _compared(best: Plan, row: PublishedRow) -> str:
         why = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"
     elif alike and not here * around.low <= row.tok_s <= here * around.high:
         why = "; trust the published figure, not the plan"
-    return f"; this plan expects {here:,.0f} there, {(here / row.tok_s - 1) * 100:+.0f} %{why}"
+    return f"; this plan expects {here:,.0f} there, {(here / row.tok_s - 1) * 100:+z.0f} %{why}"
 
 
 def _not_compared(best: Plan, row: PublishedRow) -> str:

@@ -238,9 +238,12 @@ class PlanChoice(msgspec.Struct, frozen=True):
 
 def choose(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins | None = None, *, engines: Sequence[str] = ("vllm",),
-    basis_of: BasisOf = published_basis, checkpoint: str | None = None,
+    basis_of: BasisOf = published_basis, checkpoint: str | None = None, all_levels: bool = True,
 ) -> PlanChoice:  # fmt: skip
-    """Rank what these engines could do together. Nothing fits: the plans are empty."""
+    """Rank what these engines could do together. Nothing fits: the plans are empty.
+
+    `all_levels`: predict other numbers of agents than the goal's, too.
+    """
     pins = pins or Pins()
     rig, order = candidates.arranged(rig)
     surveys = [survey(model, rig, goal, pins, engine, basis_of(engine)) for engine in engines]
@@ -250,14 +253,18 @@ def choose(
     shown = in_order(every)[:most]
     plans = []
     for number, rated in enumerate(shown):
-        # all levels for the best three, the two ends for the others where many agents make it long
-        at = ranking.levels(goal.agents) if number < 3 or goal.agents <= FEW else (1, goal.agents)
+        at = _levels_of(number, goal) if all_levels else (goal.agents,)
         launched = rated if pins.context else _stretched(rated)
         plans.append(_plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order))
     first_because = why_first(every, shown) if shown else None
     room_costs = what_room_costs(every) if shown else None
     idle = _idle([found for found, _ in surveys], shown[0]) if shown else None
     return PlanChoice(rig, order, tuple(plans), rejected, first_because, room_costs, idle)
+
+
+def _levels_of(place: int, goal: PlanGoal) -> tuple[int, ...]:
+    """Return all levels for the best three, the two ends for the others where many agents make it long."""
+    return ranking.levels(goal.agents) if place < 3 or goal.agents <= FEW else (1, goal.agents)
 
 
 def idle_cards(candidates_of_engine: Sequence[Rated]) -> str | None:

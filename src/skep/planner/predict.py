@@ -24,6 +24,8 @@ from skep.planner.step import UNTUNED, Constants, StepModel, StepTuning, step_mo
 _GOLDEN = 0.6180339887498949
 _RUN_TAIL = 0.98  # what runs keep beside steps: stragglers, uneven ends, clients
 _ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the level has settled, the end weighs little
+_QUEUE_WAVES = 16  # agents a slot, beyond which a further agent only makes the queue longer
+_FEWER_WAVES, _MORE_WAVES = 4, 8  # agents a slot that are played through instead
 
 
 @dataclass(slots=True, eq=False)
@@ -312,6 +314,29 @@ class _LoadSimulation:
         )
 
 
+def _extended(fewer: PredictedOutcome, more: PredictedOutcome, tasks: int) -> PredictedOutcome:
+    """Return the outcome of so many tasks: walls, waits and sums over tasks grow in a straight line with them."""
+    share = (tasks - fewer.tasks) / (more.tasks - fewer.tasks)
+
+    def grown(of_fewer: float, of_more: float) -> float:
+        return of_fewer + share * (of_more - of_fewer)
+
+    def mean(of_fewer: float, of_more: float) -> float:
+        return grown(of_fewer * fewer.tasks, of_more * more.tasks) / tasks
+
+    wall_s = grown(fewer.wall_s, more.wall_s)
+    produced = grown(fewer.effective_tok_s * fewer.wall_s, more.effective_tok_s * more.wall_s)
+    return PredictedOutcome(
+        effective_tok_s=produced / wall_s,
+        task_tok_s=mean(fewer.task_tok_s, more.task_tok_s),
+        ttft_s=grown(fewer.ttft_s, more.ttft_s),
+        tpot_s=mean(fewer.tpot_s, more.tpot_s),
+        wall_s=wall_s,
+        tasks=tasks,
+        running=grown(fewer.running * fewer.wall_s, more.running * more.wall_s) / wall_s,
+    )
+
+
 class SpeedModel(msgspec.Struct, frozen=True):
     """`card`, `link`, `step` and `pool_tokens` are of the slowest replica; `steps` of each."""
 
@@ -327,11 +352,26 @@ class SpeedModel(msgspec.Struct, frozen=True):
 
     def outcome(self, load: PlannedLoad) -> PredictedOutcome:
         """As a user would measure it: output tokens over wall time, run-to-run losses counted."""
-        steps = self.steps or (self.step,) * self.setup.layout.replicas
-        replicas = [SimulatedReplica(step, self.slots, self.pool_tokens, self.chunk_tokens) for step in steps]
-        played = _LoadSimulation(replicas, load).run()
+        played = self._queued(load) or self._played(load)
         tail = _RUN_TAIL if load.concurrency > 1 else 1.0
         return replace(played, effective_tok_s=played.effective_tok_s * tail)
+
+    def _played(self, load: PlannedLoad) -> PredictedOutcome:
+        steps = self.steps or (self.step,) * self.setup.layout.replicas
+        replicas = [SimulatedReplica(step, self.slots, self.pool_tokens, self.chunk_tokens) for step in steps]
+        return _LoadSimulation(replicas, load).run()
+
+    def _queued(self, load: PlannedLoad) -> PredictedOutcome | None:
+        """Return the outcome where far more agents than slots wait; None where they are few enough to be played."""
+        slots = self.slots * self.setup.layout.replicas
+        is_steady = load.shape != "burst" and not (load.spread or load.tasks or load.rate_per_s)
+        if not is_steady or load.concurrency <= _QUEUE_WAVES * slots:
+            return None
+        uneven = load.concurrency % slots  # so that the last wave is as full as it will be
+        fewer, more = (
+            self._played(replace(load, concurrency=waves * slots + uneven)) for waves in (_FEWER_WAVES, _MORE_WAVES)
+        )
+        return _extended(fewer, more, load.concurrency * _ROUNDS)
 
     def figure(self, load: PlannedLoad, metric: str) -> float:
         """Tokens a second as `metric` counts: effective, over wall time; decode, agents x the rate of a stream."""

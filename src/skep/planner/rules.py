@@ -36,6 +36,10 @@ def capability(card: Device) -> float | None:
     return card.compute_capability if card.vendor == "nvidia" else None
 
 
+def has_marlin(card: Device) -> bool:
+    return (capability(card) or 0) >= MARLIN_CC
+
+
 def runs_cuda_kernels(card: Device) -> bool:
     """Return what vLLM and SGLang are built for: not CPUs and Apple's chips, and of NVIDIA's Volta and newer."""
     cc = capability(card)

@@ -135,7 +135,7 @@ def share_passed(parts: Sequence[TaskFigures]) -> str:
 def _change(level: MixedLevel, alone: MixedLevel | None) -> str:
     """Of the TTFT of turn 1 against C=1: " (+41 %)"."""
     value, base = level.ttft_ms, None if alone is None else alone.ttft_ms
-    return "" if value is None or not base or level is alone else f" ({100 * (value / base - 1):+.0f} %)"
+    return "" if value is None or not base or level is alone else f" ({100 * (value / base - 1):+z.0f} %)"
 
 
 _TASK_ROWS = plain_columns(

@@ -305,7 +305,7 @@ PUBLISHED: tuple[Column[FigureBeside], ...] = (
     Column("metric", "COUNTED", lambda figure: figure.metric, right=False),
     Column("published_tok_s", "PUBLISHED", lambda figure: figure.published_tok_s, partial(number, digits=1)),
     Column("predicted_tok_s", "PREDICTED", lambda figure: figure.predicted_tok_s, partial(number, digits=1)),
-    Column("off", "OFF", lambda figure: f"{100 * figure.off:+.0f} %"),
+    Column("off", "OFF", lambda figure: f"{100 * figure.off:+z.0f} %"),
 )
 Ranked = tuple[PlanChoice, Plan]
 
