@@ -91,6 +91,54 @@ def test_slots_and_lengths_that_are_typed_go_into_plan_and_start_line():
     assert found["plans"][0]["up"] == f"skep up {EAGER} --slots 2"
 
 
+def test_one_load_has_one_prediction_and_what_corrects_it_is_said():
+    found = document(REPLICAS)
+    levels = {level["concurrency"]: level["effective_tok_s"] for level in found["plans"][0]["predicted"]}
+    for figure in found["preset"]["figures"]:
+        assert figure["predicted_tok_s"] == pytest.approx(levels[figure["concurrency"]], rel=1e-3)
+        assert figure["uncorrected_tok_s"] != figure["predicted_tok_s"]
+    said = call("plan", REPLICAS, check=0).out
+    assert "PREDICTED is corrected by these very figures, so OFF does not test it; UNCORRECTED is what" in said
+    plain = call("plan", EAGER, check=0).out
+    assert "UNCORRECTED" not in plain
+
+
+@pytest.mark.parametrize("typed", [("--slots", "4"), ("--context", "4096"), ("--no-graphs",), ("--link", "nvlink")])
+def test_published_figures_do_not_stand_beside_other_slots_context_or_options(typed):
+    assert document(REPLICAS, *typed)["preset"]["figures"] == []
+
+
+def test_what_is_typed_as_the_preset_has_it_changes_nothing():
+    assert document(REPLICAS, "--slots", "2", "--context", "20000")["preset"]["figures"]
+
+
+def test_that_its_author_ran_it_is_not_said_of_what_was_typed():
+    said = refused("plan", REPLICAS, "--context", "262144", "--slots", "2", code=3)
+    assert "does not fit" in said
+    changed = document("qwen3.6-27b-3090-turboquant", "--no-graphs")["plans"][0]["caveats"][0]
+    assert changed.startswith("its author ran it, without what you changed, though by what skep knows ")
+
+
+def test_a_preset_is_headed_by_its_own_context_and_not_by_the_length_of_its_load():
+    head = call("plan", REPLICAS, check=0).out.splitlines()[2]
+    assert "; 20,000 tokens of context, " in head
+    assert "2,048 tokens of context" not in head
+    assert call("plan", EAGER, check=0).out.splitlines()[2].endswith("; 8,192 tokens of context each")
+
+
+def test_the_vision_tower_that_is_asked_for_is_in_the_start_line_and_is_started(paths):
+    folder = presets_folder(paths)
+    folder.mkdir(parents=True)
+    text = preset_toml(shipped_presets()[REPLICAS]).replace("[options]", "[options]\ntext_only = true", 1)
+    (folder / "blind.toml").write_text(text)
+    blind, seeing = document("blind"), document("blind", "--vision")
+    assert "--language-model-only" in blind["plans"][0]["launch"][0]
+    assert "--language-model-only" not in seeing["plans"][0]["launch"][0]
+    assert seeing["plans"][0]["up"] == "skep up blind --vision"
+    assert blind["preset"]["figures"]
+    assert seeing["preset"]["figures"] == []
+
+
 def test_a_preset_that_the_planner_calls_impossible_is_planned_with_a_caution():
     found = document("qwen3.6-27b-3090-turboquant")
     assert found["plans"][0]["caveats"][0].startswith("its author ran it, though by what skep knows ")

@@ -76,13 +76,28 @@ def test_a_preset_is_started_measured_beside_its_figures_and_the_plan_and_stoppe
     assert not list((tmp_path / "state").rglob("start-*"))
 
 
+def test_the_planned_figure_of_a_check_is_that_of_the_plan_of_the_preset(mine, typed, paths):
+    """Also where its author gives no lengths, which both take to be the same."""
+    path = paths.config / "presets" / "mine.toml"
+    for text in (
+        path.read_text(),
+        path.read_text().replace("input_tokens = 400", "").replace("output_tokens = 16", ""),
+    ):
+        path.write_text(text)
+        planned = json.loads(typed("plan", mine, "--json").stdout)["preset"]["figures"]
+        checked = json.loads(typed("check", mine, *QUICK, "--json").stdout)["figures"]
+        assert [one["planned_tok_s"] for one in checked] == [one["predicted_tok_s"] for one in planned]
+
+
 def test_what_skep_serves_already_is_measured_where_it_is_the_preset(mine, typed):
     typed("up", mine, "-d")
     done = typed("check", mine, "-c", "1", *QUICK)
     assert "starting mine" not in done.stderr
     assert done.stdout.split("\n")[0].split() == [
-        *("C", "tok/s", "of", "in", "/", "out", "published", "planned", "measured", "95", "%", "of", "published"),
+        *("C", "tok/s", "of", "in", "/", "out", "published", "planned", "uncorrected", "measured"),
+        *("95", "%", "of", "published"),
     ]
+    assert "planned is corrected by other published rows of this layout; uncorrected is what" in done.stderr
     assert "published: a write-up; planned: for 2x rtx-3090; measured: here, now" in done.stderr
     said = typed("check", "qwen3.6-27b-2x3090-replicas", check=2).stderr
     assert "does not serve the preset `qwen3.6-27b-2x3090-replicas`" in said

@@ -5,12 +5,12 @@ Published figures are their author's, of another machine. Only a load of the sam
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
+from msgspec.structs import replace
 
 from skep.bench.metrics import LevelSummary, SweepSummary
 from skep.catalog.presets import Preset, Published
+from skep.deploy.plan_request import FigureBeside
 from skep.units import Interval
 
 ALIKE = 0.2  # lengths that differ by no more are the same load
@@ -43,6 +43,8 @@ class CheckedFigure(msgspec.Struct, frozen=True):
     measured_tok_s: float | None  # None: its level was not measured
     measured_interval: Interval | None = None  # 95 %, of plain output
     share: float | None = None  # measured over published
+    uncorrected_tok_s: float | None = None  # planned without published rows of the layout; None: none correct it
+    corrected_by_it: bool = False  # this figure is one of those rows
 
 
 class PresetCheck(msgspec.Struct, frozen=True):
@@ -56,14 +58,23 @@ class PresetCheck(msgspec.Struct, frozen=True):
     figures: tuple[CheckedFigure, ...]
 
 
-def checked_figure(figure: Published, planned_tok_s: float | None, summary: SweepSummary) -> CheckedFigure:
+def checked_figure(figure: Published, beside: FigureBeside | None, summary: SweepSummary) -> CheckedFigure:
+    """`beside`: what the plan has beside it; None: the planner knows nothing of the model or the cards."""
+    checked = CheckedFigure(figure, None, None)
+    if beside is not None:
+        checked = replace(
+            checked,
+            planned_tok_s=beside.predicted_tok_s,
+            uncorrected_tok_s=beside.uncorrected_tok_s,
+            corrected_by_it=beside.corrected_by_it,
+        )
     level = next((level for level in summary.levels if level.concurrency == figure.concurrency), None)
     if level is None:
-        return CheckedFigure(figure, planned_tok_s, None)
+        return checked
     interval = level.effective_interval if figure.metric == "output" else None
     measured = measured_as(figure, level)
     share = None if measured is None else measured / figure.tok_s
-    return CheckedFigure(figure, planned_tok_s, measured, interval, share)
+    return replace(checked, measured_tok_s=measured, measured_interval=interval, share=share)
 
 
 def published_shares(preset: Preset, summary: SweepSummary) -> list[PublishedShare]:
@@ -75,16 +86,6 @@ def published_shares(preset: Preset, summary: SweepSummary) -> list[PublishedSha
         if shares:
             found.append(max(shares, key=lambda share: share.same_lengths))
     return found
-
-
-def usual_lengths(preset: Preset) -> tuple[int, int] | None:
-    """Return the prompt and answer lengths that most of its figures have; None: its author does not say."""
-    lengths = Counter(
-        (figure.input_tokens, figure.output_tokens)
-        for figure in preset.published
-        if figure.input_tokens is not None and figure.output_tokens is not None
-    )
-    return lengths.most_common(1)[0][0] if lengths else None
 
 
 def measured_as(figure: Published, level: LevelSummary) -> float | None:

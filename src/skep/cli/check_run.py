@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -10,37 +11,35 @@ from functools import partial
 from msgspec import to_builtins
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.published import PresetCheck, checked_figure, usual_lengths
+from skep.bench.published import PresetCheck, checked_figure
 from skep.bench.sweep import SweepPlan
 from skep.bench.tasks import Workload
 from skep.catalog.presets import Preset, Published
 from skep.cli.presets import CheckOptions
 from skep.cli.sweep import fail_for, levels_of, measure, seed_of
 from skep.config.presets import preset, presets_folder, serve_of
+from skep.deploy.preset_plan import load_lengths, planned_figures
 from skep.deploy.resolve import about_preset, check_cards
 from skep.errors import EngineError, UserError
 from skep.paths import Paths, user_paths
 from skep.report.preset_check import check_remarks, print_check
 from skep.report.sweep_text import shortfalls
 from skep.report.terminal import byte_progress, note, print_json
-from skep.tuner.preset_figures import planned_tok_s
 from skep.tuner.records import ConfigFailed
 from skep.tuner.running import running_service
 from skep.tuner.trial_server import TrialServers, tuner_lock
 from skep.units import one_line, parse_positive_seconds, parse_share
-
-USUAL_LENGTHS = (1024, 1024)  # where the author says none
 
 
 def run_check(options: CheckOptions) -> None:
     """Raise EndpointError where requests failed, EngineError where the preset does not start."""
     paths = user_paths(os.environ)
     checked = preset(options.preset, presets_folder(paths))
-    lengths = usual_lengths(checked) or USUAL_LENGTHS
     figures = _figures_of(checked, options)
-    plan = _plan_of(figures, lengths, options)
+    plan = _plan_of(figures, load_lengths(checked, figures[0]), options)
+    planned = planned_figures(checked, paths.store)  # before what is measured now is stored, and corrects it
     summary = measure(plan, partial(_served, checked, options, paths), as_json=options.as_json)
-    told = tuple(checked_figure(figure, planned_tok_s(checked, figure, lengths), summary) for figure in figures)
+    told = tuple(checked_figure(figure, planned.get(figure), summary) for figure in figures)
     found = PresetCheck(
         checked.name, checked.source, checked.hardware, summary.run_id, simulated=summary.simulated, figures=told
     )
@@ -54,12 +53,12 @@ def run_check(options: CheckOptions) -> None:
 
 
 def _figures_of(checked: Preset, options: CheckOptions) -> list[Published]:
-    """Return the figures of the usual lengths, in order of C; all where the author says no lengths."""
-    lengths = usual_lengths(checked)
-    figures = [one for one in checked.published if lengths in (None, (one.input_tokens, one.output_tokens))]
-    figures.sort(key=lambda figure: figure.concurrency)
-    if not figures:
+    """Return the figures of the lengths that most of them have, in order of C."""
+    if not checked.published:
         raise UserError(f"`{checked.name}` has no published figures", hint="`skep bench sweep` measures it")
+    lengths = Counter(load_lengths(checked, figure) for figure in checked.published).most_common(1)[0][0]
+    figures = [figure for figure in checked.published if load_lengths(checked, figure) == lengths]
+    figures.sort(key=lambda figure: figure.concurrency)
     if options.concurrency is None:
         return figures
     levels = levels_of(options.concurrency, "--concurrency")

@@ -163,7 +163,7 @@ def document(found: PlanAnswer) -> dict[str, Any]:
 
 
 def _preset_document(answer: PresetAnswer) -> dict[str, Any]:
-    figures = [{**to_builtins(figure), "off": round(figure.off, 4)} for figure in answer.figures]
+    figures = [{**to_builtins(figure), "off": round(figure.off, 4) + 0.0} for figure in answer.figures]
     return {"name": answer.preset.name, "source": answer.preset.source, "figures": figures}
 
 
@@ -238,6 +238,7 @@ def _preset_line(flags: PlanFlags) -> str:
         words += [option, str(value)] if value is not None else []
     if flags.graphs is not None:
         words += ["--graphs" if flags.graphs else "--no-graphs"]
+    words += ["--vision"] if flags.vision else []
     return shlex.join(words)
 
 

@@ -81,7 +81,9 @@ class FigureBeside(Struct, frozen=True):
     lengths_published: bool  # False: its author gives none, these are assumed
     metric: Metric
     published_tok_s: float
-    predicted_tok_s: float
+    predicted_tok_s: float  # as the plan's own levels
+    uncorrected_tok_s: float | None = None  # without published rows of the layout; None: none correct it
+    corrected_by_it: bool = False  # this figure is one of those rows
 
     @property
     def off(self) -> float:
@@ -90,7 +92,7 @@ class FigureBeside(Struct, frozen=True):
 
 
 class PresetAnswer(Struct, frozen=True):
-    """The preset that was planned. `figures`: empty on cards that it was not measured on."""
+    """The preset that was planned. `figures`: empty on cards or with options that it was not measured with."""
 
     preset: Preset
     figures: tuple[FigureBeside, ...] = ()

@@ -1,7 +1,7 @@
 """A preset as a plan: what the planner expects of it on the cards it was measured on, or on others.
 
-Nothing is searched for: the preset says everything. Its author ran it, so on its own cards a rule or the memory that
-speaks against it is a caution; on other cards it is a reason to refuse.
+Nothing is searched for: the preset says everything. Its author ran it, so on its own cards and unchanged, a rule or the
+memory that speaks against it is a caution; on other cards or with other options it is a reason to refuse.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from skep.catalog.models import Geometry, find_geometry
@@ -33,11 +34,13 @@ from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import Pins, PlanGoal, arranged, as_published, sizing_card
 from skep.planner.choose import Plan, PlanChoice, Rejected, choice_of_setup
 from skep.planner.memory import fits
-from skep.planner.ranking import Basis
+from skep.planner.predict import SpeedModel
+from skep.planner.published import PublishedRow
+from skep.planner.ranking import Basis, correction_of, speed_model_of, uncorrected_model
 from skep.planner.rules import Finding, refusal
-from skep.planner.setup import Layout, PlannedLoad, Setup, find_kv
+from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, find_kv
 
-CODING_INPUT_TOKENS, CODING_OUTPUT_TOKENS = 256, 1024  # a coding task, where the author gives no lengths
+CODING_TASK = (256, 1024)  # tokens in and out, where the author gives no lengths
 _ALONE = ("llamacpp", "ollama")  # one engine process divides itself over all cards it sees
 
 
@@ -47,45 +50,90 @@ def agents_of(preset: Preset) -> int:
     return best.concurrency if best is not None else AGENTS
 
 
-def lengths_of(preset: Preset) -> tuple[int, int] | None:
-    """Return the prompt and answer lengths that most of its figures were measured with; None: it gives none."""
+def load_lengths(preset: Preset, figure: Published) -> tuple[int, int]:
+    """Return the tokens of prompt and answer that a figure was measured with; assumed where its author gives none."""
+    prompt, answer = _usual_lengths(preset, serve_of(preset).context_tokens)
+    return figure.input_tokens or prompt, figure.output_tokens or answer
+
+
+def _usual_lengths(preset: Preset, context: int) -> tuple[int, int]:
+    """Return the lengths of most of its figures, else those of a coding task, as far as the context goes."""
     known = [
         (figure.input_tokens, figure.output_tokens)
         for figure in preset.published
         if figure.input_tokens is not None and figure.output_tokens is not None
     ]
-    return Counter(known).most_common(1)[0][0] if known else None
+    prompt, answer = Counter(known).most_common(1)[0][0] if known else CODING_TASK
+    answer = min(answer, max(1, context // 2))
+    return min(prompt, max(1, context - answer)), answer
+
+
+def planned_figures(preset: Preset, store: Path) -> dict[Published, FigureBeside]:
+    """Return what `skep plan PRESET` has beside each of its figures; none where the planner does not know it."""
+    try:
+        found = answer_preset(preset, PlanFlags(preset.name, agents=agents_of(preset)), store)
+    except UserError:
+        return {}
+    assert found.preset is not None
+    return dict(zip(preset.published, found.preset.figures, strict=True))
 
 
 def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
     """Return what `skep plan PRESET` answers. `flags`: as typed, with the preset's name where a model stands."""
     _refuse_pins(preset, flags)
-    published = preset
-    preset = _with_flags(published, flags)
-    model, setup = _setup(preset)
-    if flags.vision:
-        setup = replace(setup, vision=True)
-    own_cards = not flags.gpu
-    if own_cards and preset.hardware == NO_CARDS:
-        hint = f'name cards to plan it for: skep plan {preset.name} --gpu "2x rtx-3090"'
-        raise UserError(f"the preset `{preset.name}` runs on a CPU, which skep does not plan", hint=hint)
-    if own_cards:
-        flags = replace(flags, gpu=(preset.hardware,), link=flags.link or preset.link)
-    goal = goal_of(_with_lengths(flags, preset, setup), ModelFound(model))
-    rigs, choices, cautions = read_rigs(flags), list[PlanChoice](), list[str]()
+    request = _request(preset, flags)
+    model, setup = _setup(request.preset)
+    flags = _with_cards(flags, preset)
+    goal = goal_of(_with_lengths(flags, request.preset, setup), ModelFound(model))
+    rigs = read_rigs(flags)
     notes = [note for rig in rigs for note in rig.notes]
+    choices: list[PlanChoice] = []
+    cautions: list[str] = []
+    figures: list[FigureBeside] = []
     for rig in rigs:
         basis = own_basis(store, model.id, setup.quant.id, rig.rig)(setup.engine)
         notes.append(basis.note)
-        choice, caution = _choice(preset, setup, rig, goal, basis, own_cards=own_cards)
+        choice, caution = _choice(request, setup, rig, goal, basis)
         choices.append(choice)
         cautions += caution
-    is_unchanged = (preset.options, preset.replicas) == (published.options, published.replicas)
-    figures = tuple(_figures(preset, choices)) if own_cards and is_unchanged else ()
-    beside = PresetAnswer(preset, figures, tuple(_cautions(preset, cautions)))
+        if request.is_published:
+            figures += (_beside(preset, figure, plan, basis) for plan in choice.plans for figure in preset.published)
+    beside = PresetAnswer(request.preset, tuple(figures), tuple(_cautions(request, cautions)))
     told = tuple(dict.fromkeys(filter(None, notes)))
     found = ModelFound(model, checkpoint=preset.checkpoint)
     return PlanAnswer(flags, found, goal, _pins(setup), (setup.engine,), tuple(choices), told, preset=beside)
+
+
+class _PresetRequest(Struct, frozen=True):
+    """A preset with what was typed of it, for its own cards or others."""
+
+    published: Preset  # as its author has it
+    preset: Preset
+    own_cards: bool
+    changed: bool
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it is what its author measured."""
+        return self.own_cards and not self.changed
+
+
+def _request(published: Preset, flags: PlanFlags) -> _PresetRequest:
+    preset = _with_flags(published, flags)
+    own_cards = not flags.gpu and flags.link in (None, published.link)
+    return _PresetRequest(
+        published, preset, own_cards, changed=preset != _with_flags(published, PlanFlags(flags.model))
+    )
+
+
+def _with_cards(flags: PlanFlags, preset: Preset) -> PlanFlags:
+    """Return the flags with the preset's cards, where none are typed."""
+    if flags.gpu:
+        return flags
+    if preset.hardware == NO_CARDS:
+        hint = f'name cards to plan it for: skep plan {preset.name} --gpu "2x rtx-3090"'
+        raise UserError(f"the preset `{preset.name}` runs on a CPU, which skep does not plan", hint=hint)
+    return replace(flags, gpu=(preset.hardware,), link=flags.link or preset.link)
 
 
 def _refuse_pins(preset: Preset, flags: PlanFlags) -> None:
@@ -101,6 +149,7 @@ def _with_flags(preset: Preset, flags: PlanFlags) -> Preset:
         kv=find_kv(flags.kv).id if flags.kv else preset.options.kv,
         memory_share=flags.utilization or preset.options.memory_share,
         graphs=preset.options.graphs if flags.graphs is None else flags.graphs,
+        text_only=preset.options.text_only and not flags.vision,
     )
     return replace(
         preset,
@@ -123,21 +172,20 @@ def _setup(preset: Preset) -> tuple[Geometry, Setup]:
 
 
 def _with_lengths(flags: PlanFlags, preset: Preset, setup: Setup) -> PlanFlags:
-    """Return the flags with the lengths of the published figures, where none are typed, as far as the context goes."""
-    most = setup.context or CODING_INPUT_TOKENS + CODING_OUTPUT_TOKENS
-    prompt, answer = lengths_of(preset) or (CODING_INPUT_TOKENS, CODING_OUTPUT_TOKENS)
-    answer = flags.output_tokens or min(answer, max(1, most // 2))
-    prompt = flags.input_tokens or min(prompt, max(1, most - answer))
+    """Return the flags with the usual lengths of its figures, where none are typed, as far as the context goes."""
+    context = setup.context or serve_of(preset).context_tokens
+    prompt, answer = _usual_lengths(preset, context)
+    answer = flags.output_tokens or answer
+    prompt = flags.input_tokens or min(prompt, max(1, context - answer))
     return replace(flags, input_tokens=prompt, output_tokens=answer, context=setup.context)
 
 
 def _choice(
-    preset: Preset, setup: Setup, found: ResolvedRig, goal: PlanGoal, basis: Basis, *, own_cards: bool
+    request: _PresetRequest, setup: Setup, found: ResolvedRig, goal: PlanGoal, basis: Basis
 ) -> tuple[PlanChoice, list[str]]:
     """Return the plan on one rig, with what speaks against it where its author ran it all the same."""
-    rig, order = arranged(found.rig)
-    if setup.engine in _ALONE and setup.layout.cards == 1 and len(rig.cards) > 1 and not preset.gpus:
-        setup = replace(setup, layout=Layout(pp=len(rig.cards)))
+    preset, (rig, order) = request.preset, arranged(found.rig)
+    setup = _spread(setup, rig, preset)
     cards, there = setup.layout.cards, len(rig.cards)
     if cards > there:
         needs = f"the preset `{preset.name}` needs {cards} cards ({setup.layout})"
@@ -145,14 +193,42 @@ def _choice(
         raise DoesNotFit(f"{needs}, `{found.rig.title}` has {there}", hint=hint)
     check_flags(rig, goal, Pins(context=setup.context))
     against = _against(setup, found, goal)
-    if against is not None and not own_cards:
+    if against is None:
+        return choice_of_setup(setup, found.rig, goal, basis, preset.checkpoint), []
+    if not _is_excused(against, request, found, goal):
         rejected = Rejected(
             setup.layout, setup.engine, (setup.quant.id,), against.rule, against.sentence, against.remedy
         )
         return PlanChoice(rig, order, (), (rejected,)), []
     choice = choice_of_setup(setup, found.rig, goal, basis, preset.checkpoint)
-    said = [] if against is None else [f"its author ran it, though by what skep knows {against.sentence}"]
-    return choice, said
+    return choice, [_despite(request, against)]
+
+
+def _spread(setup: Setup, rig: Rig, preset: Preset) -> Setup:
+    """Return it over all cards where its engine divides itself over those it sees."""
+    if setup.engine in _ALONE and setup.layout.cards == 1 and len(rig.cards) > 1 and not preset.gpus:
+        return replace(setup, layout=Layout(pp=len(rig.cards)))
+    return setup
+
+
+def _is_excused(against: Finding, request: _PresetRequest, found: ResolvedRig, goal: PlanGoal) -> bool:
+    """Whether its author met the same on these cards, so that it is a caution and no reason to refuse."""
+    if not request.own_cards:
+        return False
+    if not request.changed:
+        return True
+    _, published = _setup(_with_flags(request.published, PlanFlags(request.published.name)))
+    rig, _ = arranged(found.rig)
+    met = _against(_spread(published, rig, request.published), found, goal)
+    return met is not None and met.rule == against.rule
+
+
+def _despite(request: _PresetRequest, against: Finding) -> str:
+    """Return what speaks against it; that its author ran it is said only of what its author ran."""
+    if request.published.broken is not None:
+        return f"by what skep knows {against.sentence}"
+    changed = ", without what you changed," if request.changed else ","
+    return f"its author ran it{changed} though by what skep knows {against.sentence}"
 
 
 def _against(setup: Setup, found: ResolvedRig, goal: PlanGoal) -> Finding | None:
@@ -164,26 +240,31 @@ def _against(setup: Setup, found: ResolvedRig, goal: PlanGoal) -> Finding | None
     return None if fit.fits else Finding("memory", "refused", fit.sentence, "the planner's arithmetic")
 
 
-def _figures(preset: Preset, choices: list[PlanChoice]) -> Iterator[FigureBeside]:
-    """Yield each published figure with what the plan of its own cards expects at its load."""
-    for plan in (plan for choice in choices for plan in choice.plans):
-        for figure in preset.published:
-            prompt, answer = figure.input_tokens, figure.output_tokens
-            usual = lengths_of(preset) or (CODING_INPUT_TOKENS, CODING_OUTPUT_TOKENS)
-            load = PlannedLoad(figure.concurrency, prompt or usual[0], answer or usual[1])
-            yield FigureBeside(
-                concurrency=figure.concurrency,
-                input_tokens=int(load.input_tokens),
-                output_tokens=int(load.output_tokens),
-                lengths_published=prompt is not None and answer is not None,
-                metric=figure.metric,
-                published_tok_s=figure.tok_s,
-                predicted_tok_s=_predicted(plan, figure, load),
-            )
+def _beside(preset: Preset, figure: Published, plan: Plan, basis: Basis) -> FigureBeside:
+    """Return a published figure with what the plan of its own cards expects at its load."""
+    rated = plan.rated
+    prompt, answer = load_lengths(preset, figure)
+    goal = replace(rated.goal, agents=figure.concurrency, input_tokens=prompt, output_tokens=answer)
+    corrected = correction_of(rated.setup, rated.rig, basis, figure.concurrency)
+    alone = uncorrected_model(rated.setup, rated.rig, goal, basis)
+    return FigureBeside(
+        concurrency=figure.concurrency,
+        input_tokens=prompt,
+        output_tokens=answer,
+        lengths_published=figure.input_tokens is not None and figure.output_tokens is not None,
+        metric=figure.metric,
+        published_tok_s=figure.tok_s,
+        predicted_tok_s=_predicted(speed_model_of(rated.setup, rated.rig, goal, basis), figure, goal.load()),
+        uncorrected_tok_s=_predicted(alone, figure, goal.load()) if corrected is not None else None,
+        corrected_by_it=corrected is not None and any(_is_row_of(figure, row) for row in corrected.rows),
+    )
 
 
-def _predicted(plan: Plan, figure: Published, load: PlannedLoad) -> float:
-    model = plan.rated.prospect
+def _is_row_of(figure: Published, row: PublishedRow) -> bool:
+    return (row.tok_s, row.concurrency) == (figure.tok_s, figure.concurrency)
+
+
+def _predicted(model: SpeedModel, figure: Published, load: PlannedLoad) -> float:
     if figure.metric == "decode":
         return model.figure(load, "decode")
     output = model.figure(load, "effective")
@@ -191,9 +272,11 @@ def _predicted(plan: Plan, figure: Published, load: PlannedLoad) -> float:
     return output * whole if figure.metric == "combined" else output
 
 
-def _cautions(preset: Preset, found: list[str]) -> Iterator[str]:
+def _cautions(request: _PresetRequest, found: list[str]) -> Iterator[str]:
+    preset = request.preset
     if preset.broken is not None:
-        yield f"its author could not start it: {preset.broken}"
+        where = "" if request.is_published else f" as it was published, on {preset.hardware}"
+        yield f"its author could not start it{where}: {preset.broken}"
     yield from found
     stand_in = stand_in_words(preset)
     if stand_in is not None:

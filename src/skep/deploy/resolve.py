@@ -305,9 +305,10 @@ def as_told(wanted: ServeRequest, paths: Paths, *, cards: bool, where: str = "he
 
 def _told(serve: Serve, wanted: ServeRequest) -> Serve:
     """With what the command line says of any engine."""
+    options = replace(serve.options, **wanted.given("memory_share", "kv", "graphs"))
     return replace(
         serve,
-        options=replace(serve.options, **wanted.given("memory_share", "kv", "graphs")),
+        options=replace(options, text_only=options.text_only and not wanted.vision),
         checkpoint=wanted.checkpoint or serve.checkpoint,
         gpus=parse_gpus(wanted.gpus) or serve.gpus,
         binary=wanted.binary or serve.binary,

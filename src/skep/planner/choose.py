@@ -327,9 +327,14 @@ def _plan(
 
 
 def choice_of_setup(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, checkpoint: str | None) -> PlanChoice:
-    """Return a setup that is given as the only plan; a rule that refuses it is among its findings."""
+    """Return a setup that is given as the only plan; a rule that refuses it is among its findings.
+
+    `context_each` is what memory holds of its own context in every slot at once: 0 where nothing fits.
+    """
     rig, order = candidates.arranged(rig)
     rated = ranking.rate(setup, rig, goal, check(setup, rig), basis, pinned_context=setup.context)
+    held = longest_context(setup, rated.card, setup.slots or 1)
+    rated = replace(rated, context_each=min(held, setup.context or held))
     plan = _plan(rated, goal, basis, ranking.levels(goal.agents), checkpoint, order)
     return PlanChoice(rig, order, (plan,), ())
 

@@ -160,8 +160,14 @@ def coarse(found: SpeedModel, goal: PlanGoal) -> float:
 def speed_model_of(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, agents: int | None = None) -> SpeedModel:
     """`agents`: at another number of them than the goal's."""
     corrected = correction_of(setup, rig, basis, agents or goal.agents)
-    tuning = corrected.tuning if corrected is not None else basis.tuning
-    return prospect(setup, rig, basis.constants, context=goal.need_tokens, tuning=tuning)
+    if corrected is None:
+        return uncorrected_model(setup, rig, goal, basis)
+    return prospect(setup, rig, basis.constants, context=goal.need_tokens, tuning=corrected.tuning)
+
+
+def uncorrected_model(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis) -> SpeedModel:
+    """Return what the formulas and this machine's calibration say, whatever others measured of the layout."""
+    return prospect(setup, rig, basis.constants, context=goal.need_tokens, tuning=basis.tuning)
 
 
 def correction_of(setup: Setup, rig: Rig, basis: Basis, agents: int) -> Correction | None:

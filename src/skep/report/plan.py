@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import convert
 from msgspec.structs import replace
 
+from skep.bench.published import CheckedFigure
 from skep.catalog.models import checkpoint_of
 from skep.deploy.commands import (
     author_notes,
@@ -90,6 +91,26 @@ def _print_published(answer: PresetAnswer) -> None:
     print_records(PUBLISHED, answer.figures)
     if not all(figure.lengths_published for figure in answer.figures):
         _say("*: its author gives no lengths; these are assumed")
+    words = correction_words(answer.figures)
+    if words is not None:
+        _say_wrapped(words)
+
+
+def correction_words(
+    figures: Sequence[FigureBeside | CheckedFigure], names: tuple[str, str, str] = ("PREDICTED", "UNCORRECTED", "OFF")
+) -> str | None:
+    """Say how much a prediction owes to the figures that it stands beside; None where nothing corrects it.
+
+    `names`: of the columns with the prediction, with the one without those figures, and with the difference.
+    """
+    predicted, uncorrected, difference = names
+    if all(figure.uncorrected_tok_s is None for figure in figures):
+        return None
+    if any(figure.corrected_by_it for figure in figures):
+        said = f"{predicted} is corrected by these very figures, so {difference} does not test it"
+    else:
+        said = f"{predicted} is corrected by other published rows of this layout"
+    return f"{said}; {uncorrected} is what the planner expects without them"
 
 
 def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]:
@@ -100,7 +121,7 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
     streaming = f"{at.task_tok_s:,.0f} tok/s each while an answer streams"
     met = "" if not goal.limits else ", within --slo" if best.rated.over_limit <= 1 else ", NOT within --slo"
     first = f"first token after {format_seconds(at.ttft_ms / 1000)}{met}"
-    context = f"{best.rated.context_each:,} tokens of context each"
+    context = _context_words(found, best)
     lines = [f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"]
     lines.append(f"{together}; {streaming}")
     lines.append(f"{first}; {context}")
@@ -111,6 +132,15 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
     if len(choice.rig.cards) > 1:
         lines.append("; ".join(filter(None, [f"cards: {_links(choice)}", choice.idle])))
     return lines
+
+
+def _context_words(found: PlanAnswer, best: Plan) -> str:
+    """Say what every slot holds at once; of a preset, its own context first."""
+    each, own = best.rated.context_each, best.setup.context
+    if found.preset is None or own is None or own == each:
+        return f"{each:,} tokens of context each"
+    full = f"{each:,} each with all slots full" if each else "by what skep knows not with all slots full"
+    return f"{own:,} tokens of context, {full}"
 
 
 def three_ways(ranked: Sequence[Ranked]) -> list[Ranked]:
@@ -305,9 +335,20 @@ PUBLISHED: tuple[Column[FigureBeside], ...] = (
     Column("metric", "COUNTED", lambda figure: figure.metric, right=False),
     Column("published_tok_s", "PUBLISHED", lambda figure: figure.published_tok_s, partial(number, digits=1)),
     Column("predicted_tok_s", "PREDICTED", lambda figure: figure.predicted_tok_s, partial(number, digits=1)),
-    Column("off", "OFF", lambda figure: f"{100 * figure.off:+z.0f} %"),
+    Column(
+        "uncorrected_tok_s",
+        "UNCORRECTED",
+        lambda figure: figure.uncorrected_tok_s,
+        partial(number, digits=1),
+        optional=True,
+    ),
+    Column("off", "OFF", lambda figure: _signed_percent(figure.off)),
 )
 Ranked = tuple[PlanChoice, Plan]
+
+
+def _signed_percent(share: float) -> str:
+    return f"{100 * share:+z.0f} %"
 
 
 def _length(figure: FigureBeside, tokens: int) -> str:
@@ -420,6 +461,8 @@ def plan_page(found: Document) -> str:
     names = {"kind": "plan", "name": "plan", "title": f"{found['model']} on {best['rig']}"}
     own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures}
     words = {"level_of": level_of, "layout_name": layout_name, "rejected_name": rejected_name}
+    figures = convert(found["preset"]["figures"], list[FigureBeside]) if found["preset"] else []
+    own |= {"correction": correction_words(figures), "signed_percent": _signed_percent}
     return render("plan_page.html", **names, **own, **words, found=found)
 
 
