@@ -86,7 +86,21 @@ def test_where_nothing_could_be_measured_the_row_is_printed_and_the_command_fail
 
 
 @pytest.mark.usefixtures("paths")
-def test_simulated_presets_say_so_and_one_that_its_author_could_not_start_is_not_played():
+def test_all_presets_are_simulated_on_cards_that_are_named_without_their_authors_figures(tmp_path):
+    names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-2x3090-pcie")
+    done = call("bench", "presets", *names, *QUICK, "--simulate", "--gpu", "2x rtx-4090", "--json", check=0)
+    for row in done.json["presets"]:
+        assert (row["rig"], row["failure"]) == ("2x rtx-4090", None)
+        assert [level["published_tok_s"] for level in row["levels"]] == [None, None]
+    table = call("bench", "presets", *names[:1], *QUICK, "--simulate", "--gpu", "2x rtx-4090", "-o", "b.html", check=0)
+    assert "SIMULATED: no model ran, these figures are a prediction for 2x rtx-4090" in table.err
+    assert "[167]" not in table.out
+    assert "on 2x rtx-4090" in (tmp_path / "b.html").read_text()
+    assert "--gpu needs --simulate" in refused("bench", "presets", *names, "--gpu", "2x rtx-4090")
+
+
+@pytest.mark.usefixtures("paths")
+def test_simulated_presets_say_so_and_one_that_its_author_could_not_start_is_not_played(tmp_path):
     names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-2x3090-pcie")
     done = call("bench", "presets", *names, *QUICK, "--simulate", check=0)
     header, measured, broken = done.out.splitlines()
@@ -98,6 +112,9 @@ def test_simulated_presets_say_so_and_one_that_its_author_could_not_start_is_not
     assert "SIMULATED: no model ran, these figures are a prediction" in done.err
     (run,) = call("runs", "--json", check=0).json
     assert run["simulated"]
+    page = (tmp_path / "report.html").read_text()
+    assert "qwen2.5-coder-32b-2x3090-pcie did not start" in page
+    assert "1 run<" in page
 
 
 @pytest.mark.usefixtures("own", "programs")
@@ -112,7 +129,7 @@ def test_a_preset_that_lacks_its_cards_is_a_row_too():
 def test_levels_that_the_sweep_finds_itself_are_columns_too():
     words = ("-c", "auto", *QUICK[2:], "--budget", "4s", "--simulate")
     done = call("bench", "presets", "qwen3-coder-30b-a3b-3090", *words, check=0)
-    assert "1 presets, C=auto, " in done.err
+    assert "1 preset, C=auto, " in done.err
     assert "C=2" in done.out.splitlines()[0].split()
 
 
@@ -120,6 +137,25 @@ def test_levels_that_the_sweep_finds_itself_are_columns_too():
 def test_a_wrong_name_is_told_before_anything_starts():
     assert "no preset is called `no-such`" in refused("bench", "presets", "qwen3-coder-30b-a3b-3090", "no-such")
     assert "no preset is named" in refused("bench", "presets", "--simulate")
+
+
+@pytest.mark.usefixtures("paths")
+def test_ctrl_c_in_the_second_level_keeps_the_first_one_of_that_preset(tmp_path):
+    names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-3090")
+    words = [sys.executable, "-m", "skep", "bench", "presets", *names, "--simulate", "--json"]
+    words += ["-c", "1,2", "--runs", "1", "--tasks", "2", "--output-tokens", "256", "--warm-up", "quick"]
+    child = subprocess.Popen(words, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in child.stderr:
+        if "requests" in line and line.startswith("C=2 run 1"):
+            break
+    child.send_signal(signal.SIGINT)
+    out, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    (row,) = json.loads(out)["presets"]
+    assert (row["preset"], row["interrupted"]) == (names[0], True)
+    assert [level["concurrency"] for level in row["levels"]] == [1]
+    assert "stopped, 2 of 2 presets are not measured to the end" in said
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.usefixtures("paths")

@@ -79,14 +79,60 @@ def test_a_preset_is_started_measured_beside_its_figures_and_the_plan_and_stoppe
 def test_the_planned_figure_of_a_check_is_that_of_the_plan_of_the_preset(mine, typed, paths):
     """Also where its author gives no lengths, which both take to be the same."""
     path = paths.config / "presets" / "mine.toml"
-    for text in (
-        path.read_text(),
-        path.read_text().replace("input_tokens = 400", "").replace("output_tokens = 16", ""),
-    ):
+    said = path.read_text()
+    silent = said.replace("input_tokens = 400", "").replace("output_tokens = 16", "").replace("4096", "256")
+    for text in (said, silent):
         path.write_text(text)
         planned = json.loads(typed("plan", mine, "--json").stdout)["preset"]["figures"]
-        checked = json.loads(typed("check", mine, *QUICK, "--json").stdout)["figures"]
+        checked = json.loads(typed("check", mine, "--runs", "1", "--budget", "5s", "--json").stdout)["figures"]
         assert [one["planned_tok_s"] for one in checked] == [one["predicted_tok_s"] for one in planned]
+        assert {figure["input_tokens"] for figure in planned} == {400 if text == said else 128}
+
+
+def test_an_engine_that_dies_while_it_is_checked_is_told_with_its_end(mine, typed, programs, paths):
+    """Not after all its requests have failed, one by one; the log of the dead stays."""
+    fault = json.dumps({"kind": "crash", "times": None, "exit_code": 3, "after_tokens": 12})
+    program = programs / "vllm"
+    program.write_text(program.read_text().replace('"--token-ms"', f'"--fault", {fault!r}, "--token-ms"'))
+    done = typed("check", mine, *QUICK, check=1)
+    assert "`mine` cannot be checked, it " in done.stderr
+    assert "died under load" in done.stderr
+    assert "code 3" in done.stderr
+    assert list((paths.state / "checks").rglob("*.log"))
+    assert json.loads(typed("ps", "--json").stdout) == []
+
+
+def test_a_check_that_went_well_leaves_no_folder_of_its_own(mine, typed, paths):
+    typed("check", mine, "-c", "1", "--runs", "1", "--budget", "20s")
+    assert not (paths.state / "checks").exists()
+
+
+def test_a_preset_that_its_author_could_not_start_is_said_to_be_broken_before_it_starts(mine, typed, paths):
+    path = paths.config / "presets" / "mine.toml"
+    path.write_text('broken = "no memory left"\n' + path.read_text())
+    lines = typed("check", mine, "-c", "1", "--runs", "1", "--budget", "20s").stderr.splitlines()
+    said = next(place for place, line in enumerate(lines) if "its author could not start it: no memory left" in line)
+    assert said < next(place for place, line in enumerate(lines) if line.startswith("starting mine"))
+    done = typed("check", "qwen2.5-coder-32b-2x3090-pcie", check=2).stderr
+    assert "has no published figures: its author could not start it" in done
+    assert "SIGBUS while weights are loaded" in done
+
+
+@pytest.mark.parametrize("rig", [None, "rtx-4090"])
+def test_a_check_of_a_simulated_rig_says_so_wherever_its_figures_stand(typed, rig):
+    words = ("check", "qwen3-coder-30b-a3b-3090", "--simulate", "-c", "1", "--runs", "1", "--budget", "5s")
+    done = typed(*words, *(() if rig is None else ("--gpu", rig)))
+    assert "SIMULATED" in done.stdout.splitlines()[0]
+    assert "SIMULATED: no model ran, these figures are a prediction" in done.stderr
+    assert f"simulated: on {rig or 'rtx-3090'}, not measured" in done.stderr
+    assert "measured: here" not in done.stderr
+    (run,) = json.loads(typed("runs", "--json").stdout)
+    assert run["simulated"]
+
+
+def test_cards_to_check_on_are_simulated_ones(mine, typed):
+    assert "--gpu needs --simulate" in typed("check", mine, "--gpu", "rtx-4090", check=2).stderr
+    assert "--url names an endpoint" in typed("check", mine, "--simulate", "--url", "http://x", check=2).stderr
 
 
 def test_what_skep_serves_already_is_measured_where_it_is_the_preset(mine, typed):

@@ -56,6 +56,7 @@ class PresetCheck(msgspec.Struct, frozen=True):
     run: str  # of the sweep that measured it
     simulated: bool
     figures: tuple[CheckedFigure, ...]
+    rig: str | None = None  # that it was simulated on, where it is another than the hardware
 
 
 def checked_figure(figure: Published, beside: FigureBeside | None, summary: SweepSummary) -> CheckedFigure:

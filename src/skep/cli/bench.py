@@ -240,6 +240,7 @@ class PresetsOptions(SweepOptions):
         "Load": "concurrency shape tasks max_tokens fixed_output prompt_tokens turns think seed",
         "Precision and time": "runs precision budget quick warm_up timeout",
         "Results": "slo output store_prompts as_json",
+        "Simulation": "simulate gpu",
     }
 
     url: None = None
@@ -251,6 +252,9 @@ class PresetsOptions(SweepOptions):
     simulate: Annotated[
         bool, option("Simulate each preset's rig at the speed the planner predicts; needs no weights and no GPU.")
     ] = False
+    gpu: Annotated[
+        str | None, option('Simulate all presets on these GPUs instead, such as "2x rtx-4090".', metavar="RIG")
+    ] = None
     concurrency: SweptLevels = "1,2,3,4"
     budget: Annotated[str, option("Time limit of each preset's measurement; what does not fit is left out.")] = "10m"
     output: Annotated[OutputFile, option("HTML file with the pictures.", "-o", "--output")] = REPORT

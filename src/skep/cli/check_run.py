@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 
 from msgspec import to_builtins
 
-from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.bench.endpoint import Endpoint
+from skep.bench.metrics import SweepSummary
 from skep.bench.published import PresetCheck, checked_figure
+from skep.bench.stored_run import kept_words
 from skep.bench.sweep import SweepPlan
 from skep.bench.tasks import Workload
 from skep.catalog.presets import Preset, Published
+from skep.cli.options import Interrupted, run_measuring
+from skep.cli.preset_sweep import preset_sweeps, rig_to_simulate
 from skep.cli.presets import CheckOptions
-from skep.cli.sweep import fail_for, levels_of, measure, seed_of
+from skep.cli.sweep import fail_for, level_view, levels_of, measure, seed_of
 from skep.config.presets import preset, presets_folder, serve_of
 from skep.deploy.preset_plan import load_lengths, planned_figures
 from skep.deploy.resolve import about_preset, check_cards
 from skep.errors import EngineError, UserError
 from skep.paths import Paths, user_paths
 from skep.report.preset_check import check_remarks, print_check
-from skep.report.sweep_text import shortfalls
-from skep.report.terminal import byte_progress, note, print_json
-from skep.tuner.records import ConfigFailed
+from skep.report.sweep_text import print_summary, shortfalls
+from skep.report.terminal import note, print_json
+from skep.store.database import open_store
+from skep.tuner.preset_sweep import MeasuredPreset
 from skep.tuner.running import running_service
-from skep.tuner.trial_server import TrialServers, tuner_lock
+from skep.tuner.trial_server import tuner_lock
 from skep.units import one_line, parse_positive_seconds, parse_share
 
 
@@ -35,14 +40,25 @@ def run_check(options: CheckOptions) -> None:
     """Raise EndpointError where requests failed, EngineError where the preset does not start."""
     paths = user_paths(os.environ)
     checked = preset(options.preset, presets_folder(paths))
+    rig = rig_to_simulate(options.gpu, simulate=options.simulate)
     figures = _figures_of(checked, options)
     plan = _plan_of(figures, load_lengths(checked, figures[0]), options)
-    planned = planned_figures(checked, paths.store)  # before what is measured now is stored, and corrects it
-    summary = measure(plan, partial(_served, checked, options, paths), as_json=options.as_json)
+    planned = planned_figures(checked, paths.store) if rig is None else {}  # before what is measured now is stored
+    if options.simulate:
+        if options.url is not None:
+            raise UserError("--simulate starts a simulated rig, and --url names an endpoint", hint="leave one out")
+        summary = _measure_started(checked, plan, options, paths, rig)
+    elif options.url is not None or running_service(paths) is not None:
+        summary = measure(plan, partial(_served, checked, options), as_json=options.as_json)
+    else:
+        note(*about_preset(checked, serve_of(checked)))
+        check_cards(checked)
+        summary = _measure_started(checked, plan, options, paths, rig)
     told = tuple(checked_figure(figure, planned.get(figure), summary) for figure in figures)
     found = PresetCheck(
-        checked.name, checked.source, checked.hardware, summary.run_id, simulated=summary.simulated, figures=told
-    )
+        checked.name, checked.source, checked.hardware, summary.run_id,
+        simulated=summary.simulated, figures=told, rig=rig,
+    )  # fmt: skip
     note(*shortfalls(plan, summary))
     if options.as_json:
         print_json(to_builtins(found))
@@ -54,6 +70,9 @@ def run_check(options: CheckOptions) -> None:
 
 def _figures_of(checked: Preset, options: CheckOptions) -> list[Published]:
     """Return the figures of the lengths that most of them have, in order of C."""
+    if not checked.published and checked.broken is not None:
+        what = f"`{checked.name}` has no published figures: its author could not start it"
+        raise UserError(what, hint=f"what was seen: {checked.broken}")
     if not checked.published:
         raise UserError(f"`{checked.name}` has no published figures", hint="`skep bench sweep` measures it")
     lengths = Counter(load_lengths(checked, figure) for figure in checked.published).most_common(1)[0][0]
@@ -81,26 +100,48 @@ def _plan_of(figures: list[Published], lengths: tuple[int, int], options: CheckO
     )
 
 
-@asynccontextmanager
-async def _served(checked: Preset, options: CheckOptions, paths: Paths) -> AsyncIterator[Endpoint]:
-    """Yield the endpoint that is named, else what `skep up` serves, else one that is started for this alone."""
-    if options.url is not None or running_service(paths) is not None:
-        endpoint = await options.find()
-        if endpoint.engine.get("preset") != checked.name:
-            _say_other(checked, endpoint, options)
-        yield endpoint
-        return
-    check_cards(checked)
-    note(*about_preset(checked, serve_of(checked)))
-    note(f"starting {checked.name}; it is stopped when it is measured")
-    with tuner_lock(paths), byte_progress("downloading the weights") as progress:
+def _measure_started(
+    checked: Preset, plan: SweepPlan, options: CheckOptions, paths: Paths, rig: str | None
+) -> SweepSummary:
+    """Start, measure and stop it. On Ctrl-C, print what there is of the run, unless as JSON, and raise Interrupted."""
+    results: list[MeasuredPreset] = []
+    simulated = f"SIMULATED on {rig or checked.hardware}" if options.simulate else ""
+    note(f"starting {checked.name} {simulated}".rstrip() + "; it is stopped when it is measured")
+    lock = nullcontext() if options.simulate else tuner_lock(paths)
+
+    async def run() -> MeasuredPreset:
+        with level_view() as show:
+            return await sweeps.measure(checked, show, results.append)
+
+    with lock, open_store(paths.store) as store:
         try:
-            async with TrialServers(paths, paths.state / "checks", progress=progress).open(checked) as server:
-                yield await find_endpoint(server.url, server.model)
-        except ConfigFailed as failed:
-            failure = failed.failure
-            what = f"`{checked.name}` cannot be checked, it {failure.title}: {failure.cause}"
-            raise EngineError(one_line(what, 600), hint=failure.remedy) from None
+            with preset_sweeps(paths, store, plan, "checks", simulate=options.simulate, rig=rig) as sweeps:
+                result = run_measuring(run)
+        except Interrupted:
+            raise _interrupted(results, as_json=options.as_json) from None
+    if (failure := result.failure) is not None:
+        what = f"`{checked.name}` cannot be checked, it {failure.title}: {failure.cause}"
+        raise EngineError(one_line(what, 600), hint=failure.remedy)
+    assert result.summary is not None
+    return result.summary
+
+
+def _interrupted(results: Sequence[MeasuredPreset], *, as_json: bool) -> Interrupted:
+    summary = results[0].summary if results else None
+    if summary is None:
+        return Interrupted("interrupted before anything was measured", hint=None)
+    if not as_json:
+        print_summary(summary)
+    return Interrupted(hint=kept_words(summary))
+
+
+@asynccontextmanager
+async def _served(checked: Preset, options: CheckOptions) -> AsyncIterator[Endpoint]:
+    """Yield the endpoint that is named, else what `skep up` serves."""
+    endpoint = await options.find()
+    if endpoint.engine.get("preset") != checked.name:
+        _say_other(checked, endpoint, options)
+    yield endpoint
 
 
 def _say_other(checked: Preset, endpoint: Endpoint, options: CheckOptions) -> None:

@@ -9,16 +9,18 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
+from skep.bench.sweep import SweepPlan
 from skep.catalog.presets import Preset
 from skep.cli.bench import PresetsOptions
 from skep.cli.options import Interrupted, run_measuring
 from skep.cli.sweep import AUTO, level_view, maker_for, meter_for, plan_of
 from skep.config.presets import preset, presets_folder
+from skep.config.rigs import find_rig
 from skep.errors import EngineError, UserError
 from skep.files import HTML
 from skep.host.facts import read_host
 from skep.paths import Paths, user_paths
-from skep.report.preset_table import measured, presets_document, presets_page, print_presets
+from skep.report.preset_table import measured, presets_document, presets_page, presets_words, print_presets
 from skep.report.terminal import byte_progress, note, print_json
 from skep.store.database import Store, open_store
 from skep.tuner.preset_sweep import MeasuredPreset, PresetSweeps
@@ -31,14 +33,16 @@ def run_presets_command(options: PresetsOptions) -> None:
     output = options.output.checked(suffixes=HTML)
     presets = presets_of(options.presets, paths)
     levels = AUTO if plan.finds_knee else ",".join(map(str, plan.concurrency))
-    note(f"{len(presets)} presets, C={levels}, {plan.budget_s:g} s each at most")
+    rig = rig_to_simulate(options.gpu, simulate=options.simulate)
+    note(f"{presets_words(len(presets))}, C={levels}, {plan.budget_s:g} s each at most")
     results: list[MeasuredPreset] = []
     interrupted: Interrupted | None = None
     with nullcontext() if options.simulate else tuner_lock(paths), open_store(paths.store) as store:
         if not options.simulate:
             _check_free(paths)
         try:
-            run_measuring(partial(_measure_all, presets, options, paths, store, results))
+            with preset_sweeps(paths, store, plan, "preset-sweeps", simulate=options.simulate, rig=rig) as sweeps:
+                run_measuring(partial(_measure_all, presets, sweeps, results))
         except Interrupted as error:
             interrupted = error
         page = presets_page(store, results) if measured(results) else None
@@ -51,8 +55,10 @@ def run_presets_command(options: PresetsOptions) -> None:
     if page is not None:
         note(f"pictures: {output}")
     if interrupted is not None:
-        left = len(presets) - len(results)
-        raise Interrupted(f"stopped, {left} of {len(presets)} presets are not measured", hint=interrupted.hint)
+        left = len(presets) - sum(not result.interrupted for result in results)
+        verb = "is" if left == 1 else "are"
+        what = f"stopped, {left} of {presets_words(len(presets))} {verb} not measured to the end"
+        raise Interrupted(what, hint=interrupted.hint)
     if page is None:
         hint = "`skep presets show NAME` has its needs; `skep bench presets --help` explains --simulate"
         raise EngineError("no preset was measured", hint=hint)
@@ -75,30 +81,47 @@ def _check_free(paths: Paths) -> None:
     note(f"warning: {service}; its requests slow down what is measured here")
 
 
-async def _measure_all(
-    presets: Sequence[Preset], options: PresetsOptions, paths: Paths, store: Store, results: list[MeasuredPreset]
-) -> None:
-    work = paths.state / "preset-sweeps" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+async def _measure_all(presets: Sequence[Preset], sweeps: PresetSweeps, results: list[MeasuredPreset]) -> None:
+    for number, measured_preset in enumerate(presets, 1):
+        simulated = "SIMULATED " if sweeps.simulate else ""
+        rig = sweeps.rig or measured_preset.hardware
+        note(f"{number}/{len(presets)} {measured_preset.name}: starting {simulated}on {rig}")
+        with level_view() as on_progress:
+            result = await sweeps.measure(measured_preset, on_progress, results.append)
+        results.append(result)
+        if result.failure is not None:
+            note(f"{measured_preset.name} {result.failure.title}")
+
+
+@contextmanager
+def preset_sweeps(
+    paths: Paths, store: Store, plan: SweepPlan, folder: str, *, simulate: bool, rig: str | None
+) -> Iterator[PresetSweeps]:
+    """Yield what measures presets. `folder`: under the state, for logs of engines that failed."""
+    work = paths.state / folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     with byte_progress("downloading the weights") as progress, _removed_if_empty(work):
-        sweeps = PresetSweeps(
+        yield PresetSweeps(
             paths=paths,
             servers=TrialServers(paths, work, progress=progress),
             store=store,
             host=read_host(),
-            plan=plan_of(options),
+            plan=plan,
             maker_for=maker_for,
             meter_for=meter_for,
             say=note,
-            simulate=options.simulate,
+            simulate=simulate,
+            rig=rig,
         )
-        for number, wanted in enumerate(presets, 1):
-            simulated = "SIMULATED " if options.simulate else ""
-            note(f"{number}/{len(presets)} {wanted.name}: starting {simulated}on {wanted.hardware}")
-            with level_view() as on_progress:
-                result = await sweeps.measure(wanted, on_progress)
-            results.append(result)
-            if result.failure is not None:
-                note(f"{wanted.name} {result.failure.title}")
+
+
+def rig_to_simulate(gpu: str | None, *, simulate: bool) -> str | None:
+    """Return the rig that is named, which is known."""
+    if gpu is None:
+        return None
+    if not simulate:
+        raise UserError("--gpu needs --simulate", hint="add --simulate; without it, this machine's GPUs are measured")
+    find_rig(gpu)
+    return gpu
 
 
 @contextmanager

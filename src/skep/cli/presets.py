@@ -106,6 +106,12 @@ class CheckOptions(EndpointOptions):
     precision: Annotated[str, option("Repeat a level until the 95 % interval of tok/s is within this.")] = "3%"
     budget: Annotated[str, option("Time limit of the measurement; what does not fit is left out.")] = "15m"
     timeout: Annotated[str, option("Time limit of one request.")] = "15m"
+    simulate: Annotated[
+        bool, option("Simulate the preset's rig at the speed the planner predicts; needs no weights and no GPU.")
+    ] = False
+    gpu: Annotated[str | None, option('Simulate it on these GPUs instead, such as "2x rtx-4090".', metavar="RIG")] = (
+        None
+    )
     as_json: JsonOption = False
 
 

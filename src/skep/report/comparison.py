@@ -105,7 +105,7 @@ _STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
 def comparison_page(
     entries: Entries, comparisons: Sequence[Comparison] = (), *, labels: Sequence[str] | None = None, verdict: str = ""
 ) -> str:
-    """Return one HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
+    """Return one HTML document of up to eight runs. `comparisons` are those of the second run against the first."""
     runs = series_of(entries, labels)
     named = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
     return render(
@@ -186,5 +186,5 @@ def _difference(runs: Sequence[Series[Summary]]) -> list[Banner]:
 def comparison_heading(runs: Sequence[Series[Summary]]) -> str:
     models = list(dict.fromkeys(one.run.model for one in runs))
     if len(models) == 1:
-        return f"{printable(models[0])}: {len(runs)} runs"
+        return f"{printable(models[0])}: {len(runs)} run{'' if len(runs) == 1 else 's'}"
     return printable(" / ".join(models)) if len(models) == 2 else f"{len(models)} models, {len(runs)} runs"

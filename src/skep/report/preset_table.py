@@ -33,10 +33,16 @@ def print_presets(results: Sequence[MeasuredPreset], levels: Sequence[int]) -> N
     if any(result.published_at(level) for result in results for level in levels):
         note("tok/s of all agents; in brackets what its author published, not measured here")
     if any(result.simulated for result in results):
-        note("SIMULATED: no model ran, these figures are a prediction")
+        rig = next((result.rig for result in results if result.rig is not None), None)
+        where = f" for {rig}" if rig is not None else ""
+        note(f"SIMULATED: no model ran, these figures are a prediction{where}")
     for result in results:
         if result.failure is not None:
             note(f"{result.preset.name} {result.failure.title}: {result.failure}")
+
+
+def presets_words(count: int) -> str:
+    return f"{count} preset{'' if count == 1 else 's'}"
 
 
 def presets_document(results: Sequence[MeasuredPreset], *, simulated: bool, report: str | None) -> dict[str, Any]:
@@ -50,13 +56,13 @@ def broken_words(results: Sequence[MeasuredPreset]) -> str:
 
 
 def presets_page(store: Store, results: Sequence[MeasuredPreset]) -> str:
-    """Return the page of the measured presets: of one run its report, of several their comparison."""
+    """Return the page of the measured presets: of one preset its report, of several their comparison."""
     from skep.bench.stored_run import load_run
     from skep.report.comparison import comparison_page
     from skep.report.stored import drawn
 
     runs = [store.run(result.summary.run_id) for result in measured(results) if result.summary is not None]
-    if len(runs) == 1:
+    if len(results) == 1:
         return drawn(store, runs)
     loaded = [load_run(store, run.id) for run in runs]
     return comparison_page([(run, summary) for run, summary, _ in loaded], verdict=broken_words(results))
@@ -64,7 +70,7 @@ def presets_page(store: Store, results: Sequence[MeasuredPreset]) -> str:
 
 def measured(results: Sequence[MeasuredPreset]) -> list[MeasuredPreset]:
     """Return those that have a figure."""
-    return [result for result in results if result.summary is not None and result.summary.levels]
+    return [result for result in results if result.has_figures]
 
 
 def _level(result: MeasuredPreset, concurrency: int) -> LevelSummary | None:
@@ -89,7 +95,9 @@ def _contention(result: MeasuredPreset) -> str | None:
 def _result_words(result: MeasuredPreset) -> str:
     if result.failure is not None:
         return f"BROKEN: {result.failure.title}"
-    return f"run {result.summary.run_id}" if result.summary is not None else "nothing was measured"
+    if result.summary is None:
+        return "nothing was measured"
+    return f"{'stopped, ' if result.interrupted else ''}run {result.summary.run_id}"
 
 
 def _document(result: MeasuredPreset) -> dict[str, Any]:
@@ -98,6 +106,7 @@ def _document(result: MeasuredPreset) -> dict[str, Any]:
     return {
         "preset": result.preset.name,
         "hardware": result.preset.hardware,
+        "rig": result.rig,
         "run": result.summary.run_id if result.summary is not None else None,
         "start_s": None if result.start_s is None else round(result.start_s, 2),
         "levels": [
@@ -110,5 +119,6 @@ def _document(result: MeasuredPreset) -> dict[str, Any]:
             }
             for level, figure in published.items()
         ],
+        "interrupted": result.interrupted,
         "failure": None if result.failure is None else to_builtins(result.failure),
     }

@@ -38,16 +38,27 @@ FIRST_TOK_S = 50.0  # prompts are read at least so fast
 
 
 class MeasuredPreset(msgspec.Struct, frozen=True):
-    """What came of one preset. With a failure, `summary` has the levels that were measured before it, if any."""
+    """What came of one preset. With a failure, `summary` has the levels that were measured before it, if any.
+
+    `rig`: the cards it was simulated on, where they are not its own. `interrupted`: by the user.
+    """
 
     preset: Preset
     simulated: bool = False
     summary: SweepSummary | None = None
     failure: ConfigFailure | None = None
     start_s: float | None = None
+    rig: str | None = None
+    interrupted: bool = False
+
+    @property
+    def has_figures(self) -> bool:
+        return self.summary is not None and bool(self.summary.levels)
 
     def published_at(self, concurrency: int) -> Published | None:
-        """Return its author's figure of output tokens at so many agents."""
+        """Return its author's figure of output tokens at so many agents; None on other cards."""
+        if self.rig is not None:
+            return None
         return next(
             (one for one in self.preset.published if one.concurrency == concurrency and one.metric == "output"), None
         )
@@ -66,11 +77,14 @@ class PresetSweeps:
     meter_for: Callable[[Endpoint], PowerMeter | None]
     say: Callable[[str], None]
     simulate: bool = False
+    rig: str | None = None  # to simulate on, instead of each preset's own cards
 
-    async def measure(self, preset: Preset, on_progress: OnProgress) -> MeasuredPreset:
-        """Start, sweep and stop one preset."""
-        result = MeasuredPreset(preset, self.simulate)
-        if self.simulate and preset.broken is not None:
+    async def measure(
+        self, preset: Preset, on_progress: OnProgress, keep: Callable[[MeasuredPreset], None] = lambda _result: None
+    ) -> MeasuredPreset:
+        """Start, sweep and stop one preset. `keep`: is given what there is where the sweep is interrupted."""
+        result = MeasuredPreset(preset, self.simulate, rig=self.rig)
+        if self.simulate and preset.broken is not None and self.rig is None:
             failure = ConfigFailure("no-start", f"published, not simulated: {preset.broken}")
             return msgspec.structs.replace(result, failure=failure)
         try:
@@ -83,8 +97,12 @@ class PresetSweeps:
             await self._attempt(preset, serve, attempt, on_progress)
         except ConfigFailed as error:
             attempt.result = msgspec.structs.replace(attempt.result, failure=error.failure)
-        finally:
+        except asyncio.CancelledError:
             attempt.take_summary(self.plan)
+            if attempt.result.has_figures:
+                keep(msgspec.structs.replace(attempt.result, interrupted=True))
+            raise
+        attempt.take_summary(self.plan)
         return attempt.result
 
     async def _attempt(self, preset: Preset, serve: Serve, attempt: _PresetAttempt, on_progress: OnProgress) -> None:
@@ -106,7 +124,8 @@ class PresetSweeps:
 
     def _serve(self, preset: Preset) -> Serve:
         if self.simulate:
-            model, told = simulated_serve(ServeRequest(preset.name), self.paths)
+            gpu = () if self.rig is None else (self.rig,)
+            model, told = simulated_serve(ServeRequest(preset.name, gpu=gpu), self.paths)
             return Serve(model=model, **told)
         serve = serve_of(preset)
         check_cards(preset, serve)
