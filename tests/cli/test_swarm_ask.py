@@ -29,6 +29,13 @@ def folder(paths, tmp_path, monkeypatch):
     return root
 
 
+def engine_with(answers, folder, slots=4):
+    """One that answers by what its prompt holds: the first key that is in it."""
+    path = folder / "answers.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in answers))
+    return FakeEngine(slots=slots, token_ms=0, answers=path)
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     """Plans, works and merges by what its prompt holds."""
@@ -40,9 +47,7 @@ def engine(tmp_path_factory):
         ("All about bees", "Bees, mostly."),
         ("All about wax", "Wax, mostly."),
     ]
-    path = tmp_path_factory.mktemp("ask") / "answers.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in answers))
-    with FakeEngine(slots=4, token_ms=0, answers=path) as started:
+    with engine_with(answers, tmp_path_factory.mktemp("ask")) as started:
         yield started
 
 
@@ -103,9 +108,7 @@ def orchestrator(tmp_path_factory):
         ("Say how wax is made", "By glands."),
         ("what bees do", "Much."),
     ]
-    path = tmp_path_factory.mktemp("goal") / "answers.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in answers))
-    with FakeEngine(slots=4, token_ms=0, answers=path) as started:
+    with engine_with(answers, tmp_path_factory.mktemp("goal")) as started:
         yield started
 
 
@@ -170,10 +173,8 @@ def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, tmp_path
     """What the tasks came to is in the journal: none of them is asked again."""
     merged = "It is about bees, and about wax, and about all that the two have to do with each other in a hive."
     answers = [("You put partial answers", merged), ("bees", "Bees, mostly."), ("wax", "Wax, mostly.")]
-    path = tmp_path / "answers.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in answers))
     argv = [sys.executable, "-m", "skep", "swarm", "ask", GOAL, FILES]
-    with FakeEngine(slots=1, token_ms=0, answers=path) as engine:
+    with engine_with(answers, tmp_path, slots=1) as engine:
         engine.fault(kind="hang-mid", after_tokens=12, times=None)  # longer than any answer but the merged one
         with subprocess.Popen([*argv, "--url", engine.url], stderr=subprocess.DEVNULL) as process:
             engine.wait_for(timeout_s=60, requests=3)
