@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -36,15 +36,11 @@ def run_presets_command(options: PresetsOptions) -> None:
     rig = rig_to_simulate(options.gpu, simulate=options.simulate)
     note(f"{presets_words(len(presets))}, C={levels}, {plan.budget_s:g} s each at most")
     results: list[MeasuredPreset] = []
-    interrupted: Interrupted | None = None
     with nullcontext() if options.simulate else tuner_lock(paths), open_store(paths.store) as store:
         if not options.simulate:
             _check_free(paths)
-        try:
-            with preset_sweeps(paths, store, plan, "preset-sweeps", simulate=options.simulate, rig=rig) as sweeps:
-                run_measuring(partial(_measure_all, presets, sweeps, results))
-        except Interrupted as error:
-            interrupted = error
+        opened = preset_sweeps(paths, store, plan, "preset-sweeps", simulate=options.simulate, rig=rig)
+        interrupted = _measured_until(presets, opened, results)
         page = presets_page(store, results) if measured(results) else None
     if page is not None:
         output.write(page)
@@ -55,13 +51,28 @@ def run_presets_command(options: PresetsOptions) -> None:
     if page is not None:
         note(f"pictures: {output}")
     if interrupted is not None:
-        left = len(presets) - sum(not result.interrupted for result in results)
-        verb = "is" if left == 1 else "are"
-        what = f"stopped, {left} of {presets_words(len(presets))} {verb} not measured to the end"
-        raise Interrupted(what, hint=interrupted.hint)
+        raise Interrupted(_left_words(presets, results), hint=interrupted.hint)
     if page is None:
         hint = "`skep presets show NAME` has its needs; `skep bench presets --help` explains --simulate"
         raise EngineError("no preset was measured", hint=hint)
+
+
+def _measured_until(
+    presets: Sequence[Preset], opened: AbstractContextManager[PresetSweeps], results: list[MeasuredPreset]
+) -> Interrupted | None:
+    """Measure all presets into `results`; return the interruption that ended it before."""
+    try:
+        with opened as sweeps:
+            run_measuring(partial(_measure_all, presets, sweeps, results))
+    except Interrupted as error:
+        return error
+    return None
+
+
+def _left_words(presets: Sequence[Preset], results: Sequence[MeasuredPreset]) -> str:
+    left = len(presets) - sum(not result.interrupted for result in results)
+    verb = "is" if left == 1 else "are"
+    return f"stopped, {left} of {presets_words(len(presets))} {verb} not measured to the end"
 
 
 def presets_of(names: Sequence[str], paths: Paths) -> list[Preset]:

@@ -53,26 +53,8 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False)
     if len(found.choices) > 1:
         _print_rigs(found)
     else:
-        for line in answer_lines(found, choice, best):
-            _say_wrapped(line)
-        title = "Layouts, best first" if found.preset is None else f"Layout of {found.preset.preset.name}"
-        _section(f"{title} ({_FIGURE_WORDS})")
-        _layouts(found, found.ranked if more else three_ways(found.ranked))
-        if choice.first_because is not None:
-            _say_wrapped(f"first because: {choice.first_because}")
-        goal = found.goal
-        load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
-        _section(f"Expected by number of agents ({load}; rests on {_BASIS[rests_on(best)]})")
-        print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
-        if found.preset is not None and found.preset.figures:
-            _print_published(found.preset)
-        _say("")
-        _say_wrapped(memory_bar(best))
-    beside_cards = () if len(found.choices) > 1 else (choice.idle,)
-    said = [line for line in caveats(found, best) if line not in beside_cards]
-    notes = author_notes(best)
-    for line in said if more else [*said[:_CAVEATS], *(note for note in notes if note not in said[:_CAVEATS])]:
-        _say_wrapped(f"! {line}")
+        _print_rig(found, choice, more=more)
+    _print_warnings(found, choice, more=more)
     if more:
         _print_more(found, best)
     up = start_line(found, best)
@@ -83,6 +65,36 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False)
         _section("The same by hand", _commands(found, best))
     if not more:
         _say_wrapped("--more: reasons, rejected layouts, all memory terms; --commands: the engines' own command lines")
+
+
+def _print_rig(found: PlanAnswer, choice: PlanChoice, *, more: bool) -> None:
+    """Print the plan of one rig: its layouts, its levels, and the memory of a card."""
+    best = choice.plans[0]
+    for line in answer_lines(found, choice, best):
+        _say_wrapped(line)
+    title = "Layouts, best first" if found.preset is None else f"Layout of {found.preset.preset.name}"
+    _section(f"{title} ({_FIGURE_WORDS})")
+    _layouts(found, found.ranked if more else three_ways(found.ranked))
+    if choice.first_because is not None:
+        _say_wrapped(f"first because: {choice.first_because}")
+    goal = found.goal
+    load = f"{goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
+    _section(f"Expected by number of agents ({load}; rests on {_BASIS[rests_on(best)]})")
+    print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
+    if found.preset is not None and found.preset.figures:
+        _print_published(found.preset)
+    _say("")
+    _say_wrapped(memory_bar(best))
+
+
+def _print_warnings(found: PlanAnswer, choice: PlanChoice, *, more: bool) -> None:
+    best = choice.plans[0]
+    beside_cards = () if len(found.choices) > 1 else (choice.idle,)
+    warnings = [line for line in caveats(found, best) if line not in beside_cards]
+    if not more:
+        warnings = list(dict.fromkeys([*warnings[:_CAVEATS], *author_notes(best)]))
+    for line in warnings:
+        _say_wrapped(f"! {line}")
 
 
 def _print_published(answer: PresetAnswer) -> None:
