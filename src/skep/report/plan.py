@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import convert
 from msgspec.structs import replace
 
-from skep.bench.published import CheckedFigure
 from skep.catalog.models import checkpoint_of
 from skep.deploy.commands import (
     author_notes,
@@ -30,6 +29,7 @@ from skep.report.columns import Column, as_count, print_records, terminal_width
 from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
 
 if TYPE_CHECKING:
+    from skep.bench.published import CheckedFigure
     from skep.report.charts import Spec
 
 Document = Mapping[str, Any]

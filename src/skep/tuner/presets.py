@@ -87,14 +87,7 @@ def baseline_of(
     """
     known = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
-        alone, weights = engine in LLAMA, checkpoint or model
-        plain = Preset(
-            name=_plain(model), title=f"{model} on this machine's CPU, with plain settings", engine=engine,
-            model=_called(known, weights), checkpoint=weights, served_as=model, hardware=NO_CARDS, source=_SOURCE,
-            slots=1 if alone else min(aim.concurrency, SLOTS),
-            options=EngineOptions() if alone else EngineOptions(graphs=False),
-        )  # fmt: skip
-        return prepared(plain, aim, box)
+        return prepared(_of_cpu(model, known, aim, engine, checkpoint or model), aim, box)
     if known is None:
         hint = "describe how it starts with `skep presets new NAME`, and tune that preset"
         raise UserError(f"`{model}` is not in the catalogue, so skep knows no safe start for it", hint=hint)
@@ -112,6 +105,22 @@ def baseline_of(
     if not simulated:  # the engine finds it in the checkpoint
         chosen = replace(chosen, options=replace(chosen.options, quant=None))
     return prepared(chosen, aim, box)
+
+
+def _of_cpu(model: str, known: Geometry | None, aim: TuneGoal, engine: str, weights: str) -> Preset:
+    alone = engine in LLAMA
+    return Preset(
+        name=_plain(model),
+        title=f"{model} on this machine's CPU, with plain settings",
+        engine=engine,
+        model=_called(known, weights),
+        checkpoint=weights,
+        served_as=model,
+        hardware=NO_CARDS,
+        source=_SOURCE,
+        slots=1 if alone else min(aim.concurrency, SLOTS),
+        options=EngineOptions() if alone else EngineOptions(graphs=False),
+    )
 
 
 def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None) -> int:
