@@ -105,10 +105,35 @@ CONFIGS = {
         "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4,
         "max_position_embeddings": 262144,
     },
+    "ERNIE-4.5-21B-A3B": {
+        "model_type": "ernie4_5_moe", "num_hidden_layers": 28, "hidden_size": 2560, "intermediate_size": 12288,
+        "moe_intermediate_size": 1536, "num_attention_heads": 20, "num_key_value_heads": 4, "moe_num_experts": 64,
+        "moe_k": 6, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_interval": 1,
+        "vocab_size": 103424, "tie_word_embeddings": True, "max_position_embeddings": 131072,
+    },
+    "ERNIE-4.5-300B-A47B": {
+        "model_type": "ernie4_5_moe", "num_hidden_layers": 54, "hidden_size": 8192, "intermediate_size": 28672,
+        "moe_intermediate_size": 3584, "num_attention_heads": 64, "num_key_value_heads": 8, "moe_num_experts": 64,
+        "moe_k": 8, "moe_num_shared_experts": 0, "moe_layer_start_index": 3, "moe_layer_interval": 1,
+        "vocab_size": 103424, "tie_word_embeddings": False, "max_position_embeddings": 131072,
+    },
+    "LFM2-1.2B": {
+        "model_type": "lfm2", "num_hidden_layers": 16, "hidden_size": 2048, "block_ff_dim": 12288,
+        "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "conv_L_cache": 3, "conv_dim": 2048, "vocab_size": 65536, "max_position_embeddings": 128000,
+    },
+    "LFM2-8B-A1B": {
+        "model_type": "lfm2_moe", "num_hidden_layers": 24, "hidden_size": 2048, "intermediate_size": 7168,
+        "moe_intermediate_size": 1792, "num_attention_heads": 32, "num_key_value_heads": 8, "num_experts": 32,
+        "num_experts_per_tok": 4, "num_dense_layers": 2, "conv_L_cache": 3, "vocab_size": 65536,
+        "layer_types": ["full_attention" if place in (2, 6, 10, 14, 18, 21) else "conv" for place in range(24)],
+        "max_position_embeddings": 128000,
+    },
 }  # fmt: skip
 
 # name: parameters and active ones as published (10^9), KV of a token, windows and state of a sequence (bytes).
-# Kimi K3's parameters are those that the widths give.
+# Kimi K3's parameters are those that the widths give. Of ERNIE 4.5 21B, the active 3 * 10^9 are without its tied head.
 EXPECTED = {
     "Llama-4-Maverick-17B-128E-Instruct": (400, 17, 12 * 2 * 8 * 128 * 2, 36 * 2 * 8 * 128 * 8192 * 2, 0),
     "MiMo-V2-Flash": (309, 15, 9 * 4 * (192 + 128) * 2, 39 * 8 * (192 + 128) * 128 * 2, 0),
@@ -127,6 +152,10 @@ EXPECTED = {
         0,
         72 * (32 * 128 * 256 * 4 + (4096 + 2 * 2 * 256) * 3 * 2),
     ),
+    "ERNIE-4.5-21B-A3B": (21.8, 3.35, 28 * 2 * 4 * 128 * 2, 0, 0),
+    "ERNIE-4.5-300B-A47B": (300, 47, 54 * 2 * 8 * 128 * 2, 0, 0),
+    "LFM2-1.2B": (1.17, 1.17, 6 * 2 * 8 * 64 * 2, 0, 0),
+    "LFM2-8B-A1B": (8.3, 1.5, 6 * 2 * 8 * 64 * 2, 0, 0),
     "Bamba-9B": (9.8, 9.8, 3 * 2 * 8 * 128 * 2, 0, 29 * (128 * 64 * 128 * 4 + (8192 + 2 * 128) * 3 * 2)),
 }
 

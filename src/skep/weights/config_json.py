@@ -24,12 +24,15 @@ _SHARED = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
     "share_expert_dim",
 )  # fmt: skip
+_SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_FIRST_EXPERTS = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")  # layers before have none
 _MAX_LAYERS = 1000
 _LONGEST_NAME = 100  # that a file gives to something, in errors
 _MAX_VOCAB = 1 << 24
 _BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
 _DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
-_TIED_BY_DEFAULT = ("gemma", "cohere")
+_TIED_BY_DEFAULT = ("gemma", "cohere", "lfm2")
+_CONVOLUTION = 4  # square matrices around the short convolution of a layer of LFM2
 _WRITES_NOTHING = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
                    "ForImageClassification")  # fmt: skip
 
@@ -110,7 +113,12 @@ def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
 def _width(settings: ModelConfig) -> int:
     if settings.get("block_configs") is not None:
         return _mean_width(settings)
-    return settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+    width = settings.whole("block_ff_dim", default=0)
+    width = width or settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+    if not settings.flag("block_auto_adjust_ff_dim", default=False):
+        return width
+    multiple = settings.whole("block_multiple_of", default=256)  # LFM2: two thirds, rounded up
+    return -(-(2 * width // 3) // multiple) * multiple
 
 
 def _mean_width(settings: ModelConfig) -> int:
@@ -133,7 +141,7 @@ def _shared(settings: ModelConfig, width: int) -> int:
     if settings.text("model_type").casefold().startswith("llama4"):
         return width
     said = settings.whole(*_SHARED, low=0, default=0)
-    return said or width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
+    return said or width * settings.whole(*_SHARED_COUNT, low=0, high=1024, default=0)
 
 
 def _expert_layers(settings: ModelConfig, layers: int) -> int:
@@ -141,7 +149,7 @@ def _expert_layers(settings: ModelConfig, layers: int) -> int:
         return sum(1 for kind in kinds if kind == "sparse")
     if isinstance(settings.get("moe_layer_freq"), list):
         return sum(1 for kind in settings.list_of("moe_layer_freq", layers) or () if kind)
-    dense = settings.whole("first_k_dense_replace", low=0, high=layers, default=0)
+    dense = settings.whole(*_FIRST_EXPERTS, low=0, high=layers, default=0)
     dense += len(settings.list_of("mlp_only_layers") or ())
     steps = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", "expert_layer_period")
     step = settings.whole(*steps, high=layers, default=1)
@@ -283,6 +291,10 @@ def _attention(settings: ModelConfig, hidden: int, layers: int) -> dict[str, Any
     elif settings.get("global_head_dim") is not None:
         found["full_head_dim"] = settings.whole("global_head_dim")
         found["full_kv_heads"] = settings.whole("num_global_key_value_heads", default=kv_heads)
+    elif settings.get("conv_L_cache") is not None:
+        kinds = kinds_of(settings, layers)
+        attending = kinds.count("full") * 2 * hidden * head_dim * (heads + kv_heads)
+        found["attention_params"] = float(attending + kinds.count("none") * _CONVOLUTION * hidden * hidden)
     return found
 
 
