@@ -83,6 +83,16 @@ FAMILIES = {
         {"full_layers": 10, "linear_layers": 70, "kv_bytes_per_token": 10 * 2 * 8 * 128 * 2,
          "state_bytes": 70 * 64 * 128 * 128 * 4},
     ),
+    "gemma3n": (
+        {"block_count": 35, "embedding_length": 2048, "attention.head_count": 8, "attention.head_count_kv": 2,
+         "attention.key_length": 256, "attention.value_length": 256, "attention.sliding_window": 512,
+         "attention.shared_kv_layers": 15, "context_length": 32768, "vocab_size": 262400},
+        {"attention.sliding_window_pattern": (BOOL, [True, True, True, True, False] * 7),
+         "feed_forward_length": (I32, [16384] * 35)},
+        [FULL for _ in range(35)],
+        {"layers": 35, "full_layers": 4, "sliding_layers": 16, "intermediate": 16384,
+         "kv_bytes_per_token": 4 * 2 * 2 * 256 * 2, "window_bytes": 16 * 2 * 2 * 256 * 512 * 2},
+    ),
     "falcon-h1": (
         {"block_count": 4, "embedding_length": 1024, "attention.head_count": 8, "attention.head_count_kv": 2,
          "attention.key_length": 64, "context_length": 131072, "vocab_size": 32784, "feed_forward_length": 2048,

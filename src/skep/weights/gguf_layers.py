@@ -43,7 +43,7 @@ def layers_of_file(file: FileLayers) -> dict[str, Any]:
     if "attention.compress_ratios" in file.lists:
         return _compressed(file)
     kinds = [_kinds_of_block(file, block) for block in range(file.blocks)]
-    attending = [block for block, kind in enumerate(kinds) if "attention" in kind]
+    attending = [block for block, kind in enumerate(kinds[: _keeping(file)]) if "attention" in kind]
     linear = sum(1 for kind in kinds if "linear" in kind)
     window, sliding = _sliding(file, attending)
     full = [block for block in attending if block not in sliding]
@@ -62,12 +62,17 @@ def layers_of_file(file: FileLayers) -> dict[str, Any]:
 
 def kv_heads_of(file: FileLayers, default: int) -> tuple[int, int]:
     """Return the KV heads of full layers, and of sliding ones."""
-    attending = [block for block in range(file.blocks) if file.of_block("attention.head_count_kv", block)]
+    attending = [block for block in range(_keeping(file)) if file.of_block("attention.head_count_kv", block)]
     _, sliding = _sliding(file, attending)
     counts = {block: file.of_block("attention.head_count_kv", block) for block in attending}
     full_heads = [count for block, count in counts.items() if block not in sliding]
     sliding_heads = [count for block, count in counts.items() if block in sliding]
     return max(full_heads, default=default), max(sliding_heads, default=default)
+
+
+def _keeping(file: FileLayers) -> int:
+    """Return how many blocks keep what they have read: those at the end of Gemma 3n read what earlier ones kept."""
+    return file.blocks - file.keys.whole("attention.shared_kv_layers", low=0, high=file.blocks - 1, default=0)
 
 
 def _kinds_of_block(file: FileLayers, block: int) -> tuple[str, ...]:
