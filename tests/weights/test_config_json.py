@@ -140,6 +140,16 @@ def test_a_wrong_value_is_named_with_its_key_and_file(key, value, said):
     assert len(caught.value.message) < 160
 
 
+def test_embeddings_of_each_layer_are_refused_by_name():
+    """Gemma 4 E2B: two billion of its five were not counted, and it seemed to fit where it does not."""
+    text = {"num_hidden_layers": 35, "num_kv_shared_layers": 20, "hidden_size_per_layer_input": 256}
+    config = {**PUBLISHED["gemma-3-27b"], "model_type": "gemma4", "hidden_size_per_layer_input": 0}
+    with pytest.raises(UserError) as caught:
+        geometry_from_config({**config, "text_config": {**config["text_config"], **text}}, "gemma")
+    assert caught.value.message.startswith("`gemma`: `hidden_size_per_layer_input` is 256, not 0")
+    assert caught.value.hint == "plan a GGUF file of it, whose tensors tell all of its parameters"
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -171,6 +171,9 @@ def geometry_from_config(
     document = parsed(text_or_mapping, name)
     settings = ModelConfig.of(document, name)
     _writes(settings)
+    if layered := settings.whole("hidden_size_per_layer_input", low=0, default=0):
+        said = settings.wrong("hidden_size_per_layer_input", layered, "0: skep does not count embeddings of each layer")
+        raise UserError(said.message, hint="plan a GGUF file of it, whose tensors tell all of its parameters")
     title = title or name
     listed = len(block_pattern(settings)) or None
     layers = settings.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", high=_MAX_LAYERS, default=listed)
