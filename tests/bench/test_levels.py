@@ -138,6 +138,9 @@ def test_a_search_that_the_client_ended_says_whether_tok_s_still_grew():
     grows = LevelSearch(GOAL, most=20, runs=1)
     walk(grows, lambda level, _: 20.0 * level)
     assert search_sentence(grows.end).endswith("one client sends no more streams, and tok/s still grew.")
+    single = LevelSearch(GOAL, most=1, runs=1)
+    walk(single, lambda level, _: 20.0 * level)
+    assert search_sentence(single.end) == "The search stopped at C = 1: one client sends no more streams."
 
 
 def test_a_budget_that_ends_after_the_knee_moved_is_what_ended_the_search():

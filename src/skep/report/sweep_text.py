@@ -187,7 +187,7 @@ _SEARCH_ENDS = {
 def search_sentence(end: SearchEnd) -> str:
     """Return where the search for the knee stopped, and why."""
     why = _SEARCH_ENDS[end.reason].format(beyond=end.beyond)
-    if end.reason == "most":
+    if end.reason == "most" and end.at > 1:
         why += ", and tok/s still grew" if end.beyond is None else f"; no level above C = {end.beyond} was 5 % faster"
     return f"The search stopped at C = {end.at}: {why}."
 
