@@ -94,6 +94,11 @@ def test_a_file_of_thousands_of_mistakes_is_not_read_to_its_end(up, mistake):
     assert lines[-1] == "  and 980 more"
 
 
+def test_a_key_of_signs_that_a_terminal_obeys_is_told_in_one_line(up):
+    message, _, _ = refused(*up('"a\\u001b[31m\\nb" = 1\n')).partition(" | ")
+    assert message.endswith("skep.toml: `a [31m b` is an unknown key")
+
+
 REMOVED = tomllib.loads(files("skep.config").joinpath("removed_keys.toml").read_text(encoding="utf-8"))
 TABLES = {"gateway": GatewaySettings, "serve": Serve, "monitor": Monitor}
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from skep.catalog.names import did_you_mean
 from skep.errors import UserError
-from skep.units import shortened
+from skep.units import one_line
 
 LONGEST_SHOWN = 80  # characters of a wrong value or key
 _MOST_TOLD = 20  # problems: what is no configuration file at all has thousands
@@ -69,7 +69,7 @@ class Problems:
 
 def unknown_key(place: str, key: str, known: Sequence[str]) -> UserError:
     """`place`: of its table, empty for the whole file. `known`: the keys of that table."""
-    named = shortened(f"{place}.{key}" if place else key, LONGEST_SHOWN)
+    named = one_line(f"{place}.{key}" if place else key, LONGEST_SHOWN)
     instead = _removed_keys().get(re.sub(r"\.\d+$", "", place), {}).get(key)
     if instead is not None:
         return UserError(f"`{named}` was removed", hint=instead)
