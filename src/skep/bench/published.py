@@ -5,11 +5,13 @@ Published figures are their author's, of another machine. Only a load of the sam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec.structs import replace
 
 from skep.bench.metrics import LevelSummary, SweepSummary
-from skep.catalog.presets import Preset, Published
+from skep.catalog.presets import Published
 from skep.deploy.plan_request import FigureBeside
 from skep.units import Interval
 
@@ -78,11 +80,11 @@ def checked_figure(figure: Published, beside: FigureBeside | None, summary: Swee
     return replace(checked, measured_tok_s=measured, measured_interval=interval, share=share)
 
 
-def published_shares(preset: Preset, summary: SweepSummary) -> list[PublishedShare]:
+def published_shares(published: Sequence[Published], summary: SweepSummary) -> list[PublishedShare]:
     """Return a share for each level that has a published figure; of several figures, that of the same lengths."""
     found = []
     for level in summary.levels:
-        figures = [figure for figure in preset.published if figure.concurrency == level.concurrency]
+        figures = [figure for figure in published if figure.concurrency == level.concurrency]
         shares = [share for figure in figures if (share := _share(figure, level)) is not None]
         if shares:
             found.append(max(shares, key=lambda share: share.same_lengths))

@@ -107,7 +107,7 @@ def _of_published(summary: SweepSummary) -> list[str]:
         preset = find_preset(name, presets_folder(paths)) if isinstance(name, str) else None
     except UserError as error:  # its file was changed since the start
         return [f"no share of published figures: {one_line(error.message)}"]
-    shares = published_shares(preset, summary) if preset is not None else []
+    shares = published_shares(preset.published, summary) if preset is not None else []
     if preset is None or not shares:
         return []
     return [published_words(preset.name, shares, simulated=summary.simulated)]

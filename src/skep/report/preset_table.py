@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from skep.bench.metrics import LevelSummary
+from skep.bench.published import PublishedShare
 from skep.report.columns import Column, print_records
 from skep.report.terminal import note
 from skep.store.database import Store
@@ -30,8 +31,11 @@ def print_presets(results: Sequence[MeasuredPreset], levels: Sequence[int]) -> N
         Column("result", "RESULT", _result_words, right=False),
     ]
     print_records(columns, results)
-    if any(result.published_at(level) for result in results for level in levels):
+    shares = [share for result in results for share in result.shares()]
+    if shares:
         note("tok/s of all agents; in brackets what its author published, not measured here")
+    if not all(share.same_lengths for share in shares):
+        note("*: its author's prompts and answers have other lengths, or none are published")
     if any(result.simulated for result in results):
         rig = next((result.rig for result in results if result.rig is not None), None)
         where = f" for {rig}" if rig is not None else ""
@@ -79,10 +83,23 @@ def _level(result: MeasuredPreset, concurrency: int) -> LevelSummary | None:
 
 
 def _cell(concurrency: int, result: MeasuredPreset) -> str | None:
-    level, published = _level(result, concurrency), result.published_at(concurrency)
+    level, published = _level(result, concurrency), _share(result, concurrency)
     figure = level.effective_tok_s if level is not None else None
     here = number(figure, digits=1) if figure is not None and known(figure) else "–"
-    return here if published is None else f"{here} [{published.tok_s:g}]"
+    if published is None:
+        return here
+    return f"{here} [{published.figure.tok_s:g}{'' if published.same_lengths else '*'}]"
+
+
+def _share(result: MeasuredPreset, concurrency: int) -> PublishedShare | None:
+    return next((share for share in result.shares() if share.figure.concurrency == concurrency), None)
+
+
+def _published(share: PublishedShare | None) -> dict[str, Any]:
+    """`same_lengths`: its author's prompts and answers are as long as these, so that the figures may be compared."""
+    if share is None:
+        return {"published_tok_s": None, "same_lengths": None}
+    return {"published_tok_s": share.figure.tok_s, "same_lengths": share.same_lengths}
 
 
 def _contention(result: MeasuredPreset) -> str | None:
@@ -102,7 +119,6 @@ def _result_words(result: MeasuredPreset) -> str:
 
 def _document(result: MeasuredPreset) -> dict[str, Any]:
     levels = result.summary.levels if result.summary is not None else ()
-    published = {one: result.published_at(one.concurrency) for one in levels}
     return {
         "preset": result.preset.name,
         "hardware": result.preset.hardware,
@@ -115,9 +131,9 @@ def _document(result: MeasuredPreset) -> dict[str, Any]:
                 "effective_tok_s": level.effective_tok_s,
                 "task_tok_s": level.task_tok_s,
                 "contention_pct": level.contention_pct,
-                "published_tok_s": figure.tok_s if figure is not None else None,
+                **_published(_share(result, level.concurrency)),
             }
-            for level, figure in published.items()
+            for level in levels
         ],
         "interrupted": result.interrupted,
         "failure": None if result.failure is None else to_builtins(result.failure),

@@ -16,11 +16,12 @@ import msgspec
 from skep.bench.calibration import calibration_from_sweep
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import SweepSummary
+from skep.bench.published import PublishedShare, published_shares
 from skep.bench.session import Identity, OnProgress, Recording
 from skep.bench.sweep import Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
-from skep.catalog.presets import Preset, Published
+from skep.catalog.presets import Preset
 from skep.config.presets import serve_of
 from skep.config.settings import Serve
 from skep.deploy.resolve import ServeRequest, check_cards, simulated_serve
@@ -55,13 +56,12 @@ class MeasuredPreset(msgspec.Struct, frozen=True):
     def has_figures(self) -> bool:
         return self.summary is not None and bool(self.summary.levels)
 
-    def published_at(self, concurrency: int) -> Published | None:
-        """Return its author's figure of output tokens at so many agents; None on other cards."""
-        if self.rig is not None:
-            return None
-        return next(
-            (one for one in self.preset.published if one.concurrency == concurrency and one.metric == "output"), None
-        )
+    def shares(self) -> list[PublishedShare]:
+        """Return what each level reached of its author's figure of output tokens; nothing on other cards."""
+        if self.rig is not None or self.summary is None:
+            return []
+        of_output = [figure for figure in self.preset.published if figure.metric == "output"]
+        return published_shares(of_output, self.summary)
 
 
 @dataclass(eq=False)
