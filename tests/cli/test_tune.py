@@ -393,3 +393,12 @@ def test_files_are_kept_by_their_whole_path(tmp_path):
     for told, whole in (("mine.gguf", str(tmp_path / "mine.gguf")), ("some/model", "some/model"), ("./no.gguf",) * 2):
         found = absolute_paths(TuningOptions("./mine.gguf", checkpoint=told))
         assert (found.name, found.checkpoint) == (str(tmp_path / "mine.gguf"), whole)
+
+
+def test_drafts_that_a_preset_could_not_start_on_such_cards_are_tried_only_by_name():
+    """A simulated tuning accepted drafts with a gain of 1.16x whose preset says that they do not start."""
+    mixture = ("qwen3.6-35b-a3b-2x3090-ep", "--simulate", "--budget", "30m", "--seed", "1")
+    told = tune(*mixture, check=0).err
+    assert "mtp is left out: MTP runs out of memory at start" in told
+    assert "\n  mtp " not in told
+    assert "\n  mtp 1, 2, 3" in tune(*mixture, "--knobs", "mtp", check=0).err

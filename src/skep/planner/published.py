@@ -127,9 +127,12 @@ def draft_failure(setup: Setup, rig: Rig) -> DraftFailure | None:
 
     What stops one engine that keeps a pool stops the other one: they load the same draft layers.
     """
-    where = (setup.model.id, cards_title(rig.cards[: setup.layout.cards]))
-    engines = _POOLED if setup.engine in _POOLED else (setup.engine,)
-    known = (one for one in _draft_failures() if (one.model, one.cards) == where)
+    return known_draft_failure(setup.model.id, rig.cards[: setup.layout.cards], setup.engine)
+
+
+def known_draft_failure(model: str, cards: Sequence[Device], engine: str) -> DraftFailure | None:
+    engines = _POOLED if engine in _POOLED else (engine,)
+    known = (one for one in _draft_failures() if (one.model, one.cards) == (model, cards_title(cards)))
     return next((one for one in known if one.engine in engines), None)
 
 

@@ -38,6 +38,7 @@ from skep.engines.discovery import is_installed
 from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.paths import Paths
+from skep.planner.published import DraftFailure, known_draft_failure
 from skep.planner.ranking import Basis, published_basis
 from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
@@ -150,6 +151,11 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     base = target.base
     offered = space_of(base, aim, target.machine)
     knobs = choose_knobs(offered, options.knobs, options.skip)
+    failure = _draft_failure(base, target.machine.rig) if options.knobs is None else None
+    if failure is not None and any(knob.name == MTP for knob in knobs):
+        knobs = tuple(knob for knob in knobs if knob.name != MTP)
+        why = f"{MTP} is left out: {failure.why} ({failure.source}); `--knobs {MTP}` tries it all the same"
+        target = replace(target, notes=(*target.notes, why))
     tuning = Tuning(
         id="",
         created_at=time.time(),
@@ -182,6 +188,13 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     return replace(ready, notes=target.notes)
 
 
+def _draft_failure(base: Preset, rig: Rig | None) -> DraftFailure | None:
+    """Return what is known to stop the model with draft tokens on these cards; nothing where the preset drafts."""
+    if rig is None or base.options.draft is not None:
+        return None
+    return known_draft_failure(base.model, rig.cards, base.engine)
+
+
 def prepare_again(tuning: Tuning) -> PreparedTuning:
     """As it was begun: preset, knobs, baseline and what is predicted with are the stored ones."""
     if tuning.skep_version != __version__:
@@ -208,6 +221,7 @@ def _check(space: Predictor, tuning: Tuning) -> None:
         raise UserError(f"--budget {format_seconds(tuning.budget_s)} is too short for one trial", hint=hint)
 
 
+MTP = "mtp"
 SHARE = "memory_share"
 _NEED_MEMORY = {*DRAFTS, "slots", "kv", "graphs", "batched_tokens", "layout"}
 
