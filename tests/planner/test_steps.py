@@ -52,6 +52,16 @@ def test_a_second_card_halves_reading_but_adds_all_reduces_which_grow_with_size_
     assert [*map(pcie_gbs, ("4.0 x16", "PCIe 3.0 x8", "?"))] == pytest.approx([31.5, 7.88, 31.5], rel=0.01)
 
 
+def test_without_graphs_launching_counts_only_where_it_takes_longer_than_what_the_card_does():
+    """Python launches while the card works: eager costs a small model much, and one that is read for long nothing."""
+    small, large = (
+        [step(model, quant="awq", graphs=graphs).seconds(1, 100) for graphs in (True, False)]
+        for model in ("qwen3-8b", "qwen2.5-coder-32b")
+    )
+    assert small[1] > 1.5 * small[0]
+    assert large[1] < 1.35 * large[0]
+
+
 def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer_and_more_are_right_in_code():
     plain, drafted = step("qwen3.6-27b"), step("qwen3.6-27b", spec=Speculation("mtp", 3))
     assert 2 < drafted.tokens_per_step(1) < 4

@@ -28,6 +28,7 @@ from skep.units import format_bytes
 
 # Left out in this order: what computing adds to reading comes before the reading itself.
 _TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("launching without CUDA graphs", ("launch_s",)),
     ("all-reduce", ("comm_fixed_s", "comm_token_s")),
     ("drafts", ("draft_s", "draft_token_s")),
     ("computing beyond reading", ("dense_flop_s", "experts_flop_s", "head_flop_s")),

@@ -25,7 +25,8 @@ _OLDER_US = 3.8  # more for each call of NCCL
 _LARGE_SHARE = {"nvlink": (0.65, 0.35), "bridge": (0.65, 0.35), "pcie": (0.62, 1.2)}
 _LARGE_LOSS = 1.3  # a large one in an engine, beside one in a loop of its own
 _NO_P2P = 1.45  # of the latency, where every transfer goes through the CPU's memory
-_EAGER_US = 35.0  # launched from Python rather than replayed
+_LAUNCH_US = 60.0  # of an all-reduce that Python launches rather than a graph
+_SERVER_LAUNCHES = 1.4  # times longer beside cards for servers, whose CPUs are slower by the core: one A100, one H200
 
 _FILE = "fitted.toml"  # the numbers that no data sheet tells: fitted to published and own measurements
 
@@ -53,7 +54,7 @@ class Constants(msgspec.Struct, frozen=True):
     # microseconds that no byte or FLOP explains
     layer_us: float = 45.0
     layer_us_more: float = 15.0  # more for a layer with experts, and for one of linear attention
-    layer_us_eager: float = 350.0  # without CUDA graphs
+    layer_us_eager: float = 400.0  # launching a layer without CUDA graphs, while the card works
     layer_us_llamacpp: float = 30.0
     sequence_us: float = 15.0  # scheduler, sampling and detokenizing of one sequence
     before_2026: float = 2.0  # times these in vLLM and SGLang of 2025 and before
@@ -82,7 +83,7 @@ class AllReduce(msgspec.Struct, frozen=True):
 NO_LINK = AllReduce(0.0, 0.0)
 
 
-def all_reduce(cards: int, link: CardLink, constants: Constants, *, graphs: bool = True, family: str = "") -> AllReduce:
+def all_reduce(cards: int, link: CardLink, constants: Constants, *, family: str = "") -> AllReduce:
     if cards < 2:
         return NO_LINK
     kind = "pcie" if link.kind != "nvlink" else "bridge" if link.gbs < BRIDGE_GBS else "nvlink"
@@ -92,8 +93,6 @@ def all_reduce(cards: int, link: CardLink, constants: Constants, *, graphs: bool
     share, fall = _LARGE_SHARE[kind]
     times = constants.link_latency * (1.0 if link.p2p else _NO_P2P)
     fixed_us = base_us * (cards / 2) ** growth * (times if kind == "pcie" else 1.0 + (times - 1.0) * 0.3)
-    if not graphs:
-        fixed_us += _EAGER_US
     rate = link.gbs * share / (cards / 2) ** fall * (1.0 if link.p2p else 0.4)
     return AllReduce(fixed_us * 1e-6, _LARGE_LOSS / (rate * 1e9))
 
@@ -278,6 +277,7 @@ class StepModel(msgspec.Struct, frozen=True):
     attention_flop_s: float  # one prompt token against one earlier token
     state_s: float  # reading and writing one sequence's state
     fixed_s: float
+    launch_s: float  # without CUDA graphs: Python launches every kernel while the card works; the slower of both counts
     sequence_s: float
     comm_fixed_s: float
     comm_token_s: float
@@ -331,6 +331,8 @@ class StepModel(msgspec.Struct, frozen=True):
             seconds += full + self.kv_s * prompt_context
         seconds += self.fixed_s + self.sequence_s * sequences
         seconds += self.comm_fixed_s + self.comm_token_s * tokens
+        if self.launch_s:
+            seconds = max(seconds, self.launch_s + self.sequence_s * sequences)
         if self.depth and sequences:
             seconds += self.draft_s + self.draft_token_s * sequences
         return seconds
@@ -363,8 +365,8 @@ def step_model(
     on_card = (1 - setup.ram_share) / (rates.read * c.bw_experts)
     experts_s = parts.experts * bits["experts"] / 8 * (on_card + setup.ram_share / RAM_READ) * uneven
     routed = model.experts_per_token / model.experts if model.experts else 0.0
-    reduce = all_reduce(ways, link, c, graphs=setup.graphs, family=card.family) if link is not None else NO_LINK
-    reductions = 2 * model.layers + 1
+    reduce = all_reduce(ways, link, c, family=card.family) if link is not None else NO_LINK
+    reductions = 2 * model.layers + 1 if ways > 1 else 0
     draft = drafting(
         setup.spec, model, rates, c, ways=ways, draft_bits=bits["draft"], head_s=head_s,
         experts_s=experts_s * routed / max(1, model.expert_layers), reduce_s=reductions * reduce.fixed_s,
@@ -390,7 +392,8 @@ def step_model(
         shared_kv=rates.llamacpp and setup.shared_kv,
         attention_flop_s=4 * head_width * model.kept_layers / (rates.compute_half * _ATTENTION_SHARE) / ways,
         state_s=2 * model.state_bytes / rates.read_state / ways,
-        fixed_s=_fixed_s(model, rates, c, graphs=setup.graphs) * old + _hops_s(setup),
+        fixed_s=_fixed_s(model, rates, c) * old + _hops_s(setup),
+        launch_s=0.0 if setup.graphs or rates.llamacpp else _launch_s(model, card, c, reductions) * old,
         sequence_s=c.sequence_us * 1e-6 * old**2,
         comm_fixed_s=reductions * reduce.fixed_s,
         comm_token_s=reductions * reduce.s_per_byte * model.hidden * 2,
@@ -419,8 +422,14 @@ def _hops_s(setup: Setup) -> float:
     return (setup.layout.pp - 1) * (2 if setup.engine in LLAMACPP else 1) * _HOP_S
 
 
-def _fixed_s(model: Geometry, rates: Rates, c: Constants, *, graphs: bool) -> float:
+def _fixed_s(model: Geometry, rates: Rates, c: Constants) -> float:
     """Launches and bookkeeping, by layer and by what it is made of."""
-    us = (c.layer_us_llamacpp if rates.llamacpp else c.layer_us if graphs else c.layer_us_eager) * model.layers
+    us = (c.layer_us_llamacpp if rates.llamacpp else c.layer_us) * model.layers
     more = c.layer_us_more if rates.tuned_experts else _UNTUNED_EXPERTS_US
     return (us + more * model.expert_layers + c.layer_us_more * model.linear_layers) * 1e-6
+
+
+def _launch_s(model: Geometry, card: Device, c: Constants, reductions: int) -> float:
+    """What Python takes to launch all kernels of a step. `reductions`: none on one card."""
+    us = c.layer_us_eager * model.layers + _LAUNCH_US * reductions
+    return us * 1e-6 * (_SERVER_LAUNCHES if is_datacenter(card) else 1.0)

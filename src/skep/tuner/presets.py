@@ -138,14 +138,23 @@ def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None
 
 
 def _plain_plans(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> Sequence[Plan]:
-    """Return what the planner recommends of what is plain, best first."""
+    """Return what the planner recommends of what is plain, best first.
+
+    Format and layout are those that are best with CUDA graphs, which a search turns on: without them most of a small
+    model's are launched equally slowly.
+    """
     pooled = engine in ("vllm", "sglang")
     share = SHARE if pooled else None
     pins = Pins(
-        quant=quant, context=needed_context(aim, model), replicas=1, no_spec=True, graphs=not pooled,
-        kv=KV_TYPES["bf16"], utilization=share,
+        quant=quant, context=needed_context(aim, model), replicas=1, no_spec=True, kv=KV_TYPES["bf16"],
+        utilization=share,
     )  # fmt: skip
-    return _fitting(model, rig, aim, (engine,), pins, published_basis)
+    plans = _fitting(model, rig, aim, (engine,), pins, published_basis)
+    if not pooled:
+        return plans
+    best = plans[0].setup
+    eager = replace(pins, quant=best.quant, tp=best.layout.tp, pp=best.layout.pp, ep=best.layout.ep, graphs=False)
+    return _fitting(model, rig, aim, (engine,), eager, published_basis)
 
 
 def _planned(
