@@ -151,6 +151,17 @@ def test_embeddings_of_each_layer_are_refused_by_name():
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "family"),
+    [("block_types", ["recurrent", "attention"], "RecurrentGemma"), ("mb_per_layer", 2, "Phi-4-mini-flash")],
+)
+def test_families_whose_layers_are_not_counted_are_refused_by_name(key, value, family):
+    """RecurrentGemma's 2.7 billion parameters were counted as 4.75, all layers taken as full attention."""
+    with pytest.raises(UserError) as caught:
+        geometry_from_config({**LLAMA, key: value}, "mine")
+    assert caught.value.message == f"`mine`: skep does not count the layers of {family} (`{key}`)"
+
+
+@pytest.mark.parametrize(
     "config",
     [
         {"model_type": "bert" + "x" * 100_000},

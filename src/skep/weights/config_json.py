@@ -30,6 +30,7 @@ _MAX_LAYERS = 1000
 _LONGEST_NAME = 100  # that a file gives to something, in errors
 _MAX_VOCAB = 1 << 24
 _BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
+_UNCOUNTED = {"block_types": "RecurrentGemma", "mb_per_layer": "Phi-4-mini-flash"}  # by a key that only they have
 _DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
 _TIED_BY_DEFAULT = ("gemma", "cohere", "lfm2")
 _CONVOLUTION = 4  # square matrices around the short convolution of a layer of LFM2
@@ -171,9 +172,7 @@ def geometry_from_config(
     document = parsed(text_or_mapping, name)
     settings = ModelConfig.of(document, name)
     _writes(settings)
-    if layered := settings.whole("hidden_size_per_layer_input", low=0, default=0):
-        said = settings.wrong("hidden_size_per_layer_input", layered, "0: skep does not count embeddings of each layer")
-        raise UserError(said.message, hint="plan a GGUF file of it, whose tensors tell all of its parameters")
+    _refuse_uncounted(settings)
     title = title or name
     listed = len(block_pattern(settings)) or None
     layers = settings.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", high=_MAX_LAYERS, default=listed)
@@ -199,6 +198,17 @@ def geometry_from_config(
     bits = None if quantization is None else quantization.bits
     origins = {"geometry": ValueOrigin(f"`{name}`", "A"), "params_total": ValueOrigin("counted from the widths", "B")}
     return replace(counted(drawn), native_bits=bits, origins=origins)
+
+
+def _refuse_uncounted(settings: ModelConfig) -> None:
+    """Refuse what would be counted wrongly, by the key that says it."""
+    hint = "plan a GGUF file of it, whose tensors tell all of its parameters"
+    if layered := settings.whole("hidden_size_per_layer_input", low=0, default=0):
+        said = settings.wrong("hidden_size_per_layer_input", layered, "0: skep does not count embeddings of each layer")
+        raise UserError(said.message, hint=hint)
+    for key, family in _UNCOUNTED.items():
+        if settings.get(key) is not None:
+            raise UserError(f"{settings.name}: skep does not count the layers of {family} (`{key}`)", hint=hint)
 
 
 def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Quantization | None:
