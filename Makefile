@@ -104,7 +104,7 @@ docs: $(VENV)/.installed-dev  ## write the generated pages: docs/cli.md, json.md
 	$(BIN)/python scripts/write_published.py
 	$(BIN)/python scripts/write_mcp_first_answers.py
 
-size: $(VENV)/.installed-dev  ## lines and modules by package, small modules, shared class names
+size: $(VENV)/.installed-dev  ## lines and modules by package, small modules, shared class names, how hard the text is to read
 	$(BIN)/python scripts/size.py
 
 surface: $(VENV)/.installed-dev  ## write tests/surface anew: help pages, JSON keys, routes, error codes, ... that users are told of

@@ -17,7 +17,10 @@ How each number is counted:
 - `state change`: the turn of the supervisor's event loop with the most hops, between the start of the engine's process
   and the moment `skep up -d` returns: the replica becomes ready and everybody is told.
 
+- what makes the text hard to read: scripts/readability.py says how.
+
 `--ratchet` lowers the counts in tests/size_budget.toml to today's and raises none. Lines and modules have no budget.
+What a package says (`nodes`) may be raised by hand, in the commit of the feature that needs it, with a word why.
 """
 
 from __future__ import annotations
@@ -39,13 +42,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from readability import TreeCounts, budget_of, count_tree
+
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src" / "skep"
 BUDGET = ROOT / "tests" / "size_budget.toml"
 HOOK = ROOT / "scripts" / "trace_hook"
-HEAD = """# What tests/test_size.py allows. Numbers only fall, names only leave: `python scripts/size.py --ratchet`."""
+HEAD = """# What tests/test_size.py and tests/test_readability.py allow. Numbers only fall, names only leave:
+# `python scripts/size.py --ratchet`. `src.nodes` is what a package says, in nodes of its syntax tree: a feature may
+# raise that of its package, in its own commit."""
 SMALL, LONG = 40, 500  # of a long module a seam is looked for; tests/test_architecture.py fails at 700
 Budget = dict[str, dict[str, Any]]
+TREES = {"src": SRC, "tests": ROOT / "tests"}
 
 
 @dataclass(slots=True)
@@ -140,18 +148,26 @@ def code_lines(text: str, nodes: Iterable[ast.AST]) -> int:
 
 
 def read_budget() -> Budget:
-    return tomllib.loads(BUDGET.read_text())
+    return flat(tomllib.loads(BUDGET.read_text()))
 
 
-def ratchet(old: Budget, size: Size) -> Budget:
-    """Return the budget lowered to `size`: no number rises, what is gone leaves its list, nothing enters one."""
-    return {
-        "shared_classes": _lowered(old["shared_classes"], size.shared),
-        "forbidden_names": _lowered(old["forbidden_names"], Counter(size.names.values())),
-    }
+def read_trees() -> dict[str, TreeCounts]:
+    return {name: count_tree(folder) for name, folder in TREES.items()}
 
 
-def _lowered(old: dict[str, int], now: Mapping[str, int]) -> dict[str, int]:
+def readability_budget(trees: Mapping[str, TreeCounts]) -> Budget:
+    """Return today's numbers by table, such as `src.rates`."""
+    return {f"{tree}.{title}": table for tree, counts in trees.items() for title, table in budget_of(counts).items()}
+
+
+def ratchet(old: Budget, size: Size, trees: Mapping[str, TreeCounts]) -> Budget:
+    """Return the budget lowered to today: no number rises, what is gone leaves its list, nothing enters one."""
+    today = {"shared_classes": size.shared, "forbidden_names": Counter(size.names.values())}
+    today |= readability_budget(trees)
+    return {title: _lowered(table, today[title]) for title, table in old.items() if title in today}
+
+
+def _lowered(old: dict[str, float], now: Mapping[str, float]) -> dict[str, float]:
     return {name: min(number, now[name]) for name, number in old.items() if name in now}
 
 
@@ -160,9 +176,17 @@ def write_budget(budget: Budget) -> None:
     for title, table in budget.items():
         text.append(f"\n[{title}]")
         for key, value in table.items():
-            shown = value if isinstance(value, int) else json.dumps(value, indent=4)
-            text.append(f"{key if key.replace('_', '').isalnum() else json.dumps(key)} = {shown}")
+            text.append(f"{key if key.replace('_', '').isalnum() else json.dumps(key)} = {value}")
     BUDGET.write_text("\n".join(text) + "\n")
+
+
+def flat(document: Budget) -> Budget:
+    """Return the tables of a budget by their whole names: TOML reads `[src.rates]` as a table in a table."""
+    tables: Budget = {}
+    for title, table in document.items():
+        inner = {f"{title}.{name}": value for name, value in table.items() if isinstance(value, dict)}
+        tables |= inner or {title: table}
+    return tables
 
 
 # The traces
@@ -314,6 +338,16 @@ def show(size: Size, traces: dict[str, dict[str, Any]]) -> None:
         print(f"{action:16}{counts['files']:>8}{counts['loaded']:>8}{counts['hops']:>8,}")
 
 
+def show_readability(trees: Mapping[str, TreeCounts]) -> None:
+    for name, counts in trees.items():
+        print(f"\n{name}: {counts.nodes.total():,} nodes in {counts.code_lines:,} code lines")
+        for title, rate in counts.rates().items():
+            print(f"  {title.replace('_', ' '):26}{rate:>9,}")
+        lists = {"dense modules": counts.dense_modules, "complex functions": counts.complex_functions}
+        for title, entries in {**lists, "long tests": counts.long_tests}.items():
+            print(f"  {title:26}{len(entries):>9,}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document, with the names of the files")
@@ -323,7 +357,7 @@ def main() -> int:
     gc.disable()  # trees have no cycles, and a third of the time would go into looking for them
     size = measure()
     if args.ratchet:
-        write_budget(ratchet(read_budget(), size))
+        write_budget(ratchet(read_budget(), size, read_trees()))
         print(f"wrote tests/{BUDGET.name}")
         return 0
     traces = trace() if args.trace else {}
@@ -332,6 +366,7 @@ def main() -> int:
         print(json.dumps({**counted, **({"trace": traces} if traces else {})}, indent=2))
     else:
         show(size, traces)
+        show_readability(read_trees())
     return 0
 
 

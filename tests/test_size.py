@@ -98,4 +98,4 @@ def test_the_ratchet_lowers_and_never_raises():
         "shared_classes": {"Answer": 2},
         "forbidden_names": {"door": 1},
     }
-    assert ratchet(old, now) == lowered
+    assert ratchet(old, now, {}) == lowered
