@@ -51,7 +51,7 @@ async def test_while_its_death_is_being_explained_a_replica_serves_nobody(tmp_pa
     async with running(tmp_path, explain=watched) as (replica, changed):
         await changed(lambda: replica.life.serving)
         os.kill(replica.pid, signal.SIGKILL)
-        await changed(lambda: replica.life.state is ReplicaState.BACKOFF)
+        await until(lambda: served)
         assert served == [False]
 
 
