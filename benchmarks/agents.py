@@ -1,18 +1,21 @@
-"""Agents at the gateway: do their sessions come back, who takes the slots, and what becomes of clients that give up.
+"""Agents at the gateway: do their sessions come back, who takes the slots, and what becomes of
+clients that give up.
 
     .venv/bin/python benchmarks/agents.py [--rounds 5] [--out FILE]
     .venv/bin/python benchmarks/agents.py --before ../old/.venv/bin/python
 
-SIMULATED: engines are fake ones (real processes) whose times are set; the gateway is real. With `--before` the gateway
-of another checkout does the same in turns, in the same run.
+SIMULATED: engines are fake ones (real processes) whose times are set; the gateway is real. With
+`--before` the gateway of another checkout does the same in turns, in the same run.
 
-- `sessions`: eight sessions of 24 turns at once on two replicas of four slots, as Claude Code sends them. How many
-  turns came to the replica that had answered the session's turn before. `billing line` is the line of its system
-  prompt that changes with every request; `named` sends its session header.
-- `fairness`: forty sub-agents of one session keep four slots busy; one request of another session comes. Its time, as
-  a multiple of its time alone.
-- `giving up`: one slot, and always eight patient clients. One more gives up after a while and sends the same again,
-  until it is answered. How long that took, as a multiple of what a patient client waits; `never`: not within the limit.
+- `sessions`: eight sessions of 24 turns at once on two replicas of four slots, as Claude Code
+  sends them. How many turns came to the replica that had answered the session's turn before.
+  `billing line` is the line of its system prompt that changes with every request; `named` sends
+  its session header.
+- `fairness`: forty sub-agents of one session keep four slots busy; one request of another session
+  comes. Its time, as a multiple of its time alone.
+- `giving up`: one slot, and always eight patient clients. One more gives up after a while and
+  sends the same again, until it is answered. How long that took, as a multiple of what a patient
+  client waits; `never`: not within the limit.
 """
 
 from __future__ import annotations
@@ -80,16 +83,27 @@ class Gateway:
 @contextlib.contextmanager
 def gateway_of(python: str, engines: int, slots: int, **options: Any) -> Iterator[Gateway]:
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(FakeEngine(slots=slots, ctx=400_000, **options)) for _ in range(engines)]
+        running = [
+            stack.enter_context(FakeEngine(slots=slots, ctx=400_000, **options))
+            for _ in range(engines)
+        ]
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gateway.log"
         process = stack.enter_context(GatewayProcess(log, python=python))
         common = {"model": MODEL, "slots": slots, "confirms": "slots"}
-        process.serve([{"name": f"r{number}", "url": engine.url, **common} for number, engine in enumerate(running)])
+        process.serve(
+            [
+                {"name": f"r{number}", "url": engine.url, **common}
+                for number, engine in enumerate(running)
+            ]
+        )
         yield Gateway(process)
 
 
 async def end(crowd: Sequence[asyncio.Task[None]]) -> None:
-    """End clients that go on for ever. Raise what one of them met: without it there was no such load."""
+    """End clients that go on for ever.
+
+    Raise what one of them met: without it there was no such load.
+    """
     for task in crowd:
         task.cancel()
     for outcome in await asyncio.gather(*crowd, return_exceptions=True):
@@ -127,7 +141,10 @@ async def run_session(
     named: bool,
 ) -> int:
     """Return how many turns came back."""
-    headers = {"x-claude-code-session-id": f"session-{session}"} if named else {}
+    if named:
+        headers = {"x-claude-code-session-id": f"session-{session}"}
+    else:
+        headers = {}
     home = ""
     returned = 0
     for turn in range(TURNS):
@@ -142,7 +159,10 @@ async def run_session(
 async def sessions(python: str, *, changes: bool, named: bool) -> float:
     with gateway_of(python, 2, SLOTS, token_ms=4) as gateway:
         numbers = itertools.count()
-        runs = [run_session(gateway, number, numbers, changes=changes, named=named) for number in range(SESSIONS)]
+        runs = [
+            run_session(gateway, number, numbers, changes=changes, named=named)
+            for number in range(SESSIONS)
+        ]
         returned = await asyncio.gather(*runs)
     return sum(returned) / (SESSIONS * (TURNS - 1))
 
@@ -151,7 +171,9 @@ async def sessions(python: str, *, changes: bool, named: bool) -> float:
 
 
 async def fairness(python: str) -> float:
-    """Return a request's time beside another session's sub-agents, as a multiple of its time alone."""
+    """Return a request's time beside another session's sub-agents, as a multiple of its time
+    alone.
+    """
     with gateway_of(python, 1, SLOTS, token_ms=5) as gateway:
 
         async def single() -> float:
@@ -238,16 +260,25 @@ def measured(pythons: dict[str, str], rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--before", help="the interpreter of another checkout, whose gateway is measured beside")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "agents.json")
+    parser.add_argument(
+        "--before", help="the interpreter of another checkout, whose gateway is measured beside"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "agents.json"
+    )
     args = parser.parse_args()
     pythons = {"before": args.before} if args.before else {}
     pythons["now"] = sys.executable
     document = {
-        "command": f"benchmarks/agents.py --rounds {args.rounds}" + (" --before PYTHON" if args.before else ""),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "command": f"benchmarks/agents.py --rounds {args.rounds}"
+        + (" --before PYTHON" if args.before else ""),
+        "machine": (
+            f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+        ),
         "simulated": True,
         "figures": measured(pythons, args.rounds),
     }

@@ -1,11 +1,13 @@
-"""Attrition: a swarm and a batch on a slow engine, while runner, gateway, relay workers and engines are killed.
+"""Attrition: a swarm and a batch on a slow engine, while runner, gateway, relay workers and
+engines are killed.
 
-    .venv/bin/python benchmarks/attrition.py [--tasks 10000] [--batch 5000] [--kills 50] [--seed N] [--no-keep]
+    .venv/bin/python benchmarks/attrition.py [--tasks 10000] [--batch 5000] [--kills 50] [--seed N]
+    [--no-keep]
 
-A real deployment (`skep up -d`) of SIMULATED engines, a real `skep swarm run` and a real batch over HTTP. SIGKILLs are
-spread evenly over the work; a killed runner is followed by `skep swarm resume`. Every task asks for a number of tokens
-of its own, so a result of another task is seen. Exit code 1: something was lost, came twice, or did not end.
-"""
+A real deployment (`skep up -d`) of SIMULATED engines, a real `skep swarm run` and a real batch
+over HTTP. SIGKILLs are spread evenly over the work; a killed runner is followed by `skep swarm
+resume`. Every task asks for a number of tokens of its own, so a result of another task is seen.
+Exit code 1: something was lost, came twice, or did not end."""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ from typing import Any
 from skep.host.processes import descendants, living
 
 RESULTS = Path(__file__).parent / "results" / "attrition.json"
-KINDS = {"gateway": "skep.gateway.main", "worker": "skep.gateway.worker", "engine": "skep.testing.fake_engine"}
+KINDS = {
+    "gateway": "skep.gateway.main",
+    "worker": "skep.gateway.worker",
+    "engine": "skep.testing.fake_engine",
+}
 ENDED = ("completed", "failed", "expired", "cancelled")  # states of a batch
 LOOK_S = 0.2
 ASK_AGAIN_S = 0.5
@@ -73,12 +79,20 @@ class AttritionRig:
 
     def __init__(self, folder: Path, plan: AttritionPlan) -> None:
         self.folder = folder
-        homes = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE")}
+        homes = {
+            f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE")
+        }
         self.env = {**os.environ, **homes, "COLUMNS": "120"}
         for name in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL"):
             self.env.pop(name, None)
         extra = [f"--ttft-ms={plan.first_token_ms}", f"--token-ms={plan.token_ms}"]
-        served = {"model": MODEL, "engine": "fake", "replicas": plan.replicas, "slots": plan.slots, "extra": extra}
+        served = {
+            "model": MODEL,
+            "engine": "fake",
+            "replicas": plan.replicas,
+            "slots": plan.slots,
+            "extra": extra,
+        }
         lines = ['drain = "5s"', "[gateway]", "port = 0", f"workers = {plan.workers}", "[[serve]]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in served.items()]
         (folder / "skep.toml").write_text("\n".join(lines) + "\n")
@@ -88,7 +102,9 @@ class AttritionRig:
 
     def skep(self, *words: object) -> str:
         argv = [sys.executable, "-m", "skep", *map(str, words)]
-        run = subprocess.run(argv, env=self.env, cwd=self.folder, capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            argv, env=self.env, cwd=self.folder, capture_output=True, text=True, check=False
+        )
         if run.returncode:
             raise RuntimeError(f"{' '.join(argv)} failed:\n{run.stderr}")
         return run.stdout
@@ -99,7 +115,9 @@ class AttritionRig:
             return subprocess.Popen(argv, env=self.env, cwd=self.folder, stdout=log, stderr=log)
 
     def processes(self, kind: str) -> list[int]:
-        """Return the processes of a kind, the oldest first: those that were not killed for the longest time."""
+        """Return the processes of a kind, the oldest first: those that were not killed for the
+        longest time.
+        """
         pids_by_age = []
         for pid, begun in descendants(self.pid).items():
             try:
@@ -110,7 +128,9 @@ class AttritionRig:
                 pids_by_age.append((int(begun), pid))
         return [pid for _, pid in sorted(pids_by_age)]
 
-    def ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, kind: str = "application/json"
+    ) -> Any:
         """Return an answer of the gateway, asked again while it is being restarted.
 
         Raises RuntimeError where it stays away.
@@ -124,7 +144,9 @@ class AttritionRig:
                     return answer.read()
             except urllib.error.HTTPError as error:
                 if error.code < 500:
-                    raise RuntimeError(f"{method} {path}: {error.code} {error.read()[:500]!r}") from None
+                    raise RuntimeError(
+                        f"{method} {path}: {error.code} {error.read()[:500]!r}"
+                    ) from None
             except OSError:
                 pass
             time.sleep(ASK_AGAIN_S)
@@ -135,16 +157,22 @@ class AttritionRig:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         parts = (
             f'--{mark}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-            f'--{mark}\r\ncontent-disposition: form-data; name="file"; filename="b.jsonl"\r\n\r\n{text}\r\n'
+            f'--{mark}\r\ncontent-disposition: form-data; name="file"; '
+            f'filename="b.jsonl"\r\n\r\n{text}\r\n'
             f"--{mark}--\r\n"
         )
-        answer = self.ask("POST", "/v1/files", parts.encode(), f"multipart/form-data; boundary={mark}")
+        answer = self.ask(
+            "POST", "/v1/files", parts.encode(), f"multipart/form-data; boundary={mark}"
+        )
         return json.loads(answer)["id"]
 
     def lines(self, file_id: str | None) -> list[dict[str, Any]]:
         if file_id is None:
             return []
-        return [json.loads(line) for line in self.ask("GET", f"/v1/files/{file_id}/content").splitlines()]
+        return [
+            json.loads(line)
+            for line in self.ask("GET", f"/v1/files/{file_id}/content").splitlines()
+        ]
 
 
 class AttritionRun:
@@ -190,7 +218,10 @@ class AttritionRun:
 
     def _begin(self) -> None:
         tasks = self.rig.folder / "tasks.jsonl"
-        lines = ({"id": f"t{i}", "prompt": f"task {i}", "max_tokens": tokens_of(i)} for i in range(self.plan.tasks))
+        lines = (
+            {"id": f"t{i}", "prompt": f"task {i}", "max_tokens": tokens_of(i)}
+            for i in range(self.plan.tasks)
+        )
         tasks.write_text("".join(json.dumps(line) + "\n" for line in lines))
         common = {"method": "POST", "url": "/v1/chat/completions"}
         requests = []
@@ -198,7 +229,11 @@ class AttritionRun:
             messages = [{"role": "user", "content": f"request {i}"}]
             body = {"model": MODEL, "messages": messages, "max_tokens": tokens_of(i)}
             requests.append({"custom_id": f"b{i}", **common, "body": body})
-        order = {"input_file_id": self.rig.upload(requests), "endpoint": common["url"], "completion_window": "24h"}
+        order = {
+            "input_file_id": self.rig.upload(requests),
+            "endpoint": common["url"],
+            "completion_window": "24h",
+        }
         self.batch = json.loads(self.rig.ask("POST", "/v1/batches", json.dumps(order).encode()))
         self._start_runner("run", tasks, "-o", self.results)
 
@@ -219,16 +254,22 @@ class AttritionRun:
         self.say(self.progress())
 
     def _swarm_done(self) -> int:
-        return self.results.read_bytes().count(b"\n") if self.results.exists() else 0
+        if self.results.exists():
+            return self.results.read_bytes().count(b"\n")
+        return 0
 
     def _batch_done(self) -> int:
         return self.batch["request_counts"]["completed"]
 
     def _kill_who_is_due(self) -> None:
-        """Kill the next one when its part of the work is done; whoever is not there at the moment is waited for."""
+        """Kill the next one when its part of the work is done; whoever is not there at the moment
+        is waited for.
+        """
         done = self._swarm_done() + self._batch_done()
         number = self.plan.kills - len(self.due) + 1
-        if not self.due or done < number * (self.plan.tasks + self.plan.batch) / (self.plan.kills + 1):
+        if not self.due or done < number * (self.plan.tasks + self.plan.batch) / (
+            self.plan.kills + 1
+        ):
             return
         if self.due[0] == "runner" and self.runner_ended:
             self.due[0] = "engine"  # the swarm was quicker than the batch
@@ -244,7 +285,10 @@ class AttritionRun:
             del self.due[0]
 
     def _wrong_in_swarm(self) -> list[str]:
-        text = self.results.read_text() if self.results.exists() else ""
+        if self.results.exists():
+            text = self.results.read_text()
+        else:
+            text = ""
         rows = [json.loads(line) for line in text.splitlines()]
         self.report.tries = sum(row["tries"] for row in rows)
         wanted = {f"t{i}": tokens_of(i) for i in range(self.plan.tasks)}
@@ -253,7 +297,9 @@ class AttritionRun:
 
     def _wrong_in_batch(self) -> list[str]:
         self.batch = json.loads(self.rig.ask("GET", f"/v1/batches/{self.batch['id']}"))
-        rows = self.rig.lines(self.batch["output_file_id"]) + self.rig.lines(self.batch["error_file_id"])
+        rows = self.rig.lines(self.batch["output_file_id"]) + self.rig.lines(
+            self.batch["error_file_id"]
+        )
         served: list[tuple[str, int | None]] = []
         for row in rows:
             usage = ((row["response"] or {}).get("body") or {}).get("usage") or {}
@@ -265,7 +311,9 @@ class AttritionRun:
         return wrong
 
 
-def differences(what: str, wanted: dict[str, int], served: list[tuple[str, int | None]]) -> list[str]:
+def differences(
+    what: str, wanted: dict[str, int], served: list[tuple[str, int | None]]
+) -> list[str]:
     """Return what is lost, came twice or is another answer than the one that was asked for."""
     times = Counter(name for name, _ in served)
     faults = {
@@ -274,10 +322,16 @@ def differences(what: str, wanted: dict[str, int], served: list[tuple[str, int |
         "twice": [name for name, count in times.items() if count > 1],
         "wrong": [name for name, tokens in served if wanted.get(name) != tokens],
     }
-    return [f"{what}: {len(names)} {how}, such as {names[:3]}" for how, names in faults.items() if names]
+    return [
+        f"{what}: {len(names)} {how}, such as {names[:3]}"
+        for how, names in faults.items()
+        if names
+    ]
 
 
-def run_attrition(plan: AttritionPlan, folder: Path, say: Callable[[str], None]) -> AttritionReport:
+def run_attrition(
+    plan: AttritionPlan, folder: Path, say: Callable[[str], None]
+) -> AttritionReport:
     rig = AttritionRig(folder, plan)
     family = [rig.pid, *descendants(rig.pid)]
     try:
@@ -293,7 +347,12 @@ def run_attrition(plan: AttritionPlan, folder: Path, say: Callable[[str], None])
 
 def as_json(report: AttritionReport, command: str) -> dict[str, Any]:
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "command": command, "machine": machine, "simulated": True}
+    about = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "command": command,
+        "machine": machine,
+        "simulated": True,
+    }
     return {**about, **asdict(report), "ok": not report.failures}
 
 
@@ -303,17 +362,34 @@ def say_line(words: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="kills while a swarm and a batch run, and an account of every task")
+    parser = argparse.ArgumentParser(
+        description="kills while a swarm and a batch run, and an account of every task"
+    )
     parser.add_argument("--tasks", type=int, default=AttritionPlan.tasks)
     parser.add_argument("--batch", type=int, default=AttritionPlan.batch)
     parser.add_argument("--kills", type=int, default=AttritionPlan.kills)
-    parser.add_argument("--seed", type=int, help="of the order of the kills; drawn and printed without it")
-    parser.add_argument("--limit-s", type=float, default=AttritionPlan.limit_s, help="the run has failed after that")
-    parser.add_argument("--no-keep", action="store_true", help="the result is printed and not stored")
+    parser.add_argument(
+        "--seed", type=int, help="of the order of the kills; drawn and printed without it"
+    )
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        default=AttritionPlan.limit_s,
+        help="the run has failed after that",
+    )
+    parser.add_argument(
+        "--no-keep", action="store_true", help="the result is printed and not stored"
+    )
     args = parser.parse_args()
-    seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
-    plan = AttritionPlan(tasks=args.tasks, batch=args.batch, kills=args.kills, seed=seed, limit_s=args.limit_s)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped on the way out
+    if args.seed is None:
+        seed = secrets.randbelow(1_000_000)
+    else:
+        seed = args.seed
+    plan = AttritionPlan(
+        tasks=args.tasks, batch=args.batch, kills=args.kills, seed=seed, limit_s=args.limit_s
+    )
+    # What was started is stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="attrition-") as folder:
         report = run_attrition(plan, Path(folder), say_line)
     result = as_json(report, f"benchmarks/attrition.py {' '.join(sys.argv[1:])}".strip())

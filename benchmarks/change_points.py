@@ -1,19 +1,20 @@
-"""How often a change is told that is none, and how many of those that are one are found, and after how long.
+"""How often a change is told that is none, and how many of those that are one are found, and after
+how long.
 
     .venv/bin/python benchmarks/change_points.py [--series 1000] [--jobs 2]
 
-Series are hourly probes with a run-to-run variation (CV) of 4 %. The finder is asked as it is in use: after every
-single probe. A series without a change counts as a false alarm if any of these looks tells of one. A shift comes at a
-random moment of day 2 to 12 (`late`: of the last 2 days) and is found if a change in its direction is told at any look
-after it until the end of day 14; looks are three hours apart there, and so is the delay.
+Series are hourly probes with a run-to-run variation (CV) of 4 %. The finder is asked as it is in
+use: after every single probe. A series without a change counts as a false alarm if any of these
+looks tells of one. A shift comes at a random moment of day 2 to 12 (`late`: of the last 2 days)
+and is found if a change in its direction is told at any look after it until the end of day 14;
+looks are three hours apart there, and so is the delay.
 
-Beside normal noise: `slow` is autocorrelated by 0.3 from value to value, `heavy tails` is Student's t with 3 degrees of
-freedom, `daily` adds a wave of 1 % up and down, `outliers` has 2 % of values at half speed, `missing` lacks a tenth of
-the values and two whole days.
+Beside normal noise: `slow` is autocorrelated by 0.3 from value to value, `heavy tails` is
+Student's t with 3 degrees of freedom, `daily` adds a wave of 1 % up and down, `outliers` has 2 %
+of values at half speed, `missing` lacks a tenth of the values and two whole days.
 
-`--bounds` instead prints the highest figures that noise without a change reaches, from which CUT and APART of
-skep.stats.changepoints were chosen. About five minutes on two free cores.
-"""
+`--bounds` instead prints the highest figures that noise without a change reaches, from which CUT
+and APART of skep.stats.changepoints were chosen. About five minutes on two free cores."""
 
 from __future__ import annotations
 
@@ -53,7 +54,10 @@ def noise(rng: Random, kind: str, hours: int) -> list[float]:
         values.append(max(1 + CV * draw, 0.05))
     if kind == "daily":
         phase = rng.random() * DAY
-        values = [v * (1 + 0.01 * math.sin(2 * math.pi * (hour + phase) / DAY)) for hour, v in enumerate(values)]
+        values = [
+            v * (1 + 0.01 * math.sin(2 * math.pi * (hour + phase) / DAY))
+            for hour, v in enumerate(values)
+        ]
     if kind == "outliers":
         values = [v / 2 if rng.random() < 0.02 else v for v in values]
     return values
@@ -64,7 +68,9 @@ def kept(rng: Random, kind: str, hours: int) -> list[int]:
     if kind != "missing":
         return list(range(hours))
     gap = rng.randrange(hours - 2 * DAY)
-    return [hour for hour in range(hours) if rng.random() >= 0.1 and not gap <= hour < gap + 2 * DAY]
+    return [
+        hour for hour in range(hours) if rng.random() >= 0.1 and not gap <= hour < gap + 2 * DAY
+    ]
 
 
 def false_alarm(number: int, kind: str, days: int) -> int | None:
@@ -73,11 +79,15 @@ def false_alarm(number: int, kind: str, days: int) -> int | None:
     hours = kept(rng, kind, DAY * days)
     values = noise(rng, kind, DAY * days)
     seen = [70 * values[hour] for hour in hours]
-    return next((looks for looks in range(FEWEST, len(seen) + 1) if changes_in_series(seen[:looks])), None)
+    return next(
+        (looks for looks in range(FEWEST, len(seen) + 1) if changes_in_series(seen[:looks])), None
+    )
 
 
 def shifted(number: int, kind: str, size: float, first_day: float, last_day: float) -> dict:
-    """The series is told from its first value on as it is lived; looks before the shift are no part of this."""
+    """The series is told from its first value on as it is lived; looks before the shift are no
+    part of this.
+    """
     rng = Random(f"shift {kind} {size} {first_day} {number}")
     at = rng.randrange(round(first_day * DAY), round(last_day * DAY))
     hours = kept(rng, kind, DAY * DAYS)
@@ -85,14 +95,20 @@ def shifted(number: int, kind: str, size: float, first_day: float, last_day: flo
     seen = [70 * values[hour] * (1 - size if hour >= at else 1) for hour in hours]
     start = sum(hour < at for hour in hours)
     ends = [*range(start + 1, len(seen), STEP), len(seen)]
-    found = next((end for end in ends if any(right(split) for split in changes_in_series(seen[:end]))), None)
+    found = next(
+        (end for end in ends if any(right(split) for split in changes_in_series(seen[:end]))), None
+    )
     last = changes_in_series(seen)
-    split = min((one for one in last if right(one)), key=lambda one: abs(one.index - start), default=None)
+    split = min(
+        (one for one in last if right(one)), key=lambda one: abs(one.index - start), default=None
+    )
     return {
         "delay_h": None if found is None else hours[found - 1] - at,
         "told_at_the_end": len(last),
         "bracket_holds": None if split is None else split.bracket[0] <= start <= split.bracket[1],
-        "interval_holds": None if split is None else split.ratio.low <= 1 - size <= split.ratio.high,
+        "interval_holds": None
+        if split is None
+        else split.ratio.low <= 1 - size <= split.ratio.high,
         "off_h": None if split is None else abs(split.index - start),
     }
 
@@ -102,7 +118,9 @@ def right(split: Split) -> bool:
 
 
 def heights(number: int, kind: str) -> tuple[float, float]:
-    """The highest figure of a cut, and of a stretch apart, over all looks, slow noise accounted for."""
+    """The highest figure of a cut, and of a stretch apart, over all looks, slow noise accounted
+    for.
+    """
     values = noise(Random(f"height {kind} {number}"), kind, DAY * DAYS)
     cuts = aparts = 0.0
     for looks in range(FEWEST, len(values) + 1):
@@ -121,7 +139,10 @@ def quickness() -> dict[str, float]:
     """Milliseconds of processor time for one look at 720 values: the median of 21."""
     rng = Random(7)
     flat = [70 * rng.gauss(1, CV) for _ in range(720)]
-    cases = {"no change": flat, "one change": [v * (1 if i < 300 else 0.95) for i, v in enumerate(flat)]}
+    cases = {
+        "no change": flat,
+        "one change": [v * (1 if i < 300 else 0.95) for i, v in enumerate(flat)],
+    }
     cases["nine changes"] = [v * (1 if i // 72 % 2 else 0.9) for i, v in enumerate(flat)]
     found = {}
     for name, values in cases.items():
@@ -149,14 +170,24 @@ def summary(rows: list[dict]) -> dict:
 
 
 def run(each: Callable[[Callable, range], list], series: int) -> dict:
-    stored: dict = {"cv": CV, "days": DAYS, "false_alarms": [], "shifts": [], "ms_of_720_values": quickness()}
+    stored: dict = {
+        "cv": CV,
+        "days": DAYS,
+        "false_alarms": [],
+        "shifts": [],
+        "ms_of_720_values": quickness(),
+    }
     print("milliseconds for 720 values:", stored["ms_of_720_values"], flush=True)
     print(f"\n{'no change':14}{'days':>6}{'series':>8}{'false alarms':>14}")
-    for kind, days, count in [*((kind, DAYS, series if kind == "normal" else series // 4) for kind in KINDS),
-                              ("normal", 30, series // 10)]:  # fmt: skip
+    for kind, days, count in [
+        *((kind, DAYS, series if kind == "normal" else series // 4) for kind in KINDS),
+        ("normal", 30, series // 10),
+    ]:
         found = each(partial(false_alarm, kind=kind, days=days), range(count))
         wrong = sum(one is not None for one in found)
-        stored["false_alarms"].append({"noise": kind, "days": days, "series": count, "wrong": wrong})
+        stored["false_alarms"].append(
+            {"noise": kind, "days": days, "series": count, "wrong": wrong}
+        )
         print(f"{kind:14}{days:>6}{count:>8}{100 * wrong / count:>12.2f} %", flush=True)
     print(
         f"\n{'shift':14}{'size':>6}{'when':>8}{'found':>9}{'delay':>8}{'off':>6}{'bracket':>9}{'interval':>9}{'>1':>7}"
@@ -165,13 +196,21 @@ def run(each: Callable[[Callable, range], list], series: int) -> dict:
     cases += [("normal", size, 12.0, 13.96) for size in (0.02, 0.03, 0.05, 0.1)]
     cases += [(kind, 0.03, 2.0, 12.0) for kind in KINDS[1:]]
     for kind, size, first, last in cases:
-        count = series // 2 if (kind, size, first) == ("normal", 0.03, 2.0) else series // 8
-        rows = each(partial(shifted, kind=kind, size=size, first_day=first, last_day=last), range(count))
+        if (kind, size, first) == ("normal", 0.03, 2.0):
+            count = series // 2
+        else:
+            count = series // 8
+        rows = each(
+            partial(shifted, kind=kind, size=size, first_day=first, last_day=last), range(count)
+        )
         told = summary(rows)
-        stored["shifts"].append({"noise": kind, "size": size, "first_day": first, "last_day": last, **told})
+        stored["shifts"].append(
+            {"noise": kind, "size": size, "first_day": first, "last_day": last, **told}
+        )
         shares = (told["bracket_holds"], told["interval_holds"], told["more_than_one_told"])
         print(
-            f"{kind:14}{100 * size:>4g} %{'late' if first > 2 else '':>8}{100 * told['found']:>7.1f} %"
+            f"{kind:14}{100 * size:>4g} "
+            f"%{'late' if first > 2 else '':>8}{100 * told['found']:>7.1f} %"
             f"{told['median_delay_h'] or 0:>6g} h{told['median_off_h'] or 0:>4g} h"
             + "".join(f"{100 * (share or 0):>6.0f} %" for share in shares),
             flush=True,
@@ -184,12 +223,17 @@ def bounds(each: Callable[[Callable, range], list], series: int) -> None:
         found = each(partial(heights, kind=kind), range(series))
         for name, values in zip(("cut", "apart"), zip(*found, strict=True), strict=True):
             ordered = sorted(values)
-            told = ", ".join(f"{100 * q:g} %: {ordered[int(q * len(ordered))]:.2f}" for q in (0.95, 0.98, 0.99, 0.995))
+            told = ", ".join(
+                f"{100 * q:g} %: {ordered[int(q * len(ordered))]:.2f}"
+                for q in (0.95, 0.98, 0.99, 0.995)
+            )
             print(f"{kind:14}{name:8}{told}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--series", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--bounds", action="store_true")

@@ -1,16 +1,18 @@
-"""Chaos: engines die, stall and lie, the table and the settings change, clients leave; who got what is counted.
+"""Chaos: engines die, stall and lie, the table and the settings change, clients leave; who got
+what is counted.
 
     .venv/bin/python benchmarks/chaos.py [--minutes 3] [--seed N] [--engine fake|embedded] [--json]
     .venv/bin/python benchmarks/chaos.py --only stopped-worker --only hostile-slots
-    .venv/bin/python benchmarks/chaos.py --only unread-chat --python OLD/bin/python --python NEW/bin/python
+    .venv/bin/python benchmarks/chaos.py --only unread-chat --python OLD/bin/python --python
+    NEW/bin/python
 
-The random havoc (`--only random`): real engine processes behind one real gateway process. Every request is accounted
-for once on its client's side and held against the gateway's rows and counters and against the engines' own state.
+The random havoc (`--only random`): real engine processes behind one real gateway process. Every
+request is accounted for once on its client's side and held against the gateway's rows and counters
+and against the engines' own state.
 
-The scenarios: one thing is done on purpose, and a row says what clients saw. Without `--only` all are run, after the
-random havoc. With `--python` they try the skep of that interpreter, one after the other where several are given, and
-nothing is kept. Exit code 1: a check failed.
-"""
+The scenarios: one thing is done on purpose, and a row says what clients saw. Without `--only` all
+are run, after the random havoc. With `--python` they try the skep of that interpreter, one after
+the other where several are given, and nothing is kept. Exit code 1: a check failed."""
 
 from __future__ import annotations
 
@@ -45,25 +47,37 @@ WARM_S = 8.0
 def effort_of(engine: str, minutes: float) -> Effort:
     seconds = minutes * 60
     if engine == "embedded":
-        pace = Pace(every_s=(0.5, 4.0), longest_stop_s=15.0, most_seats=3, fewest_seats=1, scale=1.5)
+        pace = Pace(
+            every_s=(0.5, 4.0), longest_stop_s=15.0, most_seats=3, fewest_seats=1, scale=1.5
+        )
         return Effort(engine, 2, 10, WARM_S, seconds, pace, silence_s=75.0)
-    return Effort(engine, 4, 20, WARM_S, seconds, Pace(every_s=(0.1, 1.4), longest_stop_s=15.0, most_seats=5))
+    return Effort(
+        engine, 4, 20, WARM_S, seconds, Pace(every_s=(0.1, 1.4), longest_stop_s=15.0, most_seats=5)
+    )
 
 
 def print_report(report: Report) -> None:
     effort = report.effort
     print(
-        f"{effort.engines} {effort.engine} engines, {effort.clients} clients, {effort.havoc_s:g} s, seed {report.seed}"
+        f"{effort.engines} {effort.engine} engines, {effort.clients} clients, "
+        f"{effort.havoc_s:g} s, seed {report.seed}"
     )
     print(f"{report.requests} requests: " + listed(report.ends))
     print("refused: " + listed(report.refusals))
     print(f"gateway's rows: {listed(report.rows)}; retries {report.retries}")
     print(f"{sum(report.havoc.values())} events: " + listed(report.havoc))
-    worst, own = report.worst, report.gateway
-    waits = f"{worst['silence_s']} s for a byte, {worst['first_byte_s']} s for the first, {worst['total_s']} s in all"
+    worst = report.worst
+    own = report.gateway
+    waits = (
+        f"{worst['silence_s']} s for a byte, {worst['first_byte_s']} s for the first, "
+        f"{worst['total_s']} s in all"
+    )
     print(f"worst wait: {waits}; drained in {own['drained_s']} s")
     for one in report.checks:
-        print(f"{'pass' if one.ok else 'FAIL'}  {one.name}" + (f": {one.detail}" if one.detail else ""))
+        print(
+            f"{'pass' if one.ok else 'FAIL'}  {one.name}"
+            + (f": {one.detail}" if one.detail else "")
+        )
 
 
 def listed(counts: dict[str, int]) -> str:
@@ -101,7 +115,10 @@ def store_results(results: dict[str, Any]) -> None:
 
 def random_havoc(args: argparse.Namespace) -> bool:
     """Run it, print it, keep it, and return whether all checks passed."""
-    seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
+    if args.seed is None:
+        seed = secrets.randbelow(1_000_000)
+    else:
+        seed = args.seed
     with contextlib.ExitStack() as stack:
         folder = args.keep or Path(stack.enter_context(temporary_folder()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +136,9 @@ def random_havoc(args: argparse.Namespace) -> bool:
 
 
 def run_scenarios(names: list[str], args: argparse.Namespace) -> bool:
-    """Run each with every Python, print the rows, keep those of this Python, return whether all passed."""
+    """Run each with every Python, print the rows, keep those of this Python, return whether all
+    passed.
+    """
     rows: list[ScenarioRow] = []
     for name in names:
         for python in args.python or [sys.executable]:
@@ -148,16 +167,28 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def read_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="chaos behind skep's gateway, and an account of every request")
-    parser.add_argument("--only", action="append", choices=[RANDOM, *SCENARIOS], help="repeatable; default: all")
-    parser.add_argument("--python", action="append", help="try the skep of this Python in scenarios; repeatable")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of the table")
+    parser = argparse.ArgumentParser(
+        description="chaos behind skep's gateway, and an account of every request"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=[RANDOM, *SCENARIOS], help="repeatable; default: all"
+    )
+    parser.add_argument(
+        "--python", action="append", help="try the skep of this Python in scenarios; repeatable"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as JSON instead of the table"
+    )
     havoc = parser.add_argument_group("random havoc")
     havoc.add_argument("--minutes", type=float, default=3.0, help="of havoc")
-    havoc.add_argument("--seed", type=int, help="of requests and havoc; drawn and printed without it")
+    havoc.add_argument(
+        "--seed", type=int, help="of requests and havoc; drawn and printed without it"
+    )
     havoc.add_argument("--engine", choices=("fake", "embedded"), default="fake")
     havoc.add_argument("--workers", type=int, default=1, help="of the gateway")
-    havoc.add_argument("--keep", type=Path, help="keep the gateway's logs and store in this folder")
+    havoc.add_argument(
+        "--keep", type=Path, help="keep the gateway's logs and store in this folder"
+    )
     return parser.parse_args()
 
 
@@ -169,7 +200,9 @@ def main() -> int:
     if RANDOM in names:
         passed = random_havoc(args)
     scenarios = [name for name in names if name != RANDOM]
-    return 0 if run_scenarios(scenarios, args) and passed else 1
+    if run_scenarios(scenarios, args) and passed:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""The cliff and its absence: replicas without a gateway, behind nginx and behind skep, at and beyond their capacity.
+"""The cliff and its absence: replicas without a gateway, behind nginx and behind skep, at and
+beyond their capacity.
 
     .venv/bin/python benchmarks/cliff.py [--only fake] [--rounds 6]
 
 Two rigs, each measured in one run, all ways in turns, round by round:
 
-- SIMULATED: two fake engines (real processes) that slow down when they hold more than their two slots each, as a
-  published dual-RTX-3090 rig does; time shrunk tenfold. Published for nginx least_conn: 82, 154, 225, 167 tok/s at
-  C = 1, 2, 4, 8.
+- SIMULATED: two fake engines (real processes) that slow down when they hold more than their two
+  slots each, as a published dual-RTX-3090 rig does; time shrunk tenfold. Published for nginx
+  least_conn: 82, 154, 225, 167 tok/s at C = 1, 2, 4, 8.
 - The embedded engine: llama.cpp with SmolLM2-135M on this machine's CPU, two slots.
 
-The verdict on a way is its tok/s at twice and four times the capacity over its tok/s at capacity in the same round,
-with a 95 % bootstrap interval over the rounds.
-"""
+The verdict on a way is its tok/s at twice and four times the capacity over its tok/s at capacity
+in the same round, with a 95 % bootstrap interval over the rounds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Rig:
     tokens: int  # in and out
     batches: int  # tasks of each agent; the embedded rig has so many in all
     scale: float  # of time
-    ways: dict[str, list[str]]  # URLs; several: the client sends to the one with the fewest requests in flight
+    # URLs; several: the client sends to the one with the fewest requests in flight.
+    ways: dict[str, list[str]]
 
     def tasks(self, level: int) -> int:
         return self.batches * (level if self.scale < 1 else 1)
@@ -94,14 +95,26 @@ async def batch(target: Target, level: int, rig: Rig, rng: Random) -> tuple[floa
     async def agent(number: int):
         rows = []
         while left:
-            words = " ".join(rng.choice(("parser", "test", "value", "list", "empty")) for _ in range(rig.tokens))
+            words = " ".join(
+                rng.choice(("parser", "test", "value", "list", "empty")) for _ in range(rig.tokens)
+            )
             task = BenchTask(
-                level, left.pop(), number, "implement", [{"role": "user", "content": words}], rig.tokens, True
+                level,
+                left.pop(),
+                number,
+                "implement",
+                [{"role": "user", "content": words}],
+                rig.tokens,
+                True,
             )
             rows.append(await target.ask(task))
         return rows
 
-    rows = [row for own in await asyncio.gather(*(agent(number) for number in range(level))) for row in own]
+    rows = [
+        row
+        for own in await asyncio.gather(*(agent(number) for number in range(level)))
+        for row in own
+    ]
     assert all(row.ok for row in rows), [row.error for row in rows if not row.ok][:1]
     wall = time.monotonic() - began
     ttft = statistics.mean(row.first_token_s - row.started_s for row in rows)
@@ -109,7 +122,10 @@ async def batch(target: Target, level: int, rig: Rig, rng: Random) -> tuple[floa
 
 
 async def run(rig: Rig, rounds: int) -> dict[str, dict[int, list[tuple[float, float]]]]:
-    targets = {way: Target([await find_endpoint(url, None) for url in urls]) for way, urls in rig.ways.items()}
+    targets = {
+        way: Target([await find_endpoint(url, None) for url in urls])
+        for way, urls in rig.ways.items()
+    }
     results: dict[str, dict[int, list[tuple[float, float]]]] = {way: {} for way in targets}
     rng = Random(7)
     for number in range(rounds):
@@ -136,8 +152,13 @@ def verdict(low: float, high: float) -> str:
     return "falls" if high < 0.95 else "not resolved"
 
 
-def report(rig: Rig, results: dict[str, dict[int, list[tuple[float, float]]]], rounds: int) -> None:
-    print(f"{rig.name}; capacity {rig.capacity}, {rig.tokens} tokens in and out; median of {rounds} rounds (min..max)")
+def report(
+    rig: Rig, results: dict[str, dict[int, list[tuple[float, float]]]], rounds: int
+) -> None:
+    print(
+        f"{rig.name}; capacity {rig.capacity}, {rig.tokens} tokens in and out; median of "
+        f"{rounds} rounds (min..max)"
+    )
     print(f"{'C':>4} " + " ".join(f"{way + ' tok/s':>26} {'TTFT s':>7}" for way in rig.ways))
     for level in rig.levels:
         cells = [f"{level:>4}"]
@@ -164,12 +185,16 @@ def fake_rig(place: Path) -> Iterator[Rig]:
         engines = [stack.enter_context(FakeEngine(**options)) for _ in range(2)]
         door = stack.enter_context(GatewayProcess(place / "gateway.log"))
         common = {"model": "fake-model", "slots": 2, "confirms": "slots", "simulated": True}
-        door.serve([{"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate(engines)])
+        door.serve(
+            [{"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate(engines)]
+        )
         ways = {"no gateway": [engine.url for engine in engines]}
         try:
             nginx = start_nginx(place, [engine.port for engine in engines], 2)
             stack.callback(nginx.close)
-            wait_ready(nginx, place, b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}')
+            wait_ready(
+                nginx, place, b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}'
+            )
             ways["nginx least_conn"] = [f"http://127.0.0.1:{nginx.port}"]
         except DidNotStart as why:
             print(f"nginx did not start: {why}")
@@ -180,16 +205,22 @@ def fake_rig(place: Path) -> Iterator[Rig]:
 @contextlib.contextmanager
 def embedded_rig(place: Path) -> Iterator[Rig]:
     weights = pull(MODEL, cache_dir=user_paths(os.environ).cache).path
-    launch = Launch("e", "embedded", MODEL, weights, slots=2, context_tokens=512, threads=os.cpu_count() or 1)
+    launch = Launch(
+        "e", "embedded", MODEL, weights, slots=2, context_tokens=512, threads=os.cpu_count() or 1
+    )
     read_fd, write_fd = os.pipe()
     argv = [word.replace(REPORT_FD, str(write_fd)) for word in Embedded().argv(launch)]
-    engine = subprocess.Popen(argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    engine = subprocess.Popen(
+        argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     os.close(write_fd)
     try:
         with os.fdopen(read_fd) as told, GatewayProcess(place / "embedded.log") as door:
             assert select.select([told], [], [], 120)[0], "the engine did not start"
             url = json.loads(told.readline())["url"]
-            door.serve([{"name": "r0", "model": MODEL, "url": url, "slots": 2, "confirms": "slots"}])
+            door.serve(
+                [{"name": "r0", "model": MODEL, "url": url, "slots": 2, "confirms": "slots"}]
+            )
             yield Rig(
                 "embedded llama.cpp, SmolLM2-135M",
                 2,
@@ -205,7 +236,9 @@ def embedded_rig(place: Path) -> Iterator[Rig]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=("fake", "embedded"))
     parser.add_argument("--rounds", type=int, default=6)
     args = parser.parse_args()

@@ -1,12 +1,14 @@
-"""skep's gateway beside other gateways, side by side in one run: what each adds, costs and does under pressure.
+"""skep's gateway beside other gateways, side by side in one run: what each adds, costs and does
+under pressure.
 
     .venv/bin/python benchmarks/gateway.py [--quick] [--only skep,haproxy] [--json]
     .venv/bin/python benchmarks/gateway.py --soak 1000000
-    .venv/bin/python benchmarks/gateway.py --only skep,haproxy --before ../old/.venv/bin/python [--workers 4]
+    .venv/bin/python benchmarks/gateway.py --only skep,haproxy --before ../old/.venv/bin/python
+    [--workers 4]
 
-Everything on loopback, before the same C backend (peers/backend.c), with the same C load tool (peers/load.c). Each
-peer is installed into a venv of its own on the first run and set up as its documentation says (peers/start.py).
-"""
+Everything on loopback, before the same C backend (peers/backend.c), with the same C load tool
+(peers/load.c). Each peer is installed into a venv of its own on the first run and set up as its
+documentation says (peers/start.py)."""
 
 from __future__ import annotations
 
@@ -61,7 +63,15 @@ FULL = Effort(
     bounded=True,
 )
 QUICK = Effort(
-    rounds=6, block=15, cpu_rounds=1, cpu_ms=500, overload_ms=1500, hangups=1, chunk_streams=8, streams=0, bounded=False
+    rounds=6,
+    block=15,
+    cpu_rounds=1,
+    cpu_ms=500,
+    overload_ms=1500,
+    hangups=1,
+    chunk_streams=8,
+    streams=0,
+    bounded=False,
 )
 
 
@@ -83,7 +93,9 @@ class Bench:
         """All that start, at the same time; the others are noted with their reason."""
         with contextlib.ExitStack() as stack:
             started = []
-            for name in [name for name in self.names if name in starters and name not in self.did_not_start]:
+            for name in [
+                name for name in self.names if name in starters and name not in self.did_not_start
+            ]:
                 say(f"{phase}: starting {name}")
                 folder = self.place / phase.replace(" ", "-") / name
                 folder.mkdir(parents=True)
@@ -124,36 +136,58 @@ def say(text: str) -> None:
 
 def speed(bench: Bench, backend: measure.Backend) -> None:
     """Latency, CPU, memory, streams, hang-ups and bytes: one backend, admission out of the way."""
-    effort, sizes = bench.effort, ("2 KB", "100 KB")
+    effort = bench.effort
+    sizes = ("2 KB", "100 KB")
     with bench.running("speed", backend.ports[:1], MANY) as gateways:
         for gateway in gateways:
             bench.note(gateway, "memory_rest_mib", memory_mib(gateway.pid))
         say("latency, in turns")
         backend.set()
-        ports = {"direct": backend.ports[0], **{gateway.name: gateway.port for gateway in gateways}}
-        taken = measure.latency(ports, [bench.bodies[size] for size in sizes], effort.rounds, effort.block)
+        ports = {
+            "direct": backend.ports[0],
+            **{gateway.name: gateway.port for gateway in gateways},
+        }
+        taken = measure.latency(
+            ports, [bench.bodies[size] for size in sizes], effort.rounds, effort.block
+        )
         for size, direct in zip(sizes, taken["direct"], strict=True):
-            bench.found.setdefault("direct", {})[f"p50_us {size}"] = statistics.median(map(statistics.median, direct))
+            bench.found.setdefault("direct", {})[f"p50_us {size}"] = statistics.median(
+                map(statistics.median, direct)
+            )
         for gateway in gateways:
             for number, size in enumerate(sizes):
                 value = measure.added(taken[gateway.name][number], taken["direct"][number])
                 bench.note(gateway, f"added {size}", value)
         for gateway in gateways:
             for size in sizes if "haproxy" in bench.found else ():
-                rounds = [bench.found[name][f"added {size}"]["p50_rounds"] for name in (gateway.name, "haproxy")]
+                rounds = [
+                    bench.found[name][f"added {size}"]["p50_rounds"]
+                    for name in (gateway.name, "haproxy")
+                ]
                 bench.note(gateway, f"ratio {size}", measure.ratio(*rounds))
         costs(bench, backend, gateways, sizes)
         for gateway in gateways:
             bench.note(gateway, "memory_loaded_mib", memory_mib(gateway.pid))
             for key, body in (("hangup streamed ms", "stream"), ("hangup waiting ms", "2 KB")):
-                text, streamed = bench.bodies[body].read_bytes(), body == "stream"
-                once = functools.partial(measure.hang_up, gateway, backend, text, streamed=streamed)
-                bench.attempt(gateway, key, lambda once=once: [once() for _ in range(effort.hangups)])
+                text = bench.bodies[body].read_bytes()
+                streamed = body == "stream"
+                once = functools.partial(
+                    measure.hang_up, gateway, backend, text, streamed=streamed
+                )
+                bench.attempt(
+                    gateway, key, lambda once=once: [once() for _ in range(effort.hangups)]
+                )
             stream = bench.found[gateway.name].get("chunk")
-            bench.attempt(gateway, "bytes", functools.partial(measure.bytes_changed, gateway, backend, stream))
+            bench.attempt(
+                gateway,
+                "bytes",
+                functools.partial(measure.bytes_changed, gateway, backend, stream),
+            )
 
 
-def costs(bench: Bench, backend: measure.Backend, gateways: list[Running], sizes: Sequence[str]) -> None:
+def costs(
+    bench: Bench, backend: measure.Backend, gateways: list[Running], sizes: Sequence[str]
+) -> None:
     """CPU in rounds, the gateways in turns within each."""
     backend.set()
     for gateway in gateways:
@@ -163,7 +197,9 @@ def costs(bench: Bench, backend: measure.Backend, gateways: list[Running], sizes
         for number in range(bench.effort.cpu_rounds):
             for gateway in turned(gateways, number):
                 say(f"CPU per request, {size}: {gateway.name}")
-                rounds[gateway.name].append(measure.cpu_per_request(gateway, bench.bodies[size], bench.effort.cpu_ms))
+                rounds[gateway.name].append(
+                    measure.cpu_per_request(gateway, bench.bodies[size], bench.effort.cpu_ms)
+                )
         for gateway in gateways:
             own = rounds[gateway.name]
             middle = {key: statistics.median(one[key] for one in own) for key in own[0]}
@@ -172,14 +208,20 @@ def costs(bench: Bench, backend: measure.Backend, gateways: list[Running], sizes
     for number in range(bench.effort.cpu_rounds):
         for gateway in turned(gateways, number):
             chunk = functools.partial(
-                measure.cpu_per_chunk, gateway, backend, bench.bodies["stream"], bench.effort.chunk_streams
+                measure.cpu_per_chunk,
+                gateway,
+                backend,
+                bench.bodies["stream"],
+                bench.effort.chunk_streams,
             )
             bench.attempt(gateway, "chunk", chunk)
             if "chunk" in bench.found[gateway.name]:
                 chunks[gateway.name].append(bench.found[gateway.name]["chunk"])
     for gateway in gateways:
         if own := sorted(chunks[gateway.name], key=lambda one: one["us"]):
-            bench.note(gateway, "chunk", {**own[len(own) // 2], "rounds_us": [one["us"] for one in own]})
+            bench.note(
+                gateway, "chunk", {**own[len(own) // 2], "rounds_us": [one["us"] for one in own]}
+            )
 
 
 def turned(gateways: list[Running], by: int) -> list[Running]:
@@ -188,28 +230,38 @@ def turned(gateways: list[Running], by: int) -> list[Running]:
 
 
 def pressure(bench: Bench, backend: measure.Backend) -> None:
-    body, ms = bench.bodies["2 KB"], bench.effort.overload_ms
-    for phase, starters in (("overload", STARTERS), ("overload bounded", BOUNDED if bench.effort.bounded else {})):
+    body = bench.bodies["2 KB"]
+    ms = bench.effort.overload_ms
+    for phase, starters in (
+        ("overload", STARTERS),
+        ("overload bounded", BOUNDED if bench.effort.bounded else {}),
+    ):
         with bench.running(phase, backend.ports[:2], 4, starters) as gateways:
             for gateway in gateways:
-                flood = functools.partial(measure.overload, gateway, backend, backend.ports[:2], body, 4, ms)
+                flood = functools.partial(
+                    measure.overload, gateway, backend, backend.ports[:2], body, 4, ms
+                )
                 bench.attempt(gateway, phase, flood)
     with bench.running("spread", backend.ports[:4], 16) as gateways:
         for gateway in gateways:
-            agents = functools.partial(measure.spread, gateway, backend, backend.ports[:4], body, ms // 2)
+            agents = functools.partial(
+                measure.spread, gateway, backend, backend.ports[:4], body, ms // 2
+            )
             bench.attempt(gateway, "spread", agents)
 
 
 def streams(bench: Bench, backend: measure.Backend) -> None:
     """One gateway after the other, each alone on its core."""
-    wanted, bench.names = bench.names, []
+    wanted = bench.names
+    bench.names = []
     for name in wanted:
         if name not in MANY_STREAMS_FOR or not bench.effort.streams:
             continue
         bench.names = [name]
         with bench.running(f"streams-{name}", backend.ports[:1], MANY) as gateways:
             for gateway in gateways:
-                body, count = bench.bodies["stream"], bench.effort.streams
+                body = bench.bodies["stream"]
+                count = bench.effort.streams
                 many = functools.partial(measure.many_streams, gateway, backend, body, count, 2000)
                 bench.attempt(gateway, "streams", many)
     bench.names = wanted
@@ -221,13 +273,22 @@ def soak(bench: Bench, backend: measure.Backend, requests: int) -> None:
     with bench.running("soak", backend.ports[:1], MANY) as gateways:
         backend.set()
         gateway = gateways[0]
-        print(f"{'requests':>10} {'PSS MiB':>9} {'open files':>11} {'req/s':>8} {'failed':>7}", flush=True)
+        print(
+            f"{'requests':>10} {'PSS MiB':>9} {'open files':>11} {'req/s':>8} {'failed':>7}",
+            flush=True,
+        )
         print(f"{0:>10} {memory_mib(gateway.pid):>9.2f} {open_files(gateway.pid):>11}", flush=True)
         for done in range(step, requests + step, step):
             part = min(step, requests - done + step)
-            result = measure.load("closed", gateway.port, bench.bodies["2 KB"], "--conns", 8, "--requests", part)
-            per_s, failed = result["answered"] / result["wall_s"], part - result["statuses"].get("200", 0)
-            facts = f"{memory_mib(gateway.pid):>9.2f} {open_files(gateway.pid):>11} {per_s:>8.0f} {failed:>7}"
+            result = measure.load(
+                "closed", gateway.port, bench.bodies["2 KB"], "--conns", 8, "--requests", part
+            )
+            per_s = result["answered"] / result["wall_s"]
+            failed = part - result["statuses"].get("200", 0)
+            facts = (
+                f"{memory_mib(gateway.pid):>9.2f} {open_files(gateway.pid):>11} {per_s:>8.0f} "
+                f"{failed:>7}"
+            )
             print(f"{min(done, requests):>10} {facts}", flush=True)
 
 
@@ -239,8 +300,13 @@ def machine() -> dict[str, Any]:
         "arch": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {"skep": __version__, **{peer: version for peer, (_, version) in PACKAGES.items()}},
-        "pinning": "gateways on core 1; load tool and backend on core 0" if PINNED else "none: one core",
+        "versions": {
+            "skep": __version__,
+            **{peer: version for peer, (_, version) in PACKAGES.items()},
+        },
+        "pinning": "gateways on core 1; load tool and backend on core 0"
+        if PINNED
+        else "none: one core",
     }
 
 
@@ -248,22 +314,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="skep's gateway beside other gateways")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, no 2,000 streams")
     parser.add_argument("--only", default=",".join(STARTERS), help="comma-separated names")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
-    parser.add_argument("--soak", type=int, nargs="?", const=1_000_000, help="so many requests through skep only")
-    parser.add_argument("--before", help="the Python of another checkout of skep, whose gateway runs beside this one")
-    parser.add_argument("--workers", type=int, default=1, help="processes of skep's gateway (default: 1)")
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as JSON instead of the table"
+    )
+    parser.add_argument(
+        "--soak", type=int, nargs="?", const=1_000_000, help="so many requests through skep only"
+    )
+    parser.add_argument(
+        "--before",
+        help="the Python of another checkout of skep, whose gateway runs beside this one",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes of skep's gateway (default: 1)"
+    )
     args = parser.parse_args()
     names = args.only.split(",")
     STARTERS["skep"] = functools.partial(start_skep, cores=args.workers)
     if args.before:
-        STARTERS[BEFORE] = functools.partial(start_skep, name=BEFORE, python=args.before, cores=args.workers)
+        STARTERS[BEFORE] = functools.partial(
+            start_skep, name=BEFORE, python=args.before, cores=args.workers
+        )
         names.insert(1, BEFORE)
     if unknown := set(names) - set(STARTERS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(STARTERS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     compiled("load")
     scheduling = go_ahead()
-    with tempfile.TemporaryDirectory(prefix="gateway-bench-") as folder, measure.open_backend(4) as backend:
+    with (
+        tempfile.TemporaryDirectory(prefix="gateway-bench-") as folder,
+        measure.open_backend(4) as backend,
+    ):
         place = Path(folder)
         bench = Bench(names, place, QUICK if args.quick else FULL, measure.write_bodies(place))
         if args.soak:

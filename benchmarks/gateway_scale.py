@@ -1,15 +1,17 @@
-"""skep's gateway on 1 to 8 cores beside other gateways on as many: streamed chunks a second, delay, CPU, memory.
+"""skep's gateway on 1 to 8 cores beside other gateways on as many: streamed chunks a second,
+delay, CPU, memory.
 
-    .venv/bin/python benchmarks/gateway_scale.py [--cores 1,2,4,8] [--only skep,haproxy] [--out FILE]
-    .venv/bin/python benchmarks/gateway_scale.py --cores 1,4 --only skep,haproxy --before ../old/.venv/bin/python
+    .venv/bin/python benchmarks/gateway_scale.py [--cores 1,2,4,8] [--only skep,haproxy] [--out
+    FILE] .venv/bin/python benchmarks/gateway_scale.py --cores 1,4 --only skep,haproxy --before
+    ../old/.venv/bin/python
 
-A gateway with N cores is skep with N workers, HAProxy with N threads, nginx with N processes, a router on N cores. Its
-capacity is the highest rate of chunks that all arrive with a 99th percentile of delay of at most 5 ms while all streams
-run; a stream sends 50 chunks a second. They begin within 0.8 s; the delays of all chunks, those of that time
-included, are told beside. A level that does not hold is tried once more. Engines and clients are C programs (peers/) on
-cores of their own, up to five of each; where engines were late themselves, a level says nothing of the gateway and
-counts neither way. `direct` is the same without a gateway. Wants 16 cores for 8.
-"""
+A gateway with N cores is skep with N workers, HAProxy with N threads, nginx with N processes, a
+router on N cores. Its capacity is the highest rate of chunks that all arrive with a 99th
+percentile of delay of at most 5 ms while all streams run; a stream sends 50 chunks a second. They
+begin within 0.8 s; the delays of all chunks, those of that time included, are told beside. A level
+that does not hold is tried once more. Engines and clients are C programs (peers/) on cores of
+their own, up to five of each; where engines were late themselves, a level says nothing of the
+gateway and counts neither way. `direct` is the same without a gateway. Wants 16 cores for 8."""
 
 from __future__ import annotations
 
@@ -32,7 +34,15 @@ from typing import Any
 from peers import measure
 from peers.install import DidNotStart, compiled
 from peers.process import cores, cpu_between, cpu_ns, memory_mib, on_core
-from peers.start import MODEL, Running, start_haproxy, start_nginx, start_router, start_skep, wait_ready
+from peers.start import (
+    MODEL,
+    Running,
+    start_haproxy,
+    start_nginx,
+    start_router,
+    start_skep,
+    wait_ready,
+)
 
 INTERVAL_MS = 20
 LATE_MS = 5.0
@@ -57,8 +67,12 @@ START: dict[str, Callable[..., Running]] = {
 class Rig:
     """Engines and as many load tools, each on a core of its own behind those of the gateway."""
 
-    def __init__(self, place: Path, gateway_cores: int, backends: Sequence[measure.Backend]) -> None:
-        self.place, self.backends, self.tools = place, backends, len(backends)
+    def __init__(
+        self, place: Path, gateway_cores: int, backends: Sequence[measure.Backend]
+    ) -> None:
+        self.place = place
+        self.backends = backends
+        self.tools = len(backends)
         self._first_load = 1 + gateway_cores + self.tools
 
     @property
@@ -67,9 +81,17 @@ class Rig:
 
     def body(self, tokens: int, size: int = 2000) -> Path:
         path = self.place / f"body-{tokens}-{size}.json"
-        system = {"role": "system", "content": "You are a careful programmer. Answer with a patch."}
+        system = {
+            "role": "system",
+            "content": "You are a careful programmer. Answer with a patch.",
+        }
         asked = [system, {"role": "user", "content": "task @@@@@@@@: " + "words " * (size // 6)}]
-        body = {"model": MODEL, "messages": asked, "max_tokens": max(1, tokens), "stream": tokens > 0}
+        body = {
+            "model": MODEL,
+            "messages": asked,
+            "max_tokens": max(1, tokens),
+            "stream": tokens > 0,
+        }
         if not path.exists():  # load tools may be reading it
             path.write_text(json.dumps(body))
         return path
@@ -77,21 +99,39 @@ class Rig:
     def level(
         self, ports: Sequence[int], pid: int | None, streams: int, interval_ms: float = INTERVAL_MS
     ) -> dict[str, Any]:
-        """`ports`: where the load tools go, in turns. CPU is that of the time when all streams run."""
+        """`ports`: where the load tools go, in turns.
+
+        CPU is that of the time when all streams run.
+        """
         for backend in self.backends:
             backend.set(interval_ms=interval_ms)
         chunks = round((SECONDS + RAMP_MS / 1000) * 1000 / interval_ms)
-        counts = ["--conns", streams // self.tools, "--requests", streams // self.tools, "--chunks", chunks]
+        counts = [
+            "--conns",
+            streams // self.tools,
+            "--requests",
+            streams // self.tools,
+            "--chunks",
+            chunks,
+        ]
         running = []
         for number in range(self.tools):
-            words = [compiled("load"), "closed", ports[number % len(ports)], self.body(chunks), *counts]
+            words = [
+                compiled("load"),
+                "closed",
+                ports[number % len(ports)],
+                self.body(chunks),
+                *counts,
+            ]
             with on_core(self._first_load + number):
                 argv = [str(word) for word in (*words, "--ramp-ms", RAMP_MS)]
                 running.append(subprocess.Popen(argv, stdout=subprocess.PIPE, env=measure.ENV))
         time.sleep(RAMP_MS / 1000 + 0.3)
-        before, began = cpu_ns(pid) if pid else {}, time.monotonic()
+        before = cpu_ns(pid) if pid else {}
+        began = time.monotonic()
         time.sleep(SECONDS - RAMP_MS / 1000 - 0.6)
-        used_s, wall_s = cpu_between(before, cpu_ns(pid)) if pid else 0.0, time.monotonic() - began
+        used_s = cpu_between(before, cpu_ns(pid)) if pid else 0.0
+        wall_s = time.monotonic() - began
         memory = memory_mib(pid) if pid else 0.0
         told = [json.loads(one.communicate(timeout=120)[0]) for one in running]
         per_s = sum(one["chunks_per_s"] for one in told)
@@ -103,12 +143,13 @@ class Rig:
             "p99_us": max(one["full_delay_us"]["p99"] for one in told),
             "p99_us with the start": max(one["chunk_delay_us"]["p99"] for one in told),
             "all_open_after_s": max(one["all_open_after_s"] for one in told),
-            "engines_late_ms": max(one.stats(one.ports[0])["late_max_us"] for one in self.backends) / 1000,
+            "engines_late_ms": max(one.stats(one.ports[0])["late_max_us"] for one in self.backends)
+            / 1000,
             "cpu_us_a_chunk": used_s / (per_s * wall_s) * 1e6 if per_s else None,
             "cores_used": used_s / wall_s,
             "memory_mib": memory,
             "wrong": sum(one[key] for one in told for key in WRONG),
-        }  # fmt: skip
+        }
 
 
 def verdict(level: dict[str, Any]) -> str:
@@ -116,7 +157,9 @@ def verdict(level: dict[str, Any]) -> str:
         return "late"
     if level["chunks_per_s"] >= 0.97 * level["offered_per_s"]:
         return "holds"
-    return "engines late" if level["engines_late_ms"] > INTERVAL_MS else "late"
+    if level["engines_late_ms"] > INTERVAL_MS:
+        return "engines late"
+    return "late"
 
 
 def ladder(rig: Rig, ports: Sequence[int], pid: int | None, count: int) -> dict[str, Any]:
@@ -126,14 +169,22 @@ def ladder(rig: Rig, ports: Sequence[int], pid: int | None, count: int) -> dict[
     for thousand in PER_CORE:
         for _ in range(TRIES):
             levels.append(rig.level(ports, pid, thousand * 1000 * count * INTERVAL_MS // 1000))
-            told, how = levels[-1], verdict(levels[-1])
-            say(f"  {told['offered_per_s']:,.0f}/s: {told['chunks_per_s']:,.0f}, p99 {told['p99_us']:,.0f} us, {how}")
+            told = levels[-1]
+            how = verdict(levels[-1])
+            say(
+                f"  {told['offered_per_s']:,.0f}/s: {told['chunks_per_s']:,.0f}, p99 "
+                f"{told['p99_us']:,.0f} us, {how}"
+            )
             if how == "holds":
                 break
         late = late + 1 if verdict(levels[-1]) == "late" else 0
         if late == 2:
             break
-    best = max((one for one in levels if verdict(one) == "holds"), key=lambda one: one["chunks_per_s"], default=None)
+    best = max(
+        (one for one in levels if verdict(one) == "holds"),
+        key=lambda one: one["chunks_per_s"],
+        default=None,
+    )
     found = {"levels": levels, "capacity_per_s": best["chunks_per_s"] if best else 0.0}
     if best:
         found["cpu_us_a_chunk"] = best["cpu_us_a_chunk"]
@@ -152,7 +203,9 @@ def idle_clients(running: Running, count: int) -> float:
 
 
 def large_bodies(rig: Rig, running: Sequence[Running]) -> dict[str, Any]:
-    """What each adds to the median of a request of 100 KB and of 1 MB, in turns; and memory with 64 of 1 MB at once."""
+    """What each adds to the median of a request of 100 KB and of 1 MB, in turns; and memory with
+    64 of 1 MB at once.
+    """
     rig.backends[0].set()
     sizes = (100_000, 1_000_000)
     ports = {"direct": rig.ports[0], **{one.name: one.port for one in running}}
@@ -165,8 +218,19 @@ def large_bodies(rig: Rig, running: Sequence[Running]) -> dict[str, Any]:
             )
         rig.backends[0].set(delay_ms=1500)
         before = memory_mib(one.pid)
-        argv = [compiled("load"), "closed", one.port, rig.body(0, sizes[1]), "--conns", 64, "--requests", 64]
-        with subprocess.Popen([str(word) for word in argv], stdout=subprocess.PIPE, env=measure.ENV):
+        argv = [
+            compiled("load"),
+            "closed",
+            one.port,
+            rig.body(0, sizes[1]),
+            "--conns",
+            64,
+            "--requests",
+            64,
+        ]
+        with subprocess.Popen(
+            [str(word) for word in argv], stdout=subprocess.PIPE, env=measure.ENV
+        ):
             time.sleep(1.2)
             found[one.name]["memory_mib 64 of 1 MB"] = memory_mib(one.pid) - before
     rig.backends[0].set()
@@ -209,7 +273,10 @@ def rig_for(count: int) -> Iterator[Rig]:
     tools = max(1, min(MOST_TOOLS, (cores() - 1 - count) // 2))
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        backends = [stack.enter_context(measure.open_backend(1, core=1 + count + number)) for number in range(tools)]
+        backends = [
+            stack.enter_context(measure.open_backend(1, core=1 + count + number))
+            for number in range(tools)
+        ]
         yield Rig(place, count, backends)
 
 
@@ -217,20 +284,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cores", default="1,2,4,8")
     parser.add_argument("--only", default=",".join(START))
-    parser.add_argument("--out", type=Path, help="write what is found to this file, after every step")
-    parser.add_argument("--before", help="the Python of another checkout of skep, whose gateway runs beside this one")
+    parser.add_argument(
+        "--out", type=Path, help="write what is found to this file, after every step"
+    )
+    parser.add_argument(
+        "--before",
+        help="the Python of another checkout of skep, whose gateway runs beside this one",
+    )
     args = parser.parse_args()
     names = args.only.split(",")
     if args.before:
         START[BEFORE] = functools.partial(start_skep, name=BEFORE, python=args.before)
         names.insert(1, BEFORE)
     counts = [int(word) for word in args.cores.split(",")]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    found: dict[str, Any] = {"machine": platform.machine(), "cores": cores(), "python": platform.python_version()}
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2
+    )
+    found: dict[str, Any] = {
+        "machine": platform.machine(),
+        "cores": cores(),
+        "python": platform.python_version(),
+    }
     for count in counts:
         with rig_for(count) as rig:
             say(f"direct, {rig.tools} engines and load tools")
-            found[f"direct {count}"] = rig.level(rig.ports, None, PER_CORE[-1] * count * INTERVAL_MS)
+            found[f"direct {count}"] = rig.level(
+                rig.ports, None, PER_CORE[-1] * count * INTERVAL_MS
+            )
             for name in names:
                 if name in ALL_COUNTS or count == max(counts):
                     say(f"{name} on {count}")
@@ -258,7 +338,10 @@ def table(found: dict[str, Any], counts: Sequence[int]) -> str:
             lines.append(
                 f"{name:14}"
                 + "".join(
-                    f"{one.get('capacity_per_s', 0):>9,.0f}/s {one.get('cpu_us_a_chunk') or 0:>5.1f} us/chunk  "
+                    (
+                        f"{one.get('capacity_per_s', 0):>9,.0f}/s "
+                        f"{one.get('cpu_us_a_chunk') or 0:>5.1f} us/chunk  "
+                    )
                     for one in cells
                 )
             )

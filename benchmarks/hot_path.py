@@ -1,10 +1,11 @@
-"""How much Python a request and a streamed chunk pass through in the gateway: no socket, no kernel, no other process.
+"""How much Python a request and a streamed chunk pass through in the gateway: no socket, no
+kernel, no other process.
 
     .venv/bin/python benchmarks/hot_path.py [--profile]
 
-The real server connection, proxy, admission and client connection, between two transports that only take bytes. Medians
-of 15 rounds, in microseconds, accounting afterwards included and shown apart.
-"""
+The real server connection, proxy, admission and client connection, between two transports that
+only take bytes. Medians of 15 rounds, in microseconds, accounting afterwards included and shown
+apart."""
 
 from __future__ import annotations
 
@@ -27,16 +28,27 @@ from skep.gateway.request_log import Metrics, RequestAccounting
 from skep.wire.client import _ClientConnection
 from skep.wire.server import HttpServer, ServerConnection
 
-ROUNDS, REQUESTS, CHUNKS = 15, 400, 20_000
+ROUNDS = 15
+REQUESTS = 400
+CHUNKS = 20_000
 SPEC = ReplicaSpec("r0", "m", "http://127.0.0.1:1", slots=64)
-BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 380}], "stream": False}).encode()
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer k\r\n"
+BODY = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": "word " * 380}], "stream": False}
+).encode()
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: "
+    b"application/json\r\nauthorization: Bearer k\r\n"
+)
 REQUEST = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 ANSWER_BODY = b'{"choices":[{"message":{"content":"word"}}],"usage":{"prompt_tokens":9,"completion_tokens":3}}'
 ANSWER = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER_BODY) + ANSWER_BODY
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    % len(ANSWER_BODY)
+    + ANSWER_BODY
 )
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 EVENT = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
 CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 
@@ -57,7 +69,8 @@ async def main(profile: bool) -> None:
     proxy = Proxy(admission, accounts, GatewaySetup())
     proxy.set_replicas((SPEC,), (), {})
     pool = proxy.pool(SPEC)
-    client, server = _ClientConnection(pool, asyncio.get_running_loop()), ServerConnection(HttpServer(proxy.handle))
+    client = _ClientConnection(pool, asyncio.get_running_loop())
+    server = ServerConnection(HttpServer(proxy.handle))
     client.connection_made(Transport())
     server.connection_made(Transport())
     pool.idle(client, time.monotonic())
@@ -90,7 +103,10 @@ async def main(profile: bool) -> None:
     gc.set_threshold(COLLECTED_AFTER)  # as the gateway does
     taken = [requests() for _ in range(ROUNDS)]
     each = [chunks() for _ in range(ROUNDS)]
-    print(f"request of 2 KB  {statistics.median(one for one, _ in taken):6.2f} us  ({min(taken)[0]:.2f} at best)")
+    print(
+        f"request of 2 KB  {statistics.median(one for one, _ in taken):6.2f} us  "
+        f"({min(taken)[0]:.2f} at best)"
+    )
     print(f"its accounting   {statistics.median(one for _, one in taken):6.2f} us")
     print(f"chunk            {statistics.median(each):6.2f} us  ({min(each):.2f} at best)")
     if profile:

@@ -1,4 +1,5 @@
-"""All of HumanEval's own solutions must pass in the sandbox, and all emptied ones must fail; and what a verdict costs.
+"""All of HumanEval's own solutions must pass in the sandbox, and all emptied ones must fail; and
+what a verdict costs.
 
     .venv/bin/python benchmarks/humaneval.py
 
@@ -37,7 +38,12 @@ async def measured(tasks: list[dict[str, str]], items: list) -> list[dict]:
         for form, code in FORMS.items():
             answers = [f"```python\n{code(task)}```" for task in tasks]
             answered = [
-                AnsweredItem(Request(1, 0, number, "completion", 0.0, 0.0, answer=text, finish_reason="stop"), item)
+                AnsweredItem(
+                    Request(
+                        1, 0, number, "completion", 0.0, 0.0, answer=text, finish_reason="stop"
+                    ),
+                    item,
+                )
                 for number, (text, item) in enumerate(zip(answers, items, strict=True))
             ]
             began = time.perf_counter()
@@ -66,17 +72,22 @@ async def measured(tasks: list[dict[str, str]], items: list) -> list[dict]:
 def main() -> None:
     path = fetch_humaneval(user_paths(os.environ).cache)
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        tasks, items = [json.loads(line) for line in lines], humaneval_items(path)
+        tasks = [json.loads(line) for line in lines]
+        items = humaneval_items(path)
     rows = asyncio.run(measured(tasks, items))
     cores = len(os.sched_getaffinity(0))
     load = round(os.getloadavg()[0], 1)  # times are worth little on a machine that was busy
-    head = f"{'sandbox':12} {'answer':22} {'passed':>7} {'of':>4} {'wall':>8} {'median':>8} {'max':>8}"
+    head = (
+        f"{'sandbox':12} {'answer':22} {'passed':>7} {'of':>4} {'wall':>8} {'median':>8} "
+        f"{'max':>8}"
+    )
     print(f"{head}   {cores} at once, load {load}")
     for row in rows:
         passed = row["outcomes"].get("passed", 0)
         goal = (0 if "emptied" in row["form"] else row["tasks"]) == passed
         print(
-            f"{row['sandbox']:12} {row['form']:22} {passed:7} {row['tasks']:4} {row['wall_s']:6.1f} s "
+            f"{row['sandbox']:12} {row['form']:22} {passed:7} {row['tasks']:4} "
+            f"{row['wall_s']:6.1f} s "
             f"{row['median_ms']:5.0f} ms {row['max_ms']:5.0f} ms   {'met' if goal else 'MISSED'}"
         )
     results = Path(__file__).parent / "results"

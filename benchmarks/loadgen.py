@@ -1,11 +1,12 @@
-"""How true and how cheap load generators are: skep beside others, before a server whose times are known.
+"""How true and how cheap load generators are: skep beside others, before a server whose times are
+known.
 
-    .venv/bin/python benchmarks/loadgen.py [--quick] [--peers skep,aiohttp] [--concurrency 1,256] [--rounds 3] [--json]
+    .venv/bin/python benchmarks/loadgen.py [--quick] [--peers skep,aiohttp] [--concurrency 1,256]
+    [--rounds 3] [--json]
 
-The truth server (truth/truth.c) streams on an exact schedule and keeps what it really sent; each tool is run by its
-own command line (loaders/), in turns, and its figures are held against that. Peers from PyPI are installed into venvs
-of their own on the first run.
-"""
+The truth server (truth/truth.c) streams on an exact schedule and keeps what it really sent; each
+tool is run by its own command line (loaders/), in turns, and its figures are held against that.
+Peers from PyPI are installed into venvs of their own on the first run."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ from loaders.tokenizer import write_tokenizer
 from truth.server import FORMS, MODEL, NoCompiler, TruthServer
 
 LOADERS = {loader.name: loader for loader in (SKEP, PLAIN, *OTHERS)}
-TTFT_MS, GAP_MS, TOKENS = 50.0, 10.0, 128
+TTFT_MS = 50.0
+GAP_MS = 10.0
+TOKENS = 128
 FORM_CONCURRENCY = 8
 RESULTS = Path(__file__).parent / "results" / "loadgen.json"
 FILES = 16384  # 1,024 connections a process, and what a tool opens besides
@@ -75,7 +78,9 @@ class Bench:
 
     def once(self, loader: Loader, model: str, level: int, requests: int) -> dict[str, Any]:
         load = Load(self.server.url, model, level, requests, TOKENS)
-        place = measure.place_for(self.place / loader.name, self.venvs[loader.name], self.place / "tokenizer")
+        place = measure.place_for(
+            self.place / loader.name, self.venvs[loader.name], self.place / "tokenizer"
+        )
         return measure.once(loader, load, self.server, place)
 
     def start(self, loader: Loader, level: int) -> float:
@@ -93,13 +98,17 @@ class Bench:
             rounds = self.levels.setdefault(level, {}).setdefault(loader.name, [])
             try:
                 start_cpu_s = self.start(loader, level)
-                say(f"round {number + 1} of {self.effort.rounds}, c={level}: {loader.name}, {requests} requests")
+                say(
+                    f"round {number + 1} of {self.effort.rounds}, c={level}: {loader.name}, "
+                    f"{requests} requests"
+                )
                 found = self.once(loader, MODEL, level, requests)
             except CouldNotRun as error:
                 say(f"c={level}: {loader.name}: {error}")
                 rounds.append({"failed": str(error)})
                 continue
-            said, sent = found["said"]["tok_s"], found["sent"]["tok_s"]
+            said = found["said"]["tok_s"]
+            sent = found["sent"]["tok_s"]
             found["share_said"] = None if said is None else said / ceiling(level)
             found["share_sent"] = sent / ceiling(level)
             found["load_cpu_s"] = found["cpu_s"] - start_cpu_s
@@ -129,7 +138,9 @@ class Bench:
         """What there is; also of a run that was interrupted."""
         order = [loader.name for loader in self.loaders]
         levels = {
-            str(level): {name: self.levels[level][name] for name in order if name in self.levels[level]}
+            str(level): {
+                name: self.levels[level][name] for name in order if name in self.levels[level]
+            }
             for level in self.effort.levels
             if level in self.levels
         }
@@ -140,7 +151,9 @@ class Bench:
                 "gap_ms": GAP_MS,
                 "tokens": TOKENS,
                 "rounds": self.effort.rounds,
-                "requests": {str(level): self.effort.requests(level) for level in self.effort.levels},
+                "requests": {
+                    str(level): self.effort.requests(level) for level in self.effort.levels
+                },
                 "ceiling_tok_s": {str(level): ceiling(level) for level in self.effort.levels},
                 "form_concurrency": FORM_CONCURRENCY,
             },
@@ -176,7 +189,10 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_average": os.getloadavg()[1],
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
-        "versions": {"skep": __version__, **{name: one.version for name, one in LOADERS.items() if one.version}},
+        "versions": {
+            "skep": __version__,
+            **{name: one.version for name, one in LOADERS.items() if one.version},
+        },
     }
 
 
@@ -203,8 +219,13 @@ def effort_of(args: argparse.Namespace) -> Effort:
 
 
 def keep(results: dict[str, Any]) -> None:
-    """Levels and odd streams may be measured apart, and a run may be cut short: what is new replaces what was."""
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    """Levels and odd streams may be measured apart, and a run may be cut short: what is new
+    replaces what was.
+    """
+    if RESULTS.exists():
+        known = json.loads(RESULTS.read_text())
+    else:
+        known = {}
     for part in ("levels", "forms"):
         results[part] = {**known.get(part, {}), **results[part]}
     results["startup"] = {**known.get("startup", {}), **results["startup"]}
@@ -212,14 +233,26 @@ def keep(results: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="skep beside other load generators, before a server that knows")
-    parser.add_argument("--quick", action="store_true", help="c = 1 and 256, one round; skep and aiohttp")
+    parser = argparse.ArgumentParser(
+        description="skep beside other load generators, before a server that knows"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="c = 1 and 256, one round; skep and aiohttp"
+    )
     parser.add_argument("--peers", help=f"comma-separated; known: {','.join(LOADERS)}")
     parser.add_argument("--concurrency", help="comma-separated; default 1,64,256,1024")
     parser.add_argument("--rounds", type=int, help="default 3")
-    parser.add_argument("--only", choices=("levels", "forms"), help="leave the odd streams out, or all but them")
-    parser.add_argument("--ahead", action="store_true", help="tools run before other work on this machine (nice -20)")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the tables")
+    parser.add_argument(
+        "--only", choices=("levels", "forms"), help="leave the odd streams out, or all but them"
+    )
+    parser.add_argument(
+        "--ahead",
+        action="store_true",
+        help="tools run before other work on this machine (nice -20)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as JSON instead of the tables"
+    )
     args = parser.parse_args()
     names = (args.peers or ("skep,aiohttp" if args.quick else ",".join(LOADERS))).split(",")
     if unknown := set(names) - set(LOADERS):

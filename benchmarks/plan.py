@@ -29,24 +29,40 @@ PLANS = {
 
 
 def main() -> None:
-    commands = {"skep --version": ("--version",), **{name: ("plan", *words) for name, words in PLANS.items()}}
+    commands = {
+        "skep --version": ("--version",),
+        **{name: ("plan", *words) for name, words in PLANS.items()},
+    }
     times: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, **{f"XDG_{name}_HOME": folder for name in ("STATE", "DATA", "CONFIG")}}
+        env = {
+            **os.environ,
+            **{f"XDG_{name}_HOME": folder for name in ("STATE", "DATA", "CONFIG")},
+        }
         for round_number in range(ROUNDS + 1):
             for name, words in commands.items():
                 began = time.perf_counter()
-                subprocess.run([sys.executable, "-m", "skep", *words], env=env, stdout=subprocess.DEVNULL, check=True)
+                subprocess.run(
+                    [sys.executable, "-m", "skep", *words],
+                    env=env,
+                    stdout=subprocess.DEVNULL,
+                    check=True,
+                )
                 if round_number:  # the first one fills the page cache
                     times[name].append(time.perf_counter() - began)
     print(f"{'plan':30} {'median':>8} {'min':>8} {'max':>8}   of {ROUNDS}, {os.cpu_count()} cores")
     for name, values in times.items():
         median, low, high = (1000 * f(values) for f in (statistics.median, min, max))
-        goal = "" if name not in PLANS else "met" if median < 1000 * GOAL_S else "MISSED"
+        if name not in PLANS:
+            goal = ""
+        else:
+            goal = "met" if median < 1000 * GOAL_S else "MISSED"
         print(f"{name:30} {median:5.0f} ms {low:5.0f} ms {high:5.0f} ms   {goal}")
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
-    (results / "plan.json").write_text(json.dumps({"rounds": ROUNDS, "seconds": times}, indent=1) + "\n")
+    (results / "plan.json").write_text(
+        json.dumps({"rounds": ROUNDS, "seconds": times}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""An interactive agent beside four times as much batch work as fits: how long it waits for its first token.
+"""An interactive agent beside four times as much batch work as fits: how long it waits for its
+first token.
 
     .venv/bin/python benchmarks/priority.py
 
-SIMULATED: the replicas are fake engines (real processes) set up like a published dual-RTX-3090 rig with two slots each,
-time shrunk tenfold. 16 batch agents keep the queue full; one interactive agent asks now and then. Three ways in turns,
-in one run: first come first served (everybody is `normal`, one flow), with priorities, with priorities and one slot of
-each replica kept for interactive requests. The yardstick of each request is what nobody can avoid: the time from its
-arrival to the next end of a batch answer (one freed slot), plus the first token's time on the idle rig.
-"""
+SIMULATED: the replicas are fake engines (real processes) set up like a published dual-RTX-3090 rig
+with two slots each, time shrunk tenfold. 16 batch agents keep the queue full; one interactive
+agent asks now and then. Three ways in turns, in one run: first come first served (everybody is
+`normal`, one flow), with priorities, with priorities and one slot of each replica kept for
+interactive requests. The yardstick of each request is what nobody can avoid: the time from its
+arrival to the next end of a batch answer (one freed slot), plus the first token's time on the idle
+rig."""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ async def one_round(url: str, *, ranked: bool) -> dict[str, list[float]]:
     ends: list[float] = []
 
     async def batch(number: int) -> None:
-        headers = {"x-skep-priority": "batch", "x-skep-agent": f"batch-{number}"} if ranked else {}
+        if ranked:
+            headers = {"x-skep-priority": "batch", "x-skep-agent": f"batch-{number}"}
+        else:
+            headers = {}
         while not stop.is_set():
             await ask(endpoint, pool, TOKENS, headers)
             ends.append(time.monotonic())
@@ -66,7 +71,10 @@ async def one_round(url: str, *, ranked: bool) -> dict[str, list[float]]:
             tasks.create_task(batch(number))
         while len(ends) < 2 * CAPACITY:  # the queue has formed
             await asyncio.sleep(0.02)
-        headers = {"x-skep-priority": "interactive", "x-skep-agent": "person"} if ranked else {}
+        if ranked:
+            headers = {"x-skep-priority": "interactive", "x-skep-agent": "person"}
+        else:
+            headers = {}
         rows = [await ask(endpoint, pool, TOKENS // 4, headers) for _ in range(ASKS)]
         stop.set()
     await pool.close()
@@ -81,7 +89,9 @@ async def run(urls: dict[str, str]) -> dict[str, list[dict[str, list[float]]]]:
     found: dict[str, list[dict[str, list[float]]]] = {way: [] for way in WAYS}
     for number in range(ROUNDS):
         for way in WAYS:
-            print(f"\rround {number + 1} of {ROUNDS}, {way:12}", end="", file=sys.stderr, flush=True)
+            print(
+                f"\rround {number + 1} of {ROUNDS}, {way:12}", end="", file=sys.stderr, flush=True
+            )
             found[way].append(await one_round(urls[way], ranked=way != "first come"))
     print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
     return found
@@ -92,14 +102,27 @@ def main() -> None:
     place = Path(tempfile.mkdtemp())
     with FakeEngine(**options) as one, FakeEngine(**options) as other:
         common = {"model": "fake-model", "slots": 2, "confirms": "slots", "simulated": True}
-        plain = [{"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate((one, other))]
-        with GatewayProcess(place / "plain.log") as door, GatewayProcess(place / "kept.log") as kept:
+        plain = [
+            {"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate((one, other))
+        ]
+        with (
+            GatewayProcess(place / "plain.log") as door,
+            GatewayProcess(place / "kept.log") as kept,
+        ):
             door.serve(plain)
             kept.serve([{**replica, "reserve": 1} for replica in plain])
-            found = uvloop.run(run({"first come": door.url, "priority": door.url, "reserve 1": kept.url}))
-    print(f"simulated dual-3090 rig, {CAPACITY} slots, {BATCH_AGENTS} batch agents; {ROUNDS} x {ASKS} asks, in turns")
+            found = uvloop.run(
+                run({"first come": door.url, "priority": door.url, "reserve 1": kept.url})
+            )
+    print(
+        f"simulated dual-3090 rig, {CAPACITY} slots, {BATCH_AGENTS} batch agents; {ROUNDS} "
+        f"x {ASKS} asks, in turns"
+    )
     print(f"{os.cpu_count()} cores; seconds of the rig (times shrunk {1 / SCALE:g}x)")
-    print(f"{'':12} {'TTFT median':>12} {'rounds':>14} {'p95':>7} {'one freed slot':>15} {'TTFT over it':>13}")
+    print(
+        f"{'':12} {'TTFT median':>12} {'rounds':>14} {'p95':>7} {'one freed slot':>15} "
+        f"{'TTFT over it':>13}"
+    )
     medians = {}
     for way in WAYS:
         waits = sorted(wait for part in found[way] for wait in part["ttft_s"])
@@ -107,7 +130,8 @@ def main() -> None:
         rounds = [statistics.median(part["ttft_s"]) for part in found[way]]
         medians[way] = statistics.median(waits)
         spread = f"({min(rounds):.2f}..{max(rounds):.2f})"
-        p95, mark = waits[int(0.95 * (len(waits) - 1))], statistics.median(marks)
+        p95 = waits[int(0.95 * (len(waits) - 1))]
+        mark = statistics.median(marks)
         over = f"{sum(waits) / sum(marks):.2f}x"
         print(f"{way:12} {medians[way]:>12.2f} {spread:>14} {p95:>7.2f} {mark:>15.2f} {over:>13}")
     print(f"first come over priority, medians: {medians['first come'] / medians['priority']:.1f}x")

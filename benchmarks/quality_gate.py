@@ -1,13 +1,14 @@
-"""Is an engine that answers worse under load caught, and one that does not let pass? Twenty seeded runs of each.
+"""Is an engine that answers worse under load caught, and one that does not let pass? Twenty seeded
+runs of each.
 
     .venv/bin/python benchmarks/quality_gate.py [--runs 20] [--json]
 
-SIMULATED: the engines are fake ones (real processes, eight slots) with known answers; what is tried is the whole of
-`skep bench quality`: asking, judging, pairing, claiming. Both engines are wrong on the same third of the items at any
-load, and by chance one answer in a hundred turns from right to wrong or from wrong to right, as batching alone does.
-One of them also turns 15 % of its right answers into wrong ones while more than four requests are inside.
-Caught: no worse at C=4, and not so at C=8. Let pass: no worse at C=4 and at C=8. Exit code 1: fewer than 19 of 20.
-"""
+SIMULATED: the engines are fake ones (real processes, eight slots) with known answers; what is
+tried is the whole of `skep bench quality`: asking, judging, pairing, claiming. Both engines are
+wrong on the same third of the items at any load, and by chance one answer in a hundred turns from
+right to wrong or from wrong to right, as batching alone does. One of them also turns 15 % of its
+right answers into wrong ones while more than four requests are inside. Caught: no worse at C=4,
+and not so at C=8. Let pass: no worse at C=4 and at C=8. Exit code 1: fewer than 19 of 20."""
 
 from __future__ import annotations
 
@@ -37,13 +38,17 @@ from skep.testing.process import FakeEngine
 from skep.workload.items import Checker, Item
 
 RESULTS = Path(__file__).parent / "results" / "quality_gate.json"
-RUNS, NEEDED = 20, 0.95
+RUNS = 20
+NEEDED = 0.95
 DELTA = 0.03
 FLIPS = 0.01
 DIFFERING = 2 * FLIPS * (1 - FLIPS)  # of the verdicts of two passes over the same items
 POWER = 0.995  # at each of two levels, so that 19 of 20 runs hold in 98 of 100 benchmarks
 LEVELS = (1, 4, 8)
-ENGINES: dict[str, dict[str, Any]] = {"worse above C=4": {"worse_above": "4:0.15"}, "the same at any C": {}}
+ENGINES: dict[str, dict[str, Any]] = {
+    "worse above C=4": {"worse_above": "4:0.15"},
+    "the same at any C": {},
+}
 COMMON = {"slots": 8, "flip_share": FLIPS, "wrong_share": 0.33, "token_ms_curve": "1:0,4:1,5:14"}
 
 
@@ -57,7 +62,9 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one run said: the claim of each level walked, and the differences in points with their bounds."""
+    """What one run said: the claim of each level walked, and the differences in points with their
+    bounds.
+    """
 
     seed: int
     claims: dict[int, str]
@@ -68,7 +75,10 @@ class Found:
 
     @property
     def caught(self) -> bool:
-        return self.claims.get(4) == Claim.HOLDS.value and self.claims.get(8) in (Claim.LOST.value, Claim.UNSHOWN.value)
+        return self.claims.get(4) == Claim.HOLDS.value and self.claims.get(8) in (
+            Claim.LOST.value,
+            Claim.UNSHOWN.value,
+        )
 
     @property
     def passed(self) -> bool:
@@ -79,7 +89,12 @@ def items_of(count: int) -> tuple[Item, ...]:
     return tuple(
         Item(
             id=f"sum/{n}",
-            messages=({"role": "user", "content": f"What is {n} plus {7 * n % 97}? Answer with the number."},),
+            messages=(
+                {
+                    "role": "user",
+                    "content": f"What is {n} plus {7 * n % 97}? Answer with the number.",
+                },
+            ),
             checker=Checker("number", {"answer": n + 7 * n % 97}),
             max_tokens=16,
         )
@@ -100,13 +115,17 @@ def write_answers(items: tuple[Item, ...], path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
-async def one_run(options: dict[str, Any], seed: int, items: tuple[Item, ...], folder: Path) -> Found:
+async def one_run(
+    options: dict[str, Any], seed: int, items: tuple[Item, ...], folder: Path
+) -> Found:
     plan = TrialPlan(concurrency=LEVELS, delta=DELTA, seed=seed, timeout_s=60)
     began = time.perf_counter()
     with FakeEngine(**COMMON, **options, seed=seed, answers=folder / "answers.jsonl") as engine:
         endpoint = await find_endpoint(engine.url, None)
         with open_store(folder / f"{engine.port}.db") as store:
-            summary = await QualityTrial(plan, Sums("sums", items), endpoint, store, read_host(), Judge(None)).run()
+            summary = await QualityTrial(
+                plan, Sums("sums", items), endpoint, store, read_host(), Judge(None)
+            ).run()
     return found_in(summary, seed, time.perf_counter() - began)
 
 
@@ -138,7 +157,8 @@ async def all_runs(runs: int, items: tuple[Item, ...]) -> dict[str, list[Found]]
         for number in range(1, runs + 1):
             for place, (name, options) in enumerate(ENGINES.items()):
                 say(f"run {number} of {runs}, {name}")
-                seed = 1000 * place + number  # with one seed for both, up to C=4 they would be the same run twice
+                # With one seed for both, up to C=4 they would be the same run twice.
+                seed = 1000 * place + number
                 found[name].append(await one_run(options, seed, items, Path(folder)))
     say("")
     return found
@@ -153,27 +173,46 @@ def good(name: str, runs: list[Found]) -> int:
 
 
 def print_table(found: dict[str, list[Found]], items: int, wall_s: float) -> None:
-    print(f"simulated engines; {items} items, delta {100 * DELTA:g} points, {100 * FLIPS:g} % flips, C={LEVELS}")
+    print(
+        f"simulated engines; {items} items, delta {100 * DELTA:g} points, {100 * FLIPS:g} % "
+        f"flips, C={LEVELS}"
+    )
     words = [claim.value for claim in Claim]
-    print(f"{'engine':20} {'C':>3} " + " ".join(f"{word:>10}" for word in words) + f" {'not walked':>11}  points lost")
+    print(
+        f"{'engine':20} {'C':>3} "
+        + " ".join(f"{word:>10}" for word in words)
+        + f" {'not walked':>11}  points lost"
+    )
     for name, runs in found.items():
         for level in LEVELS[1:]:
             claims = [one.claims.get(level) for one in runs]
             counts = " ".join(f"{claims.count(word):10}" for word in words)
             lost = [-one.points[level][1] for one in runs if level in one.points]
-            spread = f"{min(lost):+.1f}..{max(lost):+.1f}" if lost else ""
+            if lost:
+                spread = f"{min(lost):+.1f}..{max(lost):+.1f}"
+            else:
+                spread = ""
             print(f"{name:20} {level:3} {counts} {claims.count(None):11}  {spread}")
     for name, runs in found.items():
-        verb = "caught" if "worse_above" in ENGINES[name] else "let pass"
+        if "worse_above" in ENGINES[name]:
+            verb = "caught"
+        else:
+            verb = "let pass"
         print(f"{name}: {verb} in {good(name, runs)} of {len(runs)} runs")
     requests = sum(one.requests for runs in found.values() for one in runs)
     print(f"{requests} requests in {wall_s:.0f} s, {os.cpu_count()} cores")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="a fake engine that answers worse under load, and one that does not")
-    parser.add_argument("--runs", type=int, default=RUNS, help="of each engine, each with a seed of its own")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of the table")
+    parser = argparse.ArgumentParser(
+        description="a fake engine that answers worse under load, and one that does not"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=RUNS, help="of each engine, each with a seed of its own"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as JSON instead of the table"
+    )
     args = parser.parse_args()
     count = items_needed(DELTA, discordance=DIFFERING, power=POWER)
     gc.freeze()  # what is loaded by now need not be looked through before each timed part
@@ -198,7 +237,9 @@ def main() -> int:
         print_table(found, count, wall_s)
     if args.runs >= RUNS:
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    return 0 if all(good(name, runs) >= ceil(NEEDED * args.runs) for name, runs in found.items()) else 1
+    if all(good(name, runs) >= ceil(NEEDED * args.runs) for name, runs in found.items()):
+        return 0
+    return 1
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/sandbox.py
 
-Each 40 times, interleaved in one process, so that whatever else the machine does meets both alike; then as many
-at once as there are cores. Goal: under 50 ms a run more than the bare interpreter.
+Each 40 times, interleaved in one process, so that whatever else the machine does meets both alike;
+then as many at once as there are cores. Goal: under 50 ms a run more than the bare interpreter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ CODE = "print(sum(range(1000)))"
 
 async def bare() -> None:
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CODE, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-c",
+        CODE,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
     )
     assert (await child.communicate())[0] == b"499500\n"
 
@@ -64,15 +68,26 @@ async def main() -> None:
         print(f"{'':32}{'median':>11}{'min':>11}{'max':>11}{'more than bare':>18}")
         for name, values in times.items():
             median = statistics.median(values)
-            more = "" if name == "bare python" else f"{(median - floor) * 1000:15.1f} ms"
-            print(f"  {name:30}{median * 1000:8.1f} ms {min(values) * 1000:7.1f} ms {max(values) * 1000:7.1f} ms{more}")
+            if name == "bare python":
+                more = ""
+            else:
+                more = f"{(median - floor) * 1000:15.1f} ms"
+            print(
+                f"  {name:30}{median * 1000:8.1f} ms {min(values) * 1000:7.1f} ms "
+                f"{max(values) * 1000:7.1f} ms{more}"
+            )
     await sandbox.close()
     alone = results["1"]
     more_s = statistics.median(alone[sandbox.name]) - statistics.median(alone["bare python"])
-    print(f"goal under {GOAL_S * 1000:.0f} ms a run: {'met' if more_s < GOAL_S else 'missed'}, {more_s * 1000:.1f} ms")
+    print(
+        f"goal under {GOAL_S * 1000:.0f} ms a run: "
+        f"{'met' if more_s < GOAL_S else 'missed'}, {more_s * 1000:.1f} ms"
+    )
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
-    text = json.dumps({"rounds": ROUNDS, "cores": cores, "seconds by runs at once": results}, indent=1)
+    text = json.dumps(
+        {"rounds": ROUNDS, "cores": cores, "seconds by runs at once": results}, indent=1
+    )
     (folder / "sandbox.json").write_text(text + "\n")
 
 

@@ -1,17 +1,19 @@
-"""A month of watching in a minute: the real loop and a real SQLite file, with everything that goes wrong in a month.
+"""A month of watching in a minute: the real loop and a real SQLite file, with everything that goes
+wrong in a month.
 
     .venv/bin/python benchmarks/soak_month.py
 
-The loop runs in child processes with a clock of its own that jumps from one timer to the next. They are killed with
-SIGKILL at random moments of real time, also in the middle of a transaction, and now and then told to stop. The machine
-sleeps, its clock is set forward and back, the disk is full for hours (the kernel lets no file grow: RLIMIT_FSIZE),
-targets hang, are added, removed, taken up again and probed at another pace.
+The loop runs in child processes with a clock of its own that jumps from one timer to the next.
+They are killed with SIGKILL at random moments of real time, also in the middle of a transaction,
+and now and then told to stop. The machine sleeps, its clock is set forward and back, the disk is
+full for hours (the kernel lets no file grow: RLIMIT_FSIZE), targets hang, are added, removed,
+taken up again and probed at another pace.
 
-The prober is made up: it takes some simulated seconds and brings samples with numbers of their own, which it tells over
-a pipe before it hands them on. At the end every slot of every target must be accounted for exactly once; what was
-stored must have been made; what was acknowledged must be there once; what was made, at most once; and while there is
-room on the disk, a kill may cost one probe.
-"""
+The prober is made up: it takes some simulated seconds and brings samples with numbers of their
+own, which it tells over a pipe before it hands them on. At the end every slot of every target must
+be accounted for exactly once; what was stored must have been made; what was acknowledged must be
+there once; what was made, at most once; and while there is room on the disk, a kill may cost one
+probe."""
 
 from __future__ import annotations
 
@@ -83,13 +85,18 @@ def script_of(days: float, rng: random.Random) -> Script:
         return sorted(rng.uniform(0.02, 0.98) * days * DAY_S for _ in range(number))
 
     per_week = max(1, round(days / 7))
-    far = [rng.choice((-1, 1)) * rng.choice((30.0, 900.0, 5 * HOUR_S, 2 * DAY_S)) for _ in range(2 * per_week)]
+    far = [
+        rng.choice((-1, 1)) * rng.choice((30.0, 900.0, 5 * HOUR_S, 2 * DAY_S))
+        for _ in range(2 * per_week)
+    ]
     return Script(
         days=days,
         sleeps=tuple((at, rng.uniform(60, 9 * HOUR_S)) for at in times(4 * per_week)),
         jumps=tuple(zip(times(2 * per_week), far, strict=True)),
         full=tuple((at, at + rng.uniform(HOUR_S, 12 * HOUR_S)) for at in times(2 * per_week)),
-        changes=tuple(zip(times(4), ("add late", "pace box", "remove cloud", "revive cloud"), strict=True)),
+        changes=tuple(
+            zip(times(4), ("add late", "pace box", "remove cloud", "revive cloud"), strict=True)
+        ),
     )
 
 
@@ -97,7 +104,9 @@ def first_targets() -> list[ProbeTarget]:
     common: dict[str, Any] = {"added_at": EPOCH}
     return [
         ProbeTarget("box", "http://127.0.0.1:1", every_s=HOUR_S, **common),
-        ProbeTarget("box-gateway", "http://localhost:2", every_s=HOUR_S / 2, **common),  # shares the machine
+        ProbeTarget(
+            "box-gateway", "http://localhost:2", every_s=HOUR_S / 2, **common
+        ),  # shares the machine
         ProbeTarget("cloud", "https://cloud.example", every_s=HOUR_S, **common),
         ProbeTarget("hangs", "https://hangs.example", every_s=HOUR_S / 4, **common),
         ProbeTarget("often", "http://10.0.0.7:8000", every_s=HOUR_S / 6, **common),
@@ -135,7 +144,10 @@ class Telling(SeriesStore):
         self._tell = tell
 
     def append_probe(
-        self, probe: Probe, samples: Sequence[ProbeSample] = (), events: Sequence[MonitorEvent] = ()
+        self,
+        probe: Probe,
+        samples: Sequence[ProbeSample] = (),
+        events: Sequence[MonitorEvent] = (),
     ) -> int | None:
         row = super().append_probe(probe, samples, events)
         if row is not None:
@@ -145,10 +157,18 @@ class Telling(SeriesStore):
 
 
 class Life:
-    """One process: from `begins_at` (true seconds) until it is killed, told to stop, or the month is over."""
+    """One process: from `begins_at` (true seconds) until it is killed, told to stop, or the month
+    is over.
+    """
 
-    def __init__(self, script: Script, begins_at: float, number: int, store: Path, pipe: int, seed: int) -> None:
-        self.script, self.begins_at, self.number, self.store, self.pipe = script, begins_at, number, store, pipe
+    def __init__(
+        self, script: Script, begins_at: float, number: int, store: Path, pipe: int, seed: int
+    ) -> None:
+        self.script = script
+        self.begins_at = begins_at
+        self.number = number
+        self.store = store
+        self.pipe = pipe
         self.rng = random.Random(f"{seed}/{number}")
         self.loop = VirtualLoop()
         self.made = 0
@@ -173,11 +193,16 @@ class Life:
         started = self.moment().wall
         hangs = due.target.name == "hangs" and self.rng.random() < 0.05
         await asyncio.sleep(self.rng.uniform(1200, 4000) if hangs else self.rng.uniform(3, 90))
-        samples = [] if hangs else [self._sample(heat) for heat in (Heat.COLD, Heat.HOT)]
+        if hangs:
+            samples = []
+        else:
+            samples = [self._sample(heat) for heat in (Heat.COLD, Heat.HOT)]
         outcome = ProbeOutcome.FAILED if hangs else ProbeOutcome.DONE
         where = (due.target.name, due.era, due.slot, due.at)
         kind = "timeout" if hangs else None
-        probe = Probe(*where, started + 60.0, outcome, started_at=started, error_kind=kind, error=kind)
+        probe = Probe(
+            *where, started + 60.0, outcome, started_at=started, error_kind=kind, error=kind
+        )
         for sample in samples:
             self.tell(f"made {sample.tok_s!r} {self.disk}")
         return probe, samples
@@ -185,14 +210,21 @@ class Life:
     def _sample(self, heat: Heat) -> ProbeSample:
         self.made += 1
         return ProbeSample(
-            self.moment().wall, heat, ProbeShape.SHORT, 1, tok_s=float(self.number * 1_000_000 + self.made)
+            self.moment().wall,
+            heat,
+            ProbeShape.SHORT,
+            1,
+            tok_s=float(self.number * 1_000_000 + self.made),
         )
 
     async def weather(self, series: SeriesStore) -> None:
         """The disk and the targets; ends the process when the month is over."""
         done = {what for at, what in self.script.changes if at < self.begins_at}
         while self.true() < self.script.days * DAY_S:
-            soft = FULL_BYTES if self.script.is_full(self.true()) else self.hard
+            if self.script.is_full(self.true()):
+                soft = FULL_BYTES
+            else:
+                soft = self.hard
             if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != soft:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, self.hard))
                 self.disk = "full" if soft == FULL_BYTES else "free"
@@ -246,7 +278,11 @@ def change_targets(series: SeriesStore, what: str, now: float) -> None:
         series.put_target(ProbeTarget("late", "http://10.0.0.9", every_s=HOUR_S, added_at=now))
     elif what == "pace box" and known["box"].every_s == HOUR_S:
         series.put_target(replace(known["box"], every_s=HOUR_S / 3, added_at=now))
-    elif what == "remove cloud" and known["cloud"].added_at == EPOCH and known["cloud"].removed_at is None:
+    elif (
+        what == "remove cloud"
+        and known["cloud"].added_at == EPOCH
+        and known["cloud"].removed_at is None
+    ):
         series.remove_target("cloud", now)
     elif what == "revive cloud" and known["cloud"].added_at == EPOCH:
         series.put_target(replace(known["cloud"], added_at=now, removed_at=None))
@@ -264,7 +300,9 @@ class Account:
 def soak(days: float, seed: int, folder: Path, *, life_s: tuple[float, float]) -> dict[str, Any]:
     """`life_s`: real seconds after which a process is killed, from and to."""
     rng = random.Random(seed)
-    script, account, began = script_of(days, rng), Account(), time.monotonic()
+    script = script_of(days, rng)
+    account = Account()
+    began = time.monotonic()
     path = folder / "soak.sqlite3"
     with open_store(path) as store:
         for target in first_targets():
@@ -272,16 +310,33 @@ def soak(days: float, seed: int, folder: Path, *, life_s: tuple[float, float]) -
     number = 0
     while account.true < days * DAY_S:
         number += 1
-        one_life(script, account, number, path, seed, rng.uniform(*life_s), clean=rng.random() < 0.2)
-        account.true += rng.choice((5.0, 300.0, rng.uniform(0, 8 * HOUR_S)))  # until somebody starts it again
+        one_life(
+            script, account, number, path, seed, rng.uniform(*life_s), clean=rng.random() < 0.2
+        )
+        # Until somebody starts it again.
+        account.true += rng.choice((5.0, 300.0, rng.uniform(0, 8 * HOUR_S)))
     last = dataclasses.replace(script, days=account.true / DAY_S + 0.25, full=())
-    one_life(last, account, number + 1, path, seed, 600.0, clean=True)  # so that there is an end to count up to
+    # So that there is an end to count up to.
+    one_life(last, account, number + 1, path, seed, 600.0, clean=True)
     report = audit(path, script, account)
-    return {"days": days, "seed": seed, "lives": number + 1, "seconds": round(time.monotonic() - began, 1), **report}
+    return {
+        "days": days,
+        "seed": seed,
+        "lives": number + 1,
+        "seconds": round(time.monotonic() - began, 1),
+        **report,
+    }
 
 
 def one_life(
-    script: Script, account: Account, number: int, path: Path, seed: int, life_s: float, *, clean: bool
+    script: Script,
+    account: Account,
+    number: int,
+    path: Path,
+    seed: int,
+    life_s: float,
+    *,
+    clean: bool,
 ) -> None:
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -294,12 +349,16 @@ def one_life(
         finally:
             os._exit(status)
     os.close(theirs)
-    deadline, told, text = time.monotonic() + life_s, False, b""
+    deadline = time.monotonic() + life_s
+    told = False
+    text = b""
     while True:
         if not told and time.monotonic() >= deadline:
             os.kill(pid, signal.SIGTERM if clean else signal.SIGKILL)
             told = True
-        if select.select([ours], [], [], max(0.0, deadline - time.monotonic()) if not told else 5.0)[0]:
+        if select.select(
+            [ours], [], [], max(0.0, deadline - time.monotonic()) if not told else 5.0
+        )[0]:
             part = os.read(ours, 1 << 16)
             if not part:
                 break
@@ -330,18 +389,31 @@ def audit(path: Path, script: Script, account: Account) -> dict[str, Any]:
     if connection.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
         wrong.append("the database is damaged")
     values = Counter(repr(row[0]) for row in connection.execute("SELECT tok_s FROM samples"))
-    made, stored = account.made, account.stored
-    wrong += [f"sample {value} is there {count} times" for value, count in values.items() if count > 1]
-    wrong += [f"sample {value} was acknowledged and is lost" for value in stored if value not in values]
+    made = account.made
+    stored = account.stored
+    wrong += [
+        f"sample {value} is there {count} times" for value, count in values.items() if count > 1
+    ]
+    wrong += [
+        f"sample {value} was acknowledged and is lost" for value in stored if value not in values
+    ]
     wrong += [f"sample {value} was never made" for value in values if value not in made]
     lost = Counter(disk for value, disk in made.items() if value not in values)
     if lost["free"] > 2 * account.ends["killed"]:
-        wrong.append(f"{lost['free']} samples were lost in {account.ends['killed']} kills: more than those in hand")
-    spans = connection.execute("SELECT sum(count + busy) FROM spans WHERE kind = 'hour'").fetchone()[0] or 0
+        wrong.append(
+            f"{lost['free']} samples were lost in {account.ends['killed']} kills: more than "
+            "those in hand"
+        )
+    spans = (
+        connection.execute("SELECT sum(count + busy) FROM spans WHERE kind = 'hour'").fetchone()[0]
+        or 0
+    )
     connection.close()
     if spans != len(values):
         wrong.append(f"the hours count {spans} samples, there are {len(values)}")
-    wrong += [f"a process ended by itself: {end}" for end in account.ends if end.startswith("exit")]
+    wrong += [
+        f"a process ended by itself: {end}" for end in account.ends if end.startswith("exit")
+    ]
     with open_store(path, read_only=True) as store:
         rows, faults = _slots(SeriesStore(store), script.wall(account.true) - 2 * HOUR_S)
     return {
@@ -361,18 +433,29 @@ def _slots(series: SeriesStore, until: float) -> tuple[dict[str, dict[str, int]]
     rows: dict[str, dict[str, int]] = {}
     wrong: list[str] = []
     for target in series.targets(removed=True):
-        name, probes = target.name, series.probes(target.name, float("-inf"), float("inf"))
+        name = target.name
+        probes = series.probes(target.name, float("-inf"), float("inf"))
         counts = Counter[str]()
         for probe in probes:
-            kind = probe.outcome.value if probe.outcome is not ProbeOutcome.MISSED else f"missed: {probe.error_kind}"
+            if probe.outcome is not ProbeOutcome.MISSED:
+                kind = probe.outcome.value
+            else:
+                kind = f"missed: {probe.error_kind}"
             counts[kind] += probe.slots
         eras = sorted({probe.era for probe in probes})
         for era in eras:
             wrong += _tiles(name, era, sorted((p.slot, p.slots) for p in probes if p.era == era))
-        covered = max((p.slot + p.slots for p in probes if p.era == eras[-1]), default=0) if eras else 0
+        if eras:
+            covered = max((p.slot + p.slots for p in probes if p.era == eras[-1]), default=0)
+        else:
+            covered = 0
         if target.removed_at is None and covered * target.every_s < until:
             wrong.append(f"{name}: nothing accounts for the slots from {covered} on")
-        rows[name] = {"eras": len(eras), "slots": sum(counts.values()), **dict(sorted(counts.items()))}
+        rows[name] = {
+            "eras": len(eras),
+            "slots": sum(counts.values()),
+            **dict(sorted(counts.items())),
+        }
     return rows, wrong
 
 
@@ -384,21 +467,31 @@ def _tiles(name: str, era: int, rows: list[tuple[int, int]]) -> list[str]:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    print(f"{report['days']:g} days in {report['seconds']} s, seed {report['seed']}: {report['lives']} processes")
+    print(
+        f"{report['days']:g} days in {report['seconds']} s, seed {report['seed']}: "
+        f"{report['lives']} processes"
+    )
     for name in ("ends", "sleeps", "clock_jumps", "disk_full_h", "log", "samples", "not_stored"):
         print(f"  {name:12} {report[name]}")
     for name, row in report["targets"].items():
         print(f"  {name:12} {row}")
-    for line in report["wrong"] or ["every slot once, every acknowledged sample once, none doubled"]:
+    for line in report["wrong"] or [
+        "every slot once, every acknowledged sample once, none doubled"
+    ]:
         print(("FAIL  " if report["wrong"] else "pass  ") + line)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="a month of watching with everything that goes wrong")
+    parser = argparse.ArgumentParser(
+        description="a month of watching with everything that goes wrong"
+    )
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--seed", type=int, help="drawn and printed without it")
     args = parser.parse_args()
-    seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
+    if args.seed is None:
+        seed = secrets.randbelow(1_000_000)
+    else:
+        seed = args.seed
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         report = soak(args.days, seed, Path(folder), life_s=(0.05, 1.5))
     print_report(report)

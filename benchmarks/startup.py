@@ -1,4 +1,5 @@
-"""How quickly the command line answers: `skep --help` (goal: 0.2 s at most), `skep plan` (0.5 s), `ps`, `runs`.
+"""How quickly the command line answers: `skep --help` (goal: 0.2 s at most), `skep plan` (0.5 s),
+`ps`, `runs`.
 
     .venv/bin/python benchmarks/startup.py
 
@@ -31,23 +32,38 @@ COMMANDS = {
 def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, **{f"XDG_{name}_HOME": folder for name in ("STATE", "DATA", "CONFIG")}}
+        env = {
+            **os.environ,
+            **{f"XDG_{name}_HOME": folder for name in ("STATE", "DATA", "CONFIG")},
+        }
         for round_number in range(ROUNDS + 1):
             for name, argv in COMMANDS.items():
                 began = time.perf_counter()
-                subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+                subprocess.run(
+                    argv,
+                    env=env,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    check=False,
+                )
                 if round_number:  # the first one fills the page cache
                     times[name].append(time.perf_counter() - began)
-    print(f"{'command':26} {'median':>8} {'min':>8} {'max':>8}   of {ROUNDS}, {os.cpu_count()} cores")
+    print(
+        f"{'command':26} {'median':>8} {'min':>8} {'max':>8}   of {ROUNDS}, {os.cpu_count()} cores"
+    )
     for name, values in times.items():
-        median, low, high = statistics.median(values), min(values), max(values)
+        median = statistics.median(values)
+        low = min(values)
+        high = max(values)
         print(f"{name:26} {median * 1000:5.0f} ms {low * 1000:5.0f} ms {high * 1000:5.0f} ms")
     for name, goal_s in GOALS_S.items():
         met = statistics.median(times[name]) <= goal_s
         print(f"goal `{name}` at most {goal_s} s: {'met' if met else 'missed'}")
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
-    (results / "startup.json").write_text(json.dumps({"rounds": ROUNDS, "seconds": times}, indent=1) + "\n")
+    (results / "startup.json").write_text(
+        json.dumps({"rounds": ROUNDS, "seconds": times}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

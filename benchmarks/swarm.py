@@ -1,19 +1,24 @@
-"""Fifty tasks: one by one, all at once with asyncio.gather, eight at a time with retries, and by skep's swarm.
+"""Fifty tasks: one by one, all at once with asyncio.gather, eight at a time with retries, and by
+skep's swarm.
 
-    .venv/bin/python benchmarks/swarm.py [--only one|two|published|planned|trouble|killed] [--tasks 50] [--rounds N]
+    .venv/bin/python benchmarks/swarm.py [--only one|two|published|planned|trouble|killed] [--tasks
+    50] [--rounds N]
 
 All ways in one run, in turns, the same tasks in every round:
 
-- one, two: the embedded engine (llama.cpp, SmolLM2-135M) on this machine's CPU, as one and as two replicas
-- published: SIMULATED, the speeds of a published 32 GB B70 with Qwen 27B, 50 slots (`--scale 0.1`: time shrunk tenfold)
+- one, two: the embedded engine (llama.cpp, SmolLM2-135M) on this machine's CPU, as one and as two
+  replicas
+- published: SIMULATED, the speeds of a published 32 GB B70 with Qwen 27B, 50 slots (`--scale 0.1`:
+  time shrunk tenfold)
 - planned: SIMULATED, what skep's planner expects of the same card, in real time
-- trouble: a fake engine that answers 429 above its slots, resets connections, is killed and comes back
+- trouble: a fake engine that answers 429 above its slots, resets connections, is killed and comes
+  back
 - killed: one of two embedded replicas is killed in the middle and started anew by skep
 
-`sustained` is the load generator's closed loop with as many streams as there are slots: what the endpoint can give. The
-verdict on overhead is effective tok/s of the swarm over that of the same round, journal and results file included.
-One by one is measured on a few tasks and scaled, unless `--full`. p95 and last: seconds until that answer was there.
-"""
+`sustained` is the load generator's closed loop with as many streams as there are slots: what the
+endpoint can give. The verdict on overhead is effective tok/s of the swarm over that of the same
+round, journal and results file included. One by one is measured on a few tasks and scaled, unless
+`--full`. p95 and last: seconds until that answer was there."""
 
 from __future__ import annotations
 
@@ -55,10 +60,15 @@ async def measured(rig: Rig, place: Path, args: argparse.Namespace) -> dict:
     some = rig.load.make("serial")[: None if args.full else rig.serial_tasks]
     serial = await batches.one_by_one(rig.url, rig.model, some)
     for number in range(rounds):
-        order = list(ways) if number % 2 == 0 else list(reversed(ways))
+        if number % 2 == 0:
+            order = list(ways)
+        else:
+            order = list(reversed(ways))
         for way in order:
             say(f"{rig.name}: round {number + 1} of {rounds}, {way}")
-            found[way].append(await ways[way](rig.url, rig.model, rig.load.make(f"{number}-{way}")))
+            found[way].append(
+                await ways[way](rig.url, rig.model, rig.load.make(f"{number}-{way}"))
+            )
     say("")
     serial_s = serial.wall_s * rig.load.tasks / len(some) / rig.scale
     report(rig, serial_s, len(some), found)
@@ -77,10 +87,18 @@ async def measured(rig: Rig, place: Path, args: argparse.Namespace) -> dict:
 
 def report(rig: Rig, serial_s: float, sampled: int, found: dict[str, list[Batch]]) -> None:
     load = rig.load
-    size = f"{load.tasks} tasks of about {load.prompt_words} tokens in and {load.output_tokens} out"
+    size = (
+        f"{load.tasks} tasks of about {load.prompt_words} tokens in and {load.output_tokens} out"
+    )
     print(f"{rig.name}; {size}; medians of {len(found['skep swarm'])} rounds")
-    whole = "all of them" if sampled == load.tasks else f"scaled from {sampled} tasks"
-    print(f"{'':24} {'wall s':>9} {'speedup':>8} {'p95 s':>8} {'last s':>8} {'failed':>7} {'tok/s':>8}")
+    if sampled == load.tasks:
+        whole = "all of them"
+    else:
+        whole = f"scaled from {sampled} tasks"
+    print(
+        f"{'':24} {'wall s':>9} {'speedup':>8} {'p95 s':>8} {'last s':>8} {'failed':>7} "
+        f"{'tok/s':>8}"
+    )
     print(f"{'one by one':24} {serial_s:9.1f} {'1.0x':>8} {'':8} {'':8} {'':7} {'':8}  ({whole})")
     for way, some in found.items():
         print(line(way, some, rig.scale, serial_s))
@@ -94,16 +112,25 @@ def report(rig: Rig, serial_s: float, sampled: int, found: dict[str, list[Batch]
 def line(way: str, some: list[Batch], scale: float, serial_s: float | None) -> str:
     def middle(of: Callable[[Batch], float | None]) -> float | None:
         known = [value for one in some if (value := of(one)) is not None]
-        return statistics.median(known) / scale if known else None
+        if known:
+            return statistics.median(known) / scale
+        return None
 
-    wall, p95 = middle(lambda one: one.wall_s), middle(lambda one: one.p95_s)
+    wall = middle(lambda one: one.wall_s)
+    p95 = middle(lambda one: one.p95_s)
     last = middle(lambda one: max(one.ends, default=None))
     failed = sum(one.failed for one in some)
     complete = failed == 0 and serial_s is not None and wall
-    speedup = f"{serial_s / wall:.1f}x" if complete and serial_s is not None and wall else "-"
+    if complete and serial_s is not None and wall:
+        speedup = f"{serial_s / wall:.1f}x"
+    else:
+        speedup = "-"
     tok_s = statistics.median(one.tok_s for one in some) * scale
     shown = f"{failed}/{sum(one.tasks for one in some)}"
-    return f"{way:24} {cell(wall)} {speedup:>8} {cell(p95, 8)} {cell(last, 8)} {shown:>7} {tok_s:8.1f}"
+    return (
+        f"{way:24} {cell(wall)} {speedup:>8} {cell(p95, 8)} {cell(last, 8)} {shown:>7} "
+        f"{tok_s:8.1f}"
+    )
 
 
 def cell(value: float | None, wide: int = 9) -> str:
@@ -116,7 +143,9 @@ def ratios(found: dict[str, list[Batch]]) -> list[float]:
 
 
 def verdict(over: list[float]) -> str:
-    return "met" if statistics.median(over) >= GOAL else "missed"
+    if statistics.median(over) >= GOAL:
+        return "met"
+    return "missed"
 
 
 async def troubled(place: Path, args: argparse.Namespace) -> dict:
@@ -127,7 +156,9 @@ async def troubled(place: Path, args: argparse.Namespace) -> dict:
     }
 
 
-async def in_trouble(kind: str, enter: Callable, model: str, place: Path, args: argparse.Namespace, load=None) -> dict:
+async def in_trouble(
+    kind: str, enter: Callable, model: str, place: Path, args: argparse.Namespace, load=None
+) -> dict:
     """Every way meets the same trouble, each from its own beginning."""
     ways = {
         "asyncio.gather": batches.naive,
@@ -138,13 +169,25 @@ async def in_trouble(kind: str, enter: Callable, model: str, place: Path, args: 
     found = {}
     for way, do in ways.items():
         say(f"{kind}: {way}")
-        tasks = load.make(f"{kind}-{way}") if load else trouble.troubled_tasks(args.tasks, f"{kind}-{way}")
+        if load:
+            tasks = load.make(f"{kind}-{way}")
+        else:
+            tasks = trouble.troubled_tasks(args.tasks, f"{kind}-{way}")
         async with enter() as url:
             batch = await do(url, model, tasks)
         say("")
         why = ", ".join(f"{many} {error}" for error, many in batch.errors.items())
-        tried = f"{batch.attempts} attempts" if batch.attempts is not None else ""
-        print(f"{line(f'  {way}', [batch], 1.0, None)}  {'; '.join(part for part in (why, tried) if part)}", flush=True)
+        if batch.attempts is not None:
+            tried = f"{batch.attempts} attempts"
+        else:
+            tried = ""
+        print(
+            (
+                f"{line(f'  {way}', [batch], 1.0, None)}  "
+                f"{'; '.join(part for part in (why, tried) if part)}"
+            ),
+            flush=True,
+        )
         found[way] = asdict(batch)
     return found
 
@@ -183,33 +226,56 @@ def rig_of(part: str, place: Path, args: argparse.Namespace):
 
 def say(words: str) -> None:
     if sys.stderr.isatty():
-        print(f"\r{words[:100]:100}" if words else "\r" + " " * 100 + "\r", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r{words[:100]:100}" if words else "\r" + " " * 100 + "\r",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def keep(part: str, result: dict) -> None:
     """One result for each part; the newest stays."""
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps({**known, "cores": os.cpu_count(), part: result}, indent=1) + "\n")
+    if RESULTS.exists():
+        known = json.loads(RESULTS.read_text())
+    else:
+        known = {}
+    RESULTS.write_text(
+        json.dumps({**known, "cores": os.cpu_count(), part: result}, indent=1) + "\n"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=PARTS, action="append")
     parser.add_argument("--tasks", type=int, default=50)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--agents", type=int, help="the swarm's limit; default: what the endpoint can use")
+    parser.add_argument(
+        "--agents", type=int, help="the swarm's limit; default: what the endpoint can use"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of time, on the published rig")
-    parser.add_argument("--full", action="store_true", help="one by one is measured whole (42 minutes where published)")
-    parser.add_argument("--no-keep", action="store_true", help="results are printed and not stored")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="one by one is measured whole (42 minutes where published)",
+    )
+    parser.add_argument(
+        "--no-keep", action="store_true", help="results are printed and not stored"
+    )
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped on the way out
+    # What was started is stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"{os.cpu_count()} cores")
     for part in args.only or PARTS:
         with tempfile.TemporaryDirectory(prefix=f"swarm-{part}-") as folder:
             place = Path(folder)
             (place / "journal").mkdir()
             if part in ("trouble", "killed"):
-                result = uvloop.run((troubled if part == "trouble" else killed)(place / "journal", args))
+                result = uvloop.run(
+                    (troubled if part == "trouble" else killed)(place / "journal", args)
+                )
             else:
                 with rig_of(part, place, args) as rig:
                     result = uvloop.run(measured(rig, place / "journal", args))

@@ -1,12 +1,14 @@
-"""How well `skep tune` searches: simulated rigs whose best configuration is known, because every one was looked at.
+"""How well `skep tune` searches: simulated rigs whose best configuration is known, because every
+one was looked at.
 
-    .venv/bin/python benchmarks/tuner.py [--only 2x3090-dense] [--runs 10] [--seed 0] [--budget 12] [--jobs 2]
+    .venv/bin/python benchmarks/tuner.py [--only 2x3090-dense] [--runs 10] [--seed 0] [--budget 12]
+    [--jobs 2]
 
-Every run has hills of its own: the planner's word times a seeded ruggedness, so that what the tuner foresees is wrong
-by up to 20 % for a value of a knob, ladders have several peaks, knobs interact, and some configurations fail. Readings
-have 3 % noise, starts 1 %, the machine drifts by 2 %, and one reading in 50 is far off. Nothing is executed: time is
-virtual. Random search and Optuna's TPE get the time that the tuner took. TPE needs `pip install optuna`: skep does not.
-"""
+Every run has hills of its own: the planner's word times a seeded ruggedness, so that what the
+tuner foresees is wrong by up to 20 % for a value of a knob, ladders have several peaks, knobs
+interact, and some configurations fail. Readings have 3 % noise, starts 1 %, the machine drifts by
+2 %, and one reading in 50 is far off. Nothing is executed: time is virtual. Random search and
+Optuna's TPE get the time that the tuner took. TPE needs `pip install optuna`: skep does not."""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ import skep.tuner
 
 RESULTS = Path(__file__).parent / "results" / "tuner.json"
 _COUNTED = ("accepted", "falsely", "not_better")
-GOAL_RUNS, GOAL_GRID, GOAL_FALSE = 0.9, 0.25, 0.05
+GOAL_RUNS = 0.9
+GOAL_GRID = 0.25
+GOAL_FALSE = 0.05
 
 
 def one_run(name: str, seed: int, budget_h: float | None, with_tpe: bool) -> dict[str, Any]:
@@ -42,20 +46,34 @@ def one_run(name: str, seed: int, budget_h: float | None, with_tpe: bool) -> dic
     finds = [tuned.find, *others(arena, tuned.find.seconds, with_tpe=with_tpe)]
     accepted = tuned.acceptances
     return {
-        "rig": name, "seed": seed, "baseline": arena.truth.value(arena.rig.baseline), "best": survey.best_figure,
-        "best_config": survey.best.as_dict, "configurations": survey.configurations, "working": survey.working,
-        "failing": survey.failing, "grid_s": survey.grid_s, "thought_s": thought_s, "ended": tuned.ended,
-        "stages": len(tuned.stages), "failed_stages": sum(stage.failure is not None for stage in tuned.stages),
-        "accepted": accepted.accepted, "falsely": accepted.falsely, "not_better": accepted.not_better,
+        "rig": name,
+        "seed": seed,
+        "baseline": arena.truth.value(arena.rig.baseline),
+        "best": survey.best_figure,
+        "best_config": survey.best.as_dict,
+        "configurations": survey.configurations,
+        "working": survey.working,
+        "failing": survey.failing,
+        "grid_s": survey.grid_s,
+        "thought_s": thought_s,
+        "ended": tuned.ended,
+        "stages": len(tuned.stages),
+        "failed_stages": sum(stage.failure is not None for stage in tuned.stages),
+        "accepted": accepted.accepted,
+        "falsely": accepted.falsely,
+        "not_better": accepted.not_better,
         "worst_loss": accepted.worst_loss,
         "finds": {
             find.contestant: {
-                "config": find.config.as_dict, "figure": find.figure, "regret": arena.regret(find),
-                "seconds": find.seconds, "starts": find.starts,
+                "config": find.config.as_dict,
+                "figure": find.figure,
+                "regret": arena.regret(find),
+                "seconds": find.seconds,
+                "starts": find.starts,
             }
             for find in finds
         },
-    }  # fmt: skip
+    }
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -63,13 +81,17 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     names = list(rows[0]["finds"])
     return {
         "runs": len(rows),
-        "grid_share": statistics.mean(row["finds"]["tuner"]["seconds"] / row["grid_s"] for row in rows),
+        "grid_share": statistics.mean(
+            row["finds"]["tuner"]["seconds"] / row["grid_s"] for row in rows
+        ),
         "hours": statistics.mean(row["finds"]["tuner"]["seconds"] for row in rows) / 3600,
-        "accepted": accepted, "falsely": falsely, "not_better": not_better,
+        "accepted": accepted,
+        "falsely": falsely,
+        "not_better": not_better,
         "false_of_accepted": falsely / accepted if accepted else 0.0,
         "false_of_not_better": falsely / not_better if not_better else 0.0,
         "contestants": {name: _standing([row["finds"][name] for row in rows]) for name in names},
-    }  # fmt: skip
+    }
 
 
 def _standing(finds: list[dict[str, Any]]) -> dict[str, float]:
@@ -83,12 +105,15 @@ def _standing(finds: list[dict[str, Any]]) -> dict[str, float]:
 def say_rig(name: str, told: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     first = rows[0]
     print(
-        f"{name}: {first['configurations']} configurations, {statistics.mean(r['working'] for r in rows):.0f} work, "
+        f"{name}: {first['configurations']} configurations, "
+        f"{statistics.mean(r['working'] for r in rows):.0f} work, "
         f"grid {statistics.mean(r['grid_s'] for r in rows) / 3600:.0f} h; "
-        f"{statistics.mean(r['baseline'] for r in rows):.0f} -> {statistics.mean(r['best'] for r in rows):.0f} tok/s"
+        f"{statistics.mean(r['baseline'] for r in rows):.0f} -> "
+        f"{statistics.mean(r['best'] for r in rows):.0f} tok/s"
     )
     print(
-        f"  tuner: {told['hours']:.1f} h, {told['grid_share']:.2%} of the grid; {told['accepted']} accepted, "
+        f"  tuner: {told['hours']:.1f} h, {told['grid_share']:.2%} of the grid; "
+        f"{told['accepted']} accepted, "
         f"{told['falsely']} falsely ({told['false_of_accepted']:.1%} of those accepted, "
         f"{told['false_of_not_better']:.1%} of {told['not_better']} that were not better)"
     )
@@ -102,10 +127,16 @@ def say_rig(name: str, told: dict[str, Any], rows: list[dict[str, Any]]) -> None
 def say_runs(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         find = row["finds"]["tuner"]
-        apart = {k: (find["config"][k], v) for k, v in row["best_config"].items() if find["config"][k] != v}
+        apart = {
+            k: (find["config"][k], v)
+            for k, v in row["best_config"].items()
+            if find["config"][k] != v
+        }
         print(
-            f"    seed {row['seed']:3}: {find['regret']:6.2%} short, {find['seconds'] / 3600:5.1f} h, "
-            f"{find['starts']:4} starts, {row['accepted']}/{row['falsely']} accepted/falsely, {row['ended']}; "
+            f"    seed {row['seed']:3}: {find['regret']:6.2%} short, "
+            f"{find['seconds'] / 3600:5.1f} h, "
+            f"{find['starts']:4} starts, {row['accepted']}/{row['falsely']} "
+            f"accepted/falsely, {row['ended']}; "
             f"apart {apart}"
         )
 
@@ -113,12 +144,16 @@ def say_runs(rows: list[dict[str, Any]]) -> None:
 def judged(told: dict[str, dict[str, Any]]) -> dict[str, Any]:
     accepted, falsely, not_better = (sum(one[key] for one in told.values()) for key in _COUNTED)
     return {
-        "within_everywhere": all(one["contestants"]["tuner"]["within"] >= GOAL_RUNS for one in told.values()),
+        "within_everywhere": all(
+            one["contestants"]["tuner"]["within"] >= GOAL_RUNS for one in told.values()
+        ),
         "grid_everywhere": all(one["grid_share"] <= GOAL_GRID for one in told.values()),
         "false_of_accepted": falsely / accepted if accepted else 0.0,
         "false_of_not_better": falsely / not_better if not_better else 0.0,
-        "accepted": accepted, "falsely": falsely, "not_better": not_better,
-    }  # fmt: skip
+        "accepted": accepted,
+        "falsely": falsely,
+        "not_better": not_better,
+    }
 
 
 def main() -> None:
@@ -134,7 +169,9 @@ def main() -> None:
         seeds = range(args.seed, args.seed + args.runs)
         for name in names:
             first = one_run(name, args.seed, args.budget, with_tpe)  # fills what is kept on disk
-            further = [pool.submit(one_run, name, seed, args.budget, with_tpe) for seed in seeds[1:]]
+            further = [
+                pool.submit(one_run, name, seed, args.budget, with_tpe) for seed in seeds[1:]
+            ]
             of_rig = [first, *(one.result() for one in further)]
             told[name] = summary(of_rig)
             say_rig(name, told[name], of_rig)
@@ -152,7 +189,11 @@ def main() -> None:
 
 def code_digest() -> str:
     """Of what searches and of what it searches, as it was when it ran."""
-    folders = (Path(skep.tuner.__path__[0]), Path(skep.stats.__path__[0]), Path(__file__).parent / "tuning_contest")
+    folders = (
+        Path(skep.tuner.__path__[0]),
+        Path(skep.stats.__path__[0]),
+        Path(__file__).parent / "tuning_contest",
+    )
     digest = hashlib.sha256()
     for source in sorted(path for folder in folders for path in folder.glob("*.py")):
         digest.update(source.read_bytes())
@@ -160,12 +201,20 @@ def code_digest() -> str:
 
 
 def say_verdict(verdict: dict[str, Any]) -> None:
-    print(f"within {WITHIN:.0%} in {GOAL_RUNS:.0%} of the runs on every rig: {_met(verdict['within_everywhere'])}")
-    print(f"at most {GOAL_GRID:.0%} of the grid's time on every rig: {_met(verdict['grid_everywhere'])}")
+    print(
+        f"within {WITHIN:.0%} in {GOAL_RUNS:.0%} of the runs on every rig: "
+        f"{_met(verdict['within_everywhere'])}"
+    )
+    print(
+        f"at most {GOAL_GRID:.0%} of the grid's time on every rig: "
+        f"{_met(verdict['grid_everywhere'])}"
+    )
     share = verdict["false_of_accepted"]
     print(
-        f"changes that are not better, accepted: {verdict['falsely']} of {verdict['accepted']} acceptances "
-        f"({share:.1%}), of {verdict['not_better']} such challengers ({verdict['false_of_not_better']:.1%}); "
+        f"changes that are not better, accepted: {verdict['falsely']} of "
+        f"{verdict['accepted']} acceptances "
+        f"({share:.1%}), of {verdict['not_better']} such challengers "
+        f"({verdict['false_of_not_better']:.1%}); "
         f"goal {GOAL_FALSE:.0%}: " + _met(share <= GOAL_FALSE)
     )
 
@@ -175,11 +224,17 @@ def _met(is_met: bool) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="part of a rig's name: " + ", ".join(rig.name for rig in RIGS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", help="part of a rig's name: " + ", ".join(rig.name for rig in RIGS)
+    )
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, help="virtual hours of a search; else a quarter of the grid's time")
+    parser.add_argument(
+        "--budget", type=float, help="virtual hours of a search; else a quarter of the grid's time"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--no-tpe", action="store_true")
     parser.add_argument("-v", "--verbose", action="store_true", help="a line for each run")

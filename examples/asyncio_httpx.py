@@ -1,8 +1,9 @@
-"""Twenty questions at once with asyncio and httpx alone, no SDK: `python examples/asyncio_httpx.py`.
+"""Twenty questions at once with asyncio and httpx alone, no SDK: `python
+examples/asyncio_httpx.py`.
 
-Wants `pip install httpx`. The gateway queues what it has no slot for, so a plain `gather` is enough: no semaphore. It
-answers 429 or 503 with `Retry-After` when its queue is full; a client that comes back after that time loses nothing.
-"""
+Wants `pip install httpx`. The gateway queues what it has no slot for, so a plain `gather` is
+enough: no semaphore. It answers 429 or 503 with `Retry-After` when its queue is full; a client
+that comes back after that time loses nothing."""
 
 import argparse
 import asyncio
@@ -13,24 +14,34 @@ import time
 import httpx
 
 THINGS = (
-    "bee", "oak", "river", "tram", "lamp", "salt", "drum", "kite", "moss", "wax", "fog", "bell", "rope", "fern", "coal",
-    "harp", "reef", "clay", "wolf", "mint",
+    "bee", "oak", "river", "tram", "lamp", "salt", "drum", "kite", "moss", "wax", "fog", "bell",
+    "rope", "fern", "coal", "harp", "reef", "clay", "wolf", "mint",
 )  # fmt: skip
 
 
 async def ask(client: httpx.AsyncClient, model: str, thing: str, tries: int = 5) -> dict:
-    body = {"model": model, "messages": [{"role": "user", "content": f"What is a {thing}? One sentence."}]}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": f"What is a {thing}? One sentence."}],
+    }
     headers = {"x-skep-agent": thing}  # agents get fair shares of the slots
     began = time.perf_counter()
     for left in reversed(range(tries)):
-        answer = await client.post("chat/completions", json=body | {"max_tokens": 40}, headers=headers)
+        answer = await client.post(
+            "chat/completions", json=body | {"max_tokens": 40}, headers=headers
+        )
         if answer.status_code not in (429, 503) or not left:
             break
         await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
     answer.raise_for_status()
     text = answer.json()["choices"][0]["message"]["content"]
     told = {name: answer.headers.get(f"x-skep-{name}", "?") for name in ("replica", "queue-ms")}
-    return {"thing": thing, "text": " ".join(text.split()), "seconds": time.perf_counter() - began, **told}
+    return {
+        "thing": thing,
+        "text": " ".join(text.split()),
+        "seconds": time.perf_counter() - began,
+        **told,
+    }
 
 
 async def main(url: str, key: str) -> None:
@@ -44,7 +55,10 @@ async def main(url: str, key: str) -> None:
         answers = await asyncio.gather(*(ask(client, models[0]["id"], thing) for thing in THINGS))
     print(f"{'thing':6} {'replica':12} {'queued ms':>9} {'seconds':>8}  answer")
     for one in answers:
-        print(f"{one['thing']:6} {one['replica']:12} {one['queue-ms']:>9} {one['seconds']:8.2f}  {one['text'][:60]}")
+        print(
+            f"{one['thing']:6} {one['replica']:12} {one['queue-ms']:>9} "
+            f"{one['seconds']:8.2f}  {one['text'][:60]}"
+        )
     print(f"{len(answers)} answers in {time.perf_counter() - began:.2f} s")
 
 

@@ -24,25 +24,35 @@ async def ask(client: openai.AsyncOpenAI, model: str, number: int) -> str:
 
 
 async def batch(client: openai.AsyncOpenAI, model: str) -> None:
-    """Durable: done when nobody else waits, and the results are kept: this program need not stay until then."""
+    """Durable: done when nobody else waits, and the results are kept: this program need not stay
+    until then.
+    """
     path = "/v1/chat/completions"
     bodies = {f"square-{number}": question(model, number) for number in range(1, 6)}
-    lines = [{"custom_id": name, "method": "POST", "url": path, "body": body} for name, body in bodies.items()]
+    lines = [
+        {"custom_id": name, "method": "POST", "url": path, "body": body}
+        for name, body in bodies.items()
+    ]
     text = "\n".join(map(json.dumps, lines)).encode()
     file = await client.files.create(file=("squares.jsonl", text), purpose="batch")
-    job = await client.batches.create(input_file_id=file.id, endpoint=path, completion_window="24h")
+    job = await client.batches.create(
+        input_file_id=file.id, endpoint=path, completion_window="24h"
+    )
     while job.status in ("validating", "in_progress", "finalizing"):
         await asyncio.sleep(0.2)
         job = await client.batches.retrieve(job.id)
     if job.output_file_id is None:
         sys.exit(f"error: batch {job.id} is {job.status}: {job.errors}")
     for one in map(json.loads, (await client.files.content(job.output_file_id)).text.splitlines()):
-        print(f"{one['custom_id']}: {one['response']['body']['choices'][0]['message']['content']!r}")
+        print(
+            f"{one['custom_id']}: {one['response']['body']['choices'][0]['message']['content']!r}"
+        )
     print(f"batch {job.status}: {job.request_counts.completed} of {job.request_counts.total}")
 
 
 async def main(url: str) -> None:
-    base, key = url.rstrip("/").removesuffix("/v1") + "/v1", os.environ.get("SKEP_API_KEY", "none")
+    base = url.rstrip("/").removesuffix("/v1") + "/v1"
+    key = os.environ.get("SKEP_API_KEY", "none")
     async with openai.AsyncOpenAI(base_url=base, api_key=key, max_retries=5) as client:
         model = (await client.with_options(max_retries=0).models.list()).data[0].id
         lines = await asyncio.gather(*(ask(client, model, number) for number in range(1, 21)))

@@ -1,8 +1,9 @@
-"""One pydantic-ai agent, twenty of its runs at once, each with a typed answer: `python examples/pydantic_ai_fanout.py`.
+"""One pydantic-ai agent, twenty of its runs at once, each with a typed answer: `python
+examples/pydantic_ai_fanout.py`.
 
-Wants `pip install "pydantic-ai-slim[openai]"`. The output's schema goes to the engine as `response_format`; llama.cpp,
-vLLM and SGLang then write nothing else. Small models know little: what is guaranteed is the form, not the truth.
-"""
+Wants `pip install "pydantic-ai-slim[openai]"`. The output's schema goes to the engine as
+`response_format`; llama.cpp, vLLM and SGLang then write nothing else. Small models know little:
+what is guaranteed is the form, not the truth."""
 
 import argparse
 import asyncio
@@ -20,8 +21,8 @@ from pydantic_ai.profiles.openai import OpenAIModelProfile
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
 CITIES = (
-    "Lima", "Oslo", "Cairo", "Hanoi", "Quito", "Perth", "Turin", "Kyoto", "Accra", "Dakar", "Delhi", "Lyon", "Miami",
-    "Minsk", "Nairobi", "Porto", "Riga", "Seoul", "Tunis", "Zurich",
+    "Lima", "Oslo", "Cairo", "Hanoi", "Quito", "Perth", "Turin", "Kyoto", "Accra", "Dakar",
+    "Delhi", "Lyon", "Miami", "Minsk", "Nairobi", "Porto", "Riga", "Seoul", "Tunis", "Zurich",
 )  # fmt: skip
 
 
@@ -39,10 +40,14 @@ async def main(url: str, key: str) -> None:
         agent = Agent(
             OpenAIChatModel(name, provider=provider, profile=profile),
             output_type=NativeOutput(City),
-            model_settings=ModelSettings(max_tokens=100, extra_headers={"x-skep-priority": "batch"}),
+            model_settings=ModelSettings(
+                max_tokens=100, extra_headers={"x-skep-priority": "batch"}
+            ),
         )
         began = time.perf_counter()
-        runs = await asyncio.gather(*(agent.run(f"Which country is {city} in?") for city in CITIES))
+        runs = await asyncio.gather(
+            *(agent.run(f"Which country is {city} in?") for city in CITIES)
+        )
     for city, run in zip(CITIES, runs, strict=True):
         print(f"{city:8} {run.output.continent:8} {run.output.country}")
     print(f"{len(runs)} answers in {time.perf_counter() - began:.2f} s")

@@ -1,4 +1,6 @@
-"""The picture of docs/accuracy.md: every row as a point, published against predicted, and where it should lie."""
+"""The picture of docs/accuracy.md: every row as a point, published against predicted, and where it
+should lie.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,25 @@ def accuracy_picture(points: Sequence[ValidationPoint], title: str, subtitle: st
     high = 10 ** math.ceil(math.log10(max(max(r["published"], r["predicted"]) for r in rows)))
     even = [{"published": at, "predicted": at} for at in (low, high)]
     steps = [low * (high / low) ** (n / 60) for n in range(61)]
-    around = [{"published": at, "under": max(low, at / _BESIDE), "over": min(high, at * _BESIDE)} for at in steps]
+    around = [
+        {"published": at, "under": max(low, at / _BESIDE), "over": min(high, at * _BESIDE)}
+        for at in steps
+    ]
     look = {"field": "kind", "type": "nominal"}
-    key = {"orient": "top-left", "title": None, "offset": 10, "symbolStrokeWidth": 1.5, "symbolSize": 50}
-    shape, colour = ({"domain": [*_LOOKS], "range": list(some)} for some in zip(*_LOOKS.values(), strict=True))
-    looks = {"shape": {**look, "scale": shape, "legend": key}, "color": {**look, "scale": colour, "legend": key}}
+    key = {
+        "orient": "top-left",
+        "title": None,
+        "offset": 10,
+        "symbolStrokeWidth": 1.5,
+        "symbolSize": 50,
+    }
+    shape, colour = (
+        {"domain": [*_LOOKS], "range": list(some)} for some in zip(*_LOOKS.values(), strict=True)
+    )
+    looks = {
+        "shape": {**look, "scale": shape, "legend": key},
+        "color": {**look, "scale": colour, "legend": key},
+    }
     dots = {"type": "point", "filled": True, "size": 16, "opacity": 0.55}
     spec: Spec = {
         "encoding": {"x": _axis("published", low, high), "y": _axis("predicted", low, high)},
@@ -37,7 +53,10 @@ def accuracy_picture(points: Sequence[ValidationPoint], title: str, subtitle: st
                 "mark": {"type": "area", "color": theme.HONEY, "opacity": 0.16},
                 "encoding": {"y": {"field": "under"}, "y2": {"field": "over"}},
             },
-            {"data": {"values": even}, "mark": {"type": "line", "color": theme.STONE, "strokeDash": [5, 4]}},
+            {
+                "data": {"values": even},
+                "mark": {"type": "line", "color": theme.STONE, "strokeDash": [5, 4]},
+            },
             {"data": {"values": rows}, "mark": dots, "encoding": looks},
         ],
     }
@@ -53,7 +72,12 @@ _LOOKS = {
 
 def _row(point: ValidationPoint) -> Spec:
     alone = point.case.load.concurrency == 1
-    kind = "speculation" if point.case.setup.spec is not None else "one agent" if alone else "several agents"
+    if point.case.setup.spec is not None:
+        kind = "speculation"
+    elif alone:
+        kind = "one agent"
+    else:
+        kind = "several agents"
     return {"published": point.case.published, "predicted": point.predicted, "kind": kind}
 
 
@@ -61,4 +85,10 @@ def _axis(field: str, low: float, high: float) -> Spec:
     scale = {"type": "log", "domain": [low, high], "nice": False}
     powers = [10**n for n in range(round(math.log10(low)), round(math.log10(high)) + 1)]
     title = f"{field} tok/s"
-    return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": {"values": powers}}
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": scale,
+        "axis": {"values": powers},
+    }

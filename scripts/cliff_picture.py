@@ -13,14 +13,22 @@ from skep.report.charts import ChartCurve, curves_chart
 
 ROOT = Path(__file__).parent.parent
 TITLE = "tok/s of all agents together, beyond the engines' four slots"
-WAYS = {"nginx least_conn": (theme.STONE, "nginx least_conn", (7, 4)), "skep": (theme.HONEY, "skep", ())}
+WAYS = {
+    "nginx least_conn": (theme.STONE, "nginx least_conn", (7, 4)),
+    "skep": (theme.HONEY, "skep", ()),
+}
 
 
 def main() -> None:
-    results = json.loads((ROOT / "benchmarks/results/cliff.json").read_text(encoding="utf-8"))["fake"]["results"]
+    results = json.loads((ROOT / "benchmarks/results/cliff.json").read_text(encoding="utf-8"))[
+        "fake"
+    ]["results"]
     curves = [
         ChartCurve(
-            [(int(c), median(tok_s for tok_s, _ in rows)) for c, rows in results[way].items()], colour, end, dash
+            [(int(c), median(tok_s for tok_s, _ in rows)) for c, rows in results[way].items()],
+            colour,
+            end,
+            dash,
         )
         for way, (colour, end, dash) in WAYS.items()
     ]

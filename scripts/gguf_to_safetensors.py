@@ -1,12 +1,13 @@
-"""Writes a llama-style GGUF file as a Hugging Face folder, for engines that read safetensors and not GGUF.
+"""Writes a llama-style GGUF file as a Hugging Face folder, for engines that read safetensors and
+not GGUF.
 
 Usage: PYTHON scripts/gguf_to_safetensors.py GGUF FOLDER
 
-PYTHON is one that has numpy and safetensors, such as that of the environment made by scripts/vllm_cpu_env.py. Weights
-are dequantized and rounded to float16. llama.cpp stores the rows of attn_q and attn_k in the order its rope wants; they
-are put back into that of Hugging Face. Made for SmolLM2-135M, whose GGUF skep can pull, and tried on that file only;
-a file with another architecture, tokenizer or tensor type is refused.
-"""
+PYTHON is one that has numpy and safetensors, such as that of the environment made by
+scripts/vllm_cpu_env.py. Weights are dequantized and rounded to float16. llama.cpp stores the rows
+of attn_q and attn_k in the order its rope wants; they are put back into that of Hugging Face. Made
+for SmolLM2-135M, whose GGUF skep can pull, and tried on that file only; a file with another
+architecture, tokenizer or tensor type is refused."""
 
 from __future__ import annotations
 
@@ -23,13 +24,18 @@ try:
     from safetensors.numpy import save_file
 except ImportError as missing:
     print(f"error: {missing}", file=sys.stderr)
-    print("hint: use the Python beside the `vllm` whose path scripts/vllm_cpu_env.py prints", file=sys.stderr)
+    print(
+        "hint: use the Python beside the `vllm` whose path scripts/vllm_cpu_env.py prints",
+        file=sys.stderr,
+    )
     sys.exit(2)
 
 from skep.errors import SkepError, UserError
 from skep.weights.gguf import GgufHeader, TensorInfo, check_file, read_header
 
-_CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
+# llama.cpp's token types
+_CONTROL = 3
+_USER_DEFINED = 4
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -56,7 +62,9 @@ _PLAIN = {"F32": "<f4", "F16": "<f2"}
 
 def need(metadata: Mapping[str, Any], key: str) -> Any:
     if key not in metadata:
-        raise UserError(f"the GGUF has no `{key}`", hint="use the file that `skep pull smollm2-135m` brings")
+        raise UserError(
+            f"the GGUF has no `{key}`", hint="use the file that `skep pull smollm2-135m` brings"
+        )
     return metadata[key]
 
 
@@ -66,22 +74,32 @@ def dequantize(raw: bytes, kind: str | None) -> np.ndarray:
         return np.frombuffer(raw, _PLAIN[kind]).astype(np.float32)
     if kind not in _BLOCKS:
         known = ", ".join([*_PLAIN, *_BLOCKS])
-        raise UserError(f"tensors of type {kind or 'unknown'} are not read here", hint=f"known are {known}")
+        raise UserError(
+            f"tensors of type {kind or 'unknown'} are not read here", hint=f"known are {known}"
+        )
     blocks = np.frombuffer(raw, _BLOCKS[kind])
     scale = blocks["scale"].astype(np.float32)[:, None]
     if kind == "Q8_0":
         return (blocks["values"] * scale).ravel()
     # the first 16 values of a block are the low halves of its bytes, the other 16 the high ones
-    values = np.concatenate([blocks["values"] & 15, blocks["values"] >> 4], axis=1).astype(np.float32)
+    values = np.concatenate([blocks["values"] & 15, blocks["values"] >> 4], axis=1).astype(
+        np.float32
+    )
     if kind == "Q4_0":
         return ((values - 8) * scale).ravel()
     return (values * scale + blocks["lowest"].astype(np.float32)[:, None]).ravel()
 
 
 def rows_for_hugging_face(weights: np.ndarray, heads: int) -> np.ndarray:
-    """Neighbouring rows of a head form a rotated pair in llama.cpp; in Hugging Face row i and row i + half do."""
+    """Neighbouring rows of a head form a rotated pair in llama.cpp; in Hugging Face row i and row
+    i + half do.
+    """
     rows, columns = weights.shape
-    return weights.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    return (
+        weights.reshape(heads, rows // heads // 2, 2, columns)
+        .swapaxes(1, 2)
+        .reshape(rows, columns)
+    )
 
 
 def new_name(name: str) -> str | None:
@@ -95,7 +113,10 @@ def new_name(name: str) -> str | None:
     part, _, kind = part.partition(".")
     if prefix == "blk" and number.isdigit() and part in _IN_BLOCK and kind == "weight":
         return f"model.layers.{number}.{_IN_BLOCK[part]}.weight"
-    raise UserError(f"tensor `{name}` is unknown here", hint="only plain models of architecture `llama` are written")
+    raise UserError(
+        f"tensor `{name}` is unknown here",
+        hint="only plain models of architecture `llama` are written",
+    )
 
 
 def tensors(path: Path, header: GgufHeader) -> Iterator[tuple[str, np.ndarray]]:
@@ -135,7 +156,9 @@ def config(header: GgufHeader) -> dict[str, Any]:
         "num_key_value_heads": need(facts, "llama.attention.head_count_kv"),
         "head_dim": facts.get("llama.rope.dimension_count", width // heads),
         "max_position_embeddings": need(facts, "llama.context_length"),
-        "rms_norm_eps": float(f"{need(facts, 'llama.attention.layer_norm_rms_epsilon'):.6g}"),  # it was a float32
+        "rms_norm_eps": float(
+            f"{need(facts, 'llama.attention.layer_norm_rms_epsilon'):.6g}"
+        ),  # it was a float32
         "rope_theta": facts.get("llama.rope.freq_base", 10000.0),
         "vocab_size": len(need(facts, "tokenizer.ggml.tokens")),
         "bos_token_id": facts.get("tokenizer.ggml.bos_token_id"),
@@ -153,10 +176,18 @@ def tokenizer(facts: Mapping[str, Any]) -> dict[str, Any]:
     kind = (facts.get("tokenizer.ggml.model"), facts.get("tokenizer.ggml.pre"))
     if kind != ("gpt2", "smollm"):
         hint = "use the file that `skep pull smollm2-135m` brings"
-        raise UserError(f"the tokenizer {kind[0]}/{kind[1]} is not written here, only gpt2/smollm is", hint=hint)
+        raise UserError(
+            f"the tokenizer {kind[0]}/{kind[1]} is not written here, only gpt2/smollm is",
+            hint=hint,
+        )
     texts = need(facts, "tokenizer.ggml.tokens")
     kinds = need(facts, "tokenizer.ggml.token_type")
-    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    bytes_ = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     digits = {"type": "Digits", "individual_digits": True}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
@@ -205,7 +236,10 @@ def write(path: Path, folder: Path) -> None:
     check_file(path)
     header = read_header(path, keep_arrays=True)
     if header.architecture != "llama":
-        raise UserError(f"`{path}` has architecture `{header.architecture}`", hint="only `llama` is written here")
+        raise UserError(
+            f"`{path}` has architecture `{header.architecture}`",
+            hint="only `llama` is written here",
+        )
     facts = header.metadata
     generation = {"eos_token_id": facts.get("tokenizer.ggml.eos_token_id")}
     documents = {
@@ -220,14 +254,18 @@ def write(path: Path, folder: Path) -> None:
     beside.chmod(0o644)
     beside.replace(folder / "model.safetensors")
     for name, document in documents.items():
-        text = json.dumps(document, ensure_ascii=False, indent=None if name == "tokenizer.json" else 2)
+        text = json.dumps(
+            document, ensure_ascii=False, indent=None if name == "tokenizer.json" else 2
+        )
         (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 2 or any(argument.startswith("-") for argument in arguments):
         print(__doc__, file=sys.stdout if {"-h", "--help"} & set(arguments) else sys.stderr)
-        return 0 if {"-h", "--help"} & set(arguments) else 2
+        if {"-h", "--help"} & set(arguments):
+            return 0
+        return 2
     path, folder = map(Path, arguments)
     try:
         write(path, folder)

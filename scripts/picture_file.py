@@ -10,7 +10,9 @@ from skep.report.svg import picture_of
 def standalone(spec: Spec, label: str) -> str:
     """Return an SVG document with its own background, readable on a page of any colour."""
 
-    drawn = str(picture_of({"padding": {"left": 24, "top": 24, "bottom": 24, "right": 40}, **spec}, label))
+    drawn = str(
+        picture_of({"padding": {"left": 24, "top": 24, "bottom": 24, "right": 40}, **spec}, label)
+    )
     head, _, inner = drawn.partition(">")
     box = head.partition('viewBox="')[2].partition('"')[0]
     width, height = (float(side) for side in box.split()[2:])
@@ -21,5 +23,9 @@ def standalone(spec: Spec, label: str) -> str:
 
 
 def panel(spec: Spec, title: str, subtitle: str, width: int, height: int) -> Spec:
-    size = {"title": {"text": title, "subtitle": subtitle, "frame": "group"}, "width": width, "height": height}
+    size = {
+        "title": {"text": title, "subtitle": subtitle, "frame": "group"},
+        "width": width,
+        "height": height,
+    }
     return {key: value for key, value in spec.items() if key != "padding"} | size

@@ -1,4 +1,6 @@
-"""Rows of one published curve or pair, the planner scaled to a curve's own row at C=1, and constants by source."""
+"""Rows of one published curve or pair, the planner scaled to a curve's own row at C=1, and
+constants by source.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,12 @@ from statistics import median
 from skep.planner.step import Constants, StepTuning, published_constants
 from skep.planner.validation import PublishedCase, ValidationPoint, predict
 
-_SAME = ("source_url", "gpu", "n_gpu", "interconnect", "model", "quant_bits", "kv_dtype", "engine", "tp", "ep",
-         "replicas", "spec")  # fmt: skip
-_LEAST, _MOST = 0.1, 10.0
+_SAME = (
+    "source_url", "gpu", "n_gpu", "interconnect", "model", "quant_bits", "kv_dtype", "engine",
+    "tp", "ep", "replicas", "spec",
+)  # fmt: skip
+_LEAST = 0.1
+_MOST = 10.0
 _WITHOUT = Path(__file__).parent.parent / "tests" / "data" / "fitted_without.json"
 _DIFFERS = math.log(1.05)  # two figures that differ by less are the same
 
@@ -28,7 +33,9 @@ def _folds() -> dict[str, dict[str, float]]:
 @lru_cache(maxsize=64)
 def honest_constants(source: str) -> Constants:
     """Never fitted on that source: what a row from it is to be predicted with."""
-    return Constants(**_folds()[source]) if source in _folds() else published_constants()
+    if source in _folds():
+        return Constants(**_folds()[source])
+    return published_constants()
 
 
 def curve_of(cells: Mapping[str, str]) -> str:
@@ -39,8 +46,8 @@ def curve_of(cells: Mapping[str, str]) -> str:
 def tuning_from(case: PublishedCase, constants: Constants) -> StepTuning:
     """How much longer a step takes on this machine than predicted, from one measured point at C=1.
 
-    Prompts are left as predicted: they are bound by the tensor cores, of which decoding says nothing.
-    """
+    Prompts are left as predicted: they are bound by the tensor cores, of which decoding says
+    nothing."""
     slow = 1.0
     for _ in range(4):  # the value is nearly proportional to 1 / slow: a few corrections settle it
         value = predict(case, constants, StepTuning(decode=slow))
@@ -48,8 +55,12 @@ def tuning_from(case: PublishedCase, constants: Constants) -> StepTuning:
     return StepTuning(decode=slow)
 
 
-def calibrated(points: Iterable[tuple[PublishedCase, str]]) -> Iterator[tuple[PublishedCase, StepTuning]]:
-    """Yield each case of a curve that has a row at C=1, but for that row, with the tuning it gives."""
+def calibrated(
+    points: Iterable[tuple[PublishedCase, str]],
+) -> Iterator[tuple[PublishedCase, StepTuning]]:
+    """Yield each case of a curve that has a row at C=1, but for that row, with the tuning it
+    gives.
+    """
     cases = list(points)
     firsts: dict[str, PublishedCase] = {}
     for case, curve in cases:
@@ -62,23 +73,42 @@ def calibrated(points: Iterable[tuple[PublishedCase, str]]) -> Iterator[tuple[Pu
 
 
 def pairs(points: Iterable[ValidationPoint], kind: str) -> tuple[int, int]:
-    """Of rows of one source that differ in the layout, or in speculation, alone: how many, how many come out right."""
+    """Of rows of one source that differ in the layout, or in speculation, alone: how many, how
+    many come out right.
+    """
     groups: dict[tuple[object, ...], list[ValidationPoint]] = {}
     for point in points:
-        setup, load = point.case.setup, point.case.load
-        lengths = [round(2 * math.log2(tokens)) for tokens in (load.input_tokens, load.output_tokens)]
-        alike = [point.case.source, point.case.metric, setup.model.id, setup.quant.id, setup.kv.id, setup.engine,
-                 setup.version, setup.graphs, point.case.card.id, load.concurrency, load.shape, *lengths]  # fmt: skip
+        setup = point.case.setup
+        load = point.case.load
+        lengths = [
+            round(2 * math.log2(tokens)) for tokens in (load.input_tokens, load.output_tokens)
+        ]
+        alike = [
+            point.case.source,
+            point.case.metric,
+            setup.model.id,
+            setup.quant.id,
+            setup.kv.id,
+            setup.engine,
+            setup.version,
+            setup.graphs,
+            point.case.card.id,
+            load.concurrency,
+            load.shape,
+            *lengths,
+        ]
         alike += [setup.spec] if kind == "layout" else [setup.layout, point.case.rig.default_link]
         groups.setdefault(tuple(alike), []).append(point)
     found = right = 0
     for group in groups.values():
         for place, one in enumerate(group):
             for other in group[place + 1 :]:
-                ours, theirs = one.case.setup, other.case.setup
-                apart = (
-                    ours.layout != theirs.layout if kind == "layout" else (ours.spec is None) != (theirs.spec is None)
-                )
+                ours = one.case.setup
+                theirs = other.case.setup
+                if kind == "layout":
+                    apart = ours.layout != theirs.layout
+                else:
+                    apart = (ours.spec is None) != (theirs.spec is None)
                 measured = math.log(one.case.published / other.case.published)
                 if apart and abs(measured) >= _DIFFERS:
                     found += 1
@@ -87,16 +117,28 @@ def pairs(points: Iterable[ValidationPoint], kind: str) -> tuple[int, int]:
 
 
 def disagreements(points: Iterable[ValidationPoint]) -> list[float]:
-    """How far two sources are apart that name the same model, cards, bits, engine, method and agents: 0.4 is 40 %.
+    """How far two sources are apart that name the same model, cards, bits, engine, method and
+    agents: 0.4 is 40 %.
 
-    What they do not tell (prompts, power limits, drivers) differs. No prediction can be nearer to both than half of it.
-    """
+    What they do not tell (prompts, power limits, drivers) differs. No prediction can be nearer to
+    both than half of it."""
     groups: dict[tuple[object, ...], dict[str, list[float]]] = {}
     for point in points:
-        setup, case = point.case.setup, point.case
+        setup = point.case.setup
+        case = point.case
         method = None if setup.spec is None else setup.spec.method
         weights = (setup.model.id, setup.quant.family, setup.quant.nominal)
-        told = (*weights, case.card.id, setup.layout, setup.engine, method, case.load.concurrency, case.metric)
+        told = (
+            *weights,
+            case.card.id,
+            setup.layout,
+            setup.engine,
+            method,
+            case.load.concurrency,
+            case.metric,
+        )
         groups.setdefault(told, {}).setdefault(case.source, []).append(case.published)
     logs = [[math.log(median(rows)) for rows in sources.values()] for sources in groups.values()]
-    return sorted(math.exp(abs(a - b)) - 1.0 for values in logs for a, b in combinations(values, 2))
+    return sorted(
+        math.exp(abs(a - b)) - 1.0 for values in logs for a, b in combinations(values, 2)
+    )

@@ -1,4 +1,5 @@
-"""Count what makes Python hard to read: how much a line says, names that say nothing, functions with many ways through.
+"""Count what makes Python hard to read: how much a line says, names that say nothing, functions
+with many ways through.
 
 How each number is counted, of src/skep and of tests:
 
@@ -7,10 +8,13 @@ How each number is counted, of src/skep and of tests:
 - long lines: code lines of 100 characters and more.
 - joined assignments: `a, b = x, y`, several values side by side, for 1,000 code lines.
 - conditional expressions: `x if y else z`, for 1,000 code lines; nested ones hold another one.
-- empty names: parameters, variables and attributes whose name is a word of `EMPTY_WORDS`, of 100 bindings.
+- empty names: parameters, variables and attributes whose name is a word of `EMPTY_WORDS`, of 100
+  bindings.
 - format skips: `# fmt: skip` and `# fmt: off` beside anything but a table of literals.
-- complex functions: those with more than 15 ways through (McCabe), all that stands between their first line and last.
-- long tests: test functions with 8 asserts or more. Long names: test functions of more than 80 letters.
+- complex functions: those with more than 15 ways through (McCabe), all that stands between their
+  first line and last.
+- long tests: test functions with 8 asserts or more. Long names: test functions of more than 80
+  letters.
 """
 
 from __future__ import annotations
@@ -35,13 +39,14 @@ EMPTY_WORDS = frozenset(
     """.split()  # noqa: SIM905 - a list of words is read more easily
 )
 BRANCHES = (
-    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.With, ast.AsyncWith, ast.Assert,
-    ast.comprehension, ast.match_case,
+    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.With,
+    ast.AsyncWith, ast.Assert, ast.comprehension, ast.match_case,
 )  # fmt: skip
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 TABLES = (ast.List, ast.Tuple, ast.Dict, ast.Set)
 LITERALS = (
-    ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Name, ast.Attribute, ast.UnaryOp, ast.Load, ast.USub,
+    ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Name, ast.Attribute, ast.UnaryOp,
+    ast.Load, ast.USub,
 )  # fmt: skip
 FORMAT_SKIP = re.compile(r"#\s*fmt:\s*(skip|off)")
 
@@ -51,7 +56,8 @@ class TreeCounts:
     """What is counted of one tree of modules."""
 
     code_lines: int = 0
-    nodes: Counter[str] = field(default_factory=Counter)  # by package; "(root)": the modules beside the packages
+    # By package; "(root)": the modules beside the packages.
+    nodes: Counter[str] = field(default_factory=Counter)
     long_lines: int = 0
     joined_assignments: int = 0
     conditional_expressions: int = 0
@@ -61,7 +67,8 @@ class TreeCounts:
     format_skips: int = 0
     long_test_names: int = 0
     dense_modules: dict[str, float] = field(default_factory=dict)  # module: nodes a line
-    complex_functions: dict[str, int] = field(default_factory=dict)  # module.function: ways through
+    # module.function: ways through.
+    complex_functions: dict[str, int] = field(default_factory=dict)
     long_tests: dict[str, int] = field(default_factory=dict)  # module.test: asserts
 
     def rates(self) -> dict[str, float]:
@@ -80,7 +87,9 @@ class TreeCounts:
 
 
 def budget_of(counts: TreeCounts) -> dict[str, dict[str, Any]]:
-    """Return the numbers of a tree as tables of tests/size_budget.toml, each to be put behind the tree's name."""
+    """Return the numbers of a tree as tables of tests/size_budget.toml, each to be put behind the
+    tree's name.
+    """
     return {
         "rates": counts.rates(),
         "nodes": dict(sorted(counts.nodes.items())),
@@ -94,7 +103,10 @@ def count_tree(folder: Path) -> TreeCounts:
     counts = TreeCounts()
     for path in sorted(folder.rglob("*.py")):
         inside = path.relative_to(folder)
-        package = inside.parts[0] if len(inside.parts) > 1 else "(root)"
+        if len(inside.parts) > 1:
+            package = inside.parts[0]
+        else:
+            package = "(root)"
         _count_module(counts, package, ".".join(inside.with_suffix("").parts), path.read_text())
     return counts
 
@@ -127,19 +139,25 @@ def _count_module(counts: TreeCounts, package: str, module: str, text: str) -> N
             functions.append(node)
     for function in functions:
         inside = slice(function.lineno, (function.end_lineno or function.lineno) + 1)
-        _count_function(counts, f"{module}.{function.name}", 1 + sum(branches[inside]), sum(asserts[inside]))
+        _count_function(
+            counts, f"{module}.{function.name}", 1 + sum(branches[inside]), sum(asserts[inside])
+        )
     counts.format_skips += _format_skips(lines, nodes)
 
 
 def _count_assignment(counts: TreeCounts, node: ast.Assign) -> None:
-    is_joined = isinstance(node.value, ast.Tuple) and any(isinstance(target, ast.Tuple) for target in node.targets)
+    is_joined = isinstance(node.value, ast.Tuple) and any(
+        isinstance(target, ast.Tuple) for target in node.targets
+    )
     counts.joined_assignments += is_joined
 
 
 def _count_conditional(counts: TreeCounts, node: ast.IfExp) -> None:
     counts.conditional_expressions += 1
     parts = (node.test, node.body, node.orelse)
-    counts.nested_conditionals += any(isinstance(inner, ast.IfExp) for part in parts for inner in ast.walk(part))
+    counts.nested_conditionals += any(
+        isinstance(inner, ast.IfExp) for part in parts for inner in ast.walk(part)
+    )
 
 
 def _count_parameter(counts: TreeCounts, node: ast.arg) -> None:
@@ -213,10 +231,16 @@ def _code_line_numbers(lines: list[str], nodes: list[ast.AST]) -> list[int]:
         if isinstance(node, DOCUMENTED):
             docstrings.update(_docstring_lines(node))
     stripped = enumerate((line.strip() for line in lines), 1)
-    return [number for number, line in stripped if line and not line.startswith("#") and number not in docstrings]
+    return [
+        number
+        for number, line in stripped
+        if line and not line.startswith("#") and number not in docstrings
+    ]
 
 
-def _docstring_lines(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> range:
+def _docstring_lines(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+) -> range:
     first = node.body[0] if node.body else None
     if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
         return range(0)

@@ -1,8 +1,8 @@
 """Takes the dashboard's pictures for the documentation: docs/images/web-*.png.
 
-Needs Chromium on PATH. Everything shown is made up and says so: a month of made-up probes, two simulated rigs that are
-really measured over HTTP, one of them under load while *Now* is looked at. Takes about two minutes.
-"""
+Needs Chromium on PATH. Everything shown is made up and says so: a month of made-up probes, two
+simulated rigs that are really measured over HTTP, one of them under load while *Now* is looked at.
+Takes about two minutes."""
 
 from __future__ import annotations
 
@@ -40,17 +40,36 @@ IMAGES = ROOT / "docs" / "images"
 MOST_BYTES = 150_000
 MODEL = "qwen3.6-27b"
 CARDS = "2x rtx-3090"
-SETUPS = (("--tp", "1", "--replicas", "2"), ("--tp", "2"))  # the last one is looked at while it works
-SWEEP = ("--concurrency", "1,2,4,8", "--runs", "2", "--tasks", "8", "--max-tokens", "64", "--warm-up", "quick")
+SETUPS = (
+    ("--tp", "1", "--replicas", "2"),
+    ("--tp", "2"),
+)  # the last one is looked at while it works
+SWEEP = (
+    "--concurrency",
+    "1,2,4,8",
+    "--runs",
+    "2",
+    "--tasks",
+    "8",
+    "--max-tokens",
+    "64",
+    "--warm-up",
+    "quick",
+)
 CLASSES = ("interactive", "normal", "normal", "batch", "batch")
 AGENTS = 18
 UNDER_LOAD_S = 25.0
-UNWATCHED = "[monitor]\nwith_up = false\n"  # the made-up targets have addresses at which others may answer
+UNWATCHED = (
+    "[monitor]\nwith_up = false\n"  # the made-up targets have addresses at which others may answer
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`height`: what is below is cut off. `at`: what stands at the top, where that is not the head of the page."""
+    """`height`: what is below is cut off.
+
+    `at`: what stands at the top, where that is not the head of the page.
+    """
 
     name: str
     path: str
@@ -69,7 +88,14 @@ PICTURES = (
     Picture("runs", "/runs", 420),
     Picture("plan", f"/plan?model={MODEL}&card=rtx-3090&count=2&agents=8", 1120),
     Picture("tuning", "/tuning/last", 1120, scale=0.8),
-    Picture("phone", "/history?target=box&window=30d", 740, width=390, scale=1.5, at=".banner.simulated"),
+    Picture(
+        "phone",
+        "/history?target=box&window=30d",
+        740,
+        width=390,
+        scale=1.5,
+        at=".banner.simulated",
+    ),
 )
 
 
@@ -84,7 +110,9 @@ def skep(env: dict[str, str], *words: str) -> str:
 @contextmanager
 def rig(env: dict[str, str], setup: tuple[str, ...]) -> Iterator[str]:
     """A simulated one; its address."""
-    told = skep(env, "up", MODEL, "--gpu", CARDS, "--simulate", "--port", "0", *setup, "-d", "--json")
+    told = skep(
+        env, "up", MODEL, "--gpu", CARDS, "--simulate", "--port", "0", *setup, "-d", "--json"
+    )
     try:
         yield json.loads(told)["url"]
     finally:
@@ -92,9 +120,18 @@ def rig(env: dict[str, str], setup: tuple[str, ...]) -> Iterator[str]:
 
 
 def ask(url: str, number: int) -> None:
-    words = f"Task {number}: write a parser for the format that the other agents agreed on. " * (1 + number % 7)
-    body = {"model": MODEL, "max_tokens": 120 + number % 5 * 60, "messages": [{"role": "user", "content": words}]}
-    headers = {"content-type": "application/json", "x-skep-priority": CLASSES[number % len(CLASSES)]}
+    words = f"Task {number}: write a parser for the format that the other agents agreed on. " * (
+        1 + number % 7
+    )
+    body = {
+        "model": MODEL,
+        "max_tokens": 120 + number % 5 * 60,
+        "messages": [{"role": "user", "content": words}],
+    }
+    headers = {
+        "content-type": "application/json",
+        "x-skep-priority": CLASSES[number % len(CLASSES)],
+    }
     address = f"{url}/v1/chat/completions"
     request = urllib.request.Request(address, json.dumps(body).encode(), headers)  # noqa: S310 - our own gateway
     with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
@@ -145,8 +182,13 @@ def take(browser: Browser, url: str, picture: Picture, *, wait_s: float = 0.0) -
     with_few_colours(place)
     size = place.stat().st_size
     print(f"{place.relative_to(ROOT)}: {size / 1000:.0f} kB", flush=True)
-    faults = [] if marked else [f"{picture.path} does not say that its figures are made up"]
-    return faults + ([f"{place.name} is larger than {MOST_BYTES} bytes"] if size > MOST_BYTES else [])
+    if marked:
+        faults = []
+    else:
+        faults = [f"{picture.path} does not say that its figures are made up"]
+    return faults + (
+        [f"{place.name} is larger than {MOST_BYTES} bytes"] if size > MOST_BYTES else []
+    )
 
 
 def with_few_colours(place: Path) -> None:
@@ -174,7 +216,10 @@ def main() -> None:
     if chromium is None:
         sys.exit("error: no Chromium on PATH")
     IMAGES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="skep-shots-") as folder, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory(prefix="skep-shots-") as folder,
+        sync_playwright() as playwright,
+    ):
         env = own_env(Path(folder)) | {"XDG_CACHE_HOME": f"{folder}/cache"}
         os.chdir(folder)
         Path("skep.toml").write_text(UNWATCHED)

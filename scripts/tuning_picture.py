@@ -1,4 +1,7 @@
-"""Draws docs/images/tuning.svg: a tuning on a simulated rig, which the picture says of itself. Takes seconds."""
+"""Draws docs/images/tuning.svg: a tuning on a simulated rig, which the picture says of itself.
+
+Takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,24 @@ from skep.units import public_name
 ROOT = Path(__file__).parent.parent
 IMAGE = ROOT / "docs" / "images" / "tuning.svg"
 CLIMB = (
-    "tune", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--simulate", "--goal", "effective_tok_s@4", "--input-tokens",
-    "1024", "--output-tokens", "1024", "--budget", "12h", "--seed", "1", "--json",
+    "tune", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--simulate", "--goal", "effective_tok_s@4",
+    "--input-tokens", "1024", "--output-tokens", "1024", "--budget", "12h", "--seed", "1",
+    "--json",
 )  # fmt: skip
 
 
 def ladder_picture(found: TuningRecord) -> str:
-    tuning, spec = found.tuning, ladder_chart(found.tuning, found.stages)
+    tuning = found.tuning
+    spec = ladder_chart(found.tuning, found.stages)
     assert spec is not None
     said = summary.headline(tuning, found.stages)
-    facts = ("SIMULATED", public_name(tuning.model), tuning.engine, tuning.rig, summary.shape_words(tuning))
+    facts = (
+        "SIMULATED",
+        public_name(tuning.model),
+        tuning.engine,
+        tuning.rig,
+        summary.shape_words(tuning),
+    )
     drawn = panel(spec, said, " · ".join(facts), 480, spec["height"])
     drawn["title"] |= {"subtitleColor": theme.ROSE}
     return standalone(drawn, f"{' · '.join(facts)}: {said}")
@@ -38,10 +49,16 @@ def ladder_picture(found: TuningRecord) -> str:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
-        folders = {f"XDG_{name}_HOME": f"{place}/{name}" for name in ("CONFIG", "DATA", "STATE", "CACHE")}
+        folders = {
+            f"XDG_{name}_HOME": f"{place}/{name}" for name in ("CONFIG", "DATA", "STATE", "CACHE")
+        }
         env = {**os.environ, **folders}
         done = subprocess.run(
-            [sys.executable, "-m", "skep", *CLIMB], env=env, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "skep", *CLIMB],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             sys.exit(done.stderr)

@@ -1,4 +1,7 @@
-"""Write the tables and the picture of docs/accuracy.md from the points in tests/data. `--check` only compares."""
+"""Write the tables and the picture of docs/accuracy.md from the points in tests/data.
+
+`--check` only compares.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +33,39 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
 DATA = ROOT / "tests" / "data"
 OWN = "skep-h200-"
-BEGIN, END = "<!-- figures: scripts/write_accuracy.py -->", "<!-- end of figures -->"
+BEGIN = "<!-- figures: scripts/write_accuracy.py -->"
+END = "<!-- end of figures -->"
 _GROUPS = {  # in the order of the table, with their titles
-    "C=1": "C=1", "C>1": "C>1", "dense": "dense", "moe": "MoE", "one card": "one GPU", "tp": "tensor parallel",
-    "spec": "speculation", "engine vllm": "vLLM", "engine llamacpp": "llama.cpp", "engine sglang": "SGLang",
+    "C=1": "C=1", "C>1": "C>1", "dense": "dense", "moe": "MoE", ("one "
+"card"): "one GPU", "tp": ("tensor "
+"parallel"),
+    "spec": "speculation", "engine vllm": "vLLM", ("engine "
+"llamacpp"): "llama.cpp", "engine sglang": "SGLang",
 }  # fmt: skip
 
 
 def tables(plain: ValidationReport, tuned: Sequence[ValidationPoint]) -> str:
-    each = {name: value for name, value in plain.by_source().items() if value.median_ape is not None}
-    published = [value.median_ape or 0.0 for name, value in each.items() if not name.startswith(OWN)]
+    each = {
+        name: value for name, value in plain.by_source().items() if value.median_ape is not None
+    }
+    published = [
+        value.median_ape or 0.0 for name, value in each.items() if not name.startswith(OWN)
+    ]
     low, high = _interval(published)
     own = [point for point in plain.points if point.case.source.startswith(f"{OWN}vllm")]
-    held = f"{plain.covered:.0%}" if plain.covered is not None else "none"
-    between = f"mean {fmean(published):.1%} (95 % interval {low:.0%} to {high:.0%}), median {median(published):.1%}"
+    if plain.covered is not None:
+        held = f"{plain.covered:.0%}"
+    else:
+        held = "none"
+    between = (
+        f"mean {fmean(published):.1%} (95 % interval {low:.0%} to {high:.0%}), median "
+        f"{median(published):.1%}"
+    )
     lines = [
-        f"The planner predicts {len(plain.points)} of {plain.rows} rows; the 80 % band holds {held} of them.",
+        (
+            f"The planner predicts {len(plain.points)} of {plain.rows} rows; the 80 % band "
+            f"holds {held} of them."
+        ),
         f"Counted by source, of {len(published)} published ones: {between}.",
     ]
     for kind in ("layout", "speculation"):
@@ -54,17 +74,29 @@ def tables(plain: ValidationReport, tuned: Sequence[ValidationPoint]) -> str:
     apart = disagreements(plain.points)
     middle = fmean(math.sqrt(1 + one) - 1 for one in apart)
     lines.append(
-        f"{len(apart)} pairs of sources tell of the same setup and differ by {median(apart):.0%} ({apart[0]:.0%} to "
+        f"{len(apart)} pairs of sources tell of the same setup and differ by "
+        f"{median(apart):.0%} ({apart[0]:.0%} to "
         f"{apart[-1]:.0%}): between them, a prediction misses each by {middle:.0%} on average."
     )
-    lines += ["", "|rows|n|median error|p90|", "|---|---:|---:|---:|", _line("**all**", plain.spreads()["all"])]
+    lines += [
+        "",
+        "|rows|n|median error|p90|",
+        "|---|---:|---:|---:|",
+        _line("**all**", plain.spreads()["all"]),
+    ]
     groups = groups_of(plain.points)
     lines += [_line(title, groups[name]) for name, title in _GROUPS.items() if name in groups]
     lines += [_line("own, vLLM on one H200", spread([point.error for point in own]))]
     for name, formula in _FORMULAS.items():
-        off = spread([abs(formula(point.case) / point.case.published - 1.0) for point in plain.points])
+        off = spread(
+            [abs(formula(point.case) / point.case.published - 1.0) for point in plain.points]
+        )
         lines += [_line(f"*{name}*", off)]
-    lines += [_line(f"calibrated, {name}", value) for name, value in groups_of(tuned).items() if name[0] == "C"]
+    lines += [
+        _line(f"calibrated, {name}", value)
+        for name, value in groups_of(tuned).items()
+        if name[0] == "C"
+    ]
     lines += ["", "|source|n|median error|p90|", "|---|---:|---:|---:|"]
     ordered = sorted(each.items(), key=lambda one: -one[1].rows)
     return "\n".join([*lines, *(_line(name, value) for name, value in ordered)])
@@ -86,7 +118,8 @@ def groups_of(points: Sequence[ValidationPoint]) -> dict[str, Spread]:
 
 
 def _names(case: PublishedCase) -> tuple[str, ...]:
-    setup, layout = case.setup, case.setup.layout
+    setup = case.setup
+    layout = case.setup.layout
     return (
         "C=1" if case.load.concurrency == 1 else "C>1",
         "moe" if setup.model.is_moe else "dense",
@@ -101,23 +134,38 @@ def _line(name: str, value: Spread) -> str:
 
 
 def _bandwidth(case: PublishedCase) -> float:
-    """Return what calculators on the web say: bandwidth over the model's size, times a constant, for each agent."""
+    """Return what calculators on the web say: bandwidth over the model's size, times a constant,
+    for each agent.
+    """
     size = case.setup.model.params_total * case.setup.quant.nominal / 8
     return 0.55 * case.card.bandwidth_gbs * 1e9 * case.setup.layout.tp / size * _agents(case)
 
 
 def _roofline(case: PublishedCase) -> float:
-    """Return the slower of reading weights and KV once a step and computing the batch, at the data sheet's rates."""
-    model, layout, load = case.setup.model, case.setup.layout, case.load
-    parts, bits = parts_of(model), part_bits(case.setup.quant, model)
-    routed = model.experts_per_token / model.experts if model.experts else 0.0
+    """Return the slower of reading weights and KV once a step and computing the batch, at the data
+    sheet's rates.
+    """
+    model = case.setup.model
+    layout = case.setup.layout
+    load = case.load
+    parts = parts_of(model)
+    bits = part_bits(case.setup.quant, model)
+    if model.experts:
+        routed = model.experts_per_token / model.experts
+    else:
+        routed = 0.0
     dense = parts.embedding * bits["ends"] + parts.small * bits["small"] + parts.mlp * bits["mlp"]
     active = (dense + parts.experts * routed * bits["experts"]) / 8
     each = max(1.0, _agents(case) / layout.replicas)
-    kv = model.kv_bytes_per_token(case.setup.kv.bytes) * (load.input_tokens + load.output_tokens / 2)
+    kv = model.kv_bytes_per_token(case.setup.kv.bytes) * (
+        load.input_tokens + load.output_tokens / 2
+    )
     read = (active + each * kv) / (case.card.bandwidth_gbs * 1e9 * layout.tp)
     rate = (case.card.fp16_tflops or 50.0) * 1e12 * layout.tp
-    prompt = load.input_tokens / load.output_tokens if case.metric == "effective" else 0.0
+    if case.metric == "effective":
+        prompt = load.input_tokens / load.output_tokens
+    else:
+        prompt = 0.0
     return _agents(case) / max(read, 2 * model.params_active * each * (1 + prompt) / rate)
 
 
@@ -146,7 +194,9 @@ def report() -> tuple[ValidationReport, list[ValidationPoint]]:
     plain = validate(found, constants_of=honest_constants)
     curves = {row: curve_of(cells) for row, cells in found}
     tuned = calibrated((point.case, curves[point.case.row]) for point in plain.points)
-    return plain, [predicted(case, honest_constants(case.source), tuning) for case, tuning in tuned]
+    return plain, [
+        predicted(case, honest_constants(case.source), tuning) for case, tuning in tuned
+    ]
 
 
 def page() -> str:
@@ -158,12 +208,16 @@ def picture() -> str:
     plain, _ = report()
     error = plain.spreads()["all"].median_ape or 0.0
     subtitle = (
-        f"{len(plain.points)} of {plain.rows} measured rows, each with constants not fitted on its source; "
+        f"{len(plain.points)} of {plain.rows} measured rows, each with constants not fitted "
+        "on its source; "
         f"median |error| {error:.0%}; shaded: within 20 %"
     )
     return accuracy_picture(plain.points, "Predicted against measured", subtitle) or ""
 
 
 if __name__ == "__main__":
-    files = {PAGE: page} if "--check" in sys.argv else {PAGE: page, ROOT / "docs" / "images" / "accuracy.svg": picture}
+    if "--check" in sys.argv:
+        files = {PAGE: page}
+    else:
+        files = {PAGE: page, ROOT / "docs" / "images" / "accuracy.svg": picture}
     sys.exit(write_or_check(files))

@@ -1,4 +1,7 @@
-"""Writes docs/cli.md and docs/json.md from the commands and the records. `--check` says whether they are up to date."""
+"""Writes docs/cli.md and docs/json.md from the commands and the records.
+
+`--check` says whether they are up to date.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +58,23 @@ def cli_reference() -> str:
     root = tree_of(PARTS)
     pages = [CLI_INTRO]
     for title, commands in GROUPS.items():
-        rows = [_command_row(path, leaf) for name in commands for path, leaf in _leaves(root, name)]
-        pages.append(f"## {title}\n\n| command | what it does | example |\n|---|---|---|\n" + "\n".join(rows) + "\n")
-    leaves = [found for commands in GROUPS.values() for name in commands for found in _leaves(root, name)]
+        rows = [
+            _command_row(path, leaf) for name in commands for path, leaf in _leaves(root, name)
+        ]
+        pages.append(
+            f"## {title}\n\n| command | what it does | example |\n|---|---|---|\n"
+            + "\n".join(rows)
+            + "\n"
+        )
+    leaves = [
+        found for commands in GROUPS.values() for name in commands for found in _leaves(root, name)
+    ]
     common = _common_options([leaf for _, leaf in leaves])
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in sorted(common.items())]
     pages.append(OPTIONS_INTRO + "\n".join(rows) + "\n")
     own = (
-        (path, [_name(one) for one in _options(leaf) if common.get(_name(one)) != one.help]) for path, leaf in leaves
+        (path, [_name(one) for one in _options(leaf) if common.get(_name(one)) != one.help])
+        for path, leaf in leaves
     )
     lines = [f"- `{' '.join(path)}`: {' '.join(names)}" for path, names in own if len(names) > 2]
     pages.append(OWN_INTRO + "\n" + "\n".join(lines) + "\n")
@@ -70,7 +82,9 @@ def cli_reference() -> str:
 
 
 def _leaves(root: click.Group, name: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield a command, or those below it, each with its words; the word that may be left out is left out."""
+    """Yield a command, or those below it, each with its words; the word that may be left out is
+    left out.
+    """
     command = root.commands[name]
     default = getattr(command, "default", "")
     for below, child in getattr(command, "commands", {}).items():
@@ -80,11 +94,16 @@ def _leaves(root: click.Group, name: str) -> Iterator[tuple[tuple[str, ...], cli
 
 
 def _command_row(path: tuple[str, ...], command: click.Command) -> str:
-    """Return the row of a command: the first part of what its help says, and its example where that says more."""
+    """Return the row of a command: the first part of what its help says, and its example where
+    that says more.
+    """
     words = " ".join(path)
     what = re.split(r"(?<=[.?]) |; ", (command.help or "").replace("\n", " "))[0].rstrip(".")
     example = (command.epilog or "").removeprefix("Example: ")
-    return f"| `{words}` | {_cell(what)} | {f'`{_cell(example)}`' if example != f'skep {words}' else ''} |"
+    return (
+        f"| `{words}` | {_cell(what)} | "
+        f"{f'`{_cell(example)}`' if example != f'skep {words}' else ''} |"
+    )
 
 
 def _options(command: click.Command) -> list[click.Option]:
@@ -97,8 +116,12 @@ def _name(option: click.Option) -> str:
 
 def _common_options(commands: list[click.Command]) -> dict[str, str]:
     """Return the options that several commands explain in the same words, with these."""
-    counts = Counter((_name(one), one.help or "") for command in commands for one in _options(command))
-    return {name: text for (name, text), count in reversed(counts.most_common()) if count >= COMMON}
+    counts = Counter(
+        (_name(one), one.help or "") for command in commands for one in _options(command)
+    )
+    return {
+        name: text for (name, text), count in reversed(counts.most_common()) if count >= COMMON
+    }
 
 
 def _other_names() -> str:
@@ -128,7 +151,10 @@ def _cell(text: str) -> str:
 def json_reference() -> str:
     """Return docs/json.md."""
     documents = read_documents()["document"]
-    lines = (f"- {', '.join(f'`{name}`' for name in one['commands'])}: {one['what']}" for one in documents)
+    lines = (
+        f"- {', '.join(f'`{name}`' for name in one['commands'])}: {one['what']}"
+        for one in documents
+    )
     return "\n".join([read_documents()["intro"].lstrip(), *lines]) + "\n"
 
 

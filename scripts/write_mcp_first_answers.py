@@ -1,4 +1,6 @@
-"""Writes mcp_server/first_answers.json: what the whole MCP server says to a client that opens a conversation."""
+"""Writes mcp_server/first_answers.json: what the whole MCP server says to a client that opens a
+conversation.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,21 @@ async def ask(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     to_client, from_server = anyio.create_memory_object_stream[Any](1)
     results = []
     async with to_server, from_client, to_client, from_server, anyio.create_task_group() as tasks:
-        tasks.start_soon(server.run, from_client, to_client, server.create_initialization_options())
+        tasks.start_soon(
+            server.run, from_client, to_client, server.create_initialization_options()
+        )
         for request in requests:
             line = json.dumps({"jsonrpc": "2.0", **request})
-            await to_server.send(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
+            await to_server.send(
+                SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+            )
             if "id" in request:
                 message = (await from_server.receive()).message
-                results.append(json.loads(message.model_dump_json(by_alias=True, exclude_unset=True))["result"])
+                results.append(
+                    json.loads(message.model_dump_json(by_alias=True, exclude_unset=True))[
+                        "result"
+                    ]
+                )
         tasks.cancel_scope.cancel()
     return results
 
@@ -50,7 +60,10 @@ async def ask(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def handshake(version: str) -> dict[str, Any]:
     """Return each method's result for a client that opens with `initialize`."""
     params = {"protocolVersion": version, "capabilities": {}, "clientInfo": CLIENT}
-    requests = [{"id": 0, "method": "initialize", "params": params}, {"method": "notifications/initialized"}]
+    requests = [
+        {"id": 0, "method": "initialize", "params": params},
+        {"method": "notifications/initialized"},
+    ]
     methods = [*LISTS, "ping"]
     requests += [{"id": number, "method": method} for number, method in enumerate(methods, 1)]
     return dict(zip(["initialize", *methods], asyncio.run(ask(requests)), strict=True))
@@ -59,7 +72,9 @@ def handshake(version: str) -> dict[str, Any]:
 def stateless() -> dict[str, Any]:
     methods = ["server/discover", *LISTS]
     meta = {"_meta": STATELESS}
-    requests = [{"id": number, "method": method, "params": meta} for number, method in enumerate(methods)]
+    requests = [
+        {"id": number, "method": method, "params": meta} for number, method in enumerate(methods)
+    ]
     return dict(zip(methods, asyncio.run(ask(requests)), strict=True))
 
 

@@ -1,4 +1,6 @@
-"""Writes docs/recipes.md: for each of some home rigs the line that serves a model on it, as the planner says today."""
+"""Writes docs/recipes.md: for each of some home rigs the line that serves a model on it, as the
+planner says today.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +45,21 @@ streams. `skep plan` also prints published measurements, where there are some;
 def page() -> str:
     parts = [HEAD]
     for title, rig, model, agents in RIGS:
-        found = answer_plan(PlanFlags(model, (rig,), agents=agents), Path("/nonexistent"), files=False)
+        found = answer_plan(
+            PlanFlags(model, (rig,), agents=agents), Path("/nonexistent"), files=False
+        )
         _, best = found.ranked[0]
         at = next(level for level in best.predicted if level.concurrency == agents)
         together = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f})"
         speed = f"{together}, {at.task_tok_s:,.0f} each while an answer streams"
         first = (
-            f"first token after {format_seconds(at.ttft_ms / 1000)}; {best.rated.context_each:,} tokens of context each"
+            f"first token after {format_seconds(at.ttft_ms / 1000)}; "
+            f"{best.rated.context_each:,} tokens of context each"
         )
         parts += [f"## {title}\n", f"    {start_line(found, best)}\n", f"{speed}; {first}.\n"]
-        parts += [f"Note: {line}.\n" for line in caveats(found, best)[:2] if is_for_this_page(line)][:1]
+        parts += [
+            f"Note: {line}.\n" for line in caveats(found, best)[:2] if is_for_this_page(line)
+        ][:1]
     return "\n".join(parts)
 
 

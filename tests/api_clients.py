@@ -1,4 +1,6 @@
-"""The makers' own clients, loaded by the first test that uses one: each worker collects all tests."""
+"""The makers' own clients, loaded by the first test that uses one:
+each worker collects all tests.
+"""
 
 import importlib
 
@@ -8,7 +10,9 @@ class LoadedOnUse:
         self._name = name
 
     def __getattr__(self, name):
-        if name.startswith(("_", "pytest")):  # pytest looks for marks in all that a module of tests names
+        if name.startswith(
+            ("_", "pytest")
+        ):  # pytest looks for marks in all that a module of tests names
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 

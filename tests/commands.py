@@ -17,10 +17,16 @@ from skep.paths import user_paths
 
 
 def environment(folder):
-    """An installation of its own; only the weights' cache is the user's, so that nothing is fetched twice."""
-    folders = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE")}
+    """An installation of its own; only the weights' cache is the user's, so that nothing is
+    fetched twice.
+    """
+    folders = {
+        f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE")
+    }
     kept = {
-        key: value for key, value in os.environ.items() if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL")
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL")
     }
     for repo in ("org--model", "org--m"):  # two checkpoints, as the hub's client leaves them
         snapshot = folder / "hf" / "hub" / f"models--{repo}" / "snapshots" / "c0ffee"
@@ -34,11 +40,20 @@ def environment(folder):
 
 
 def run_main(args, env, folder):
-    """`skep ARGS...` in this process, as in one of its own: environment, folder, standard files, exit code."""
+    """`skep ARGS...` in this process, as in one of its own: environment, folder, standard files,
+    exit code.
+    """
     encoding, _, errors = env.get("PYTHONIOENCODING", "utf-8").partition(":")
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding, errors or None, write_through=True) for _ in range(2))
-    before, argv = dict(os.environ), sys.argv
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding, errors or None, write_through=True)
+        for _ in range(2)
+    )
+    before = dict(os.environ)
+    argv = sys.argv
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         os.environ.clear()
         os.environ.update(env)
@@ -47,19 +62,26 @@ def run_main(args, env, folder):
             contextlib.chdir(folder),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            warnings.catch_warnings(action="ignore", category=ResourceWarning),  # a hive outlives the command
+            warnings.catch_warnings(
+                action="ignore", category=ResourceWarning
+            ),  # a hive outlives the command
         ):
             try:
                 code = main()
             except SystemExit as left:
-                code = left.code if isinstance(left.code, int) else int(left.code is not None)
+                if isinstance(left.code, int):
+                    code = left.code
+                else:
+                    code = int(left.code is not None)
     finally:
         sys.argv = argv
         os.environ.clear()
         os.environ.update(before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return subprocess.CompletedProcess(["skep", *args], code, *(one.buffer.getvalue().decode() for one in (out, err)))
+    return subprocess.CompletedProcess(
+        ["skep", *args], code, *(one.buffer.getvalue().decode() for one in (out, err))
+    )
 
 
 def eventually(check, timeout_s=20):
@@ -73,7 +95,10 @@ def eventually(check, timeout_s=20):
 
 @contextlib.contextmanager
 def running_skep(env, folder):
-    """Runs `skep ARGS...` to its end, in that folder. Whatever still runs afterwards is stopped."""
+    """Runs `skep ARGS...` to its end, in that folder.
+
+    Whatever still runs afterwards is stopped.
+    """
 
     def run(*args, check=None, timeout=None, **extra_env):
         done = run_main([*map(str, args)], {**env, **extra_env}, folder)
@@ -85,4 +110,5 @@ def running_skep(env, folder):
     yield run
     if user_paths(env).lock.exists():  # a hive was started here
         run("down", "--wait", "0s")
-    shutil.rmtree(user_paths(env).runtime, ignore_errors=True)  # left by a skep that a test has killed
+    # Left by a skep that a test has killed.
+    shutil.rmtree(user_paths(env).runtime, ignore_errors=True)

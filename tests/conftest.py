@@ -1,4 +1,6 @@
-"""What several suites share: folders of their own, commands in the process of the test, a gateway as a child."""
+"""What several suites share: folders of their own, commands in the process of the test, a gateway
+as a child.
+"""
 
 import asyncio
 import gc
@@ -24,7 +26,9 @@ from skep.supervisor import control
 from skep.testing.process import FakeEngine, GatewayProcess
 
 # How quick this machine is at the moment is no finding.
-settings.register_profile("skep", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "skep", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("skep")
 
 FakeEngine.popen = ForkedProcess
@@ -32,11 +36,14 @@ control.subprocess = SimpleNamespace(  # of `skep up -d`
     Popen=ForkedProcess, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
 )
 
-gc.disable()  # collecting 9,000 tests makes no garbage; `pytest_collection_finish` enables it again
+# collecting 9,000 tests makes no garbage; `pytest_collection_finish` enables it again
+gc.disable()
 
 
 def pytest_collection_finish():
-    """Freeze what the collected tests hold: a load collects garbage first, which takes a second with them."""
+    """Freeze what the collected tests hold: a load collects garbage first, which takes a second
+    with them.
+    """
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)  # the default takes a tenth of all time here
     gc.enable()
@@ -68,9 +75,13 @@ def pytest_configure_node(node):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Give each test its PATH, before any fixture; leave it out where a program that it needs is missing."""
+    """Give each test its PATH, before any fixture; leave it out where a program that it needs is
+    missing.
+    """
     marks = {mark.name for mark in item.iter_markers()}
-    os.environ["PATH"] = FURNISHED_PATH if marks & FURNISHED_MARKS else item.config.stash[BARE_PATH]
+    os.environ["PATH"] = (
+        FURNISHED_PATH if marks & FURNISHED_MARKS else item.config.stash[BARE_PATH]
+    )
     for mark in item.iter_markers("needs"):
         lack = lack_of(*mark.args)
         if lack is not None:
@@ -90,13 +101,15 @@ def pytest_terminal_summary(terminalreporter):
 class ByFile(LoadFileScheduling):
     """A file goes to one worker: what is made once for its tests is made once.
 
-    So do the files that use the makers' clients of the gateway, and those of MCP's: to load them takes seconds.
-    """
+    So do the files that use the makers' clients of the gateway, and those of MCP's: to load them
+    takes seconds."""
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
         folder = str(Path(file).parent)
-        return folder if folder == "tests/mcp" or (folder == "tests/gateway" and uses_clients(file)) else file
+        if folder == "tests/mcp" or (folder == "tests/gateway" and uses_clients(file)):
+            return folder
+        return file
 
 
 @cache
@@ -112,7 +125,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Run a test that is a coroutine function: by its `start_loop`, `START_LOOP` of its module, or `asyncio.run`."""
+    """Run a test that is a coroutine function: by its `start_loop`, `START_LOOP` of its module, or
+    `asyncio.run`.
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
@@ -144,7 +159,10 @@ class GatewayOfFakes(GatewayProcess):
 
     def serve_engines(self, *engines, slots=2, model="fake-model", confirms="slots", models=()):
         common = {"model": model, "slots": slots, "confirms": confirms}
-        self.serve([{"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate(engines)], models)
+        self.serve(
+            [{"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate(engines)],
+            models,
+        )
 
 
 @pytest.fixture

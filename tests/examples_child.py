@@ -1,7 +1,8 @@
-"""Runs examples one after the other in one process, since what they import takes longer than they do.
+"""Runs examples one after the other in one process, since what they import takes longer than they
+do.
 
-Loads those named on the command line, then reads `[name, url]` lines, and answers each with `[code, stdout, stderr]`.
-"""
+Loads those named on the command line, then reads `[name, url]` lines, and answers each with
+`[code, stdout, stderr]`."""
 
 import contextlib
 import io
@@ -18,7 +19,9 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def run(name, run_name="__main__"):
     """As `python examples/NAME.py` would."""
     path = str(EXAMPLES / f"{name}.py")
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out = io.StringIO()
+    err = io.StringIO()
+    code = 0
     sys.argv = [path]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

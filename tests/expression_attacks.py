@@ -1,8 +1,9 @@
-"""Texts that make a regular expression slow, and whether its time grows worse than in proportion to them.
+"""Texts that make a regular expression slow, and whether its time grows worse than in proportion
+to them.
 
-The texts are made of the expression itself: what its repeated parts match, again and again, after what leads there, and
-ended by what fits nowhere. Time is the processor's, so that others on the machine do not count.
-"""
+The texts are made of the expression itself: what its repeated parts match, again and again, after
+what leads there, and ended by what fits nowhere. Time is the processor's, so that others on the
+machine do not count."""
 
 import re
 import time
@@ -18,7 +19,9 @@ SHORT = 18  # characters, for expressions whose time doubles with each one
 SIZES = (SHORT, 256, 2048)
 MEASURABLE_S = 0.001
 TRIES = 5
-WORST_COST = 100  # times as long as finding each letter of the same text: cubic ones are above a thousand
+WORST_COST = (
+    100  # times as long as finding each letter of the same text: cubic ones are above a thousand
+)
 WORST_GROWTH = 9.0  # of the time, for four times the text: in proportion is 4, quadratic is 16
 CATEGORIES = {
     codes.CATEGORY_DIGIT: str.isdigit,
@@ -31,7 +34,9 @@ CATEGORIES = {
 
 
 def slow_text(expression, methods, longest=SIZES[-1]):
-    """Return the beginning, the repeated part and the end of a text on which its time grows too fast, else None."""
+    """Return the beginning, the repeated part and the end of a text on which its time grows too
+    fast, else None.
+    """
     for attack in attacks(expression):
         for method in methods:
             if grows_too_fast(expression, method, attack, longest):
@@ -40,15 +45,21 @@ def slow_text(expression, methods, longest=SIZES[-1]):
 
 
 def costly_text(expression, methods, longest):
-    """Return the text of that many characters on which it takes long for texts so short, else None."""
+    """Return the text of that many characters on which it takes long for texts so short, else
+    None.
+    """
     usual = worker(re.compile(r"\w"), "findall")
     for attack in attacks(expression):
-        text, short = text_of_size(expression, attack, longest), text_of_size(expression, attack, SHORT)
+        text = text_of_size(expression, attack, longest)
+        short = text_of_size(expression, attack, SHORT)
         for work in (worker(expression, method) for method in methods):
             if spent(work, short) > MEASURABLE_S:
                 return attack
             if spent(work, text) > MEASURABLE_S:
-                times = min(spent(work, text) for _ in range(TRIES)), min(spent(usual, text) for _ in range(TRIES))
+                times = (
+                    min(spent(work, text) for _ in range(TRIES)),
+                    min(spent(usual, text) for _ in range(TRIES)),
+                )
                 if times[0] > WORST_COST * times[1]:
                     return attack
     return None
@@ -64,7 +75,9 @@ def grows_too_fast(expression, method, attack, longest):
         if size == SHORT:
             return True
         small = text_of_size(expression, attack, size // 4)
-        if slow > WORST_GROWTH * spent(work, small):  # it may be chance: once more, and the best of several tries
+        if slow > WORST_GROWTH * spent(
+            work, small
+        ):  # it may be chance: once more, and the best of several tries
             quick = min(spent(work, small) for _ in range(TRIES))
             slow = min(spent(work, large) for _ in range(TRIES))
             if slow > WORST_GROWTH * quick:
@@ -88,7 +101,9 @@ def spent(work, text):
 def text_of_size(expression, attack, size):
     begin, part, end = attack
     text = begin + part * max(1, (size - len(begin) - len(end)) // len(part)) + end
-    return text.encode("latin-1", "replace") if isinstance(expression.pattern, bytes) else text
+    if isinstance(expression.pattern, bytes):
+        return text.encode("latin-1", "replace")
+    return text
 
 
 def attacks(expression):
@@ -140,7 +155,9 @@ def sample(items, shared):
         if code in REPEATS:
             text += sample(list(value[2]), shared) * max(1, min(value[0], 2 * MANY))
         elif is_class(code):
-            text += next((char for char in candidates(code, value, shared) if holds(code, value, char)), "")
+            text += next(
+                (char for char in candidates(code, value, shared) if holds(code, value, char)), ""
+            )
         elif code is codes.BRANCH:
             text += sample(list(value[1][0]), shared)
         elif code in (codes.SUBPATTERN, codes.ATOMIC_GROUP):
@@ -150,8 +167,14 @@ def sample(items, shared):
 
 def candidates(code, value, shared):
     literal = [chr(value)] if code is codes.LITERAL else []
-    listed = [chr(one[1]) for one in value if one[0] is codes.LITERAL] if code is codes.IN else []
-    ranges = [chr(one[1][0]) for one in value if one[0] is codes.RANGE] if code is codes.IN else []
+    if code is codes.IN:
+        listed = [chr(one[1]) for one in value if one[0] is codes.LITERAL]
+    else:
+        listed = []
+    if code is codes.IN:
+        ranges = [chr(one[1][0]) for one in value if one[0] is codes.RANGE]
+    else:
+        ranges = []
     return [*literal, *shared, *ALPHABET, *listed, *ranges, "\u00e9", "\0"]
 
 
@@ -159,7 +182,10 @@ def shared_characters(tree):
     """Return the characters that most of the repeated classes hold."""
     found = list(classes_in(tree))
     literals = [chr(value) for code, value in literals_in(tree)]
-    score = {char: sum(holds(code, value, char) for code, value in found) for char in [*ALPHABET, *literals]}
+    score = {
+        char: sum(holds(code, value, char) for code, value in found)
+        for char in [*ALPHABET, *literals]
+    }
     return sorted(score, key=lambda char: -score[char])[:CHARACTERS]
 
 
@@ -203,7 +229,10 @@ def holds(code, value, char):
     if code is codes.NOT_LITERAL:
         return ord(char) != value
     negated = bool(value) and value[0][0] is codes.NEGATE
-    return any(holds_part(*part, char) for part in value if part[0] is not codes.NEGATE) is not negated
+    return (
+        any(holds_part(*part, char) for part in value if part[0] is not codes.NEGATE)
+        is not negated
+    )
 
 
 def holds_part(code, value, char):

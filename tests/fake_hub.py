@@ -1,4 +1,6 @@
-"""A hub on the loopback, as its own client talks to it: repositories, gated ones, files with checksums, resuming."""
+"""A hub on the loopback, as its own client talks to it: repositories, gated ones, files with
+checksums, resuming.
+"""
 
 import hashlib
 import json
@@ -25,7 +27,8 @@ class FakeHub:
         self.commit = COMMIT
         self.stops_at = {}
         self.changes_at = {}  # by file: bytes that are sent, and what the file is from then on
-        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
         self.asked = []  # (file, first byte) of every download
         self.url = ""
 
@@ -66,9 +69,17 @@ class _Answer(BaseHTTPRequestHandler):
 
     def refused(self, repo):
         if repo not in self.hub.repos:
-            self.reply(404, b"{}", **{"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+            self.reply(
+                404,
+                b"{}",
+                **{"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"},
+            )
         elif repo in self.hub.gated and self.headers["authorization"] != "Bearer hf_good":
-            self.reply(403, b"{}", **{"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"})
+            self.reply(
+                403,
+                b"{}",
+                **{"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"},
+            )
         else:
             return False
         return True
@@ -79,8 +90,14 @@ class _Answer(BaseHTTPRequestHandler):
         siblings = []
         for name, data in self.hub.repos[repo].items():
             sha = hashlib.sha256(data).hexdigest()
-            lfs = {"lfs": {"sha256": sha, "size": len(data), "pointerSize": 130}} if is_large(name) else {}
-            about = {"type": "file", "path": name, "oid": sha[:40]} if tree else {"rfilename": name, "blobId": sha[:40]}
+            if is_large(name):
+                lfs = {"lfs": {"sha256": sha, "size": len(data), "pointerSize": 130}}
+            else:
+                lfs = {}
+            if tree:
+                about = {"type": "file", "path": name, "oid": sha[:40]}
+            else:
+                about = {"rfilename": name, "blobId": sha[:40]}
             siblings.append({**about, "size": len(data), **lfs})
             if tree and lfs:
                 lfs["lfs"]["oid"] = sha
@@ -92,7 +109,11 @@ class _Answer(BaseHTTPRequestHandler):
             "private": False,
             "tags": [],
         }
-        self.reply(200, json.dumps(siblings if tree else document).encode(), **{"Content-Type": "application/json"})
+        self.reply(
+            200,
+            json.dumps(siblings if tree else document).encode(),
+            **{"Content-Type": "application/json"},
+        )
 
     def file(self, repo, name):
         if self.refused(repo):
@@ -105,14 +126,24 @@ class _Answer(BaseHTTPRequestHandler):
         data = self.hub.wrong.get(name, data)
         etag = self.hub.etags.get(name, sha if is_large(name) else sha[:40])
         heads = {"ETag": f'"{etag}"', "X-Repo-Commit": self.hub.commit, "Accept-Ranges": "bytes"}
-        heads |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))} if is_large(name) else {}
+        heads |= (
+            {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
+            if is_large(name)
+            else {}
+        )
         first = self.first_byte(etag)
         if first:
             heads["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
         if self.command == "GET":
             self.hub.asked.append((name, first))
-        stop = self.hub.stops_at.pop(name, None) if self.command == "GET" else None
-        change = self.hub.changes_at.pop(name, None) if self.command == "GET" else None
+        if self.command == "GET":
+            stop = self.hub.stops_at.pop(name, None)
+        else:
+            stop = None
+        if self.command == "GET":
+            change = self.hub.changes_at.pop(name, None)
+        else:
+            change = None
         if change is not None:
             cut, self.hub.repos[repo][name] = change
             self.reply(200, data, cut=cut, **heads)

@@ -1,8 +1,9 @@
-"""What a test may need beyond the README's Python, make and C compiler, and a PATH without it for all other tests.
+"""What a test may need beyond the README's Python, make and C compiler, and a PATH without it for
+all other tests.
 
-A test says so by `@pytest.mark.needs("git")`: where the program is missing, the test is left out. Each test that does
-not say so runs on a PATH without the programs below, so that a furnished machine finds the same as a bare one.
-"""
+A test says so by `@pytest.mark.needs("git")`: where the program is missing, the test is left out.
+Each test that does not say so runs on a PATH without the programs below, so that a furnished
+machine finds the same as a bare one."""
 
 import os
 from functools import cache
@@ -19,7 +20,10 @@ UNASKED = BROWSERS | COMPILERS | OTHERS
 
 
 def bare_path(path, folder, hidden=UNASKED):
-    """Return this PATH without the hidden programs. `folder` gets links to what stands beside them."""
+    """Return this PATH without the hidden programs.
+
+    `folder` gets links to what stands beside them.
+    """
     places = {Path(name).resolve(): name for name in path.split(os.pathsep) if may_look_into(name)}
     for number, place in enumerate(places):
         if any((place / program).exists() for program in hidden):
@@ -42,10 +46,15 @@ def linked_without(hidden, place, folder):
 
 @cache
 def lack_of(program):
-    """Return what is missing and the command that installs it. None: the program is here and works."""
+    """Return what is missing and the command that installs it.
+
+    None: the program is here and works.
+    """
     if program == "bwrap":
         return lack_of_sandbox()
-    return None if which(program) else f"no program `{program}` on PATH; {how_to_install(program)}"
+    if which(program):
+        return None
+    return f"no program `{program}` on PATH; {how_to_install(program)}"
 
 
 def lack_of_sandbox():

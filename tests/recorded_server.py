@@ -7,7 +7,8 @@ import threading
 
 
 class Recorded(http.server.BaseHTTPRequestHandler):
-    """Plays what is recorded for a path, in one piece or in the pieces of a list; keeps the bodies that came.
+    """Plays what is recorded for a path, in one piece or in the pieces of a list; keeps the bodies
+    that came.
 
     A status other than 200 stands before what it comes with.
     """
@@ -46,9 +47,14 @@ class Recorded(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def recorded(answer=lambda *_: b"{}", page=lambda _path: b"ok", lines=()):
-    """A server that plays `answer(path, headers, body)` to a POST, and the page of its path to a GET."""
+    """A server that plays `answer(path, headers, body)` to a POST, and the page of its path to a
+    GET.
+    """
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorded) as server:
-        server.answer, server.page, server.lines, server.bodies = answer, page, lines, []
+        server.answer = answer
+        server.page = page
+        server.lines = lines
+        server.bodies = []
         server.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -62,6 +68,7 @@ def recorded(answer=lambda *_: b"{}", page=lambda _path: b"ok", lines=()):
 def sse(*events):
     """Each event as bytes, named by its type where it has one."""
     return [
-        (f"event: {event['type']}\n" if "type" in event else "").encode() + f"data: {json.dumps(event)}\n\n".encode()
+        (f"event: {event['type']}\n" if "type" in event else "").encode()
+        + f"data: {json.dumps(event)}\n\n".encode()
         for event in events
     ]

@@ -21,21 +21,29 @@ BEGAN = 1_794_000_000.0
 ERROR = "<b>the engine</b> is out of memory"
 
 
-def put_swarm_run(store, name, *, done=2, failed=1, left=0, outcome="done", url="http://10.1.2.3:8000", **config):
+def put_swarm_run(
+    store, name, *, done=2, failed=1, left=0, outcome="done", url="http://10.1.2.3:8000", **config
+):
     """One agent, a second a task, one after the other; what failed was rejected before."""
-    swarm, total = SwarmStore(store), done + failed + left
-    tasks = [Task(id=f"task-{n}", messages=({"role": "user", "content": "hi"},)) for n in range(total)]
+    swarm = SwarmStore(store)
+    total = done + failed + left
+    tasks = [
+        Task(id=f"task-{n}", messages=({"role": "user", "content": "hi"},)) for n in range(total)
+    ]
     told = {"name": name, "url": url, "model": "qwen3-8b", "skep_version": "0.1"}
     run = swarm.begin(created_at=BEGAN, config=config, tasks=tasks, **told)
     session = swarm.open_session(run, at=BEGAN, agents=1, endpoint={}, simulated=False)
     rows = []
     for n in range(done + failed):
-        task, at = f"task-{n}", (n, n + 1)
+        task = f"task-{n}"
+        at = (n, n + 1)
         if n < done:
             rows.append(Recorded(attempt(task, 0, *at), result(task, *at, answer="fine")))
             continue
         error = {"error_kind": "http", "error": ERROR}
-        last = attempt(task, 0, *at, number=2, why=Why.RETRY, outcome=AttemptOutcome.FAILED, **error)
+        last = attempt(
+            task, 0, *at, number=2, why=Why.RETRY, outcome=AttemptOutcome.FAILED, **error
+        )
         ending = {"ending": TaskEnding.FAILED, "answer": "half\x1b[31m", "tries": 2}
         rejected = attempt(task, 0, *at, outcome=AttemptOutcome.REJECTED)
         rows += [Recorded(rejected), Recorded(last, result(task, *at, **ending, **error))]
@@ -45,26 +53,60 @@ def put_swarm_run(store, name, *, done=2, failed=1, left=0, outcome="done", url=
 
 
 def session(number=1, started=BEGAN, ended=None, *, alive=False, outcome="done", error=None):
-    told = {"number": number, "started_at": started, "ended_at": ended, "outcome": outcome, "error": error}
+    told = {
+        "number": number,
+        "started_at": started,
+        "ended_at": ended,
+        "outcome": outcome,
+        "error": error,
+    }
     return SwarmSession(**told, agents=None, endpoint={"model": "m"}, simulated=False, alive=alive)
 
 
 def attempt(task="a", agent=0, started=0.0, ended=1.0, **other):
-    known = {"session": 1, "number": 1, "why": Why.FIRST, "outcome": AttemptOutcome.DONE, "output_tokens": 10} | other
-    return Attempt(task=task, agent=agent, started_at=BEGAN + started, ended_at=BEGAN + ended, **known)
+    known = {
+        "session": 1,
+        "number": 1,
+        "why": Why.FIRST,
+        "outcome": AttemptOutcome.DONE,
+        "output_tokens": 10,
+    } | other
+    return Attempt(
+        task=task, agent=agent, started_at=BEGAN + started, ended_at=BEGAN + ended, **known
+    )
 
 
 def result(task="a", started=0.0, ended=1.0, **other):
-    known = {"ending": TaskEnding.DONE, "answer": "yes", "value": None, "error_kind": None, "error": None, "tries": 1,
-             "prompt_tokens": 5, "output_tokens": 10} | other  # fmt: skip
+    known = {
+        "ending": TaskEnding.DONE,
+        "answer": "yes",
+        "value": None,
+        "error_kind": None,
+        "error": None,
+        "tries": 1,
+        "prompt_tokens": 5,
+        "output_tokens": 10,
+    } | other
     return TaskResult(task=task, started_at=BEGAN + started, ended_at=BEGAN + ended, **known)
 
 
 def run_of(total, done, failed=0, **other):
-    state = SwarmRunState.DONE if done + failed == total else SwarmRunState.STOPPED
-    known = {"kind": "map", "created_at": BEGAN, "name": "tasks.jsonl", "url": "http://127.0.0.1:9999", "model": "m",
-             "config": {"tries": 4, "output": "/home/somebody/out.jsonl"}, "skep_version": "0", "simulated": False,
-             "state": state, "sessions": 1} | other  # fmt: skip
+    if done + failed == total:
+        state = SwarmRunState.DONE
+    else:
+        state = SwarmRunState.STOPPED
+    known = {
+        "kind": "map",
+        "created_at": BEGAN,
+        "name": "tasks.jsonl",
+        "url": "http://127.0.0.1:9999",
+        "model": "m",
+        "config": {"tries": 4, "output": "/home/somebody/out.jsonl"},
+        "skep_version": "0",
+        "simulated": False,
+        "state": state,
+        "sessions": 1,
+    } | other
     return SwarmRun(id="20260101-000000-abcdef", counts=Counts(total, done, failed), **known)
 
 
@@ -74,35 +116,66 @@ def made_story(run, attempts, results, *, sessions=None, facts=(), now=BEGAN + 9
     return story_from(run, sessions, attempts, results, list(facts), now=now)
 
 
-LOST = [AttemptOutcome.FAILED, AttemptOutcome.REJECTED, AttemptOutcome.SUPERSEDED, AttemptOutcome.CANCELLED]
+LOST = [
+    AttemptOutcome.FAILED,
+    AttemptOutcome.REJECTED,
+    AttemptOutcome.SUPERSEDED,
+    AttemptOutcome.CANCELLED,
+]
 
 
 def busy_story(tasks=60, lanes=12, seed=3, **other):
-    """Queues, retries, rejections, stragglers, two sessions and an endpoint that was down for a while."""
+    """Queues, retries, rejections, stragglers, two sessions and an endpoint that was down for a
+    while.
+    """
     rng = Random(seed)
     free = [0.0] * lanes
-    attempts, results = [], []
+    attempts = []
+    results = []
     for number in range(tasks):
-        name, tries, outcome = f"task-{number:03}", 0, None
+        name = f"task-{number:03}"
+        tries = 0
+        outcome = None
         while outcome is not AttemptOutcome.DONE:
             tries += 1
             agent = min(range(lanes), key=free.__getitem__)
             begin = free[agent] + rng.random() * 0.2
             begin += 3600 if 20 < begin <= 3600 else 0
             lasted = 1.5 + 3 * rng.random()
-            outcome = rng.choice(LOST) if rng.random() < 0.12 and tries < 3 else AttemptOutcome.DONE
-            fault = {} if outcome is AttemptOutcome.DONE else {"error_kind": "timeout", "error": "no <answer> & more"}
-            why = Why.FIRST if tries == 1 else rng.choice([Why.RETRY, Why.STRAGGLER, Why.RESUMED])
-            told = {"session": 1 if begin < 3000 else 2, "number": tries, "why": why, "outcome": outcome, **fault}
-            told |= {"queued_ms": 400 * rng.random(), "first_token_at": BEGAN + begin + 0.9, "prompt_tokens": 30}
+            if rng.random() < 0.12 and tries < 3:
+                outcome = rng.choice(LOST)
+            else:
+                outcome = AttemptOutcome.DONE
+            if outcome is AttemptOutcome.DONE:
+                fault = {}
+            else:
+                fault = {"error_kind": "timeout", "error": "no <answer> & more"}
+            if tries == 1:
+                why = Why.FIRST
+            else:
+                why = rng.choice([Why.RETRY, Why.STRAGGLER, Why.RESUMED])
+            told = {
+                "session": 1 if begin < 3000 else 2,
+                "number": tries,
+                "why": why,
+                "outcome": outcome,
+                **fault,
+            }
+            told |= {
+                "queued_ms": 400 * rng.random(),
+                "first_token_at": BEGAN + begin + 0.9,
+                "prompt_tokens": 30,
+            }
             told |= {"output_tokens": int(20 * lasted), "replica": rng.choice(["r0", "r1"])}
             attempts.append(attempt(name, agent, begin, begin + lasted, **told))
             free[agent] = begin + lasted
         last = attempts[-1]
         known = {"tries": tries, "output_tokens": last.output_tokens}
         if number % 29 == 7:
-            known = {"ending": TaskEnding.FAILED, "error_kind": "http_400", "error": "<script>alert(1)</script>",
-                     "answer": "<b>no</b>", "tries": 4}  # fmt: skip
+            known = {
+                "ending": TaskEnding.FAILED, "error_kind": "http_400",
+                "error": "<script>alert(1)</script>", "answer": "<b>no</b>", "tries": 4,
+            }  # fmt: skip
         results.append(result(name, 0, last.ended_at - BEGAN, **known))
     attempts.sort(key=lambda one: one.started_at)
     first = [one.ended_at for one in attempts if one.session == 1]

@@ -1,16 +1,31 @@
-"""A tuning that was never made, for pages and pictures to be looked at: the stages of a published write-up, with the
-dead ends that it tells of. Values only; whoever shows it says that it is made up.
-"""
+"""A tuning that was never made, for pages and pictures to be looked at: the stages of a published
+write-up, with the dead ends that it tells of. Values only; whoever shows it says that it is made
+up."""
 
 from msgspec.structs import replace
 
-from skep.tuner.records import ConfigFailure, Knob, KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
+from skep.tuner.records import (
+    ConfigFailure,
+    Knob,
+    KnobConfig,
+    StageDecision,
+    TuneGoal,
+    TuneStage,
+    Tuning,
+)
 from skep.units import Interval
 
 BASELINE = KnobConfig.of(
-    {"graphs": False, "kv_dtype": "auto", "layout": "TP=2", "mtp": 0, "memory_share": 0.83, "slots": 8,
-     "checkpoint": "awq"}
-)  # fmt: skip
+    {
+        "graphs": False,
+        "kv_dtype": "auto",
+        "layout": "TP=2",
+        "mtp": 0,
+        "memory_share": 0.83,
+        "slots": 8,
+        "checkpoint": "awq",
+    }
+)
 KNOBS = (
     Knob("graphs", "CUDA graphs", (False, True)),
     Knob("kv_dtype", "type of the KV cache", ("auto", "fp8", "tq3"), alters_answers=True),
@@ -29,7 +44,10 @@ OUT_OF_MEMORY = ConfigFailure(
 REFUSED = ConfigFailure(
     "no-start",
     "the engine does not take this KV type with a hybrid model",
-    "NotImplementedError: TurboQuant KV cache is not supported for hybrid (attention + Mamba) models",
+    (
+        "NotImplementedError: TurboQuant KV cache is not supported for hybrid (attention + "
+        "Mamba) models"
+    ),
     "kv_dtype fp8",
 )
 
@@ -58,31 +76,72 @@ def sample_stages():
     """Nine attempts after the baseline: four accepted, and one of every other decision."""
     made = _Stages()
     made.add({}, 25.1, why="where the search begins", decision=StageDecision.BASELINE)
-    made.add({"memory_share": 0.92, "graphs": True}, None, failure=OUT_OF_MEMORY, why="it ran out of memory")
-    made.add({"graphs": True}, 1.72, predicted=1.9, why="better with 95 % confidence over 2 starts")
+    made.add(
+        {"memory_share": 0.92, "graphs": True},
+        None,
+        failure=OUT_OF_MEMORY,
+        why="it ran out of memory",
+    )
+    made.add(
+        {"graphs": True}, 1.72, predicted=1.9, why="better with 95 % confidence over 2 starts"
+    )
     made.add({"kv_dtype": "tq3"}, None, failure=REFUSED, why="it did not start")
     made.add({"mtp": 3}, 1.18, predicted=1.6, why="better with 95 % confidence over 2 starts")
-    made.add({"slots": 4}, 1.004, StageDecision.SAME, predicted=1.0, why="a difference of 2 % would have been seen")
-    made.add({"checkpoint": "autoround"}, 1.21, StageDecision.ANSWERS_WORSE, why="31 of 48 right against 44 of 48")
-    made.add({"layout": "2 x TP=1"}, 3.36, predicted=2.4, why="better with 95 % confidence over 2 starts")
-    made.add({"slots": 1}, 1.1, StageDecision.OVER_LIMIT, why="TTFT 2.6 s is over the limit of 2 s")
-    made.add({"mtp": 6}, 0.93, StageDecision.WORSE, predicted=1.05, why="worse with 95 % confidence over 2 starts")
+    made.add(
+        {"slots": 4},
+        1.004,
+        StageDecision.SAME,
+        predicted=1.0,
+        why="a difference of 2 % would have been seen",
+    )
+    made.add(
+        {"checkpoint": "autoround"},
+        1.21,
+        StageDecision.ANSWERS_WORSE,
+        why="31 of 48 right against 44 of 48",
+    )
+    made.add(
+        {"layout": "2 x TP=1"},
+        3.36,
+        predicted=2.4,
+        why="better with 95 % confidence over 2 starts",
+    )
+    made.add(
+        {"slots": 1}, 1.1, StageDecision.OVER_LIMIT, why="TTFT 2.6 s is over the limit of 2 s"
+    )
+    made.add(
+        {"mtp": 6},
+        0.93,
+        StageDecision.WORSE,
+        predicted=1.05,
+        why="worse with 95 % confidence over 2 starts",
+    )
     made.add({"mtp": 5}, 1.11, why="better with 95 % confidence over 3 starts")
-    made.add({"memory_share": 0.97}, 1.01, StageDecision.UNDECIDED, why="time ran out after one start")
+    made.add(
+        {"memory_share": 0.97}, 1.01, StageDecision.UNDECIDED, why="time ran out after one start"
+    )
     return made.stages
 
 
 class _Stages:
-    """Stages by their ratio over the best of that moment; each accepted one becomes the next best."""
+    """Stages by their ratio over the best of that moment;
+    each accepted one becomes the next best.
+    """
 
     def __init__(self):
         self.stages = []
-        self._best, self._figure = BASELINE, 0.0
+        self._best = BASELINE
+        self._figure = 0.0
 
-    def add(self, values, ratio, decision=StageDecision.ACCEPTED, *, why, predicted=None, failure=None):
+    def add(
+        self, values, ratio, decision=StageDecision.ACCEPTED, *, why, predicted=None, failure=None
+    ):
         first = decision is StageDecision.BASELINE
         config = self._best.turned(values)
-        figure = None if ratio is None else ratio if first else ratio * self._figure
+        if ratio is None:
+            figure = None
+        else:
+            figure = ratio if first else ratio * self._figure
         self.stages.append(
             TuneStage(
                 number=len(self.stages),
@@ -102,8 +161,11 @@ class _Stages:
             )
         )
         if figure is not None and decision in (StageDecision.BASELINE, StageDecision.ACCEPTED):
-            self._best, self._figure = config, figure
+            self._best = config
+            self._figure = figure
 
 
 def _around(value, share):
-    return None if value is None else Interval(value * (1 - share), value, value * (1 + share))
+    if value is None:
+        return None
+    return Interval(value * (1 - share), value, value * (1 + share))

@@ -1,4 +1,6 @@
-"""Numbers that nobody means, in every place where skep reads them: one clear line, or a fact that is not known."""
+"""Numbers that nobody means, in every place where skep reads them: one clear line, or a fact that
+is not known.
+"""
 
 import re
 
@@ -26,7 +28,9 @@ from skep.units import MIB, parse_bytes, parse_percent, parse_seconds, parse_sha
 
 DIGITS = "9" * 5000
 MANY = "9" * 400
-COLUMNS = "index, name, memory.total [MiB], pcie.link.gen.max, pcie.link.width.max, power.limit [W]\n"
+COLUMNS = (
+    "index, name, memory.total [MiB], pcie.link.gen.max, pcie.link.width.max, power.limit [W]\n"
+)
 
 
 def settings_of(tmp_path, text):
@@ -39,7 +43,10 @@ def settings_of(tmp_path, text):
     ("text", "said"),
     [
         (f"[gateway]\nworkers = {DIGITS}", "line 2: `workers` = 9999"),
-        (f"[gateway]\nworkers = 0x{'f' * 6000}", "`gateway.workers` = a number of more than 77 digits"),
+        (
+            f"[gateway]\nworkers = 0x{'f' * 6000}",
+            "`gateway.workers` = a number of more than 77 digits",
+        ),
         ("[gateway]\nworkers = 1e999", "`gateway.workers` = inf: must be a whole number"),
         ("[gateway]\nworkers = nan", "`gateway.workers` = nan: must be a whole number"),
         ("[gateway]\nworkers = -1", "`gateway.workers` = -1: must be at least 1"),
@@ -55,8 +62,14 @@ def settings_of(tmp_path, text):
         (f"[monitor]\nwebhook_env = '{DIGITS}'", "is not the name of a variable"),
         (f"[monitor]\nwebhook_token_env = '{DIGITS}'", "is not the name of a variable"),
         (f"[[serve]]\nmodel = 'x'\n[serve.env]\n{DIGITS} = 'x'", "is not the name of a variable"),
-        (f"[[serve]]\nmodel = 'x'\n[serve.options]\nspeculation = 'mtp:{DIGITS}'", "is not understood"),
-        (f"[[upstream]]\nurl = 'http://a:1'\nslots = 1\nname = '-{DIGITS}'", "is not a valid upstream name"),
+        (
+            f"[[serve]]\nmodel = 'x'\n[serve.options]\nspeculation = 'mtp:{DIGITS}'",
+            "is not understood",
+        ),
+        (
+            f"[[upstream]]\nurl = 'http://a:1'\nslots = 1\nname = '-{DIGITS}'",
+            "is not a valid upstream name",
+        ),
         (f"[[upstream]]\nurl = 'http://a:1/{DIGITS}'\nslots = 1", "has the path"),
         (f"[cluster]\naddress = '{DIGITS}'", "is not the address of a Ray cluster"),
         (f"[cluster]\naddress = 'auto'\nhive = '{DIGITS}'", "is not a valid deployment name"),
@@ -73,7 +86,10 @@ def test_a_settings_file_with_an_absurd_value_is_one_line_that_names_it(tmp_path
     assert "\n" not in message
 
 
-WHOLE = 'title = "M"\nengine = "vllm"\nmodel = "m"\ncheckpoint = "o/m"\nhardware = "rtx-3090"\nsource = "me"\n'
+WHOLE = (
+    'title = "M"\nengine = "vllm"\nmodel = "m"\ncheckpoint = "o/m"\nhardware = '
+    '"rtx-3090"\nsource = "me"\n'
+)
 EMBEDDED = (
     WHOLE.replace("vllm", "embedded")
     .replace("rtx-3090", "cpu")
@@ -117,7 +133,9 @@ def test_a_long_name_in_a_preset_is_shortened_where_it_is_refused(tmp_path, key)
     assert len(caught.value.message) + len(caught.value.hint) < 600
 
 
-DRIVER = '[[need]]\nid = "driver"\nkind = "driver"\nwhy = "its CUDA"\nwhat = "driver {} or newer"\n'
+DRIVER = (
+    '[[need]]\nid = "driver"\nkind = "driver"\nwhy = "its CUDA"\nwhat = "driver {} or newer"\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +159,13 @@ def test_a_driver_of_any_number_is_compared_or_not_known(tmp_path, wanted, drive
 def say_driver(folder, driver, name="X"):
     """Write an nvidia-smi that names two cards, the first one so."""
     head = "index, name, memory.total [MiB], driver_version"
-    (folder / "cards.csv").write_text(f"{head}\n0, {name}, 24576 MiB, {driver}\n1, X, 24576 MiB, {driver}\n")
+    (folder / "cards.csv").write_text(
+        f"{head}\n0, {name}, 24576 MiB, {driver}\n1, X, 24576 MiB, {driver}\n"
+    )
     program = folder / "nvidia-smi"
-    program.write_text(f'#!/bin/sh\ncase "$1" in --query-gpu=*) cat "{folder}/cards.csv" ;; *) exit 1 ;; esac\n')
+    program.write_text(
+        f'#!/bin/sh\ncase "$1" in --query-gpu=*) cat "{folder}/cards.csv" ;; *) exit 1 ;; esac\n'
+    )
     program.chmod(0o755)
     return str(program)
 
@@ -173,7 +195,9 @@ def test_a_preset_whose_name_is_a_path_is_none(tmp_path, name):
     assert find_preset(name, tmp_path / "a" / "b") is None
 
 
-@pytest.mark.parametrize("value", ["1e999", MANY, DIGITS, "nan", "inf", "-5", "٣" * 30, "[N/A]", ""])
+@pytest.mark.parametrize(
+    "value", ["1e999", MANY, DIGITS, "nan", "inf", "-5", "٣" * 30, "[N/A]", ""]
+)
 def test_nvidia_smi_may_say_any_number(value):
     """A driver that is ill says odd things; a fact is not known then, and nothing breaks."""
     (gpu,) = parse_gpus(f"{COLUMNS}0, X, {value} MiB, {value}, {value}, {value} W\n")
@@ -201,13 +225,17 @@ def test_what_nvidia_smi_complains_of_is_told_in_a_line_that_can_be_read(tmp_pat
 
 
 def test_the_kernel_s_files_may_hold_any_number(tmp_path):
-    assert parse_counters(f"MemTotal: {DIGITS} kB\noom_kill {DIGITS}\nMemFree: 1 kB") == {"MemFree": 1024}
+    assert parse_counters(f"MemTotal: {DIGITS} kB\noom_kill {DIGITS}\nMemFree: 1 kB") == {
+        "MemFree": 1024
+    }
     assert parse_cpu_max(f"{DIGITS} 100000") is None
     (tmp_path / "loadavg").write_text("1e999 1 1 5/100 7")
     assert count_busy_cores(4, total=4, proc=tmp_path) == 0
 
 
-@pytest.mark.parametrize("text", [f"{DIGITS}x rtx-3090", f"rtx-3090 x {DIGITS}", f"{MANY}x {MANY}"])
+@pytest.mark.parametrize(
+    "text", [f"{DIGITS}x rtx-3090", f"rtx-3090 x {DIGITS}", f"{MANY}x {MANY}"]
+)
 def test_a_rig_of_any_number_of_cards_is_one_line(text):
     with pytest.raises(UserError):
         parse_rig(text)
@@ -229,7 +257,9 @@ def test_a_link_between_any_two_cards_is_one_line(pairs):
         lambda text: parse_share(text, "--share"),
     ],
 )
-@pytest.mark.parametrize("text", [MANY, DIGITS, "1e999", "nan", "-1", "", DIGITS + "GB", "1" + " " * 9000 + "!"])
+@pytest.mark.parametrize(
+    "text", [MANY, DIGITS, "1e999", "nan", "-1", "", DIGITS + "GB", "1" + " " * 9000 + "!"]
+)
 def test_a_size_a_duration_or_a_share_of_any_number_is_one_line(parse, text):
     with pytest.raises(UserError) as caught:
         parse(text)
@@ -239,6 +269,8 @@ def test_a_size_a_duration_or_a_share_of_any_number_is_one_line(parse, text):
 def test_a_key_file_with_an_absurd_number_does_not_show_it(tmp_path):
     path = tmp_path / "keys.toml"
     path.write_text(f'[[key]]\nname = "a"\nsha256 = {DIGITS}\n')
-    with pytest.raises(UserError, match="line 3: `sha256`: the number has too many digits") as caught:
+    with pytest.raises(
+        UserError, match="line 3: `sha256`: the number has too many digits"
+    ) as caught:
         read_keys(path)
     assert "999" not in caught.value.message

@@ -1,8 +1,7 @@
 """No test holds an assertion that cannot fail.
 
-Ruff finds a tuple (F631), a text (PLW0129), `or True` (SIM222) and a name compared with itself (PLR0124); here is the
-rest.
-"""
+Ruff finds a tuple (F631), a text (PLW0129), `or True` (SIM222) and a name compared with itself
+(PLR0124); here is the rest."""
 
 import ast
 import sys
@@ -32,25 +31,56 @@ def is_always_true(test):
         case ast.UnaryOp(op=ast.Not(), operand=ast.Constant(value=value)):
             return not value
         case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
-            return ast.dump(left) == ast.dump(right) and not any(isinstance(node, ast.Call) for node in ast.walk(left))
+            return ast.dump(left) == ast.dump(right) and not any(
+                isinstance(node, ast.Call) for node in ast.walk(left)
+            )
     return False
 
 
 def hollow_assertions(source):
     """The lines of the `assert` statements that cannot fail."""
     nodes = statements(ast.parse(source))
-    return sorted(node.lineno for node in nodes if isinstance(node, ast.Assert) and is_always_true(node.test))
+    return sorted(
+        node.lineno for node in nodes if isinstance(node, ast.Assert) and is_always_true(node.test)
+    )
 
 
 @pytest.mark.parametrize(
     ("hollow", "line"),
     [
-        *((True, line) for line in ("True", "[found]", "{'a': found}", "(row.ok for row in rows)", "lambda: found")),
-        *((True, line) for line in ("not False", "found or 'nothing was found'", "found.name == found.name")),
-        *((False, line) for line in ("found", "not found", "False", "''", "[*found]", "{**found}", "found or other")),
+        *(
+            (True, line)
+            for line in (
+                "True",
+                "[found]",
+                "{'a': found}",
+                "(row.ok for row in rows)",
+                "lambda: found",
+            )
+        ),
+        *(
+            (True, line)
+            for line in ("not False", "found or 'nothing was found'", "found.name == found.name")
+        ),
         *(
             (False, line)
-            for line in ("all(row.ok for row in rows)", "[row for row in rows if row.ok]", "next(rows) == next(rows)")
+            for line in (
+                "found",
+                "not found",
+                "False",
+                "''",
+                "[*found]",
+                "{**found}",
+                "found or other",
+            )
+        ),
+        *(
+            (False, line)
+            for line in (
+                "all(row.ok for row in rows)",
+                "[row for row in rows if row.ok]",
+                "next(rows) == next(rows)",
+            )
         ),
     ],
 )

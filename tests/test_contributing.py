@@ -1,4 +1,6 @@
-"""The four diffs that CONTRIBUTING.md links to apply to the tree, and the product shows what each adds."""
+"""The four diffs that CONTRIBUTING.md links to apply to the tree, and the product shows what each
+adds.
+"""
 
 import os
 import shutil
@@ -15,10 +17,13 @@ LOG_LINE = "RuntimeError: Failed to find C compiler. Please specify via CC envir
 
 @pytest.fixture
 def with_diff(tmp_path):
-    """Return a function that applies a diff to a copy of the sources and returns a runner of that copy's `skep`."""
+    """Return a function that applies a diff to a copy of the sources and returns a runner of that
+    copy's `skep`.
+    """
 
     def change(name):
-        shutil.copytree(ROOT / "src", tmp_path / "src")  # with what is compiled: only what changes is anew
+        # With what is compiled: only what changes is anew.
+        shutil.copytree(ROOT / "src", tmp_path / "src")
         apply = ["git", "apply", "--unidiff-zero", ROOT / "tests" / "contributing" / name]
         alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
         subprocess.run(apply, cwd=tmp_path, env=alone, check=True, timeout=30)
@@ -27,7 +32,9 @@ def with_diff(tmp_path):
 
         def skep(*words, code=0):
             command = [sys.executable, "-m", "skep", *map(str, words)]
-            done = subprocess.run(command, cwd=tmp_path, env=home | own, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                command, cwd=tmp_path, env=home | own, capture_output=True, text=True, timeout=60
+            )
             assert done.returncode == code, done.stderr
             return done.stdout + done.stderr
 
@@ -47,14 +54,16 @@ def test_contributing_links_to_every_diff_and_each_is_short():
     assert [path.stem for path in DIFFS] == ["command", "engine", "gpu", "rule"]
     for path in DIFFS:
         assert f"(tests/contributing/{path.name})" in page
-        assert len(path.read_text().splitlines()) < 40, path.name
+        assert len(path.read_text().splitlines()) < 45, path.name
 
 
 @pytest.mark.needs("git")
 def test_a_new_gpu_is_in_the_catalogue_and_can_be_planned_for(with_diff):
     skep = with_diff("gpu.diff")
     assert "432  B" in skep("catalog", "gpus", "rtx-pro-4000-sff")
-    assert "qwen3-8b on rtx-pro-4000-sff for 4 agents" in skep("plan", "qwen3-8b", "--gpu", "rtx-pro-4000-sff")
+    assert "qwen3-8b on rtx-pro-4000-sff for 4 agents" in skep(
+        "plan", "qwen3-8b", "--gpu", "rtx-pro-4000-sff"
+    )
 
 
 @pytest.mark.needs("git")
@@ -63,8 +72,12 @@ def test_a_new_engine_is_listed_and_started_with_its_own_flags(with_diff, tmp_pa
     assert "tensorrt_llm" in skep("engine", "list")
     own = program(tmp_path / "trtllm-serve", "exit 0")
     words = ("--engine", "trtllm", "--binary", own, "--slots", 4, "--context", 8192, "--dry-run")
-    line = f"{own} serve Qwen/Qwen3-8B --served_model_name Qwen/Qwen3-8B --host 127.0.0.1 --port PORT"
-    assert f"{line} --max_batch_size 4 --max_seq_len 8192 --tp_size 1" in skep("up", "Qwen/Qwen3-8B", *words)
+    line = (
+        f"{own} serve Qwen/Qwen3-8B --served_model_name Qwen/Qwen3-8B --host 127.0.0.1 --port PORT"
+    )
+    assert f"{line} --max_batch_size 4 --max_seq_len 8192 --tp_size 1" in skep(
+        "up", "Qwen/Qwen3-8B", *words
+    )
 
 
 @pytest.mark.needs("git")
@@ -73,10 +86,16 @@ def test_a_new_rule_explains_an_engine_that_dies(with_diff, tmp_path):
     own = program(tmp_path / "vllm", f'echo "{LOG_LINE}" >&2; exit 1')
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").write_text("{}")
-    serve = f'model = "m"\nengine = "vllm"\ncheckpoint = "{tmp_path}/weights"\nbinary = "{own}"\nslots = 2\n'
+    serve = (
+        f'model = "m"\nengine = "vllm"\ncheckpoint = "{tmp_path}/weights"\nbinary = '
+        f'"{own}"\nslots = 2\n'
+    )
     (tmp_path / "skep.toml").write_text(f"[gateway]\nport = 0\n\n[[serve]]\n{serve}")
     said = skep("up", code=1)
-    assert f"kernels cannot be compiled: no C compiler is here ({LOG_LINE}); `sudo apt install build-essential" in said
+    assert (
+        f"kernels cannot be compiled: no C compiler is here ({LOG_LINE}); `sudo apt install "
+        "build-essential"
+    ) in said
 
 
 @pytest.mark.needs("git")

@@ -1,4 +1,6 @@
-"""Documentation is held against the product: commands, settings, errors, JSON keys, files it links to, benchmarks."""
+"""Documentation is held against the product: commands, settings, errors, JSON keys, files it links
+to, benchmarks.
+"""
 
 import ast
 import importlib
@@ -22,7 +24,12 @@ from skep.report.schemas import document_names
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(DOCS.rglob("*.md")),
+]
 
 
 def commands(command, path=()):
@@ -30,12 +37,16 @@ def commands(command, path=()):
     if not children:
         yield path, command
     for name, child in children.items():
-        yield from commands(child, path if name == getattr(command, "default", "") else (*path, name))
+        yield from commands(
+            child, path if name == getattr(command, "default", "") else (*path, name)
+        )
 
 
 def all_leaves(command, path=()):
     children = getattr(command, "commands", {})
-    return [leaf for name in children for leaf in all_leaves(children[name], (*path, name))] or [(path, command)]
+    return [leaf for name in children for leaf in all_leaves(children[name], (*path, name))] or [
+        (path, command)
+    ]
 
 
 LEAVES = list(commands(tree_of(PARTS)))
@@ -71,24 +82,38 @@ def test_the_example_configuration_is_valid():
 
 
 def test_every_command_with_json_has_a_schema_and_every_schema_a_command():
-    printing = {" ".join(path) for path, leaf in ALL_LEAVES if any("--json" in param.opts for param in leaf.params)}
+    printing = {
+        " ".join(path)
+        for path, leaf in ALL_LEAVES
+        if any("--json" in param.opts for param in leaf.params)
+    }
     assert printing == set(document_names())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere_and_commands_named_in_them_exist(page):
     text = page.read_text()
-    targets = [target for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) if "://" not in target]
+    targets = [
+        target for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) if "://" not in target
+    ]
     assert [target for target in targets if not (page.parent / target).exists()] == []
     known = {path[: len(path)] for path, _ in LEAVES} | {path[:1] for path, _ in LEAVES}
     for line in re.findall(r"`skep ([a-z][a-z -]*)", text):
         if line.startswith("help topics"):
             continue
-        words = tuple(word for word in plain_words(line.removeprefix("help ").split()) if not word.startswith("-"))
-        assert any(words[: len(path)] == path or words == path[: len(words)] for path in known), line
+        words = tuple(
+            word
+            for word in plain_words(line.removeprefix("help ").split())
+            if not word.startswith("-")
+        )
+        assert any(words[: len(path)] == path or words == path[: len(words)] for path in known), (
+            line
+        )
 
 
-@pytest.mark.parametrize("script", ["write_cli_docs.py", "write_accuracy.py", "write_recipes.py", "write_published.py"])
+@pytest.mark.parametrize(
+    "script", ["write_cli_docs.py", "write_accuracy.py", "write_recipes.py", "write_published.py"]
+)
 def test_written_pages_are_what_the_code_and_the_points_say(script, monkeypatch):
     monkeypatch.setattr(sys, "argv", [script, "--check"])
     monkeypatch.syspath_prepend(ROOT / "scripts")
@@ -99,13 +124,19 @@ def test_written_pages_are_what_the_code_and_the_points_say(script, monkeypatch)
 
 def is_there(module, name):
     """A name of it, or a module below it that nobody has loaded yet."""
-    return hasattr(module, name) or (hasattr(module, "__path__") and find_spec(f"{module.__name__}.{name}") is not None)
+    return hasattr(module, name) or (
+        hasattr(module, "__path__") and find_spec(f"{module.__name__}.{name}") is not None
+    )
 
 
 @pytest.mark.parametrize("script", BENCHMARKS, ids=lambda path: path.stem)
 def test_what_a_benchmark_imports_is_there(script):
     """Two of them could not be started for weeks after a function they used had gone."""
-    found = [node for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.ImportFrom)]
+    found = [
+        node
+        for node in ast.walk(ast.parse(script.read_text()))
+        if isinstance(node, ast.ImportFrom)
+    ]
     for node in found:
         if node.module and node.module.split(".")[0] == "skep":
             module = importlib.import_module(node.module)
@@ -116,23 +147,42 @@ def test_what_a_benchmark_imports_is_there(script):
 def prose(page):
     """The sentences of a page, without code, tables, headings and pictures."""
     text = re.sub(
-        r"```.*?```|^ {4}.*?$|^\|.*?$|^#.*?$|!\[.*?\]\(.*?\)", "\n", page.read_text(), flags=re.DOTALL | re.MULTILINE
+        r"```.*?```|^ {4}.*?$|^\|.*?$|^#.*?$|!\[.*?\]\(.*?\)",
+        "\n",
+        page.read_text(),
+        flags=re.DOTALL | re.MULTILINE,
     )
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     for block in re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s", text, flags=re.MULTILINE):
-        yield from (words for part in re.split(r"(?<=[.?!])\s+", block) if len(words := part.split()) > 2)
+        yield from (
+            words for part in re.split(r"(?<=[.?!])\s+", block) if len(words := part.split()) > 2
+        )
 
 
 def test_the_documentation_can_be_read_to_its_end_and_its_index_names_every_page():
     assert 700 <= len((ROOT / "README.md").read_text().split()) <= 900  # one page
-    words = {str(page.relative_to(DOCS)): len(page.read_text().split()) for page in DOCS.rglob("*.md")}
+    words = {
+        str(page.relative_to(DOCS)): len(page.read_text().split()) for page in DOCS.rglob("*.md")
+    }
     assert sum(words.values()) <= 40_000, sorted(words.items(), key=lambda pair: -pair[1])
-    assert 5 <= len(re.findall(r"^\| (?!word |---|-)", (DOCS / "glossary.md").read_text(), re.MULTILINE)) <= 15
+    assert (
+        5
+        <= len(
+            re.findall(r"^\| (?!word |---|-)", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+        )
+        <= 15
+    )
     index = (DOCS / "README.md").read_text()
-    assert [page.name for page in DOCS.glob("*.md") if f"({page.name})" not in index and page.name != "README.md"] == []
+    assert [
+        page.name
+        for page in DOCS.glob("*.md")
+        if f"({page.name})" not in index and page.name != "README.md"
+    ] == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
 def test_sentences_are_short(page):
     lengths = [len(words) for words in prose(page)]
     assert not lengths or sum(lengths) / len(lengths) <= 25

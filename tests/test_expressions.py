@@ -1,8 +1,8 @@
 """No regular expression that sees outside input takes longer than in proportion to it.
 
-Expressions are found, not listed: those that the modules of the tree hold, with the data files that they compile, and
-those in calls of `re`. What is made while it runs is listed with what bounds it.
-"""
+Expressions are found, not listed: those that the modules of the tree hold, with the data files
+that they compile, and those in calls of `re`. What is made while it runs is listed with what
+bounds it."""
 
 import ast
 import importlib
@@ -45,7 +45,9 @@ MADE = {
     "skep.testing.agent_script: expression": "rules of the scripted engine, a part of the tests",
     "skep.deploy.resolve: f'\\\\b{engine}>=([0-9.]+[0-9])'": "texts of the packaged catalogue",
     "skep.engines.diagnosis: text": "the rules, which the module holds",
-    "skep.quality.harness: f'^(?:@.*\\\\n)*(?:async )?def {re.escape(entry_point)}\\\\b'": IN_CHILD,
+    (
+        "skep.quality.harness: f'^(?:@.*\\\\n)*(?:async )?def {re.escape(entry_point)}\\\\b'"
+    ): IN_CHILD,
     "skep.quality.harness: pattern": IN_CHILD,
     "skep.web.context: _PUBLIC[name]": "the expressions that the module holds",
     "skep.workload.banks: value": "is only compiled, to see whether it can be",
@@ -101,26 +103,37 @@ def flags_of(node, method, names):
     place = {"sub": 4, "subn": 4, "split": 3, "compile": 1}.get(method, 2)
     given = next((key.value for key in node.keywords if key.arg == "flags"), None)
     given = given or (node.args[place] if len(node.args) > place else None)
-    return 0 if given is None else value_of(given, names)
+    if given is None:
+        return 0
+    return value_of(given, names)
 
 
 def value_of(node, names):
-    """Return what an expression of Python stands for, in its module. NameError where it needs more than that."""
+    """Return what an expression of Python stands for, in its module.
+
+    NameError where it needs more than that.
+    """
     return eval(compile(ast.Expression(node), "source", "eval"), dict(names))
 
 
 class Collection:
-    """The expressions of the tree with the methods they are used by, and the calls that make one while they run."""
+    """The expressions of the tree with the methods they are used by, and the calls that make one
+    while they run.
+    """
 
     def __init__(self):
-        self.places, self.methods, self.made = {}, defaultdict(set), []
+        self.places = {}
+        self.methods = defaultdict(set)
+        self.made = []
         texts = sources()
         used = methods_by_name(texts.values())
         for name, text in texts.items():
             if CALL.search(text):
                 own = methods_by_name([text])
                 names = vars(importlib.import_module(name))
-                self.add_module(name, text, names, lambda variable, own=own: own[variable] or used[variable])
+                self.add_module(
+                    name, text, names, lambda variable, own=own: own[variable] or used[variable]
+                )
 
     def add(self, expression, place, methods):
         self.places.setdefault(expression, place)
@@ -131,7 +144,10 @@ class Collection:
         for variable, value in names.items():
             for expression in held_in(value):
                 held.add(expression.pattern)
-                methods = used(variable) if isinstance(value, re.Pattern) else HELD.get(variable)
+                if isinstance(value, re.Pattern):
+                    methods = used(variable)
+                else:
+                    methods = HELD.get(variable)
                 self.add(expression, f"{name}.{variable}", methods or {"search"})
         for node, method in calls_of_re(ast.parse(text)):
             try:
@@ -155,7 +171,11 @@ def reason_for(place, table):
 
 def unbounded():
     tables = (OWN, BOUNDED)
-    return [one for one, place in collection().places.items() if not any(reason_for(place, table) for table in tables)]
+    return [
+        one
+        for one, place in collection().places.items()
+        if not any(reason_for(place, table) for table in tables)
+    ]
 
 
 def slow_ones(expressions):
@@ -173,15 +193,23 @@ def test_an_expression_for_short_texts_takes_little_time_on_the_longest():
     found = {}
     for expression, place in collection().places.items():
         if (bound := reason_for(place, BOUNDED)) is not None:
-            found[expression.pattern] = costly_text(expression, sorted(collection().methods[expression]), bound[0])
+            found[expression.pattern] = costly_text(
+                expression, sorted(collection().methods[expression]), bound[0]
+            )
     assert len(found) > 150
     assert {pattern: text for pattern, text in found.items() if text is not None} == {}
 
 
 def test_an_expression_that_is_made_while_it_runs_is_like_one_that_is_tried_here():
     assert set(collection().made) == {*MADE, *MADE_LIKE}
-    examples = [re.compile(pattern, re.MULTILINE) for patterns in MADE_LIKE.values() for pattern in patterns]
-    assert {one.pattern: slow_text(one, ["search"]) for one in examples} == {one.pattern: None for one in examples}
+    examples = [
+        re.compile(pattern, re.MULTILINE)
+        for patterns in MADE_LIKE.values()
+        for pattern in patterns
+    ]
+    assert {one.pattern: slow_text(one, ["search"]) for one in examples} == {
+        one.pattern: None for one in examples
+    }
 
 
 @pytest.mark.parametrize("table", [OWN, BOUNDED])
@@ -208,7 +236,9 @@ def test_a_slow_expression_is_found(pattern, method):
     assert slow_text(re.compile(pattern), [method]) is not None
 
 
-@pytest.mark.parametrize("pattern", [r"[a-z]+\d*", r"a.*b", r'"(?:[^"\\]++|\\.)*+"', r"(?:ab|cd)+$", r"\w{1,9} x"])
+@pytest.mark.parametrize(
+    "pattern", [r"[a-z]+\d*", r"a.*b", r'"(?:[^"\\]++|\\.)*+"', r"(?:ab|cd)+$", r"\w{1,9} x"]
+)
 def test_an_expression_in_proportion_to_the_text_is_no_slow_one(pattern):
     assert slow_text(re.compile(pattern), ["match"]) is None
 
@@ -236,7 +266,9 @@ def nested_parts(argument):
 
 
 def test_no_group_is_possessive_because_older_pythons_match_it_wrongly():
-    """Python 3.11.2, which Debian 12 has, did not find a conversation in any large body (gh-106052)."""
+    """Python 3.11.2, which Debian 12 has, did not find a conversation in any large body
+    (gh-106052).
+    """
     wrong = [
         place
         for expression, place in collection().places.items()

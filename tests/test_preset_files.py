@@ -1,4 +1,6 @@
-"""Presets as files: what is read, which key a complaint names, which of one's own goes first, what is written."""
+"""Presets as files: what is read, which key a complaint names, which of one's own goes first, what
+is written.
+"""
 
 from pathlib import Path
 
@@ -34,7 +36,12 @@ def refused(text):
 
 def test_a_whole_file_becomes_values():
     found = parse_preset(WHOLE, "mine", "mine.toml")
-    assert (found.name, found.served_as, found.capacity, found.context_tokens) == ("mine", "mine", 8, 16384)
+    assert (found.name, found.served_as, found.capacity, found.context_tokens) == (
+        "mine",
+        "mine",
+        8,
+        16384,
+    )
     assert found.options.draft == Draft("mtp", 3)
     assert found.env == (("NCCL_P2P_DISABLE", "1"),)
     assert found.container == Container("vllm/vllm-openai:v0.19.1", (Mount("~/models", "/model"),))
@@ -46,7 +53,12 @@ def test_a_whole_file_becomes_values():
     ("changed", "more", "name", "value"),
     [
         ({}, "date = 2026-05-01\n", "date", "2026-05-01"),
-        ({}, """context = 500000\nextra = ["--hf-overrides", '{"rope_parameters": {}}']\n""", "context_tokens", 500000),
+        (
+            {},
+            """context = 500000\nextra = ["--hf-overrides", '{"rope_parameters": {}}']\n""",
+            "context_tokens",
+            500000,
+        ),
         ({"vllm": "llamacpp", "2x rtx": "4x rtx"}, "gpus = [0, 1, 2, 3]\n", "gpus", (0, 1, 2, 3)),
     ],
     ids=[
@@ -64,14 +76,24 @@ def test_what_is_unusual_is_taken_where_it_can_be(changed, more, name, value):
 
 def test_what_is_not_said_is_unknown_and_a_context_is_enough_for_the_figures():
     found = parse_preset(PLAIN, "mine", "mine.toml")
-    assert (found.context_tokens, found.engine_version, found.date, found.link) == (None, None, None, None)
+    assert (found.context_tokens, found.engine_version, found.date, found.link) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert (found.served_as, found.options.given, found.published) == ("qwen3.6-27b", {}, ())
     assert serve_of(found).context_tokens == 8192
     lengths = "input_tokens = 30000\noutput_tokens = 2000\n"
     figure = f'[[published]]\ntok_s = 1\nmetric = "output"\nconcurrency = 1\n{lengths}'
     assert serve_of(parse_preset(PLAIN + figure, "mine", "mine.toml")).context_tokens == 32000
-    text = PLAIN.replace("2x rtx-3090", "cpu").replace("vllm", "embedded").replace("qwen3.6-27b", "smollm2-135m")
-    assert serve_of(parse_preset(text, "mine", "mine.toml")).context_tokens == 2048  # without cards
+    text = (
+        PLAIN.replace("2x rtx-3090", "cpu")
+        .replace("vllm", "embedded")
+        .replace("qwen3.6-27b", "smollm2-135m")
+    )
+    # Without cards.
+    assert serve_of(parse_preset(text, "mine", "mine.toml")).context_tokens == 2048
 
 
 def test_a_byte_order_mark_before_the_text_does_no_harm(tmp_path):
@@ -84,7 +106,9 @@ def test_a_byte_order_mark_before_the_text_does_no_harm(tmp_path):
 
 
 def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
-    text = PLAIN.replace("me/Qwen3.6-27B-AWQ", "/models/Mine.Q4_1.gguf").replace("qwen3.6-27b", "mine.q4_1")
+    text = PLAIN.replace("me/Qwen3.6-27B-AWQ", "/models/Mine.Q4_1.gguf").replace(
+        "qwen3.6-27b", "mine.q4_1"
+    )
     found = parse_preset(text, "mine", "presets/mine.toml")
     assert (found.model, found.served_as) == ("mine.q4_1", "mine.q4_1")
     error = refused(text.replace('"mine.q4_1"', '"qwen3.6-28b"'))
@@ -97,19 +121,43 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
         ("slots =", "slot =", "`slot` is an unknown key"),
         ("link =", "lnk =", "`lnk` is an unknown key"),
         ("kv =", "kvv =", "`options.kvv` is an unknown key"),
-        ("memory_share = 0.9", "memory_share = 1.9", "`options.memory_share` = 1.9: must be at most 1"),
-        ("memory_share = 0.9", 'memory_share = "0.9"', "`options.memory_share` = '0.9': must be a number"),
-        ('NCCL_P2P_DISABLE = "1"', "NCCL_P2P_DISABLE = 1", "`env.NCCL_P2P_DISABLE` = 1: must be text in quotes"),
+        (
+            "memory_share = 0.9",
+            "memory_share = 1.9",
+            "`options.memory_share` = 1.9: must be at most 1",
+        ),
+        (
+            "memory_share = 0.9",
+            'memory_share = "0.9"',
+            "`options.memory_share` = '0.9': must be a number",
+        ),
+        (
+            'NCCL_P2P_DISABLE = "1"',
+            "NCCL_P2P_DISABLE = 1",
+            "`env.NCCL_P2P_DISABLE` = 1: must be text in quotes",
+        ),
         ("host =", "hst =", "`container.mounts.0.hst` is an unknown key"),
-        ('inside = "/model"', 'inside = "model"', "`container.mounts.0.inside` = 'model': must match"),
+        (
+            'inside = "/model"',
+            'inside = "model"',
+            "`container.mounts.0.inside` = 'model': must match",
+        ),
         ('kind = "patch"', 'kind = "magic"', "`need.0.kind` = 'magic': must be 'image', 'patch'"),
         ("tok_s = 210", "tok_s = 0", "`published.0.tok_s` = 0: must be more than 0"),
         ("tok_s = 210", "tok_s = nan", "`published.0.tok_s` = nan: must be more than 0"),
-        ('metric = "output"', 'metric = "total"', "`published.0.metric` = 'total': must be 'output', 'combined' or"),
+        (
+            'metric = "output"',
+            'metric = "total"',
+            "`published.0.metric` = 'total': must be 'output', 'combined' or",
+        ),
         ("concurrency = 4", "concurency = 4", "`published.0.concurency` is an unknown key"),
         ("concurrency = 4\n", "", "`published.0.concurrency` is missing"),
         ("gpus = [2, 3]", 'gpus = [2, "3"]', "`gpus.1` = '3': must be a whole number"),
-        ('speculation = "mtp:3"', 'speculation = "mtp"', "`options.speculation` = `mtp` is not understood"),
+        (
+            'speculation = "mtp:3"',
+            'speculation = "mtp"',
+            "`options.speculation` = `mtp` is not understood",
+        ),
         ("replicas = 2", "replicas = 0", "`replicas` = 0: must be at least 1"),
         ("replicas = 2", "replicas = true", "`replicas` = true: must be a whole number"),
         ('extra = ["--seed", "1"]', "extra = 2", "`extra` = 2: must be a list"),
@@ -117,13 +165,21 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
         ("qwen3.6-27b", "qwen3.6-28b", "no model is called `qwen3.6-28b`"),
         ("2x rtx-3090", "2x rtx-3095", "no GPU is called `rtx-3095`"),
         ("2x rtx-3090", "0x rtx-3090", "`hardware` = `0x rtx-3090` has no cards"),
-        ("replicas = 2", "replicas = 3", "replicas x tp x pp x dp = 3 cards, `hardware` = `2x rtx-3090` has 2 cards"),
+        (
+            "replicas = 2",
+            "replicas = 3",
+            "replicas x tp x pp x dp = 3 cards, `hardware` = `2x rtx-3090` has 2 cards",
+        ),
         ('kv = "fp8"', 'kv = "fp8"\ntp = 2', "replicas x tp x pp x dp = 4 cards"),
         ('kv = "fp8"', 'kv = "fp8"\ntp = 3', "`tp` = 3 does not divide the heads of qwen3.6-27b"),
         ('kv = "fp8"', 'kv = "fp8"\nep = true', "qwen3.6-27b is dense"),
         ("reserve = 1", "reserve = 4", "`reserve` = 4 of 4 slots"),
         ("2x rtx-3090", "cpu", "`hardware` = `cpu` has no cards for `gpus`"),
-        ("context = 16384", "context = 99999999", "`context` = 99999999 is beyond the 262144 tokens of qwen3.6-27b"),
+        (
+            "context = 16384",
+            "context = 99999999",
+            "`context` = 99999999 is beyond the 262144 tokens of qwen3.6-27b",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_key(old, new, words):
@@ -135,7 +191,10 @@ def test_what_is_wrong_is_said_with_its_key(old, new, words):
 
 
 def test_every_error_of_a_preset_is_told_at_once_each_in_a_line_of_its_own():
-    text = PLAIN.replace("2x rtx-3090", "3x rtx-3095") + "reserve = 9\ncolour = 1\n[options]\ntp = 'two'\nkvv = 1\n"
+    text = (
+        PLAIN.replace("2x rtx-3090", "3x rtx-3095")
+        + "reserve = 9\ncolour = 1\n[options]\ntp = 'two'\nkvv = 1\n"
+    )
     error = refused(text + "[[published]]\ntok_s = 1\n")
     head, *lines = error.message.splitlines()
     assert head == "presets/mine.toml: 7 keys or values are wrong:"
@@ -154,13 +213,21 @@ def test_every_error_of_a_preset_is_told_at_once_each_in_a_line_of_its_own():
 def test_a_single_error_of_a_preset_is_one_line_and_a_likely_key_is_named():
     assert refused(PLAIN + "colour = 1\n").hint.startswith("known here: title, engine")
     assert refused(PLAIN.replace("slots", "slot")).hint == "did you mean `slots`?"
-    assert "2x rtx-4090 has no NVLink" in refused(PLAIN.replace("3090", "4090") + 'link = "nvlink"\n').message
-    text = PLAIN.replace("2x rtx-3090", "5x rtx-3090").replace("qwen3.6-27b", "gemma-4-31b") + "[options]\ntp = 5\n"
+    assert (
+        "2x rtx-4090 has no NVLink"
+        in refused(PLAIN.replace("3090", "4090") + 'link = "nvlink"\n').message
+    )
+    text = (
+        PLAIN.replace("2x rtx-3090", "5x rtx-3090").replace("qwen3.6-27b", "gemma-4-31b")
+        + "[options]\ntp = 5\n"
+    )
     assert refused(text).hint.startswith("valid: 1, 2, 4")  # where the cards are there
     assert "is beyond" in refused(PLAIN + "context = 500000\n").message
 
 
-@pytest.mark.parametrize(("more", "line"), [('date = "never ends\n', "line 8"), ("gpus = [1,\n", "end of document")])
+@pytest.mark.parametrize(
+    ("more", "line"), [('date = "never ends\n', "line 8"), ("gpus = [1,\n", "end of document")]
+)
 def test_broken_toml_is_named_with_its_line(more, line):
     said = refused(PLAIN + more).message
     assert said.startswith("presets/mine.toml: this is not TOML: ")
@@ -202,7 +269,15 @@ def test_every_key_stands_in_the_page():
 
 
 SMALL = Preset(
-    "tuned", "smollm2 on the CPU", "embedded", "smollm2-135m", "smollm2-135m", "cpu", "a tuning", 4, "smollm2-135m"
+    "tuned",
+    "smollm2 on the CPU",
+    "embedded",
+    "smollm2-135m",
+    "smollm2-135m",
+    "cpu",
+    "a tuning",
+    4,
+    "smollm2-135m",
 )
 
 
@@ -229,7 +304,9 @@ def test_a_preset_says_only_what_differs():
     ]
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1, max_size=30)
+TEXT = st.text(
+    st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1, max_size=30
+)
 COUNT = st.none() | st.integers(1, 9999)
 SWITCH = st.none() | st.booleans()
 FIGURE = st.none() | st.floats(1e-6, 1e9)
@@ -261,11 +338,15 @@ PUBLISHED = st.builds(
 CONTAINER = st.builds(
     Container,
     image=TEXT,
-    mounts=st.lists(st.builds(Mount, TEXT, TEXT.map("/{}".format), st.booleans()), max_size=2).map(tuple),
+    mounts=st.lists(st.builds(Mount, TEXT, TEXT.map("/{}".format), st.booleans()), max_size=2).map(
+        tuple
+    ),
     ipc_host=st.booleans(),
     before=st.lists(TEXT, max_size=3).map(tuple),
 )
-ENV = st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True), TEXT, max_size=3)
+ENV = st.dictionaries(
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True), TEXT, max_size=3
+)
 
 
 @settings(max_examples=25, deadline=None)
@@ -280,7 +361,16 @@ ENV = st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=Tru
 def test_whatever_a_preset_says_is_read_back(options, published, container, notes, env, threads):
     need = Need("image", "image", "an image", 'the version "that" was measured', None)
     preset = replace(
-        SMALL, options=options, published=published, container=container, notes=notes, env=env, threads=threads,
-        needs=(need,), served_as="mine", context_tokens=2048, reserve=1,
-    )  # fmt: skip
+        SMALL,
+        options=options,
+        published=published,
+        container=container,
+        notes=notes,
+        env=env,
+        threads=threads,
+        needs=(need,),
+        served_as="mine",
+        context_tokens=2048,
+        reserve=1,
+    )
     assert again(preset) == preset

@@ -1,4 +1,5 @@
-"""What a line says may only become less, and names may only become clearer: `tests/size_budget.toml` has the numbers.
+"""What a line says may only become less, and names may only become clearer:
+`tests/size_budget.toml` has the numbers.
 
 `make size` shows them; scripts/readability.py says how they are counted.
 """
@@ -45,27 +46,43 @@ def test_no_rate_rises(today, budget, tree):
         for name, rate in today[f"{tree}.rates"].items()
         if rate > allowed[name]
     }
-    assert not over, f"say one thing a line, in words that mean something (scripts/readability.py): {over}"
+    assert not over, (
+        f"say one thing a line, in words that mean something (scripts/readability.py): {over}"
+    )
 
 
 @pytest.mark.parametrize("tree", TREES)
 def test_a_rate_that_has_fallen_stays_down(today, budget, tree):
     now = today[f"{tree}.rates"]
-    low = {name: now[name] for name, rate in budget[f"{tree}.rates"].items() if now[name] < SLACK * rate}
+    low = {
+        name: now[name]
+        for name, rate in budget[f"{tree}.rates"].items()
+        if now[name] < SLACK * rate
+    }
     assert not low, f"well done; {RATCHET}: {low}"
 
 
 def test_a_package_says_no_more_than_its_features_need(today, budget):
     allowed = budget["src.nodes"]
-    over = {name: number for name, number in today["src.nodes"].items() if number > allowed.get(name, 0)}
-    assert not over, f"a feature raises its package's number in tests/size_budget.toml, with a word why: {over}"
+    over = {
+        name: number
+        for name, number in today["src.nodes"].items()
+        if number > allowed.get(name, 0)
+    }
+    assert not over, (
+        f"a feature raises its package's number in tests/size_budget.toml, with a word why: {over}"
+    )
 
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("title", TABLES)
 def test_nothing_enters_a_list_or_grows_in_it(today, budget, tree, title):
     allowed = budget.get(f"{tree}.{title}", {})
-    over = {name: number for name, number in today[f"{tree}.{title}"].items() if number > allowed.get(name, 0)}
+    over = {
+        name: number
+        for name, number in today[f"{tree}.{title}"].items()
+        if number > allowed.get(name, 0)
+    }
     assert not over, f"split it: {over}"
 
 
@@ -87,7 +104,10 @@ def test_a_conditional_expression_in_another_one_is_nested(tmp_path):
 
 
 def test_parameters_variables_and_attributes_are_names(tmp_path):
-    counts = counted(tmp_path, "def f(one, request):\n    found = one\n    self.told = found\n    return request\n")
+    counts = counted(
+        tmp_path,
+        "def f(one, request):\n    found = one\n    self.told = found\n    return request\n",
+    )
     assert (counts.bindings, counts.empty_names) == (4, 3)
 
 
@@ -97,13 +117,16 @@ def test_docstrings_comments_and_blank_lines_are_no_code(tmp_path):
 
 
 def test_the_formatter_may_be_off_for_a_table_of_literals_only(tmp_path):
-    table, call = "T = [\n    1, 2,\n]  # fmt: skip\n", "f(\n    1, 2,\n)  # fmt: skip\n"
+    table = "T = [\n    1, 2,\n]  # fmt: skip\n"
+    call = "f(\n    1, 2,\n)  # fmt: skip\n"
     assert counted(tmp_path, table + call).format_skips == 1
 
 
 def test_a_function_of_sixteen_ways_is_complex(tmp_path):
     branches = "".join(f"    if x == {number}:\n        pass\n" for number in range(15))
-    counts = counted(tmp_path, f"def f(x):\n{branches}\ndef g(x):\n{branches[: branches.rindex('    if')]}")
+    counts = counted(
+        tmp_path, f"def f(x):\n{branches}\ndef g(x):\n{branches[: branches.rindex('    if')]}"
+    )
     assert counts.complex_functions == {"module.f": 16}
 
 

@@ -1,4 +1,6 @@
-"""`make test` on a machine with nothing but what the README asks for: what is installed, and what is left out."""
+"""`make test` on a machine with nothing but what the README asks for: what is installed, and what
+is left out.
+"""
 
 import os
 import subprocess
@@ -17,7 +19,9 @@ NEEDING = ("tests/quality", "tests/sandbox", "tests/test_contributing.py")
 
 
 class BareMachine:
-    """A PATH without the programs that nothing may need, and in front of it programs of this test's own."""
+    """A PATH without the programs that nothing may need, and in front of it programs of this
+    test's own.
+    """
 
     def __init__(self, path, folder):
         self._path = path
@@ -42,13 +46,18 @@ class BareMachine:
         return done
 
     def calls(self, name):
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        if self.log.exists():
+            lines = self.log.read_text().splitlines()
+        else:
+            lines = []
         return [line for line in lines if line.startswith(f"{name} ")]
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return bare_path(os.environ["PATH"], tmp_path_factory.mktemp("links"), UNASKED | INSTALLERS | {"cc"})
+    return bare_path(
+        os.environ["PATH"], tmp_path_factory.mktemp("links"), UNASKED | INSTALLERS | {"cc"}
+    )
 
 
 @pytest.fixture
@@ -101,7 +110,9 @@ def test_an_installation_that_fails_stops_nothing_and_the_next_is_tried(machine)
     machine.be_root(yes=True)
     machine.have("apt-get", 'case "$*" in *bubblewrap*) exit 100;; esac')
     done = machine.run(SETUP, "tests", "browser")
-    assert "not installed: git bubblewrap curl; this system's package manager has it" in done.stderr
+    assert (
+        "not installed: git bubblewrap curl; this system's package manager has it" in done.stderr
+    )
     assert machine.calls("apt-get")[-1].endswith(" chromium")
 
 
@@ -157,10 +168,17 @@ def test_a_python_that_is_not_there_has_nothing_installed_for_it(machine, tmp_pa
     assert done.stderr == ""
 
 
-def test_tests_of_missing_programs_are_left_out_and_the_last_lines_say_how_to_install_them(machine):
+def test_tests_of_missing_programs_are_left_out_and_the_last_lines_say_how_to_install_them(
+    machine,
+):
     machine.have("apt")
-    done = machine.run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "needs", *NEEDING)
-    assert "no program `bwrap` on PATH; install bubblewrap: `sudo apt install bubblewrap`" in done.stdout
+    done = machine.run(
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "needs", *NEEDING
+    )
+    assert (
+        "no program `bwrap` on PATH; install bubblewrap: `sudo apt install bubblewrap`"
+        in done.stdout
+    )
     assert "no program `git` on PATH; install git: `sudo apt install git`" in done.stdout
 
 
@@ -171,6 +189,8 @@ def test_make_sets_up_what_an_environment_needs_first(machine, target, tmp_path)
 
 
 def test_make_test_sets_up_what_tests_need_before_they_run(machine):
-    before, _, after = machine.run("make", "-n", "test").stdout.partition("scripts/setup-system tests\n")
+    before, _, after = machine.run("make", "-n", "test").stdout.partition(
+        "scripts/setup-system tests\n"
+    )
     assert "pytest" not in before
     assert "bin/pytest -n" in after

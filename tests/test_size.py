@@ -1,4 +1,5 @@
-"""No name hides what a thing is, and a class name stands for one class. `tests/size_budget.toml` says what is allowed.
+"""No name hides what a thing is, and a class name stands for one class. `tests/size_budget.toml`
+says what is allowed.
 
 `python scripts/size.py` shows the numbers and says how they are counted.
 """
@@ -14,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from size import Size, measure, ratchet, read_budget
 
 RATCHET = "run `python scripts/size.py --ratchet`"
-# Words for machinery that the field has plain names for. `METAPHORS` are forbidden as a part of a module's or class's
-# name (`door` forbids `BatchDoor`), `RIDDLES` as the whole of it: `line` says nothing, `log_line` does.
+# Words for machinery that the field has plain names for. `METAPHORS` are forbidden as a part of a
+# module's or class's name (`door` forbids `BatchDoor`), `RIDDLES` as the whole of it: `line` says
+# nothing, `log_line` does.
 METAPHORS = set(
     """
     aims aloud annex appetite book chronicle climb climbing company courier couriers crew crowd dialect discretion
@@ -66,13 +68,17 @@ def over(now, allowed):
 def under(now, allowed):
     """What a list still allows and nothing uses."""
     return [
-        f"{name}: {now.get(name, 0)}, allowed {number}" for name, number in allowed.items() if now.get(name, 0) < number
+        f"{name}: {now.get(name, 0)}, allowed {number}"
+        for name, number in allowed.items()
+        if now.get(name, 0) < number
     ]
 
 
 def test_no_name_is_a_metaphor(size, budget):
     wrong = over(forbidden(size), budget["forbidden_names"])
-    assert not wrong, f"call it what the field calls it (METAPHORS and RIDDLES in {__file__}): {wrong}"
+    assert not wrong, (
+        f"call it what the field calls it (METAPHORS and RIDDLES in {__file__}): {wrong}"
+    )
 
 
 def test_a_class_name_stands_for_one_class(size, budget):
@@ -81,7 +87,9 @@ def test_a_class_name_stands_for_one_class(size, budget):
 
 
 def test_what_is_gone_has_left_the_lists(size, budget):
-    gone = under(forbidden(size), budget["forbidden_names"]) + under(size.shared, budget["shared_classes"])
+    gone = under(forbidden(size), budget["forbidden_names"]) + under(
+        size.shared, budget["shared_classes"]
+    )
     assert not gone, f"well done; {RATCHET}: {gone}"
 
 

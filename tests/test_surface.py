@@ -1,12 +1,12 @@
-"""What people and programs see of skep stays as tests/surface/ has it, which `make surface` writes:
+"""What people and programs see of skep stays as tests/surface/ has it, which `make surface`
+writes:
 
-    json.txt     keys of the documents that `--json` prints, by the commands of commands.txt against a fake engine
-    routes.txt   HTTP routes of the gateway (its own, and what it passes on or refuses) and of the dashboard
-    mcp.json     names and input schemas of the MCP tools
-    errors.txt   error codes of the gateway with their statuses and types; exit codes of the command line
-    metrics.txt  names and labels of the metrics
-    config.txt   keys of skep.toml, keys.toml and presets; environment variables
-    views.txt    columns of the SQL views of the store
+    json.txt     keys of the documents that `--json` prints, by the commands of commands.txt
+    against a fake engine routes.txt   HTTP routes of the gateway (its own, and what it passes on
+    or refuses) and of the dashboard mcp.json     names and input schemas of the MCP tools
+    errors.txt   error codes of the gateway with their statuses and types; exit codes of the
+    command line metrics.txt  names and labels of the metrics config.txt   keys of skep.toml,
+    keys.toml and presets; environment variables views.txt    columns of the SQL views of the store
     help.txt     the help pages of all commands, and other names of commands and options
 
 tests/store/versions/ is the snapshot of the store.
@@ -30,12 +30,17 @@ from skep.testing.process import FakeEngine
 
 ROOT = Path(__file__).parent.parent
 SURFACE = ROOT / "tests" / "surface"
-OF_THE_MACHINE = {".probe.host", ".probe.versions"}  # objects whose keys another machine need not have
+OF_THE_MACHINE = {
+    ".probe.host",
+    ".probe.versions",
+}  # objects whose keys another machine need not have
 SERVED = '[gateway]\nport = 0\n[[serve]]\nmodel = "fake-model"\nengine = "fake"\nslots = 2\n'
 
 
 def json_documents(skep, folder):
-    """`COMMAND PATH: KEYS` for every object; those of a list share a path. Later commands show what earlier stored."""
+    """`COMMAND PATH: KEYS` for every object; those of a list share a path. Later commands show
+    what earlier stored.
+    """
     (folder / "skep.toml").write_text(SERVED)
     (folder / "tasks.jsonl").write_text('{"id": "t1", "prompt": "hi", "max_tokens": 4}\n')
     skep("key", "add", "laptop", check=0)
@@ -48,7 +53,8 @@ def json_documents(skep, folder):
             gather(json.loads(done.stdout), "", keys)
             name = " ".join(command[: 2 if command[1:2] and command[1].isalpha() else 1])
             yield from (
-                f"{name} {at or '.'}: {' '.join(sorted(keys[at]))}" for at in sorted(keys.keys() - OF_THE_MACHINE)
+                f"{name} {at or '.'}: {' '.join(sorted(keys[at]))}"
+                for at in sorted(keys.keys() - OF_THE_MACHINE)
             )
 
 
@@ -73,7 +79,9 @@ def routes(_skep, folder):
         found = [(*route, "key") for route in gateway.proxy.routes]
         return found + [(*route, "open") for route in gateway.proxy.open_routes]
 
-    yield from sorted(f"gateway {method.decode()} {path} {access}" for method, path, access in asyncio.run(own()))
+    yield from sorted(
+        f"gateway {method.decode()} {path} {access}" for method, path, access in asyncio.run(own())
+    )
     for what, paths in (
         ("passes on", request_policy.FOR_CLIENTS),
         ("takes no slot", request_policy.LIGHT),
@@ -81,7 +89,9 @@ def routes(_skep, folder):
     ):
         yield from (f"gateway {what} {path}" for path in sorted(paths))
     app = make_app(Site(user_paths({"HOME": str(folder)})), warm=False)
-    yield from sorted(f"dashboard {','.join(sorted(route.methods))} {route.path}" for route in app.routes)
+    yield from sorted(
+        f"dashboard {','.join(sorted(route.methods))} {route.path}" for route in app.routes
+    )
 
 
 def mcp_tools(_skep, folder):
@@ -91,8 +101,13 @@ def mcp_tools(_skep, folder):
     from skep.paths import user_paths
 
     async def tools():
-        async with Client(make_server(ServerContext(user_paths({"HOME": str(folder)}), {}))) as client:
-            return {tool.name: without_prose(tool.input_schema) for tool in (await client.list_tools()).tools}
+        async with Client(
+            make_server(ServerContext(user_paths({"HOME": str(folder)}), {}))
+        ) as client:
+            return {
+                tool.name: without_prose(tool.input_schema)
+                for tool in (await client.list_tools()).tools
+            }
 
     yield from json.dumps(asyncio.run(tools()), indent=1, sort_keys=True).splitlines()
 
@@ -110,16 +125,22 @@ def errors(_skep, _folder):
     from skep import errors as own
     from skep.gateway.request_policy import ERRORS
 
-    yield from (f"gateway {code}: {' '.join(map(str, answer))}" for code, answer in sorted(ERRORS.items()))
+    yield from (
+        f"gateway {code}: {' '.join(map(str, answer))}" for code, answer in sorted(ERRORS.items())
+    )
     yield from sorted(
-        f"exit code {one.exit_code}: {one.__name__}" for one in vars(own).values() if isinstance(one, type)
+        f"exit code {one.exit_code}: {one.__name__}"
+        for one in vars(own).values()
+        if isinstance(one, type)
     )
 
 
 def metrics(_skep, _folder):
     from skep.gateway.request_log import Metrics
 
-    yield from sorted(f"{one.name} {one.kind}: {' '.join(one.labels) or '-'}" for one in vars(Metrics()).values())
+    yield from sorted(
+        f"{one.name} {one.kind}: {' '.join(one.labels) or '-'}" for one in vars(Metrics()).values()
+    )
     yield from written(r'"(?:# TYPE )?(skep_(?:monitor|simulated)\w*)')
 
 
@@ -141,7 +162,9 @@ def help_pages(_skep, _folder):
     yield from help_page(everything=True).splitlines()
     for path, command in commands(tree_of(PARTS), ("skep",)):
         yield from ("", f"== {' '.join(path)}", "")
-        context = click.Context(command, info_name=" ".join(path), terminal_width=100, **ROOT_COMMAND.context_settings)
+        context = click.Context(
+            command, info_name=" ".join(path), terminal_width=100, **ROOT_COMMAND.context_settings
+        )
         yield from (line.rstrip() for line in command.get_help(context).rstrip().splitlines())
     yield from ("", "== other names", "")
     yield from (f"skep {old}: skep {new}" for old, new in ALIASES.items())
@@ -178,11 +201,19 @@ def keys_of(table, at=""):
 
 def written(pattern):
     """What the source has that looks so."""
-    return sorted({found for path in (ROOT / "src").rglob("*.py") for found in re.findall(pattern, path.read_text())})
+    return sorted(
+        {
+            found
+            for path in (ROOT / "src").rglob("*.py")
+            for found in re.findall(pattern, path.read_text())
+        }
+    )
 
 
 def with_unseen(now, before):
-    """`now`, with the objects known from `before` that happen to be null or empty: their parent still has the key."""
+    """`now`, with the objects known from `before` that happen to be null or empty: their parent
+    still has the key.
+    """
     keys = {at: keys.split() for at, _, keys in (line.partition(": ") for line in now)}
     for line in before:
         at = line.partition(": ")[0]
@@ -208,14 +239,21 @@ def with_unseen(now, before):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_seen_from_outside_is_as_it_was(file, look, skep, tmp_path):
-    now, before = [*look(skep, tmp_path)], (SURFACE / file).read_text().splitlines()
+    now = [*look(skep, tmp_path)]
+    before = (SURFACE / file).read_text().splitlines()
     if file == "json.txt":
         now = with_unseen(now, before)
     if os.environ.get("SKEP_WRITE_SURFACE"):
         (SURFACE / file).write_text("\n".join(now) + "\n")
         return
-    if file == "json.txt":  # what was null or empty when it was written has no keys there; its own name is its parent's
+    if (
+        file == "json.txt"
+    ):  # what was null or empty when it was written has no keys there; its own name is its parent's
         known = {line.partition(": ")[0] for line in before}
         now = [line for line in now if line.partition(": ")[0] in known]
-    changed = [*difflib.unified_diff(before, now, f"tests/surface/{file}", "now", n=0, lineterm="")]
-    assert not changed, "\n".join([*changed, "if users are told of it, `make surface` writes it anew"])
+    changed = [
+        *difflib.unified_diff(before, now, f"tests/surface/{file}", "now", n=0, lineterm="")
+    ]
+    assert not changed, "\n".join(
+        [*changed, "if users are told of it, `make surface` writes it anew"]
+    )

@@ -1,11 +1,26 @@
 import pytest
 
 from skep.errors import UserError
-from skep.units import GIB, MIB, format_bytes, format_seconds, parse_bytes, parse_int_list, parse_seconds
+from skep.units import (
+    GIB,
+    MIB,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_int_list,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (98362432, "93.8 MiB"), (24 * GIB, "24.0 GiB")]
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (98362432, "93.8 MiB"),
+        (24 * GIB, "24.0 GiB"),
+    ],
 )
 def test_bytes_are_shown_with_one_decimal(value, text):
     assert format_bytes(value) == text

@@ -1,4 +1,6 @@
-"""What Ray itself takes on this machine while nobody asks anything: processor time and memory of its processes."""
+"""What Ray itself takes on this machine while nobody asks anything: processor time and memory of
+its processes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def rays() -> list[int]:
         except OSError:
             continue
         parents.setdefault(parent, []).append(int(path.name))
-    found, left = [], parents.get(os.getpid(), [])
+    found = []
+    left = parents.get(os.getpid(), [])
     while left:
         pid = left.pop()
         try:
@@ -38,7 +41,12 @@ def at_rest(seconds: float) -> dict[str, float]:
     time.sleep(seconds)
     took = time.monotonic() - began
     used = sum(max(0.0, _cpu_s(pid) - before[pid]) for pid in pids)
-    return {"processes": len(pids), "cores": used / took, "memory_mib": sum(map(_pss_mib, pids)), "seconds": took}
+    return {
+        "processes": len(pids),
+        "cores": used / took,
+        "memory_mib": sum(map(_pss_mib, pids)),
+        "seconds": took,
+    }
 
 
 def _cpu_s(pid: int) -> float:

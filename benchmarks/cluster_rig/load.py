@@ -19,12 +19,28 @@ from skep.store.records import Request
 from skep.wire.client import Pool
 
 TIMEOUT_S = 120.0
-_WORDS = ("parser", "value", "list", "test", "empty", "index", "branch", "cache", "token", "field", "graph", "queue")
+_WORDS = (
+    "parser",
+    "value",
+    "list",
+    "test",
+    "empty",
+    "index",
+    "branch",
+    "cache",
+    "token",
+    "field",
+    "graph",
+    "queue",
+)
 
 
 @dataclass(frozen=True)
 class Level:
-    """One run of it. Times are medians over its requests, `whole` from sending to the last byte."""
+    """One run of it.
+
+    Times are medians over its requests, `whole` from sending to the last byte.
+    """
 
     tok_s: float
     ttft_ms: float
@@ -52,12 +68,18 @@ class Loader:
         """The streams divided among the ways. Every request is answered, or it is no level."""
         origin_s = time.monotonic()
         rows: list[Request] = []
-        loads, pools = [], [Pool(way.origin, max_idle=asked.streams) for way in ways]
+        loads = []
+        pools = [Pool(way.origin, max_idle=asked.streams) for way in ways]
         for number, (way, pool) in enumerate(zip(ways, pools, strict=True)):
             width = len(range(number, asked.streams, len(ways)))
-            tasks = [self._task(asked.streams, index) for index in range(number, asked.requests, len(ways))]
+            tasks = [
+                self._task(asked.streams, index)
+                for index in range(number, asked.requests, len(ways))
+            ]
             await pool.prepare(width)
-            loads.append(steady(Sender(way, pool, origin_s, timeout_s=TIMEOUT_S), rows.append, tasks, width))
+            loads.append(
+                steady(Sender(way, pool, origin_s, timeout_s=TIMEOUT_S), rows.append, tasks, width)
+            )
         with garbage_kept():
             async with watch_client() as health:
                 await asyncio.gather(*loads)
@@ -88,21 +110,26 @@ async def in_turns(
     budget_s: float,
     only_alone: str | None = None,
 ) -> dict[int, dict[str, list[Level]]]:
-    """Each level through each way, one right after the other; the order turns round from round to round.
+    """Each level through each way, one right after the other; the order turns round from round to
+    round.
 
-    The widest level comes first, once, to warm up. `only_alone`: a way that is asked by one stream only. Fewer rounds
-    where the budget would end before them.
-    """
-    began, number = time.monotonic(), 0
+    The widest level comes first, once, to warm up. `only_alone`: a way that is asked by one stream
+    only. Fewer rounds where the budget would end before them."""
+    began = time.monotonic()
+    number = 0
     found: dict[int, dict[str, list[Level]]] = {asked.streams: {} for asked in levels}
     for name in ways:
         if name != only_alone:
             await loader.level([ways[name]], levels[-1])
-    while number < rounds and (not number or (time.monotonic() - began) * (number + 1) / number <= budget_s):
+    while number < rounds and (
+        not number or (time.monotonic() - began) * (number + 1) / number <= budget_s
+    ):
         for asked in levels:
             names = [name for name in ways if asked.streams == 1 or name != only_alone]
             for name in turned(names, number):
-                found[asked.streams].setdefault(name, []).append(await loader.level([ways[name]], asked))
+                found[asked.streams].setdefault(name, []).append(
+                    await loader.level([ways[name]], asked)
+                )
         number += 1
     return found
 
@@ -110,5 +137,8 @@ async def in_turns(
 def turned(names: Sequence[str], number: int) -> list[str]:
     """A B, B A, A B ...; of three, who is first changes too."""
     by = (number // 2) % len(names)
-    order = [*names[by:], *names[:by]] if len(names) > 2 else list(names)
+    if len(names) > 2:
+        order = [*names[by:], *names[:by]]
+    else:
+        order = list(names)
     return order if number % 2 == 0 else order[::-1]

@@ -16,8 +16,15 @@ ASK_EVERY_S = 0.1
 
 
 def starts(nodes: Nodes, kind: Kind, rounds: int, say: Say) -> dict[str, list[float]]:
-    """`skep up -d` to ready and `skep down`, on the cluster and without, in turns; Ray's processes are there always."""
-    found: dict[str, list[float]] = {"up": [], "up --cluster": [], "down": [], "down --cluster": []}
+    """`skep up -d` to ready and `skep down`, on the cluster and without, in turns; Ray's processes
+    are there always.
+    """
+    found: dict[str, list[float]] = {
+        "up": [],
+        "up --cluster": [],
+        "down": [],
+        "down --cluster": [],
+    }
     for number in range(rounds):
         both = ((None, ""), (nodes.address, " --cluster"))
         for address, how in both if number % 2 == 0 else both[::-1]:
@@ -40,7 +47,9 @@ class Move:
 
 
 def moves(nodes: Nodes, kind: Kind, rounds: int, say: Say) -> list[Move]:
-    """One replica, asked all the time; its node is killed; a fresh node comes for the next round."""
+    """One replica, asked all the time; its node is killed;
+    a fresh node comes for the next round.
+    """
     found = []
     with hive(kind, nodes.address, replicas=1) as door:
         for number in range(rounds):
@@ -73,7 +82,8 @@ class _Asking:
     """One short request after another, until the block ends."""
 
     def __init__(self, url: str, model: str) -> None:
-        self._url, self._model = url, model
+        self._url = url
+        self._model = model
         self.answered_at: list[float] = []  # of requests that were sent after `from_now`
         self.refused = 0
         self._since = time.monotonic()
@@ -89,11 +99,16 @@ class _Asking:
         self._thread.join()
 
     def from_now(self) -> None:
-        self._since, self.refused = time.monotonic(), 0
+        self._since = time.monotonic()
+        self.refused = 0
         self.answered_at = []
 
     def _ask_on(self) -> None:
-        body = {"model": self._model, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}
+        body = {
+            "model": self._model,
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": "hello"}],
+        }
         with httpx.Client(base_url=self._url, timeout=120.0) as client:
             while not self._over.is_set():
                 sent = time.monotonic()

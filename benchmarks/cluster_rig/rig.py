@@ -1,4 +1,6 @@
-"""A Ray cluster of several nodes on this machine, hives on it, and doors to them: each an installation of its own."""
+"""A Ray cluster of several nodes on this machine, hives on it, and doors to them: each an
+installation of its own.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class Kind:
         return f'[[serve]]\nmodel = "{self.model}"\n{size}{self.table}'
 
 
-TOKEN_MS, READ_TOK_S = 10, 2000
+TOKEN_MS = 10
+READ_TOK_S = 2000
 PACED = Kind(
     f"SIMULATED: fake engines, {TOKEN_MS} ms a token whatever their load",
     "paced",
@@ -76,7 +79,10 @@ EMBEDDED = Kind(
 
 
 class Nodes:
-    """A cluster whose head takes no replica. Nodes are named b, c, d ... in the order in which they come."""
+    """A cluster whose head takes no replica.
+
+    Nodes are named b, c, d ... in the order in which they come.
+    """
 
     def __init__(self, gpus: int = 0) -> None:
         from ray.cluster_utils import Cluster
@@ -85,8 +91,15 @@ class Nodes:
 
         self._names = (chr(code) for code in range(ord("b"), ord("z")))
         self._nodes: dict[str, Any] = {}
-        head = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "node_name": "head"}
-        self._cluster = Cluster(initialize_head=True, head_node_args={**head, "include_dashboard": False})
+        head = {
+            "num_cpus": 0,
+            "num_gpus": 0,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "node_name": "head",
+        }
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={**head, "include_dashboard": False}
+        )
         self.address: str = self._cluster.address
 
     def __len__(self) -> int:
@@ -96,7 +109,8 @@ class Nodes:
         name = next(self._names)
         size = {"num_cpus": 2, "num_gpus": self._gpus, "object_store_memory": OBJECT_STORE_BYTES}
         self._nodes[name] = self._cluster.add_node(node_name=name, **size)
-        end_in_order()  # Ray has put a handler of its own there, which ends the node and forgets the hives
+        # Ray has put a handler of its own there, which ends the node and forgets the hives
+        end_in_order()
         return name
 
     def kill(self, name: str) -> None:
@@ -112,7 +126,11 @@ class Door:
     """One `skep` on this machine: its folders, its commands, its supervisor's answers."""
 
     def __init__(self, home: Path, **env: str) -> None:
-        self.env = {**os.environ, **{name: str(home / name.lower()) for name in OWN_FOLDERS}, **env}
+        self.env = {
+            **os.environ,
+            **{name: str(home / name.lower()) for name in OWN_FOLDERS},
+            **env,
+        }
         self.env.pop("XDG_RUNTIME_DIR", None)
         self.home = home
         self.url = ""
@@ -164,13 +182,15 @@ def until(what: Callable[[], Any], timeout_s: float = PATIENCE_S) -> float:
 
 @contextlib.contextmanager
 def cluster(workers: int = 2, gpus: int = 0) -> Iterator[Nodes]:
-    """What nodes write goes to folders of their own; the weights are those that are pulled already.
+    """What nodes write goes to folders of their own; the weights are those that are pulled
+    already.
 
     `gpus`: the cards that each node counts as its own, all of them the first ones of this machine.
     """
     with tempfile.TemporaryDirectory(prefix="n-") as home:
         own = {name: f"{home}/{name.lower()}" for name in OWN_FOLDERS}
-        os.environ.update(own, RAY_TMPDIR=home, **_watchfulness())  # another cluster here stays `auto`
+        # Another cluster here stays `auto`
+        os.environ.update(own, RAY_TMPDIR=home, **_watchfulness())
         os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
         nodes = Nodes(gpus)
         try:
@@ -209,7 +229,9 @@ def hive(kind: Kind, address: str | None, replicas: int | None = None) -> Iterat
         yield door
 
 
-def wishes(door: Door, kind: Kind, address: str | None, replicas: int | None = None) -> tuple[object, ...]:
+def wishes(
+    door: Door, kind: Kind, address: str | None, replicas: int | None = None
+) -> tuple[object, ...]:
     config = door.home / "skep.toml"
     config.write_text(kind.config(replicas))
     return ("--config", config, *(("--cluster", address) if address is not None else ()))
@@ -220,12 +242,17 @@ def local_path(kind: Kind, owner: Door, key: str) -> Iterator[Door]:
     """A gateway of one box before the very engines of that hive, with the same slots."""
     urls = [word for row in owner.replicas() for word in ("--upstream", row["url"])]
     with installation(**{KEY_ENV: key}) as door:
-        door.start("gateway", *urls, "--slots", kind.slots, "--model", kind.model, "--key-env", KEY_ENV)
+        door.start(
+            "gateway", *urls, "--slots", kind.slots, "--model", kind.model, "--key-env", KEY_ENV
+        )
         yield door
 
 
 def key_of(address: str) -> str:
-    """What the engines of the hive want to see. In a process of its own: this one is to have no part of Ray in it."""
+    """What the engines of the hive want to see.
+
+    In a process of its own: this one is to have no part of Ray in it.
+    """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
         return other.submit(_told_key, address).result()
 

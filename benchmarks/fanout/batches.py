@@ -1,4 +1,5 @@
-"""The same tasks through different hands: one by one, all at once, eight at a time, skep's swarm, its load generator.
+"""The same tasks through different hands: one by one, all at once, eight at a time, skep's swarm,
+its load generator.
 
 Each gives a `Batch`: how long it took, when each answer came, what failed.
 """
@@ -25,14 +26,32 @@ from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore, create_run
 from skep.wire.client import Pool
 
-FIXED_AGENTS, FIXED_TRIES, FIXED_PAUSE_S = 8, 3, 1.0
+FIXED_AGENTS = 8
+FIXED_TRIES = 3
+FIXED_PAUSE_S = 1.0
 TIMEOUT_S = 600.0
-_WORDS = ("parser", "value", "list", "test", "empty", "index", "branch", "cache", "token", "field", "graph", "queue")
+_WORDS = (
+    "parser",
+    "value",
+    "list",
+    "test",
+    "empty",
+    "index",
+    "branch",
+    "cache",
+    "token",
+    "field",
+    "graph",
+    "queue",
+)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`ends`: seconds from the beginning of the batch to each answer that came. Work thrown away is in the wall."""
+    """`ends`: seconds from the beginning of the batch to each answer that came.
+
+    Work thrown away is in the wall.
+    """
 
     tasks: int
     wall_s: float
@@ -47,20 +66,29 @@ class Batch:
 
     @property
     def tok_s(self) -> float:
-        return self.tokens / self.wall_s if self.wall_s else 0.0
+        if self.wall_s:
+            return self.tokens / self.wall_s
+        return 0.0
 
     @property
     def p95_s(self) -> float | None:
-        return sorted(self.ends)[max(0, round(0.95 * len(self.ends)) - 1)] if self.ends else None
+        if self.ends:
+            return sorted(self.ends)[max(0, round(0.95 * len(self.ends)) - 1)]
+        return None
 
     @property
     def median_s(self) -> float | None:
-        return statistics.median(self.ends) if self.ends else None
+        if self.ends:
+            return statistics.median(self.ends)
+        return None
 
 
 @dataclass(frozen=True)
 class Load:
-    """So many tasks of such a size. No two prompts of a benchmark are alike, so that no cache knows them."""
+    """So many tasks of such a size.
+
+    No two prompts of a benchmark are alike, so that no cache knows them.
+    """
 
     tasks: int
     prompt_words: int
@@ -74,7 +102,9 @@ class Load:
         words = " ".join(rng.choice(_WORDS) for _ in range(self.prompt_words))
         message = {"role": "user", "content": f"{rng.getrandbits(40):x} {words}"}
         more = {"ignore_eos": True}  # the same length every time; llama.cpp and vLLM know it
-        return Task(f"t{number:03}", (message,), max_tokens=self.output_tokens, temperature=0.0, extra=more)
+        return Task(
+            f"t{number:03}", (message,), max_tokens=self.output_tokens, temperature=0.0, extra=more
+        )
 
 
 class Refused(Exception):
@@ -83,7 +113,12 @@ class Refused(Exception):
 
 async def _post(client: httpx.AsyncClient, model: str, task: Task) -> int:
     """The output tokens of one whole answer."""
-    body = {"model": model, "messages": list(task.messages), "max_tokens": task.max_tokens, "temperature": 0.0}
+    body = {
+        "model": model,
+        "messages": list(task.messages),
+        "max_tokens": task.max_tokens,
+        "temperature": 0.0,
+    }
     answer = await client.post("/v1/chat/completions", json={**body, **task.extra})
     if answer.status_code != 200:
         raise Refused(f"HTTP {answer.status_code}")
@@ -93,7 +128,9 @@ async def _post(client: httpx.AsyncClient, model: str, task: Task) -> int:
     return int(document["usage"]["completion_tokens"])
 
 
-async def _batch(url: str, tasks: Sequence[Task], do: Callable[[httpx.AsyncClient, Task], Awaitable[int]]) -> Batch:
+async def _batch(
+    url: str, tasks: Sequence[Task], do: Callable[[httpx.AsyncClient, Task], Awaitable[int]]
+) -> Batch:
     ends: list[float] = []
     errors: Counter[str] = Counter()
     tokens = 0
@@ -120,7 +157,9 @@ async def naive(url: str, model: str, tasks: Sequence[Task]) -> Batch:
 
 
 async def fixed(url: str, model: str, tasks: Sequence[Task]) -> Batch:
-    """A semaphore of eight, three tries with a second between them: what people write on the second day."""
+    """A semaphore of eight, three tries with a second between them: what people write on the
+    second day.
+    """
     gate = asyncio.Semaphore(FIXED_AGENTS)
 
     async def do(client: httpx.AsyncClient, task: Task) -> int:
@@ -146,30 +185,53 @@ async def one_by_one(url: str, model: str, tasks: Sequence[Task]) -> Batch:
 
 
 async def swarm(
-    url: str, model: str, tasks: Sequence[Task], *, place: Path, agents: int | None = None, deadline_s: float = 120.0
+    url: str,
+    model: str,
+    tasks: Sequence[Task],
+    *,
+    place: Path,
+    agents: int | None = None,
+    deadline_s: float = 120.0,
 ) -> Batch:
-    """As `skep swarm run` does it: journal on disk, results file, checks, retries; all of it in the wall time."""
+    """As `skep swarm run` does it: journal on disk, results file, checks, retries; all of it in
+    the wall time.
+    """
     paths = paths_in(place)
     output = place / f"results-{time.monotonic_ns()}.jsonl"
-    order = SwarmRunOptions(agents=agents, timeout_s=TIMEOUT_S, deadline_s=deadline_s, output=str(output))
-    began, began_at = time.monotonic(), time.time()
+    order = SwarmRunOptions(
+        agents=agents, timeout_s=TIMEOUT_S, deadline_s=deadline_s, output=str(output)
+    )
+    began = time.monotonic()
+    began_at = time.time()
     with open_store(paths.store) as store:
         run = create_run(store, tasks, order, url=url, model=model, name="benchmark")
     await carry_out(paths, run)
     wall_s = time.monotonic() - began
     with open_store(paths.store) as store:
         journal = SwarmStore(store)
-        results, attempts = journal.results(run), journal.attempts(run)
+        results = journal.results(run)
+        attempts = journal.attempts(run)
     done = [one for one in results if one.ending is TaskEnding.DONE]
-    lost = Counter(one.error_kind or "unknown" for one in results if one.ending is TaskEnding.FAILED)
+    lost = Counter(
+        one.error_kind or "unknown" for one in results if one.ending is TaskEnding.FAILED
+    )
     lines = output.read_text().splitlines()
     assert len(lines) == len(results), f"{len(lines)} lines for {len(results)} results"
     ends = tuple(one.ended_at - began_at for one in done)
-    return Batch(len(tasks), wall_s, ends, sum(one.output_tokens or 0 for one in done), dict(lost), len(attempts))
+    return Batch(
+        len(tasks),
+        wall_s,
+        ends,
+        sum(one.output_tokens or 0 for one in done),
+        dict(lost),
+        len(attempts),
+    )
 
 
 async def closed_loop(url: str, model: str, tasks: Sequence[Task], *, level: int) -> Batch:
-    """What the endpoint sustains: `level` streams of the load generator that share the tasks and do nothing else."""
+    """What the endpoint sustains: `level` streams of the load generator that share the tasks and
+    do nothing else.
+    """
     endpoint = await find_endpoint(url, model)
     left = list(reversed(tasks))
     began = time.monotonic()
@@ -186,14 +248,25 @@ async def closed_loop(url: str, model: str, tasks: Sequence[Task], *, level: int
         return rows
 
     try:
-        rows = [row for own in await asyncio.gather(*(agent(number) for number in range(level))) for row in own]
+        rows = [
+            row
+            for own in await asyncio.gather(*(agent(number) for number in range(level)))
+            for row in own
+        ]
     finally:
         await pool.close()
     wall_s = time.monotonic() - began
     done = [row for row in rows if row.ok]
     errors = Counter(row.error_kind or "unknown" for row in rows if not row.ok)
     ends = tuple(row.ended_s for row in done)
-    return Batch(len(tasks), wall_s, ends, sum(row.output_tokens or 0 for row in done), dict(errors), len(rows))
+    return Batch(
+        len(tasks),
+        wall_s,
+        ends,
+        sum(row.output_tokens or 0 for row in done),
+        dict(errors),
+        len(rows),
+    )
 
 
 def paths_in(place: Path) -> Paths:

@@ -1,5 +1,5 @@
-"""An endpoint in trouble while the tasks are under way. A fake engine (a real process) is the endpoint: what goes wrong
-goes wrong at the same places for everybody."""
+"""An endpoint in trouble while the tasks are under way. A fake engine (a real process) is the
+endpoint: what goes wrong goes wrong at the same places for everybody."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ Way = Callable[[str, str, Sequence[Task]], Awaitable[Batch]]
 
 SPEED = {"slots": 8, "token_ms": 20, "ttft_ms": 100}
 MODEL = "fake-model"
-LOAD = (40, 50)  # words of a prompt, tokens of an answer: 1.1 s a task, 7 s for fifty with eight slots
-DROPS, DROP_EVERY_S = 12, 0.4
-KILL_AFTER_S, AWAY_S = 2.5, 3.0
+LOAD = (
+    40,
+    50,
+)  # words of a prompt, tokens of an answer: 1.1 s a task, 7 s for fifty with eight slots
+DROPS = 12
+DROP_EVERY_S = 0.4
+KILL_AFTER_S = 2.5
+AWAY_S = 3.0
 
 
 @contextlib.asynccontextmanager
@@ -37,7 +42,13 @@ async def refusing() -> AsyncIterator[str]:
         FakeEngine(**{**SPEED, "slots": 4}) as engine,
         GatewayProcess(place / "g.log", limits={"max_queue": 2}) as door,
     ):
-        replica = {"name": "r0", "model": MODEL, "url": engine.url, "slots": 4, "confirms": "slots"}
+        replica = {
+            "name": "r0",
+            "model": MODEL,
+            "url": engine.url,
+            "slots": 4,
+            "confirms": "slots",
+        }
         door.serve([{**replica, "simulated": True}])
         yield door.url
 
@@ -53,7 +64,10 @@ async def dropping() -> AsyncIterator[str]:
                 await asyncio.sleep(DROP_EVERY_S)
                 wire.strike()
 
-        async with await asyncio.start_server(wire.carry, "127.0.0.1", 0) as server, _meanwhile(strike()):
+        async with (
+            await asyncio.start_server(wire.carry, "127.0.0.1", 0) as server,
+            _meanwhile(strike()),
+        ):
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
@@ -79,7 +93,9 @@ async def restarting() -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def killed(rig: Rig) -> AsyncIterator[str]:
-    """Real engines behind skep's gateway: the first one's process is killed after 2.5 s, and skep starts it anew."""
+    """Real engines behind skep's gateway: the first one's process is killed after 2.5 s, and skep
+    starts it anew.
+    """
 
     async def kill() -> None:
         await asyncio.sleep(KILL_AFTER_S)
@@ -95,7 +111,9 @@ class Wire:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._busy: dict[asyncio.StreamWriter, None] = {}  # an answer is under way on it; the oldest first
+        self._busy: dict[
+            asyncio.StreamWriter, None
+        ] = {}  # an answer is under way on it; the oldest first
         self._rng = Random(5)
 
     def strike(self) -> None:
@@ -103,7 +121,9 @@ class Wire:
             writer = self._rng.choice(list(self._busy))
             self._busy.pop(writer)
             reset_at_once = struct.pack("ii", 1, 0)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_at_once)
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, reset_at_once
+            )
             writer.transport.abort()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,7 +148,11 @@ class Wire:
         writer.close()
 
 
-TROUBLES = {"429 above its slots": refusing, "connections reset": dropping, "engine restarts": restarting}
+TROUBLES = {
+    "429 above its slots": refusing,
+    "connections reset": dropping,
+    "engine restarts": restarting,
+}
 
 
 def troubled_tasks(tasks: int, seed: str) -> list[Task]:

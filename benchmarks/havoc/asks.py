@@ -1,8 +1,9 @@
-"""What the clients ask, drawn from a seed. Each request is known by two things that nobody else has at that time.
+"""What the clients ask, drawn from a seed. Each request is known by two things that nobody else
+has at that time.
 
-The marker: every word of its answer begins with it, so that a byte of another's answer is seen. The length of its body:
-no other request of the run has it, so that its row in the store is found without any answer.
-"""
+The marker: every word of its answer begins with it, so that a byte of another's answer is seen.
+The length of its body: no other request of the run has it, so that its row in the store is found
+without any answer."""
 
 from __future__ import annotations
 
@@ -14,8 +15,15 @@ from random import Random
 from typing import Any
 
 MARKERS = 512
-KEYS = {"ant": "key-ant", "bee": "key-bee", "cub": "key-cub"}  # by name; `cub` is taken away now and then
-CHAT, COMPLETION, MESSAGES, ECHO = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/echo"
+KEYS = {
+    "ant": "key-ant",
+    "bee": "key-bee",
+    "cub": "key-cub",
+}  # by name; `cub` is taken away now and then
+CHAT = "/v1/chat/completions"
+COMPLETION = "/v1/completions"
+MESSAGES = "/v1/messages"
+ECHO = "/v1/echo"
 COUNT = "/v1/messages/count_tokens"  # takes no slot
 LONGEST_WORDS = 160
 
@@ -80,7 +88,10 @@ def words_of(mark: str, count: int) -> str:
 
 def write_answers(path: Path) -> Path:
     """The fake engine's file: every marker with its words."""
-    rows = ({"prompt": f"{m}:", "answer": words_of(m, LONGEST_WORDS)} for m in map(marker, range(MARKERS)))
+    rows = (
+        {"prompt": f"{m}:", "answer": words_of(m, LONGEST_WORDS)}
+        for m in map(marker, range(MARKERS))
+    )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -95,12 +106,15 @@ class Asker:
         self._count = 0
 
     def next(self, *, patient: bool = False, small: bool = False) -> Ask:
-        rng, diet = self._rng, self._diet
+        rng = self._rng
+        diet = self._diet
         self._count += 1
         mark = marker(self._count)
-        paths, weights = (CHAT, COMPLETION, MESSAGES), (75, 15, 10)
+        paths = (CHAT, COMPLETION, MESSAGES)
+        weights = (75, 15, 10)
         if diet.echoes and not small:
-            paths, weights = (CHAT, COMPLETION, MESSAGES, ECHO, COUNT), (68, 14, 8, 6, 4)
+            paths = (CHAT, COMPLETION, MESSAGES, ECHO, COUNT)
+            weights = (68, 14, 8, 6, 4)
         path = rng.choices(paths, weights)[0]
         count = self._words()
         fields = self._fields(path, mark, count)
@@ -114,10 +128,16 @@ class Asker:
         body = self._of_its_own_length(fields, big=path == ECHO)
         key = rng.choice(list(KEYS))
         return Ask(
-            self._count, path, streamed, self._head(path, body, key, patient=patient), body,
-            words_of(mark, count) if is_known else None, echo, key,
+            self._count,
+            path,
+            streamed,
+            self._head(path, body, key, patient=patient),
+            body,
+            words_of(mark, count) if is_known else None,
+            echo,
+            key,
             **self._manners(streamed=streamed, echo=path == ECHO, patient=patient),
-        )  # fmt: skip
+        )
 
     def _words(self) -> int:
         """Many short answers, a few long ones."""
@@ -125,7 +145,8 @@ class Asker:
         return min(high, low + int(self._rng.lognormvariate(3.3, 0.9) * high / LONGEST_WORDS))
 
     def _fields(self, path: str, mark: str, count: int) -> dict[str, Any]:
-        rng, diet = self._rng, self._diet
+        rng = self._rng
+        diet = self._diet
         low, high = diet.prompt_words
         prompt = f"{mark}: " + "nectar " * min(high, int(low * rng.paretovariate(0.8)))
         fields: dict[str, Any] = {"model": diet.model, "max_tokens": count * diet.tokens_per_word}
@@ -138,7 +159,10 @@ class Asker:
         return fields
 
     def _of_its_own_length(self, fields: dict[str, Any], *, big: bool) -> bytes:
-        pad = self._rng.randrange(200_000, 1_200_000) if big else self._rng.randrange(4000)
+        if big:
+            pad = self._rng.randrange(200_000, 1_200_000)
+        else:
+            pad = self._rng.randrange(4000)
         plain = json.dumps({**fields, "pad": ""}).encode()
         while len(plain) + pad in self._lengths:
             pad += 1
@@ -161,7 +185,8 @@ class Asker:
 
     def _manners(self, *, streamed: bool, echo: bool, patient: bool) -> dict[str, Any]:
         rng = self._rng
-        chance, fresh = rng.random(), rng.random() < 0.1
+        chance = rng.random()
+        fresh = rng.random() < 0.1
         leaving = {"reset": rng.random() < 0.3, "fresh": fresh}
         if patient:
             return {"manners": Manners.PATIENT, "fresh": fresh}
@@ -172,7 +197,11 @@ class Asker:
                 **leaving,
             }
         if chance < 0.12 and streamed:
-            return {"manners": Manners.LEAVES_INSIDE, "leaves_bytes": rng.randrange(1, 6000), **leaving}
+            return {
+                "manners": Manners.LEAVES_INSIDE,
+                "leaves_bytes": rng.randrange(1, 6000),
+                **leaving,
+            }
         if 0.12 <= chance < 0.13:
             return {"manners": Manners.HALF, **leaving}
         if (chance < 0.16 and streamed) or (echo and chance < 0.6):

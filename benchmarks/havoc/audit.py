@@ -1,4 +1,6 @@
-"""Holds three accounts against each other: the clients' notes, the gateway's rows and counters, the engines' own."""
+"""Holds three accounts against each other: the clients' notes, the gateway's rows and counters,
+the engines' own.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ OUTCOMES = {
     End.HANDED_ON: ("answered",),
     End.REFUSED: ("refused",),
     End.CUT: ("broken",),
-    End.LEFT: ("hung_up", "answered", "refused", "broken"),  # it may not have seen what was already on its way
+    End.LEFT: (
+        "hung_up",
+        "answered",
+        "refused",
+        "broken",
+    ),  # it may not have seen what was already on its way
 }
 
 
@@ -36,19 +43,32 @@ class Check:
 
 def check(name: str, wrong: Iterable[str], fine: str = "") -> Check:
     found = list(wrong)
-    more = f" (and {len(found) - SHOWN} more)" if len(found) > SHOWN else ""
+    if len(found) > SHOWN:
+        more = f" (and {len(found) - SHOWN} more)"
+    else:
+        more = ""
     return Check(name, not found, "; ".join(found[:SHOWN]) + more if found else fine)
 
 
 def of_clients(notes: Sequence[Note], silence_s: float) -> list[Check]:
     ids = Counter(note.id for note in notes if note.id is not None)
-    wrong = [f"#{note.ask.number} {note.verdict.what}" for note in notes if note.verdict.end is End.WRONG]
+    wrong = [
+        f"#{note.ask.number} {note.verdict.what}"
+        for note in notes
+        if note.verdict.end is End.WRONG
+    ]
     longest = max((note.silence_s for note in notes), default=0.0)
-    waited = [f"#{note.ask.number} {note.silence_s:.1f} s" for note in notes if note.silence_s >= silence_s]
+    waited = [
+        f"#{note.ask.number} {note.silence_s:.1f} s"
+        for note in notes
+        if note.silence_s >= silence_s
+    ]
     return [
         check("every request has one honest end", wrong, f"{len(notes)} requests"),
         check(
-            "no answer's id twice", (f"{name} {count}x" for name, count in ids.items() if count > 1), f"{len(ids)} ids"
+            "no answer's id twice",
+            (f"{name} {count}x" for name, count in ids.items() if count > 1),
+            f"{len(ids)} ids",
         ),
         check(f"no client waits {silence_s:g} s for a byte", waited, f"longest {longest:.1f} s"),
     ]
@@ -60,11 +80,16 @@ def of_rows(notes: Sequence[Note], rows: Sequence[GatewayRequest]) -> list[Check
     for row in rows:
         by_bytes.setdefault(row.request_bytes, []).append(row)
     known = {len(note.ask.body): note for note in notes}
-    strange = [f"{row.id} of {row.request_bytes} bytes" for row in rows if row.request_bytes not in known]
-    double = [
-        f"#{known[size].ask.number} {len(own)}x" for size, own in by_bytes.items() if len(own) > 1 and size in known
+    strange = [
+        f"{row.id} of {row.request_bytes} bytes" for row in rows if row.request_bytes not in known
     ]
-    missing, differ = [], []
+    double = [
+        f"#{known[size].ask.number} {len(own)}x"
+        for size, own in by_bytes.items()
+        if len(own) > 1 and size in known
+    ]
+    missing = []
+    differ = []
     for size, note in known.items():
         own = by_bytes.get(size)
         if own is None:
@@ -76,7 +101,11 @@ def of_rows(notes: Sequence[Note], rows: Sequence[GatewayRequest]) -> list[Check
     double += [f"id {name} {count}x" for name, count in ids.items() if count > 1]
     unseen = sum(_may_be_unknown(note) and len(note.ask.body) not in by_bytes for note in notes)
     return [
-        check("a row for each request", missing, f"{len(rows)} rows, {unseen} requests that never arrived whole"),
+        check(
+            "a row for each request",
+            missing,
+            f"{len(rows)} rows, {unseen} requests that never arrived whole",
+        ),
         check("no row twice, none of nobody", double + strange, f"{len(ids)} ids"),
         check("rows say what clients saw", differ, "outcome, status, code, id, replica, bytes"),
     ]
@@ -86,11 +115,17 @@ def _visit(note: Note) -> str:
     """Return which request it was and how its client went."""
     ask = note.ask
     way = "reset" if ask.reset else "closed"
-    return f"#{ask.number} {ask.path} of {ask.key}, {note.verdict.end.value} after {note.ended_s:.2f} s, {way}"
+    return (
+        f"#{ask.number} {ask.path} of {ask.key}, {note.verdict.end.value} after "
+        f"{note.ended_s:.2f} s, {way}"
+    )
 
 
 def _is_stranger(note: Note) -> bool:
-    """Requests without a valid key are counted and not kept. `cub` is a key that comes and goes."""
+    """Requests without a valid key are counted and not kept.
+
+    `cub` is a key that comes and goes.
+    """
     if note.verdict.end is End.LEFT:
         return note.ask.key == "cub"
     return note.verdict.end is End.REFUSED and note.verdict.what == STRANGER
@@ -104,7 +139,8 @@ def _may_be_unknown(note: Note) -> bool:
 
 
 def _difference(note: Note, row: GatewayRequest) -> str | None:
-    end, head = note.verdict.end, note.head
+    end = note.verdict.end
+    head = note.head
     if end is End.WRONG:
         return None
     if note.ask.manners is Manners.HALF or end is End.UNTAKEN:
@@ -118,12 +154,23 @@ def _difference(note: Note, row: GatewayRequest) -> str | None:
         ("status", head.status, row.status),
         ("path", note.ask.path, row.path),
     ]
-    if not (note.ask.streamed and "replica" not in head.told):  # a stream that waited had its head before a replica
-        facts.append(("replica", head.told.get("replica"), row.replica if row.outcome != "refused" else None))
+    if not (
+        note.ask.streamed and "replica" not in head.told
+    ):  # a stream that waited had its head before a replica
+        facts.append(
+            (
+                "replica",
+                head.told.get("replica"),
+                row.replica if row.outcome != "refused" else None,
+            )
+        )
     if end is End.REFUSED:
         facts.append(("code", note.verdict.what, row.code))
     if end in (End.ANSWERED, End.HANDED_ON):
-        facts += [("bytes", note.body_bytes - note.comment_bytes, row.response_bytes), ("code", None, row.code)]
+        facts += [
+            ("bytes", note.body_bytes - note.comment_bytes, row.response_bytes),
+            ("code", None, row.code),
+        ]
         facts.append(("streamed", head.chunked, row.streamed))
     if end is End.CUT:
         facts.append(("code", "stream_cut", row.code))
@@ -134,10 +181,15 @@ def _difference(note: Note, row: GatewayRequest) -> str | None:
 
 
 def series(metrics: str) -> list[tuple[str, dict[str, str], float]]:
-    return [(name, dict(_LABEL.findall(labels)), float(value)) for name, labels, value in _SERIES.findall(metrics)]
+    return [
+        (name, dict(_LABEL.findall(labels)), float(value))
+        for name, labels, value in _SERIES.findall(metrics)
+    ]
 
 
-def of_counters(metrics: str, rows: Sequence[GatewayRequest], ended: dict[str, float]) -> tuple[list[Check], int]:
+def of_counters(
+    metrics: str, rows: Sequence[GatewayRequest], ended: dict[str, float]
+) -> tuple[list[Check], int]:
     """The checks, and the number of retries."""
     counted: Counter[str] = Counter()
     retries = lost = 0.0
@@ -156,7 +208,9 @@ def of_counters(metrics: str, rows: Sequence[GatewayRequest], ended: dict[str, f
     kept = Counter(row.outcome for row in rows)
     kept["refused"] += strangers
     wrong = [
-        f"{name}: counter {counted[name]}, rows {kept[name]}" for name in counted | kept if counted[name] != kept[name]
+        f"{name}: counter {counted[name]}, rows {kept[name]}"
+        for name in counted | kept
+        if counted[name] != kept[name]
     ]
     wrong += [
         f"{name}: status {ended.get(name)}, counter {counted[name]}"
@@ -170,6 +224,10 @@ def of_counters(metrics: str, rows: Sequence[GatewayRequest], ended: dict[str, f
         wrong.append(f"{retries:g} retries counted, rows tell of {least}")
     left = [f"{name} {value}" for name, value in gauges.items() if value]
     return [
-        check("counters agree with rows", wrong, ", ".join(f"{name} {count}" for name, count in sorted(kept.items()))),
+        check(
+            "counters agree with rows",
+            wrong,
+            ", ".join(f"{name} {count}" for name, count in sorted(kept.items())),
+        ),
         check("gauges at zero at the end", left, "skep_slots_busy, skep_queue_length"),
     ], int(retries)

@@ -1,4 +1,6 @@
-"""Clients in a closed loop: each asks, reads to the end or hangs up, notes what it got, and asks again."""
+"""Clients in a closed loop: each asks, reads to the end or hangs up, notes what it got, and asks
+again.
+"""
 
 from __future__ import annotations
 
@@ -37,28 +39,38 @@ class Note:
 
     @property
     def id(self) -> str | None:
-        return self.head.told.get("id") if self.head is not None else None
+        if self.head is not None:
+            return self.head.told.get("id")
+        return None
 
 
 class Crowd:
     """All clients of a run and all notes they took."""
 
-    def __init__(self, port: int, asker: Asker, rng: Random, *, silence_s: float, scale: float = 1.0) -> None:
+    def __init__(
+        self, port: int, asker: Asker, rng: Random, *, silence_s: float, scale: float = 1.0
+    ) -> None:
         self._port = port
         self._asker = asker
         self._rng = rng
         self._silence_s = silence_s
         self._slow_pace_s = SLOW_PACE_S * scale
         self.notes: list[Note] = []
-        self.closed = 0  # connections that the gateway closed between two requests without having said so
+        self.closed = (
+            0  # connections that the gateway closed between two requests without having said so
+        )
         self.stopping = asyncio.Event()
 
-    async def run(self, clients: int, *, patient: bool = False, asks_each: int | None = None) -> None:
+    async def run(
+        self, clients: int, *, patient: bool = False, asks_each: int | None = None
+    ) -> None:
         """Until `stopping` is set, or each has asked so often."""
         self.stopping.clear()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(clients):
-                tasks.create_task(self._client(Random(self._rng.random()), patient=patient, asks=asks_each))
+                tasks.create_task(
+                    self._client(Random(self._rng.random()), patient=patient, asks=asks_each)
+                )
 
     async def _client(self, rng: Random, *, patient: bool, asks: int | None) -> None:
         line: Line | None = None
@@ -72,7 +84,10 @@ class Crowd:
                     line = None
                 line = await self._ask(note, line)
                 asks = asks - 1 if asks is not None else None
-                think_s = REFUSED_S if note.verdict.end is End.REFUSED else THINK_S
+                if note.verdict.end is End.REFUSED:
+                    think_s = REFUSED_S
+                else:
+                    think_s = THINK_S
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(think_s * rng.random() * 2):
                         await self.stopping.wait()
@@ -98,15 +113,20 @@ class Crowd:
             note.verdict = Verdict(End.WRONG, f"bytes before the request was sent: {odd[:200]!r}")
             return None
         if line is None:
-            size = SLOW_RECEIVE_BYTES if ask.manners is Manners.SLOW else None
+            if ask.manners is Manners.SLOW:
+                size = SLOW_RECEIVE_BYTES
+            else:
+                size = None
             line = await Line.open(self._port, silence_s=self._silence_s, receive_bytes=size)
         line.longest_s = 0.0
         if ask.manners is Manners.SLOW:
-            line.pace_s, line.step_bytes = self._slow_pace_s, SLOW_STEP_BYTES
+            line.pace_s = self._slow_pace_s
+            line.step_bytes = SLOW_STEP_BYTES
         try:
             keep = await self._exchange(note, line)
         except TimeoutError:
-            note.verdict, keep = Verdict(End.LEFT), False
+            note.verdict = Verdict(End.LEFT)
+            keep = False
         except asyncio.CancelledError:
             line.close()
             raise
@@ -128,14 +148,18 @@ class Crowd:
                     keep = await self._exchange(note, line, send=False)
                 else:
                     note.verdict = Verdict(End.UNTAKEN)
-                note.ended_s, note.silence_s = time.monotonic() - note.at_s, line.longest_s
+                note.ended_s = time.monotonic() - note.at_s
+                note.silence_s = line.longest_s
         finally:
             line.close()
 
     async def _exchange(self, note: Note, line: Line, *, send: bool = True) -> bool:
         """Whether the connection may be used again."""
         ask = note.ask
-        leaves_s = ask.leaves_s if ask.manners is Manners.LEAVES_SOON else None
+        if ask.manners is Manners.LEAVES_SOON:
+            leaves_s = ask.leaves_s
+        else:
+            leaves_s = None
         body = bytearray()
         try:
             if ask.manners is Manners.HALF:

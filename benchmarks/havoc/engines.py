@@ -1,4 +1,6 @@
-"""Engines as real processes that can be killed, stopped and made to fail: the fake one and the embedded llama.cpp."""
+"""Engines as real processes that can be killed, stopped and made to fail: the fake one and the
+embedded llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ START_S = 60.0
 
 
 class Engine(Protocol):
-    """Calls block. `inside` is the most requests that were ever in it at once, `now` how many are; waiting ones too."""
+    """Calls block.
+
+    `inside` is the most requests that were ever in it at once, `now` how many are; waiting
+    ones too.
+    """
 
     url: str
     pid: int
@@ -43,10 +49,17 @@ class Fake:
 
     def __init__(self, answers: Path, *, deaf_ms: float, idle_close_s: float) -> None:
         self._engine = FakeEngine(
-            slots=SLOTS, token_ms=5, ttft_ms=8, prefill_tok_s=20_000, deaf_ms=deaf_ms, ctx=65_536,
-            idle_close_s=idle_close_s, answers=answers,
-        ).start()  # fmt: skip
-        self.url, self.pid = self._engine.url, self._engine.pid
+            slots=SLOTS,
+            token_ms=5,
+            ttft_ms=8,
+            prefill_tok_s=20_000,
+            deaf_ms=deaf_ms,
+            ctx=65_536,
+            idle_close_s=idle_close_s,
+            answers=answers,
+        ).start()
+        self.url = self._engine.url
+        self.pid = self._engine.pid
 
     def kill(self) -> None:
         self._engine.kill()
@@ -66,21 +79,42 @@ class Fake:
 
 
 class Embedded:
-    """llama.cpp with SmolLM2-135M. Counts what is inside by asking: what it had between two questions is not seen."""
+    """llama.cpp with SmolLM2-135M.
+
+    Counts what is inside by asking: what it had between two questions is not seen.
+    """
 
     faulty = False
 
     def __init__(self, weights: Path) -> None:
         report, write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
-        options = {"--model": weights, "--alias": "smollm2-135m", "--slots": SLOTS, "--context": 512, "--threads": 1}
+        options = {
+            "--model": weights,
+            "--alias": "smollm2-135m",
+            "--slots": SLOTS,
+            "--context": 512,
+            "--threads": 1,
+        }
         flat = [str(part) for option in options.items() for part in option]
-        argv = [sys.executable, "-m", "skep.engines.embedded_server", *flat, "--report-fd", str(write)]
-        self._process = subprocess.Popen(argv, pass_fds=(write,), stdout=self._stderr, stderr=self._stderr)
+        argv = [
+            sys.executable,
+            "-m",
+            "skep.engines.embedded_server",
+            *flat,
+            "--report-fd",
+            str(write),
+        ]
+        self._process = subprocess.Popen(
+            argv, pass_fds=(write,), stdout=self._stderr, stderr=self._stderr
+        )
         os.close(write)
         self.pid = self._process.pid
         with os.fdopen(report, "rb") as lines:
-            line = lines.readline() if select.select([lines], [], [], START_S)[0] else b""
+            if select.select([lines], [], [], START_S)[0]:
+                line = lines.readline()
+            else:
+                line = b""
         if not line:
             self.close()
             raise RuntimeError("the embedded engine did not start")
@@ -101,7 +135,11 @@ class Embedded:
 
     def now(self) -> int:
         text = self._get("/metrics").decode()
-        figures = dict(line.split(" ")[:2] for line in text.splitlines() if line.startswith("llamacpp:requests_"))
+        figures = dict(
+            line.split(" ")[:2]
+            for line in text.splitlines()
+            if line.startswith("llamacpp:requests_")
+        )
         return sum(int(float(figure)) for figure in figures.values())
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""More connections than a gateway may have open files: what is under way must survive, and all be well after it."""
+"""More connections than a gateway may have open files: what is under way must survive, and all be
+well after it.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ async def flood_row(stage: Stage, name: str, *, workers: int) -> ScenarioRow:
         check("after it, all are answered", unanswered, f"{len(last_round)} requests"),
     )
     action = (
-        f"{CONNECTIONS:,} connections at a limit of {OPEN_FILES:,} open files, {workers} process(es); "
+        f"{CONNECTIONS:,} connections at a limit of {OPEN_FILES:,} open files, {workers} "
+        "process(es); "
         f"{STREAMS} streams under way"
     )
     return ScenarioRow(name, action, figures, checks)
@@ -65,7 +68,10 @@ def limited_python(stage: Stage) -> str:
 
 
 def open_connections(port: int) -> list[socket.socket]:
-    """Return connections on which nothing is said, opened as fast as can be. Some may not be made in the end."""
+    """Return connections on which nothing is said, opened as fast as can be.
+
+    Some may not be made in the end.
+    """
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     opened = []

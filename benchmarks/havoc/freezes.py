@@ -1,4 +1,6 @@
-"""Processes of skep that stand still (SIGSTOP): others serve on within 3 s, and after 10 s there is a new one."""
+"""Processes of skep that stand still (SIGSTOP): others serve on within 3 s, and after 10 s there
+is a new one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from havoc.unread import own_folders
 
 from skep.host.processes import descendants
 
-NOTICED_S = 3.5  # a process that was silent for 3 s gets nothing new; it is looked at 4 times a second
+NOTICED_S = (
+    3.5  # a process that was silent for 3 s gets nothing new; it is looked at 4 times a second
+)
 REPLACED_S = 10.0  # after that it is killed
 SLACK_S = 4.0  # to start another one on a busy machine
 OBSERVED_S = REPLACED_S + SLACK_S + 2.0
@@ -61,7 +65,8 @@ class FreezeLog:
 
     stopped_at: float = 0.0
     under_way: list[FreezeVisit] = field(default_factory=list)  # requests that began before it
-    newcomers: list[FreezeVisit] = field(default_factory=list)  # each on a connection of its own, which it keeps
+    # Each on a connection of its own, which it keeps.
+    newcomers: list[FreezeVisit] = field(default_factory=list)
     gone_s: float | None = None  # when the stopped process was gone
     replaced_s: float | None = None  # when another one was there
 
@@ -96,11 +101,14 @@ def endings_of(visits: Sequence[FreezeVisit]) -> str:
 
 
 def rounded(seconds: float | None) -> float | str:
-    return "never" if seconds is None else round(seconds, 1)
+    if seconds is None:
+        return "never"
+    return round(seconds, 1)
 
 
 async def observe_stop(port: int, pid: int, members: Callable[[], set[int]]) -> FreezeLog:
-    """Stop a process with requests under way, watch what becomes of them and of others, and let it go on.
+    """Stop a process with requests under way, watch what becomes of them and of others, and let it
+    go on.
 
     `members` returns the processes of its kind: a new one among them is its successor.
     """
@@ -142,7 +150,9 @@ async def one_under_way(port: int, log: FreezeLog, ready: asyncio.Semaphore) -> 
 
 
 async def one_newcomer(port: int, log: FreezeLog) -> None:
-    """Ask once, and stay connected as agents do: a stopped process soon has fewer connections than its neighbours."""
+    """Ask once, and stay connected as agents do: a stopped process soon has fewer connections than
+    its neighbours.
+    """
     visit = FreezeVisit(log.now_s())
     log.newcomers.append(visit)
     patience_s = OBSERVED_S + SLACK_S - visit.begun_s
@@ -155,7 +165,9 @@ async def one_newcomer(port: int, log: FreezeLog) -> None:
         connection.close()
 
 
-async def watch_members(log: FreezeLog, pid: int, before: set[int], members: Callable[[], set[int]]) -> None:
+async def watch_members(
+    log: FreezeLog, pid: int, before: set[int], members: Callable[[], set[int]]
+) -> None:
     while log.now_s() < OBSERVED_S and (log.gone_s is None or log.replaced_s is None):
         await asyncio.sleep(0.1)
         alive = await asyncio.to_thread(members)
@@ -165,23 +177,31 @@ async def watch_members(log: FreezeLog, pid: int, before: set[int], members: Cal
             log.replaced_s = log.now_s()
 
 
-def freeze_checks(log: FreezeLog, last_round: Sequence[str], *, served_within_s: float) -> tuple[Check, ...]:
+def freeze_checks(
+    log: FreezeLog, last_round: Sequence[str], *, served_within_s: float
+) -> tuple[Check, ...]:
     """`served_within_s`: so long after the stop, or after coming, everybody new is answered."""
     unserved = [
         f"came at {visit.begun_s:.1f} s, {visit.ending} after {visit.took_s:.1f} s"
         for visit in log.late()
-        if visit.ending != ANSWERED or visit.ended_s > max(served_within_s, visit.begun_s + NOTICED_S)
+        if visit.ending != ANSWERED
+        or visit.ended_s > max(served_within_s, visit.begun_s + NOTICED_S)
     ]
     hanging = [
         f"{visit.ending} until {visit.ended_s:.1f} s"
         for visit in [*log.under_way, *log.early()]
         if visit.ending == HANGS or visit.ended_s > max(served_within_s, REPLACED_S + SLACK_S)
     ]
-    slow = [] if in_time(log.gone_s) else [f"gone after {rounded(log.gone_s)} s"]
+    if in_time(log.gone_s):
+        slow = []
+    else:
+        slow = [f"gone after {rounded(log.gone_s)} s"]
     slow += [] if in_time(log.replaced_s) else [f"another one after {rounded(log.replaced_s)} s"]
     return (
         check("who comes 3 s later is served", unserved, f"{len(log.late())} requests"),
-        check("who was there or came before has an end", hanging, f"{len(log.under_way)} requests"),
+        check(
+            "who was there or came before has an end", hanging, f"{len(log.under_way)} requests"
+        ),
         check("it is replaced after 10 s", slow),
         check("in the end all are answered", [end for end in last_round if end != ANSWERED]),
     )
@@ -218,7 +238,10 @@ async def stopped_gateway(stage: Stage, name: str, *, workers: int) -> ScenarioR
         log = await observe_stop(port, gateways().pop(), gateways)
         last_round = await ask_in_the_end(port)
         engines_after = processes_of(hive_pid, "skep.testing.fake_engine")
-    changed = [f"{engines}, then {engines_after}"] if engines != engines_after else []
+    if engines != engines_after:
+        changed = [f"{engines}, then {engines_after}"]
+    else:
+        changed = []
     checks = (
         *freeze_checks(log, last_round, served_within_s=REPLACED_S + 2 * SLACK_S),
         check("the engine stays loaded", changed),
@@ -240,7 +263,9 @@ def processes_of(root: int, module: str) -> set[int]:
 
 @contextlib.contextmanager
 def running_hive(stage: Stage, workers: int) -> Iterator[tuple[int, int]]:
-    """`skep up -d` of one fake engine, in folders of its own; its gateway's port and its process id."""
+    """`skep up -d` of one fake engine, in folders of its own; its gateway's port and its process
+    id.
+    """
     (stage.folder / "skep.toml").write_text(
         f"[gateway]\nport = 0\nworkers = {workers}\n"
         f'[[serve]]\nmodel = "{MODEL}"\nengine = "fake"\nslots = 32\n'

@@ -1,4 +1,6 @@
-"""What the scenarios put up: a gateway in front of a good engine and a bad upstream, and a watch of its memory."""
+"""What the scenarios put up: a gateway in front of a good engine and a bad upstream, and a watch
+of its memory.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class HostileProcess:
     """The hostile upstream, started and ended here."""
 
     def __init__(self, mode: str) -> None:
-        self.process = subprocess.Popen([sys.executable, str(SCRIPT), mode], stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), mode], stdout=subprocess.PIPE
+        )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
         self.url = f"http://127.0.0.1:{self.port}"
@@ -60,7 +64,13 @@ def gateway_with(
     """A gateway that serves `MODEL` from the engine and `BAD_MODEL` from the hostile upstream."""
     setup: dict[str, Any] = {"workers": workers, "limits": {"max_wait_s": 60.0}}
     with GatewayProcess(stage.folder / "gateway.log", python=stage.python, **setup) as gateway:
-        good = {"name": "good", "model": MODEL, "url": engine.url, "slots": 32, "confirms": "slots"}
+        good = {
+            "name": "good",
+            "model": MODEL,
+            "url": engine.url,
+            "slots": 32,
+            "confirms": "slots",
+        }
         replicas = [good]
         if hostile is not None:
             replicas.append(
@@ -84,7 +94,9 @@ def good_engine() -> FakeEngine:
 
 
 class MemoryWatch:
-    """The most memory that a process and all below it ever had; ends what feeds it when that is too much."""
+    """The most memory that a process and all below it ever had; ends what feeds it when that is
+    too much.
+    """
 
     def __init__(self, pid: int, *, most_mib: float, feeder: HostileProcess) -> None:
         self._pid = pid
@@ -105,7 +117,9 @@ class MemoryWatch:
 
 
 @contextlib.asynccontextmanager
-async def watched_memory(pid: int, *, most_mib: float, feeder: HostileProcess) -> AsyncIterator[MemoryWatch]:
+async def watched_memory(
+    pid: int, *, most_mib: float, feeder: HostileProcess
+) -> AsyncIterator[MemoryWatch]:
     watch = MemoryWatch(pid, most_mib=most_mib, feeder=feeder)
     task = asyncio.create_task(watch.run())
     try:
@@ -125,7 +139,9 @@ def family_memory_mib(pid: int) -> float:
 async def get_page(port: int, path: str, silence_s: float = 60.0) -> bytes:
     connection = await Line.open(port, silence_s=silence_s)
     try:
-        await connection.send(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+        await connection.send(
+            f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+        )
         head = await connection.head()
         return b"".join([piece async for piece in connection.pieces(head)])
     finally:
@@ -149,7 +165,9 @@ async def ask_once(port: int, request: bytes, patience_s: float) -> tuple[str, f
     return ending, time.monotonic() - began
 
 
-ANSWERED, CUT, HANGS = "answered", "cut", "hangs"
+ANSWERED = "answered"
+CUT = "cut"
+HANGS = "hangs"
 
 
 async def ended_with(connection: Line, request: bytes) -> str:

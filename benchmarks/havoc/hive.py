@@ -26,7 +26,13 @@ KEY_SPECS: dict[str, dict[str, Any]] = {
 def calm(scale: float) -> dict[str, Any]:
     """The gateway's settings when nothing happens. `scale`: of its patience with engines."""
     return {
-        "limits": {"max_queue": 256, "max_wait_s": 20.0, "attempts": 2, "dead_after_s": 6.0, "aging_s": 5.0},
+        "limits": {
+            "max_queue": 256,
+            "max_wait_s": 20.0,
+            "attempts": 2,
+            "dead_after_s": 6.0,
+            "aging_s": 5.0,
+        },
         "timeouts": {"first_byte_s": 14.0 * scale, "idle_s": 12.0 * scale, "total_s": 60.0},
         "keys": [],
     }
@@ -47,7 +53,9 @@ class Seat:
 
 @dataclass(slots=True)
 class Inside:
-    """The most requests that were seen inside one engine process, and whether it was ever stopped or made slow."""
+    """The most requests that were seen inside one engine process, and whether it was ever stopped
+    or made slow.
+    """
 
     seat: str
     most: int = 0
@@ -55,9 +63,13 @@ class Inside:
 
 
 class Hive:
-    """Calls of engines block and are made in threads; the gateway's link is written here and read in a thread."""
+    """Calls of engines block and are made in threads; the gateway's link is written here and read
+    in a thread.
+    """
 
-    def __init__(self, door: GatewayProcess, make_engine: Callable[[], Engine], model: str) -> None:
+    def __init__(
+        self, door: GatewayProcess, make_engine: Callable[[], Engine], model: str
+    ) -> None:
         self.door = door
         self.seats: dict[str, Seat] = {}
         self.inside: dict[str, Inside] = {}  # by URL: one for each process
@@ -87,9 +99,20 @@ class Hive:
 
     def tell(self) -> None:
         """The gateway's table anew."""
-        common = {"model": self._model, "confirms": "slots", "simulated": True, "release_bound_s": 30.0}
+        common = {
+            "model": self._model,
+            "confirms": "slots",
+            "simulated": True,
+            "release_bound_s": 30.0,
+        }
         specs = [
-            {"name": seat.name, "url": seat.engine.url, "slots": seat.slots, "draining": seat.draining, **common}
+            {
+                "name": seat.name,
+                "url": seat.engine.url,
+                "slots": seat.slots,
+                "draining": seat.draining,
+                **common,
+            }
             for seat in self.listed
         ]
         self.door.serve(specs, models=[self._model])
@@ -111,7 +134,8 @@ class Hive:
             known.disturbed = f"{known.disturbed} {how}".strip()
 
     async def look_inside(self, seat: Seat) -> None:
-        known, engine = self.inside[seat.engine.url], seat.engine
+        known = self.inside[seat.engine.url]
+        engine = seat.engine
         if not seat.stopped:
             with contextlib.suppress(Exception):  # it may be dying
                 most = await asyncio.to_thread(engine.inside)
@@ -125,11 +149,17 @@ class Hive:
                 await self.look_inside(seat)
 
     async def rest(self, timeout_s: float) -> tuple[bool, dict[str, Any]]:
-        """Wait until nothing is queued, under way or in release, and all replicas are up; the last status."""
+        """Wait until nothing is queued, under way or in release, and all replicas are up; the last
+        status.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             status = await self.status()
-            calm = not status["queued"] and not status["in_flight"] and not any(status["busy"].values())
+            calm = (
+                not status["queued"]
+                and not status["in_flight"]
+                and not any(status["busy"].values())
+            )
             up = [replica["name"] for replica in status["replicas"] if replica["state"] == "up"]
             if calm and sorted(up) == sorted(seat.name for seat in self.listed):
                 return True, status
@@ -149,4 +179,6 @@ def open_files(pid: int) -> int:
 
 def memory_mib(pid: int) -> float:
     text = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("VmRSS"))
+    return next(
+        int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("VmRSS")
+    )

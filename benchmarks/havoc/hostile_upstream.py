@@ -1,9 +1,9 @@
 """An upstream that means harm, as a process of its own: `python hostile_upstream.py MODE`.
 
-It writes its port, and is an idle engine until somebody asks for `/hostile/start`. From then on chat requests,
-`/metrics` or `/slots` get what its mode says; `/hostile/sent` answers how many bytes that were. Written with threads
-and plain sockets, as no server library sends what these modes send.
-"""
+It writes its port, and is an idle engine until somebody asks for `/hostile/start`. From then on
+chat requests, `/metrics` or `/slots` get what its mode says; `/hostile/sent` answers how many
+bytes that were. Written with threads and plain sockets, as no server library sends what these
+modes send."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 
 BLOCK = 65_536
-CHAT_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+CHAT_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 WORDS = b"hi " * 5000  # of one event: few large ones come faster than many small ones
-EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % WORDS
+EVENT = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % WORDS
+)
 CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 SLOT = b'{"id":0,"is_processing":true,"prompt":"%b"}' % (b"x" * 1000)
 LABEL_LINE = b"a{\n"  # a label set that never closes: each line begins another one

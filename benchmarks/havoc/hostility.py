@@ -1,4 +1,6 @@
-"""A hostile upstream beside a good engine: the good one's streams keep flowing, and the memory stays bounded."""
+"""A hostile upstream beside a good engine: the good one's streams keep flowing, and the memory
+stays bounded.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,14 @@ GIVE_UP_MIB = 512.0
 ATTACK_S = 8.0
 METRICS_S = 10.0
 
-Attack = Callable[[int], Awaitable[str]]  # gets the gateway's port, returns what the bad model's client saw
+Attack = Callable[
+    [int], Awaitable[str]
+]  # gets the gateway's port, returns what the bad model's client saw
 
 
-async def attack_row(stage: Stage, name: str, *, mode: str, confirms: str, action: str, attack: Attack) -> ScenarioRow:
+async def attack_row(
+    stage: Stage, name: str, *, mode: str, confirms: str, action: str, attack: Attack
+) -> ScenarioRow:
     hostile = HostileProcess(mode)
     try:
         with (
@@ -41,7 +47,9 @@ async def attack_row(stage: Stage, name: str, *, mode: str, confirms: str, actio
             gateway_with(stage, engine=engine, hostile=hostile, confirms=confirms) as gateway,
         ):
             async with (
-                watched_memory(gateway.process.pid, most_mib=GIVE_UP_MIB, feeder=hostile) as memory,
+                watched_memory(
+                    gateway.process.pid, most_mib=GIVE_UP_MIB, feeder=hostile
+                ) as memory,
                 SteadyStreams(gateway.port, MODEL, STREAMS, TOKENS) as streams,
             ):
                 await hostile.start()
@@ -66,11 +74,15 @@ async def attack_row(stage: Stage, name: str, *, mode: str, confirms: str, actio
 async def ask_bad_model(port: int) -> str:
     """One request to the hostile upstream, at most as long as the attack lasts."""
     ending, seconds = await ask_once(port, chat_request(BAD_MODEL, 5), ATTACK_S)
-    return ending if ending == HANGS else f"{ending} after {seconds:.1f} s"
+    if ending == HANGS:
+        return ending
+    return f"{ending} after {seconds:.1f} s"
 
 
 async def leave_bad_model(port: int) -> str:
-    """Clients of the upstream leave in the middle, so that the gateway asks it which slots are busy."""
+    """Clients of the upstream leave in the middle, so that the gateway asks it which slots are
+    busy.
+    """
     for _ in range(BAD_SLOTS // 2):
         connection = await Line.open(port, silence_s=ATTACK_S)
         try:
@@ -96,22 +108,33 @@ async def ask_engine_metrics(port: int) -> str:
 
 async def hostile_trailers(stage: Stage, name: str) -> ScenarioRow:
     action = f"an upstream ends its answer with trailers without end; {STREAMS} streams of another"
-    return await attack_row(stage, name, mode="trailers", confirms="slots", action=action, attack=ask_bad_model)
+    return await attack_row(
+        stage, name, mode="trailers", confirms="slots", action=action, attack=ask_bad_model
+    )
 
 
 async def hostile_extension(stage: Stage, name: str) -> ScenarioRow:
     action = f"an upstream sends a chunk extension without end; {STREAMS} streams of another"
-    return await attack_row(stage, name, mode="extension", confirms="slots", action=action, attack=ask_bad_model)
+    return await attack_row(
+        stage, name, mode="extension", confirms="slots", action=action, attack=ask_bad_model
+    )
 
 
 async def hostile_labels(stage: Stage, name: str, *, mode: str, size: str) -> ScenarioRow:
-    action = f"an upstream's /metrics is {size} of label sets that never close; {STREAMS} streams of another"
-    return await attack_row(stage, name, mode=mode, confirms="metrics", action=action, attack=ask_engine_metrics)
+    action = (
+        f"an upstream's /metrics is {size} of label sets that never close; {STREAMS} streams of "
+        "another"
+    )
+    return await attack_row(
+        stage, name, mode=mode, confirms="metrics", action=action, attack=ask_engine_metrics
+    )
 
 
 async def hostile_slots(stage: Stage, name: str) -> ScenarioRow:
     action = f"an upstream's /slots is 100 MiB of slots; {STREAMS} streams of another"
-    return await attack_row(stage, name, mode="slots", confirms="slots", action=action, attack=leave_bad_model)
+    return await attack_row(
+        stage, name, mode="slots", confirms="slots", action=action, attack=leave_bad_model
+    )
 
 
 SCENARIOS: dict[str, Scenario] = {

@@ -1,7 +1,8 @@
-"""A client's connection, written down to the socket and apart from skep's own client: an auditor keeps his own books.
+"""A client's connection, written down to the socket and apart from skep's own client: an auditor
+keeps his own books.
 
-Reads exactly what was promised and says what was not kept: silence, an end too early, bytes too many.
-"""
+Reads exactly what was promised and says what was not kept: silence, an end too early, bytes too
+many."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Head:
 
     @property
     def length(self) -> int | None:
-        return int(self.fields["content-length"]) if "content-length" in self.fields else None
+        if "content-length" in self.fields:
+            return int(self.fields["content-length"])
+        return None
 
     @property
     def chunked(self) -> bool:
@@ -123,7 +126,8 @@ class Line:
                 raise Nonsense(f"chunk size {bytes(self._buffer[:40])!r}") from None
             while len(self._buffer) < end + 2 + size + 2:
                 await self._more()
-            piece, tail = bytes(self._buffer[end + 2 : end + 2 + size]), self._buffer[end + 2 + size : end + 4 + size]
+            piece = bytes(self._buffer[end + 2 : end + 2 + size])
+            tail = self._buffer[end + 2 + size : end + 4 + size]
             if tail != b"\r\n":
                 raise Nonsense(f"chunk of {size} bytes ends with {bytes(tail)!r}")
             del self._buffer[: end + 4 + size]
@@ -132,7 +136,10 @@ class Line:
             yield piece
 
     def surplus(self) -> bytes | None:
-        """Bytes that came although nothing is asked: of an answer given twice, or of another's. None: it is closed."""
+        """Bytes that came although nothing is asked: of an answer given twice, or of another's.
+
+        None: it is closed.
+        """
         try:
             data = self._sock.recv(READ_BYTES)
         except BlockingIOError:

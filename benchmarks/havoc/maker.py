@@ -1,4 +1,5 @@
-"""The havoc-maker: at random moments something happens to an engine, to the table or to the settings.
+"""The havoc-maker: at random moments something happens to an engine, to the table or to the
+settings.
 
 Each event puts right what it broke before it ends, so that after the last one everything can heal.
 """
@@ -57,8 +58,11 @@ class Maker:
         self._rng = rng
         self._pace = pace
         self._scale = pace.scale
-        # An engine that does not say which slots are busy is waited for up to 30 s: nothing for a short run.
-        self._faults = [fault for fault in FAULTS if pace.scale >= 1 or fault.get("path") != "/slots"]
+        # An engine that does not say which slots are busy is waited for up to 30 s: nothing for a
+        # short run.
+        self._faults = [
+            fault for fault in FAULTS if pace.scale >= 1 or fault.get("path") != "/slots"
+        ]
         self.done: Counter[str] = Counter()
         self.log: list[tuple[float, str, str]] = []
         self._events: list[tuple[str, Event, int]] = [
@@ -78,7 +82,8 @@ class Maker:
 
     async def run(self, seconds: float) -> None:
         """Returns when the last event has put right what it broke."""
-        rng, until = self._rng, time.monotonic() + seconds
+        rng = self._rng
+        until = time.monotonic() + seconds
         names, events, weights = zip(*self._events, strict=True)
         async with asyncio.TaskGroup() as tasks:
             while time.monotonic() < until or self.done.total() < self._pace.fewest_events:
@@ -89,7 +94,8 @@ class Maker:
     async def heal(self) -> None:
         hive = self._hive
         for seat in list(hive.seats.values()):
-            seat.draining, seat.listed = False, True
+            seat.draining = False
+            seat.listed = True
             if seat.engine.faulty:
                 await asyncio.to_thread(seat.engine.fault, kind="none")
         hive.tell()
@@ -105,7 +111,11 @@ class Maker:
     @contextlib.contextmanager
     def _seat(self, *, faulty: bool = False):
         """One whose process is left alone otherwise; None: there is none."""
-        free = [seat for seat in self._hive.listed if not seat.held and (seat.engine.faulty or not faulty)]
+        free = [
+            seat
+            for seat in self._hive.listed
+            if not seat.held and (seat.engine.faulty or not faulty)
+        ]
         seat = self._rng.choice(free) if free else None
         if seat is None:
             yield None
@@ -141,13 +151,16 @@ class Maker:
                 return
             self._note("crash", seat.name)
             await self._hive.look_inside(seat)
-            await asyncio.to_thread(seat.engine.fault, kind="crash", after_tokens=self._rng.randrange(20))
+            await asyncio.to_thread(
+                seat.engine.fault, kind="crash", after_tokens=self._rng.randrange(20)
+            )
             await self._while(0.5, 2)
             await asyncio.to_thread(seat.engine.kill)
             await self._replace(seat, told_at_once=False)
 
     async def _stop(self) -> None:
-        rng, longest = self._rng, self._pace.longest_stop_s
+        rng = self._rng
+        longest = self._pace.longest_stop_s
         with self._seat() as seat:
             if seat is None:
                 return
@@ -155,13 +168,19 @@ class Maker:
             self._hive.disturb(seat, "stopped")
             seat.stopped = True
             stop(seat.engine)
-            if rng.random() < 0.25:  # frozen, and taken out of the table with what it has under way
+            if (
+                rng.random() < 0.25
+            ):  # frozen, and taken out of the table with what it has under way
                 self._note("remove while stopped", seat.name)
                 self._hive.disturb(seat, "rejoined")
                 seat.listed = False
                 self._hive.tell()
             try:
-                await asyncio.sleep(rng.uniform(0.2, longest / 5) if rng.random() < 0.7 else rng.uniform(0.2, longest))
+                await asyncio.sleep(
+                    rng.uniform(0.2, longest / 5)
+                    if rng.random() < 0.7
+                    else rng.uniform(0.2, longest)
+                )
             finally:
                 go_on(seat.engine)
                 seat.stopped = False
@@ -185,7 +204,8 @@ class Maker:
             return
         seat = self._rng.choice(self._hive.listed)
         self._note("fewer slots", seat.name)
-        before, seat.slots = seat.slots, 1
+        before = seat.slots
+        seat.slots = 1
         self._hive.tell()
         await self._while(0.5, 3)
         seat.slots = before if before > 1 else 2
@@ -235,10 +255,15 @@ class Maker:
             "dead_after_s": rng.choice((2.0, 6.0)),
             "aging_s": rng.choice((0.5, 5.0, 30.0)),
         }
-        first_s, idle_s = rng.choice((4.0, 14.0)) * self._scale, rng.choice((3.0, 12.0)) * self._scale
+        first_s = rng.choice((4.0, 14.0)) * self._scale
+        idle_s = rng.choice((3.0, 12.0)) * self._scale
         timeouts = {"first_byte_s": first_s, "idle_s": idle_s, "total_s": 60.0}
         keys = rng.choice(((), (), ("ant", "bee", "cub"), ("ant", "bee", "cub"), ("ant", "bee")))
-        settings = {"limits": limits, "timeouts": timeouts, "keys": [KEY_SPECS[name] for name in keys]}
+        settings = {
+            "limits": limits,
+            "timeouts": timeouts,
+            "keys": [KEY_SPECS[name] for name in keys],
+        }
         self._hive.tell_settings(settings)
         await self._while(1, 6)
         if self._hive.settings is settings:
@@ -257,7 +282,9 @@ class Maker:
     async def _lock_store(self) -> None:
         """Somebody else writes for a while: rows have to wait, requests have not."""
         self._note("store locked")
-        with contextlib.closing(sqlite3.connect(self._store, timeout=0.2, isolation_level=None)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(self._store, timeout=0.2, isolation_level=None)
+        ) as connection:
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.execute("BEGIN IMMEDIATE")
             await self._while(0.2, 8)

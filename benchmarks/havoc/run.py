@@ -1,4 +1,6 @@
-"""One run: warm up, rest, load with havoc, heal, drain, rest again, and one last round that all must survive."""
+"""One run: warm up, rest, load with havoc, heal, drain, rest again, and one last round that all
+must survive.
+"""
 
 from __future__ import annotations
 
@@ -67,19 +69,25 @@ class Report:
 async def chaos(effort: Effort, seed: int, folder: Path, say: Callable[[str], None]) -> Report:
     rng = Random(seed)
     diet, make = _engine(effort, folder)
-    log, store = folder / "gateway.log", folder / "skep.sqlite3"
+    log = folder / "gateway.log"
+    store = folder / "skep.sqlite3"
     report = Report(seed, effort)
     with contextlib.ExitStack() as stack:
         setup = calm(effort.pace.scale)
-        door = stack.enter_context(GatewayProcess(log, store=str(store), workers=effort.workers, **setup))
+        door = stack.enter_context(
+            GatewayProcess(log, store=str(store), workers=effort.workers, **setup)
+        )
         hive = Hive(door, make, diet.model)
         stack.callback(hive.close)
         say("starting engines")
         for _ in range(effort.engines):
             await hive.add()
         hive.tell()
-        asker, pace = Asker(diet, Random(rng.random())), effort.pace
-        crowd = Crowd(door.port, asker, Random(rng.random()), silence_s=effort.silence_s, scale=pace.scale)
+        asker = Asker(diet, Random(rng.random()))
+        pace = effort.pace
+        crowd = Crowd(
+            door.port, asker, Random(rng.random()), silence_s=effort.silence_s, scale=pace.scale
+        )
         maker = Maker(hive, Random(rng.random()), pace, store)
         await _go(report, hive, crowd, maker, say)
         report.checks += await _of_engines(hive)
@@ -101,9 +109,13 @@ async def chaos(effort: Effort, seed: int, folder: Path, say: Callable[[str], No
 
 
 def _is_expected(line: str) -> bool:
-    """In the gateway's log: requests, a store that was locked and lost no row, an engine that spoke no HTTP."""
+    """In the gateway's log: requests, a store that was locked and lost no row, an engine that
+    spoke no HTTP.
+    """
     is_locked = "is locked by another process" in line
-    return is_locked or line.startswith(("request.done ", "journal.resumed unwritten=0", "state.unreadable "))
+    return is_locked or line.startswith(
+        ("request.done ", "journal.resumed unwritten=0", "state.unreadable ")
+    )
 
 
 def _engine(effort: Effort, folder: Path) -> tuple[Diet, Callable[[], Engine]]:
@@ -114,15 +126,23 @@ def _engine(effort: Effort, folder: Path) -> tuple[Diet, Callable[[], Engine]]:
     return FAKE, lambda: Fake(answers, deaf_ms=effort.deaf_ms, idle_close_s=effort.idle_close_s)
 
 
-async def _go(report: Report, hive: Hive, crowd: Crowd, maker: Maker, say: Callable[[str], None]) -> None:
-    effort, pid = report.effort, hive.door.process.pid
+async def _go(
+    report: Report, hive: Hive, crowd: Crowd, maker: Maker, say: Callable[[str], None]
+) -> None:
+    effort = report.effort
+    pid = hive.door.process.pid
     say(f"warming up for {effort.warm_s:g} s")
     await _load(crowd, effort.clients, effort.warm_s)
     report.checks.append(
-        check("before it, nobody is refused or cut", _not_served(crowd.notes), f"{len(crowd.notes)} asked")
+        check(
+            "before it, nobody is refused or cut",
+            _not_served(crowd.notes),
+            f"{len(crowd.notes)} asked",
+        )
     )
     await hive.rest(15.0)
-    files_before, memory_before = await _fewest_files(pid, 0, effort.idle_close_s + 1), memory_mib(pid)
+    files_before = await _fewest_files(pid, 0, effort.idle_close_s + 1)
+    memory_before = memory_mib(pid)
     say(f"havoc for {effort.havoc_s:g} s, seed {report.seed}")
     sampling = asyncio.create_task(hive.sample(0.25))
     async with asyncio.TaskGroup() as tasks:
@@ -137,7 +157,9 @@ async def _go(report: Report, hive: Hive, crowd: Crowd, maker: Maker, say: Calla
         progress.cancel()
     drained_s = time.monotonic() - began
     calm, status = await hive.rest(REST_S)
-    report.checks.append(check("queue and slots back to zero, all replicas up", [] if calm else [str(status)]))
+    report.checks.append(
+        check("queue and slots back to zero, all replicas up", [] if calm else [str(status)])
+    )
     say("the last round")
     await _last_round(report, hive, crowd)
     sampling.cancel()
@@ -148,17 +170,27 @@ async def _go(report: Report, hive: Hive, crowd: Crowd, maker: Maker, say: Calla
     spare = SPARE_FILES + (len(hive.listed) if effort.engine == "embedded" else 0)
     files_after = await _fewest_files(pid, files_before + spare, 12.0)
     report.gateway = {
-        "files_before": files_before, "files_after": files_after,
-        "memory_warm_mib": round(memory_before, 1), "memory_end_mib": round(memory_mib(pid), 1),
+        "files_before": files_before,
+        "files_after": files_after,
+        "memory_warm_mib": round(memory_before, 1),
+        "memory_end_mib": round(memory_mib(pid), 1),
         "drained_s": round(drained_s, 1),
-    }  # fmt: skip
+    }
     grown = report.gateway["memory_end_mib"] - report.gateway["memory_warm_mib"]
     fine = f"{files_before} at rest before, {files_after} after"
     report.checks.append(
-        check("no open files left behind", [] if files_after <= files_before + spare else [fine], fine)
+        check(
+            "no open files left behind",
+            [] if files_after <= files_before + spare else [fine],
+            fine,
+        )
     )
     fine = f"{memory_before:.1f} MiB warm, {grown:+.1f} MiB at the end"
-    report.checks.append(check(f"memory grows by less than {MORE_MIB:g} MiB", [] if grown < MORE_MIB else [fine], fine))
+    report.checks.append(
+        check(
+            f"memory grows by less than {MORE_MIB:g} MiB", [] if grown < MORE_MIB else [fine], fine
+        )
+    )
 
 
 async def _load(crowd: Crowd, clients: int, seconds: float) -> None:
@@ -179,7 +211,9 @@ def _not_served(notes: list[Note]) -> list[str]:
     ]
 
 
-async def _progress(report: Report, pid: int, crowd: Crowd, maker: Maker, say: Callable[[str], None]) -> None:
+async def _progress(
+    report: Report, pid: int, crowd: Crowd, maker: Maker, say: Callable[[str], None]
+) -> None:
     while True:
         await asyncio.sleep(10)
         report.memory_mib.append(round(memory_mib(pid), 1))
@@ -195,26 +229,38 @@ async def _last_round(report: Report, hive: Hive, crowd: Crowd) -> None:
     wrong = _not_served(last)
     served = Counter(note.head.told.get("replica") for note in last if note.head is not None)
     wrong += [f"{seat.name} served nobody" for seat in hive.listed if not served[seat.name]]
-    report.checks.append(check("after it, all are answered and all replicas serve", wrong, str(dict(served))))
+    report.checks.append(
+        check("after it, all are answered and all replicas serve", wrong, str(dict(served)))
+    )
     calm, status = await hive.rest(15.0)
     report.checks.append(check("at rest in the end", [] if calm else [str(status)]))
 
 
 async def _of_engines(hive: Hive) -> list[Check]:
     over = [
-        f"{one.seat} {one.most} ({one.disturbed or 'undisturbed'})" for one in hive.inside.values() if one.most > SLOTS
+        f"{one.seat} {one.most} ({one.disturbed or 'undisturbed'})"
+        for one in hive.inside.values()
+        if one.most > SLOTS
     ]
     most = max((one.most for one in hive.inside.values()), default=0)
     working = {seat.name: await asyncio.to_thread(seat.engine.now) for seat in hive.seats.values()}
     return [
-        check(f"never more than {SLOTS} inside an engine", over, f"{len(hive.inside)} processes, most {most}"),
-        check("engines idle in the end", [f"{name} works on {count}" for name, count in working.items() if count]),
+        check(
+            f"never more than {SLOTS} inside an engine",
+            over,
+            f"{len(hive.inside)} processes, most {most}",
+        ),
+        check(
+            "engines idle in the end",
+            [f"{name} works on {count}" for name, count in working.items() if count],
+        ),
     ]
 
 
 async def _fewest_files(pid: int, enough: int, seconds: float) -> int:
     """Idle connections come and go with the health checks: the fewest within some time."""
-    fewest, until = open_files(pid), time.monotonic() + seconds
+    fewest = open_files(pid)
+    until = time.monotonic() + seconds
     while time.monotonic() < until and fewest > enough:
         await asyncio.sleep(0.1)
         fewest = min(fewest, open_files(pid))
@@ -232,9 +278,14 @@ async def _metrics(port: int) -> str:
 
 def _sum_up(report: Report, notes: list[Note], maker: Maker, rows: Counter[str]) -> None:
     report.requests = len(notes)
-    report.ends = {end.value: count for end, count in Counter(note.verdict.end for note in notes).most_common()}
+    report.ends = {
+        end.value: count
+        for end, count in Counter(note.verdict.end for note in notes).most_common()
+    }
     report.refusals = dict(
-        Counter(note.verdict.what for note in notes if note.verdict.end is End.REFUSED).most_common()
+        Counter(
+            note.verdict.what for note in notes if note.verdict.end is End.REFUSED
+        ).most_common()
     )
     report.rows = dict(rows.most_common())
     report.havoc = dict(maker.done.most_common())
@@ -246,8 +297,22 @@ def _sum_up(report: Report, notes: list[Note], maker: Maker, rows: Counter[str])
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    effort = {name: getattr(report.effort, name) for name in ("engine", "engines", "clients", "warm_s", "havoc_s")}
-    names = ("seed", "requests", "ends", "refusals", "rows", "retries", "havoc", "worst", "gateway", "memory_mib")
+    effort = {
+        name: getattr(report.effort, name)
+        for name in ("engine", "engines", "clients", "warm_s", "havoc_s")
+    }
+    names = (
+        "seed",
+        "requests",
+        "ends",
+        "refusals",
+        "rows",
+        "retries",
+        "havoc",
+        "worst",
+        "gateway",
+        "memory_mib",
+    )
     plain = {name: getattr(report, name) for name in names}
     checks = [{"name": one.name, "ok": one.ok, "detail": one.detail} for one in report.checks]
     return {**effort, **plain, "checks": checks, "ok": report.ok}

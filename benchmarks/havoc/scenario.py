@@ -1,8 +1,7 @@
 """A scenario of chaos: one thing is done to skep on purpose, and a row says what clients saw.
 
-Unlike the random havoc of `run.py`, each scenario is about one promise and can be run alone, also with the skep of
-another checkout, so that a change is seen before and after.
-"""
+Unlike the random havoc of `run.py`, each scenario is about one promise and can be run alone, also
+with the skep of another checkout, so that a change is seen before and after."""
 
 from __future__ import annotations
 
@@ -77,7 +76,9 @@ def chat_request(model: str, tokens: int, *, stream: bool = True) -> bytes:
     return post_request("/v1/chat/completions", fields)
 
 
-def post_request(path: str, fields: dict[str, Any], host: str = "localhost", *headers: str) -> bytes:
+def post_request(
+    path: str, fields: dict[str, Any], host: str = "localhost", *headers: str
+) -> bytes:
     body = json.dumps(fields).encode()
     lines = [
         f"POST {path} HTTP/1.1",

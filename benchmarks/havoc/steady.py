@@ -1,4 +1,6 @@
-"""Streams that must keep flowing while something else goes wrong, and the longest wait in any of them."""
+"""Streams that must keep flowing while something else goes wrong, and the longest wait in any of
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SILENCE_S = 60.0
 
 
 class SteadyStreams:
-    """Streamed answers side by side from entry to exit, each asked for again on the same connection as it ends."""
+    """Streamed answers side by side from entry to exit, each asked for again on the same
+    connection as it ends.
+    """
 
     def __init__(self, port: int, model: str, count: int, tokens: int) -> None:
         self._port = port

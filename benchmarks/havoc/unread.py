@@ -43,7 +43,10 @@ async def unread_row(
             await connection.send(request)
             head = await connection.head()
             await asyncio.sleep(UNREAD_S)
-            taken_mib = MOST_TAKEN_MIB * 1000 if memory.stopped else await hostile.sent_mib()
+            if memory.stopped:
+                taken_mib = MOST_TAKEN_MIB * 1000
+            else:
+                taken_mib = await hostile.sent_mib()
         finally:
             connection.close()
     figures = {
@@ -61,7 +64,10 @@ async def unread_row(
 
 
 async def unread_stream(stage: Stage, name: str) -> ScenarioRow:
-    action = f"a client of the gateway does not read its stream for {UNREAD_S:g} s; the engine sends without end"
+    action = (
+        f"a client of the gateway does not read its stream for {UNREAD_S:g} s; the engine sends "
+        "without end"
+    )
     hostile = HostileProcess("events")
     try:
         with (
@@ -81,7 +87,10 @@ async def unread_stream(stage: Stage, name: str) -> ScenarioRow:
 
 
 async def unread_chat(stage: Stage, name: str) -> ScenarioRow:
-    action = f"a browser does not read the dashboard's chat for {UNREAD_S:g} s; the engine sends without end"
+    action = (
+        f"a browser does not read the dashboard's chat for {UNREAD_S:g} s; the engine sends "
+        "without end"
+    )
     hostile = HostileProcess("events")
     fields = {"model": BAD_MODEL, "messages": [{"role": "user", "content": "hi"}]}
     try:
@@ -92,7 +101,9 @@ async def unread_chat(stage: Stage, name: str) -> ScenarioRow:
         ):
             own_page = f"origin: http://localhost:{port}"
             request = post_request("/api/chat", fields, f"localhost:{port}", own_page)
-            return await unread_row(name, action, port=port, pid=pid, request=request, hostile=hostile)
+            return await unread_row(
+                name, action, port=port, pid=pid, request=request, hostile=hostile
+            )
     finally:
         hostile.close()
 
@@ -115,7 +126,9 @@ def dashboard(stage: Stage, gateway_url: str) -> Iterator[tuple[int, int]]:
 
 
 def own_folders(stage: Stage) -> dict[str, str]:
-    """Return this environment with an installation of skep in the stage's folder, and without a key."""
+    """Return this environment with an installation of skep in the stage's folder, and without a
+    key.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("SKEP_")}
     env.pop("XDG_RUNTIME_DIR", None)
     for kind in ("CONFIG", "DATA", "CACHE", "STATE"):

@@ -13,7 +13,8 @@ from typing import Any
 from havoc.asks import Ask
 from havoc.line import Head
 
-# The gateway's own refusals in this run: status, OpenAI's type, Anthropic's type. As docs/errors.md has them.
+# The gateway's own refusals in this run: status, OpenAI's type, Anthropic's type. As
+# docs/errors.md has them.
 CODES = {
     "queue_full": (429, "rate_limit_error", "rate_limit_error"),
     "queue_timeout": (503, "server_error", "overloaded_error"),
@@ -21,11 +22,19 @@ CODES = {
     "too_many_requests_of_key": (429, "rate_limit_error", "rate_limit_error"),
     "replica_lost": (502, "server_error", "api_error"),
     "replica_timeout": (504, "server_error", "timeout_error"),
-    "engine_refused": (502, "server_error", "api_error"),  # in a stream that had its head before its engine answered
+    "engine_refused": (
+        502,
+        "server_error",
+        "api_error",
+    ),  # in a stream that had its head before its engine answered
     "invalid_api_key": (401, "invalid_request_error", "authentication_error"),
 }
 CUT = (502, "server_error", "api_error")
-FAULT_WORDS = (b"as asked", b"It works", b"Loading model")  # of the fake engine's own errors, which are handed on
+FAULT_WORDS = (
+    b"as asked",
+    b"It works",
+    b"Loading model",
+)  # of the fake engine's own errors, which are handed on
 
 
 class End(Enum):
@@ -55,7 +64,9 @@ class Stream:
     odd: int = 0  # events that cannot be read
     odd_last: bool = False  # the event before the error was one of them: cut short
     after: bool = False  # something came after its end
-    comment_bytes: int = 0  # of what the gateway says while a stream waits, and its row does not count
+    comment_bytes: int = (
+        0  # of what the gateway says while a stream waits, and its row does not count
+    )
 
 
 def judge(ask: Ask, head: Head, body: bytes, *, whole: bool) -> Verdict:
@@ -65,10 +76,14 @@ def judge(ask: Ask, head: Head, body: bytes, *, whole: bool) -> Verdict:
     if head.status == 200 and head.fields.get("content-type", "").startswith("text/event-stream"):
         return _of_stream(ask, read_stream(body), whole=whole)
     if not whole:
-        return Verdict(End.CUT, "connection") if head.status == 200 else Verdict(End.WRONG, f"half a {head.status}")
+        if head.status == 200:
+            return Verdict(End.CUT, "connection")
+        return Verdict(End.WRONG, f"half a {head.status}")
     if head.status != 200 or any(word in body[:300] for word in FAULT_WORDS):
         return _of_error(ask, head, body)
-    return Verdict(End.ANSWERED) if _is_its_own(ask, body) else Verdict(End.WRONG, f"not its answer: {body[:200]!r}")
+    if _is_its_own(ask, body):
+        return Verdict(End.ANSWERED)
+    return Verdict(End.WRONG, f"not its answer: {body[:200]!r}")
 
 
 def _is_its_own(ask: Ask, body: bytes) -> bool:
@@ -123,23 +138,38 @@ def _of_stream(ask: Ask, stream: Stream, *, whole: bool) -> Verdict:
     if not ask.streamed:
         return Verdict(End.WRONG, "a stream that nobody asked for")
     if ask.expected is not None and not ask.expected.startswith(stream.text):
-        return Verdict(End.WRONG, f"not its answer: {stream.text[:200]!r} instead of {ask.expected[:60]!r}")
+        return Verdict(
+            End.WRONG, f"not its answer: {stream.text[:200]!r} instead of {ask.expected[:60]!r}"
+        )
     if not whole:
-        return Verdict(End.WRONG, f"the stream's connection broke without a word, after {len(stream.text)} characters")
+        return Verdict(
+            End.WRONG,
+            f"the stream's connection broke without a word, after {len(stream.text)} characters",
+        )
     if stream.after or stream.odd > stream.odd_last:
         return Verdict(End.WRONG, f"events that make no sense: {stream}")
     if stream.error is not None:
-        error = stream.error.get("error", {}) if isinstance(stream.error, dict) else {}
+        if isinstance(stream.error, dict):
+            error = stream.error.get("error", {})
+        else:
+            error = {}
         code = error.get("code")
         if code == "stream_cut" and _speaks(ask, stream.error, CUT) and not stream.done:
             return Verdict(End.CUT, "event")
-        if stream.comment_bytes and not stream.text and code in CODES and _speaks(ask, stream.error, CODES[code]):
+        if (
+            stream.comment_bytes
+            and not stream.text
+            and code in CODES
+            and _speaks(ask, stream.error, CODES[code])
+        ):
             return Verdict(End.REFUSED, code)  # it had its head while it waited
         return Verdict(End.WRONG, f"an error in the stream: {stream.error}")
     if not stream.done or stream.finish is None:
         return Verdict(End.WRONG, f"the stream ended silently after {len(stream.text)} characters")
     if ask.expected is not None and stream.text != ask.expected:
-        return Verdict(End.WRONG, f"words are missing: {len(stream.text)} of {len(ask.expected)} characters")
+        return Verdict(
+            End.WRONG, f"words are missing: {len(stream.text)} of {len(ask.expected)} characters"
+        )
     return Verdict(End.ANSWERED)
 
 
@@ -149,7 +179,9 @@ def read_stream(body: bytes) -> Stream:
         if event.startswith(":"):
             stream.comment_bytes += len(event.encode()) + len("\n\n")
             continue
-        data = "\n".join(line[5:].strip() for line in event.split("\n") if line.startswith("data:"))
+        data = "\n".join(
+            line[5:].strip() for line in event.split("\n") if line.startswith("data:")
+        )
         if not data:
             stream.odd_last = stream.odd_last or bool(event.strip())
             stream.odd += bool(event.strip())
@@ -161,7 +193,8 @@ def read_stream(body: bytes) -> Stream:
         try:
             fields = json.loads(data)
         except ValueError:
-            stream.odd, stream.odd_last = stream.odd + 1, True
+            stream.odd = stream.odd + 1
+            stream.odd_last = True
             continue
         if "error" in fields:
             stream.error = fields
@@ -179,4 +212,6 @@ def read_stream(body: bytes) -> Stream:
 
 
 def text_of(choice: dict[str, Any], where: str) -> str:
-    return choice[where].get("content") or "" if where in choice else choice.get("text") or ""
+    if where in choice:
+        return choice[where].get("content") or ""
+    return choice.get("text") or ""

@@ -1,4 +1,7 @@
-"""What a load generator is asked to do, what it says afterwards, and how one is described. Starts nothing."""
+"""What a load generator is asked to do, what it says afterwards, and how one is described.
+
+Starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROMPT_TOKENS = 200  # of the tokenizer in tokenizer.py, which knows letters and few words: about 200 bytes
+PROMPT_TOKENS = (
+    200  # of the tokenizer in tokenizer.py, which knows letters and few words: about 200 bytes
+)
 
 
 class CouldNotRun(Exception):

@@ -26,13 +26,21 @@ class Ran:
 
 
 def adopt_orphans() -> None:
-    """Processes whose parent ended become this one's children, so that their CPU time is not lost."""
+    """Processes whose parent ended become this one's children,
+    so that their CPU time is not lost.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], folder: Path, output: Path, *, limit_s: float) -> Ran:
-    """stdout goes to `output`, stderr to a file beside it. Nothing of it is left when this returns or raises."""
-    before, began = _used_s(), time.monotonic()
+def run(
+    argv: Sequence[str], env: Mapping[str, str], folder: Path, output: Path, *, limit_s: float
+) -> Ran:
+    """stdout goes to `output`, stderr to a file beside it.
+
+    Nothing of it is left when this returns or raises.
+    """
+    before = _used_s()
+    began = time.monotonic()
     with output.open("wb") as out, output.with_suffix(".err").open("wb") as err:
         process = subprocess.Popen(
             argv,

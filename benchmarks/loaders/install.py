@@ -1,4 +1,7 @@
-"""One venv per load generator, in the same cache folder as the gateways'. Begun anew after an interruption."""
+"""One venv per load generator, in the same cache folder as the gateways'.
+
+Begun anew after an interruption.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ def installed(loader: Loader) -> Path | None:
                 [sys.executable, "-m", "venv", "--clear", str(venv)],
                 [str(venv / "bin" / "pip"), "install", "--disable-pip-version-check", *wanted],
             ):
-                if subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, check=False).returncode:
+                if subprocess.run(
+                    argv, stdout=output, stderr=subprocess.STDOUT, check=False
+                ).returncode:
                     raise CouldNotRun(f"not installed, see {log}: {last_line(log)}")
         done.touch()
     return venv

@@ -1,4 +1,6 @@
-"""One load generator, one load: what it said, what the truth server really sent, and what it cost."""
+"""One load generator, one load: what it said, what the truth server really sent,
+and what it cost.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from peers.install import last_line
 from truth.server import Sent, TruthServer
 
 LIMIT_S = 240.0
-TTFT_WITHIN_MS, TPOT_WITHIN_PCT = 5.0, 2.0  # what counts as right for an odd stream
+# what counts as right for an odd stream
+TTFT_WITHIN_MS = 5.0
+TPOT_WITHIN_PCT = 2.0
 
 
 def once(loader: Loader, load: Load, server: TruthServer, place: Place) -> dict[str, Any]:
@@ -31,8 +35,17 @@ def once(loader: Loader, load: Load, server: TruthServer, place: Place) -> dict[
         raise CouldNotRun(f"exit status {ran.status}: {last_words(place)}")
     try:
         said = loader.said(load, place)
-    except (KeyError, ValueError, TypeError, IndexError, ZeroDivisionError, StopIteration) as error:
-        raise CouldNotRun(f"its result could not be read: {error!r}: {last_words(place)}") from error
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        IndexError,
+        ZeroDivisionError,
+        StopIteration,
+    ) as error:
+        raise CouldNotRun(
+            f"its result could not be read: {error!r}: {last_words(place)}"
+        ) from error
     rows = server.rows(tokens=load.tokens, last=load.requests)
     if not rows:
         raise CouldNotRun(f"no answer of {load.tokens} tokens was asked for: {last_words(place)}")
@@ -84,15 +97,20 @@ def errors(said: Said, sent: dict[str, Any]) -> dict[str, float | None]:
 def verdict(found: dict[str, Any], tokens: int, plain: dict[str, Any]) -> str:
     """`right`, or what is wrong about an odd stream's figures.
 
-    `plain`: of the same tool and a plain stream. A TTFT that is off there too, and by as much, is not the form's doing.
-    """
+    `plain`: of the same tool and a plain stream. A TTFT that is off there too, and by as much, is
+    not the form's doing."""
     usual = plain.get("ttft_mean_error_ms")
     wrong = []
-    ttft, tpot = found["ttft_mean_error_ms"], found["tpot_error_pct"]
-    counted, answers = found["said"]["tokens_per_answer"], found["said"]["answers"]
+    ttft = found["ttft_mean_error_ms"]
+    tpot = found["tpot_error_pct"]
+    counted = found["said"]["tokens_per_answer"]
+    answers = found["said"]["answers"]
     if answers is not None and answers < found["sent"]["answers"]:
         wrong.append(f"{answers} of {found['sent']['answers']} answers")
-    for name, value, within, unit in (("TTFT", ttft, TTFT_WITHIN_MS, "ms"), ("TPOT", tpot, TPOT_WITHIN_PCT, "%")):
+    for name, value, within, unit in (
+        ("TTFT", ttft, TTFT_WITHIN_MS, "ms"),
+        ("TPOT", tpot, TPOT_WITHIN_PCT, "%"),
+    ):
         if value is None:
             wrong.append(f"no {name}")
         elif abs(value) > within:

@@ -1,7 +1,8 @@
-"""Load generators from PyPI, each driven as its documentation says, with what it needs to work without a model hub.
+"""Load generators from PyPI, each driven as its documentation says, with what it needs to work
+without a model hub.
 
-Where a tool can take the token count from `usage` it is told to: counting is not what is compared here.
-"""
+Where a tool can take the token count from `usage` it is told to: counting is not what is compared
+here."""
 
 from __future__ import annotations
 
@@ -32,11 +33,17 @@ def _document(path: Path) -> Any:
 
 def guidellm_command(load: Load, place: Place) -> Command:
     argv = [_program(place, "guidellm"), "run", "--disable-console-interactive"]
-    argv += ["--backend", f"kind=openai_http,target={load.url},model={load.model},request_format=/v1/chat/completions"]
+    argv += [
+        "--backend",
+        f"kind=openai_http,target={load.url},model={load.model},request_format=/v1/chat/completions",
+    ]
     argv += ["--profile", f"kind=concurrent,streams={load.concurrency}"]
     argv += ["--constraint", f"kind=max_requests,count={load.requests}"]
     argv += ["--tokenizer", f"kind=huggingface_auto,model={place.tokenizer}"]
-    argv += ["--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={load.tokens}"]
+    argv += [
+        "--data",
+        f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={load.tokens}",
+    ]
     argv += ["--output", f"kind=json,path={place.folder / 'guidellm.json'}"]
     return Command(argv, {"HF_HUB_OFFLINE": "1"})
 
@@ -62,10 +69,31 @@ def guidellm_said(load: Load, place: Place) -> Said:  # noqa: ARG001 - one shape
 
 def aiperf_command(load: Load, place: Place) -> Command:
     argv = [_program(place, "aiperf"), "profile", "--model", load.model, "--url", load.url]
-    argv += ["--endpoint-type", "chat", "--streaming", "--use-server-token-count", "--tokenizer", str(place.tokenizer)]
+    argv += [
+        "--endpoint-type",
+        "chat",
+        "--streaming",
+        "--use-server-token-count",
+        "--tokenizer",
+        str(place.tokenizer),
+    ]
     argv += ["--concurrency", str(load.concurrency), "--request-count", str(load.requests)]
-    argv += ["--isl", str(PROMPT_TOKENS), "--osl", str(load.tokens), "--ui", "none", "--export-level", "summary"]
-    argv += ["--no-gpu-telemetry", "--no-server-metrics", "--output-artifact-dir", str(place.folder / "aiperf")]
+    argv += [
+        "--isl",
+        str(PROMPT_TOKENS),
+        "--osl",
+        str(load.tokens),
+        "--ui",
+        "none",
+        "--export-level",
+        "summary",
+    ]
+    argv += [
+        "--no-gpu-telemetry",
+        "--no-server-metrics",
+        "--output-artifact-dir",
+        str(place.folder / "aiperf"),
+    ]
     return Command(argv)
 
 
@@ -90,7 +118,15 @@ def aiperf_said(load: Load, place: Place) -> Said:  # noqa: ARG001 - one shape f
 
 
 def evalscope_command(load: Load, place: Place) -> Command:
-    argv = [_program(place, "evalscope"), "perf", "--api", "openai", "--model", load.model, "--stream"]
+    argv = [
+        _program(place, "evalscope"),
+        "perf",
+        "--api",
+        "openai",
+        "--model",
+        load.model,
+        "--stream",
+    ]
     argv += ["--url", f"{load.url}/v1/chat/completions", "--no-test-connection"]
     argv += ["--parallel", str(load.concurrency), "--number", str(load.requests)]
     argv += ["--dataset", "random", "--tokenizer-path", str(place.tokenizer)]
@@ -118,9 +154,16 @@ def evalscope_said(load: Load, place: Place) -> Said:
 
 
 def benchy_command(load: Load, place: Place) -> Command:
-    book = place.folder / ".cache" / "llama-benchy" / f"{hashlib.md5(BOOK_URL.encode()).hexdigest()}.txt"
+    book = (
+        place.folder
+        / ".cache"
+        / "llama-benchy"
+        / f"{hashlib.md5(BOOK_URL.encode()).hexdigest()}.txt"
+    )
     book.parent.mkdir(parents=True, exist_ok=True)
-    book.write_text("It was a bright cold day, and the parser returns an empty list when the input ends. " * 50)
+    book.write_text(
+        "It was a bright cold day, and the parser returns an empty list when the input ends. " * 50
+    )
     argv = [_program(place, "llama-benchy"), "--base-url", f"{load.url}/v1", "--model", load.model]
     argv += ["--tokenizer", str(place.tokenizer), "--book-url", BOOK_URL]
     at_once = min(load.concurrency, load.requests)
@@ -133,7 +176,8 @@ def benchy_command(load: Load, place: Place) -> Command:
 
 def benchy_said(load: Load, place: Place) -> Said:  # noqa: ARG001 - one shape for all
     run = _document(place.folder / "benchy.json")["benchmarks"][0]
-    ttft, speed = run["e2e_ttft"]["values"], run["tg_req_throughput"]["values"]
+    ttft = run["e2e_ttft"]["values"]
+    speed = run["tg_req_throughput"]["values"]
     return Said(
         ttft_mean_ms=statistics.fmean(ttft),
         ttft_p99_ms=percentile(ttft, 0.99),

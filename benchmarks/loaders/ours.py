@@ -16,7 +16,15 @@ def agents(load: Load) -> int:
 
 
 def skep_command(load: Load, place: Place) -> Command:
-    argv = [str(Path(sys.executable).with_name("skep")), "bench", "sweep", "--url", load.url, "--model", load.model]
+    argv = [
+        str(Path(sys.executable).with_name("skep")),
+        "bench",
+        "sweep",
+        "--url",
+        load.url,
+        "--model",
+        load.model,
+    ]
     argv += ["--concurrency", str(agents(load)), "--tasks", str(load.requests), "--runs", "1"]
     argv += ["--warm-up", "quick"]  # the others have none
     argv += ["--max-tokens", str(load.tokens), "--no-prompts", "--json"]
@@ -26,7 +34,9 @@ def skep_command(load: Load, place: Place) -> Command:
 
 def skep_said(load: Load, place: Place) -> Said:
     level = next(
-        level for level in json.loads(place.output.read_text())["levels"] if level["concurrency"] == agents(load)
+        level
+        for level in json.loads(place.output.read_text())["levels"]
+        if level["concurrency"] == agents(load)
     )
     answers = level["requests"] - level["failed"]
     return Said(
@@ -44,7 +54,9 @@ def plain_command(load: Load, place: Place) -> Command:
     assert place.venv
     script = Path(__file__).with_name("plain_client.py")
     numbers = map(str, (load.concurrency, load.requests, load.tokens))
-    return Command([str(place.venv / "bin" / "python"), str(script), load.url, load.model, *numbers])
+    return Command(
+        [str(place.venv / "bin" / "python"), str(script), load.url, load.model, *numbers]
+    )
 
 
 def plain_said(load: Load, place: Place) -> Said:  # noqa: ARG001 - one shape for all

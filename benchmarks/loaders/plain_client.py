@@ -1,4 +1,5 @@
-"""The load generator one writes in an afternoon: aiohttp, a semaphore's worth of workers, json.loads per event.
+"""The load generator one writes in an afternoon: aiohttp, a semaphore's worth of workers,
+json.loads per event.
 
 plain_client.py URL MODEL CONCURRENCY REQUESTS TOKENS
 """
@@ -30,10 +31,14 @@ async def ask(session, url, body):
 
 
 async def main(url, model, concurrency, requests, tokens):
-    message = {"role": "user", "content": "Write a parser that returns an empty list when the input ends. " * 3}
+    message = {
+        "role": "user",
+        "content": "Write a parser that returns an empty list when the input ends. " * 3,
+    }
     body = {"model": model, "messages": [message], "max_tokens": tokens, "stream": True}
     body["stream_options"] = {"include_usage": True}
-    left, answers = iter(range(requests)), []
+    left = iter(range(requests))
+    answers = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def work():

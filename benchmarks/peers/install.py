@@ -1,4 +1,7 @@
-"""What the benchmark needs on disk: one venv per peer, and the two C programs. Kept in a cache folder between runs."""
+"""What the benchmark needs on disk: one venv per peer, and the two C programs.
+
+Kept in a cache folder between runs.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,16 @@ def installed(peer: str) -> Path:
         with log.open("wb") as output:
             for argv in (
                 [sys.executable, "-m", "venv", "--clear", str(venv)],
-                [str(venv / "bin" / "pip"), "install", "--disable-pip-version-check", f"{package}=={version}"],
+                [
+                    str(venv / "bin" / "pip"),
+                    "install",
+                    "--disable-pip-version-check",
+                    f"{package}=={version}",
+                ],
             ):
-                if subprocess.run(argv, stdout=output, stderr=subprocess.STDOUT, check=False).returncode:
+                if subprocess.run(
+                    argv, stdout=output, stderr=subprocess.STDOUT, check=False
+                ).returncode:
                     raise DidNotStart(f"not installed, see {log}: {last_line(log)}")
         done.touch()
     return venv
@@ -63,7 +73,9 @@ def compiled(name: str) -> Path:
     program = cache_folder() / f"{name}-{hashlib.sha256(text).hexdigest()[:12]}"
     if not program.exists():
         unfinished = program.with_suffix(f".{os.getpid()}")
-        subprocess.run(["cc", "-O2", "-Wall", "-Wextra", "-o", str(unfinished), str(source)], check=True)
+        subprocess.run(
+            ["cc", "-O2", "-Wall", "-Wextra", "-o", str(unfinished), str(source)], check=True
+        )
         unfinished.rename(program)
     return program
 

@@ -1,4 +1,7 @@
-"""The measurements, one function each. They know ports and process ids, not which gateway stands behind them."""
+"""The measurements, one function each.
+
+They know ports and process ids, not which gateway stands behind them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ class Backend:
         finally:
             connection.close()
 
-    def set(self, *, delay_ms: float = 0, interval_ms: float = 10, slots: int = 0, record: int = 0) -> None:
+    def set(
+        self, *, delay_ms: float = 0, interval_ms: float = 10, slots: int = 0, record: int = 0
+    ) -> None:
         """And all counters to zero."""
         self.get(
             f"/set?delay_us={delay_ms * 1000:.0f}&interval_us={interval_ms * 1000:.0f}&slots={slots}&record={record}"
@@ -72,21 +77,39 @@ def open_backend(ports: int, core: int = LOAD_CORE) -> Iterator[Backend]:
 
 def load(*words: object) -> Any:
     with on_core(LOAD_CORE):
-        done = subprocess.run([compiled("load"), *map(str, words)], stdout=subprocess.PIPE, check=True, env=ENV)
+        done = subprocess.run(
+            [compiled("load"), *map(str, words)], stdout=subprocess.PIPE, check=True, env=ENV
+        )
     return json.loads(done.stdout)
 
 
 def write_bodies(place: Path) -> dict[str, Path]:
     """Chat requests as agents send them: a system prompt, then code and prose up to the size."""
     rng = random.Random(7)
-    words = ["parser", "test", "returns", "the", "value", "\n    if x:", "list", "is", '"empty"', "when", "λ", "fix"]
+    words = [
+        "parser",
+        "test",
+        "returns",
+        "the",
+        "value",
+        "\n    if x:",
+        "list",
+        "is",
+        '"empty"',
+        "when",
+        "λ",
+        "fix",
+    ]
     bodies = {}
     for name, size, more in (
         ("2 KB", 2_000, {"stream": False}),
         ("100 KB", 100_000, {"stream": False}),
         ("stream", 2_000, {"max_tokens": STREAM_CHUNKS, "stream": True}),
     ):
-        system = {"role": "system", "content": "You are a careful programmer. Answer with a patch."}
+        system = {
+            "role": "system",
+            "content": "You are a careful programmer. Answer with a patch.",
+        }
         text = ""
         while len(text) < size - 200:
             text += rng.choice(words) + " "
@@ -113,18 +136,24 @@ def latency(
 
 
 def added(own: list[list[float]], direct: list[list[float]]) -> dict[str, Any]:
-    """What the gateway adds to the median and the 99th percentile; `p50_rounds` are the medians round by round.
+    """What the gateway adds to the median and the 99th percentile; `p50_rounds` are the medians
+    round by round.
 
-    The 99th percentile is the median of those of four parts of the run: a burst of other work is in one of them.
-    """
-    by_round = [statistics.median(a) - statistics.median(b) for a, b in zip(own, direct, strict=True)]
+    The 99th percentile is the median of those of four parts of the run: a burst of other work is
+    in one of them."""
+    by_round = [
+        statistics.median(a) - statistics.median(b) for a, b in zip(own, direct, strict=True)
+    ]
     p99 = p99_us(own) - p99_us(direct)
     return {"p50_us": statistics.median(by_round), "p99_us": p99, "p50_rounds": by_round}
 
 
 def p99_us(rounds: list[list[float]]) -> float:
     size = -(-len(rounds) // 4)
-    parts = [[value for one in rounds[start * size : (start + 1) * size] for value in one] for start in range(4)]
+    parts = [
+        [value for one in rounds[start * size : (start + 1) * size] for value in one]
+        for start in range(4)
+    ]
     return statistics.median(rank(part, 0.99) for part in parts if part)
 
 
@@ -138,9 +167,15 @@ def ratio(own: list[float], other: list[float]) -> dict[str, float]:
     drawn = []
     for _ in range(2000):
         picks = [rng.randrange(len(own)) for _ in own]
-        drawn.append(statistics.median(own[i] for i in picks) / statistics.median(other[i] for i in picks))
+        drawn.append(
+            statistics.median(own[i] for i in picks) / statistics.median(other[i] for i in picks)
+        )
     drawn.sort()
-    return {"ratio": statistics.median(own) / statistics.median(other), "low": drawn[49], "high": drawn[1949]}
+    return {
+        "ratio": statistics.median(own) / statistics.median(other),
+        "low": drawn[49],
+        "high": drawn[1949],
+    }
 
 
 # CPU, memory, streams
@@ -162,27 +197,55 @@ def cpu_per_chunk(running: Running, backend: Backend, body: Path, streams: int) 
     backend.set(interval_ms=10)
     before = cpu_ns(running.pid)
     counts = ("--conns", streams, "--requests", streams, "--chunks", STREAM_CHUNKS)
-    result = load("closed", running.port, body, *counts, "--ramp-ms", 200)  # so that they do not tick together
+    # So that they do not tick together.
+    result = load("closed", running.port, body, *counts, "--ramp-ms", 200)
     used_s = cpu_between(before, cpu_ns(running.pid))
-    kept = ("chunks", "changed", "misplaced", "foreign", "incomplete", "failed", "wall_s", "chunk_delay_us")
+    kept = (
+        "chunks",
+        "changed",
+        "misplaced",
+        "foreign",
+        "incomplete",
+        "failed",
+        "wall_s",
+        "chunk_delay_us",
+    )
     return {"us": used_s / max(1, result["chunks"]) * 1e6, **{key: result[key] for key in kept}}
 
 
-def many_streams(running: Running, backend: Backend, body: Path, streams: int, ramp_ms: int) -> dict[str, Any]:
-    """Streams of 20 chunks a second for 10 s; the CPU shares are of the time when all of them run."""
+def many_streams(
+    running: Running, backend: Backend, body: Path, streams: int, ramp_ms: int
+) -> dict[str, Any]:
+    """Streams of 20 chunks a second for 10 s; the CPU shares are of the time when all of them
+    run.
+    """
     backend.set(interval_ms=50)
     seen: dict[str, Any] = {}
     command = [compiled("load"), "closed", str(running.port), body]
-    command += ["--conns", streams, "--requests", streams, "--chunks", STREAM_CHUNKS, "--ramp-ms", ramp_ms]
+    command += [
+        "--conns",
+        streams,
+        "--requests",
+        streams,
+        "--chunks",
+        STREAM_CHUNKS,
+        "--ramp-ms",
+        ramp_ms,
+    ]
     with on_core(LOAD_CORE):
-        process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, env=ENV)
+        process = subprocess.Popen(
+            [str(word) for word in command], stdout=subprocess.PIPE, env=ENV
+        )
     try:
         time.sleep(ramp_ms / 1000 + 0.5)
         pids = {"gateway": running.pid, "backend": backend.pid, "load tool": process.pid}
-        before, began = {who: cpu_ns(pid) for who, pid in pids.items()}, time.monotonic()
+        before = {who: cpu_ns(pid) for who, pid in pids.items()}
+        began = time.monotonic()
         time.sleep(STREAM_CHUNKS * 0.05 - ramp_ms / 1000 - 1.0)
         wall = time.monotonic() - began
-        seen["cpu_share"] = {who: cpu_between(before[who], cpu_ns(pid)) / wall for who, pid in pids.items()}
+        seen["cpu_share"] = {
+            who: cpu_between(before[who], cpu_ns(pid)) / wall for who, pid in pids.items()
+        }
         seen["memory_mib"] = memory_mib(running.pid)
         output, _ = process.communicate(timeout=120)
     finally:
@@ -200,7 +263,9 @@ def many_streams(running: Running, backend: Backend, body: Path, streams: int, r
 def overload(
     running: Running, backend: Backend, ports: Sequence[int], body: Path, slots: int, ms: int
 ) -> dict[str, Any]:
-    """32 clients for `slots` places a backend; a backend works at so many at once and makes the others wait."""
+    """32 clients for `slots` places a backend; a backend works at so many at once and makes the
+    others wait.
+    """
     backend.set(delay_ms=50, slots=slots)
     result = load("closed", running.port, body, "--conns", 32, "--ms", ms)
     inside = [backend.stats(port)["max_running"] for port in ports]
@@ -215,7 +280,9 @@ def overload(
     }
 
 
-def spread(running: Running, backend: Backend, ports: Sequence[int], body: Path, ms: int) -> dict[str, Any]:
+def spread(
+    running: Running, backend: Backend, ports: Sequence[int], body: Path, ms: int
+) -> dict[str, Any]:
     backend.set(delay_ms=20)
     result = load("closed", running.port, body, "--conns", 32, "--ms", ms)
     counts = [backend.stats(port)["requests"] for port in ports]
@@ -228,12 +295,15 @@ def spread(running: Running, backend: Backend, ports: Sequence[int], body: Path,
 
 
 def hang_up(running: Running, backend: Backend, body: bytes, *, streamed: bool) -> float | None:
-    """ms from the client's close until the backend sees its own connection closed; None: not within the limit."""
+    """ms from the client's close until the backend sees its own connection closed; None: not
+    within the limit.
+    """
     backend.set(delay_ms=0 if streamed else 4000, interval_ms=20)
     before = backend.stats(backend.ports[0])["hangups"]
     with socket.create_connection(("127.0.0.1", running.port)) as client:
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: "
+            "application/json\r\n"
             f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         client.sendall(head.encode() + body)
@@ -249,13 +319,17 @@ def hang_up(running: Running, backend: Backend, body: bytes, *, streamed: bool) 
         if stats["hangups"] > before:
             return (stats["last_hangup_ns"] - closed_ns) / 1e6
         time.sleep(0.01)
-    while backend.stats(backend.ports[0])["running"]:  # it works on for nobody; the next measurement waits for it
+    while backend.stats(backend.ports[0])[
+        "running"
+    ]:  # it works on for nobody; the next measurement waits for it
         time.sleep(0.05)
     return None
 
 
 ODD = (
-    b'{"model": "' + MODEL.encode() + b'",  "temperature":1.0, "vendor_field": {"b":1, "a":[1.50, 1e2]},\n'
+    b'{"model": "'
+    + MODEL.encode()
+    + b'",  "temperature":1.0, "vendor_field": {"b":1, "a":[1.50, 1e2]},\n'
     b' "messages": [{"content": "caf\\u00e9 \xc3\xa9", "role": "user"}], "stream": false}'
 )
 
@@ -270,13 +344,26 @@ def bytes_changed(running: Running, backend: Backend, stream: dict[str, Any]) ->
         "POST",
         "/v1/chat/completions",
         ODD,
-        {"Content-Type": "application/json", "X-Bench-Ask": "kept", "Authorization": f"Bearer {KEY}"},
+        {
+            "Content-Type": "application/json",
+            "X-Bench-Ask": "kept",
+            "Authorization": f"Bearer {KEY}",
+        },
     )
     response = connection.getresponse()
     relayed = response.read()
     connection.close()
-    got, head = backend.get("/last_body", port), backend.get("/last_head", port).decode().lower()
-    asked = {"host", "content-type", "x-bench-ask", "content-length", "accept-encoding", "authorization", "connection"}
+    got = backend.get("/last_body", port)
+    head = backend.get("/last_head", port).decode().lower()
+    asked = {
+        "host",
+        "content-type",
+        "x-bench-ask",
+        "content-length",
+        "accept-encoding",
+        "authorization",
+        "connection",
+    }
     names = {line.partition(":")[0] for line in head.split("\r\n")[1:] if line}
     told = {"content-type", "x-bench-reply", "content-length", "connection"}
     new = {name.lower() for name, _ in response.getheaders()} - told
@@ -295,12 +382,18 @@ def bytes_changed(running: Running, backend: Backend, stream: dict[str, Any]) ->
 
 def difference(sent: bytes, got: bytes) -> str:
     try:
-        one, other = json.loads(sent), json.loads(got)
+        one = json.loads(sent)
+        other = json.loads(got)
     except ValueError:
         return f"not JSON any more: {got[:60]!r}"
     if one == other:
         return "written anew, same values"
-    lost, new = sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())
+    lost = sorted(one.keys() - other.keys())
+    new = sorted(other.keys() - one.keys())
     changed = sorted(key for key in one.keys() & other.keys() if one[key] != other[key])
-    parts = [f"{word} {', '.join(keys)}" for word, keys in (("lost", lost), ("new", new), ("changed", changed)) if keys]
+    parts = [
+        f"{word} {', '.join(keys)}"
+        for word, keys in (("lost", lost), ("new", new), ("changed", changed))
+        if keys
+    ]
     return "written anew: " + "; ".join(parts)

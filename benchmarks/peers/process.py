@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-GATEWAY_CORE, LOAD_CORE = 1, 0
+GATEWAY_CORE = 1
+LOAD_CORE = 0
 
 
 def cores() -> int:
@@ -22,7 +23,9 @@ PINNED = cores() >= 2
 
 @contextlib.contextmanager
 def on_core(core: int, count: int = 1) -> Iterator[None]:
-    """What is started inside stays on that core, or on `count` from there on; one that has too few pins nothing."""
+    """What is started inside stays on that core, or on `count` from there on; one that has too few
+    pins nothing.
+    """
     before = os.sched_getaffinity(0)
     if PINNED and len(before) >= core + count:
         os.sched_setaffinity(0, set(sorted(before)[core : core + count]))
@@ -33,7 +36,9 @@ def on_core(core: int, count: int = 1) -> Iterator[None]:
 
 
 def go_ahead() -> str:
-    """All that is started from now on runs before other users' work, where the kernel allows it; says how."""
+    """All that is started from now on runs before other users' work, where the kernel allows it;
+    says how.
+    """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         return "SCHED_RR"

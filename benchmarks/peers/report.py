@@ -10,24 +10,37 @@ Row = tuple[str, Callable[[dict[str, Any]], str]]
 
 
 def print_report(results: dict[str, Any]) -> None:
-    machine, found = results["machine"], dict(results["results"])
+    machine = results["machine"]
+    found = dict(results["results"])
     direct = found.pop("direct", {})
     print(f"{machine['cores']} cores ({machine['arch']}, Linux {machine['kernel']})")
     print(f"pinned, in all measurements: {machine['pinning']}; {machine['scheduling']}")
-    print("direct p50 us: " + ", ".join(f"{key.removeprefix('p50_us ')} {value:.0f}" for key, value in direct.items()))
+    print(
+        "direct p50 us: "
+        + ", ".join(f"{key.removeprefix('p50_us ')} {value:.0f}" for key, value in direct.items())
+    )
     print()
     table(found, SPEED)
     print(
-        "\nadded = through the gateway minus direct, one request at a time, in turns; (min..max of the rounds' medians)"
+        "\nadded = through the gateway minus direct, one request at a time, in turns; "
+        "(min..max of the rounds' medians)"
     )
-    print("CPU = user+system of the process tree, 8 clients; chunks: a few streams, 100 events/s each, out of step\n")
+    print(
+        "CPU = user+system of the process tree, 8 clients; chunks: a few streams, 100 "
+        "events/s each, out of step\n"
+    )
     table(found, BEHAVIOUR)
-    print("\noverload: 32 clients, 2 backends x 4 slots, 50 ms each; `most inside` as each backend saw it")
     print(
-        "its own bound: nginx max_conns, routers --max-concurrent-requests (all workers), LiteLLM max_parallel_requests"
+        "\noverload: 32 clients, 2 backends x 4 slots, 50 ms each; `most inside` as each "
+        "backend saw it"
     )
     print(
-        "spread: 32 agents, one prompt, 4 backends, 16 slots each; hang-up: ms until the backend sees it (median, max)"
+        "its own bound: nginx max_conns, routers --max-concurrent-requests (all workers), "
+        "LiteLLM max_parallel_requests"
+    )
+    print(
+        "spread: 32 agents, one prompt, 4 backends, 16 slots each; hang-up: ms until the "
+        "backend sees it (median, max)"
     )
     many = {name: value["streams"] for name, value in found.items() if "streams" in value}
     if many:
@@ -35,7 +48,11 @@ def print_report(results: dict[str, Any]) -> None:
         table(many, STREAMS)
     for name, value in found.items():
         print()
-        notes = {key: text for key, text in value.get("bytes", {}).items() if text not in ("", "same", "kept")}
+        notes = {
+            key: text
+            for key, text in value.get("bytes", {}).items()
+            if text not in ("", "same", "kept")
+        }
         for key, text in {**notes, **value.get("failures", {})}.items():
             print(f"{name}: {key}: {text}")
     for name, why in results["did_not_start"].items():
@@ -57,7 +74,10 @@ def table(found: dict[str, dict[str, Any]], rows: list[Row]) -> None:
     for line in lines:
         print(
             "  ".join(
-                [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
+                [
+                    line[0].ljust(widths[0]),
+                    *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True)),
+                ]
             ).rstrip()
         )
 
@@ -84,7 +104,10 @@ def hang_up(kind: str) -> Callable[[dict[str, Any]], str]:
         seen = [time for time in times if time is not None]
         if not seen:
             return "not within 2 s"
-        lost = f", {len(times) - len(seen)} not in 2 s" if len(seen) < len(times) else ""
+        if len(seen) < len(times):
+            lost = f", {len(times) - len(seen)} not in 2 s"
+        else:
+            lost = ""
         return f"{statistics.median(seen):.1f}, {max(seen):.1f}{lost}"
 
     return cell
@@ -101,7 +124,9 @@ def shares(value: dict[str, Any]) -> str:
 
 
 def damage(value: dict[str, Any]) -> str:
-    return "/".join(str(value[key]) for key in ("changed", "misplaced", "foreign", "incomplete", "failed"))
+    return "/".join(
+        str(value[key]) for key in ("changed", "misplaced", "foreign", "incomplete", "failed")
+    )
 
 
 SPEED: list[Row] = [
@@ -111,8 +136,14 @@ SPEED: list[Row] = [
         for size in ("2 KB", "100 KB")
     ),
     *((f"p50 to HAProxy's, {size} (95 %)", with_interval(size)) for size in ("2 KB", "100 KB")),
-    *((f"CPU us/request, {size}", lambda v, size=size: f"{v[f'cpu {size}']['us']:.1f}") for size in ("2 KB", "100 KB")),
-    *((f"requests/s, {size}", lambda v, size=size: f"{v[f'cpu {size}']['per_s']:.0f}") for size in ("2 KB", "100 KB")),
+    *(
+        (f"CPU us/request, {size}", lambda v, size=size: f"{v[f'cpu {size}']['us']:.1f}")
+        for size in ("2 KB", "100 KB")
+    ),
+    *(
+        (f"requests/s, {size}", lambda v, size=size: f"{v[f'cpu {size}']['per_s']:.0f}")
+        for size in ("2 KB", "100 KB")
+    ),
     ("CPU us/chunk, few streams", lambda v: f"{v['chunk']['us']:.1f}"),
     ("chunk's way, p50 ms", lambda v: f"{v['chunk']['chunk_delay_us']['p50'] / 1000:.2f}"),
     ("PSS MiB at rest", lambda v: f"{v['memory_rest_mib']:.1f}"),
@@ -124,7 +155,10 @@ BEHAVIOUR: list[Row] = [
     ("overload: refused, failed", lambda v: refused(v["overload"])),
     ("overload: p50 ms", lambda v: f"{v['overload']['latency_us']['p50'] / 1000:.0f}"),
     ("overload: p99 ms", lambda v: f"{v['overload']['latency_us']['p99'] / 1000:.0f}"),
-    ("with its own bound: most inside", lambda v: " ".join(map(str, v["overload bounded"]["max_inside"]))),
+    (
+        "with its own bound: most inside",
+        lambda v: " ".join(map(str, v["overload bounded"]["max_inside"])),
+    ),
     ("with its own bound: answered", lambda v: str(v["overload bounded"]["answered"])),
     ("with its own bound: refused, failed", lambda v: refused(v["overload bounded"])),
     ("one prompt: share of each, %", shares),
@@ -135,7 +169,10 @@ BEHAVIOUR: list[Row] = [
         (key, lambda v, key=key: v["bytes"][key].partition(":")[0])
         for key in ("request body", "response body", "stream")
     ),
-    *((f"unknown {key}", lambda v, key=key: v["bytes"][key]) for key in ("request header", "response header")),
+    *(
+        (f"unknown {key}", lambda v, key=key: v["bytes"][key])
+        for key in ("request header", "response header")
+    ),
 ]
 STREAMS: list[Row] = [
     ("open at once", lambda v: str(v["most_open"])),
@@ -154,7 +191,11 @@ STREAMS: list[Row] = [
     ),
     (
         "CPU us/chunk",
-        lambda v: f"{v['cpu_share']['gateway'] / v['chunks_per_s'] * 1e6:.1f}" if v["chunks_per_s"] else "–",
+        lambda v: (
+            f"{v['cpu_share']['gateway'] / v['chunks_per_s'] * 1e6:.1f}"
+            if v["chunks_per_s"]
+            else "–"
+        ),
     ),
     ("backend's own lateness, max ms", lambda v: f"{v['backend_late_max_ms']:.1f}"),
     ("PSS MiB with all open", lambda v: f"{v['memory_mib']:.1f}"),

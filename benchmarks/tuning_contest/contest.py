@@ -1,4 +1,6 @@
-"""Who finds the best configuration of a rig whose best is known: the tuner, and others with the time that it took."""
+"""Who finds the best configuration of a rig whose best is known: the tuner, and others with the
+time that it took.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ from skep.tuner.search import KnobSearch
 
 WITHIN = 0.02
 _KEPT = 0.2  # of the time, for measuring the best again
-_AGAIN, _READINGS_AGAIN = 5, 3
+_AGAIN = 5
+_READINGS_AGAIN = 3
 _MOST_TRIALS = 4000
 _APART = 10_000  # seeds of samplers and noise are never those of hills
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Where one contestant ended. `figure` is the true one; None: what it recommends does not run."""
+    """Where one contestant ended.
+
+    `figure` is the true one; None: what it recommends does not run.
+    """
 
     contestant: str
     config: KnobConfig
@@ -42,7 +48,10 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Acceptances:
-    """Counts over the decisions of one search. `not_better`: challengers whose true figure was no higher."""
+    """Counts over the decisions of one search.
+
+    `not_better`: challengers whose true figure was no higher.
+    """
 
     accepted: int
     falsely: int
@@ -59,7 +68,10 @@ class TunerRun:
 
 
 class Arena:
-    """One rig with one set of hills. Every contestant gets a bench of its own, with the same noise seed."""
+    """One rig with one set of hills.
+
+    Every contestant gets a bench of its own, with the same noise seed.
+    """
 
     def __init__(self, planned: PlannedRig, seed: int) -> None:
         self.planned = planned
@@ -77,21 +89,29 @@ class Arena:
 
     def tune(self, budget_s: float) -> TunerRun:
         search = KnobSearch(self.space, self.rig.baseline, self.rig.aim, budget_s=budget_s)
-        bench, starts = self.bench(), 0
+        bench = self.bench()
+        starts = 0
         while (request := search.request) is not None:
             if isinstance(request, JudgeRequest):
-                search.took(JudgeResult(ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True))
+                search.took(
+                    JudgeResult(
+                        ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True
+                    )
+                )
             else:
                 starts += len(request.configs)
                 search.took(bench.measured(request))
-        find = Find("tuner", search.incumbent, self.truth.value(search.incumbent), bench.now_s, starts)
-        return TunerRun(find, self.acceptances(search.stages), search.ended or "", tuple(search.stages))
+        find = Find(
+            "tuner", search.incumbent, self.truth.value(search.incumbent), bench.now_s, starts
+        )
+        return TunerRun(
+            find, self.acceptances(search.stages), search.ended or "", tuple(search.stages)
+        )
 
     def acceptances(self, stages: list[TuneStage]) -> Acceptances:
         accepted = falsely = 0
-        not_better: set[tuple[KnobConfig, KnobConfig]] = (
-            set()
-        )  # each change from each place once, however often it was looked at
+        # Each change from each place once, however often it was looked at.
+        not_better: set[tuple[KnobConfig, KnobConfig]] = set()
         worst = 0.0
         for stage in stages[1:]:
             place = stage.config.turned({one.knob: one.before for one in stage.changes})
@@ -109,8 +129,12 @@ class Arena:
         return Acceptances(accepted, falsely, len(not_better), worst)
 
     def random_search(self, budget_s: float, *, again: bool) -> Find:
-        """`again`: a fifth of the time is kept, and the best five are measured anew with three readings each."""
-        rng, bench, starts = Random(f"{self.seed} random"), self.bench(), 0
+        """`again`: a fifth of the time is kept, and the best five are measured anew with three
+        readings each.
+        """
+        rng = Random(f"{self.seed} random")
+        bench = self.bench()
+        starts = 0
         seen: dict[KnobConfig, float] = {}
         search_s = budget_s * (1 - _KEPT) if again else budget_s
         while bench.now_s < search_s:
@@ -121,7 +145,10 @@ class Arena:
                 seen[config] = max(figure, seen.get(config, 0.0))
         best = sorted(seen, key=seen.__getitem__, reverse=True)
         if again and best:
-            anew = {config: _one_reading(bench, config, _READINGS_AGAIN) or 0.0 for config in best[:_AGAIN]}
+            anew = {
+                config: _one_reading(bench, config, _READINGS_AGAIN) or 0.0
+                for config in best[:_AGAIN]
+            }
             starts += len(anew)
             best = sorted(anew, key=anew.__getitem__, reverse=True)
         chosen = best[0] if best else self.rig.baseline
@@ -129,11 +156,17 @@ class Arena:
         return Find(name, chosen, self.truth.value(chosen), bench.now_s, starts)
 
     def tpe(self, budget_s: float) -> Find:
-        """Optuna as it comes: ladders as numbers, failures as 0; what is refused beforehand costs it nothing."""
+        """Optuna as it comes: ladders as numbers, failures as 0; what is refused beforehand costs
+        it nothing.
+        """
         optuna = _optuna()
-        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=_APART + self.seed))
-        bench, starts = self.bench(), 0
-        best, best_figure = self.rig.baseline, 0.0
+        study = optuna.create_study(
+            direction="maximize", sampler=optuna.samplers.TPESampler(seed=_APART + self.seed)
+        )
+        bench = self.bench()
+        starts = 0
+        best = self.rig.baseline
+        best_figure = 0.0
         for _ in range(_MOST_TRIALS):
             if bench.now_s >= budget_s:
                 break
@@ -145,7 +178,8 @@ class Arena:
                 figure = _one_reading(bench, config, 1) or 0.0
             study.tell(trial, figure)
             if figure > best_figure:
-                best, best_figure = config, figure
+                best = config
+                best_figure = figure
         return Find("Optuna TPE", best, self.truth.value(best), bench.now_s, starts)
 
     def planner_alone(self) -> Find:
@@ -163,7 +197,9 @@ class Arena:
         values = {}
         for knob in self.rig.knobs:
             if knob.ordered:
-                values[knob.name] = knob.values[trial.suggest_int(knob.name, 0, len(knob.values) - 1)]
+                values[knob.name] = knob.values[
+                    trial.suggest_int(knob.name, 0, len(knob.values) - 1)
+                ]
             else:
                 values[knob.name] = trial.suggest_categorical(knob.name, knob.values)
         return KnobConfig.of(values)

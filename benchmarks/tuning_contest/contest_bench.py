@@ -30,7 +30,8 @@ class ContestBench(SimulatedBench):
 
     def measured(self, request: MeasureRequest) -> MeasurementRound:
         began_s = self._begin()
-        step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one
+        # Drawn, lest a drift always favours the same one.
+        step = 1 if self._rng.random() < 0.5 else -1
         starts = [self._one(config, request.readings) for config in request.configs[::step]]
         return MeasurementRound(tuple(starts[::step]), self.now_s - began_s)
 

@@ -1,4 +1,7 @@
-"""What the planner says of a rig's configurations: all that a tuner may know beforehand. Kept on disk between runs."""
+"""What the planner says of a rig's configurations: all that a tuner may know beforehand.
+
+Kept on disk between runs.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,36 @@ from skep.tuner.knobs import pairs_of
 from skep.tuner.records import KnobConfig, TuneGoal
 
 _LAYOUTS = {
-    "TP=1": Layout(), "TP=2": Layout(tp=2), "TP=4": Layout(tp=4), "PP=2": Layout(pp=2),
-    "TP=2 + EP=2": Layout(tp=2, ep=2), "2 x TP=1": Layout(replicas=2), "2 x TP=2": Layout(tp=2, replicas=2),
+    "TP=1": Layout(),
+    "TP=2": Layout(tp=2),
+    "TP=4": Layout(tp=4),
+    "PP=2": Layout(pp=2),
+    "TP=2 + EP=2": Layout(tp=2, ep=2),
+    "2 x TP=1": Layout(replicas=2),
+    "2 x TP=2": Layout(tp=2, replicas=2),
     "4 x TP=1": Layout(replicas=4),
-}  # fmt: skip
-_RELEVANT = ("graphs", "memory_share", "slots", "kv", "batched_tokens", "mtp", "ngram", "layout", "quant")
+}
+_RELEVANT = (
+    "graphs",
+    "memory_share",
+    "slots",
+    "kv",
+    "batched_tokens",
+    "mtp",
+    "ngram",
+    "layout",
+    "quant",
+)
 _GBS_LOADING = 1.5e9
 _READING_S = (6.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`spare_bytes`: of memory, on the tighter side; less than 0: it does not fit. `refusal`: by a rule."""
+    """`spare_bytes`: of memory, on the tighter side; less than 0: it does not fit.
+
+    `refusal`: by a rule.
+    """
 
     effective_tok_s: float
     task_tok_s: float
@@ -57,14 +78,18 @@ class PlannedRig:
         self._memo = memo or _memo(rig)
         self._found: dict[str, Planned] = {}
         if self._memo.exists():
-            self._found = {key: Planned(*values) for key, values in json.loads(self._memo.read_text()).items()}
+            self._found = {
+                key: Planned(*values) for key, values in json.loads(self._memo.read_text()).items()
+            }
         self._kept = len(self._found)
 
     def of(self, config: KnobConfig, concurrency: int | None = None) -> Planned:
         key = self.key(config, concurrency)
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = self._planned(config, concurrency or self.rig.aim.concurrency)
+            found = self._found[key] = self._planned(
+                config, concurrency or self.rig.aim.concurrency
+            )
         return found
 
     def key(self, config: KnobConfig, concurrency: int | None = None) -> str:
@@ -94,8 +119,12 @@ class PlannedRig:
         return min(max(wanted, _READING_S[0]), _READING_S[1])
 
     def _planned(self, config: KnobConfig, concurrency: int) -> Planned:
-        setup, context = setup_of(config, self.rig), self.rig.context
-        forbidden = refusal(setup, self.hardware) if self.rig.on_cards else None
+        setup = setup_of(config, self.rig)
+        context = self.rig.context
+        if self.rig.on_cards:
+            forbidden = refusal(setup, self.hardware)
+        else:
+            forbidden = None
         if forbidden is not None:
             return Planned(0.0, 0.0, 0.0, 0.0, 0, forbidden.sentence)
         card = self.hardware.cards[0]
@@ -105,12 +134,18 @@ class PlannedRig:
         if spare < 0:
             return Planned(0.0, 0.0, 0.0, 0.0, spare, inside=inside)
         load = load_of(self.rig.aim, concurrency)
-        seen: SpeedModel = prospect(setup, self.hardware, published_constants(), context=_need(self.rig.aim))
+        seen: SpeedModel = prospect(
+            setup, self.hardware, published_constants(), context=_need(self.rig.aim)
+        )
         outcome = seen.outcome(load)
         return Planned(
-            outcome.effective_tok_s, outcome.task_tok_s, outcome.ttft_s * 1000, outcome.tpot_s * 1000, spare,
+            outcome.effective_tok_s,
+            outcome.task_tok_s,
+            outcome.ttft_s * 1000,
+            outcome.tpot_s * 1000,
+            spare,
             inside=inside,
-        )  # fmt: skip
+        )
 
 
 class RigSpace:
@@ -128,13 +163,19 @@ class RigSpace:
         found = self.planned.of(config)
         if found.refusal is not None:
             return found.refusal
-        return f"{-found.spare_bytes / 2**30:.2f} GiB too much for the card" if found.spare_bytes < 0 else None
+        if found.spare_bytes < 0:
+            return f"{-found.spare_bytes / 2**30:.2f} GiB too much for the card"
+        return None
 
     def predict(self, config: KnobConfig) -> float | None:
-        return None if self.refusal(config) else self.planned.of(config).effective_tok_s
+        if self.refusal(config):
+            return None
+        return self.planned.of(config).effective_tok_s
 
     def spare_bytes(self, config: KnobConfig) -> float | None:
-        return self.planned.of(config).spare_bytes if self.planned.rig.on_cards else None
+        if self.planned.rig.on_cards:
+            return self.planned.of(config).spare_bytes
+        return None
 
     def start_s(self, config: KnobConfig) -> float:
         return self.planned.start_s(config)
@@ -145,7 +186,8 @@ class RigSpace:
 
 def rule_against(config: KnobConfig) -> str | None:
     """llama.cpp's own refusals."""
-    batch, micro = config.get("batch"), config.get("batched_tokens")
+    batch = config.get("batch")
+    micro = config.get("batched_tokens")
     if isinstance(batch, int) and isinstance(micro, int) and micro > batch:
         return f"a micro-batch of {micro} is larger than the batch of {batch}"
     if config.get("kv") == "q8_0" and config.get("flash_attention") is False:
@@ -162,11 +204,18 @@ def setup_of(config: KnobConfig, rig: ContestRig) -> Setup:
             spec = Speculation(method, depth)
     share = values.get("memory_share")
     return Setup(
-        geometry(rig.model), QUANTS[str(values.get("quant", "q4_k_m"))], KV_TYPES[str(values["kv"])], rig.engine,
-        _LAYOUTS[str(values.get("layout", "TP=1"))], slots=_number(values["slots"]), context=rig.context,
-        utilization=share if isinstance(share, float) else None, graphs=bool(values.get("graphs", True)), spec=spec,
+        geometry(rig.model),
+        QUANTS[str(values.get("quant", "q4_k_m"))],
+        KV_TYPES[str(values["kv"])],
+        rig.engine,
+        _LAYOUTS[str(values.get("layout", "TP=1"))],
+        slots=_number(values["slots"]),
+        context=rig.context,
+        utilization=share if isinstance(share, float) else None,
+        graphs=bool(values.get("graphs", True)),
+        spec=spec,
         batched_tokens=_number(values["batched_tokens"]),
-    )  # fmt: skip
+    )
 
 
 def load_of(aim: TuneGoal, concurrency: int) -> PlannedLoad:
@@ -185,7 +234,18 @@ def _number(value: object) -> int:
 def _hardware(rig: ContestRig) -> Rig:
     if rig.gpu is not None:
         return parse_rig(rig.gpu)
-    facts = HostFacts("Linux", "x86_64", "3.11", "simulated", rig.cores, ("avx2",), 16 << 30, 16 << 30, 1024, 1024)
+    facts = HostFacts(
+        "Linux",
+        "x86_64",
+        "3.11",
+        "simulated",
+        rig.cores,
+        ("avx2",),
+        16 << 30,
+        16 << 30,
+        1024,
+        1024,
+    )
     return cpu_rig(facts, rig.bandwidth_gbs)
 
 
@@ -196,4 +256,8 @@ def _memo(rig: ContestRig) -> Path:
         for source in sorted(Path(folder).glob("*.py")):
             digest.update(source.read_bytes())
     digest.update(Path(__file__).read_bytes())
-    return Path(tempfile.gettempdir()) / "skep-tuning-contest" / f"{rig.name}-{digest.hexdigest()[:16]}.json"
+    return (
+        Path(tempfile.gettempdir())
+        / "skep-tuning-contest"
+        / f"{rig.name}-{digest.hexdigest()[:16]}.json"
+    )

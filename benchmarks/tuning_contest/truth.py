@@ -1,8 +1,9 @@
-"""What configurations really do on a rig: the planner's word times a seeded ruggedness that nobody is told.
+"""What configurations really do on a rig: the planner's word times a seeded ruggedness that nobody
+is told.
 
-Every value of a knob is off by a factor of its own, so that ladders are not one clean hill; some pairs of knobs
-interact; more memory is needed than planned; and some regions do not start, hang, or die under load.
-"""
+Every value of a knob is off by a factor of its own, so that ladders are not one clean hill; some
+pairs of knobs interact; more memory is needed than planned; and some regions do not start, hang,
+or die under load."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneReading, Val
 
 _FARTHEST = 0.2  # of a value's effect from the planner's
 _PAIR = 0.02  # standard deviation of what a pair of values does beyond both
-_HIDDEN_PAIRS, _HIDDEN_PAIR = 2, 0.01  # that the space does not tell of
+# that the space does not tell of
+_HIDDEN_PAIRS = 2
+_HIDDEN_PAIR = 0.01
 _MORE_MEMORY_BYTES = 0.6 * 2**30  # at most, than planned
 _REGIONS = ("crash-under-load", "crash-under-load", "no-start", "hang")
 _LARGEST_REGION = 0.13  # of all configurations
@@ -27,15 +30,21 @@ _SMALL_KNOBS = ("prefix_cache", "memory_share")  # not what engines die of
 
 _WORDS = {
     "crash-under-load": ConfigFailure(
-        "crash-under-load", "the engine died after a good start",
-        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "turn back what was turned",
+        "crash-under-load",
+        "the engine died after a good start",
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "turn back what was turned",
     ),
     "no-start": ConfigFailure(
-        "no-start", "the engine does not take these together",
-        "ValueError: Selected backend is not valid for this configuration", "turn back one of the two",
+        "no-start",
+        "the engine does not take these together",
+        "ValueError: Selected backend is not valid for this configuration",
+        "turn back one of the two",
     ),
-    "hang": ConfigFailure("hang", "nothing was heard of the engine for 10 minutes", None, "turn back what was turned"),
-}  # fmt: skip
+    "hang": ConfigFailure(
+        "hang", "nothing was heard of the engine for 10 minutes", None, "turn back what was turned"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Every configuration looked at. `grid_s`: one start, warm-up and reading of each that works."""
+    """Every configuration looked at.
+
+    `grid_s`: one start, warm-up and reading of each that works.
+    """
 
     best: KnobConfig
     best_figure: float
@@ -66,7 +78,10 @@ class Survey:
 
 
 class RuggedTruth:
-    """In the place of what `skep.tuner.predictions.Predictor` foresees. The same rig and seed are the same hills."""
+    """In the place of what `skep.tuner.predictions.Predictor` foresees.
+
+    The same rig and seed are the same hills.
+    """
 
     def __init__(self, planned: PlannedRig, seed: int) -> None:
         self.planned = planned
@@ -74,11 +89,16 @@ class RuggedTruth:
         rng = Random(f"{rig.name} {seed}")
         self.factors = {knob.name: _factors(knob, rig.rough(knob.name), rng) for knob in rig.knobs}
         for name, shares in rig.by_hand.items():
-            self.factors[name] = {value: factor * shares[value] for value, factor in self.factors[name].items()}
+            self.factors[name] = {
+                value: factor * shares[value] for value, factor in self.factors[name].items()
+            }
         self.pairs = dict(_interactions(rig.knobs, rig.interacting, rng))
         self.regions = tuple(_region(kind, rig.knobs, rig.baseline, rng) for kind in _REGIONS)
         spare = planned.of(rig.baseline).spare_bytes
-        self.more_memory_bytes = rng.random() * min(_MORE_MEMORY_BYTES, 0.9 * spare) if rig.on_cards else 0.0
+        if rig.on_cards:
+            self.more_memory_bytes = rng.random() * min(_MORE_MEMORY_BYTES, 0.9 * spare)
+        else:
+            self.more_memory_bytes = 0.0
         assert self.value(rig.baseline) is not None
 
     def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
@@ -89,7 +109,9 @@ class RuggedTruth:
 
     def dies(self, config: KnobConfig) -> ConfigFailure | None:
         failure = self._failure(config)
-        return failure if failure is not None and failure.kind == "crash-under-load" else None
+        if failure is not None and failure.kind == "crash-under-load":
+            return failure
+        return None
 
     def start_s(self, config: KnobConfig) -> float:
         return self.planned.start_s(config)
@@ -101,15 +123,22 @@ class RuggedTruth:
         return self.planned.of(config).effective_tok_s * self._factor(config.as_dict)
 
     def survey(self) -> Survey:
-        best, best_figure, working, failing, count, grid_s = self.rig.baseline, 0.0, 0, 0, 0, 0.0
-        foreseen, highest = self.rig.baseline, 0.0
+        best = self.rig.baseline
+        best_figure = 0.0
+        working = 0
+        failing = 0
+        count = 0
+        grid_s = 0.0
+        foreseen = self.rig.baseline
+        highest = 0.0
         for config in every(self.rig.knobs):
             count += 1
             planned = self.planned.of(config)
             if planned.spare_bytes < 0 or self._refused(config) is not None:
                 continue
             if planned.effective_tok_s > highest:
-                foreseen, highest = config, planned.effective_tok_s
+                foreseen = config
+                highest = planned.effective_tok_s
             figure = self.value(config)
             if figure is None:
                 failing += 1
@@ -117,7 +146,8 @@ class RuggedTruth:
             working += 1
             grid_s += self.start_s(config) + 1.5 * self.planned.reading_s(figure)
             if figure > best_figure:
-                best, best_figure = config, figure
+                best = config
+                best_figure = figure
         self.planned.keep()
         return Survey(best, best_figure, foreseen, count, working, failing, grid_s)
 
@@ -138,13 +168,20 @@ class RuggedTruth:
         effective = planned.effective_tok_s * factor
         tasks = max(6, 3 * self.rig.aim.concurrency)
         return TuneReading(
-            effective, effective, planned.task_tok_s * factor, planned.ttft_ms / factor, planned.tpot_ms / factor,
-            wall_s=self.planned.reading_s(effective), requests=tasks,
-        )  # fmt: skip
+            effective,
+            effective,
+            planned.task_tok_s * factor,
+            planned.ttft_ms / factor,
+            planned.tpot_ms / factor,
+            wall_s=self.planned.reading_s(effective),
+            requests=tasks,
+        )
 
     def _refused(self, config: KnobConfig) -> ConfigFailure | None:
         words = rule_against(config) or self.planned.of(config).refusal
-        return None if words is None else ConfigFailure("refused", words)
+        if words is None:
+            return None
+        return ConfigFailure("refused", words)
 
     def _failure(self, config: KnobConfig) -> ConfigFailure | None:
         refused = self._refused(config)
@@ -179,19 +216,25 @@ def _interactions(
     """Only among knobs that do something themselves."""
     values = {knob.name: knob.values for knob in knobs if knob.name not in _SMALL_KNOBS}
     names = sorted(values)
-    others = [(a, b) for a in names for b in names if a < b and (a, b) not in told and (b, a) not in told]
+    others = [
+        (a, b) for a in names for b in names if a < b and (a, b) not in told and (b, a) not in told
+    ]
     hidden = rng.sample(others, min(_HIDDEN_PAIRS, len(others)))
     for pairs, strength in ((told, _PAIR), (hidden, _HIDDEN_PAIR)):
         for a, b in pairs:
             if a in values and b in values:
-                yield (a, b), {both: _factor_of(strength, rng) for both in product(values[a], values[b])}
+                yield (
+                    (a, b),
+                    {both: _factor_of(strength, rng) for both in product(values[a], values[b])},
+                )
 
 
 def _region(kind: str, knobs: tuple[Knob, ...], baseline: KnobConfig, rng: Random) -> Region:
     able = [knob for knob in knobs if knob.name not in _SMALL_KNOBS]
     while True:
         a, b = rng.sample(able, 2)
-        of_a, of_b = _part(a, baseline, rng), _part(b, baseline, rng)
+        of_a = _part(a, baseline, rng)
+        of_b = _part(b, baseline, rng)
         if len(of_a) * len(of_b) <= _LARGEST_REGION * len(a.values) * len(b.values):
             return Region(kind, a.name, of_a, b.name, of_b)
 
@@ -205,11 +248,24 @@ def _part(knob: Knob, baseline: KnobConfig, rng: Random) -> frozenset[Value]:
 
 
 def _out_of_memory(over_bytes: float, *, inside: bool) -> ConfigFailure:
-    """Inside its share the engine finds no room for its cache; beside it the card has none left."""
+    """Inside its share the engine finds no room for its cache;
+    beside it the card has none left.
+    """
     if inside:
         said = "ValueError: No available memory for the cache blocks"
-        return ConfigFailure("out-of-memory", "no memory for the KV cache", said, "raise memory_share, or lower slots")
-    said = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {over_bytes / 2**20 + 64:.0f} MiB. GPU 0"
+        return ConfigFailure(
+            "out-of-memory",
+            "no memory for the KV cache",
+            said,
+            "raise memory_share, or lower slots",
+        )
+    said = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate "
+        f"{over_bytes / 2**20 + 64:.0f} MiB. GPU 0"
+    )
     return ConfigFailure(
-        "out-of-memory", "the card's memory was not enough", said, "lower memory_share, slots or batched_tokens"
+        "out-of-memory",
+        "the card's memory was not enough",
+        said,
+        "lower memory_share, slots or batched_tokens",
     )

@@ -5,14 +5,13 @@
     │   └── DoesNotFit        exit 3   the request is fine, the machine is too small
     ├── WeightsError          exit 1   weights missing, damaged, or not to be had
     ├── EngineError           exit 1   an engine did not start, died, or answered nonsense
-    ├── EndpointError         exit 1   a URL that does not answer as an OpenAI-compatible endpoint should
-    │   └── KeyRefused        exit 1   it answers, and wants another API key, or one at all
-    ├── GatewayError          exit 1
-    ├── StoreError            exit 1
-    └── Regression            exit 4   a measurement is worse than the one it was held against
+    ├── EndpointError         exit 1   a URL that does not answer as an OpenAI-compatible endpoint
+    should │   └── KeyRefused        exit 1   it answers, and wants another API key, or one at all
+    ├── GatewayError          exit 1 ├── StoreError            exit 1 └── Regression
+    exit 4   a measurement is worse than the one it was held against
 
-A message says what, with which value; the hint says what to do next. Ports translate foreign exceptions into these.
-"""
+A message says what, with which value; the hint says what to do next. Ports translate foreign
+exceptions into these."""
 
 from __future__ import annotations
 

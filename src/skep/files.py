@@ -1,4 +1,6 @@
-"""An engine's log: appended line by line, rotated by size, its last lines at hand when the engine dies."""
+"""An engine's log: appended line by line, rotated by size, its last lines at hand when the engine
+dies.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from skep.units import MIB
 
 @contextlib.contextmanager
 def hold_lock(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
-    """One holder at a time, whose pid (and what it tells) is in the file; EngineError says who it is.
+    """One holder at a time, whose pid (and what it tells) is in the file; EngineError says who it
+    is.
 
     The kernel gives the lock back when its holder dies, so it cannot go stale.
     """
@@ -41,22 +44,30 @@ def hold_lock(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[Non
 
 
 def lock_holder(lock_path: Path) -> int | None:
-    """Return the process whose number is in the file of `held`, if it holds that lock, as the kernel tells.
+    """Return the process whose number is in the file of `held`, if it holds that lock, as the
+    kernel tells.
 
     Looked up, not tried: whoever tries a lock is in the way of the one who wants it.
     """
     try:
         pid = int(lock_path.read_text(encoding="ascii").partition("\n")[0])
         inode = lock_path.stat().st_ino
-        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+        rows = [
+            line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        ]
     except (OSError, ValueError):
         return None
     mine = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[4] == str(pid)]
-    return pid if any(row[5].endswith(f":{inode}") for row in mine) else None
+    if any(row[5].endswith(f":{inode}") for row in mine):
+        return pid
+    return None
 
 
 def write_whole(path: Path, content: str | Iterable[bytes | memoryview], mode: int = 0o644) -> int:
-    """Write beside its place and move it there, so that a reader never sees half a file. Return how many bytes."""
+    """Write beside its place and move it there, so that a reader never sees half a file.
+
+    Return how many bytes.
+    """
     import tempfile
 
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -90,23 +101,34 @@ PAGES = (*HTML, ".svg")
 
 
 class OutputFile(PosixPath):
-    """A file that a command writes. One that is there is replaced only with `--overwrite`, or where it is skep's own
-    page about the same runs. A name that nobody typed gives way to a free one: report-2.html."""
+    """A file that a command writes. One that is there is replaced only with `--overwrite`, or
+    where it is skep's own page about the same runs. A name that nobody typed gives way to a free
+    one: report-2.html."""
 
-    option, named, overwrite = "--output", True, True  # as the command line has it
+    # as the command line has it
+    option = "--output"
+    named = True
+    overwrite = True
 
     def checked(self, *runs: str, suffixes: tuple[str, ...] = ()) -> OutputFile:
-        """Return where to write. Called before the work. Raise UserError where it cannot be, or must not be."""
+        """Return where to write.
+
+        Called before the work. Raise UserError where it cannot be, or must not be.
+        """
         check_place(self, self.option)
         if os.path.lexists(self) and not self.is_file():
-            raise UserError(f"{self.option} `{self}` is not a regular file", hint="name another file")
+            raise UserError(
+                f"{self.option} `{self}` is not a regular file", hint="name another file"
+            )
         if suffixes and self.suffix not in suffixes:
             what = f"{self.option} `{self}` ends in none of {', '.join(suffixes)}"
             raise UserError(what, hint=f"name it {self.stem}{suffixes[0]}, for instance")
         if self.overwrite or not _is_taken(self, runs):
             return self
         if self.named:
-            raise UserError(f"{self.option} `{self}` exists", hint="name another file, or add --overwrite")
+            raise UserError(
+                f"{self.option} `{self}` exists", hint="name another file, or add --overwrite"
+            )
         others = (self.with_stem(f"{self.stem}-{number}") for number in count(2))
         return next(one for one in others if not _is_taken(one, runs))
 
@@ -119,16 +141,24 @@ def check_place(path: Path, name: str = "--output") -> None:
     """UserError where a file could not be written there. `name`: of who asks for it."""
     is_folder = os.path.isdir(path)  # noqa: PTH112 - False also where nobody may look
     if is_folder or not os.path.isdir(path.parent):  # noqa: PTH112
-        what = "is a folder" if is_folder else "lies in a folder that does not exist"
+        if is_folder:
+            what = "is a folder"
+        else:
+            what = "lies in a folder that does not exist"
         raise UserError(f"{name} `{path}` {what}", hint="name a file in a folder that exists")
-    is_device = path.exists() and not path.is_file()  # it is written as it is; its folder may be closed
+    # It is written as it is; its folder may be closed.
+    is_device = path.exists() and not path.is_file()
     in_closed_folder = not is_device and not os.access(path.parent, os.W_OK | os.X_OK)
     if in_closed_folder or (path.exists() and not os.access(path, os.W_OK)):
-        raise UserError(f"{name} `{path}` cannot be written: no permission", hint="name another file")
+        raise UserError(
+            f"{name} `{path}` cannot be written: no permission", hint="name another file"
+        )
 
 
 def _is_taken(path: Path, runs: tuple[str, ...]) -> bool:
-    return os.path.lexists(path) and not (path.is_file() and runs and path.read_bytes().endswith(_about(runs).encode()))
+    return os.path.lexists(path) and not (
+        path.is_file() and runs and path.read_bytes().endswith(_about(runs).encode())
+    )
 
 
 def _about(runs: tuple[str, ...]) -> str:
@@ -140,7 +170,10 @@ HIDDEN = b"(key)"  # stands where the engine said its key
 
 
 def open_log(path: Path, *, empty: bool = False) -> FileIO:
-    """Open a log to append to it, or `empty`: without what it holds. Only this user can read it or new folders."""
+    """Open a log to append to it, or `empty`: without what it holds.
+
+    Only this user can read it or new folders.
+    """
     make_private(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if empty else 0)
     file = FileIO(os.open(path, flags, 0o600), "ab")
@@ -152,10 +185,19 @@ def open_log(path: Path, *, empty: bool = False) -> FileIO:
 
 
 class RotatingLog:
-    """`NAME.log`, and `NAME.log.1` … `.N` for what came before. `hidden` never gets there, whoever says it."""
+    """`NAME.log`, and `NAME.log.1` … `.N` for what came before.
+
+    `hidden` never gets there, whoever says it.
+    """
 
     def __init__(
-        self, path: Path, *, max_bytes: int = 8 * MIB, keep: int = 3, tail_lines: int = 400, hidden: str = ""
+        self,
+        path: Path,
+        *,
+        max_bytes: int = 8 * MIB,
+        keep: int = 3,
+        tail_lines: int = 400,
+        hidden: str = "",
     ) -> None:
         self._path = path
         self._max_bytes = max_bytes
@@ -163,7 +205,8 @@ class RotatingLog:
         self._tail: deque[str] = deque(maxlen=tail_lines)
         self._rest = b""
         self._hidden = hidden.encode()
-        self._begun = b""  # the end of what was written last, where it may be the beginning of what is hidden
+        # the end of what was written last, where it may be the beginning of what is hidden
+        self._begun = b""
         self._file = open_log(path)
         for older in self._older():
             with contextlib.suppress(OSError):  # gone, or of another user
@@ -171,7 +214,10 @@ class RotatingLog:
 
     @property
     def tail(self) -> list[str]:
-        rest = [(self._rest + self._begun).decode(errors="replace")] if self._rest or self._begun else []
+        if self._rest or self._begun:
+            rest = [(self._rest + self._begun).decode(errors="replace")]
+        else:
+            rest = []
         return [*self._tail, *rest]
 
     def write(self, data: bytes) -> None:
@@ -195,18 +241,25 @@ class RotatingLog:
     def remark(self, text: str) -> None:
         """A line of ours, dated, between the engine's; not among its last words."""
         with contextlib.suppress(OSError):
-            self._file.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n".encode())
+            self._file.write(
+                f"--- {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n".encode()
+            )
 
     def close(self) -> None:
         self._file.close()
 
     def _older(self) -> list[Path]:
-        return [self._path.with_name(f"{self._path.name}.{number}") for number in range(1, self._keep + 1)]
+        return [
+            self._path.with_name(f"{self._path.name}.{number}")
+            for number in range(1, self._keep + 1)
+        ]
 
     def _rotate(self) -> None:
         """The old file is given up only when the new one is open."""
         for before, after in reversed([*pairwise((self._path, *self._older()))]):
-            with contextlib.suppress(FileNotFoundError):  # none yet, or deleted by somebody: a new one is begun
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # none yet, or deleted by somebody: a new one is begun
                 os.replace(before, after)  # noqa: PTH105
         fresh = open_log(self._path)
         self._file.close()
@@ -218,9 +271,13 @@ def read_user_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"`{path}` cannot be read: {error.strerror}", hint="check the path") from None
+        raise UserError(
+            f"`{path}` cannot be read: {error.strerror}", hint="check the path"
+        ) from None
     except UnicodeDecodeError:
-        raise UserError(f"`{path}` is not text in UTF-8", hint="check that it is the right file") from None
+        raise UserError(
+            f"`{path}` is not text in UTF-8", hint="check that it is the right file"
+        ) from None
 
 
 def read_user_toml(path: Path) -> dict[str, Any]:
@@ -229,4 +286,6 @@ def read_user_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_user_text(path))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"`{path}` is not TOML: {error}", hint="docs/measure.md has an example") from None
+        raise UserError(
+            f"`{path}` is not TOML: {error}", hint="docs/measure.md has an example"
+        ) from None

@@ -1,4 +1,6 @@
-"""Where things lie: the folders of one installation, and the port its gateway takes unless told."""
+"""Where things lie: the folders of one installation,
+and the port its gateway takes unless told.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,17 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def lock(self) -> Path:
-        """In the state folder, which is the same with and without a login session's runtime folder."""
+        """In the state folder, which is the same with and without a login session's runtime
+        folder.
+        """
         return self.state / "lock"
 
 
 def user_paths(env: Mapping[str, str]) -> Paths:
-    """Return the XDG folders. The runtime folder carries a digest of the others, so that installations stay apart."""
+    """Return the XDG folders.
+
+    The runtime folder carries a digest of the others, so that installations stay apart.
+    """
     home = Path(env.get("HOME") or Path.home())
     folders = {
         "config": _folder(env, "XDG_CONFIG_HOME", home / ".config"),
@@ -54,7 +61,9 @@ def user_paths(env: Mapping[str, str]) -> Paths:
     }
     from hashlib import sha256
 
-    mark = sha256("\0".join(str(folders[key]) for key in ("config", "data", "state")).encode()).hexdigest()[:8]
+    mark = sha256(
+        "\0".join(str(folders[key]) for key in ("config", "data", "state")).encode()
+    ).hexdigest()[:8]
     runtime = Path(env.get("XDG_RUNTIME_DIR") or "/nonexistent") / f"skep-{mark}"
     if not runtime.parent.is_dir() or len(os.fsencode(runtime / "control.sock")) > MAX_SOCKET_PATH:
         runtime = Path(f"/tmp/skep-{os.getuid()}-{mark}")  # noqa: S108 - made private and checked by `make_runtime`
@@ -62,7 +71,10 @@ def user_paths(env: Mapping[str, str]) -> Paths:
 
 
 def make_private(folder: Path) -> None:
-    """Create the folder and its missing parents for this user alone. One that exists keeps its mode."""
+    """Create the folder and its missing parents for this user alone.
+
+    One that exists keeps its mode.
+    """
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)
@@ -79,7 +91,10 @@ def make_runtime(path: Path) -> None:
 
 @contextlib.contextmanager
 def runtime_folder(path: Path) -> Iterator[None]:
-    """Keep the runtime folder while the block runs. For the holder of the lock: nobody else may remove it."""
+    """Keep the runtime folder while the block runs.
+
+    For the holder of the lock: nobody else may remove it.
+    """
     make_runtime(path)
     try:
         yield
@@ -95,7 +110,9 @@ def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
 
 
 def documentation() -> dict[str, Path]:
-    """Return the pages of the documentation by name: installed beside the code, or in the checkout it runs from."""
+    """Return the pages of the documentation by name: installed beside the code, or in the checkout
+    it runs from.
+    """
     own = Path(__file__).parent
     folder = next((one for one in (own / "docs", own.parents[1] / "docs") if one.is_dir()), own)
     return {page.stem: page for page in sorted(folder.glob("*.md")) if page.stem != "README"}

@@ -1,4 +1,7 @@
-"""Bytes, seconds and rates as people read and type them. Values inside skep are plain ints and floats."""
+"""Bytes, seconds and rates as people read and type them.
+
+Values inside skep are plain ints and floats.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,18 @@ class Interval(msgspec.Struct, frozen=True):
     @property
     def half_width(self) -> float:
         """As a share of the estimate: 0.03 is +- 3 %."""
-        return (self.high - self.low) / 2 / abs(self.estimate) if self.estimate else float("inf")
+        if self.estimate:
+            return (self.high - self.low) / 2 / abs(self.estimate)
+        return float("inf")
 
     @property
     def upper_width(self) -> float:
-        """From the estimate up, as a share of it: the whole half of an interval that was cut at zero."""
-        return (self.high - self.estimate) / abs(self.estimate) if self.estimate else float("inf")
+        """From the estimate up, as a share of it: the whole half of an interval that was cut at
+        zero.
+        """
+        if self.estimate:
+            return (self.high - self.estimate) / abs(self.estimate)
+        return float("inf")
 
 
 KIB = 1024
@@ -40,11 +49,30 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 _SIZE_UNITS = {
-    "": 1, "b": 1,
-    "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3, "gb": 1000**3, "t": 1000**4, "tb": 1000**4,
-    "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB,
-}  # fmt: skip
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    "": 1,
+    "b": 1,
+    "k": 1000,
+    "kb": 1000,
+    "m": 1000**2,
+    "mb": 1000**2,
+    "g": 1000**3,
+    "gb": 1000**3,
+    "t": 1000**4,
+    "tb": 1000**4,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": 1024 * GIB,
+}
+_DURATION_UNITS = {
+    "ms": 0.001,
+    "s": 1.0,
+    "": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
 
 
 _LARGEST = 1e18  # of a size or a duration: what is above is a slip
@@ -91,7 +119,9 @@ def parse_percent(text: str, *, key: str) -> float | None:
         return None
     if found is None or not 0 < float(found[1]) < 100:
         shown = shortened(text, _LONGEST_SHOWN)
-        raise UserError(f"`{key}` = `{shown}` is not a share in percent", hint='write it as "10%", or "off"')
+        raise UserError(
+            f"`{key}` = `{shown}` is not a share in percent", hint='write it as "10%", or "off"'
+        )
     return float(found[1])
 
 
@@ -102,13 +132,19 @@ def parse_int_list(text: str, *, name: str) -> tuple[int, ...]:
     except ValueError:
         values = []
     if not values or values[0] < 1:
-        raise UserError(f"{name} `{text}` is not a list of positive numbers", hint=f"write it as `{name} 1,2,4,8`")
+        raise UserError(
+            f"{name} `{text}` is not a list of positive numbers",
+            hint=f"write it as `{name} 1,2,4,8`",
+        )
     return tuple(values)
 
 
-def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str, key: str) -> float:
+def _parse(
+    text: str, units: dict[str, float] | dict[str, int], what: str, example: str, key: str
+) -> float:
     match = re.fullmatch(r"(\d++(?:\.\d++)?)\s*+([a-zA-Z]*+)", text.strip())
-    where, shown = f"`{key}`: " if key else "", shortened(text, _LONGEST_SHOWN)
+    where = f"`{key}`: " if key else ""
+    shown = shortened(text, _LONGEST_SHOWN)
     if match is None or match[2].lower() not in units:
         raise UserError(f"{where}`{shown}` is not a {what}", hint=f"write it as {example}")
     value = float(match[1]) * units[match[2].lower()]
@@ -130,9 +166,14 @@ def number(value: float | None, *, digits: int | None = None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if digits is None:
-        digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 0.95 else 2
+        if abs(value) >= 99.95:
+            digits = 0
+        else:
+            digits = 1 if abs(value) >= 0.95 else 2
     text = f"{value:,.{digits}f}"
-    return text.replace("-", "−") if float(text.replace(",", "")) else text.lstrip("-")
+    if float(text.replace(",", "")):
+        return text.replace("-", "−")
+    return text.lstrip("-")
 
 
 def percent(value: float | None, *, digits: int = 0) -> str:
@@ -141,11 +182,15 @@ def percent(value: float | None, *, digits: int = 0) -> str:
 
 
 def seconds(value: float | None) -> str:
-    return format_seconds(value) if value is not None and math.isfinite(value) else UNKNOWN
+    if value is not None and math.isfinite(value):
+        return format_seconds(value)
+    return UNKNOWN
 
 
 def milliseconds(value: float | None) -> str:
-    return UNKNOWN if value is None else seconds(value / 1000)
+    if value is None:
+        return UNKNOWN
+    return seconds(value / 1000)
 
 
 def times(value: float | None) -> str:
@@ -161,11 +206,16 @@ def moment(unix_time: float | None) -> str:
 
 def printable(text: str) -> str:
     """Without the characters that XML forbids: control characters and lone surrogates."""
-    return "".join(c if c in "\t\n" or (ord(c) >= 32 and c.isprintable()) or c.isspace() else "�" for c in text)
+    return "".join(
+        c if c in "\t\n" or (ord(c) >= 32 and c.isprintable()) or c.isspace() else "�"
+        for c in text
+    )
 
 
 def shortened(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+    if len(text) <= longest:
+        return text
+    return text[: longest - 1].rstrip() + "…"
 
 
 def one_line(text: str | None, longest: int = 300) -> str:
@@ -185,7 +235,9 @@ def public_url(url: str) -> str:
 
 def fact_list(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return a JSON object as labels and texts, in its own order."""
-    return [(_label(key), shortened(_fact(key, value), _LONGEST_FACT)) for key, value in facts.items()]
+    return [
+        (_label(key), shortened(_fact(key, value), _LONGEST_FACT)) for key, value in facts.items()
+    ]
 
 
 def _label(key: str) -> str:
@@ -203,7 +255,9 @@ def _fact(key: str, value: Any) -> str:
         case float():
             return f"{value:g}"
         case Mapping():
-            return ", ".join(f"{_label(k)} {_fact(k, v)}" for k, v in value.items() if v is not None)
+            return ", ".join(
+                f"{_label(k)} {_fact(k, v)}" for k, v in value.items() if v is not None
+            )
         case list() | tuple():
             nested = any(isinstance(item, Mapping | list | tuple) for item in value)
             return ("; " if nested else ", ").join(_fact(key, item) for item in value)
@@ -212,7 +266,9 @@ def _fact(key: str, value: Any) -> str:
 
 
 def public_name(model: str) -> str:
-    """Of a model that is a file or an address, its last part; names of the hub stay as they are."""
+    """Of a model that is a file or an address, its last part;
+    names of the hub stay as they are.
+    """
     if "://" in model:
         _, slash, path = re.split(r"[?#]", model.partition("://")[2])[0].partition("/")
         model = slash + path
@@ -230,7 +286,10 @@ def parse_positive_seconds(text: str, option: str, example: str) -> float:
 def parse_share(text: str, option: str) -> float:
     """ "3%" or "0.03"."""
     try:
-        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+        if text.endswith("%"):
+            share = float(text.removesuffix("%")) / 100
+        else:
+            share = float(text)
     except ValueError:
         share = -1.0
     if not 0 < share < 1:

@@ -103,7 +103,9 @@ class Box:
         return self._run([*self._command(client), "--", *HEADLESS[client], prompt], client, KEY)
 
     def start_in_shell(self, client: str, prompt: str, *, key: str) -> AgentRun:
-        """Start a client by the lines of `skep agent --print`, with a key that skep does not check."""
+        """Start a client by the lines of `skep agent --print`, with a key that skep does not
+        check.
+        """
         command = [*self._command(client), "--print", "--", *HEADLESS[client], prompt]
         printed = subprocess.run(
             command,
@@ -119,7 +121,17 @@ class Box:
         return self.start(client, prompt).wait()
 
     def _command(self, client: str) -> list[str]:
-        return [sys.executable, "-m", "skep", "agent", client, "--url", self.url, "--key-env", "BOX_KEY"]
+        return [
+            sys.executable,
+            "-m",
+            "skep",
+            "agent",
+            client,
+            "--url",
+            self.url,
+            "--key-env",
+            "BOX_KEY",
+        ]
 
     def _run(self, argv: list[str], client: str, key: str) -> AgentRun:
         log = self._folder / f"{client}-{len(self._runs)}.log"
@@ -147,8 +159,17 @@ class Box:
         home.mkdir(exist_ok=True)
         node = shutil.which("node") or "/usr/bin/node"
         path = [*map(str, PROGRAMS), str(Path(node).parent), "/usr/local/bin", "/usr/bin", "/bin"]
-        kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TERM", "TMPDIR")}
-        own = {"HOME": str(home), "PATH": ":".join(path), "BOX_KEY": key, "IS_SANDBOX": "1", "CI": "1", "NO_COLOR": "1"}
+        kept = {
+            name: value for name, value in os.environ.items() if name in ("LANG", "TERM", "TMPDIR")
+        }
+        own = {
+            "HOME": str(home),
+            "PATH": ":".join(path),
+            "BOX_KEY": key,
+            "IS_SANDBOX": "1",
+            "CI": "1",
+            "NO_COLOR": "1",
+        }
         return {**kept, **own}
 
 
@@ -156,7 +177,13 @@ class ScriptedBox(Box):
     """Its engine follows a script."""
 
     def __init__(self, folder: Path, **options: object) -> None:
-        self._options = {"script": "agents", "speaks": "llama-server", "slots": 4, "ctx": CONTEXT, "token_ms": 1}
+        self._options = {
+            "script": "agents",
+            "speaks": "llama-server",
+            "slots": 4,
+            "ctx": CONTEXT,
+            "token_ms": 1,
+        }
         self._options |= options
         self.engine = FakeEngine(**self._options).start()
         size = {"slots": self._options["slots"], "context": self._options["ctx"]}
@@ -174,7 +201,9 @@ class ScriptedBox(Box):
         return dict(self.engine.state()["rules"])
 
     def hold_slot(self) -> threading.Thread:
-        """Keep one slot busy for as long as the script holds one, 30 s; returns when it is taken."""
+        """Keep one slot busy for as long as the script holds one, 30 s;
+        returns when it is taken.
+        """
         before = self.engine.state()["running"]
         thread = threading.Thread(target=self._hold, daemon=True)
         thread.start()
@@ -197,10 +226,14 @@ class EmbeddedBox(Box):
     """Its engine is the embedded llama.cpp, with a model so small that it only talks."""
 
     def __init__(self, folder: Path) -> None:
-        launch = Launch("r0", "embedded", MODEL, weights(), slots=1, context_tokens=EMBEDDED_CONTEXT, threads=2)
+        launch = Launch(
+            "r0", "embedded", MODEL, weights(), slots=1, context_tokens=EMBEDDED_CONTEXT, threads=2
+        )
         self._running = contextlib.ExitStack()
         url = self._running.enter_context(serving(launch))
-        super().__init__(folder, {"model": MODEL, "url": url, "slots": 1, "context": EMBEDDED_CONTEXT})
+        super().__init__(
+            folder, {"model": MODEL, "url": url, "slots": 1, "context": EMBEDDED_CONTEXT}
+        )
 
     def outcomes(self) -> set[str]:
         """Return how the requests that have reached the engine have ended."""

@@ -1,4 +1,5 @@
-"""Real coding agents at work through the gateway, started by `skep agent`, in front of an engine that follows a script.
+"""Real coding agents at work through the gateway, started by `skep agent`, in front of an engine
+that follows a script.
 
 `make test-agents` installs them and runs this. A client that is not installed is left out.
 """
@@ -26,7 +27,9 @@ def clients(*names, cannot=()):
             return []
         return [pytest.mark.xfail(reason=cannot[name], raises=AssertionError, strict=True)]
 
-    return pytest.mark.parametrize("client", [pytest.param(name, marks=marks(name)) for name in names])
+    return pytest.mark.parametrize(
+        "client", [pytest.param(name, marks=marks(name)) for name in names]
+    )
 
 
 @pytest.fixture
@@ -106,7 +109,9 @@ FILLS_AT_MOST = 60  # by the script; fewer where the order to fill is no longer 
 
 @clients(*WITH_TOOLS, cannot=SAME_CALLS)
 def test_an_agent_shortens_its_conversation_before_the_context_ends(make_box, client):
-    """Each turn adds the output of a command, until the agent asks for a summary, or drops old outputs, and goes on."""
+    """Each turn adds the output of a command, until the agent asks for a summary, or drops old
+    outputs, and goes on.
+    """
     box = make_box(ctx=60_000)
     ended = box.run(client, "FILL seq 1 4000")
     rules = box.rules()
@@ -158,7 +163,9 @@ def test_a_wrong_key_is_told_at_once(make_box, client):
 
 @clients(*WITH_TOOLS)
 def test_an_agent_goes_on_after_the_engine_was_restarted(make_box, client):
-    """The engine dies while it computes an answer, and comes back at the same place two seconds later."""
+    """The engine dies while it computes an answer, and comes back at the same place two seconds
+    later.
+    """
     box = make_box()
     run = box.start(client, "SLOWLY green")
     box.engine.wait_for(30, running=1)
@@ -171,11 +178,12 @@ def test_an_agent_goes_on_after_the_engine_was_restarted(make_box, client):
 @pytest.mark.timeout(600)
 @clients("codex", "opencode", "pi", "aider")
 def test_an_agent_reads_the_answer_of_a_real_engine(tmp_path, client):
-    """Of llama.cpp with a model of 135M and 8,192 tokens. The prompts of Claude Code and qwen-code are longer than
-    that, and Cline goes on until the model has called a tool, which such a small one never does.
-    """
+    """Of llama.cpp with a model of 135M and 8,192 tokens. The prompts of Claude Code and qwen-code
+    are longer than that, and Cline goes on until the model has called a tool, which such a small
+    one never does."""
     with contextlib.closing(EmbeddedBox(tmp_path)) as box:
         ended = box.start(client, "Say hello.").wait(400)
         outcomes = box.outcomes()
     assert ended.code == 0, ended.text
-    assert "answered" in outcomes or outcomes == {"hung_up"}, ended.text  # Codex may leave before the last line
+    # Codex may leave before the last line.
+    assert "answered" in outcomes or outcomes == {"hung_up"}, ended.text

@@ -9,7 +9,10 @@ HOST = read_host(NvidiaReport())
 
 def request(*arrivals, start=0.0, end=None, tokens=None, level=1, repeat=0, index=0, **fields):
     """Its tokens came at `arrivals`, and it ended with the last of them."""
-    known = {"first_token_s": arrivals[0], "last_token_s": arrivals[-1]} if arrivals else {}
+    if arrivals:
+        known = {"first_token_s": arrivals[0], "last_token_s": arrivals[-1]}
+    else:
+        known = {}
     known |= {"output_tokens": tokens, "arrivals_s": tuple(arrivals), **fields}
     ended_s = end if end is not None else (arrivals or (start,))[-1]
     return Request(level, repeat, index, "fix", start, ended_s, **known)
@@ -21,7 +24,9 @@ def evenly(first, last, number):
 
 
 def task(index=0, tokens=2, text="hello", **fields):
-    return BenchTask(1, 0, index, "fix", [{"role": "user", "content": f"{index} {text}"}], tokens, **fields)
+    return BenchTask(
+        1, 0, index, "fix", [{"role": "user", "content": f"{index} {text}"}], tokens, **fields
+    )
 
 
 def tasks(number, **fields):

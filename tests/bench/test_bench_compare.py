@@ -22,14 +22,19 @@ STEADY = (1.0, 1.01, 0.99, 1.0)
 def row(level, repeat, index, seconds, ttft_s=0.1, **fields):
     start = 100.0 * repeat
     arrivals = evenly(start + ttft_s, start + seconds, 11)
-    return request(*arrivals, level=level, repeat=repeat, index=index, start=start, **{"tokens": 11, **fields})
+    return request(
+        *arrivals, level=level, repeat=repeat, index=index, start=start, **{"tokens": 11, **fields}
+    )
 
 
 def side(runs=STEADY, level=4, *, failing=(), limited=(), **fields):
     """One request a run, of so many seconds."""
     rows = [row(level, repeat, 0, seconds, **fields) for repeat, seconds in enumerate(runs)]
     rows = [replace(one, error_kind="http_500") if one.repeat in failing else one for one in rows]
-    samples = [ClientSample(level, repeat, 1.0, 1.0, 0.1, repeat in limited) for repeat in range(len(rows))]
+    samples = [
+        ClientSample(level, repeat, 1.0, 1.0, 0.1, repeat in limited)
+        for repeat in range(len(rows))
+    ]
     return ComparedRun(summarise("r", rows, samples), rows)
 
 
@@ -42,7 +47,8 @@ def judged(a, b, metric="effective tok/s", **how):
 
 
 def test_half_the_time_is_better_twice_the_time_is_worse_and_the_same_twice_not_distinguishable():
-    quick, slow = side(), side([2 * seconds for seconds in STEADY])
+    quick = side()
+    slow = side([2 * seconds for seconds in STEADY])
     assert {one.judgement for one in compare(quick, side())} == {Judgement.SAME}
     assert judged(slow, quick).judgement is Judgement.BETTER
     worse = judged(quick, slow)
@@ -55,7 +61,11 @@ def test_of_latencies_less_is_better():
     assert judged(side(), late, "TTFT p50").judgement is Judgement.WORSE
     assert judged(late, side(), "TTFT p95").judgement is Judgement.BETTER
     found = {one.metric: one.higher_is_better for one in compare(side(), late)}
-    assert [found[name] for name in ("effective tok/s", "task tok/s", "TPOT p50")] == [True, True, False]
+    assert [found[name] for name in ("effective tok/s", "task tok/s", "TPOT p50")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_noise_as_large_as_the_difference_is_no_verdict_unless_pairs_take_it_out():
@@ -85,21 +95,26 @@ def test_a_level_where_the_client_was_the_limit_is_not_ranked():
 def test_only_common_levels_are_compared():
     assert compare(side(level=2), side(level=4)) == []
     rows = [*side(level=2).rows, *side(level=4).rows]
-    assert {one.concurrency for one in compare(ComparedRun(summarise("r", rows), rows), side(level=4))} == {4}
+    assert {
+        one.concurrency for one in compare(ComparedRun(summarise("r", rows), rows), side(level=4))
+    } == {4}
 
 
 @pytest.mark.parametrize("failing", [(2, 3), (0, 1, 2, 3)], ids=["half", "all"])
 def test_runs_of_b_that_failed_altogether_are_not_forgotten(failing):
-    """Half of B's runs brought not one answer: its speed is half of A's, and a build must not pass with it. Nor is one
-    the same that refuses every second request at once, with half of the tokens in half of the time.
-    """
+    """Half of B's runs brought not one answer: its speed is half of A's, and a build must not pass
+    with it. Nor is one the same that refuses every second request at once, with half of the tokens
+    in half of the time."""
     found = compare(side(), side(failing=failing))
     assert {one.judgement for one in found} != {Judgement.SAME}
     if len(failing) == 4:
         assert regressions(side(), side(failing=failing), 0.05)
         assert "measure two or more" not in {one.why for one in found}
     rows = side(level=1).rows
-    rows = [*rows, *(replace(one, index=1, ended_s=one.started_s, error_kind="http_429") for one in rows)]
+    rows = [
+        *rows,
+        *(replace(one, index=1, ended_s=one.started_s, error_kind="http_429") for one in rows),
+    ]
     found = compare(side(level=1), ComparedRun(summarise("r", rows), rows))
     assert {one.judgement for one in found} != {Judgement.SAME}
 
@@ -109,7 +124,9 @@ def test_runs_of_b_that_failed_altogether_are_not_forgotten(failing):
 
 def in_turns(engines, path, **fields):
     work = Workload(max_tokens=fields.pop("max_tokens", 4), seed=5)
-    plan = SweepPlan(**{"concurrency": (1, 2), "tasks": 3, "quick_warm_up": True, "workload": work, **fields})
+    plan = SweepPlan(
+        **{"concurrency": (1, 2), "tasks": 3, "quick_warm_up": True, "workload": work, **fields}
+    )
     order = []
 
     async def run(store):
@@ -144,7 +161,10 @@ def test_two_engines_are_asked_the_same_in_turns_behind_first_lines_of_their_own
     assert runs[0].config["side"] == "A"
     assert runs[0].config["against"] == runs[1].url
     asked = [[row.prompt for row in rows if row.level] for rows in (a, b)]
-    assert all(left.startswith("a ") and right == f"b {left[2:]}" for left, right in zip(*asked, strict=True))
+    assert all(
+        left.startswith("a ") and right == f"b {left[2:]}"
+        for left, right in zip(*asked, strict=True)
+    )
     assert len(set(asked[0])) == len(asked[0])
     assert {one.concurrency for one in found.comparisons} == {1, 2}
     speeds = [one for one in found.comparisons if one.metric == "TPOT p50"]
@@ -154,7 +174,9 @@ def test_two_engines_are_asked_the_same_in_turns_behind_first_lines_of_their_own
 @pytest.mark.slow
 def test_every_pair_has_one_run_of_each_and_three_pairs_are_the_fewest(tmp_path):
     with FakeEngine(slots=2) as one:
-        _, order, _, _ = in_turns((one, one), tmp_path / "s.sqlite3", concurrency=(1,), budget_s=0.001, most_runs=8)
+        _, order, _, _ = in_turns(
+            (one, one), tmp_path / "s.sqlite3", concurrency=(1,), budget_s=0.001, most_runs=8
+        )
     assert len(order) == 6
     assert [repeat for _, _, repeat in order] == [0, 0, 1, 1, 2, 2]
 

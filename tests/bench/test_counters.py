@@ -54,11 +54,20 @@ def test_samples_are_summed_over_their_labels():
         ({}, {}, None),
         ({}, {"vllm:time_to_first_token_seconds_count": 4.0}, None),
     ],
-    ids=["meanwhile", "from its first use on", "nothing happened", "started anew", "no metrics", "no sum"],
+    ids=[
+        "meanwhile",
+        "from its first use on",
+        "nothing happened",
+        "started anew",
+        "no metrics",
+        "no sum",
+    ],
 )
 def test_a_mean_is_the_sum_over_the_count_of_what_came_meanwhile(before, after, ttft_s):
     """Never from buckets: the lowest of vLLM's is 10 ms."""
-    assert counted(before, after).get("ttft_s") == (None if ttft_s is None else pytest.approx(ttft_s))
+    assert counted(before, after).get("ttft_s") == (
+        None if ttft_s is None else pytest.approx(ttft_s)
+    )
 
 
 def test_tokens_are_counted_and_an_engine_started_anew_meanwhile_says_nothing():
@@ -88,17 +97,27 @@ def test_a_live_engine_is_asked_and_one_without_metrics_is_not_missed():
 
 def ask(gateway, model):
     body = {"model": model, "messages": [{"role": "user", "content": "one two"}], "max_tokens": 5}
-    request = urllib.request.Request(f"{gateway.url}/v1/chat/completions", json.dumps(body).encode())
+    request = urllib.request.Request(
+        f"{gateway.url}/v1/chat/completions", json.dumps(body).encode()
+    )
     with urllib.request.urlopen(request, timeout=30) as answer:
         answer.read()
 
 
-def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of_the_model(tmp_path):
-    """The gateway's `/metrics` are its own, so `engine_tok_s` was null for every vLLM behind it."""
+def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of_the_model(
+    tmp_path,
+):
+    """The gateway's `/metrics` are its own, so `engine_tok_s` was null for every vLLM behind
+    it.
+    """
     with FakeEngine() as one, FakeEngine() as two, FakeEngine(model="other") as other:
         rows = [
             {"name": name, "url": engine.url, "slots": 1, "model": model, "confirms": "metrics"}
-            for name, engine, model in (("a", one, "fake-model"), ('b"x', two, "fake-model"), ("c", other, "other"))
+            for name, engine, model in (
+                ("a", one, "fake-model"),
+                ('b"x', two, "fake-model"),
+                ("c", other, "other"),
+            )
         ]
         with GatewayProcess(tmp_path / "gateway.log") as gateway:
             gateway.serve(rows)
@@ -113,7 +132,10 @@ def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of
             assert read(gateway.url)["vllm:generation_tokens_total"] == direct[0]
             with urllib.request.urlopen(f"{gateway.url}/metrics/engines", timeout=30) as answer:
                 text = answer.read().decode()
-            assert f'vllm:generation_tokens_total{{replica="a",model_name="fake-model"}} {direct[0]:g}\n' in text
+            assert (
+                f'vllm:generation_tokens_total{{replica="a",model_name="fake-model"}} '
+                f"{direct[0]:g}\n"
+            ) in text
             assert 'llamacpp:tokens_predicted_total{replica="c"} 5\n' in text
             assert "#" not in text
 
@@ -121,5 +143,6 @@ def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of
 def test_an_engines_samples_get_the_name_of_their_replica_whatever_it_is():
     lines = '# HELP a b\na 1\nb{c="}{"} 2.5e3\n\nd{} 3'
     assert (
-        label_samples(lines, 'r"0') == 'a{replica="r\\"0"} 1\nb{replica="r\\"0",c="}{"} 2.5e3\nd{replica="r\\"0",} 3\n'
+        label_samples(lines, 'r"0')
+        == 'a{replica="r\\"0"} 1\nb{replica="r\\"0",c="}{"} 2.5e3\nd{replica="r\\"0",} 3\n'
     )

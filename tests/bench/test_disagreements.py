@@ -38,8 +38,17 @@ LATE = evenly(0.5, 1.5, 11)
         ([row(engine=EngineTimings())], {"tpot_s": 0.1, "ttft_s": 0.1}),
     ],
     ids=[
-        *("they agree", "the engine says nothing", "no requests", "a few milliseconds are the network"),
-        *("a failed request", "counters, where the engine tells each request", "counters that agree"),
+        *(
+            "they agree",
+            "the engine says nothing",
+            "no requests",
+            "a few milliseconds are the network",
+        ),
+        *(
+            "a failed request",
+            "counters, where the engine tells each request",
+            "counters that agree",
+        ),
     ],
 )
 def test_clocks_that_agree_are_not_mentioned(rows, counters):
@@ -52,14 +61,24 @@ def test_clocks_that_agree_are_not_mentioned(rows, counters):
     [
         (row(arrivals=evenly(0.1, 1.35, 11)), Clock.DECODE, 8.0, 10.0, "proxy"),
         (row(arrivals=LATE), Clock.FIRST_TOKEN, 500.0, 100.0, "waited"),
-        (row(arrivals=LATE, queued_ms=390.0), Clock.FIRST_TOKEN, 500.0, 100.0, "390 ms of it in the gateway's queue"),
+        (
+            row(arrivals=LATE, queued_ms=390.0),
+            Clock.FIRST_TOKEN,
+            500.0,
+            100.0,
+            "390 ms of it in the gateway's queue",
+        ),
         (replace(row(), scheduled_s=-1.0), Clock.FIRST_TOKEN, 1100.0, 100.0, ""),
     ],
     ids=["slower tokens", "a late first token", "in the gateway's queue", "a late client"],
 )
 def test_what_the_client_saw_later_has_its_cause(one, clock, client, engine, cause):
     found = only(one)
-    assert (found.clock, found.client, found.engine) == (clock, pytest.approx(client), pytest.approx(engine))
+    assert (found.clock, found.client, found.engine) == (
+        clock,
+        pytest.approx(client),
+        pytest.approx(engine),
+    )
     assert cause in found.cause
 
 
@@ -70,7 +89,9 @@ def test_quicker_tokens_at_the_client_that_came_together_say_so():
 
 
 def test_usage_and_the_engines_count_may_differ_by_the_end_token():
-    by_one, by_many = ({one.clock for one in disagreements([row(tokens=count)])} for count in (12, 30))
+    by_one, by_many = (
+        {one.clock for one in disagreements([row(tokens=count)])} for count in (12, 30)
+    )
     assert (Clock.TOKENS in by_one, Clock.TOKENS in by_many) == (False, True)
 
 
@@ -79,11 +100,23 @@ def test_usage_and_the_engines_count_may_differ_by_the_end_token():
     [
         ({}, {"tpot_s": 0.05}, Clock.DECODE, 10.0, 20.0, ""),
         ({}, {"ttft_s": 0.01}, Clock.FIRST_TOKEN, 100.0, 10.0, ""),
-        ({"arrivals": LATE, "queued_ms": 390.0}, {"ttft_s": 0.1}, Clock.FIRST_TOKEN, 500.0, 100.0,
-         "390 ms of it in the gateway's queue"),
+        (
+            {"arrivals": LATE, "queued_ms": 390.0},
+            {"ttft_s": 0.1},
+            Clock.FIRST_TOKEN,
+            500.0,
+            100.0,
+            "390 ms of it in the gateway's queue",
+        ),
     ],
-)  # fmt: skip
-def test_counters_speak_where_the_engine_says_nothing_of_a_request(fields, counters, clock, client, engine, cause):
+)
+def test_counters_speak_where_the_engine_says_nothing_of_a_request(
+    fields, counters, clock, client, engine, cause
+):
     found = only(row(engine=EngineTimings(), **fields), counters=counters)
-    assert (found.clock, found.client, found.engine) == (clock, pytest.approx(client), pytest.approx(engine))
+    assert (found.clock, found.client, found.engine) == (
+        clock,
+        pytest.approx(client),
+        pytest.approx(engine),
+    )
     assert cause in found.cause

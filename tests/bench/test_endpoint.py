@@ -50,7 +50,10 @@ async def test_where_nothing_listens_a_server_is_asked_for(ask):
 @pytest.mark.parametrize("ask", [ask_endpoint, ask_models])
 async def test_a_server_that_is_elsewhere_is_told_with_its_place(ask):
     place = "location", "https://box.example/v1/models"
-    with recorded(page=lambda _: (301, b""), lines=[place]) as server, pytest.raises(EndpointError) as refused:
+    with (
+        recorded(page=lambda _: (301, b""), lines=[place]) as server,
+        pytest.raises(EndpointError) as refused,
+    ):
         await ask(server.url)
     assert str(refused.value) == f"{server.url}/v1/models is elsewhere (HTTP 301)"
     assert refused.value.hint == "it names 'https://box.example/v1': try that as --url"

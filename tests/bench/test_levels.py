@@ -12,13 +12,18 @@ GOAL = PrecisionGoal(relative=0.03, fewest=4, most=8)
 
 def run_of(level, tok_s, *, ttft_s=0.1, failing=False):
     """One second at `level` agents, a request each, with `tok_s` tokens a second together."""
-    told = {"level": level, "tokens": round(tok_s * 1000) // level, "error_kind": "cut" if failing else None}
+    told = {
+        "level": level,
+        "tokens": round(tok_s * 1000) // level,
+        "error_kind": "cut" if failing else None,
+    }
     return [request(*evenly(ttft_s, 1000.0, 101), index=index, **told) for index in range(level)]
 
 
 def walk(schedule, figures, *, most=200, limited=()):
     """Levels in the order asked for; `figures(level, run)` is the speed of a run."""
-    order, times = [], {}
+    order = []
+    times = {}
     while (level := schedule.following()) is not None:
         assert len(order) < most, "it never ends"
         run = times.get(level, 0)
@@ -37,12 +42,17 @@ def walk(schedule, figures, *, most=200, limited=()):
 @pytest.mark.parametrize(
     ("levels", "runs", "order"),
     [
-        ((1, 4), None, [1, 4] * 4 + [1]), ((1,), None, [1] * 4), ((2, 4), None, [2, 4] * 4),
-        ((1, 2, 4), 2, [1, 2, 4] * 2), ((1,), 1, [1]),
+        ((1, 4), None, [1, 4] * 4 + [1]),
+        ((1,), None, [1] * 4),
+        ((2, 4), None, [2, 4] * 4),
+        ((1, 2, 4), 2, [1, 2, 4] * 2),
+        ((1,), 1, [1]),
     ],
-)  # fmt: skip
+)
 def test_levels_take_turns_and_one_agent_comes_once_more_at_the_end(levels, runs, order):
-    """Steady figures: the fewest runs of each, in rounds, so that drift befalls all alike; exact runs are exact."""
+    """Steady figures: the fewest runs of each, in rounds, so that drift befalls all alike; exact
+    runs are exact.
+    """
     assert walk(LevelRounds(levels, GOAL, runs=runs), lambda level, _: 10.0 * level) == order
 
 
@@ -52,12 +62,18 @@ def test_a_level_that_varies_is_repeated_until_it_is_known_or_the_runs_are_spent
     assert schedule.remaining() == {1: 5.0, 4: 4.0}
     order = walk(schedule, lambda level, run: 10.0 if level == 1 else 40.0 + 20 * (run % 2))
     assert (order.count(1), order.count(4), order[-1], schedule.remaining()) == (4 + 1, 8, 1, {})
-    assert walk(LevelRounds((1, 2), GOAL), lambda level, _: run_of(level, 10, failing=True)).count(2) == 8
+    assert (
+        walk(LevelRounds((1, 2), GOAL), lambda level, _: run_of(level, 10, failing=True)).count(2)
+        == 8
+    )
 
 
 def test_runs_that_will_not_be_counted_do_not_make_a_level_known():
-    """The first three were limited by the client; a summary drops them and is left with one run and no interval."""
-    schedule, unlimited = LevelRounds((4,), GOAL), 0
+    """The first three were limited by the client; a summary drops them and is left with one run
+    and no interval.
+    """
+    schedule = LevelRounds((4,), GOAL)
+    unlimited = 0
     for run in range(8):
         if schedule.following() is None:
             break
@@ -67,7 +83,9 @@ def test_runs_that_will_not_be_counted_do_not_make_a_level_known():
 
 
 def test_a_runs_figure_is_that_of_its_plateau():
-    """Two agents, one of them twice as long: full for the first half, at 20 tok/s; 15 over the whole batch."""
+    """Two agents, one of them twice as long: full for the first half, at 20 tok/s; 15 over the
+    whole batch.
+    """
     long, short = run_of(2, 20.0)
     half = tuple(at / 2 for at in short.arrivals_s)
     short = request(*half, level=2, index=1, tokens=5000)
@@ -96,13 +114,21 @@ def test_a_search_doubles_until_two_levels_past_the_knee(curve, levels, beyond):
     search = LevelSearch(GOAL, most=4096)
     order = walk(search, lambda level, _: curve(level))
     assert order == levels + levels * 3 + [1]
-    assert (search.end.at, search.end.reason, search.end.beyond) == (levels[-1], "past the knee", beyond)
+    assert (search.end.at, search.end.reason, search.end.beyond) == (
+        levels[-1],
+        "past the knee",
+        beyond,
+    )
 
 
 def test_a_search_goes_on_where_later_runs_move_the_knee():
-    """A first run of four agents that was too fast by a third hid that eight and sixteen are faster."""
+    """A first run of four agents that was too fast by a third hid that eight and sixteen are
+    faster.
+    """
     search = LevelSearch(GOAL, most=4096)
-    order = walk(search, lambda level, run: 110.0 if (level, run) == (4, 0) else levels_off(min(level, 5)))
+    order = walk(
+        search, lambda level, run: 110.0 if (level, run) == (4, 0) else levels_off(min(level, 5))
+    )
     assert max(order) == 32
     flat = LevelSearch(GOAL, most=4096)
     walk(flat, lambda level, run: 45.0 if (level, run) == (1, 0) else 20.0 * min(level, 4))
@@ -133,22 +159,32 @@ def test_a_search_that_the_client_ended_says_whether_tok_s_still_grew():
     walk(search, lambda level, _: 20.0 * min(level, 8))
     assert (search.end.at, search.end.reason, search.end.beyond) == (16, "most", 8)
     assert search_sentence(search.end) == (
-        "The search stopped at C = 16: one client sends no more streams; no level above C = 8 was 5 % faster."
+        "The search stopped at C = 16: one client sends no more streams; no level above C = "
+        "8 was 5 % faster."
     )
     grows = LevelSearch(GOAL, most=20, runs=1)
     walk(grows, lambda level, _: 20.0 * level)
-    assert search_sentence(grows.end).endswith("one client sends no more streams, and tok/s still grew.")
+    assert search_sentence(grows.end).endswith(
+        "one client sends no more streams, and tok/s still grew."
+    )
     single = LevelSearch(GOAL, most=1, runs=1)
     walk(single, lambda level, _: 20.0 * level)
-    assert search_sentence(single.end) == "The search stopped at C = 1: one client sends no more streams."
+    assert (
+        search_sentence(single.end)
+        == "The search stopped at C = 1: one client sends no more streams."
+    )
 
 
 def test_a_budget_that_ends_after_the_knee_moved_is_what_ended_the_search():
-    """The first run of four agents was too fast by a third; the second one shows that eight and sixteen are faster."""
+    """The first run of four agents was too fast by a third; the second one shows that eight and
+    sixteen are faster.
+    """
     search = LevelSearch(GOAL, most=4096)
     for level in (1, 2, 4, 8, 16):
         assert search.following() == level
-        search.took(level, run_of(level, 110.0 if level == 4 else levels_off(min(level, 5))), limited=False)
+        search.took(
+            level, run_of(level, 110.0 if level == 4 else levels_off(min(level, 5))), limited=False
+        )
     assert search.following() == 1
     assert (search.end.reason, search.end.beyond) == ("past the knee", 4)
     for level in (1, 2, 4):

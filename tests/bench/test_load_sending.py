@@ -1,4 +1,6 @@
-"""Shapes of load against a fake engine: who sends when, which rows come of it, and what an end by force leaves."""
+"""Shapes of load against a fake engine: who sends when, which rows come of it, and what an end by
+force leaves.
+"""
 
 import asyncio
 import time
@@ -61,7 +63,10 @@ def test_no_more_is_begun_when_the_time_is_over_and_what_is_under_way_is_waited_
     taken = []
     with FakeEngine(slots=2, ttft_ms=20) as engine:
         endless = (taken.append(index) or task(index) for index in count())
-        rows = run(engine, lambda sender, took: steady(sender, took, endless, 2, until_s=sender.now() + 0.2))
+        rows = run(
+            engine,
+            lambda sender, took: steady(sender, took, endless, 2, until_s=sender.now() + 0.2),
+        )
     assert 2 <= len(rows) < 200
     assert len(rows) <= len(taken) <= len(rows) + 2
     assert all(row.ok for row in rows)
@@ -72,10 +77,15 @@ def test_no_more_is_begun_when_the_time_is_over_and_what_is_under_way_is_waited_
 
 
 def test_a_schedule_does_not_wait_for_answers():
-    """One slot, 60 ms each, all due within 20 ms: the last waits inside the engine, and its latency shows it."""
+    """One slot, 60 ms each, all due within 20 ms: the last waits inside the engine, and its
+    latency shows it.
+    """
     with FakeEngine(slots=1, ttft_ms=60) as engine:
         offsets = [0.0, 0.01, 0.02]
-        rows = run(engine, lambda sender, took: scheduled(sender, took, zip(offsets, tasks(3), strict=True)))
+        rows = run(
+            engine,
+            lambda sender, took: scheduled(sender, took, zip(offsets, tasks(3), strict=True)),
+        )
         assert engine.state()["max_inside"] == 3
     assert max(row.first_token_s - row.due_s for row in rows) >= 0.15
 
@@ -98,20 +108,34 @@ def test_a_late_client_is_seen_in_the_latency_and_not_forgiven(engine):
 
 
 def talk(first, turns, *, think_s=()):
-    return task(first, session=first), ConversationScript("fix", "Be brief.", ("go on",) * turns, think_s)
+    return task(first, session=first), ConversationScript(
+        "fix", "Be brief.", ("go on",) * turns, think_s
+    )
 
 
 def test_a_conversation_grows_by_the_answers_it_got(engine):
     one = talk(10, 3, think_s=(0.01, 0.02))
     rows = run(engine, lambda sender, took: run_conversations(sender, took, [one], 2))
-    assert rows[2].prompt.split("\n") == ["Be brief.", "go on", rows[0].answer, "go on", rows[1].answer, "go on"]
-    assert [(row.turn, row.index, row.session) for row in rows] == [(0, 10, 10), (1, 11, 10), (2, 12, 10)]
+    assert rows[2].prompt.split("\n") == [
+        "Be brief.",
+        "go on",
+        rows[0].answer,
+        "go on",
+        rows[1].answer,
+        "go on",
+    ]
+    assert [(row.turn, row.index, row.session) for row in rows] == [
+        (0, 10, 10),
+        (1, 11, 10),
+        (2, 12, 10),
+    ]
     assert [row.prompt_tokens for row in rows] == sorted({row.prompt_tokens for row in rows})
     assert rows[1].started_s >= rows[0].ended_s + 0.009
 
 
 def test_a_failed_turn_ends_its_conversation_and_the_next_one_begins(engine):
-    first, second = talk(0, 3), talk(100, 2)
+    first = talk(0, 3)
+    second = talk(100, 2)
     engine.fault(kind="close-mid", after_tokens=1)
     rows = run(engine, lambda sender, took: run_conversations(sender, took, [first, second], 1))
     assert [(row.index, row.ok) for row in rows] == [(0, False), (100, True), (101, True)]
@@ -136,7 +160,9 @@ def test_connections_that_the_server_closed_meanwhile_are_made_again_unseen():
 
         async def load(sender, took):
             await asyncio.to_thread(engine.wait_for, connections_open=0)
-            while " 0 open" not in repr(sender.pool):  # it is closed there before that is seen here
+            while " 0 open" not in repr(
+                sender.pool
+            ):  # it is closed there before that is seen here
                 await asyncio.sleep(0.001)
             await steady(sender, took, tasks(8), 8)
 
@@ -146,7 +172,9 @@ def test_connections_that_the_server_closed_meanwhile_are_made_again_unseen():
 
 
 def test_a_request_that_the_server_drops_is_a_failed_one_and_not_made_twice():
-    """Prepared connections are fresh: one that is closed on a request is no stale one, and the engine fails visibly."""
+    """Prepared connections are fresh: one that is closed on a request is no stale one, and the
+    engine fails visibly.
+    """
     with FakeEngine(slots=8) as engine:
         engine.fault(kind="close-first", times=1)
         rows = run(engine, lambda sender, took: steady(sender, took, tasks(4), 4), ready=4)
@@ -172,7 +200,10 @@ def test_cancelling_a_load_gives_up_what_is_under_way():
 
 
 def test_answers_that_had_ended_before_a_cancel_become_rows():
-    """A hundred answers end at once; Ctrl-C comes with the first row. What was measured is kept."""
+    """A hundred answers end at once; Ctrl-C comes with the first row.
+
+    What was measured is kept.
+    """
     with FakeEngine(slots=100, ttft_ms=100) as engine:
 
         async def load(sender, took):
@@ -184,7 +215,8 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
 
             work = asyncio.create_task(steady(sender, on_row, tasks(100), 100))
             await asyncio.to_thread(engine.wait_for, requests=100)
-            engine.wait_for(running=0)  # blocks the loop: every answer lies in the kernel when it goes on
+            # Blocks the loop: every answer lies in the kernel when it goes on.
+            engine.wait_for(running=0)
             await first.wait()
             under_way = len(sender.in_flight)
             work.cancel()
@@ -199,9 +231,13 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
 # What is sent
 
 
-def test_more_fields_of_a_body_are_sent_as_they_are_and_half_a_surrogate_pair_is_no_traceback(engine):
+def test_more_fields_of_a_body_are_sent_as_they_are_and_half_a_surrogate_pair_is_no_traceback(
+    engine,
+):
     async def load(sender, took):
-        assert body_of(task(body={"cache_prompt": False}), sender.endpoint)["cache_prompt"] is False
+        assert (
+            body_of(task(body={"cache_prompt": False}), sender.endpoint)["cache_prompt"] is False
+        )
         assert body_of(task(fixed_output=True), sender.endpoint)["ignore_eos"] is True
         await steady(sender, took, [task(text="half \ud83d of it")], 1)
 

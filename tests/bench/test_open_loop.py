@@ -33,14 +33,18 @@ def plan_of(*rates, arrivals="constant", for_s=0.2, seed=1):
 
 def opened(engine, store, plan, maker=MAKER, show=lambda _: None):
     async def run():
-        return await run_open(plan, await find_endpoint(engine.url, None), store, HOST, maker, show)
+        return await run_open(
+            plan, await find_endpoint(engine.url, None), store, HOST, maker, show
+        )
 
     summary = asyncio.run(run())
     return summary, [row for row in store.requests(summary.run_id) if row.level]
 
 
 async def swept(engine, store, **fields):
-    plan = SweepPlan(**{"quick_warm_up": True, "runs": 1, "workload": Workload(max_tokens=4), **fields})
+    plan = SweepPlan(
+        **{"quick_warm_up": True, "runs": 1, "workload": Workload(max_tokens=4), **fields}
+    )
     return await run_sweep(plan, await find_endpoint(engine.url, None), store, HOST)
 
 
@@ -52,12 +56,16 @@ def test_arrivals_at_a_rate_are_all_sent_and_know_when_they_were_due(engine, sto
     summary, rows = opened(engine, store, plan_of(100.0, 0.001, 50.0, arrivals="constant"))
     slow = [row for row in rows if row.level == 2]
     fast = [row for row in rows if row.level == 1]
-    assert [row.scheduled_s - fast[0].scheduled_s for row in fast] == pytest.approx([n / 100 for n in range(20)])
+    assert [row.scheduled_s - fast[0].scheduled_s for row in fast] == pytest.approx(
+        [n / 100 for n in range(20)]
+    )
     assert all(row.due_s <= row.started_s for row in rows)
     assert [row.started_s for row in fast] == sorted(row.started_s for row in fast)
     assert [(level.concurrency, level.requests, level.failed) for level in summary.levels] == [
-        (1, 20, 0), (2, 1, 0), (3, 10, 0),
-    ]  # fmt: skip
+        (1, 20, 0),
+        (2, 1, 0),
+        (3, 10, 0),
+    ]
     assert (len(slow), store.run(summary.run_id).kind) == (1, "open")
     summary, rows = opened(engine, store, plan_of(0.001, arrivals="poisson", for_s=0.1))
     assert (rows, summary.levels) == ([], ())
@@ -74,8 +82,11 @@ class Watched(TaskMaker):
 
 
 def test_nothing_is_made_up_while_it_is_measured(engine, store):
-    """A loop that composes a prompt does not see bytes arrive: TTFT p95 of 2000-token prompts was 74 ms, not 54."""
-    maker, made = Watched(Workload(max_tokens=2, seed=1)), []
+    """A loop that composes a prompt does not see bytes arrive: TTFT p95 of 2000-token prompts was
+    74 ms, not 54.
+    """
+    maker = Watched(Workload(max_tokens=2, seed=1))
+    made = []
 
     def show(progress):
         if progress.level:
@@ -95,7 +106,10 @@ def test_prompts_that_come_again_begin_with_another_line():
 
 def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversations():
     def times(seed):
-        return [arrivals_of(plan_of(50.0, arrivals="poisson", for_s=4.0, seed=seed), 1, n) for n in range(3)]
+        return [
+            arrivals_of(plan_of(50.0, arrivals="poisson", for_s=4.0, seed=seed), 1, n)
+            for n in range(3)
+        ]
 
     assert times(1) == times(1) != times(2)
     first, second = (next(TaskMaker(Workload(), salt=salt).scripts(1, 0)).system for salt in "ab")
@@ -105,7 +119,9 @@ def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversa
 
 
 def test_poisson_gaps_are_exponential_and_constant_ones_do_not_drift():
-    """Mean and deviation alike, and 1 - 1/e of them below the mean; the hundred thousandth is where it belongs."""
+    """Mean and deviation alike, and 1 - 1/e of them below the mean; the hundred thousandth is
+    where it belongs.
+    """
     moments = [0.0, *islice(ARRIVALS["poisson"](8.0, Random(2)), 20_000)]
     gaps = [after - before for before, after in pairwise(moments)]
     assert statistics.mean(gaps) == pytest.approx(1 / 8, rel=0.03)
@@ -136,7 +152,9 @@ def recording(store):
 
 
 def row(index, **fields):
-    return Request(1, 0, index, "fix", 0.0, 1.0, arrivals_s=tuple(n / 100 for n in range(100)), **fields)
+    return Request(
+        1, 0, index, "fix", 0.0, 1.0, arrivals_s=tuple(n / 100 for n in range(100)), **fields
+    )
 
 
 def stored(store):
@@ -151,7 +169,7 @@ async def test_a_run_that_raises_keeps_its_rows_and_the_reason(store):
             writing.took(row(0))
             raise ExceptionGroup("several", [ValueError("the first"), ValueError("the second")])
     assert stored(store) == (RunState.FAILED, "the first", 1)
-    with pytest.raises(StoreError, match="does not take this row"):  # noqa: PT012 - the run itself raises
+    with pytest.raises(StoreError, match=("does not take this row")):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
             writing.took(row(0))
             writing.took(row(0))
@@ -175,7 +193,8 @@ class SlowStore(Store):
 async def test_rows_that_are_being_written_when_the_run_ends_are_not_lost(store):
     """After its end a run takes no rows: who ends it waits for the thread that writes."""
     slow = SlowStore(store._connection, store.path)
-    slow.begun, slow.go_on = threading.Event(), threading.Event()
+    slow.begun = threading.Event()
+    slow.go_on = threading.Event()
     async with recording(slow) as writing:
         writing.took(row(0))
         await asyncio.to_thread(slow.begun.wait, 10.0)
@@ -214,7 +233,9 @@ async def test_rows_refused_by_a_lock_are_written_when_it_is_gone(store):
     assert stored(store)[2] == 2
 
 
-def test_a_store_that_takes_nothing_more_is_told_and_the_run_does_not_go_on_unrecorded(engine, tmp_path):
+def test_a_store_that_takes_nothing_more_is_told_and_the_run_does_not_go_on_unrecorded(
+    engine, tmp_path
+):
     """As a full disk: closed under the run's hands."""
     store = open_store(tmp_path / "s.sqlite3")
 
@@ -234,12 +255,20 @@ async def test_conversations_go_turn_after_turn_with_their_think_times(engine, s
     rows = {row.index: row for row in store.requests(summary.run_id) if row.level}
     assert rows.keys() == set(range(21))
     assert all((row.session, row.turn) == divmod(index, 3) for index, row in rows.items())
-    scripts = [*islice(TaskMaker(Workload(shape="conversation", turns=3, think_s=0.02, seed=1)).scripts(4, 0), 7)]
+    scripts = [
+        *islice(
+            TaskMaker(Workload(shape="conversation", turns=3, think_s=0.02, seed=1)).scripts(4, 0),
+            7,
+        )
+    ]
     for row in rows.values():
         if row.turn:
             pause = row.started_s - rows[row.index - 1].ended_s
             assert pause >= scripts[row.session].think_s[row.turn - 1] - 0.002
-    moments = sorted([(row.started_s, 1) for row in rows.values()] + [(row.ended_s, -1) for row in rows.values()])
+    moments = sorted(
+        [(row.started_s, 1) for row in rows.values()]
+        + [(row.ended_s, -1) for row in rows.values()]
+    )
     assert max(accumulate(step for _, step in moments)) <= 4
 
 
@@ -253,7 +282,8 @@ class Stopwatch:
         self.look = look
 
     def begin(self):
-        self.seen, self.began_s = self.look(), time.monotonic()
+        self.seen = self.look()
+        self.began_s = time.monotonic()
 
     def end(self):
         self.ended_s = time.monotonic()
@@ -264,8 +294,12 @@ async def test_what_is_drawn_before_the_first_request_is_not_counted(engine, sto
     endpoint = await find_endpoint(engine.url, None)
     async with Recording(store, endpoint, HOST, Identity("sweep", "f", {})) as writing:
         meter = Stopwatch(lambda: (gc.get_threshold(), repr(driver.pool).rpartition(", ")[2]))
-        driver = LoadGenerator(endpoint, writing, timeout_s=30.0, keep_text=False, most_connections=64, meter=meter)
-        rows, _ = await driver.run_tasks(3, 0, [replace(one, level=3) for one in tasks(4)], 3, lambda _: None)
+        driver = LoadGenerator(
+            endpoint, writing, timeout_s=30.0, keep_text=False, most_connections=64, meter=meter
+        )
+        rows, _ = await driver.run_tasks(
+            3, 0, [replace(one, level=3) for one in tasks(4)], 3, lambda _: None
+        )
         await driver.close()
     assert meter.seen == (RARELY, "3 idle>")
     assert meter.began_s <= writing.origin_s + min(row.started_s for row in rows)

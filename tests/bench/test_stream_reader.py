@@ -20,7 +20,8 @@ SSE = b"text/event-stream"
 NDJSON = b"application/x-ndjson"
 JSON = b"application/json"
 GONE = WireFailure("closed", "gone")
-LINE, HALF_LINE = b'{"message": {"content": "a"}}\n', b'{"message": {"cont'
+LINE = b'{"message": {"content": "a"}}\n'
+HALF_LINE = b'{"message": {"cont'
 END_LINE = b'{"done": true, "eval_count": 3, "prompt_eval_count": 7}\n'
 DONE = b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 5, "completion_tokens": 3}
@@ -31,7 +32,9 @@ def event(**fields):
 
 
 def said(content, finish=None, **fields):
-    return event(choices=[{"index": 0, "delta": {"content": content}, "finish_reason": finish}], **fields)
+    return event(
+        choices=[{"index": 0, "delta": {"content": content}, "finish_reason": finish}], **fields
+    )
 
 
 def reader():
@@ -70,8 +73,12 @@ def row_of(reading):
 
     async def run():
         origin, _ = parse_url("http://127.0.0.1:9")
-        sender = Sender(Endpoint(origin, "/v1", "m"), Pool(origin), 0.0, timeout_s=1.0, keep_text=True)
-        return sender._row(BenchTask(1, 0, 0, "fix", [{"role": "user", "content": "?"}], 8), reading)
+        sender = Sender(
+            Endpoint(origin, "/v1", "m"), Pool(origin), 0.0, timeout_s=1.0, keep_text=True
+        )
+        return sender._row(
+            BenchTask(1, 0, 0, "fix", [{"role": "user", "content": "?"}], 8), reading
+        )
 
     return asyncio.run(run())
 
@@ -91,22 +98,77 @@ def row_of(reading):
             ],
             *(SSE, [3.0, 4.0], "ab"),
         ),
-        ([event(choices=[{"text": "a"}]), event(choices=[{"text": "", "finish_reason": "length"}])], SSE, [1.0], "a"),
-        ([b'{"message": {"content": ""}}\n', b'{"message": {"thinking": "hm"}}\n', END_LINE], NDJSON, [2.0], ""),
-        *[([event(choices=[{"delta": {name: "hm"}}]), said("a", "stop") + DONE], SSE, [1.0, 2.0], "a")
-          for name in ("reasoning_content", "reasoning")],
-        ([event(choices=[{"delta": {"content": None, "tool_calls": []}}]),
-          event(choices=[{"delta": {"tool_calls": None}}]),
-          event(choices=[{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}]),
-          event(choices=[{"delta": {}, "finish_reason": "tool_calls"}]) + DONE], SSE, [3.0], ""),
-        ([event(choices=[{"delta": {"content": [{"type": "text", "text": "a"}]}}]), said("", "stop")], SSE, [1.0], ""),
-        ([b'data: {"choices": [\ndata: {"delta": {"content": "a"},\ndata: "finish_reason": "stop"}]}\n\n'], SSE,
-         [1.0], "a"),
+        (
+            [
+                event(choices=[{"text": "a"}]),
+                event(choices=[{"text": "", "finish_reason": "length"}]),
+            ],
+            SSE,
+            [1.0],
+            "a",
+        ),
+        (
+            [b'{"message": {"content": ""}}\n', b'{"message": {"thinking": "hm"}}\n', END_LINE],
+            NDJSON,
+            [2.0],
+            "",
+        ),
+        *[
+            (
+                [event(choices=[{"delta": {name: "hm"}}]), said("a", "stop") + DONE],
+                SSE,
+                [1.0, 2.0],
+                "a",
+            )
+            for name in ("reasoning_content", "reasoning")
+        ],
+        (
+            [
+                event(choices=[{"delta": {"content": None, "tool_calls": []}}]),
+                event(choices=[{"delta": {"tool_calls": None}}]),
+                event(
+                    choices=[
+                        {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}
+                    ]
+                ),
+                event(choices=[{"delta": {}, "finish_reason": "tool_calls"}]) + DONE,
+            ],
+            SSE,
+            [3.0],
+            "",
+        ),
+        (
+            [
+                event(choices=[{"delta": {"content": [{"type": "text", "text": "a"}]}}]),
+                said("", "stop"),
+            ],
+            SSE,
+            [1.0],
+            "",
+        ),
+        (
+            [
+                (
+                    b'data: {"choices": [\ndata: {"delta": {"content": "a"},\ndata: '
+                    b'"finish_reason": "stop"}]}\n\n'
+                )
+            ],
+            SSE,
+            [1.0],
+            "a",
+        ),
     ],
-    ids=["the role event is no token", "completions without chat", "Ollama's thinking is one, its empty line none",
-         "reasoning is one", "under its other name too", "a tool call is one, an empty list of them none",
-         "content in parts is one of unknown text", "one object over several lines is one event"],
-)  # fmt: skip
+    ids=[
+        "the role event is no token",
+        "completions without chat",
+        "Ollama's thinking is one, its empty line none",
+        "reasoning is one",
+        "under its other name too",
+        "a tool call is one, an empty list of them none",
+        "content in parts is one of unknown text",
+        "one object over several lines is one event",
+    ],
+)
 def test_the_first_token_is_the_first_with_content(reads, kind, arrivals, text):
     """Servers send the role at once, long before the first token."""
     reading = read(*reads, kind=kind)
@@ -126,7 +188,21 @@ def compact(choices, **fields):
 def some_event(rng):
     """Bytes, the text in them, and how many arrivals they are."""
     word = rng.choice(
-        [" the", "a", " x-1", ' "quoted"', "é", "日本", " delta", " \\n", '"}', " {}", "\t", "[DONE]", ","]
+        [
+            " the",
+            "a",
+            " x-1",
+            ' "quoted"',
+            "é",
+            "日本",
+            " delta",
+            " \\n",
+            '"}',
+            " {}",
+            "\t",
+            "[DONE]",
+            ",",
+        ]
     )
     plain = {"index": 0, "delta": {"content": word}, "finish_reason": None}
     other = {"index": 1, "delta": {"content": word}, "finish_reason": None}
@@ -164,7 +240,9 @@ def cut(data, ends, rng):
 
 @pytest.mark.parametrize("framed", [False, True], ids=["body", "chunks"])
 def test_however_the_bytes_are_cut_the_answer_is_the_same(framed):
-    """Every event belongs to the read that brought its end; its text, its figures and its finish are as sent."""
+    """Every event belongs to the read that brought its end; its text, its figures and its finish
+    are as sent.
+    """
     seed = random.SystemRandom().randrange(10**9)
     print("seed", seed)
     for rng in map(random.Random, range(seed, seed + 100)):
@@ -174,11 +252,17 @@ def test_however_the_bytes_are_cut_the_answer_is_the_same(framed):
         reads, edges = cut(b"".join(data for data, _, _ in events), ends, rng)
         reading = read_framed(reads, rng) if framed else read(*reads)
         expected = [
-            1.0 + bisect_left(edges, end) for end, (_, _, count) in zip(ends, events, strict=True) for _ in range(count)
+            1.0 + bisect_left(edges, end)
+            for end, (_, _, count) in zip(ends, events, strict=True)
+            for _ in range(count)
         ]
         assert reading.arrivals == expected, rng
         assert "".join(reading.text) == "".join(text for _, text, _ in events)
-        assert (reading.usage, reading.finish_reason, reading.error_kind) == (USAGE, "length", None)
+        assert (reading.usage, reading.finish_reason, reading.error_kind) == (
+            USAGE,
+            "length",
+            None,
+        )
 
 
 def read_framed(reads, rng):
@@ -187,7 +271,10 @@ def read_framed(reads, rng):
     async def run():
         reading = reader()
         for at, data in enumerate(reads, start=1):
-            middle = rng.randrange(1, len(data)) if len(data) > 1 and rng.random() < 0.3 else 0
+            if len(data) > 1 and rng.random() < 0.3:
+                middle = rng.randrange(1, len(data))
+            else:
+                middle = 0
             parts = [part for part in (data[:middle], data[middle:]) if part]
             raw = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
             assert chunked_body_size(raw) == len(data)
@@ -202,33 +289,68 @@ def read_framed(reads, rng):
 # Tokens
 
 
-@pytest.mark.parametrize("count", ["NaN", "true", '"12"', "-3", "1.5", "null", "[]", "{}", str(10**30)])
+@pytest.mark.parametrize(
+    "count", ["NaN", "true", '"12"', "-3", "1.5", "null", "[]", "{}", str(10**30)]
+)
 def test_a_count_that_is_no_count_is_unknown(count):
-    """Then, and without `usage`, a whole stream is no measurement: events are not tokens, and none are made up."""
+    """Then, and without `usage`, a whole stream is no measurement: events are not tokens, and none
+    are made up.
+    """
     data = b'data: {"choices":[],"usage":{"completion_tokens":%b,"prompt_tokens":%b}}\n\n'
     for usage in ([data % (count.encode(), count.encode())], []):
         row = row_of(receive(said("a", "stop"), *usage, DONE))
-        assert (row.ok, row.output_tokens, row.prompt_tokens, row.error_kind) == (False, None, None, "no_usage")
+        assert (row.ok, row.output_tokens, row.prompt_tokens, row.error_kind) == (
+            False,
+            None,
+            None,
+            "no_usage",
+        )
 
 
 def test_llama_cpps_timings_and_cached_tokens_are_kept():
-    timings = {"prompt_n": 4, "prompt_ms": 8.0, "predicted_n": 3, "predicted_ms": 20.0, "cache_n": 1}
-    row = row_of(receive(said("a"), said("b", "stop"), event(choices=[], usage=USAGE, timings=timings), DONE))
-    assert (row.ok, row.engine.prompt_ms, row.engine.decode_ms, row.engine.cached_tokens) == (True, 8.0, 20.0, 1)
+    timings = {
+        "prompt_n": 4,
+        "prompt_ms": 8.0,
+        "predicted_n": 3,
+        "predicted_ms": 20.0,
+        "cache_n": 1,
+    }
+    row = row_of(
+        receive(
+            said("a"), said("b", "stop"), event(choices=[], usage=USAGE, timings=timings), DONE
+        )
+    )
+    assert (row.ok, row.engine.prompt_ms, row.engine.decode_ms, row.engine.cached_tokens) == (
+        True,
+        8.0,
+        20.0,
+        1,
+    )
     details = {**USAGE, "prompt_tokens_details": {"cached_tokens": 4}}
     assert row_of(receive(said("a", "stop", usage=details), DONE)).engine.cached_tokens == 4
-    assert row_of(receive(said("a", "stop", usage=USAGE, timings={"predicted_ms": 10**400}), DONE)).ok
+    assert row_of(
+        receive(said("a", "stop", usage=USAGE, timings={"predicted_ms": 10**400}), DONE)
+    ).ok
 
 
 # What goes wrong
 
 
 @pytest.mark.parametrize(
-    "half", [{"error": "half \ud83d"}, {"choices": [{"finish_reason": "\ud83d"}]}], ids=["error", "end"]
+    "half",
+    [{"error": "half \ud83d"}, {"choices": [{"finish_reason": "\ud83d"}]}],
+    ids=["error", "end"],
 )
 def test_words_that_are_no_text_can_be_stored(half):
     """SQLite and MessagePack take no half of a surrogate pair."""
-    row = row_of(receive(said("a"), f"data: {json.dumps(half)}\n\n".encode(), event(choices=[], usage=USAGE), DONE))
+    row = row_of(
+        receive(
+            said("a"),
+            f"data: {json.dumps(half)}\n\n".encode(),
+            event(choices=[], usage=USAGE),
+            DONE,
+        )
+    )
     msgspec.msgpack.encode(row)
 
 
@@ -251,9 +373,22 @@ NO_OBJECTS += [
         ([said("a", "stop")], {"ended_by": GONE}, "cut", "gone"),
         ([said("a", "stop").replace(b"data: ", b"data:")], {}, None, None),
         ([said("a", "stop") + DONE], {"kind": b"Text/Event-Stream; charset=UTF-8"}, None, None),
-        ([said("a"), event(error={"message": "no memory"}), event(error="again")], {}, "engine_error", "no memory"),
-        *[([said("a", "stop", error=nothing), DONE], {}, None, None) for nothing in (None, "", {}, False)],
-        ([b'{"error": {"message": "no such model"}}'], {"kind": JSON}, "engine_error", "no such model"),
+        (
+            [said("a"), event(error={"message": "no memory"}), event(error="again")],
+            {},
+            "engine_error",
+            "no memory",
+        ),
+        *[
+            ([said("a", "stop", error=nothing), DONE], {}, None, None)
+            for nothing in (None, "", {}, False)
+        ],
+        (
+            [b'{"error": {"message": "no such model"}}'],
+            {"kind": JSON},
+            "engine_error",
+            "no such model",
+        ),
         ([b'{"error":{"message":"no slot"}}'], {"status": 503}, "http_503", "no slot"),
         ([b"bad gateway"], {"status": 502, "kind": b"text/plain"}, "http_502", "bad gateway"),
         ([], {"status": 500}, "http_500", "HTTP 500"),
@@ -263,13 +398,23 @@ NO_OBJECTS += [
         ([LINE], {"kind": NDJSON}, "cut", None),
         ([LINE, END_LINE.rstrip()], {"kind": NDJSON}, None, None),
         ([LINE, HALF_LINE], {"kind": NDJSON, "ended_by": GONE}, "cut", "gone"),
-        ([LINE, HALF_LINE], {"kind": NDJSON, "ended_by": WireFailure("protocol", "gone")}, "protocol", "gone"),
+        (
+            [LINE, HALF_LINE],
+            {"kind": NDJSON, "ended_by": WireFailure("protocol", "gone")},
+            "protocol",
+            "gone",
+        ),
         *[([page], {"kind": b"text/html"}, "garbage", None) for page in NO_ANSWERS],
-        *[([said("a"), b"data: %b\n\n" % data, said("b", "stop"), DONE], {}, "garbage", None) for data in NO_OBJECTS],
+        *[
+            ([said("a"), b"data: %b\n\n" % data, said("b", "stop"), DONE], {}, "garbage", None)
+            for data in NO_OBJECTS
+        ],
     ],
 )
 def test_how_an_answer_ended_is_told_by_kind_with_the_first_words(reads, how, kind, words):
-    """Either `[DONE]` or a finish reason may be missing; a connection lost after the finish had its `usage` to come."""
+    """Either `[DONE]` or a finish reason may be missing; a connection lost after the finish had
+    its `usage` to come.
+    """
     reading = read(*reads, **how)
     assert reading.error_kind == kind
     assert row_of(reading).ok is False or kind is None
@@ -280,12 +425,18 @@ def test_how_an_answer_ended_is_told_by_kind_with_the_first_words(reads, how, ki
 @pytest.mark.parametrize(
     "odd",
     [
-        {"choices": {"0": {}}}, {"choices": "none"}, {"choices": [None, 3, "x", []]}, {"choices": [{"delta": "x"}]},
-        {"choices": [{"delta": [], "finish_reason": 5}]}, {"choices": [{"delta": {"content": "", "tool_calls": {}}}]},
-        {"choices": [], "usage": [1, 2]}, {"choices": [], "usage": "12"}, {"choices": [], "timings": 3},
+        {"choices": {"0": {}}},
+        {"choices": "none"},
+        {"choices": [None, 3, "x", []]},
+        {"choices": [{"delta": "x"}]},
+        {"choices": [{"delta": [], "finish_reason": 5}]},
+        {"choices": [{"delta": {"content": "", "tool_calls": {}}}]},
+        {"choices": [], "usage": [1, 2]},
+        {"choices": [], "usage": "12"},
+        {"choices": [], "timings": 3},
     ],
     ids=json.dumps,
-)  # fmt: skip
+)
 def test_fields_of_another_type_are_neither_tokens_nor_a_fault(odd):
     reading = read(event(**odd), said("a", "stop", usage=USAGE), DONE)
     assert (reading.error_kind, reading.arrivals, reading.usage) == (None, [2.0], USAGE)
@@ -294,7 +445,9 @@ def test_fields_of_another_type_are_neither_tokens_nor_a_fault(odd):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_came_before_a_timeout_is_read_but_does_not_count_unless_it_is_complete(whole):
-    """A timer and the end can come in one round of the loop, before whoever waits has been woken."""
+    """A timer and the end can come in one round of the loop,
+    before whoever waits has been woken.
+    """
 
     async def run():
         reading = reader()
@@ -306,16 +459,24 @@ def test_what_came_before_a_timeout_is_read_but_does_not_count_unless_it_is_comp
         return reading
 
     row = row_of(asyncio.run(run()))
-    assert (row.error_kind, row.first_token_s, row.finish_reason) == (None if whole else "timeout", 1.0, "stop")
+    assert (row.error_kind, row.first_token_s, row.finish_reason) == (
+        None if whole else "timeout",
+        1.0,
+        "stop",
+    )
 
 
 @pytest.mark.parametrize(("size", "reads"), [(65_536, 200), (1, 1000)], ids=["endless", "small"])
 def test_reading_is_put_off_to_the_end_but_for_an_endless_stream(size, reads):
-    """While tokens stream, a read costs one append. Of much, only times and text are kept, not its bytes."""
+    """While tokens stream, a read costs one append.
+
+    Of much, only times and text are kept, not its bytes.
+    """
     data = said("x" * size)
 
     async def run():
-        reading, most = reader(), 0
+        reading = reader()
+        most = 0
         for at in range(reads):
             reading.on_body(data, float(at))
             most = max(most, reading.reads)
@@ -326,16 +487,27 @@ def test_reading_is_put_off_to_the_end_but_for_an_endless_stream(size, reads):
         return reading
 
     reading = asyncio.run(run())
-    assert (reading.arrivals, reading.reads, reading.error_kind) == ([float(at) for at in range(reads)], 0, "timeout")
+    assert (reading.arrivals, reading.reads, reading.error_kind) == (
+        [float(at) for at in range(reads)],
+        0,
+        "timeout",
+    )
 
 
 # Answers that are no stream
 
 
 def test_a_whole_answer_arrives_at_its_end():
-    body = json.dumps({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": USAGE}).encode()
+    body = json.dumps(
+        {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": USAGE}
+    ).encode()
     row = row_of(receive(body[:20], body[20:], kind=b"application/json"))
-    assert (row.ok, row.first_token_s, row.last_token_s, row.output_tokens) == (True, 99.0, 99.0, 3)
+    assert (row.ok, row.first_token_s, row.last_token_s, row.output_tokens) == (
+        True,
+        99.0,
+        99.0,
+        3,
+    )
     assert (row.answer, row.finish_reason) == ("hi", "stop")
 
 
@@ -357,12 +529,23 @@ OLLAMA_END = {
 
 
 def test_ollamas_lines_and_durations_are_read():
-    first, second = lines({"message": {"content": "日"}, "done": False}), lines({"message": {"content": "b"}})
-    row = row_of(receive(first[:25], first[25:] + second[:5], second[5:], lines(OLLAMA_END), kind=NDJSON))
+    first = lines({"message": {"content": "日"}, "done": False})
+    second = lines({"message": {"content": "b"}})
+    row = row_of(
+        receive(first[:25], first[25:] + second[:5], second[5:], lines(OLLAMA_END), kind=NDJSON)
+    )
     assert (row.ok, row.arrivals_s, row.answer) == (True, (2.0, 3.0), "日b")
     assert (row.prompt_tokens, row.output_tokens, row.finish_reason) == (7, 3, "length")
-    assert (row.engine.prompt_ms, row.engine.decode_ms, row.engine.decode_tok_s) == (5.0, 20.0, 150.0)
-    odd = row_of(receive(lines({"message": {"content": ["a"]}}, {**OLLAMA_END, "done_reason": 5}), kind=NDJSON))
+    assert (row.engine.prompt_ms, row.engine.decode_ms, row.engine.decode_tok_s) == (
+        5.0,
+        20.0,
+        150.0,
+    )
+    odd = row_of(
+        receive(
+            lines({"message": {"content": ["a"]}}, {**OLLAMA_END, "done_reason": 5}), kind=NDJSON
+        )
+    )
     assert odd.finish_reason is None or isinstance(odd.finish_reason, str)
 
 
@@ -400,7 +583,9 @@ def receive_until_given_up(data, kind, *, most):
 
 @pytest.mark.parametrize("kind", [SSE, NDJSON])
 def test_a_long_event_in_small_pieces_costs_as_much_as_its_bytes(kind):
-    """Each piece was joined to all before it: 4 MiB in reads of 64 bytes stood still for a minute."""
+    """Each piece was joined to all before it: 4 MiB in reads of 64 bytes stood still for a
+    minute.
+    """
 
     def cost_s(reads):
         reading = receive(*[b"x" * 64] * reads, kind=kind)

@@ -21,12 +21,23 @@ def plan_of(**fields):
     names = set(Workload.__struct_fields__)
     work = Workload(**WORK | {name: value for name, value in fields.items() if name in names})
     rest = {name: value for name, value in fields.items() if name not in names}
-    return SweepPlan(**{"concurrency": (1, 2), "tasks": 5, "runs": 2, "quick_warm_up": True, "workload": work, **rest})
+    return SweepPlan(
+        **{
+            "concurrency": (1, 2),
+            "tasks": 5,
+            "runs": 2,
+            "quick_warm_up": True,
+            "workload": work,
+            **rest,
+        }
+    )
 
 
 def sweep(engine, store, progress=lambda _: None, **fields):
     async def run():
-        return await run_sweep(plan_of(**fields), await find_endpoint(engine.url, None), store, HOST, progress)
+        return await run_sweep(
+            plan_of(**fields), await find_endpoint(engine.url, None), store, HOST, progress
+        )
 
     return asyncio.run(run())
 
@@ -38,18 +49,27 @@ def paced():
 
 
 def test_a_sweep_measures_what_the_engine_does(paced, store):
-    """Truth: 40 ms to the first token, 10 ms a token, never less. The engine's own clock sees the same busy machine."""
+    """Truth: 40 ms to the first token, 10 ms a token, never less.
+
+    The engine's own clock sees the same busy machine.
+    """
     summary = sweep(paced, store)
     one, two = summary.levels
-    run, rows = store.run(summary.run_id), store.requests(summary.run_id)
+    run = store.run(summary.run_id)
+    rows = store.requests(summary.run_id)
     assert run.state is RunState.DONE
-    assert len(rows) == 1 + 2 + 2 * 2 * 5  # the warm-up is stored too, as level 0: one alone, then as many as at most
+    # The warm-up is stored too, as level 0: one alone, then as many as at most.
+    assert len(rows) == 1 + 2 + 2 * 2 * 5
     assert len({row.prompt for row in rows}) == len(rows)
-    counted = [row for row in rows if row.level]  # those of them count whose client was not the limit
+    # Those of them count whose client was not the limit.
+    counted = [row for row in rows if row.level]
     assert {row.output_tokens for row in counted} == {8}
     assert {row.kind for row in counted} == {"implement", "test", "fix", "refactor", "document"}
     assert all(row.engine.decode_tok_s and row.arrivals_s for row in counted)
-    times = [(row.started_s, row.first_byte_s, row.first_token_s, row.last_token_s, row.ended_s) for row in counted]
+    times = [
+        (row.started_s, row.first_byte_s, row.first_token_s, row.last_token_s, row.ended_s)
+        for row in counted
+    ]
     assert all(list(moments) == sorted(moments) for moments in times)
     assert one.failed == two.failed == 0
     assert one.ttft_ms.p50 >= 40
@@ -63,11 +83,18 @@ def test_a_sweep_measures_what_the_engine_does(paced, store):
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("500", "http_500"), ("503", "http_503"), ("429", "http_429"), ("garbage", "protocol"), ("html", "garbage"),
-        ("invalid-json", "garbage"), ("close-first", "closed"), ("close-mid", "cut"), ("hang-first", "timeout"),
+        ("500", "http_500"),
+        ("503", "http_503"),
+        ("429", "http_429"),
+        ("garbage", "protocol"),
+        ("html", "garbage"),
+        ("invalid-json", "garbage"),
+        ("close-first", "closed"),
+        ("close-mid", "cut"),
+        ("hang-first", "timeout"),
         ("hang-mid", "timeout"),
     ],
-)  # fmt: skip
+)
 def test_faults_are_counted_by_kind_and_never_as_tokens(engine, store, fault, kind):
     calls = []
 
@@ -85,13 +112,18 @@ def test_faults_are_counted_by_kind_and_never_as_tokens(engine, store, fault, ki
 
 
 def test_an_answer_without_usage_is_a_failure_and_not_a_guess(store):
-    with FakeEngine(slots=2, token_ms=2, no_usage=True) as engine, pytest.raises(EndpointError, match="usage"):
+    with (
+        FakeEngine(slots=2, token_ms=2, no_usage=True) as engine,
+        pytest.raises(EndpointError, match="usage"),
+    ):
         sweep(engine, store)
     assert store.run("last").state is RunState.FAILED
 
 
 def test_the_same_seed_asks_the_same_questions(engine, store):
-    """Repeats have one fingerprint and other workloads another; prompts and answers can be left unstored."""
+    """Repeats have one fingerprint and other workloads another; prompts and answers can be left
+    unstored.
+    """
     seed = random.SystemRandom().randrange(1000)
     print("seed", seed)
     runs = [sweep(engine, store, seed=seed, concurrency=(2,), runs=1).run_id for _ in range(2)]
@@ -106,6 +138,11 @@ def test_the_same_seed_asks_the_same_questions(engine, store):
 
 
 def test_the_url_may_have_v1_or_not_and_the_only_model_need_not_be_named(engine):
-    for url in (engine.url, f"{engine.url}/", f"{engine.url}/v1", engine.url.removeprefix("http://")):
+    for url in (
+        engine.url,
+        f"{engine.url}/",
+        f"{engine.url}/v1",
+        engine.url.removeprefix("http://"),
+    ):
         endpoint = asyncio.run(find_endpoint(url, None))
         assert (endpoint.base, endpoint.model) == ("/v1", "fake-model")

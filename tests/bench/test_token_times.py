@@ -32,11 +32,24 @@ def test_the_time_per_token_is_over_all_tokens_but_the_first(one):
 @pytest.mark.parametrize(
     "one",
     [
-        row(1.0, tokens=1), row(1.0, 1.0, 1.0, tokens=3), row(1.0, 1.1, tokens=None), row(1.0, 1.1, tokens=0),
-        row(tokens=5), row(1.0, 1.1, 1.2, tokens=3, error_kind="cut"), row(1.0, 2.0, tokens=1),
+        row(1.0, tokens=1),
+        row(1.0, 1.0, 1.0, tokens=3),
+        row(1.0, 1.1, tokens=None),
+        row(1.0, 1.1, tokens=0),
+        row(tokens=5),
+        row(1.0, 1.1, 1.2, tokens=3, error_kind="cut"),
+        row(1.0, 2.0, tokens=1),
     ],
-    ids=["one token", "one read", "tokens unknown", "no tokens", "no content", "failed", "less than one token later"],
-)  # fmt: skip
+    ids=[
+        "one token",
+        "one read",
+        "tokens unknown",
+        "no tokens",
+        "no content",
+        "failed",
+        "less than one token later",
+    ],
+)
 def test_where_nothing_came_after_the_first_read_there_is_no_speed(one):
     assert tpot_ms(one) is None
 
@@ -59,7 +72,12 @@ def test_gaps_are_from_read_to_read(one, gaps):
     ("rows", "level", "spans", "tok_s"),
     [
         ([spread(0.0, 3.0), spread(1.0, 4.0)], 2, [(1.0, 3.0)], None),
-        ([spread(n * 1.004, n * 1.004 + 1.0) for n in range(3)], 1, [(0.0, pytest.approx(3.008))], None),
+        (
+            [spread(n * 1.004, n * 1.004 + 1.0) for n in range(3)],
+            1,
+            [(0.0, pytest.approx(3.008))],
+            None,
+        ),
         ([spread(0.0, 1.0), spread(2.0, 3.0)], 1, [(0.0, 1.0), (2.0, 3.0)], None),
         ([spread(0.0, 1.0)] * 19, 20, [(0.0, 1.0)], 190.0),
         ([spread(0.0, 1.0)] * 4 + [spread(1.0, 2.0)] * 4, 4, [(0.0, 2.0)], 40.0),
@@ -67,8 +85,17 @@ def test_gaps_are_from_read_to_read(one, gaps):
         ([row(1.0, tokens=10)], 1, [(0.0, 1.0)], 10.0),
     ],
     ids=[
-        *("while as many as asked are in flight", "a moment between two requests does not end it", "a pause does"),
-        *("nineteen of twenty", "at the very same moment", "failures bring no tokens", "a whole answer at its end"),
+        *(
+            "while as many as asked are in flight",
+            "a moment between two requests does not end it",
+            "a pause does",
+        ),
+        *(
+            "nineteen of twenty",
+            "at the very same moment",
+            "failures bring no tokens",
+            "a whole answer at its end",
+        ),
     ],
 )
 def test_a_level_is_full_while_nearly_all_are_in_flight(rows, level, spans, tok_s):
@@ -85,7 +112,9 @@ def test_eighteen_of_twenty_are_not_full():
 
 
 def test_the_plateau_counts_only_tokens_that_came_in_it():
-    """Ten tokens a second each, overlapping for one second: twenty came in it, but for the one on its edge."""
+    """Ten tokens a second each, overlapping for one second: twenty came in it, but for the one on
+    its edge.
+    """
     rows = [spread(0.0, 2.0, tokens=20), spread(1.0, 3.0, tokens=20, index=1)]
     assert plateau_tok_s(rows, 2) == pytest.approx(20.0, abs=1.1)
 
@@ -99,7 +128,13 @@ def test_the_plateau_counts_only_tokens_that_came_in_it():
         ([spread(0.0, 1.0)] * 4, 4, None),
         ([], 4, None),
     ],
-    ids=["the next follows at once", "0.4 s of nothing", "no more requests are left", "a burst", "nothing"],
+    ids=[
+        "the next follows at once",
+        "0.4 s of nothing",
+        "no more requests are left",
+        "a burst",
+        "nothing",
+    ],
 )
 def test_delivered_is_what_was_in_flight_of_what_was_asked_for(rows, level, share):
     assert delivered(rows, level) == (None if share is None else pytest.approx(share))

@@ -53,7 +53,9 @@ def site(home):
 
 @pytest.fixture
 def visit(chromium):
-    """`visit(url)` opens a fresh context; with the test's end, nothing may have gone wrong on its pages."""
+    """`visit(url)` opens a fresh context; with the test's end, nothing may have gone wrong on its
+    pages.
+    """
     made = []
 
     def open_one(url, *, viewport=DESK, **options):
@@ -71,13 +73,19 @@ def visit(chromium):
 
 @pytest.fixture
 def hive(tmp_path):
-    """A real `skep up` in front of a fake engine, with folders of its own; its environment and its address."""
+    """A real `skep up` in front of a fake engine, with folders of its own; its environment and its
+    address.
+    """
     env = own_env(tmp_path)
-    (tmp_path / "skep.toml").write_text('[gateway]\nport = 0\n[[serve]]\nmodel = "fake-model"\nengine = "fake"\n')
+    (tmp_path / "skep.toml").write_text(
+        '[gateway]\nport = 0\n[[serve]]\nmodel = "fake-model"\nengine = "fake"\n'
+    )
 
     def run(*words):
         argv = [sys.executable, "-m", "skep", *words]
-        return subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+        return subprocess.run(
+            argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        )
 
     yield env, json.loads(run("up", "-d", "--json").stdout)["url"]
     run("down", "--wait", "0s")

@@ -1,4 +1,6 @@
-"""The chat as people use it: in a real Chromium, in front of an engine that answers slowly enough to be stopped."""
+"""The chat as people use it: in a real Chromium, in front of an engine that answers slowly enough
+to be stopped.
+"""
 
 from playwright.sync_api import expect
 from visits import PHONE, own_env, served
@@ -7,7 +9,10 @@ from skep.testing.process import FakeEngine
 
 
 def test_answers_stream_in_with_their_speed_and_can_be_stopped(visit, tmp_path):
-    with FakeEngine(slots=1, token_ms=30) as engine, served(own_env(tmp_path) | {"SKEP_URL": engine.url}) as url:
+    with (
+        FakeEngine(slots=1, token_ms=30) as engine,
+        served(own_env(tmp_path) | {"SKEP_URL": engine.url}) as url,
+    ):
         page = visit(url, viewport=PHONE).go("/chat")
         page.fill("#question", "Count to ten.")
         page.press("#question", "Enter")

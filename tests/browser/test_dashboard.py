@@ -33,14 +33,16 @@ UNLABELLED = """() => [...document.querySelectorAll("input:not([type=hidden]), s
 UNNAMED = """() => [...document.querySelectorAll("img:not([alt]), svg[role=img]")]
     .filter((one) => one.tagName === "IMG" || !(one.querySelector("title") || one.getAttribute("aria-label")))
     .map((one) => one.outerHTML.slice(0, 200))"""
-# What a reader meets with Tab: controls that have a size, are not disabled and not inside something folded.
+# What a reader meets with Tab: controls that have a size, are not disabled and not inside
+# something folded.
 REACHABLE = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
     .filter((one) => one.type !== "hidden" && !one.disabled && one.checkVisibility({visibilityProperty: true}))"""
 NUMBERED = f"({REACHABLE})().forEach((one, index) => {{ one.dataset.tabTest = index; }})"
 FOCUSED = "document.activeElement.dataset.tabTest"
 OUTLINED = """() => { const style = getComputedStyle(document.activeElement);
     return style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0 || style.boxShadow !== "none"; }"""
-# Of every text outside of pictures: its colour, the first ground behind it that is not clear, whether it is large.
+# Of every text outside of pictures: its colour, the first ground behind it that is not clear,
+# whether it is large.
 WORDS = """() => { const found = {}; const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     const clear = (colour) => colour === "transparent" || /, 0\\)$/.test(colour);
     while (walk.nextNode()) { const one = walk.currentNode.parentElement;
@@ -64,7 +66,9 @@ def test_every_page_shows_itself_without_a_fault(visit, site, path):
     assert page.evaluate(UNNAMED) == []
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1000, "dark"), (400, "dark"), (360, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1400, "light"), (1000, "dark"), (400, "dark"), (360, "light")]
+)
 @pytest.mark.parametrize("path", PAGES)
 def test_nothing_of_a_page_is_cut_off_and_the_night_is_dark(visit, site, path, width, scheme):
     page = visit(site, viewport={"width": width, "height": 900}, color_scheme=scheme).go(path)
@@ -96,7 +100,9 @@ def test_every_word_stands_out_from_its_ground(visit, site, scheme):
 def luminance(colour):
     """Of `rgb(r, g, b)`, as WCAG has it."""
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -118,7 +124,9 @@ def test_keys_go_to_pages_and_tab_reaches_the_content(visit, site):
     assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
 
 
-@pytest.mark.parametrize("path", ["/history?target=box&window=7d", "/runs", "/plan?model=qwen3.6-27b"])
+@pytest.mark.parametrize(
+    "path", ["/history?target=box&window=7d", "/runs", "/plan?model=qwen3.6-27b"]
+)
 def test_tab_reaches_every_control_and_shows_where_it_is(visit, site, path):
     page = visit(site).go(path)
     expect(page.locator(".chart:not([data-drawn]), [data-fetch]")).to_have_count(0, timeout=60_000)
@@ -128,7 +136,9 @@ def test_tab_reaches_every_control_and_shows_where_it_is(visit, site, path):
     for _ in range(len(wanted) + 5):
         page.keyboard.press("Tab")
         reached.add(page.evaluate(FOCUSED))
-        assert page.evaluate(OUTLINED), page.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+        assert page.evaluate(OUTLINED), page.evaluate(
+            "document.activeElement.outerHTML.slice(0, 200)"
+        )
         if reached >= wanted:
             break
     assert wanted <= reached
@@ -149,14 +159,35 @@ def store_run(path):
     """Three tasks alone, then four at once; marked as simulated."""
     with open_store(path) as store:
         run = store.begin_run(
-            kind="sweep", created_at=time.time(), model="made-up-model", url="http://127.0.0.1:9/v1", fingerprint="f",
-            config={"concurrency": [1, 4]}, host={}, engine={}, simulated=True, skep_version="0",
-        )  # fmt: skip
+            kind="sweep",
+            created_at=time.time(),
+            model="made-up-model",
+            url="http://127.0.0.1:9/v1",
+            fingerprint="f",
+            config={"concurrency": [1, 4]},
+            host={},
+            engine={},
+            simulated=True,
+            skep_version="0",
+        )
         rows = [
-            Request(level, repeat, index, "fix", float(index // level), index // level + 0.9, prompt_tokens=40,
-                    first_token_s=index // level + 0.1, last_token_s=index // level + 0.9, output_tokens=50, status=200)
-            for level in (1, 4) for repeat in range(3) for index in range(3 * level)
-        ]  # fmt: skip
+            Request(
+                level,
+                repeat,
+                index,
+                "fix",
+                float(index // level),
+                index // level + 0.9,
+                prompt_tokens=40,
+                first_token_s=index // level + 0.1,
+                last_token_s=index // level + 0.9,
+                output_tokens=50,
+                status=200,
+            )
+            for level in (1, 4)
+            for repeat in range(3)
+            for index in range(3 * level)
+        ]
         store.append_requests(run, rows)
         store.end_run(run, time.time(), "done")
     return run
@@ -199,7 +230,9 @@ def test_a_gateways_address_tells_what_it_serves_and_fits_a_phone(visit, hive):
     assert "fake-model" in page.inner_text("table")
     assert f"curl {hive[1]}/v1/chat/completions" in page.inner_text("pre >> nth=0")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    assert page.evaluate("[...document.querySelectorAll('pre')].every((one) => one.scrollWidth <= one.clientWidth)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('pre')].every((one) => one.scrollWidth <= one.clientWidth)"
+    )
 
 
 def test_a_swarm_run_is_listed_and_tells_what_each_attempt_was(visit, site):
@@ -218,8 +251,16 @@ def test_figures_move_while_requests_come(visit, hive):
     with served(env) as url:
         page = visit(url).go("/")
         expect(page.locator("main")).to_contain_text("fake-model")
-        body = json.dumps({"model": "fake-model", "max_tokens": 40, "messages": [{"role": "user", "content": "hi"}]})
-        ask = urllib.request.Request(f"{door}/v1/chat/completions", body.encode(), {"content-type": "application/json"})
+        body = json.dumps(
+            {
+                "model": "fake-model",
+                "max_tokens": 40,
+                "messages": [{"role": "user", "content": "hi"}],
+            }
+        )
+        ask = urllib.request.Request(
+            f"{door}/v1/chat/completions", body.encode(), {"content-type": "application/json"}
+        )
         for _ in range(3):
             urllib.request.urlopen(ask).read()
         expect(page.locator("main")).to_contain_text(re.compile(r"Answered\s*3"), timeout=15_000)

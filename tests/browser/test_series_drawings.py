@@ -1,4 +1,6 @@
-"""What only a browser shows of charts over time: tips under mouse, finger and keys, zoom; pictures without scripts."""
+"""What only a browser shows of charts over time: tips under mouse, finger and keys, zoom; pictures
+without scripts.
+"""
 
 import re
 
@@ -26,7 +28,9 @@ def test_on_a_phone_a_point_says_its_value_under_mouse_and_finger(visit, site, t
 
 
 def test_a_chart_over_time_is_walked_by_keys_dragged_and_zoomed(visit, site):
-    """Two of its days fill the axis after some turns of the wheel; a double click shows all again."""
+    """Two of its days fill the axis after some turns of the wheel;
+    a double click shows all again.
+    """
     page = visit(site).go(PAGE)
     chart = page.locator(".chart").first
     x, y, _ = _inside(chart, 0.5)
@@ -55,7 +59,9 @@ def test_without_scripts_the_servers_pictures_stay(chromium, site):
 
 
 def _inside(chart, share):
-    """Once Vega has drawn it: a place within, that share of its width from the left, and its box."""
+    """Once Vega has drawn it: a place within, that share of its width from the left,
+    and its box.
+    """
     expect(chart.locator("svg.marks")).to_be_visible(timeout=60_000)
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()

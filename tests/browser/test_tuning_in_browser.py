@@ -19,7 +19,12 @@ def test_the_tuning_is_drawn_with_all_its_words_inside(visit, site):
     expect(page.locator(".chart svg.marks").first).to_be_visible(timeout=60_000)
     assert page.evaluate(CUT_OFF) == []
     said = page.inner_text("main")
-    for part in ("From 25.1 to 190 tok/s", "SIMULATED", "Failed attempts", "nothing is left to try"):
+    for part in (
+        "From 25.1 to 190 tok/s",
+        "SIMULATED",
+        "Failed attempts",
+        "nothing is left to try",
+    ):
         assert part in said
 
 
@@ -37,11 +42,14 @@ def test_the_list_leads_to_each_tuning_and_keeps_loads_apart(visit, site):
     assert page.inner_text("h1") == "qwen3.6-27b (simulated)"
 
 
-def test_a_long_tuning_fits_a_phone_and_what_was_unfolded_stays_so_while_it_goes_on(visit, tmp_path):
+def test_a_long_tuning_fits_a_phone_and_what_was_unfolded_stays_so_while_it_goes_on(
+    visit, tmp_path
+):
     env = own_env(tmp_path)
     paths = user_paths(env)
     paths.data.mkdir(parents=True)
-    now, stages = time.time(), sample_stages()
+    now = time.time()
+    stages = sample_stages()
     many = [replace(stages[9], number=12 + place) for place in range(80)]
     with open_store(paths.store) as store, served(env) as url:
         tunings = TuningStore(store)

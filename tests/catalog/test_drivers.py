@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.drivers import driver_number, driver_table, need_of, older_release, recommended_driver
+from skep.catalog.drivers import (
+    driver_number,
+    driver_table,
+    need_of,
+    older_release,
+    recommended_driver,
+)
 from skep.config.presets import shipped_presets
 from skep.engines.discovery import engine_kinds
 from skep.planner.rules import rules
@@ -61,7 +67,9 @@ def test_nobody_else_has_a_number_of_a_driver_of_their_own():
     """Doctor said 580, the plan 575 and the installation 580."""
     table = driver_table()
     known = {*table.oldest.values(), *table.recommended.values()}
-    texts = [(DOCS / name).read_text(encoding="utf-8") for name in ("engines.md", "troubleshooting.md")]
+    texts = [
+        (DOCS / name).read_text(encoding="utf-8") for name in ("engines.md", "troubleshooting.md")
+    ]
     told = {int(number) for text in texts for number in re.findall(r"[Dd]river (\d{3})", text)}
     assert told <= known
     assert not [case for case in rules()["driver"].cases if re.search(r"\d{3}", case.sentence)]

@@ -1,4 +1,6 @@
-"""The GPUs: every value has a source, every name people type is found, the file is what its pieces say."""
+"""The GPUs: every value has a source, every name people type is found, the file is what its pieces
+say.
+"""
 
 import tomllib
 from importlib.resources import files
@@ -37,7 +39,9 @@ def test_every_value_is_possible_and_says_where_it_was_read(found):
     assert 50 <= found.bandwidth_gbs <= 10_000
     assert found.formats[0] == "fp16"
     assert (found.compute_capability is not None) == (found.vendor == "nvidia")
-    assert found.fp8_tflops is None or ("fp8" in found.formats and found.fp8_tflops > found.fp16_tflops)
+    assert found.fp8_tflops is None or (
+        "fp8" in found.formats and found.fp8_tflops > found.fp16_tflops
+    )
     assert found.fp4_tflops is None or "fp4" in found.formats
     assert "fp4" not in found.formats or "fp8" in found.formats
     assert {"memory_gib", "bandwidth_gbs", "fp16_tflops", "formats"} <= set(found.origins)
@@ -82,6 +86,8 @@ def test_a_card_is_found_however_it_is_typed(typed, slug):
     assert find_device(typed).id == slug
 
 
-@pytest.mark.parametrize("typed", ["rtx 3060 8gb", "A100-PCIE-64GB", "", "  ", "../x", "(r)", "gb", "24gb"])
+@pytest.mark.parametrize(
+    "typed", ["rtx 3060 8gb", "A100-PCIE-64GB", "", "  ", "../x", "(r)", "gb", "24gb"]
+)
 def test_a_card_of_another_size_is_another_card(typed):
     assert find_device(typed) is None

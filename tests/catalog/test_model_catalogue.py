@@ -1,4 +1,6 @@
-"""The models: widths add up to the published totals, KV and state are those of their configurations."""
+"""The models: widths add up to the published totals, KV and state are those of their
+configurations.
+"""
 
 import csv
 import dataclasses
@@ -13,9 +15,9 @@ KNOWN = geometries()
 
 
 def published():
-    """By model, as far as it is told: bytes of KV a token in BF16, and of what a sequence keeps whatever its length
-    (state or full windows); billions of parameters as their makers give them, all and of one token.
-    """
+    """By model, as far as it is told: bytes of KV a token in BF16, and of what a sequence keeps
+    whatever its length (state or full windows); billions of parameters as their makers give them,
+    all and of one token."""
     with (Path(__file__).parent.parent / "data" / "published_geometries.csv").open(
         encoding="utf-8", newline=""
     ) as file:
@@ -26,26 +28,41 @@ def published():
 def as_counted(model):
     """The parts with no total to scale to."""
     parts = parts_of(dataclasses.replace(model, params_total=0.0))
-    return parts.embedding + parts.head + parts.attention + parts.linear + parts.mlp + parts.shared + parts.experts
+    return (
+        parts.embedding
+        + parts.head
+        + parts.attention
+        + parts.linear
+        + parts.mlp
+        + parts.shared
+        + parts.experts
+    )
 
 
 @pytest.mark.parametrize("model", KNOWN.values(), ids=KNOWN)
 def test_the_widths_add_up_to_the_total(model):
-    """What is counted from the layers is what the model is said to have, and scaling to it leaves nothing out."""
+    """What is counted from the layers is what the model is said to have, and scaling to it leaves
+    nothing out.
+    """
     assert as_counted(model) == pytest.approx(model.params_total, rel=0.03)
     parts = parts_of(model)
     scaled = parts.embedding + parts.head + parts.small + parts.mlp + parts.experts
     assert scaled == pytest.approx(model.params_total, rel=0.01)
     assert min(parts.attention, parts.embedding) > 0
     assert min(parts.linear, parts.mlp, parts.shared, parts.experts) >= 0
-    read = scaled - parts.head - parts.experts * (1 - model.experts_per_token / model.experts if model.experts else 1)
+    read = (
+        scaled
+        - parts.head
+        - parts.experts * (1 - model.experts_per_token / model.experts if model.experts else 1)
+    )
     assert 0.85 < read / model.params_active < 1.25
     assert parts.vision == model.vision_params
 
 
 @pytest.mark.parametrize("model", KNOWN.values(), ids=KNOWN)
 def test_a_geometry_is_consistent(model):
-    both = 0 if model.full_entries is None else model.full_layers  # these keep a window beside what they compress
+    # These keep a window beside what they compress.
+    both = 0 if model.full_entries is None else model.full_layers
     assert model.full_layers + model.sliding_layers + model.linear_layers <= model.layers + both
     assert model.full_layers > 0
     assert model.heads % model.kv_heads == 0
@@ -53,7 +70,11 @@ def test_a_geometry_is_consistent(model):
     assert model.is_moe or model.params_active == model.params_total
     assert (model.sliding_layers > 0) == (model.sliding_window > 0)
     assert (model.linear_layers > 0) == (model.state_bytes > 0)
-    assert (model.experts > 0) == (0 < model.experts_per_token <= model.experts) == (model.expert_intermediate > 0)
+    assert (
+        (model.experts > 0)
+        == (0 < model.experts_per_token <= model.experts)
+        == (model.expert_intermediate > 0)
+    )
     assert model.expert_layers <= model.layers
     assert model.max_context >= 2048
     assert model.mtp_layers == 0 or parts_of(model).draft > 0
@@ -64,9 +85,14 @@ def test_a_geometry_is_consistent(model):
 
 
 @pytest.mark.parametrize(("slug", "told"), [*published()])
-def test_kv_and_state_are_those_of_the_configuration_and_totals_near_what_the_makers_publish(slug, told):
+def test_kv_and_state_are_those_of_the_configuration_and_totals_near_what_the_makers_publish(
+    slug, told
+):
     model, (kv, fixed, total, active) = KNOWN[slug], told
-    kept = model.state_bytes if model.is_hybrid else model.window_bytes(float("inf"), 2)
+    if model.is_hybrid:
+        kept = model.state_bytes
+    else:
+        kept = model.window_bytes(float("inf"), 2)
     assert kv is None or model.kv_bytes_per_token(2) == kv
     assert fixed is None or kept == pytest.approx(fixed, rel=0.001)
     assert total is None or model.params_total / 1e9 == pytest.approx(total, rel=0.015)
@@ -100,6 +126,8 @@ def test_a_model_is_found_however_it_is_typed(typed, slug):
     assert find_geometry(typed).id == slug
 
 
-@pytest.mark.parametrize("typed", ["./qwen3-8b", "/models/qwen3-8b", "", " ", "it", "Qwen/", "qwen3.6-28b"])
+@pytest.mark.parametrize(
+    "typed", ["./qwen3-8b", "/models/qwen3-8b", "", " ", "it", "Qwen/", "qwen3.6-28b"]
+)
 def test_a_path_or_another_model_is_not_taken_for_a_name(typed):
     assert find_geometry(typed) is None

@@ -19,23 +19,39 @@ from skep.catalog.presets import (
 )
 from skep.config.presets import serve_of, shipped_presets
 
-NUMBERS = ("concurrency", "tok_s", "ttft_ms", "tpot_ms", "input_tokens", "output_tokens", "per_task_tok_s")
+NUMBERS = (
+    "concurrency",
+    "tok_s",
+    "ttft_ms",
+    "tpot_ms",
+    "input_tokens",
+    "output_tokens",
+    "per_task_tok_s",
+)
 WORDS = ("metric", "clock", "engine_version")  # a version is told only where its author told it
 
 
 def printed_figures():
-    """What the write-ups print, by preset; several at one concurrency are several shapes or runs."""
+    """What the write-ups print, by preset; several at one concurrency are several shapes or
+    runs.
+    """
     found = {}
-    with (Path(__file__).parent.parent / "data" / "printed_figures.csv").open(encoding="utf-8", newline="") as file:
+    with (Path(__file__).parent.parent / "data" / "printed_figures.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
         for row in csv.DictReader(file):
             numbers = (float(row[name]) if row[name] else None for name in NUMBERS)
-            found.setdefault(row["preset"], []).append((*numbers, *(row[name] or None for name in WORDS)))
+            found.setdefault(row["preset"], []).append(
+                (*numbers, *(row[name] or None for name in WORDS))
+            )
     return found
 
 
 FIGURES = printed_figures()
 PATCHED = [
-    name for name in FIGURES if "3090-mtp" in name or "turboquant" in name or name.endswith(("-replicas", "-ep"))
+    name
+    for name in FIGURES
+    if "3090-mtp" in name or "turboquant" in name or name.endswith(("-replicas", "-ep"))
 ]
 
 
@@ -51,15 +67,23 @@ def test_every_recipe_is_there_and_no_other(presets):
 def test_what_its_author_could_not_start_has_no_figures_and_says_what_was_seen(presets):
     broken = {name: found for name, found in presets.items() if found.broken}
     assert set(broken) == {"qwen2.5-coder-32b-2x3090-pcie"}
-    assert all(found.broken.startswith("SIGBUS") and not found.published for found in broken.values())
+    assert all(
+        found.broken.startswith("SIGBUS") and not found.published for found in broken.values()
+    )
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_figures_are_those_that_were_printed_and_every_preset_becomes_something_to_serve(presets, name):
+def test_figures_are_those_that_were_printed_and_every_preset_becomes_something_to_serve(
+    presets, name
+):
     found = presets[name]
-    told = [tuple(getattr(figure, name) for name in (*NUMBERS, *WORDS)) for figure in found.published]
+    told = [
+        tuple(getattr(figure, name) for name in (*NUMBERS, *WORDS)) for figure in found.published
+    ]
     assert told == FIGURES[name]
-    assert {need.id for need in found.needs} == {need for figure in found.published for need in figure.needs}
+    assert {need.id for need in found.needs} == {
+        need for figure in found.published for need in figure.needs
+    }
     assert all((found.source, found.title, found.notes))
     serve = serve_of(found)
     assert (serve.preset, serve.checkpoint, serve.slots) == (name, found.checkpoint, found.slots)
@@ -69,8 +93,18 @@ def test_figures_are_those_that_were_printed_and_every_preset_becomes_something_
 def test_the_patched_ones_name_image_patches_driver_and_checkpoint(presets):
     for name in PATCHED:
         found = presets[name]
-        assert [need.kind for need in found.needs] == ["driver", "image", "patch", "patch", "step", "checkpoint"]
-        assert found.container.image == "vllm/vllm-openai:nightly-07351e0883470724dd5a7e9730ed10e01fc99d08"
+        assert [need.kind for need in found.needs] == [
+            "driver",
+            "image",
+            "patch",
+            "patch",
+            "step",
+            "checkpoint",
+        ]
+        assert (
+            found.container.image
+            == "vllm/vllm-openai:nightly-07351e0883470724dd5a7e9730ed10e01fc99d08"
+        )
         assert "python3 -m vllm._genesis.patches.apply_all" in found.container.before
         assert dict(found.env)["GENESIS_ENABLE_P82"] == "1"
         assert all(figure.needs for figure in found.published)
@@ -88,12 +122,16 @@ def test_a_checkpoint_that_no_author_named_is_marked(presets):
 
 def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
     found = presets["qwen3.6-27b-2x3090-replicas"]
-    here = RunEnvironment(engine_version="0.20.0", driver_version="580.159.03", checkpoint=found.checkpoint)
+    here = RunEnvironment(
+        engine_version="0.20.0", driver_version="580.159.03", checkpoint=found.checkpoint
+    )
     missing = missing_needs(found, here)
     assert [need.id for need in missing] == ["image", "genesis", "tolist", "packages"]
     assert figures_lost(found, missing) == list(found.published)
     said = lost_words(found, missing)
-    assert said.startswith("without image, genesis, tolist, packages the published 225 tok/s at C=4 does not apply")
+    assert said.startswith(
+        "without image, genesis, tolist, packages the published 225 tok/s at C=4 does not apply"
+    )
     unnamed = presets["qwen-27b-b70"]  # a checkpoint that was never named cannot be had
     missing = missing_needs(unnamed, RunEnvironment(checkpoint=unnamed.checkpoint))
     assert lost_words(unnamed, missing).startswith(
@@ -117,19 +155,26 @@ def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
             [],
         ),
         (
-            RunEnvironment(driver_version="570.172.08", checkpoint="other/Qwen3.6-27B",
-                           env={"SKEP_HAVE": "genesis,tolist,packages"}),
+            RunEnvironment(
+                driver_version="570.172.08",
+                checkpoint="other/Qwen3.6-27B",
+                env={"SKEP_HAVE": "genesis,tolist,packages"},
+            ),
             ["driver", "image", "checkpoint"],
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_known_to_be_here_counts_as_missing(presets, here, missing):
     assert [need.id for need in missing_needs(presets["qwen3.6-27b-3090-mtp5"], here)] == missing
 
 
-@pytest.mark.parametrize(("version", "missing"), [("vllm 0.10.1.1", []), ("vllm 0.32.0", ["image"]), (None, ["image"])])
+@pytest.mark.parametrize(
+    ("version", "missing"), [("vllm 0.10.1.1", []), ("vllm 0.32.0", ["image"]), (None, ["image"])]
+)
 def test_an_image_is_met_by_the_engine_of_its_version(presets, version, missing):
-    needs = missing_needs(presets["qwen3.6-27b-2x3090-awq"], RunEnvironment(engine_version=version))
+    needs = missing_needs(
+        presets["qwen3.6-27b-2x3090-awq"], RunEnvironment(engine_version=version)
+    )
     assert [need.id for need in needs] == missing
 
 
@@ -141,9 +186,21 @@ def test_an_image_is_met_by_the_engine_of_its_version(presets, version, missing)
     [
         ("2x rtx-3090", ["NVIDIA GeForce RTX 3090"] * 2, None),
         ("2x rtx-3090", ["NVIDIA GeForce RTX 3090"] * 4, None),
-        ("2x rtx-3090", ["NVIDIA GeForce RTX 3090"], "measured on 2x rtx-3090, this machine has 1x rtx-3090"),
-        ("2x rtx-3090", ["NVIDIA GeForce RTX 4090"] * 2, "measured on 2x rtx-3090, this machine has 2x rtx-4090"),
-        ("rtx-3090", ["NVIDIA GeForce RTX 3090 Ti"], "measured on rtx-3090, this machine has 1x rtx-3090-ti"),
+        (
+            "2x rtx-3090",
+            ["NVIDIA GeForce RTX 3090"],
+            "measured on 2x rtx-3090, this machine has 1x rtx-3090",
+        ),
+        (
+            "2x rtx-3090",
+            ["NVIDIA GeForce RTX 4090"] * 2,
+            "measured on 2x rtx-3090, this machine has 2x rtx-4090",
+        ),
+        (
+            "rtx-3090",
+            ["NVIDIA GeForce RTX 3090 Ti"],
+            "measured on rtx-3090, this machine has 1x rtx-3090-ti",
+        ),
         ("rtx-3090", ["Something New"], "measured on rtx-3090, this machine has 1x Something New"),
         ("rtx-4090", [], "measured on rtx-4090, this machine has no GPU"),
         ("rtx-3090 + rtx-4090", ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090"], None),
@@ -173,5 +230,8 @@ def test_a_version_is_held_against_that_of_the_figures(published, here, said):
 
 def test_a_stand_in_is_said_to_be_one(presets):
     said = stand_in_words(presets["gemma-4-31b-4x3090"])
-    assert said == ("the source does not name its checkpoint: skep uses cyankiwi/gemma-4-31B-it-AWQ-4bit in its place")
+    assert said == (
+        "the source does not name its checkpoint: skep uses "
+        "cyankiwi/gemma-4-31B-it-AWQ-4bit in its place"
+    )
     assert stand_in_words(presets["gpt-oss-20b-4090"]) is None

@@ -1,4 +1,6 @@
-"""How models call tools: every model of the catalogue is covered, and a checkpoint may differ from its model."""
+"""How models call tools: every model of the catalogue is covered, and a checkpoint may differ from
+its model.
+"""
 
 import tomllib
 from collections import Counter
@@ -7,11 +9,30 @@ from importlib.resources import files
 import pytest
 
 from skep.catalog.models import all_checkpoints, geometries
-from skep.catalog.tool_calling import find_tool_calling, hub_name, release_of, usable, with_template
+from skep.catalog.tool_calling import (
+    find_tool_calling,
+    hub_name,
+    release_of,
+    usable,
+    with_template,
+)
 
-TABLES = tomllib.loads(files("skep.catalog").joinpath("tool_calling.toml").read_text(encoding="utf-8"))
+TABLES = tomllib.loads(
+    files("skep.catalog").joinpath("tool_calling.toml").read_text(encoding="utf-8")
+)
 KEYS = {
-    *("models", "of", "names", "llamacpp", "unreliable", "reason", "confidence", "source", "note", "vllm_flags"),
+    *(
+        "models",
+        "of",
+        "names",
+        "llamacpp",
+        "unreliable",
+        "reason",
+        "confidence",
+        "source",
+        "note",
+        "vllm_flags",
+    ),
     *("vllm", "vllm_reasoning", "vllm_reasoning_owner", "vllm_since", "vllm_template"),
     *("sglang", "sglang_reasoning", "sglang_since", "sglang_template"),
 }
@@ -62,7 +83,12 @@ READ = [
     ("vllm", "mistralai/Magistral-Small-2509", "mistral", "mistral"),
     ("vllm", "somebody/Magistral-Small-2509-AWQ", "mistral", None),
     # as they lie on a disk
-    ("vllm", "/hub/models--Qwen--Qwen3-Coder-30B-A3B-Instruct/snapshots/0123abcd", "qwen3_coder", None),
+    (
+        "vllm",
+        "/hub/models--Qwen--Qwen3-Coder-30B-A3B-Instruct/snapshots/0123abcd",
+        "qwen3_coder",
+        None,
+    ),
     ("vllm", "/models/Qwen3-14B-AWQ/", "hermes", "qwen3"),
 ]
 
@@ -101,7 +127,9 @@ def test_a_model_whose_calls_nobody_reads_says_why(engine, checkpoint, why):
 
 def test_a_parser_that_a_version_does_not_have_is_not_given_to_it():
     known = find_tool_calling("vllm", "qwen3.6-27b")
-    assert usable(known, "vllm", version="vllm 0.16.0") == usable(known, "vllm", version="vllm 0.9.2.post1")
+    assert usable(known, "vllm", version="vllm 0.16.0") == usable(
+        known, "vllm", version="vllm 0.9.2.post1"
+    )
     old = usable(known, "vllm", version="vllm 0.16.0")
     assert (old.tool_parser, old.reasoning_parser) == (None, None)
     assert old.why_not == "vllm has its parser since 0.17.0"
@@ -111,12 +139,19 @@ def test_a_parser_that_a_version_does_not_have_is_not_given_to_it():
 
 def test_an_old_version_is_not_said_to_lack_a_parser_that_no_version_has():
     known = find_tool_calling("vllm", "served", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B")
-    assert usable(known, "vllm", version="vllm 0.6.6").why_not == "its chat template knows no tools"
+    assert (
+        usable(known, "vllm", version="vllm 0.6.6").why_not == "its chat template knows no tools"
+    )
 
 
 OWN_TEMPLATES = [
     ("llamacpp", "phi-4", True, None),
-    ("vllm", "phi-4", True, "no parser of vllm is known for its calls, name yours with tool_parser"),
+    (
+        "vllm",
+        "phi-4",
+        True,
+        "no parser of vllm is known for its calls, name yours with tool_parser",
+    ),
     ("llamacpp", "qwen3-8b", False, "its chat template knows no tools"),
     ("vllm", "qwen3-8b", False, "its chat template knows no tools"),
     ("sglang", "gemma-3-27b", True, "no parser of sglang reads its calls"),
@@ -138,7 +173,9 @@ def test_a_template_without_tools_is_no_news_of_a_model_that_needs_another_one()
 
 
 def test_a_parser_whose_template_is_missing_is_not_set():
-    """Without the template the model never hears of the tools, and a path that does not exist ends the engine."""
+    """Without the template the model never hears of the tools, and a path that does not exist ends
+    the engine.
+    """
     known = find_tool_calling("vllm", "gemma-3-27b")
     bare = usable(known, "vllm")
     assert bare.tool_parser is None
@@ -162,5 +199,10 @@ def test_what_is_loaded_has_a_name(source, name):
 
 
 def test_releases_are_compared_by_number():
-    assert release_of("sglang 0.5.10") > release_of("sglang 0.5.9") > release_of("0.5.3.post1") > release_of("0.5.3")
+    assert (
+        release_of("sglang 0.5.10")
+        > release_of("sglang 0.5.9")
+        > release_of("0.5.3.post1")
+        > release_of("0.5.3")
+    )
     assert release_of("vllm nightly") is None

@@ -14,7 +14,9 @@ from skep.paths import user_paths
 
 @pytest.fixture
 def paths(env, monkeypatch, tmp_path):
-    """An installation of its own for commands that are called in this process, in an empty folder."""
+    """An installation of its own for commands that are called in this process,
+    in an empty folder.
+    """
     for name in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
@@ -47,7 +49,9 @@ def configure(tmp_path):
 @pytest.fixture
 def up(skep):
     """Starts the hive of skep.toml, and gives what it tells when it is ready."""
-    return lambda *args, **env: json.loads(skep("up", "-d", "--json", *args, check=0, **env).stdout)
+    return lambda *args, **env: json.loads(
+        skep("up", "-d", "--json", *args, check=0, **env).stdout
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Programs that commands find on PATH: an nvidia-smi that tells of two 3090s, a vLLM that becomes the fake engine."""
+"""Programs that commands find on PATH: an nvidia-smi that tells of two 3090s, a vLLM that becomes
+the fake engine.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Asking a hive as its users do, over HTTP and by the command line; servers and hives with nothing behind them."""
+"""Asking a hive as its users do, over HTTP and by the command line; servers and hives with nothing
+behind them.
+"""
 
 import asyncio
 import contextlib
@@ -20,7 +22,9 @@ HIVE = 'start_deadline = "20s"\ndrain = "10s"\n'
 
 
 def write_hive(folder, *tables, gateway="", head=HIVE):
-    """Writes skep.toml: tables of [[serve]] with a fake engine, and what stands before and under [gateway]."""
+    """Writes skep.toml: tables of [[serve]] with a fake engine, and what stands before and under
+    [gateway].
+    """
     text = [head, "[gateway]\nport = 0\n", gateway]
     for table in tables or ({},):
         values = {"model": "fake-model", "engine": "fake", "slots": 2, **table}
@@ -33,9 +37,16 @@ def rows_of(skep):
 
 
 def ask(url, *, key=None, context=None, **fields):
-    body = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, **fields}
+    body = {
+        "model": "fake-model",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 3,
+        **fields,
+    }
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), headers
+    )
     with urllib.request.urlopen(request, timeout=30, context=context) as answer:
         return answer.status, answer.read()
 
@@ -59,11 +70,18 @@ def status_of(url, key=None):
 
 def streaming(url, **fields):
     """A plain socket with a streamed answer under way."""
-    body = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
+    body = {
+        "model": "fake-model",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        **fields,
+    }
     data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30)
     sock.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+        % len(data)
+        + data
     )
     return sock
 
@@ -116,11 +134,15 @@ def answering(status, body=b"", kind="text/html"):
 
 
 class FakeHive:
-    """A control socket and nothing behind it: `answer` is called with each message; `down` ends it."""
+    """A control socket and nothing behind it: `answer` is called with each message; `down` ends
+    it.
+    """
 
     def __init__(self, paths, answer, last_words=dict):
         make_runtime(paths.runtime)
-        self._loop, self._done, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._done = asyncio.Event()
+        ready = threading.Event()
 
         async def answered(message):
             if message["op"] == "down":

@@ -29,8 +29,12 @@ def closed(schema):
     """No key but those that are described, where the schema does not say that there are more."""
     if isinstance(schema, dict):
         schema = {key: closed(inner) for key, inner in schema.items()}
-        return {"additionalProperties": False, **schema} if "properties" in schema else schema
-    return [closed(inner) for inner in schema] if isinstance(schema, list) else schema
+        if "properties" in schema:
+            return {"additionalProperties": False, **schema}
+        return schema
+    if isinstance(schema, list):
+        return [closed(inner) for inner in schema]
+    return schema
 
 
 @cache
@@ -48,14 +52,18 @@ def check_document(words, document):
 
 
 def call(*words, check=None):
-    out, err, error, code = io.StringIO(), io.StringIO(), None, 0
+    out = io.StringIO()
+    err = io.StringIO()
+    error = None
+    code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = run([*map(str, words)])
         except SystemExit as ended:
             code = ended.code or 0
         except SkepError as raised:
-            error, code = raised, raised.exit_code
+            error = raised
+            code = raised.exit_code
     called = Called(out.getvalue(), err.getvalue(), error, code)
     if "--json" in words and called.out:
         check_document([*map(str, words)], called.json)

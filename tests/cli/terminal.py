@@ -56,7 +56,8 @@ class Terminal:
         self.until("\x1b[?1049l")
         code = self.process.wait(30)
         assert termios.tcgetattr(self._slave) == self.modes
-        assert self.output.rindex("\x1b[?25h") > self.output.rindex("\x1b[?25l")  # the cursor is shown again
+        # The cursor is shown again.
+        assert self.output.rindex("\x1b[?25h") > self.output.rindex("\x1b[?25l")
         return code
 
     def close(self):

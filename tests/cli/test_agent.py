@@ -1,4 +1,6 @@
-"""`skep agent`: stand-ins for the agents write down how they were started; configuration files are real."""
+"""`skep agent`: stand-ins for the agents write down how they were started; configuration files are
+real.
+"""
 
 import json
 import os
@@ -27,7 +29,9 @@ Path(os.environ["SEEN"]).write_text(json.dumps({{"argv": sys.argv[1:], "env": di
 def serving(**facts):
     """Stand for an endpoint with one model, as vLLM and skep tell of it; gives its URL."""
     entry = {"id": "fake-model", "object": "model", **facts}
-    return answering(200, json.dumps({"object": "list", "data": [entry]}).encode(), "application/json")
+    return answering(
+        200, json.dumps({"object": "list", "data": [entry]}).encode(), "application/json"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +49,20 @@ def home(paths, env, tmp_path, monkeypatch):
         program = folder / "bin" / clients()[name].program
         program.write_text(STAND_IN)
         program.chmod(0o755)
-    mine = {"HOME": str(folder), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SEEN": str(tmp_path / SEEN)}
+    mine = {
+        "HOME": str(folder),
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "SEEN": str(tmp_path / SEEN),
+    }
     for name, value in mine.items():
         monkeypatch.setenv(name, value)
-    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "QWEN_HOME", "ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
+    for name in (
+        "CLAUDE_CONFIG_DIR",
+        "CODEX_HOME",
+        "QWEN_HOME",
+        "ANTHROPIC_API_KEY",
+        "OPENAI_API_KEY",
+    ):
         monkeypatch.delenv(name, raising=False)
     return folder
 
@@ -60,7 +74,12 @@ def started(home, tmp_path):
     def run(*words, **more):
         argv = [sys.executable, "-m", "skep", "agent", *map(str, words)]
         done = subprocess.run(
-            argv, env={**os.environ, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=60
+            argv,
+            env={**os.environ, **more},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         return json.loads((tmp_path / SEEN).read_text()), done.stderr
@@ -73,7 +92,9 @@ def test_claude_code_starts_against_what_runs_here_with_all_its_models_its_windo
 ):
     configure({"slots": 3, "context": 65536})
     ready = up(SKEP_API_KEY="sekret")
-    seen, printed = started("claude", "--", "-p", "hi there", SKEP_API_KEY="sekret", ANTHROPIC_API_KEY="other")
+    seen, printed = started(
+        "claude", "--", "-p", "hi there", SKEP_API_KEY="sekret", ANTHROPIC_API_KEY="other"
+    )
     env = seen["env"]
     expected = {
         "ANTHROPIC_API_KEY": None,
@@ -86,7 +107,11 @@ def test_claude_code_starts_against_what_runs_here_with_all_its_models_its_windo
         "API_FORCE_IDLE_TIMEOUT": "0",
         "ANTHROPIC_CUSTOM_HEADERS": "x-skep-max-wait: 1h",
     }
-    models = [env[name] for name in env if name.endswith("_MODEL") and name.startswith(("ANTHROPIC_", "CLAUDE_"))]
+    models = [
+        env[name]
+        for name in env
+        if name.endswith("_MODEL") and name.startswith(("ANTHROPIC_", "CLAUDE_"))
+    ]
     assert seen["argv"] == ["-p", "hi there"]
     assert {name: env.get(name) for name in expected} == expected
     assert models == ["fake-model"] * 6
@@ -108,11 +133,15 @@ def test_every_agent_is_told_url_model_key_and_window_and_the_lines_for_a_shell_
     assert name == "aider" or "65536" in settings
     assert seen["argv"][-1] == "say hi"
     (tmp_path / SEEN).unlink()
-    subprocess.run(["sh", "-c", printed], env=dict(os.environ), cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(
+        ["sh", "-c", printed], env=dict(os.environ), cwd=tmp_path, check=True, timeout=60
+    )
     again = json.loads((tmp_path / SEEN).read_text())
     assert again["argv"] == seen["argv"]
     for key in document["env"].keys() - {"SKEP_AGENT_SESSION"}:
-        assert again["env"][key].replace("none", "se kret") == seen["env"][key].replace("none", "se kret"), key
+        assert again["env"][key].replace("none", "se kret") == seen["env"][key].replace(
+            "none", "se kret"
+        ), key
 
 
 def read_all(files):
@@ -125,12 +154,15 @@ def test_a_key_is_shown_as_the_name_of_its_variable(name, home, url, monkeypatch
     printed = call("agent", name, "--url", url, "--print", check=0).out
     assert "sekret" not in printed
     assert "sekret" not in call("agent", name, "--url", url, "--json", check=0).out
-    subprocess.run(["sh", "-c", printed], env=dict(os.environ), cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(
+        ["sh", "-c", printed], env=dict(os.environ), cwd=tmp_path, check=True, timeout=60
+    )
     seen = json.loads((tmp_path / SEEN).read_text())
     document = call("agent", name, "--url", url, "--json", check=0).json
     settings = [seen["env"][key] for key in document["env"]] + read_all(document["files"])
     assert any("sekret" in text for text in settings)
-    assert not any("sekret" in word for word in seen["argv"])  # every user sees the arguments of a process
+    # Every user sees the arguments of a process.
+    assert not any("sekret" in word for word in seen["argv"])
 
 
 def test_what_is_not_known_is_left_out_and_said(home, started):
@@ -143,7 +175,10 @@ def test_what_is_not_known_is_left_out_and_said(home, started):
 def test_a_context_that_cannot_hold_the_agents_own_prompt_is_said(home, started):
     with serving(meta={"n_ctx": 16384}) as (small, _):
         _, printed = started("claude", "--url", small)
-    assert "warning: fake-model has 16,384 tokens of context; Claude Code needs some 49,152" in printed
+    assert (
+        "warning: fake-model has 16,384 tokens of context; Claude Code needs some 49,152"
+        in printed
+    )
 
 
 def test_agents_are_listed_with_what_they_speak_and_what_installs_them(home):
@@ -151,7 +186,10 @@ def test_agents_are_listed_with_what_they_speak_and_what_installs_them(home):
     rows = {row["name"]: row for row in call("agent", "--json", check=0).json}
     assert tuple(rows) == NAMES
     assert rows["claude"]["path"] == str(home / "bin" / "claude")
-    assert (rows["codex"]["path"], rows["codex"]["install"]) == (None, "npm install -g @openai/codex")
+    assert (rows["codex"]["path"], rows["codex"]["install"]) == (
+        None,
+        "npm install -g @openai/codex",
+    )
     listed = call("agent", check=0).out
     assert "/v1/responses" in listed
     assert "not installed: npm install -g @openai/codex" in listed
@@ -170,7 +208,10 @@ def test_what_cannot_be_started_is_one_line_with_what_to_do(home, url, configure
     assert "contradict each other" in refused("claude", "--print", "--write")
     (home / "bin" / "pi").unlink()
     error = refused("pi", "--url", url)
-    assert error == "pi is not installed: there is no `pi`\nnpm install -g @mariozechner/pi-coding-agent"
+    assert (
+        error
+        == "pi is not installed: there is no `pi`\nnpm install -g @mariozechner/pi-coding-agent"
+    )
     assert "nothing" in refused("claude", "--undo")
     assert "stand behind `--`" in refused("claude", "-p", "hi")
     assert "does not serve `other`" in refused("claude", "--url", url, "--model", "other")
@@ -193,7 +234,10 @@ def test_of_several_models_one_has_to_be_named(skep, home, started, configure, u
 
 # Configuration files of the agents
 
-CLAUDE = '{\n  // mine\n  "permissions": { "allow": ["Bash(ls)"] },\n  "env": {\n    "FOO": "1",\n  },\n}\n'
+CLAUDE = (
+    '{\n  // mine\n  "permissions": { "allow": ["Bash(ls)"] },\n  "env": {\n    "FOO": "1",\n  '
+    "},\n}\n"
+)
 CODEX = '# mine\nmodel = "gpt-5" # best\n\n[mcp_servers.x]\ncommand = "a#b"\n'
 GOOSE = "# mine\nGOOSE_MODEL: gpt-4o # best\nextensions:\n  developer:\n    enabled: true\n"
 FILES = {
@@ -226,7 +270,9 @@ def merged(home, url, monkeypatch):
 def test_settings_are_merged_into_json_and_what_else_is_in_the_file_stays(merged, url):
     path = merged("claude")
     text = path.read_text()
-    assert text.startswith('{\n  // mine\n  "permissions": { "allow": ["Bash(ls)"] },\n  "env": {\n    "FOO": "1",\n')
+    assert text.startswith(
+        '{\n  // mine\n  "permissions": { "allow": ["Bash(ls)"] },\n  "env": {\n    "FOO": "1",\n'
+    )
     assert f'\n    "ANTHROPIC_BASE_URL": "{url}",\n' in text
     assert '"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "65536"' in text
 
@@ -253,7 +299,11 @@ def test_settings_are_merged_into_yaml_and_what_else_is_in_the_file_stays(merged
 def settings_below(folder):
     """Return the files of agents: not skep's own, and not the stand-ins."""
     others = {"bin", "state", "hf"}
-    return [path for path in folder.rglob("*") if path.is_file() and others.isdisjoint(path.relative_to(folder).parts)]
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and others.isdisjoint(path.relative_to(folder).parts)
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -269,7 +319,9 @@ def test_what_was_written_is_taken_out_byte_by_byte(name, home, url):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_undo_keeps_what_was_changed_since_and_the_first_of_two_writes_is_what_comes_back(name, home, url):
+def test_undo_keeps_what_was_changed_since_and_the_first_of_two_writes_is_what_comes_back(
+    name, home, url
+):
     path = write_file(home, name)
     call("agent", name, "--write", "--url", url, check=0)
     change = {
@@ -305,7 +357,9 @@ def test_undo_keeps_what_was_changed_since_and_the_first_of_two_writes_is_what_c
         ("goose", "GOOSE_MODEL:\n  of: two\n"),
     ],
 )
-def test_a_file_that_is_broken_or_cannot_be_changed_safely_is_one_line_and_stays(name, text, home, url):
+def test_a_file_that_is_broken_or_cannot_be_changed_safely_is_one_line_and_stays(
+    name, text, home, url
+):
     path = write_file(home, name, text)
     error = refused(name, "--write", "--url", url)
     assert str(path) in error
@@ -327,7 +381,9 @@ def test_a_read_only_folder_is_one_line_and_nothing_is_half_written(name, home, 
     path = write_file(home, name)
     way = read_only_way(path.parent)
     argv = [*way, sys.executable, "-m", "skep", "agent", name, "--write", "--url", url]
-    done = subprocess.run(argv, env=dict(os.environ), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        argv, env=dict(os.environ), cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     path.parent.chmod(0o755)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -349,7 +405,9 @@ def test_a_model_is_told_by_its_name_whatever_is_in_it(home, started):
     with serving(id="a {key} 'b' $HOME") as (address, _):
         seen, _ = started("claude", "--url", address)
         printed = call("agent", "qwen", "--url", address, "--print", check=0).out
-        subprocess.run(["sh", "-c", printed], env=dict(os.environ), cwd=home, check=True, timeout=60)
+        subprocess.run(
+            ["sh", "-c", printed], env=dict(os.environ), cwd=home, check=True, timeout=60
+        )
     assert seen["env"]["ANTHROPIC_MODEL"] == "a {key} 'b' $HOME"
     shell = json.loads(Path(os.environ["SEEN"]).read_text())["env"]
     assert shell["OPENAI_MODEL"] == "a {key} 'b' $HOME"

@@ -1,4 +1,6 @@
-"""`skep bench` as a user runs it: every command once, its likely misuse, Ctrl-C, and what others read of it."""
+"""`skep bench` as a user runs it: every command once, its likely misuse, Ctrl-C, and what others
+read of it.
+"""
 
 import contextlib
 import os
@@ -57,7 +59,10 @@ def test_a_sweep_is_listed_and_reported(engine, tmp_path):
 
 
 def test_auto_doubles_and_says_where_it_stopped_and_why(tmp_path):
-    """Two slots, past which nothing is gained. The terminal, the list, the report and the document say the same."""
+    """Two slots, past which nothing is gained.
+
+    The terminal, the list, the report and the document say the same.
+    """
     with FakeEngine(slots=2, token_ms=4) as engine:
         how = ("-c", "auto", "--runs", "2", "--max-tokens", "8", "--warm-up", "quick")
         done = bench("sweep", engine, *how)
@@ -67,14 +72,17 @@ def test_auto_doubles_and_says_where_it_stopped_and_why(tmp_path):
     levels = [level["concurrency"] for level in document["levels"]]
     assert levels == [2**place for place in range(len(levels))]
     assert document["search"]["at"] == levels[-1]
-    assert told.startswith(f"The search stopped at C = {levels[-1]}: ")  # which it is depends on how busy we are
+    # Which it is depends on how busy we are.
+    assert told.startswith(f"The search stopped at C = {levels[-1]}: ")
     call("report", check=0)
     assert told in (tmp_path / "report.html").read_text()
     assert " auto " in call("runs", check=0).out
 
 
 def test_answers_may_be_1024_tokens_long_and_the_quick_mode_says_that_it_cut_them(engine, paths):
-    """Coding answers that were cut at 128 tokens by default were no real load, and nothing said so."""
+    """Coding answers that were cut at 128 tokens by default were no real load, and nothing said
+    so.
+    """
     once = ("-c", "1", "--tasks", "2", "--runs", "1", "--warm-up", "quick")
     assert "up to 1,024 out;" in bench("sweep", engine, *once).err
     done = bench("sweep", engine, *once, "--quick")
@@ -90,7 +98,10 @@ def test_auto_says_that_the_budget_ended():
     with FakeEngine(slots=64, token_ms=10) as engine:
         how = ("-c", "auto", "--budget", "1s", "--max-tokens", "8", "--warm-up", "quick")
         done = bench("sweep", engine, *how)
-    assert re.search(r"The search stopped at C = \d+: the budget ended before two levels past the knee", done.err)
+    assert re.search(
+        r"The search stopped at C = \d+: the budget ended before two levels past the knee",
+        done.err,
+    )
 
 
 def test_a_budget_that_the_warm_up_spent_leaves_each_agent_one_task(engine):
@@ -111,21 +122,51 @@ def test_two_servers_are_compared_and_the_slower_one_ends_with_4():
 
 @pytest.mark.parametrize(
     "shape",
-    ["burst", *(pytest.param(name, marks=pytest.mark.slow) for name in ("conversation", "shared-prefix"))],
+    [
+        "burst",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("conversation", "shared-prefix")
+        ),
+    ],
 )
 def test_every_shape_is_measured_at_every_level(engine, shape):
-    how = ("--shape", shape, "--turns", "2", "--think", "10ms", "--prompt-tokens", "200", "--seed", "3")
+    how = (
+        "--shape",
+        shape,
+        "--turns",
+        "2",
+        "--think",
+        "10ms",
+        "--prompt-tokens",
+        "200",
+        "--seed",
+        "3",
+    )
     done = bench("sweep", engine, "-c", "1,2", *how, *TWICE, "--json")
     levels = done.json["levels"]
     assert [level["concurrency"] for level in levels] == [1, 2]
-    assert all(level["requests"] >= 2 * level["concurrency"] and not level["failed"] for level in levels)
+    assert all(
+        level["requests"] >= 2 * level["concurrency"] and not level["failed"] for level in levels
+    )
     assert all(level["truncated"] == level["requests"] for level in levels)
 
 
 def test_a_promise_is_kept_up_to_the_slots():
     """One slot and 80 ms a request: the second agent waits twice as long as promised."""
     with FakeEngine(slots=1, token_ms=10) as engine:
-        load = ("-c", "1,2,4", "--runs", "1", "--slo", "ttft=40ms", "--max-tokens", "8", "--tasks", "4")
+        load = (
+            "-c",
+            "1,2,4",
+            "--runs",
+            "1",
+            "--slo",
+            "ttft=40ms",
+            "--max-tokens",
+            "8",
+            "--tasks",
+            "4",
+        )
         done = bench("sweep", engine, *load, "--warm-up", "quick")
     assert "ttft_p95=40ms is met up to C=1; not at C=2" in done.err
 
@@ -144,10 +185,28 @@ def test_the_speedup_of_a_swarm_is_told_by_wall_time_and_by_tokens(paths):
 def test_a_sample_of_the_serial_side_is_enough(tmp_path):
     """The tasks of the sample are the first of those that the swarm does."""
     with FakeEngine(slots=12, token_ms=5) as engine:
-        common = ("--tasks", "12", "--agents", "1,12", "--sample", "3", "--prompt-tokens", "60", "--max-tokens", "16")
+        common = (
+            "--tasks",
+            "12",
+            "--agents",
+            "1,12",
+            "--sample",
+            "3",
+            "--prompt-tokens",
+            "60",
+            "--max-tokens",
+            "16",
+        )
         done = bench("serial-vs-swarm", engine, *common)
-    assert re.search(r"one at a time .* to .*, scaled from 3 of 12 tasks\), 12 at once .*x by wall time \(", done.err)
-    assert re.search(r"^prompt \+ output: \S+ tok/s one at a time, \S+ tok/s with 12 at once$", done.err, re.MULTILINE)
+    assert re.search(
+        r"one at a time .* to .*, scaled from 3 of 12 tasks\), 12 at once .*x by wall time \(",
+        done.err,
+    )
+    assert re.search(
+        r"^prompt \+ output: \S+ tok/s one at a time, \S+ tok/s with 12 at once$",
+        done.err,
+        re.MULTILINE,
+    )
     document = call("runs", "export", "last", "--format", "json", check=0).json
     assert [level["requests"] for level in document["levels"]] == [3, 12]
     assert (document["speedups"]["sampled"], document["speedups"]["tasks"]) == (3, 12)
@@ -195,7 +254,9 @@ def test_wrong_input_is_exit_code_2_and_names_the_value(line, words):
 
 
 def test_a_server_that_is_not_there_or_has_another_model_is_named(engine):
-    assert "127.0.0.1:9 cannot be reached" in refused("bench", "sweep", "--url", "http://127.0.0.1:9", code=1)
+    assert "127.0.0.1:9 cannot be reached" in refused(
+        "bench", "sweep", "--url", "http://127.0.0.1:9", code=1
+    )
     said = refused("bench", "sweep", "--url", engine.url, "--model", "fake-modell")
     assert "does not serve `fake-modell`" in said
     assert "did you mean `fake-model`?" in said
@@ -203,7 +264,9 @@ def test_a_server_that_is_not_there_or_has_another_model_is_named(engine):
 
 
 def test_failed_requests_make_the_exit_code_1():
-    with FakeEngine(slots=2, token_ms=20) as engine:  # slow enough that the fault comes before the last request
+    with FakeEngine(
+        slots=2, token_ms=20
+    ) as engine:  # slow enough that the fault comes before the last request
         load = ("-c", "1", "--tasks", "100", "--runs", "1", "--max-tokens", "2")
         process = begin("sweep", "--url", engine.url, *load)
         engine.wait_for(requests=30, timeout_s=60)  # the warm-up is over
@@ -228,7 +291,10 @@ def test_a_killed_run_keeps_its_rows_and_is_shown_as_incomplete(engine, paths, t
 
 def test_closed_standard_files_are_no_crash(engine):
     """cron jobs and daemons start so."""
-    words = f"{sys.executable} -m skep bench sweep --url {engine.url} {' '.join(QUICK)} --json <&- >&- 2>&-"
+    words = (
+        f"{sys.executable} -m skep bench sweep --url {engine.url} {' '.join(QUICK)} --json <&- "
+        ">&- 2>&-"
+    )
     assert subprocess.run(["bash", "-c", words], capture_output=True).returncode == 0
 
 
@@ -239,7 +305,9 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize(("command", "number"), [*((name, signal.SIGINT) for name in LONG), ("sweep", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("command", "number"), [*((name, signal.SIGINT) for name in LONG), ("sweep", signal.SIGTERM)]
+)
 def test_an_interrupted_run_is_kept_and_leaves_nothing_running(engine, paths, command, number):
     before = 40 if command == "sweep" else 25  # the warm-up and the measuring of lengths are over
     process = begin(command, *LONG[command], "--url", engine.url)
@@ -262,7 +330,10 @@ def test_ctrl_c_keeps_and_shows_the_levels_of_a_sweep_that_were_finished(tmp_pat
     (run,) = call("runs", "--json", check=0).json
     assert process.returncode == 130
     assert [line.split()[0] for line in output.splitlines()] == ["C", "1", "2"]
-    told = f"error: interrupted at C=8\nhint: the finished levels are kept: `skep runs report {run['id']}` draws them\n"
+    told = (
+        "error: interrupted at C=8\nhint: the finished levels are kept: `skep runs report "
+        f"{run['id']}` draws them\n"
+    )
     assert errors.endswith(told)
     assert (run["state"], run["error"]) == ("interrupted", None)
     assert " interrupted " in call("runs", check=0).out
@@ -277,14 +348,28 @@ def test_ctrl_c_keeps_and_shows_the_levels_of_a_sweep_that_were_finished(tmp_pat
 def test_an_unfinished_level_is_told_with_the_same_figure_everywhere(tmp_path):
     """The command said that no level was finished, while the dashboard showed 8.9 tok/s at C=1."""
     with FakeEngine(slots=2, token_ms=2) as engine:
-        words = ("-c", "1", "--runs", "1", "--tasks", "400", "--max-tokens", "16", "--warm-up", "quick")
+        words = (
+            "-c",
+            "1",
+            "--runs",
+            "1",
+            "--tasks",
+            "400",
+            "--max-tokens",
+            "16",
+            "--warm-up",
+            "quick",
+        )
         process = begin("sweep", "--url", engine.url, *words)
         next(line for line in process.stderr if line.startswith("C=1 run 1"))
         engine.wait_for(requests=engine.state()["requests"] + 10)
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=60)
     (level,) = call("runs", "export", "last", "--format", "json", check=0).json["levels"]
-    kept = f"no level was finished: the figures are of the {level['requests']} requests that had ended"
+    kept = (
+        f"no level was finished: the figures are of the {level['requests']} requests that had "
+        "ended"
+    )
     assert errors.splitlines()[-2] == "error: interrupted at C=1"
     assert errors.splitlines()[-1].startswith(f"hint: {kept}: `skep runs report ")
     assert output.splitlines()[1].split()[1] == number(level["effective_tok_s"])
@@ -296,12 +381,16 @@ def test_a_run_that_ends_in_its_warm_up_says_that_nothing_was_measured(engine):
     """It said that what was measured is kept, and the list of runs had 0 requests."""
     engine.fault(kind="hang-first", times=1)
     process = begin("sweep", "--url", engine.url, *QUICK)
-    next(line for line in process.stderr if line.startswith("warming up"))  # however long Python took to start
+    # However long Python took to start.
+    next(line for line in process.stderr if line.startswith("warming up"))
     engine.wait_for(running=1)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     engine.fault(kind="none")
-    last_lines = ["error: interrupted while it warmed up", "hint: nothing was measured: it was still warming up"]
+    last_lines = [
+        "error: interrupted while it warmed up",
+        "hint: nothing was measured: it was still warming up",
+    ]
     assert errors.splitlines()[-2:] == last_lines
 
 
@@ -331,12 +420,28 @@ def test_a_server_that_dies_is_told_by_kind(engine):
 
 
 def test_a_terminal_of_80_columns_sees_levels_and_the_moment(engine):
-    """The view redraws itself: no line is wider than the terminal, and the table stands alone at the end."""
-    words = ("--url", engine.url, "-c", "1,2", "--runs", "2", "--max-tokens", "120")  # each run outlasts several frames
-    with contextlib.closing(Terminal(os.environ, "bench", "sweep", *words, columns=80, lines=24)) as terminal:
+    """The view redraws itself: no line is wider than the terminal, and the table stands alone at
+    the end.
+    """
+    # Each run outlasts several frames.
+    words = (
+        "--url",
+        engine.url,
+        "-c",
+        "1,2",
+        "--runs",
+        "2",
+        "--max-tokens",
+        "120",
+    )
+    with contextlib.closing(
+        Terminal(os.environ, "bench", "sweep", *words, columns=80, lines=24)
+    ) as terminal:
         assert terminal.ended() == 0
     drawn, _, ending = terminal.raw.rpartition("\x1b[2K")
-    frames = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame) for frame in re.split(r"\x1b\[2K", drawn)]
+    frames = [
+        re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame) for frame in re.split(r"\x1b\[2K", drawn)
+    ]
     assert any("C=2 run 1" in frame and "in flight" in frame for frame in frames)
     assert all(len(line) <= 80 for frame in frames[1:] for line in frame.splitlines())
     assert "eff tok/s" in ending

@@ -41,7 +41,9 @@ def own(paths, tmp_path):
     """Three presets of one's own, whose weights are a folder that is there."""
     weights = tmp_path / "weights"
     weights.mkdir()
-    (weights / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}')
+    (weights / "config.json").write_text(
+        '{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}'
+    )
     folder = presets_folder(paths)
     folder.mkdir(parents=True)
     for name in ("runs", "breaks", "runs-too"):
@@ -89,11 +91,24 @@ def test_where_nothing_could_be_measured_the_row_is_printed_and_the_command_fail
 @pytest.mark.usefixtures("paths")
 def test_all_presets_are_simulated_on_cards_that_are_named_without_their_authors_figures(tmp_path):
     names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-2x3090-pcie")
-    done = call("bench", "presets", *names, *QUICK, "--simulate", "--gpu", "2x rtx-4090", "--json", check=0)
+    done = call(
+        "bench", "presets", *names, *QUICK, "--simulate", "--gpu", "2x rtx-4090", "--json", check=0
+    )
     for row in done.json["presets"]:
         assert (row["rig"], row["failure"]) == ("2x rtx-4090", None)
         assert [level["published_tok_s"] for level in row["levels"]] == [None, None]
-    table = call("bench", "presets", *names[:1], *QUICK, "--simulate", "--gpu", "2x rtx-4090", "-o", "b.html", check=0)
+    table = call(
+        "bench",
+        "presets",
+        *names[:1],
+        *QUICK,
+        "--simulate",
+        "--gpu",
+        "2x rtx-4090",
+        "-o",
+        "b.html",
+        check=0,
+    )
     assert "SIMULATED: no model ran, these figures are a prediction for 2x rtx-4090" in table.err
     assert "[167*]" not in table.out
     assert "on 2x rtx-4090" in (tmp_path / "b.html").read_text()
@@ -136,7 +151,9 @@ def test_levels_that_the_sweep_finds_itself_are_columns_too():
 
 @pytest.mark.usefixtures("paths")
 def test_a_wrong_name_is_told_before_anything_starts():
-    assert "no preset is called `no-such`" in refused("bench", "presets", "qwen3-coder-30b-a3b-3090", "no-such")
+    assert "no preset is called `no-such`" in refused(
+        "bench", "presets", "qwen3-coder-30b-a3b-3090", "no-such"
+    )
     assert "no preset is named" in refused("bench", "presets", "--simulate")
 
 
@@ -144,8 +161,21 @@ def test_a_wrong_name_is_told_before_anything_starts():
 def test_ctrl_c_in_the_second_level_keeps_the_first_one_of_that_preset(tmp_path):
     names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-3090")
     words = [sys.executable, "-m", "skep", "bench", "presets", *names, "--simulate", "--json"]
-    words += ["-c", "1,2", "--runs", "1", "--tasks", "2", "--output-tokens", "256", "--warm-up", "quick"]
-    child = subprocess.Popen(words, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words += [
+        "-c",
+        "1,2",
+        "--runs",
+        "1",
+        "--tasks",
+        "2",
+        "--output-tokens",
+        "256",
+        "--warm-up",
+        "quick",
+    ]
+    child = subprocess.Popen(
+        words, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     for line in child.stderr:
         if "requests" in line and line.startswith("C=2 run 1"):
             break
@@ -162,9 +192,23 @@ def test_ctrl_c_in_the_second_level_keeps_the_first_one_of_that_preset(tmp_path)
 @pytest.mark.usefixtures("paths")
 def test_ctrl_c_ends_the_engine_and_keeps_what_was_measured(paths, tmp_path):
     names = ("qwen3-coder-30b-a3b-3090", "qwen2.5-coder-32b-3090")
-    long = ("-c", "1", "--runs", "1", "--tasks", "500", "--output-tokens", "512", "--warm-up", "quick", "--simulate")
+    long = (
+        "-c",
+        "1",
+        "--runs",
+        "1",
+        "--tasks",
+        "500",
+        "--output-tokens",
+        "512",
+        "--warm-up",
+        "quick",
+        "--simulate",
+    )
     words = [sys.executable, "-m", "skep", "bench", "presets", *names, *long]
-    child = subprocess.Popen(words, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        words, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     for line in child.stderr:
         if "requests" in line and line.startswith("C=1 run 1"):
             break

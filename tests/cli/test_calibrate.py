@@ -1,4 +1,6 @@
-"""`skep calibrate` as a user runs it: an engine with known times, likely misuse, Ctrl-C; what a plan gets of it."""
+"""`skep calibrate` as a user runs it: an engine with known times, likely misuse, Ctrl-C; what a
+plan gets of it.
+"""
 
 import asyncio
 import json
@@ -10,7 +12,13 @@ import pytest
 from in_process import call, refused
 from msgspec.structs import replace
 
-from skep.bench.calibration import CalibrationPlan, SetupFlags, calibration_from_sweep, check, describe
+from skep.bench.calibration import (
+    CalibrationPlan,
+    SetupFlags,
+    calibration_from_sweep,
+    check,
+    describe,
+)
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import RunMarks, SweepSummary, levels_of
 from skep.bench.sweep import SweepPlan, run_sweep
@@ -53,20 +61,28 @@ def store(paths):
 
 @pytest.mark.slow
 def test_a_calibration_is_told_kept_found_and_forgotten(store):
-    """10 ms a token alone, 16 with four; a millisecond a prompt token: long beside what a busy machine adds."""
+    """10 ms a token alone, 16 with four; a millisecond a prompt token: long beside what a busy
+    machine adds.
+    """
     with FakeEngine(slots=4, token_ms_curve="1:10,4:16", prefill_tok_s=1000) as engine:
         run = ("calibrate", "--url", engine.url, *WHAT, "--levels", "1,4", "--prompt-tokens", 96)
         document = call(*run, "--budget", "40s", "--json", check=0).json
     assert document["words"].startswith("steps take ")
     assert [(level["concurrency"], level["fitted"]) for level in document["levels"]] == [
-        (1, True), (4, True)
-    ]  # fmt: skip
-    assert document["levels"][0]["predicted_after"] == pytest.approx(document["levels"][0]["task_tok_s"], rel=0.01)
+        (1, True),
+        (4, True),
+    ]
+    assert document["levels"][0]["predicted_after"] == pytest.approx(
+        document["levels"][0]["task_tok_s"], rel=0.01
+    )
     assert 0.1 <= document["tuning"]["decode"] <= 10
     assert document["tuning"]["batch"] > 3  # the planner expects next to nothing of three more
     kept = call("calibrations", "list", "--json", check=0).json
     assert [row["id"] for row in kept] == [document["id"]]
-    assert "qwen3-8b awq, TP=1 on rtx-3090, vllm: steps take" in call("calibrations", "show", check=0).out
+    assert (
+        "qwen3-8b awq, TP=1 on rtx-3090, vllm: steps take"
+        in call("calibrations", "show", check=0).out
+    )
     assert document["id"] in call("calibrations", "list", check=0).out
 
     (row,) = store.calibrations()
@@ -74,8 +90,12 @@ def test_a_calibration_is_told_kept_found_and_forgotten(store):
     measured = measured_of(row.document)
     assert measured.alone.tpot_s.estimate == pytest.approx(0.010, rel=0.3)
     assert measured.crowd.tpot_s.estimate == pytest.approx(0.016, rel=0.3)
-    assert measured.prompts.ttft_s.estimate == pytest.approx(measured.prompts.input_tokens / 1000, rel=0.35)
-    assert {(run.id, run.kind) for run in store.runs()} == {(run, "calibrate") for run in document["runs"]}
+    assert measured.prompts.ttft_s.estimate == pytest.approx(
+        measured.prompts.input_tokens / 1000, rel=0.35
+    )
+    assert {(run.id, run.kind) for run in store.runs()} == {
+        (run, "calibrate") for run in document["runs"]
+    }
     found = find_calibration(store, read_host(), "qwen3-8b", "vllm", "awq")
     assert found.calibrated
     assert found.tuning.decode == pytest.approx(document["tuning"]["decode"])
@@ -100,7 +120,9 @@ def engine():
         (("--levels", "1", "--budget", "40s", "--prompt-tokens", 600), 1, "--prompt-tokens"),
     ],
 )
-def test_what_cannot_be_calibrated_is_said_in_one_line_and_nothing_is_kept(engine, store, extra, code, said):
+def test_what_cannot_be_calibrated_is_said_in_one_line_and_nothing_is_kept(
+    engine, store, extra, code, said
+):
     assert said in refused("calibrate", "--url", engine.url, *WHAT, *extra, code=code)
     assert (store.calibrations(), store.runs()) == ([], [])
 
@@ -124,7 +146,13 @@ def test_ctrl_c_leaves_nothing_behind(store):
 
 
 def rows(concurrency, runs=2, **changes):
-    values = {"kind": "fix", "status": 200, "prompt_tokens": 50, "output_tokens": 32, "finish_reason": "length"}
+    values = {
+        "kind": "fix",
+        "status": 200,
+        "prompt_tokens": 50,
+        "output_tokens": 32,
+        "finish_reason": "length",
+    }
     times = {"first_token_s": 0.1, "last_token_s": 1.0, "arrivals_s": (0.1, 1.0)}
     return [
         Request(concurrency, repeat, index, started_s=0.0, ended_s=1.0, **values | times | changes)
@@ -147,7 +175,9 @@ def rows(concurrency, runs=2, **changes):
 def test_a_measurement_that_would_spoil_the_fit_is_refused(found, limited, said):
     plan = CalibrationPlan(None).decoding()
     summary = SweepSummary(
-        "r", levels_of(found, RunMarks(dict.fromkeys(limited, "slow"))), client_limited=bool(limited)
+        "r",
+        levels_of(found, RunMarks(dict.fromkeys(limited, "slow"))),
+        client_limited=bool(limited),
     )
     with pytest.raises((UserError, EndpointError), match=said):
         check(plan, summary, found)
@@ -176,11 +206,25 @@ def test_flags_and_the_endpoints_words_make_a_setup_and_flags_win():
     split = described(SetupFlags(gpu="2x rtx-3090", quant="q4_k_m"), engine="llamacpp")
     assert (split.setup.layout.pp, split.capacity, split.setup.slots) == (2, None, None)
     cpu = described(SetupFlags(quant="q4_k_m"), engine="xllamacpp 1", slots=4, replicas=2)
-    assert (len(cpu.rig.cards), cpu.notes[-1].rpartition(", ")[2]) == (2, "memory measured by copying")
-    started = {"checkpoint": "Qwen/Qwen3-8B-AWQ", "kv": "fp8_e5m2", "tp": 2, "spec": "mtp:3", "graphs": False}
+    assert (len(cpu.rig.cards), cpu.notes[-1].rpartition(", ")[2]) == (
+        2,
+        "memory measured by copying",
+    )
+    started = {
+        "checkpoint": "Qwen/Qwen3-8B-AWQ",
+        "kv": "fp8_e5m2",
+        "tp": 2,
+        "spec": "mtp:3",
+        "graphs": False,
+    }
     told = {"engine": "vllm 0.24.0", "slots": 64, "setup": started}
     setup = described(SetupFlags(gpu="4x rtx-3090"), **told).setup
-    assert (setup.quant.id, setup.kv.id, str(setup.layout), str(setup.spec)) == ("awq", "fp8_e5m2", "TP=2", "mtp n=3")
+    assert (setup.quant.id, setup.kv.id, str(setup.layout), str(setup.spec)) == (
+        "awq",
+        "fp8_e5m2",
+        "TP=2",
+        "mtp n=3",
+    )
     assert not setup.graphs
     other = described(SetupFlags(gpu="4x rtx-3090", tp=4, kv="bf16"), **told).setup
     assert (str(other.layout), other.kv.id) == ("TP=4", "bf16")
@@ -188,10 +232,20 @@ def test_flags_and_the_endpoints_words_make_a_setup_and_flags_win():
 
 def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store):
     """Of the fake engine, which is here said to be one that skep started on two cards."""
-    plan = SweepPlan((1,), runs=2, tasks=4, quick_warm_up=True, workload=Workload(max_tokens=16, fixed_output=True))
+    plan = SweepPlan(
+        (1,),
+        runs=2,
+        tasks=4,
+        quick_warm_up=True,
+        workload=Workload(max_tokens=16, fixed_output=True),
+    )
     with FakeEngine(slots=2, token_ms=10) as fake:
         found = asyncio.run(find_endpoint(fake.url, None))
-        told = {"engine": "vllm 0.24.0", "slots": 2, "setup": {"checkpoint": "Qwen/Qwen3-8B-AWQ", "tp": 2}}
+        told = {
+            "engine": "vllm 0.24.0",
+            "slots": 2,
+            "setup": {"checkpoint": "Qwen/Qwen3-8B-AWQ", "tp": 2},
+        }
         endpoint = replace(found, model="fake-model", engine=told)
         summary = asyncio.run(run_sweep(plan, endpoint, store, HOST))
     rows = [row for row in store.requests(summary.run_id) if row.level]
@@ -207,16 +261,27 @@ def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store)
     assert "prompts" not in here.note  # too short to tell
     keep(store, "c-1", where=host_key(host))
     assert find_calibration(store, host, "qwen3-8b", "vllm", "awq").tuning.rests_on == "calibrated"
-    assert calibration_from_sweep(plan, endpoint_told(engine="vllm", slots=2), summary, rows, host) is None
+    assert (
+        calibration_from_sweep(plan, endpoint_told(engine="vllm", slots=2), summary, rows, host)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "told", "said"),
     [
-        (SetupFlags(gpu="rtx-3090"), {"engine": "vllm"}, "does not know how the weights of `qwen3-8b` are quantized"),
+        (
+            SetupFlags(gpu="rtx-3090"),
+            {"engine": "vllm"},
+            "does not know how the weights of `qwen3-8b` are quantized",
+        ),
         (SetupFlags(gpu="rtx-3090", quant="awq"), {"engine": "?"}, "does not say which engine"),
         (SetupFlags(geometry="qwen9-8b"), {"engine": "vllm"}, "no model is called `qwen9-8b`"),
-        (SetupFlags(gpu="rtx-3099", quant="awq"), {"engine": "vllm"}, "no GPU is called `rtx-3099`"),
+        (
+            SetupFlags(gpu="rtx-3099", quant="awq"),
+            {"engine": "vllm"},
+            "no GPU is called `rtx-3099`",
+        ),
         (SetupFlags(engine="vlm"), {}, "--engine `vlm` is not known"),
         (SetupFlags(), {"simulated": True}, "a simulated endpoint has the plan's own speed"),
         (SetupFlags(quant="q0"), {"engine": "vllm"}, "no quantization is called `q0`"),
@@ -225,8 +290,16 @@ def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store)
             {"engine": "vllm"},
             "TP=2 takes 2 cards, `rtx-3090` has 1 card",
         ),
-        (SetupFlags(quant="awq"), {"engine": "vllm", "url": "http://10.0.0.7:8000"}, "is not on this machine"),
-        (SetupFlags(quant="awq", gpu="rtx-3090"), {"engine": "vllm", "model": "mine"}, "the catalogue has no model"),
+        (
+            SetupFlags(quant="awq"),
+            {"engine": "vllm", "url": "http://10.0.0.7:8000"},
+            "is not on this machine",
+        ),
+        (
+            SetupFlags(quant="awq", gpu="rtx-3090"),
+            {"engine": "vllm", "model": "mine"},
+            "the catalogue has no model",
+        ),
     ],
 )
 def test_what_would_be_a_guess_or_makes_no_sense_is_asked_for(options, told, said):
@@ -258,15 +331,28 @@ def exactly(value):
 
 
 def seen(concurrency, tpot_s, inputs=60.0):
-    return MeasuredLevel(concurrency, inputs, 192.0, exactly(tpot_s), exactly(0.2), exactly(concurrency / tpot_s), 4)
+    return MeasuredLevel(
+        concurrency, inputs, 192.0, exactly(tpot_s), exactly(0.2), exactly(concurrency / tpot_s), 4
+    )
 
 
-MEASURED = CalibrationData(seen(1, 0.010), seen(8, 0.014), seen(1, 0.010, 1024.0), (seen(4, 0.012),))
+MEASURED = CalibrationData(
+    seen(1, 0.010), seen(8, 0.014), seen(1, 0.010, 1024.0), (seen(4, 0.012),)
+)
 
 
-def keep(store, name, *, model="qwen3-8b", quant="awq", engine="vllm", decode=1.2, at=1000.0, **changes):
-    setup = Setup(geometry(model), QUANTS[quant], KV_TYPES["bf16"], engine, Layout(tp=2), slots=8,
-                  spec=Speculation("mtp", 3))  # fmt: skip
+def keep(
+    store, name, *, model="qwen3-8b", quant="awq", engine="vllm", decode=1.2, at=1000.0, **changes
+):
+    setup = Setup(
+        geometry(model),
+        QUANTS[quant],
+        KV_TYPES["bf16"],
+        engine,
+        Layout(tp=2),
+        slots=8,
+        spec=Speculation("mtp", 3),
+    )
     fitted = Fitted(exactly(decode), exactly(0.8), exactly(1.5))
     told = {"where": host_key(HOST), "simulated": False, "more": {"runs": ["r1"]}} | changes
     row = calibration_for(setup, RIG, MEASURED, fitted, HOST, name=name, at=at, **told)
@@ -293,7 +379,9 @@ def test_the_nearest_wins_then_the_newest(store):
     assert match() == 1.3
 
 
-def test_another_machine_counts_for_a_plan_of_such_cards_alone_and_a_simulated_one_for_nothing(store):
+def test_another_machine_counts_for_a_plan_of_such_cards_alone_and_a_simulated_one_for_nothing(
+    store,
+):
     keep(store, "simulated", simulated=True)
     keep(store, "elsewhere", where="http://10.0.0.7:8000")
     what = ("qwen3-8b", "vllm", "awq")
@@ -302,12 +390,15 @@ def test_another_machine_counts_for_a_plan_of_such_cards_alone_and_a_simulated_o
     assert find_calibration(store, Rig((device("rtx-4090"),)), *what) is None
 
 
-def test_a_plan_is_computed_with_the_calibration_of_its_engine_and_told_what_it_uses_and_how_old_that_is(store):
+def test_a_plan_is_computed_with_the_calibration_of_its_engine_and_told_what_it_uses_and_how_old_that_is(
+    store,
+):
     keep(store, "c-1")
     exact = find_calibration(store, HOST, "qwen3-8b", "vllm", "awq", now=1000.0 + 3 * 86400)
     assert exact.calibrated
     assert exact.note == (
-        "calibrated on this machine 3 d 00 h ago (vllm, TP=2 on 2x rtx-3090): steps take 1.20x (± 0 %) as long as "
+        "calibrated on this machine 3 d 00 h ago (vllm, TP=2 on 2x rtx-3090): steps take "
+        "1.20x (± 0 %) as long as "
         "predicted, further sequences add 0.80x (± 0 %), prompts take 1.50x (± 0 %)"
     )
     other = find_calibration(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
@@ -316,9 +407,18 @@ def test_a_plan_is_computed_with_the_calibration_of_its_engine_and_told_what_it_
     basis_of = calibrated_basis(store.path, HOST, "qwen3-8b", "awq")
     assert (basis_of("vllm").tuning.decode, basis_of("vllm").calibrated) == (1.2, True)
     assert "calibrated on this machine" in basis_of("vllm").note
-    assert (basis_of("sglang").tuning, basis_of("sglang").calibrated, basis_of("sglang").note) == (UNTUNED, False, "")
-    both = choose(geometry("qwen3-8b"), RIG, PlanGoal(), engines=("vllm", "sglang"), basis_of=basis_of).plans
-    assert {(plan.setup.engine, rests_on(plan)) for plan in both} == {("vllm", "calibrated"), ("sglang", "published")}
+    assert (basis_of("sglang").tuning, basis_of("sglang").calibrated, basis_of("sglang").note) == (
+        UNTUNED,
+        False,
+        "",
+    )
+    both = choose(
+        geometry("qwen3-8b"), RIG, PlanGoal(), engines=("vllm", "sglang"), basis_of=basis_of
+    ).plans
+    assert {(plan.setup.engine, rests_on(plan)) for plan in both} == {
+        ("vllm", "calibrated"),
+        ("sglang", "published"),
+    }
     other = calibrated_basis(store.path, HOST, "qwen3-14b")("vllm")
     assert (other.tuning.decode, other.calibrated) == (1.2, False)
     assert calibrated_rig(store.path, HOST) == RIG
@@ -328,19 +428,29 @@ def test_a_plan_is_computed_with_the_calibration_of_its_engine_and_told_what_it_
 
 
 def test_an_update_of_driver_or_kernel_is_the_same_machine_and_another_card_is_not():
-    updated = replace(HOST, os="Linux 99", python="3.99", driver_version="999", memory_available_bytes=5)
+    updated = replace(
+        HOST, os="Linux 99", python="3.99", driver_version="999", memory_available_bytes=5
+    )
     assert host_key(updated) == host_key(HOST)
     assert host_key(replace(HOST, gpus=())) != host_key(HOST)
     assert host_key(replace(HOST, cpu_cores=HOST.cpu_cores + 1)) != host_key(HOST)
 
 
-def test_a_calibration_survives_the_store_whole_and_is_fitted_anew_where_the_planner_has_changed(store):
-    """Factors correct predictions: of a planner that predicts something else, other factors are wanted."""
+def test_a_calibration_survives_the_store_whole_and_is_fitted_anew_where_the_planner_has_changed(
+    store,
+):
+    """Factors correct predictions: of a planner that predicts something else, other factors are
+    wanted.
+    """
     keep(store, "c-1", decode=7.0)
     (row,) = store.calibrations()
     assert (measured_of(row.document), rig_of(row.document)) == (MEASURED, RIG)
     setup = setup_of(row.document)
-    assert (setup.model, setup.quant, setup.layout) == (geometry("qwen3-8b"), QUANTS["awq"], Layout(tp=2))
+    assert (setup.model, setup.quant, setup.layout) == (
+        geometry("qwen3-8b"),
+        QUANTS["awq"],
+        Layout(tp=2),
+    )
     assert setup.spec == Speculation("mtp", 3)
     stale = replace(row, document={**row.document, "basis": "of another version"})
     assert fitted_now(row).tuning.decode == 7.0

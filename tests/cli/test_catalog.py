@@ -11,7 +11,9 @@ DATA = Path(__file__).parent.parent / "data"
 pytestmark = pytest.mark.usefixtures("paths")
 
 
-@pytest.mark.parametrize(("what", "name", "least"), [("gpus", "rtx-3090", 100), ("models", "qwen3.6-27b", 90)])
+@pytest.mark.parametrize(
+    ("what", "name", "least"), [("gpus", "rtx-3090", 100), ("models", "qwen3.6-27b", 90)]
+)
 def test_the_list_is_a_table_with_every_name_and_one_document(what, name, least):
     done = call("catalog", what, check=0)
     lines = done.out.splitlines()
@@ -25,11 +27,17 @@ def test_the_list_is_a_table_with_every_name_and_one_document(what, name, least)
 
 def test_a_card_shows_every_value_with_its_source_and_a_model_its_parts_and_what_it_keeps():
     done = call("catalog", "gpus", "NVIDIA GeForce RTX 3090", check=0)
-    (bandwidth,) = (line.split() for line in done.out.splitlines() if line.startswith("bandwidth_gbs"))
+    (bandwidth,) = (
+        line.split() for line in done.out.splitlines() if line.startswith("bandwidth_gbs")
+    )
     assert bandwidth[1:3] == ["936", "A"]
     assert len(bandwidth) > 3
     document = call("catalog", "gpus", "rtx-3090", "--json", check=0).json
-    assert (document["id"], document["memory_gib"], document["formats"]) == ("rtx-3090", 24, ["fp16", "bf16", "int8"])
+    assert (document["id"], document["memory_gib"], document["formats"]) == (
+        "rtx-3090",
+        24,
+        ["fp16", "bf16", "int8"],
+    )
     assert document["origins"]["nvlink_gbs"]["confidence"] == "A"
     done = call("catalog", "models", "qwen3.6 27b", check=0)
     for words in ("linear_layers", "65,536 B", "146.8 MiB", "AWQ 4-bit", "vision"):
@@ -43,8 +51,10 @@ def test_a_card_shows_every_value_with_its_source_and_a_model_its_parts_and_what
 
 
 def test_a_configuration_serves_where_a_model_is_not_listed(tmp_path):
-    config = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-              "intermediate_size": 14336, "vocab_size": 128256}  # fmt: skip
+    config = {
+        "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "131,072 B" in call("catalog", "models", "./config.json", check=0).out
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 0}))
@@ -53,7 +63,8 @@ def test_a_configuration_serves_where_a_model_is_not_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "typed", "near"), [("gpus", "rtx 3095", "rtx-3090"), ("models", "qwen3.6-28b", "qwen3.6-27b")]
+    ("what", "typed", "near"),
+    [("gpus", "rtx 3095", "rtx-3090"), ("models", "qwen3.6-28b", "qwen3.6-27b")],
 )
 def test_an_unknown_name_is_one_line_and_the_nearest_names(what, typed, near):
     message, _, hint = refused("catalog", what, typed).partition(" | ")
@@ -100,7 +111,9 @@ def test_a_validation_has_every_row_either_predicted_or_named_and_says_how_far_o
         ("gpu,model\nx,y\n", "no column concurrency, quant, tok_s"),
     ],
 )
-def test_a_file_that_is_no_such_table_is_one_line_and_one_without_rows_an_empty_report(tmp_path, text, words):
+def test_a_file_that_is_no_such_table_is_one_line_and_one_without_rows_an_empty_report(
+    tmp_path, text, words
+):
     path = tmp_path / "points.csv"
     path.write_text(text)
     assert words in refused("validate", path)

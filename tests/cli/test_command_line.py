@@ -1,4 +1,6 @@
-"""The command line itself: its tree, what is gone from it, tables; and commands too small for a module of their own."""
+"""The command line itself: its tree, what is gone from it, tables; and commands too small for a
+module of their own.
+"""
 
 import inspect
 import json
@@ -12,7 +14,16 @@ import pytest
 from fake_programs import SMI
 from in_process import call, refused
 
-from skep.cli.main import ALIASES, GROUPS, NAMES, PART_OF, PARTS, plain_words, removed_options, tree_of
+from skep.cli.main import (
+    ALIASES,
+    GROUPS,
+    NAMES,
+    PART_OF,
+    PARTS,
+    plain_words,
+    removed_options,
+    tree_of,
+)
 from skep.host.checks import CheckResult, HostFinding
 from skep.report.hive_text import print_findings
 from skep.report.terminal import print_table
@@ -20,7 +31,11 @@ from skep.report.terminal import print_table
 WHOLE = tree_of(PARTS).commands
 GONE = [
     *((command.split(), message) for command, message in NAMES["removed"].items()),
-    *(([*command.split(), name], said) for command, told in removed_options().items() for name, said in told.items()),
+    *(
+        ([*command.split(), name], said)
+        for command, told in removed_options().items()
+        for name, said in told.items()
+    ),
 ]
 
 
@@ -48,10 +63,13 @@ def test_help_shows_what_most_people_need_in_four_groups_all_on_demand_and_pages
     assert call("model").out == call("model", "--help").out
     assert call("help", "errors", check=0).out.startswith("# ")
     assert "errors" in call("help", "topics", check=0).out.splitlines()
-    assert call("help", "plan", check=0).out.startswith("Usage: skep plan")  # a command of that name wins
+    # A command of that name wins.
+    assert call("help", "plan", check=0).out.startswith("Usage: skep plan")
     assert call("help", "plan", "--page", check=0).out.startswith("# ")
     # The figure (at most 0.2 s) is in benchmarks/startup.py; here, what would break it.
-    code = "import sys, skep.cli.main as cli; cli.run(['--help']); sys.exit('click' in sys.modules)"
+    code = (
+        "import sys, skep.cli.main as cli; cli.run(['--help']); sys.exit('click' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -59,7 +77,9 @@ def test_help_shows_what_most_people_need_in_four_groups_all_on_demand_and_pages
 def test_another_name_is_a_command_of_the_tree(old):
     first, *rest = plain_words(old.split())
     assert not rest or rest[0] in below(WHOLE[first])
-    assert call(*old.split(), "--help", check=0).out.startswith(f"Usage: skep {' '.join([first, *rest])}")
+    assert call(*old.split(), "--help", check=0).out.startswith(
+        f"Usage: skep {' '.join([first, *rest])}"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(NAMES["options"]))
@@ -140,16 +160,22 @@ def test_a_group_shows_the_options_of_the_command_that_is_meant_without_a_name(n
 
 
 def carried_out():
-    """What each `command(..., runs=PATH)` names, and the parameters of the function that it is put on."""
+    """What each `command(..., runs=PATH)` names, and the parameters of the function that it is put
+    on.
+    """
     for module in (import_module(f"skep.cli.{part}") for part in PARTS):
-        for path, name in re.findall(r'runs="([\w.]+)",?\s*\)\s*(?:def |\()(\w+)', inspect.getsource(module)):
+        for path, name in re.findall(
+            r'runs="([\w.]+)",?\s*\)\s*(?:def |\()(\w+)', inspect.getsource(module)
+        ):
             yield path, [*inspect.signature(getattr(module, name)).parameters]
 
 
 @pytest.mark.parametrize(("path", "names"), sorted(carried_out()))
 def test_what_carries_a_command_out_takes_its_parameters(path, names):
     module, _, name = path.partition(".")
-    inspect.signature(getattr(import_module(f"skep.cli.{module}"), name)).bind(**dict.fromkeys(names))
+    inspect.signature(getattr(import_module(f"skep.cli.{module}"), name)).bind(
+        **dict.fromkeys(names)
+    )
 
 
 @pytest.mark.parametrize(("words", "message"), GONE, ids=[" ".join(words) for words, _ in GONE])
@@ -159,7 +185,9 @@ def test_what_is_gone_says_in_one_line_what_to_use_instead(skep, words, message)
 
 
 def test_brackets_in_a_cell_are_no_markup(capsys):
-    """A model or a run may be called `[/x]`; such a cell once ended the command with a traceback."""
+    """A model or a run may be called `[/x]`; such a cell once ended the command with a
+    traceback.
+    """
     print_table("NAME|>C", list, [["[/x] [bold]model[/bold]", "1"]])
     assert "[/x] [bold]model[/bold]" in capsys.readouterr().out
 

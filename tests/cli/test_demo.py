@@ -21,7 +21,9 @@ from skep.store.records import ClientSample, Request
 FIGURE = re.compile(r"\d (tok/s|s|ms|min)\b|\d×")
 
 
-def test_every_line_with_a_simulated_figure_says_so_and_nothing_is_left(skep, monkeypatch, tmp_path):
+def test_every_line_with_a_simulated_figure_says_so_and_nothing_is_left(
+    skep, monkeypatch, tmp_path
+):
     small = {"DEMO_LEVELS": {4: 8, 8: 16}, "DEMO_TOKENS": 128, "DEMO_TASKS": 6}
     for name, value in small.items():
         monkeypatch.setattr(measuring, name, value)
@@ -33,7 +35,11 @@ def test_every_line_with_a_simulated_figure_says_so_and_nothing_is_left(skep, mo
     assert "first token after" in real
     *figures, path = simulated.splitlines()
     assert path == str(tmp_path / "report.html")
-    assert [line.split("agents")[-1].split()[0] for line in figures[:6]] == ["nginx", "no", "skep"] * 2
+    assert [line.split("agents")[-1].split()[0] for line in figures[:6]] == [
+        "nginx",
+        "no",
+        "skep",
+    ] * 2
     lines = [line for line in (*figures, *done.stderr.splitlines()) if FIGURE.search(line)]
     unmarked = [line for line in lines if "SIMULATED" not in line]
     assert [line.split()[0] for line in unmarked] == ["published", "published", "done"]
@@ -42,16 +48,33 @@ def test_every_line_with_a_simulated_figure_says_so_and_nothing_is_left(skep, mo
     assert "<svg" in page
     runs = json.loads(skep("runs", "--json", check=0).stdout)
     assert [(run["kind"], run["simulated"], run["failed"]) for run in runs] == [
-        ("serial-vs-swarm", True, 0), ("sweep", True, 0), ("sweep", True, 0),
-    ]  # fmt: skip
+        ("serial-vs-swarm", True, 0),
+        ("sweep", True, 0),
+        ("sweep", True, 0),
+    ]
     levels = json.loads(skep("runs", "export", runs[1]["id"], "--format", "json").stdout)["levels"]
-    assert all(50 < level["effective_tok_s"] < 230 for level in levels)  # in the rig's time, not in ours
+    # In the rig's time, not in ours.
+    assert all(50 < level["effective_tok_s"] < 230 for level in levels)
     assert {*Path(tempfile.gettempdir()).glob("skep-demo-*")} <= before
 
 
 def summary_of(*levels, limited=False, failed=False):
     rows = [
-        Request(level, 0, n, "demo", 0.0, 10.0, 1.0, 1.0, 9.0, 8, 100, 200, "timeout" if failed else None)
+        Request(
+            level,
+            0,
+            n,
+            "demo",
+            0.0,
+            10.0,
+            1.0,
+            1.0,
+            9.0,
+            8,
+            100,
+            200,
+            "timeout" if failed else None,
+        )
         for level in levels
         for n in range(level)
     ]
@@ -62,7 +85,10 @@ def summary_of(*levels, limited=False, failed=False):
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"limited": True}, "this machine was too busy: the client was the limit (event loop lag 120 ms)"),
+        (
+            {"limited": True},
+            "this machine was too busy: the client was the limit (event loop lag 120 ms)",
+        ),
         ({"failed": True}, "requests failed"),
     ],
 )
@@ -77,7 +103,9 @@ def test_a_figure_that_would_mislead_is_left_out_with_the_reason(how, why):
 
 def test_ctrl_c_leaves_nothing_running(env, tmp_path):
     argv = [sys.executable, "-m", "skep", "demo"]
-    process = subprocess.Popen(argv, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert "question" in process.stdout.readline()
     pids = descendants(process.pid)
     assert len(pids) == 8  # supervisor, gateway, three guards, three engines

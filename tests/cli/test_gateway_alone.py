@@ -21,14 +21,17 @@ def front(skep):
     """Starts the gateway alone, in the background."""
 
     def run(*args, **env):
-        return json.loads(skep("gateway", "-d", "--json", "--port", "0", *args, check=0, **env).stdout)
+        return json.loads(
+            skep("gateway", "-d", "--json", "--port", "0", *args, check=0, **env).stdout
+        )
 
     return run
 
 
 def test_two_servers_are_one_endpoint(skep, front):
     with FakeEngine(slots=2) as one, FakeEngine(slots=3) as other:
-        ready = front("--upstream", f"{one.url}/v1", "--upstream", other.url)  # which say how many slots they have
+        # Which say how many slots they have.
+        ready = front("--upstream", f"{one.url}/v1", "--upstream", other.url)
         assert ready["models"] == ["fake-model"]
         assert {row["state"] for row in ready["replicas"]} == {"ready"}
         with contextlib.ExitStack() as streams:
@@ -47,7 +50,9 @@ def test_two_servers_are_one_endpoint(skep, front):
 
 def test_a_server_that_is_not_there_yet_is_no_reason_to_wait(skep, front):
     port = free_port()
-    ready = front("--upstream", f"http://127.0.0.1:{port}", "--slots", "2", "--model", "fake-model")
+    ready = front(
+        "--upstream", f"http://127.0.0.1:{port}", "--slots", "2", "--model", "fake-model"
+    )
     (row,) = ready["replicas"]
     assert row["state"] == "starting"
     assert "refused" in row["why"]
@@ -60,7 +65,9 @@ def test_a_server_that_is_not_there_yet_is_no_reason_to_wait(skep, front):
 
 def test_who_does_not_answer_is_told_to_a_person(skep):
     port = free_port()
-    done = skep("gateway", "-d", "--port", "0", "--upstream", f"127.0.0.1:{port}", "--slots", "2", check=0)
+    done = skep(
+        "gateway", "-d", "--port", "0", "--upstream", f"127.0.0.1:{port}", "--slots", "2", check=0
+    )
     assert f"warning: 127.0.0.1-{port} is not ready yet, skep keeps asking" in done.stderr
     assert "no model yet" in done.stderr
     assert done.stdout.startswith("http://127.0.0.1:")
@@ -86,14 +93,26 @@ def test_upstreams_of_the_file_are_fronted_and_reloaded(skep, front, tmp_path):
     ("args", "complaint"),
     [
         (["--upstream", "http://x:1"], "does not answer"),
-        (["--upstream", "http://x:1", "--slots", "1", "--slots", "2"], "1 --upstream, but 2 --slots"),
+        (
+            ["--upstream", "http://x:1", "--slots", "1", "--slots", "2"],
+            "1 --upstream, but 2 --slots",
+        ),
         (["--upstream", "http://x:1/api/openai", "--slots", "1"], "has the path `/api/openai`"),
         (["--upstream", "ftp://x:1", "--slots", "1"], "not an http(s) URL"),
         (["--upstream", "http://me:pw@x:1", "--slots", "1"], "contains a user name"),
-        (["--upstream", "x:1", "--upstream", "http://x:1/v1", "--slots", "1"], "two replicas are named `x-1`"),
+        (
+            ["--upstream", "x:1", "--upstream", "http://x:1/v1", "--slots", "1"],
+            "two replicas are named `x-1`",
+        ),
         (["--upstream", "http://127.0.0.1:8400", "--slots", "1"], "the gateway's own address"),
-        (["--upstream", "http://x:1", "--slots", "2", "--reserve", "2"], "`reserve` = 2 takes all 2 slots"),
-        (["--upstream", "http://x:1", "--slots", "2", "--soft-slots", "3"], "`soft_slots` = 3 of 2 slots"),
+        (
+            ["--upstream", "http://x:1", "--slots", "2", "--reserve", "2"],
+            "`reserve` = 2 takes all 2 slots",
+        ),
+        (
+            ["--upstream", "http://x:1", "--slots", "2", "--soft-slots", "3"],
+            "`soft_slots` = 3 of 2 slots",
+        ),
         (["--slots", "2"], "go with --upstream"),
         ([], "no upstream is given"),
     ],
@@ -102,12 +121,15 @@ def test_what_cannot_be_meant_is_refused(paths, args, complaint):
     assert complaint in refused("gateway", "-d", *args)
 
 
-def test_up_with_upstreams_alone_starts_nothing_but_the_gateway_and_speaks_tls_with_a_certificate(skep, up, tmp_path):
+def test_up_with_upstreams_alone_starts_nothing_but_the_gateway_and_speaks_tls_with_a_certificate(
+    skep, up, tmp_path
+):
     context = ssl.create_default_context(cafile=CERTIFICATE)
     context.check_hostname = False
     with FakeEngine(slots=2) as engine:
         tables = (
-            f'tls_certificate = "server.pem"\ntls_key = "server.pem"\n[[upstream]]\nurl = "{engine.url}"\nslots = 2\n'
+            'tls_certificate = "server.pem"\ntls_key = "server.pem"\n[[upstream]]\nurl = '
+            f'"{engine.url}"\nslots = 2\n'
         )
         (tmp_path / "skep.toml").write_text(f"[gateway]\nport = 0\n{tables}")
         shutil.copy(CERTIFICATE, tmp_path / "server.pem")
@@ -120,16 +142,28 @@ def test_up_with_upstreams_alone_starts_nothing_but_the_gateway_and_speaks_tls_w
 def test_certificates_that_cannot_serve_are_found_before_the_start(paths, tmp_path):
     def complaint(certificate, key):
         names = f'tls_certificate = "{certificate}"\n' + (f'tls_key = "{key}"\n' if key else "")
-        (tmp_path / "skep.toml").write_text(f'[gateway]\nport = 0\n{names}[[serve]]\nengine = "fake"\n')
+        (tmp_path / "skep.toml").write_text(
+            f'[gateway]\nport = 0\n{names}[[serve]]\nengine = "fake"\n'
+        )
         return refused("up", "-d")
 
     shutil.copy(CERTIFICATE, tmp_path / "good.pem")
     (tmp_path / "bad.pem").write_text("nothing\n")
-    assert "`gateway.tls_certificate` is set without `gateway.tls_key`" in complaint("good.pem", None)
+    assert "`gateway.tls_certificate` is set without `gateway.tls_key`" in complaint(
+        "good.pem", None
+    )
     assert "No such file" in complaint("none.pem", "good.pem")
     assert "both are PEM files that belong together" in complaint("good.pem", "bad.pem")
     if shutil.which("openssl"):
-        make = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"]
+        make = [
+            "openssl",
+            "genpkey",
+            "-algorithm",
+            "EC",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-out",
+        ]
         subprocess.run([*make, tmp_path / "other.pem"], check=True, capture_output=True)
         assert "MISMATCH" in complaint("good.pem", "other.pem")
         locked = [*make, tmp_path / "locked.pem", "-aes256", "-pass", "pass:x"]
@@ -153,6 +187,17 @@ def test_a_gateway_before_another_takes_the_slots_of_its_model_only(front, skep,
     with FakeEngine(slots=2, model="a") as one, FakeEngine(slots=8, model="b") as other:
         inner = front("--upstream", one.url, "--upstream", other.url)
         env = {"XDG_STATE_HOME": str(tmp_path / "s"), "XDG_RUNTIME_DIR": str(tmp_path)}
-        said = skep("gateway", "-d", "--port", "0", "--upstream", inner["url"], "--model", "a", check=0, **env).stderr
+        said = skep(
+            "gateway",
+            "-d",
+            "--port",
+            "0",
+            "--upstream",
+            inner["url"],
+            "--model",
+            "a",
+            check=0,
+            **env,
+        ).stderr
         assert ": 2 slots, by /metrics" in said
         skep("down", check=0, **env)

@@ -1,4 +1,6 @@
-"""`skep up` and its companions as a user runs them, on fake engines: real processes, real sockets, real signals."""
+"""`skep up` and its companions as a user runs them, on fake engines: real processes, real sockets,
+real signals.
+"""
 
 import json
 import os
@@ -11,7 +13,17 @@ import urllib.error
 from pathlib import Path
 
 import pytest
-from hive_client import ask, eventually, family, free_port, refusal, rest_of, rows_of, status_of, streaming
+from hive_client import (
+    ask,
+    eventually,
+    family,
+    free_port,
+    refusal,
+    rest_of,
+    rows_of,
+    status_of,
+    streaming,
+)
 from in_process import refused
 
 from forked_processes import alive
@@ -22,7 +34,9 @@ from skep.supervisor.control import local_key
 SLOW = {"extra": ["--token-ms=20"]}
 
 
-def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(skep, configure, up):
+def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(
+    skep, configure, up
+):
     configure({"replicas": 2})
     port = free_port()
     ready = up("--port", port)
@@ -48,7 +62,8 @@ def test_kill_9_of_skep_leaves_no_engine_and_blocks_no_start(skep, configure, up
     configure({"replicas": 2, "extra": ["--grandchild"]})
     ready = up()
     key_file = user_paths(env).state / KEY_FILE
-    key, pids = key_file.read_text(), family(ready["pid"])
+    key = key_file.read_text()
+    pids = family(ready["pid"])
     assert len(pids) == 8  # two grandchildren too, which left their group and ignore TERM
     os.kill(ready["pid"], signal.SIGKILL)
     eventually(lambda: not any(alive(pid) for pid in pids))
@@ -57,7 +72,9 @@ def test_kill_9_of_skep_leaves_no_engine_and_blocks_no_start(skep, configure, up
     assert ask(again["url"])[0] == 200
 
 
-def test_a_restart_of_the_gateway_and_down_in_the_middle_of_a_reload_wait_for_streams(skep, configure, up):
+def test_a_restart_of_the_gateway_and_down_in_the_middle_of_a_reload_wait_for_streams(
+    skep, configure, up
+):
     configure(SLOW)
     url = up()["url"]
     with streaming(url, max_tokens=100) as old:
@@ -89,7 +106,9 @@ ready = start_detached(load_settings(None, paths, {}), paths, os.environ, lambda
 print(ready["pid"], flush=True)
 time.sleep(600)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], env=env, cwd=tmp_path, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, stdout=subprocess.PIPE
+    )
     pids = family(int(process.stdout.readline()))
     assert len(pids) == 4
     process.kill()
@@ -136,7 +155,9 @@ def test_down_with_a_short_wait_cuts_what_is_under_way(skep, configure, up):
 def test_ctrl_c_in_the_foreground_stops_everything(env, configure, tmp_path):
     configure()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-m", "skep", "up", "--json"], env=env, cwd=tmp_path, **pipes) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "skep", "up", "--json"], env=env, cwd=tmp_path, **pipes
+    ) as process:
         text = b""
         while not text.rstrip().endswith(b"]\n}"):
             line = process.stdout.readline()
@@ -170,20 +191,31 @@ def test_following_a_log_or_all_shows_what_is_written_after(env, tmp_path, words
     assert follower.returncode == 0
 
 
-def test_what_a_hive_writes_is_for_its_user_alone_and_tells_what_happened(skep, configure, up, env):
-    """The key of its engines is in one file: not in what skep shows, not in a log, not in what `ps` shows of it."""
+def test_what_a_hive_writes_is_for_its_user_alone_and_tells_what_happened(
+    skep, configure, up, env
+):
+    """The key of its engines is in one file: not in what skep shows, not in a log, not in what
+    `ps` shows of it.
+    """
     configure()
-    ready, paths = up(), user_paths(env)
-    key, engine = (paths.state / KEY_FILE).read_text().strip(), rows_of(skep)["fake-model-0"]["url"]
+    ready = up()
+    paths = user_paths(env)
+    key = (paths.state / KEY_FILE).read_text().strip()
+    engine = rows_of(skep)["fake-model-0"]["url"]
     assert ask(ready["url"])[0] == 200
     assert status_of(engine) == status_of(engine, key="another") == 401
     assert status_of(engine, key=key) == 200
     assert len(key) > 30
     commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in family(ready["pid"])]
     assert len(commands) == 4  # supervisor, gateway, guard, engine
-    shown = [skep(*words, check=0).stdout for words in (("ps",), ("ps", "--json"), ("top", "--once"))]
+    shown = [
+        skep(*words, check=0).stdout for words in (("ps",), ("ps", "--json"), ("top", "--once"))
+    ]
     eventually((paths.logs / "requests.log").exists)
-    found = {path: stat.S_IMODE(path.stat().st_mode) for path in [paths.state, *paths.state.rglob("*"), paths.socket]}
+    found = {
+        path: stat.S_IMODE(path.stat().st_mode)
+        for path in [paths.state, *paths.state.rglob("*"), paths.socket]
+    }
     names = {path.name for path in found}
     assert names > {"logs", "skep.log", "gateway.log", "requests.log", "fake-model-0.log"}
     assert {str(path): oct(mode) for path, mode in found.items() if mode & 0o077} == {}
@@ -218,7 +250,9 @@ def test_without_the_last_key_nobody_comes_in_from_outside(skep, configure, up, 
     assert refusal(url, key=key) == (401, "invalid_api_key")
 
 
-def test_what_the_command_line_and_its_environment_said_goes_on_winning(skep, configure, up, reload):
+def test_what_the_command_line_and_its_environment_said_goes_on_winning(
+    skep, configure, up, reload
+):
     """A reload, from a shell without the key too, is no way to lose it or `--replicas 2`."""
     configure()
     url = up("--replicas", "2", "--slots", "3", SKEP_API_KEY="secret")["url"]
@@ -232,11 +266,23 @@ def test_what_the_command_line_and_its_environment_said_goes_on_winning(skep, co
 def test_without_a_hive_there_is_nothing_to_change_and_only_the_gateways_own_key_is_sent_and_here_only(
     paths, env, tmp_path
 ):
-    for command in ("reload", "drain x", "undrain x", "scale m=2", "load a", "ps", "down", "restart gateway"):
-        assert refused(*command.split(), code=1) == "skep is not running | start it with `skep up -d`", command
+    for command in (
+        "reload",
+        "drain x",
+        "undrain x",
+        "scale m=2",
+        "load a",
+        "ps",
+        "down",
+        "restart gateway",
+    ):
+        assert (
+            refused(*command.split(), code=1) == "skep is not running | start it with `skep up -d`"
+        ), command
     for wanted in ("m=", "=3", "m=-1", "m=1.5", "m=²"):
         assert "is not MODEL=N" in refused("scale", wanted)
-    own, paths = {**env, "SKEP_API_KEY": "of-the-gateway"}, user_paths(env)
+    own = {**env, "SKEP_API_KEY": "of-the-gateway"}
+    paths = user_paths(env)
     assert local_key("http://localhost:8400/v1", own, paths) == "of-the-gateway"
     assert local_key("http://10.1.2.3:8400", own, paths) is None
     assert local_key("http://127.0.0.1:8400", env, paths) is None

@@ -1,7 +1,8 @@
-"""What is done to a hive while it serves: crashes, restarts, reload, drain, scale. One hive of fake engines for all.
+"""What is done to a hive while it serves: crashes, restarts, reload, drain, scale. One hive of
+fake engines for all.
 
-Each test finds it as `as_it_was` leaves it. It was started by a shell with a runtime folder that no other one has.
-"""
+Each test finds it as `as_it_was` leaves it. It was started by a shell with a runtime folder that
+no other one has."""
 
 import json
 import os
@@ -10,7 +11,18 @@ import subprocess
 import sys
 
 import pytest
-from hive_client import answering, ask, eventually, family, refusal, rest_of, rows_of, status_of, streaming, write_hive
+from hive_client import (
+    answering,
+    ask,
+    eventually,
+    family,
+    refusal,
+    rest_of,
+    rows_of,
+    status_of,
+    streaming,
+    write_hive,
+)
 
 from commands import environment, running_skep
 from skep.engines.base import KEY_FILE
@@ -47,7 +59,9 @@ def skep_of_the_hive(env, folder):
 def hive(skep, configure, folder):
     configure()
     (folder / "run").mkdir(mode=0o700)
-    return json.loads(skep("up", "-d", "--json", check=0, XDG_RUNTIME_DIR=str(folder / "run")).stdout)
+    return json.loads(
+        skep("up", "-d", "--json", check=0, XDG_RUNTIME_DIR=str(folder / "run")).stdout
+    )
 
 
 @pytest.fixture
@@ -82,10 +96,13 @@ def replicas(skep):
     return {name: row["pid"] for name, row in rows_of(skep).items() if row["kind"] == "replica"}
 
 
-def test_a_gateway_and_an_engine_that_crash_come_back_with_their_key_and_their_clients_wait(skep, url, key):
+def test_a_gateway_and_an_engine_that_crash_come_back_with_their_key_and_their_clients_wait(
+    skep, url, key
+):
     before = rows_of(skep)
     os.kill(before["gateway"]["pid"], signal.SIGKILL)
-    assert ask(url)[0] == 200  # the socket is the supervisor's: the connection waits, it is not refused
+    # The socket is the supervisor's: the connection waits, it is not refused.
+    assert ask(url)[0] == 200
     after = rows_of(skep)
     assert after["fake-model-0"]["pid"] == before["fake-model-0"]["pid"]
     assert after["gateway"]["pid"] != before["gateway"]["pid"]
@@ -100,13 +117,17 @@ def test_a_gateway_and_an_engine_that_crash_come_back_with_their_key_and_their_c
 
 def test_two_replacements_at_once_leave_one_gateway(hive, env, folder):
     command = [sys.executable, "-m", "skep", "restart", "gateway"]
-    both = [subprocess.Popen(command, env=env, cwd=folder, stderr=subprocess.DEVNULL) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, env=env, cwd=folder, stderr=subprocess.DEVNULL) for _ in range(2)
+    ]
     assert [process.wait(30) for process in both] == [0, 0]
     eventually(lambda: len(family(hive["pid"])) == 4)
     assert ask(hive["url"])[0] == 200
 
 
-def test_a_restarted_replica_finishes_its_answers_first_and_one_that_is_drained_stays_so(skep, url):
+def test_a_restarted_replica_finishes_its_answers_first_and_one_that_is_drained_stays_so(
+    skep, url
+):
     before = rows_of(skep)["fake-model-0"]["pid"]
     with streaming(url, max_tokens=40) as sock:
         received = sock.recv(1000)
@@ -135,7 +156,9 @@ def test_a_replica_that_is_being_restarted_gets_nothing_new(skep, configure, url
     assert b"stream_cut" not in received
 
 
-def test_a_second_up_says_that_one_is_running_and_nobody_who_is_not_there_is_named(skep, url, status):
+def test_a_second_up_says_that_one_is_running_and_nobody_who_is_not_there_is_named(
+    skep, url, status
+):
     """cron and sudo have no XDG_RUNTIME_DIR."""
     assert rows_of(skep)["gateway"]["state"] == "ready"
     done = skep("up", "-d", check=1)
@@ -146,21 +169,30 @@ def test_a_second_up_says_that_one_is_running_and_nobody_who_is_not_there_is_nam
         said = skep(command, "nobody", check=1).stderr
         assert "error: there is no replica `nobody`" in said
         assert "fake-model-0" in said
-    gateway = eventually(lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen)
+    gateway = eventually(
+        lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen
+    )
     assert gateway["queues"] == {"fake-model": {"interactive": 0, "normal": 0, "batch": 0}}
-    assert [(row["name"], row["state"], row["slots"]) for row in gateway["replicas"]] == [("fake-model-0", "up", 2)]
+    assert [(row["name"], row["state"], row["slots"]) for row in gateway["replicas"]] == [
+        ("fake-model-0", "up", 2)
+    ]
 
 
-def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(skep, configure, url, reload, key):
+def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(
+    skep, configure, url, reload, key
+):
     configure({"replicas": 2, "extra": SLOW})
     reload()
     before = rows_of(skep)
     with streaming(url, max_tokens=150) as sock:
         received = sock.recv(1000)
-        busy = next(name for name, row in rows_of(skep).items() if row["kind"] == "replica" and row["busy"])
+        busy = next(
+            name for name, row in rows_of(skep).items() if row["kind"] == "replica" and row["busy"]
+        )
         configure({"replicas": 3, "extra": SLOW}, {"model": "other"})
         nothing = {name: [] for name in ("removed", "changed", "adjusted", "left_out", "warnings")}
-        known, new = ["fake-model-0", "fake-model-1"], ["fake-model-2", "other-0"]
+        known = ["fake-model-0", "fake-model-1"]
+        new = ["fake-model-2", "other-0"]
         assert reload() == {**nothing, "added": new, "unchanged": known}
         during = rows_of(skep)
         assert {row["state"] for row in during.values()} == {"ready"}
@@ -208,7 +240,9 @@ def test_a_request_that_comes_while_its_only_replica_changes_waits(skep, configu
     assert rows_of(skep)["fake-model-0"]["state"] == "ready"
 
 
-def test_shares_of_slots_and_aliases_hold_at_once_and_without_a_restart(skep, configure, url, reload):
+def test_shares_of_slots_and_aliases_hold_at_once_and_without_a_restart(
+    skep, configure, url, reload
+):
     configure({"slots": 4})
     reload()
     before = rows_of(skep)["fake-model-0"]["pid"]
@@ -216,7 +250,10 @@ def test_shares_of_slots_and_aliases_hold_at_once_and_without_a_restart(skep, co
     configure({"slots": 4}, gateway=strict)
     reload()
     assert refusal(url, model="gpt-4o") == (404, "model_not_found")
-    configure({"slots": 4, "reserve": 1, "soft_slots": 2}, gateway=f'{strict}[aliases]\n"gpt-*" = "fake-model"\n')
+    configure(
+        {"slots": 4, "reserve": 1, "soft_slots": 2},
+        gateway=f'{strict}[aliases]\n"gpt-*" = "fake-model"\n',
+    )
     assert reload()["adjusted"] == ["fake-model-0"]
     assert ask(url, model="gpt-4o")[0] == 200
     assert rows_of(skep)["fake-model-0"]["pid"] == before
@@ -229,7 +266,10 @@ def test_a_file_with_an_error_changes_nothing_and_says_so(skep, url, folder):
         ("[gateway\n", "skep.toml cannot be read"),
         (good.replace("slots = 2", "slots = 0"), "`serve.0.slots`"),
         (good.replace("slots = 2", "slots = 2\nreserve = 2"), "`reserve` = 2 takes all 2 slots"),
-        (good + '[aliases]\nx = "nobody"\n', "the alias `x` stands for `nobody`, which is not served"),
+        (
+            good + '[aliases]\nx = "nobody"\n',
+            "the alias `x` stands for `nobody`, which is not served",
+        ),
         (good.replace('engine = "fake"', 'engine = "steam"'), "there is no engine `steam`"),
     ]:
         (folder / "skep.toml").write_text(bad)
@@ -240,7 +280,9 @@ def test_a_file_with_an_error_changes_nothing_and_says_so(skep, url, folder):
     assert ask(url)[0] == 200
 
 
-def test_a_reloaded_replica_that_does_not_start_is_an_error_and_the_hive_stays(skep, configure, reload):
+def test_a_reloaded_replica_that_does_not_start_is_an_error_and_the_hive_stays(
+    skep, configure, reload
+):
     configure({"extra": ["--crash-at-start=no such kernel"]})
     done = skep("reload", "--wait", check=1)
     assert "error: replica `fake-model-0` did not start: no such kernel" in done.stderr
@@ -252,7 +294,9 @@ def test_a_reloaded_replica_that_does_not_start_is_an_error_and_the_hive_stays(s
 
 def test_an_address_is_not_changed_by_a_reload(skep, folder):
     text = (folder / "skep.toml").read_text()
-    (folder / "skep.toml").write_text(text.replace("port = 0", 'port = 9\nhost = "::1"\nbody_limit = "1MiB"'))
+    (folder / "skep.toml").write_text(
+        text.replace("port = 0", 'port = 9\nhost = "::1"\nbody_limit = "1MiB"')
+    )
     done = skep("reload", "--wait", check=0)
     assert "not applied yet: `port`; run `skep down && skep up -d`" in done.stderr
     assert "not applied yet: `host`" in done.stderr
@@ -264,7 +308,9 @@ def test_a_reload_from_another_folder_reads_the_same_file(configure, env, folder
     (folder / "elsewhere" / "skep.toml").write_text("nonsense")
     configure({"replicas": 2, "extra": SLOW})
     command = [sys.executable, "-m", "skep", "reload", "--wait", "--json"]
-    done = subprocess.run(command, env=env, cwd=folder / "elsewhere", capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=env, cwd=folder / "elsewhere", capture_output=True, text=True
+    )
     assert json.loads(done.stdout)["added"] == ["fake-model-1"]
 
 
@@ -279,13 +325,19 @@ def test_a_key_that_was_added_is_wanted_at_once(skep, url, reload):
     assert ask(url)[0] == 200  # on loopback, no key means that none is wanted
 
 
-def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(skep, configure, url, reload, status):
+def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(
+    skep, configure, url, reload, status
+):
     configure({"replicas": 2, "extra": SLOW})
     reload()
     with streaming(url, max_tokens=100) as sock:
         received = sock.recv(1000)
-        name = next(row["name"] for row in status()["rows"] if row["kind"] == "replica" and row["busy"])
-        assert f"{name} gets no new requests; 1 still running" in skep("drain", name, check=0).stderr
+        name = next(
+            row["name"] for row in status()["rows"] if row["kind"] == "replica" and row["busy"]
+        )
+        assert (
+            f"{name} gets no new requests; 1 still running" in skep("drain", name, check=0).stderr
+        )
         assert rows_of(skep)[name]["state"] == "draining"
         for _ in range(4):
             assert ask(url)[0] == 200
@@ -330,7 +382,15 @@ def test_skep_finds_the_key_of_a_replica_by_itself(skep, configure, reload):
     configure({"extra": ["--token-ms=1"]})
     reload()
     engine = rows_of(skep)["fake-model-0"]["url"]
-    swept = skep("bench", "sweep", "--url", engine.replace("127.0.0.1", "localhost"), *SMALL, "--json", check=0)
+    swept = skep(
+        "bench",
+        "sweep",
+        "--url",
+        engine.replace("127.0.0.1", "localhost"),
+        *SMALL,
+        "--json",
+        check=0,
+    )
     assert json.loads(swept.stdout)["levels"][0]["errors"] == []
     skep("monitor", "add", "one", "--url", engine, check=0)
     probed = json.loads(skep("monitor", "probe", "one", "--json", check=0).stdout)
@@ -344,4 +404,7 @@ def test_the_key_goes_to_replicas_of_the_hive_and_to_no_other_port(skep, hive, e
         assert set(shown) == {None}
         assert local_key(url, env, user_paths(env)) is None
     assert local_key(hive["url"], env, user_paths(env)) is None
-    assert local_key(hive["url"], {**env, "SKEP_API_KEY": "of-the-gateway"}, user_paths(env)) == "of-the-gateway"
+    assert (
+        local_key(hive["url"], {**env, "SKEP_API_KEY": "of-the-gateway"}, user_paths(env))
+        == "of-the-gateway"
+    )

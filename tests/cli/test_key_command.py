@@ -12,10 +12,20 @@ from pathlib import Path
 import pytest
 from in_process import call, refused
 
-from skep.config.keys import KeyRing, KeySpec, add_entry, checked, digest_of, parse_rate, read_keys, remove_entry
+from skep.config.keys import (
+    KeyRing,
+    KeySpec,
+    add_entry,
+    checked,
+    digest_of,
+    parse_rate,
+    read_keys,
+    remove_entry,
+)
 from skep.errors import UserError
 
-D1, D2 = digest_of("one"), digest_of("two")
+D1 = digest_of("one")
+D2 = digest_of("two")
 CREATED = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ONE = f'[[key]]\nname = "ci"\nsha256 = "{D1}"\n'
 NO_NAMES = ["", "a b", "a\n", "ü", "x" * 65, "a/b", 'a"', "a\x1b[31m"]
@@ -40,7 +50,9 @@ def written(path):
 
 
 def full(name="ci", sha256=D1):
-    return checked(KeySpec(name, sha256, priority="batch", max_concurrent=4, rate="60/m", created=CREATED))
+    return checked(
+        KeySpec(name, sha256, priority="batch", max_concurrent=4, rate="60/m", created=CREATED)
+    )
 
 
 def names(path):
@@ -62,7 +74,9 @@ def test_a_key_is_printed_once_and_only_its_digest_is_kept_in_a_file_of_its_owne
 
 
 def test_adding_a_key_says_that_from_then_on_every_request_needs_one(path):
-    """Somebody added a key for a laptop, and the next request without one was refused without a warning."""
+    """Somebody added a key for a laptop, and the next request without one was refused without a
+    warning.
+    """
     warning = key("add", "laptop").err
     assert "from then on every request needs a key" in warning
     assert "Authorization: Bearer KEY" in warning
@@ -122,7 +136,10 @@ def test_remove_takes_a_key_back(path):
     [
         *((["add", name], "is not a valid key name") for name in NO_NAMES),
         (["add", "x", "--class", "urgent"], "the priority 'urgent' is unknown"),
-        *((["add", "x", f"--rate={rate}"], "is not a rate | write it as 2/s, 60/m") for rate in NO_RATES),
+        *(
+            (["add", "x", f"--rate={rate}"], "is not a rate | write it as 2/s, 60/m")
+            for rate in NO_RATES
+        ),
         (["add", "x", "--max-concurrent", 0], "--max-concurrent `0` should be"),
         (["add", "taken"], "there is already a key named `taken`"),
         (["remove", "nobody"], "there is no key named 'nobody'"),
@@ -142,7 +159,10 @@ def test_keys_added_at_the_same_time_are_all_kept(path):
     """Without the lock, two read the same file and the later one forgets the other's key."""
     agents = [f"agent-{i}" for i in range(3)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    children = [subprocess.Popen([sys.executable, "-m", "skep", "key", "add", name], **pipes) for name in agents]
+    children = [
+        subprocess.Popen([sys.executable, "-m", "skep", "key", "add", name], **pipes)
+        for name in agents
+    ]
     keys = [child.communicate(timeout=100)[0].strip() for child in children]
     ring = KeyRing(read_keys(path))
     assert [ring.find(secret).name for secret in keys] == agents
@@ -152,7 +172,9 @@ def test_keys_added_at_the_same_time_are_all_kept(path):
 def test_a_key_that_could_not_be_printed_is_not_kept(path):
     with open("/dev/full", "w") as full_disk:
         command = [sys.executable, "-m", "skep", "key", "add", "ci"]
-        done = subprocess.run(command, stdout=full_disk, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(
+            command, stdout=full_disk, stderr=subprocess.PIPE, text=True, timeout=60
+        )
     assert done.returncode == 1
     assert "No space left" in done.stderr
     assert read_keys(path) == ()
@@ -161,11 +183,23 @@ def test_a_key_that_could_not_be_printed_is_not_kept(path):
 def test_what_is_added_is_the_toml_that_the_manual_shows_and_a_rate_is_a_bucket_of_its_count(path):
     add_entry(path, full())
     assert tomllib.loads(path.read_text()) == {
-        "key": [{"name": "ci", "sha256": D1, "class": "batch", "max_concurrent": 4, "rate": "60/m", "created": CREATED}]
+        "key": [
+            {
+                "name": "ci",
+                "sha256": D1,
+                "class": "batch",
+                "max_concurrent": 4,
+                "rate": "60/m",
+                "created": CREATED,
+            }
+        ]
     }
     add_entry(path, checked(KeySpec("plain", D2.upper())))
     assert read_keys(path) == (full(), checked(KeySpec("plain", D2)))
-    assert sorted(entry.name for entry in path.parent.iterdir()) == [".keys.toml.lock", "keys.toml"]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [
+        ".keys.toml.lock",
+        "keys.toml",
+    ]
     buckets = [parse_rate(known) for known in ("2/s", "60/m", "900/h", "86400/d")]
     assert buckets == [(2.0, 2), (1.0, 60), (0.25, 900), (1.0, 86400)]
 
@@ -218,9 +252,15 @@ def test_every_mistake_in_the_keys_is_told_at_once_and_no_value_with_it(written)
     assert "oh-no" not in "".join(lines)
 
 
-def test_a_key_in_the_wrong_place_is_not_shown_and_bytes_that_are_no_text_and_folders_are_named(path, written):
+def test_a_key_in_the_wrong_place_is_not_shown_and_bytes_that_are_no_text_and_folders_are_named(
+    path, written
+):
     """Errors reach terminals and logs."""
-    for line in ('sha256 = "sk-skep-oh-no"', 'sha256 = ["sk-skep-oh-no"]', 'key = "sk-skep-oh-no"'):
+    for line in (
+        'sha256 = "sk-skep-oh-no"',
+        'sha256 = ["sk-skep-oh-no"]',
+        'key = "sk-skep-oh-no"',
+    ):
         with pytest.raises(UserError) as caught:
             read_keys(written(f'[[key]]\nname = "ci"\n{line}\n'))
         assert "oh-no" not in f"{caught.value.message}{caught.value.hint}"
@@ -249,7 +289,9 @@ sha256 = "{D2}"
 """
 
 
-def test_comments_of_a_file_edited_by_hand_stay_and_what_are_no_tables_is_left_to_the_user(written):
+def test_comments_of_a_file_edited_by_hand_stay_and_what_are_no_tables_is_left_to_the_user(
+    written,
+):
     path = written(HAND)
     add_entry(path, checked(KeySpec("carol", digest_of("three"))))
     assert path.read_text().startswith(HAND)
@@ -267,7 +309,9 @@ def test_comments_of_a_file_edited_by_hand_stay_and_what_are_no_tables_is_left_t
         assert path.read_text() == text
 
 
-def test_a_link_stays_a_link_and_a_change_that_fails_leaves_the_file_and_no_draft(written, tmp_path, monkeypatch):
+def test_a_link_stays_a_link_and_a_change_that_fails_leaves_the_file_and_no_draft(
+    written, tmp_path, monkeypatch
+):
     """People who keep their settings in a repository have links."""
     target = tmp_path / "dotfiles" / "keys.toml"
     target.parent.mkdir()
@@ -285,4 +329,7 @@ def test_a_link_stays_a_link_and_a_change_that_fails_leaves_the_file_and_no_draf
     with pytest.raises(OSError, match="No space"):
         remove_entry(path, "ci")
     assert names(path) == ["ci"]
-    assert sorted(entry.name for entry in target.parent.iterdir()) == [".keys.toml.lock", "keys.toml"]
+    assert sorted(entry.name for entry in target.parent.iterdir()) == [
+        ".keys.toml.lock",
+        "keys.toml",
+    ]

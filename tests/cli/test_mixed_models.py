@@ -1,4 +1,6 @@
-"""`skep bench mixed --models A,B`: models are loaded one at a time, measured and compared in one command."""
+"""`skep bench mixed --models A,B`: models are loaded one at a time, measured and compared in one
+command.
+"""
 
 import re
 
@@ -21,7 +23,13 @@ def hive(up, configure, env):
     """Serves models of which one is loaded at a time, and returns the URL."""
 
     def start(**models):
-        configure(*({"model": name, "on_demand": True, "slots": 8, **more} for name, more in models.items()), head=HEAD)
+        configure(
+            *(
+                {"model": name, "on_demand": True, "slots": 8, **more}
+                for name, more in models.items()
+            ),
+            head=HEAD,
+        )
         return up()["url"]
 
     return start
@@ -38,7 +46,12 @@ def test_two_models_are_loaded_measured_and_compared_in_one_command(hive, env):
     url = hive(quick={}, slow={"extra": ["--token-ms=8"]})
     call("model", "load", "quick", check=0)
     done = call("bench", "mixed", "--url", url, "--models", "quick,slow", *ONE_LEVEL, check=0)
-    for words in ("A  quick, run ", "B  slow, run ", "conversation time", "right answers: 0 of 6 (A), 0 of 6 (B)"):
+    for words in (
+        "A  quick, run ",
+        "B  slow, run ",
+        "conversation time",
+        "right answers: 0 of 6 (A), 0 of 6 (B)",
+    ):
         assert words in done.out
     (times,) = re.findall(r"^conversation time\n.*\n1 +(.*)", done.out, re.MULTILINE)
     medians = re.findall(r"[0-9.]+ m?s", times)[:2]
@@ -63,10 +76,15 @@ def test_a_model_that_cannot_be_loaded_does_not_end_the_others(hive):
 
 
 @pytest.mark.slow
-def test_models_of_another_server_are_measured_without_loading_and_json_has_the_comparison(hive, monkeypatch, tmp_path):
+def test_models_of_another_server_are_measured_without_loading_and_json_has_the_comparison(
+    hive, monkeypatch, tmp_path
+):
     url = hive(one={}, two={})
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))  # another installation, without a hive
-    done = call("bench", "mixed", "--url", url, "--models", "two,one", *ONE_LEVEL, "--json", check=0)
+    # Another installation, without a hive.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    done = call(
+        "bench", "mixed", "--url", url, "--models", "two,one", *ONE_LEVEL, "--json", check=0
+    )
     assert "its server loads the models itself" in done.err
     assert "loading" not in done.err
     assert [run["model"] for run in done.json["runs"]] == ["two", "one"]

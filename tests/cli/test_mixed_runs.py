@@ -1,4 +1,6 @@
-"""Two stored runs of the mixed workload as a user compares, draws and exports them: the models of a write-up."""
+"""Two stored runs of the mixed workload as a user compares, draws and exports them: the models of
+a write-up.
+"""
 
 import csv
 import json
@@ -35,11 +37,15 @@ def words(line):
 
 
 def test_two_models_are_compared_with_a_column_each_and_a_verdict(models):
-    """The published comparison: Qwen3-Coder is the better daily driver, 24 to 50 % faster at every level."""
+    """The published comparison: Qwen3-Coder is the better daily driver, 24 to 50 % faster at every
+    level.
+    """
     done = call("runs", "compare", *models, check=0)
     head, *rows = table(done.out, "TTFT of turn 1")
     assert words(head) == "C A gpt-oss-20b B qwen3-coder-30b B / A"
-    assert [words(row).partition(" (0")[0].partition(" (1")[0].partition(" (2")[0] for row in rows] == [
+    assert [
+        words(row).partition(" (0")[0].partition(" (1")[0].partition(" (2")[0] for row in rows
+    ] == [
         "1 64 ms 135 ms 2.11",
         "2 139 ms (+117 %) 110 ms (−19 %) 0.79".replace("−", "-"),
         "3 150 ms (+134 %) 135 ms (+0 %) 0.90",
@@ -65,15 +71,23 @@ def test_two_models_are_compared_with_a_column_each_and_a_verdict(models):
     assert "conversation: B takes 24 to 50 % less time at C=1, 2, 3, 5" in told
     assert "TTFT of turn 1 at C=5: 4.5x of C=1 (A), 1.4x of C=1 (B)" in told
     assert (
-        "right answers: 51 of 57 (A), 54 of 57 (B): no difference is shown; so few answers show only a collapse" in told
-    )
+        "right answers: 51 of 57 (A), 54 of 57 (B): no difference is shown; so few answers "
+        "show only a collapse"
+    ) in told
     assert told[-1] == "better for this work: B, as its conversation is faster at C=1, 2, 3, 5"
-    assert call("runs", "compare", *models[::-1], check=4).out.splitlines()[-1].startswith("better for this work: A")
+    assert (
+        call("runs", "compare", *models[::-1], check=4)
+        .out.splitlines()[-1]
+        .startswith("better for this work: A")
+    )
 
 
 def test_a_model_that_never_finishes_the_conversation_under_load_is_not_as_good(stored):
-    """Its later turns were not asked: they left the comparison, and the two were not distinguishable."""
-    whole, dying = stored(QWEN, "whole"), stored(QWEN, "dying", at=2e9, dies_from=2)
+    """Its later turns were not asked: they left the comparison, and the two were not
+    distinguishable.
+    """
+    whole = stored(QWEN, "whole")
+    dying = stored(QWEN, "dying", at=2e9, dies_from=2)
     told = call("runs", "compare", whole, dying, check=4).out.splitlines()
     assert "B never finished the conversation at C=2, 3, 5" in told
     assert any(line.startswith("right answers: 54 of 57 (A), 27 of 57 (B)") for line in told)
@@ -82,39 +96,61 @@ def test_a_model_that_never_finishes_the_conversation_under_load_is_not_as_good(
 
 def test_of_one_model_unfinished_conversations_are_a_regression(stored):
     runs = stored(QWEN, "m"), stored(QWEN, "m", at=2e9, dies_from=5)
-    assert "conversations that are never finished at C=5" in call("runs", "compare", *runs, check=4).out
+    assert (
+        "conversations that are never finished at C=5"
+        in call("runs", "compare", *runs, check=4).out
+    )
 
 
-def test_the_json_of_a_comparison_of_mixed_runs_has_both_runs_the_answers_and_who_is_better(models):
+def test_the_json_of_a_comparison_of_mixed_runs_has_both_runs_the_answers_and_who_is_better(
+    models,
+):
     document = call("runs", "compare", *models, "--json", check=0).json
     mixed = document["mixed"]
     assert [run["model"] for run in mixed["runs"]] == ["gpt-oss-20b", "qwen3-coder-30b"]
     assert (mixed["better"], document["verdict"]) == ("B", "no regression")
     assert mixed["answers"]["items"] == 7
-    assert {one["metric"] for one in document["comparisons"]} >= {"TTFT of turn 1", "conversation time"}
+    assert {one["metric"] for one in document["comparisons"]} >= {
+        "TTFT of turn 1",
+        "conversation time",
+    }
     assert len(document["comparisons"]) == 4 * 4
 
 
 def test_more_right_answers_go_before_speed(stored):
-    a, b = stored(GPT_OSS, "one"), stored(QWEN, "two", collapsed=True)
+    a = stored(GPT_OSS, "one")
+    b = stored(QWEN, "two", collapsed=True)
     told = call("runs", "compare", a, b, check=4).out.splitlines()[-4:]
     assert "right answers: 51 of 57 (A), 12 of 57 (B): B has fewer" in told
-    assert told[-1] == "better for this work: A, as it has more right answers, though B is faster at C=1, 2, 3, 5"
+    assert told[-1] == (
+        "better for this work: A, as it has more right answers, though B is faster at C=1, 2, 3, 5"
+    )
 
 
 def test_the_same_model_twice_is_judged_figure_by_figure_and_for_its_answers(stored):
     slower = {level: (some[0] * 2, *some[1:]) for level, some in QWEN.items()}
-    a, b = stored(QWEN, "same"), stored(slower, "same", at=2e9, collapsed=True)
+    a = stored(QWEN, "same")
+    b = stored(slower, "same", at=2e9, collapsed=True)
     last = call("runs", "compare", a, b, check=4).out.splitlines()[-1]
-    assert last.startswith("REGRESSION: B is worse than A by more than 5 %: right answers (14 % instead of 86 %), TTFT")
+    assert last.startswith(
+        "REGRESSION: B is worse than A by more than 5 %: right answers (14 % instead of 86 "
+        "%), TTFT"
+    )
 
 
 def test_one_repeat_is_told_by_its_medians_and_not_judged(stored):
-    a, b = (stored(model, name, repeats=(1.0,)) for model, name in ((GPT_OSS, "one"), (QWEN, "two")))
+    a, b = (
+        stored(model, name, repeats=(1.0,)) for model, name in ((GPT_OSS, "one"), (QWEN, "two"))
+    )
     done = call("runs", "compare", a, b, check=0)
-    assert "conversation: B took 24 to 50 % less time at C=1, 2, 3, 5, in too few repeats to judge" in done.out
+    assert (
+        "conversation: B took 24 to 50 % less time at C=1, 2, 3, 5, in too few repeats to judge"
+        in done.out
+    )
     assert "no verdict: no figure of the conversation can be compared" in done.out
-    assert "one repeat of a level shows no spread; measure both with --repeats 3 or more" in done.err
+    assert (
+        "one repeat of a level shows no spread; measure both with --repeats 3 or more" in done.err
+    )
 
 
 def test_without_names_the_last_two_mixed_runs_are_compared(models):
@@ -137,10 +173,19 @@ def test_mixed_runs_without_a_shared_level_are_not_compared(stored):
 
 def test_an_export_for_programs_has_every_answer_with_what_was_asked_and_its_verdict(models):
     document = json.loads(call("runs", "export", models[0], "--format", "json", check=0).out)
-    assert (document["run"], document["model"], len(document["levels"])) == (models[0], "gpt-oss-20b", 4)
+    assert (document["run"], document["model"], len(document["levels"])) == (
+        models[0],
+        "gpt-oss-20b",
+        4,
+    )
     assert len(document["answers"]) == 57
     last = document["answers"][-1]
-    assert (last["level"], last["kind"], last["outcome"], last["answer"]) == (5, "S4", "passed", "answer of S4")
+    assert (last["level"], last["kind"], last["outcome"], last["answer"]) == (
+        5,
+        "S4",
+        "passed",
+        "answer of S4",
+    )
     assert {one["outcome"] for one in document["answers"] if one["kind"] == "S3"} == {"wrong"}
 
 
@@ -149,7 +194,11 @@ def test_an_export_for_a_readme_or_a_spreadsheet_has_the_figures_of_every_task(m
     assert "### conversation\n\n| C | level | TTFT of turn 1 |" in text
     assert "| S2 tests | – | – | 3/3 (3.1 s) | 3/3 (3.8 s) |" in text
     assert "memory left free | 0.17 | 20.0 GiB of 24.0 GiB in use |" in text
-    rows = [*csv.DictReader(call("runs", "export", models[1], "--format", "csv", check=0).out.splitlines())]
+    rows = [
+        *csv.DictReader(
+            call("runs", "export", models[1], "--format", "csv", check=0).out.splitlines()
+        )
+    ]
     (task,) = [row for row in rows if (row["concurrency"], row["item"]) == ("5", "S3")]
     assert (task["title"], task["passed"], task["judged"]) == ("bug", "0", "3")
     assert float(task["seconds"]) == pytest.approx(5.2)
@@ -158,7 +207,8 @@ def test_an_export_for_a_readme_or_a_spreadsheet_has_the_figures_of_every_task(m
 def test_requests_are_exported_with_their_answers_where_these_are_asked_for(models):
     words = ("runs", "export", models[0], "--requests", "--format", "csv")
     without, with_texts = (
-        [*csv.DictReader(call(*words, *more, check=0).out.splitlines())] for more in ((), ("--answers",))
+        [*csv.DictReader(call(*words, *more, check=0).out.splitlines())]
+        for more in ((), ("--answers",))
     )
     assert "answer" not in without[0]
     assert {row["answer"] for row in with_texts} >= {"answer of turn 1", "answer of S4"}
@@ -166,7 +216,8 @@ def test_requests_are_exported_with_their_answers_where_these_are_asked_for(mode
 
 
 def test_simulated_runs_and_the_same_model_twice_are_told_apart(stored):
-    a, b = stored(QWEN, "same", at=1e9), stored(QWEN, "same", at=2e9, simulated=True)
+    a = stored(QWEN, "same", at=1e9)
+    b = stored(QWEN, "same", at=2e9, simulated=True)
     done = call("runs", "compare", a, b, check=0)
     assert "A  same @ 2001-09-09" in done.out
     assert "B  same @ 2033-05-18" in done.out

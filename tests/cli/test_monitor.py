@@ -52,22 +52,46 @@ def series(paths):
 
 def put_target(series, *names):
     for name in names or ("box",):
-        series.put_target(ProbeTarget(name, "http://127.0.0.1:1", added_at=time.time() - 2 * DAY_S))
+        series.put_target(
+            ProbeTarget(name, "http://127.0.0.1:1", added_at=time.time() - 2 * DAY_S)
+        )
 
 
 def probed(series, name, at, speed=80.0, outcome=ProbeOutcome.DONE, **fields):
-    probe = Probe(name, 0, int(at // HOUR_S), at, at + 5, outcome, started_at=at, **{"model": "m", **fields})
-    samples = [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=speed, ttft_ms=20.0)] if speed else []
+    probe = Probe(
+        name, 0, int(at // HOUR_S), at, at + 5, outcome, started_at=at, **{"model": "m", **fields}
+    )
+    if speed:
+        samples = [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=speed, ttft_ms=20.0)]
+    else:
+        samples = []
     series.append_probe(probe, samples)
 
 
 def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
-    add = ("add", "box", "--url", engine.url, "--every", "30m", "-c", "4", "--no-long", "--slower", "5%")
+    add = (
+        "add",
+        "box",
+        "--url",
+        engine.url,
+        "--every",
+        "30m",
+        "-c",
+        "4",
+        "--no-long",
+        "--slower",
+        "5%",
+    )
     told = monitor(*add, check=0).err
     for words in ("fake-model", "every 30 min (short 64, c4)", "starts probing"):
         assert words in told
     (row,) = monitor("list", "--json").json
-    assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == ("replica", 1800, 0, 5)
+    assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == (
+        "replica",
+        1800,
+        0,
+        5,
+    )
     assert something_to_watch(paths.store)
     taken = refusal("add", "box", "--url", engine.url)
     assert "watched already" in taken
@@ -81,7 +105,9 @@ def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
     assert "there are no targets" in monitor("list").err
     assert [row["name"] for row in monitor("list", "--all", "--json").json] == ["box"]
     with hold_monitor_lock(paths):
-        told = monitor("add", "box", "--url", engine.url, "--every", "30m", check=0).err  # it comes back under its name
+        told = monitor(
+            "add", "box", "--url", engine.url, "--every", "30m", check=0
+        ).err  # it comes back under its name
     assert told.splitlines()[1:] == [
         "it is probed every 30 min (short 64, long 512)",
         "the first probe begins soon; `skep monitor status` shows it",
@@ -118,7 +144,10 @@ def test_a_look_at_nothing_makes_no_file_and_nothing_watched_is_not_called_well(
         (["box", "--key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
         (["box", "--key-env", "sk-hunter2"], "name of a variable"),
         (["-x-"], "-x"),
-        *((["box", option, "9" * 20], option) for option in ("--prompt-tokens", "--short", "--long")),
+        *(
+            (["box", option, "9" * 20], option)
+            for option in ("--prompt-tokens", "--short", "--long")
+        ),
         (["box", "--url", "ftp://x"], "ftp"),
         (["box", "--url", "http://me:hunter2@127.0.0.1:1", "--no-check"], "a user"),
         (["box", "--url", "http://127.0.0.1:1/v1?key=hunter2", "--no-check"], "--key-env"),
@@ -136,13 +165,16 @@ def test_a_url_at_which_nobody_answers_or_something_else_does_is_refused():
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         assert "--no-check" in refusal("add", "box", "--url", url, code=1)
-        added = monitor("add", "box", "--url", url, "--no-check", "--key-env", "NOT_SET_YET", check=0).err
+        added = monitor(
+            "add", "box", "--url", url, "--no-check", "--key-env", "NOT_SET_YET", check=0
+        ).err
     assert "not asked" in added
     assert "NOT_SET_YET" in refusal("probe", "box", code=1)
     with answering(200, b"<!doctype html><title>Log in</title>") as (url, _):
         assert "not a model list" in refusal("add", "page", "--url", url, code=1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url, before = f"http://127.0.0.1:{silent.getsockname()[1]}", time.monotonic()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        before = time.monotonic()
         refusal("add", "silent", "--url", url, "--timeout", "200ms", code=1)
     assert time.monotonic() - before < 5
 
@@ -155,13 +187,17 @@ def test_an_expired_key_is_refused_and_its_value_is_nowhere(monkeypatch, paths):
         monitor(*add, "--no-check", check=0)
         failed = monitor("probe", "cloud", check=1)
     assert "401" in failed.error.message
-    shown = monitor("status", "--json").out + monitor("list", "--json").out + failed.out + failed.err
+    shown = (
+        monitor("status", "--json").out + monitor("list", "--json").out + failed.out + failed.err
+    )
     assert "CLOUD_KEY" in shown
     assert "sk-very-secret" not in shown
     assert b"sk-very-secret" not in paths.store.read_bytes()
 
 
-@pytest.mark.parametrize("words", [["remove"], ["probe"], ["note", "x", "--target"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [["remove"], ["probe"], ["note", "x", "--target"]], ids=lambda words: words[0]
+)
 def test_an_unknown_target_is_refused_with_near_names(series, words):
     put_target(series)
     probed(series, "box", time.time() - HOUR_S)
@@ -174,8 +210,10 @@ def test_a_probe_by_hand_is_shown_and_kept(engine):
     monitor("add", "box", "--url", engine.url, "--short", "8", "--long", "16")
     found = monitor("probe", "box", "--json", check=0).json
     assert [(sample["heat"], sample["shape"]) for sample in found["samples"]] == [
-        ("cold", "short"), ("hot", "short"), ("hot", "long"),
-    ]  # fmt: skip
+        ("cold", "short"),
+        ("hot", "short"),
+        ("hot", "long"),
+    ]
     assert found["probe"]["outcome"] == "done"
     (target,) = monitor("status", "--json").json["targets"]
     assert target["state"] == "ok"
@@ -203,7 +241,9 @@ def test_check_ends_with_4_while_something_is_wrong(series):
     put_target(series)
     probed(series, "box", now - 60)
     monitor("check", check=0)
-    alert = series.open_alert(Alert(AlertRule.SLOWER, "box", now, "box: 12 % slower than its 7-day median"))
+    alert = series.open_alert(
+        Alert(AlertRule.SLOWER, "box", now, "box: 12 % slower than its 7-day median")
+    )
     done = monitor("check", check=4)
     assert done.out == "box: 12 % slower than its 7-day median\n"
     assert "\n" not in done.error.message
@@ -228,7 +268,9 @@ def test_status_begins_with_which_target_is_faster(series):
         probed(series, "box", now - hour * HOUR_S, 73.7)
         probed(series, "cloud", now - hour * HOUR_S, 33.8)
     done = monitor("status", check=0)
-    assert done.out.splitlines()[0].startswith("box is 118 % faster than cloud (7-day medians 73.7 and 33.8)")
+    assert done.out.splitlines()[0].startswith(
+        "box is 118 % faster than cloud (7-day medians 73.7 and 33.8)"
+    )
     (headline,) = monitor("status", "--json").json["headlines"]
     assert headline["medians"] == [73.7, 33.8]
 
@@ -260,17 +302,34 @@ def test_a_target_is_not_compared_with_itself_or_with_an_unknown_one(series):
 def test_status_says_why_and_what_a_note_has_brought(series, slower):
     now = time.time()
     put_target(series, "down", "old")
-    probed(series, "down", now - 60, None, ProbeOutcome.FAILED, error_kind="connect", error="connection refused")
+    probed(
+        series,
+        "down",
+        now - 60,
+        None,
+        ProbeOutcome.FAILED,
+        error_kind="connect",
+        error="connection refused",
+    )
     probed(series, "old", now - DAY_S)
-    series.append_event(MonitorEvent(now - 20.5 * HOUR_S, EventKind.NOTE, "NVLink bridges removed", "box"))
+    series.append_event(
+        MonitorEvent(now - 20.5 * HOUR_S, EventKind.NOTE, "NVLink bridges removed", "box")
+    )
     said = monitor("status", check=0).err
-    for words in ("down: connection refused", "old: not probed since", "the loop is not running",
-                  "NVLink bridges removed", "-25.0 %"):  # fmt: skip
+    for words in (
+        "down: connection refused",
+        "old: not probed since",
+        "the loop is not running",
+        "NVLink bridges removed",
+        "-25.0 %",
+    ):
         assert words in said
 
 
 def test_a_note_of_the_past_is_compared_at_once(slower):
-    found = monitor("note", "driver 580", "--target", "box", "--at", "1230m", "--json", check=0).json
+    found = monitor(
+        "note", "driver 580", "--target", "box", "--at", "1230m", "--json", check=0
+    ).json
     assert found["event"]["text"] == "driver 580"
     assert found["around"][0]["ratio"]["estimate"] == pytest.approx(0.75)
     assert "compares before and after once new probes have run" in monitor("note", "just now").err
@@ -281,7 +340,12 @@ def test_notes_are_one_printable_line_of_a_time_that_can_be(series):
     (event,) = series.events(0, time.time() + 1)
     assert event.text == "a b c [31mred"
     refusal("note", " ")
-    for at, why in (("99999999999d", "1970"), ("1900-01-01", "1970"), ("2199-01-01", "future"), ("yesterday", "time")):
+    for at, why in (
+        ("99999999999d", "1970"),
+        ("1900-01-01", "1970"),
+        ("2199-01-01", "future"),
+        ("yesterday", "time"),
+    ):
         assert why in refusal("note", "x", "--at", at)
 
 
@@ -303,7 +367,9 @@ def test_a_target_without_room_is_busy_everywhere(series):
     put_target(series)
     for hours in (3, 2, 1):
         fault = {"error_kind": "busy", "error": "HTTP 429: come later"}
-        probed(series, "box", time.time() - hours * HOUR_S + 60, None, ProbeOutcome.FAILED, **fault)
+        probed(
+            series, "box", time.time() - hours * HOUR_S + 60, None, ProbeOutcome.FAILED, **fault
+        )
     shown = monitor("status", check=0)
     assert "busy" in shown.out
     assert "HTTP 429: come later" in shown.err
@@ -327,12 +393,20 @@ def test_the_dashboard_wants_a_key_beyond_loopback():
 
 
 def test_a_model_that_is_swapped_behind_its_url_begins_a_new_series_and_is_told_once():
-    port, told = free_port(), []
+    port = free_port()
+    told = []
     for model in ("small", "large", "large"):
         with FakeEngine(model=model, port=port, token_ms=1) as engine:
             if model == "small":
                 monitor("add", "box", "--url", engine.url, "--short", "8", "--no-long", check=0)
-            told.append([line for line in monitor("probe", "box", check=0).err.splitlines() if "begin anew" in line])
+            told.append(
+                [
+                    line
+                    for line in monitor("probe", "box", check=0).err.splitlines()
+                    if "begin anew" in line
+                ]
+            )
             probed_at = int(time.time())
-        eventually(lambda before=probed_at: int(time.time()) > before)  # two probes of one second are one
+        # Two probes of one second are one.
+        eventually(lambda before=probed_at: int(time.time()) > before)
     assert told == [[], ["model changed from small.gguf to large.gguf; its series begin anew"], []]

@@ -11,7 +11,17 @@ from skep.store.records import Request
 pytestmark = pytest.mark.usefixtures("paths")  # each test has an installation of its own
 KEPT = "this is mine"
 PLAN = ("plan", "qwen3-8b", "--gpu", "rtx-3090")
-TUNING = ("tune", "smollm2-135m", "--gpu", "rtx-3090", "--simulate", "--budget", "20m", "--quality", "off")
+TUNING = (
+    "tune",
+    "smollm2-135m",
+    "--gpu",
+    "rtx-3090",
+    "--simulate",
+    "--budget",
+    "20m",
+    "--quality",
+    "off",
+)
 
 
 @pytest.fixture
@@ -20,10 +30,21 @@ def stored(paths):
 
     def store_run():
         with open_store(paths.store) as store:
-            facts = {"kind": "sweep", "model": "m", "url": "http://x", "fingerprint": "f", "simulated": False}
+            facts = {
+                "kind": "sweep",
+                "model": "m",
+                "url": "http://x",
+                "fingerprint": "f",
+                "simulated": False,
+            }
             facts |= {"config": {}, "host": {}, "engine": {}, "skep_version": "0"}
             run = store.begin_run(created_at=1_790_000_000.0, **facts)
-            told = {"first_token_s": 0.1, "last_token_s": 1.0, "prompt_tokens": 9, "output_tokens": 50}
+            told = {
+                "first_token_s": 0.1,
+                "last_token_s": 1.0,
+                "prompt_tokens": 9,
+                "output_tokens": 50,
+            }
             store.append_requests(run, [Request(1, 0, 0, "fix", 0.0, 1.0, status=200, **told)])
             store.end_run(run, 1_790_000_009.0, "done")
         return run
@@ -52,27 +73,46 @@ def test_a_file_that_is_there_is_refused_by_every_command_and_replaced_on_demand
         for words in commands:
             file.write_text(KEPT)
             error = call(*words, name, check=2).error
-            assert error.message == f"{'--html' if '--html' in words else '--output'} `{name}` exists"
+            assert (
+                error.message == f"{'--html' if '--html' in words else '--output'} `{name}` exists"
+            )
             assert error.hint == "name another file, or add --overwrite"
             assert file.read_text() == KEPT
             assert call(*words, name, "--overwrite").error is None
             assert KEPT not in file.read_text()
 
 
-def test_a_page_about_the_same_run_is_written_again_and_a_name_nobody_typed_gives_way_to_a_free_one(stored, tmp_path):
-    first, second = stored(), stored()
+def test_a_page_about_the_same_run_is_written_again_and_a_name_nobody_typed_gives_way_to_a_free_one(
+    stored, tmp_path
+):
+    first = stored()
+    second = stored()
     for _ in range(2):
         call("runs", "report", first, "-o", "one.html", check=0)
         call("runs", "report", first, second, "-o", "both.html", check=0)
     before = (tmp_path / "one.html").read_text()
-    assert "`one.html` exists" in call("runs", "report", second, "-o", "one.html", check=2).error.message
-    assert "`both.html` exists" in call("runs", "report", first, "-o", "both.html", check=2).error.message
+    assert (
+        "`one.html` exists"
+        in call("runs", "report", second, "-o", "one.html", check=2).error.message
+    )
+    assert (
+        "`both.html` exists"
+        in call("runs", "report", first, "-o", "both.html", check=2).error.message
+    )
     assert (tmp_path / "one.html").read_text() == before
     (tmp_path / "report.html").write_text(KEPT)
-    first, second = stored(), stored()
-    assert call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
-    assert call("runs", "report", second, check=0).err == f"{second} (done) written to report-3.html\n"
-    assert call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
+    first = stored()
+    second = stored()
+    assert (
+        call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
+    )
+    assert (
+        call("runs", "report", second, check=0).err
+        == f"{second} (done) written to report-3.html\n"
+    )
+    assert (
+        call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
+    )
     assert (tmp_path / "report.html").read_text() == KEPT
     assert "report.html\n" in call("runs", "report", first, "--overwrite", check=0).err
 

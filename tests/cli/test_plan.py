@@ -11,8 +11,10 @@ from in_process import call, refused
 
 ONE = ("--gpu", "rtx-3090")
 TWO = ("--gpu", "2x rtx-3090")
-CONFIG = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-          "intermediate_size": 14336, "vocab_size": 128256}  # fmt: skip
+CONFIG = {
+    "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+}  # fmt: skip
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
 SHORT = {"--prompt-tokens": "1024", "--output-tokens": "512", "--engine": "vllm"}
 pytestmark = pytest.mark.usefixtures("paths")
@@ -25,7 +27,13 @@ def short(args):
     own = args[0].endswith(("gguf", ".json")) or "m3 ultra" in args
     return [
         *args,
-        *(w for pair in SHORT.items() if pair[0] not in given for w in pair if not (own and "--engine" in pair)),
+        *(
+            w
+            for pair in SHORT.items()
+            if pair[0] not in given
+            for w in pair
+            if not (own and "--engine" in pair)
+        ),
     ]
 
 
@@ -68,8 +76,18 @@ def test_the_first_plan_is_the_fastest_of_those_that_fit():
 def test_what_people_read_has_every_part_also_as_a_page_with_pictures(tmp_path):
     done = shown("qwen3.6-27b", *TWO)
     assert done.out.startswith("qwen3.6-27b on 2x rtx-3090 for 4 agents: ")
-    for words in ("Layouts, best first", "LOW", "Memory of one rtx-3090", "KV pool", "Rules that apply", "vllm serve ",
-                  "Why", "Rejected", "dense weights", "skep up qwen"):  # fmt: skip
+    for words in (
+        "Layouts, best first",
+        "LOW",
+        "Memory of one rtx-3090",
+        "KV pool",
+        "Rules that apply",
+        "vllm serve ",
+        "Why",
+        "Rejected",
+        "dense weights",
+        "skep up qwen",
+    ):
         assert words in done.out, words
     assert done.err == ""
     assert "wrote plan.html" in shown("qwen3.6-27b", *TWO, "--html", "plan.html").err
@@ -77,7 +95,12 @@ def test_what_people_read_has_every_part_also_as_a_page_with_pictures(tmp_path):
     assert page.count("<svg ") >= 4
     name = done.out.splitlines()[0].partition(": ")[2]
     assert "mtp n=3 (vllm)" in name
-    for words in ("Predicted, not measured.", "Memory of one GPU", "vllm serve ", f"{name} gives 4 agents"):
+    for words in (
+        "Predicted, not measured.",
+        "Memory of one GPU",
+        "vllm serve ",
+        f"{name} gives 4 agents",
+    ):
         assert words in page, words
     assert "http://" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "")
 
@@ -97,7 +120,10 @@ def test_the_page_says_of_each_rig_why_its_first_layout_is_not_its_fastest(tmp_p
 def test_rigs_stand_side_by_side_with_their_prices_and_names_to_be_told_apart_by():
     found = plan("qwen3.6-27b", "--gpu", "2x rtx-3090@800", "--gpu", "rtx-5090@2500")
     by_rig = {p["rig"]: p for p in reversed(found["plans"])}
-    assert {rig: one["price"] for rig, one in by_rig.items()} == {"2x rtx-3090": 1600, "rtx-5090": 2500}
+    assert {rig: one["price"] for rig, one in by_rig.items()} == {
+        "2x rtx-3090": 1600,
+        "rtx-5090": 2500,
+    }
     for one in by_rig.values():
         assert one["tok_s_per_price"] > 0
     assert "TOK/S PER 1000" in shown("qwen3.6-27b", "--gpu", "rtx-5090@2500").out
@@ -117,8 +143,10 @@ def test_a_rig_that_is_too_small_stands_beside_one_that_is_not():
 
 @pytest.mark.slow
 def test_pins_and_several_engines():
-    pins = ("--quant", "AWQ", "--kv", "fp8_e5m2", "--tp", "2", "--slots", "4", "--context", "16384", "--spec", "mtp:3",
-            "--utilization", "0.9")  # fmt: skip
+    pins = (
+        "--quant", "AWQ", "--kv", "fp8_e5m2", "--tp", "2", "--slots", "4", "--context", "16384",
+        "--spec", "mtp:3", "--utilization", "0.9",
+    )  # fmt: skip
     for one in plan("qwen3.6-27b", *TWO, *pins)["plans"]:
         assert (one["quant"], one["kv_dtype"], one["topology"]["tp"]) == ("awq", "fp8_e5m2", 2)
         assert (one["slots"], one["context"], one["spec"]) == (4, 16384, "mtp:3")
@@ -131,7 +159,12 @@ def test_a_model_that_fits_nowhere_ends_with_3_the_largest_term_and_what_would_f
     assert done.json["plans"] == []
     assert "the largest term is weights (50.0 GiB a card)" in done.error.message
     assert done.error.hint.startswith("what would fit: --quant ")
-    assert "q3_k_m" in refusal("qwen3-235b-a22b", "--gpu", "strix-halo", "--engine", "llamacpp", code=3).lower()
+    assert (
+        "q3_k_m"
+        in refusal(
+            "qwen3-235b-a22b", "--gpu", "strix-halo", "--engine", "llamacpp", code=3
+        ).lower()
+    )
     assert "1 slot," in refusal("qwen3-8b", "--gpu", "rtx-3050", "--quant", "bf16", code=3)
     assert "no GPU is called" not in refusal("qwen3-8b", "--gpu", "100x rtx-3090")  # but too many
 
@@ -140,10 +173,19 @@ REFUSED = [
     (("qwen3.6-28b", *TWO), "did you mean `qwen3.6-27b`"),
     (("qwen3.6-27b", "--gpu", "2x rtx-3095"), "did you mean `rtx-3090`"),
     (("qwen3.6-27b", "--gpu", "rtx-3090", "--tp", "2"), "--tp 2 needs 2 cards"),
-    (("qwen3.6-27b", "--gpu", "4x rtx-3090", "--replicas", "3", "--tp", "2"), "--tp 2 --replicas 3 needs 6 cards"),
-    (("qwen3.6-27b", *TWO, "--engine", "llamacpp", "--quant", "awq"), "llamacpp reads GGUF, not AWQ"),
+    (
+        ("qwen3.6-27b", "--gpu", "4x rtx-3090", "--replicas", "3", "--tp", "2"),
+        "--tp 2 --replicas 3 needs 6 cards",
+    ),
+    (
+        ("qwen3.6-27b", *TWO, "--engine", "llamacpp", "--quant", "awq"),
+        "llamacpp reads GGUF, not AWQ",
+    ),
     (("qwen3.6-27b", "--gpu", "2x rtx-5090", "--link", "nvlink"), "rtx-5090 has no NVLink"),
-    (("gemma-4-31b", "--gpu", "5x rtx-3090", "--tp", "5"), "5 does not divide the 32 attention heads"),
+    (
+        ("gemma-4-31b", "--gpu", "5x rtx-3090", "--tp", "5"),
+        "5 does not divide the 32 attention heads",
+    ),
     (("qwen3.6-27b", *TWO, "--kv", "turboquant_k8v4"), "refused on the hybrid"),
     (("qwen2.5-coder-32b", *TWO, "--spec", "mtp:3"), "has no MTP layers"),
     (("qwen3.6-27b", *TWO, "--spec", "mtp"), "`--spec` = `mtp` is not understood"),
@@ -155,7 +197,10 @@ REFUSED = [
     (("qwen3.6-27b", *TWO, "--slo", "speed=1s"), "--slo `speed=1s`"),
     (("qwen3.6-27b", *TWO, "--utilization", "90"), "--memory-share 90 is not a share"),
     (("qwen3.6-27b", *TWO, "--context", "512"), "--context 512 is less than a task's 1536 tokens"),
-    *((("qwen3-8b", "--gpu", f"rtx-3090@{price}"), "is not a number") for price in ("nan", "inf", "-800", "0")),
+    *(
+        (("qwen3-8b", "--gpu", f"rtx-3090@{price}"), "is not a number")
+        for price in ("nan", "inf", "-800", "0")
+    ),
     (("Qwen/Qwen3-8B-AWQ", *ONE, "--quant", "fp8"), "--quant"),
     (("qwen3-8b", *ONE, "--link", "carrier-pigeon"), "carrier-pigeon"),
     (("qwen3-8b", *ONE, "--context", "100000"), "--context"),
@@ -190,15 +235,28 @@ def test_a_configuration_serves_where_a_model_is_not_listed_right_here_or_elsewh
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", json.dumps({**CONFIG, "quantization_config": {"quant_method": "brand-new"}}),
-         "is quantized with `brand-new`, which skep does not know"),
-        ("config.json", json.dumps({**CONFIG, "model_type": "bert", "architectures": ["BertForMaskedLM"]}), ""),
+        (
+            "config.json",
+            json.dumps({**CONFIG, "quantization_config": {"quant_method": "brand-new"}}),
+            "is quantized with `brand-new`, which skep does not know",
+        ),
+        (
+            "config.json",
+            json.dumps({**CONFIG, "model_type": "bert", "architectures": ["BertForMaskedLM"]}),
+            "",
+        ),
         ("config.json", "{", "config.json` "),
         ("config.json", "null", "config.json` "),
         ("broken.gguf", "GGUF\x03\0\0\0", ""),
     ],
-    ids=["unknown quantization", "a model that writes nothing", "cut off", "null", "a broken GGUF"],
-)  # fmt: skip
+    ids=[
+        "unknown quantization",
+        "a model that writes nothing",
+        "cut off",
+        "null",
+        "a broken GGUF",
+    ],
+)
 def test_a_file_that_cannot_be_planned_for_is_named_in_plain_words(tmp_path, name, content, said):
     (tmp_path / name).write_text(content)
     told = refusal(f"./{name}", *ONE)
@@ -221,21 +279,27 @@ def test_a_promise_is_held_against_the_forecast():
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("h100", "h100-pcie"), ("rtx 6000", "rtx-pro-6000"), ("rtx-4060-ti", "rtx-4060-ti-8gb")]
+    ("name", "other"),
+    [("h100", "h100-pcie"), ("rtx 6000", "rtx-pro-6000"), ("rtx-4060-ti", "rtx-4060-ti-8gb")],
 )
 def test_what_a_short_name_was_taken_for_is_said(name, other):
     assert any(other in note for note in plan("qwen3-8b", "--gpu", name)["notes"])
 
 
 SHOWN = {
-    "nvfp4 is not offered on AMD": ("qwen3-8b --gpu mi355x", lambda plans: "nvfp4" not in {p["quant"] for p in plans}),
+    "nvfp4 is not offered on AMD": (
+        "qwen3-8b --gpu mi355x",
+        lambda plans: "nvfp4" not in {p["quant"] for p in plans},
+    ),
     "a Spark is started with what is free on it": (
-        "qwen3-8b --gpu dgx-spark", lambda plans: plans[0]["utilization"] <= 0.85,
+        "qwen3-8b --gpu dgx-spark",
+        lambda plans: plans[0]["utilization"] <= 0.85,
     ),
     "the command carries what the rules ask for": (
-        "llama-3.1-8b --gpu v100 --quant bf16", lambda plans: "--dtype half" in plans[0]["launch"][0],
+        "llama-3.1-8b --gpu v100 --quant bf16",
+        lambda plans: "--dtype half" in plans[0]["launch"][0],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("words", "right"), SHOWN.values(), ids=SHOWN)
@@ -254,13 +318,27 @@ def test_a_note_does_not_contradict_the_plans_and_several_machines_are_said_to_b
 
 
 def test_llama_cpp_is_planned_where_vllm_does_not_run_and_reaches_what_is_published():
-    assert {p["engine"] for p in call("plan", "llama-3.1-8b", "--gpu", "p40", "--json").json["plans"]} == {"llamacpp"}
-    assert call("plan", "unsloth/Qwen3-32B-GGUF", *TWO, "--json").json["plans"][0]["engine"] == "llamacpp"
+    assert {
+        p["engine"] for p in call("plan", "llama-3.1-8b", "--gpu", "p40", "--json").json["plans"]
+    } == {"llamacpp"}
+    assert (
+        call("plan", "unsloth/Qwen3-32B-GGUF", *TWO, "--json").json["plans"][0]["engine"]
+        == "llamacpp"
+    )
     pins = ("--replicas", "2", "--tp", "1", "--quant", "awq", "--agents", "4")
     found = plan("qwen3-8b", "--gpu", "rtx-5090 + rtx-3090", *TWO, *pins)
     speed = {p["rig"]: p["predicted"][2]["effective_tok_s"] for p in found["plans"]}
     assert speed["rtx-5090 + rtx-3090"] > 1.2 * speed["2x rtx-3090"]
-    pins = ("--engine", "llamacpp", "--agents", "1", "--input-tokens", "64", "--output-tokens", "128")
+    pins = (
+        "--engine",
+        "llamacpp",
+        "--agents",
+        "1",
+        "--input-tokens",
+        "64",
+        "--output-tokens",
+        "128",
+    )
     assert best("gpt-oss-20b", "--gpu", "dgx-spark", *pins)["predicted"][0]["high"] >= 79
     memory = best("gpt-oss-20b", *ONE, "--engine", "llamacpp")["memory"]
     assert {term["term"]: term["bytes"] for term in memory}["weights"] <= 11.28 * 2**30
@@ -272,7 +350,9 @@ def test_a_plan_loads_neither_a_store_nor_what_draws_and_needs_no_unicode(env):
     code = f"import sys, skep.report.plan; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     command = [sys.executable, "-m", "skep", "plan", "qwen3-8b", *ONE]
-    done = subprocess.run(command, env={**env, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60)
+    done = subprocess.run(
+        command, env={**env, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60
+    )
     assert done.returncode == 0
 
 
@@ -301,14 +381,18 @@ def test_the_error_for_an_unknown_model_names_the_way_to_plan_any_other():
 
 
 def test_what_the_hint_for_search_says_of_plan_can_be_done(tmp_path):
-    """It said that a plan takes the name of any model on the hub: skep reads no file from there."""
+    """It said that a plan takes the name of any model on the hub:
+    skep reads no file from there.
+    """
     write_config(tmp_path / "path" / "to")
     (planned,) = re.findall(r"`skep (plan [^`]+)`", refused("search"))
     assert " on rtx-3090 for 4 agents: " in call(*planned.split(), *ONE, check=0).out
     refusal("stepfun-ai/Step-3.5-Flash", *ONE)
 
 
-@pytest.mark.parametrize(("typed", "chip"), [("mac studio", "apple-m3-ultra"), ("MacBook Pro", "apple-m4-max")])
+@pytest.mark.parametrize(
+    ("typed", "chip"), [("mac studio", "apple-m3-ultra"), ("MacBook Pro", "apple-m4-max")]
+)
 def test_a_mac_is_asked_for_its_chip(typed, chip):
     hint = refusal("qwen3-8b", "--gpu", typed)
     assert f"did you mean `{chip}`" in hint
@@ -316,7 +400,10 @@ def test_a_mac_is_asked_for_its_chip(typed, chip):
 
 
 def test_a_mac_studio_with_its_chip_is_known():
-    assert best("qwen3-8b", "--gpu", "Mac Studio M3 Ultra", "--engine", "llamacpp")["rig"] == "apple-m3-ultra"
+    assert (
+        best("qwen3-8b", "--gpu", "Mac Studio M3 Ultra", "--engine", "llamacpp")["rig"]
+        == "apple-m3-ultra"
+    )
 
 
 def test_system_memory_for_experts_is_among_what_would_fit():
@@ -330,11 +417,17 @@ def test_system_memory_for_experts_is_among_what_would_fit():
     [
         ("kimi-k2 --gpu strix-halo", "tasks of 2,048 tokens", ("system memory", "such cards")),
         ("llama-3.1-405b --gpu rtx-3060", "up to 16 such cards", ("system memory",)),
-        ("llama-3.1-405b --gpu 16xrtx-3060 --quant bf16", "fewer bits", ("system memory", "such cards")),
+        (
+            "llama-3.1-405b --gpu 16xrtx-3060 --quant bf16",
+            "fewer bits",
+            ("system memory", "such cards"),
+        ),
     ],
 )
 def test_where_nothing_would_fit_the_hint_says_what_was_tried_and_no_more(words, tried, not_tried):
-    """Unified memory was said to have been tried with system memory beside it and with 15 more cards."""
+    """Unified memory was said to have been tried with system memory beside it and with 15 more
+    cards.
+    """
     hint = refused("plan", *words.split(), code=3)
     assert "nothing like it fits either" in hint
     assert tried in hint

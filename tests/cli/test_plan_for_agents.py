@@ -1,4 +1,6 @@
-"""What `skep plan` says of agents' tasks: decisions that home labs have made, and a start line that can be typed."""
+"""What `skep plan` says of agents' tasks: decisions that home labs have made, and a start line
+that can be typed.
+"""
 
 import re
 import shlex
@@ -40,7 +42,11 @@ def best(words):
 )
 def test_what_home_labs_found_comes_out(words, engine, tp, replicas, context):
     found = best(words)
-    assert (found["engine"], found["topology"]["tp"], found["topology"]["replicas"]) == (engine, tp, replicas)
+    assert (found["engine"], found["topology"]["tp"], found["topology"]["replicas"]) == (
+        engine,
+        tp,
+        replicas,
+    )
     assert found["keeps_promise"]
     assert found["context"] >= context
 
@@ -64,8 +70,15 @@ def test_the_start_line_starts_what_the_plan_says(two_3090s):
     found = call("plan", "qwen3.6-27b", "--json", check=0).json["plans"][0]
     told = call(*shlex.split(found["up"])[1:], "--dry-run", "--json", check=0).json
     (serve,) = told["serve"]
-    assert (serve["engine"], serve["slots"], serve["context"]) == (found["engine"], found["slots"], found["context"])
-    assert (serve["replicas"], serve["weights"]["source"]) == (found["topology"]["replicas"], found["checkpoint"])
+    assert (serve["engine"], serve["slots"], serve["context"]) == (
+        found["engine"],
+        found["slots"],
+        found["context"],
+    )
+    assert (serve["replicas"], serve["weights"]["source"]) == (
+        found["topology"]["replicas"],
+        found["checkpoint"],
+    )
     assert all("--language-model-only" in line for line in serve["commands"])
 
 
@@ -76,16 +89,22 @@ def test_a_layout_that_cannot_hold_every_task_and_a_format_that_nobody_made_neve
     crowd = best("qwen3.6-27b --gpu arc-pro-b70 -c 50 --prompt-tokens 1024 --output-tokens 512")
     assert (crowd["engine"], crowd["keeps_promise"]) == ("vllm", False)
     (line,) = (line for line in crowd["caveats"] if "the others wait" in line)
-    assert re.search(r"; room for all 50 costs \d\d% of the speed: .*\(llamacpp\) with \d+ tok/s$", line)
+    assert re.search(
+        r"; room for all 50 costs \d\d% of the speed: .*\(llamacpp\) with \d+ tok/s$", line
+    )
     plans = planned("qwen3.6-27b --gpu rtx-5090")["plans"]
     assert plans[0]["published"]
-    assert [one["published"] for one in plans] == sorted((one["published"] for one in plans), reverse=True)
+    assert [one["published"] for one in plans] == sorted(
+        (one["published"] for one in plans), reverse=True
+    )
     for one in plans:
         assert (one["checkpoint"] is not None) == one["published"]
         assert one["checkpoint"] is None or checkpoint_of(one["checkpoint"]).model == "qwen3.6-27b"
 
 
-@pytest.mark.parametrize("words", ["gpt-oss-120b --gpu rtx-3090 -c 1", "qwen3.6-35b-a3b --gpu rtx-3060 -c 1"])
+@pytest.mark.parametrize(
+    "words", ["gpt-oss-120b --gpu rtx-3090 -c 1", "qwen3.6-35b-a3b --gpu rtx-3060 -c 1"]
+)
 def test_experts_that_do_not_fit_stay_in_system_memory(words):
     found = best(words)
     assert "--n-cpu-moe" in found["launch"][0]
@@ -100,8 +119,11 @@ def test_cards_with_an_x_in_their_name_are_understood_and_a_context_or_pictures_
     assert best(f"{DENSE} --context 32768")["context"] == 32_768
     for too_large in ("qwen3.6-27b --gpu rtx-3060 --context 131072", "deepseek-v3 --gpu rtx-3090"):
         assert call("plan", *too_large.split()).code == 3
-    text, seeing = best(f"{DENSE} -c 4"), best(f"{DENSE} --vision")
-    assert any("image input is off, which saves 1.1 GiB a card" in line for line in text["caveats"])
+    text = best(f"{DENSE} -c 4")
+    seeing = best(f"{DENSE} --vision")
+    assert any(
+        "image input is off, which saves 1.1 GiB a card" in line for line in text["caveats"]
+    )
     assert "--vision" in seeing["up"]
     assert not any("pictures" in line for line in seeing["caveats"])
 
@@ -110,18 +132,29 @@ SHAPE = r"1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
 EVIDENCE = {
     "a preset": (
         f"{DENSE} -c 4 --replicas 2 --engine vllm",
-        rf"^published for 2x rtx-3090: 225 tok/s at {SHAPE}; this plan expects \d+ there, [-+]\d+ %$",
+        (
+            rf"^published for 2x rtx-3090: 225 tok/s at {SHAPE}; this plan expects \d+ there, "
+            r"[-+]\d+ %$"
+        ),
     ),
     "a published row where no preset is": (
         "gpt-oss-20b --gpu dgx-spark -c 8",
-        r"180 tok/s with TP=1 \(vllm\) at 1024 tokens in, 1024 out, C=10 \(github.*\); this plan expects \d+ there",
+        (
+            r"180 tok/s with TP=1 \(vllm\) at 1024 tokens in, 1024 out, C=10 \(github.*\); this "
+            r"plan expects \d+ there"
+        ),
     ),
-    "in another layout or format": ("gemma-4-31b --gpu 2xrtx-3090 -c 1 --spec none", r"with TP=2, mtp n=4 \(vllm\)"),
+    "in another layout or format": (
+        "gemma-4-31b --gpu 2xrtx-3090 -c 1 --spec none",
+        r"with TP=2, mtp n=4 \(vllm\)",
+    ),
     "not what waited for a slot: the preset has 4, and the same figure at C=4 and C=8": (
-        "qwen3.6-35b-a3b --gpu 2xrtx-3090 -c 8", "^(?!.*preset)",
+        "qwen3.6-35b-a3b --gpu 2xrtx-3090 -c 8",
+        "^(?!.*preset)",
     ),
     "why the plan says something else": (
-        "gpt-oss-120b --gpu h100-sxm -c 64 --engine vllm", r"-\d\d % with its \d+ slots? for longer tasks$",
+        "gpt-oss-120b --gpu h100-sxm -c 64 --engine vllm",
+        r"-\d\d % with its \d+ slots? for longer tasks$",
     ),
     "which of the two to trust": (
         "qwen3.6-27b --gpu arc-pro-b70 -c 1 --engine vllm --quant gptq --spec none",
@@ -139,7 +172,7 @@ EVIDENCE = {
         "qwen3-coder-30b-a3b --gpu 2xrtx-3090 -c 4 --link nvlink",
         r"this plan expects .*; also 399 tok/s .*C=4 .*; not compared: it states no lengths$",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("words", "said"), EVIDENCE.values(), ids=EVIDENCE)
@@ -157,8 +190,11 @@ def test_a_published_row_is_not_called_a_measurement_of_this_machine():
 
 
 def test_rigs_of_the_same_cards_have_their_own_published_lines():
-    linked, plain = "2x rtx-3090: nvlink", "2x rtx-3090: pcie"
-    plans = call("plan", "qwen3.6-27b", "--gpu", linked, "--gpu", plain, "--json", check=0).json["plans"]
+    linked = "2x rtx-3090: nvlink"
+    plain = "2x rtx-3090: pcie"
+    plans = call("plan", "qwen3.6-27b", "--gpu", linked, "--gpu", plain, "--json", check=0).json[
+        "plans"
+    ]
     for plan in plans:
         assert sum(line.startswith("published for 2x rtx-3090: ") for line in plan["caveats"]) == 1
 
@@ -178,7 +214,9 @@ def test_rigs_side_by_side_end_with_what_to_buy():
 
 
 @pytest.mark.parametrize("prices", [("@2500", "@700"), ("", "")], ids=["with prices", "without"])
-def test_the_rig_to_buy_is_the_one_to_start_on_also_in_the_document_and_on_the_page(tmp_path, prices):
+def test_the_rig_to_buy_is_the_one_to_start_on_also_in_the_document_and_on_the_page(
+    tmp_path, prices
+):
     """The dearer rig was the first of --json and --html, because it is the faster one."""
     dear, cheap = prices
     rigs = ("--gpu", f"2x rtx-5090{dear}", "--gpu", f"2x rtx-3090{cheap}", "-c", "4")
@@ -203,7 +241,9 @@ def test_the_most_for_the_money_is_not_said_beside_a_higher_figure():
 
 def test_the_two_speeds_of_a_plan_say_what_each_is_of():
     """Four times 34 is more than 64: prompts are read in between."""
-    lines = call("plan", *DENSE.split()[:1], "--gpu", "2x rtx-3090", "-c", "4", check=0).out.splitlines()
+    lines = call(
+        "plan", *DENSE.split()[:1], "--gpu", "2x rtx-3090", "-c", "4", check=0
+    ).out.splitlines()
     assert lines[1].endswith("tok/s each while an answer streams")
     assert "reading prompts included" in lines[1]
     (head,) = (line for line in lines if line.startswith("Layouts, best first"))
@@ -213,7 +253,10 @@ def test_the_two_speeds_of_a_plan_say_what_each_is_of():
 def test_a_card_that_adds_nothing_is_named_beside_the_cards_and_in_the_document():
     words = "gemma-4-31b --gpu 5xrtx-3090 -c 1"
     out = call("plan", *words.split(), check=0).out
-    assert out.count("card 5 adds nothing for vllm: TP=5 does not divide the 32 heads of gemma-4-31b") == 1
+    assert (
+        out.count("card 5 adds nothing for vllm: TP=5 does not divide the 32 heads of gemma-4-31b")
+        == 1
+    )
     assert any(line.startswith("card 5 adds nothing for vllm") for line in best(words)["caveats"])
 
 
@@ -222,7 +265,10 @@ def test_a_format_that_is_published_under_another_name_has_its_checkpoint():
     assert best("gemma-4-31b --gpu 4xrtx-3090 -c 1 --quant awq")["checkpoint"] is not None
 
 
-MOE = "qwen3.6-35b-a3b --gpu 2xrtx-3090 --tp 2 --ep 2 --spec none --engine vllm --slots 4 --quant awq"
+MOE = (
+    "qwen3.6-35b-a3b --gpu 2xrtx-3090 --tp 2 --ep 2 --spec none --engine vllm --slots 4 --quant "
+    "awq"
+)
 
 
 @pytest.mark.parametrize(
@@ -235,12 +281,17 @@ def test_a_layout_that_a_preset_measured_is_planned_as_it_was_measured(agents, a
     (level,) = (one for one in found["predicted"] if one["concurrency"] == agents)
     assert level["effective_tok_s"] == pytest.approx(published, rel=0.25)
     assert found["rests_on"] == "corrected"
-    assert any("figures corrected by rows of this layout (preset " in line for line in found["caveats"])
+    assert any(
+        "figures corrected by rows of this layout (preset " in line for line in found["caveats"]
+    )
 
 
 def test_the_notes_of_the_preset_that_measured_a_layout_stand_beside_it():
     out = call("plan", *MOE.split(), check=0).out
-    assert "! preset qwen3.6-35b-a3b-2x3090-ep: More than 4 sequences kill the engine under load" in out
+    assert (
+        "! preset qwen3.6-35b-a3b-2x3090-ep: More than 4 sequences kill the engine under load"
+        in out
+    )
     assert "rests on published rows of this layout" in out
 
 
@@ -256,11 +307,23 @@ def test_drafts_that_a_preset_could_not_start_are_left_out_and_marked_where_they
     assert "did not start" not in other
 
 
-QUAD = ("gemma-4-31b", "--gpu", "4x rtx-3090", "-c", "1", "--prompt-tokens", "1024", "--output-tokens", "512")
+QUAD = (
+    "gemma-4-31b",
+    "--gpu",
+    "4x rtx-3090",
+    "-c",
+    "1",
+    "--prompt-tokens",
+    "1024",
+    "--output-tokens",
+    "512",
+)
 
 
 def test_every_format_of_a_model_on_a_rig_has_a_row_with_size_kernel_speed_verdict_and_why():
-    """The tables of a write-up on four RTX 3090s: 4 bits ship, FP8 has no hardware, NVFP4 KV does not start."""
+    """The tables of a write-up on four RTX 3090s: 4 bits ship, FP8 has no hardware, NVFP4 KV does
+    not start.
+    """
     found = call("plan", *QUAD, "--formats", "--json", check=0).json
     weights = {row["format"]: row for row in found["weights"]}
     kv = {row["format"]: row for row in found["kv"]}
@@ -283,7 +346,8 @@ def test_every_format_of_a_model_on_a_rig_has_a_row_with_size_kernel_speed_verdi
 
 
 @pytest.mark.parametrize(
-    ("model", "rig"), [("qwen3.6-27b", "2x rtx-3090"), ("qwen3.6-35b-a3b", "rtx-3090"), ("qwen3-8b", "2x rtx-4090")]
+    ("model", "rig"),
+    [("qwen3.6-27b", "2x rtx-3090"), ("qwen3.6-35b-a3b", "rtx-3090"), ("qwen3-8b", "2x rtx-4090")],
 )
 def test_the_first_format_is_the_one_that_the_plan_of_the_model_chooses(model, rig):
     plan = call("plan", model, "--gpu", rig, "--json", check=0).json["plans"][0]
@@ -291,24 +355,34 @@ def test_the_first_format_is_the_one_that_the_plan_of_the_model_chooses(model, r
     (weights,) = (row for row in found["weights"] if row["verdict"] == "first")
     (kv,) = (row for row in found["kv"] if row["verdict"] == "first")
     at = next(level for level in plan["predicted"] if level["concurrency"] == 4)
-    assert (weights["format"], weights["engine"], kv["format"]) == (plan["quant"], plan["engine"], plan["kv_dtype"])
+    assert (weights["format"], weights["engine"], kv["format"]) == (
+        plan["quant"],
+        plan["engine"],
+        plan["kv_dtype"],
+    )
     assert weights["tok_s"] == pytest.approx(at["effective_tok_s"], rel=1e-3)
     assert kv["tok_s"] == weights["tok_s"]
 
 
 def test_a_format_that_is_as_good_as_the_first_has_no_negative_zero_beside_it():
-    found = call("plan", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--formats", "--json", check=0).json
+    found = call(
+        "plan", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--formats", "--json", check=0
+    ).json
     said = [row["why"] for row in (*found["weights"], *found["kv"])]
     assert any("+0%" in why for why in said)
     assert not any("-0%" in why for why in said)
 
 
 def test_formats_that_are_too_large_say_what_is_short_and_a_pinned_one_stands_alone():
-    found = call("plan", "qwen3.6-27b", "--gpu", "rtx-3090", "-c", "1", "--formats", "--json", check=0).json
+    found = call(
+        "plan", "qwen3.6-27b", "--gpu", "rtx-3090", "-c", "1", "--formats", "--json", check=0
+    ).json
     (half,) = (row for row in found["weights"] if row["format"] == "bf16")
     assert half["verdict"] == "too large"
     assert "GiB a card, rtx-3090 gives" in half["why"]
-    alone = call("plan", "qwen3-8b", "--gpu", "rtx-3090", "--quant", "fp8", "--formats", "--json", check=0).json
+    alone = call(
+        "plan", "qwen3-8b", "--gpu", "rtx-3090", "--quant", "fp8", "--formats", "--json", check=0
+    ).json
     assert [row["format"] for row in alone["weights"]] == ["fp8"]
     assert len(alone["kv"]) > 3
 

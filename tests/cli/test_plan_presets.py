@@ -19,7 +19,12 @@ def test_a_preset_is_planned_on_its_cards_with_its_flags_and_without_graphs():
     (plan,) = found["plans"]
     assert found["rigs"][0]["rig"] == "2x rtx-3090"
     assert found["rigs"][0]["link"]["kind"] == "nvlink"
-    assert (plan["engine"], plan["quant"], plan["topology"]["tp"], plan["slots"]) == ("vllm", "awq", 2, 4)
+    assert (plan["engine"], plan["quant"], plan["topology"]["tp"], plan["slots"]) == (
+        "vllm",
+        "awq",
+        2,
+        4,
+    )
     assert plan["graphs"] is False
     assert plan["utilization"] == 0.92
     assert plan["up"] == f"skep up {EAGER}"
@@ -29,11 +34,17 @@ def test_a_preset_is_planned_on_its_cards_with_its_flags_and_without_graphs():
 
 def test_published_figures_stand_beside_what_is_expected_at_the_same_load():
     figures = document(REPLICAS)["preset"]["figures"]
-    assert [(one["concurrency"], one["published_tok_s"]) for one in figures[:3]] == [(1, 81.8), (2, 154.0), (4, 225.4)]
+    assert [(one["concurrency"], one["published_tok_s"]) for one in figures[:3]] == [
+        (1, 81.8),
+        (2, 154.0),
+        (4, 225.4),
+    ]
     for one in figures:
         assert one["lengths_published"]
         assert (one["input_tokens"], one["output_tokens"]) == (1024, 1024)
-        assert one["off"] == pytest.approx(one["predicted_tok_s"] / one["published_tok_s"] - 1, abs=0.001)
+        assert one["off"] == pytest.approx(
+            one["predicted_tok_s"] / one["published_tok_s"] - 1, abs=0.001
+        )
 
 
 def test_figures_without_published_lengths_are_marked_in_the_table():
@@ -56,7 +67,9 @@ def test_eager_mode_is_slower_than_the_same_preset_with_graphs(paths):
     folder.mkdir(parents=True)
     text = preset_toml(shipped_presets()[EAGER]).replace("graphs = false", "graphs = true")
     (folder / "graphs.toml").write_text(text)
-    eager, recorded = (document(name)["preset"]["figures"][0]["predicted_tok_s"] for name in (EAGER, "graphs"))
+    eager, recorded = (
+        document(name)["preset"]["figures"][0]["predicted_tok_s"] for name in (EAGER, "graphs")
+    )
     assert recorded > 1.5 * eager
 
 
@@ -76,7 +89,9 @@ def test_a_preset_is_planned_for_other_cards_without_its_authors_figures():
 
 def test_a_preset_that_needs_more_cards_than_the_rig_has_is_refused():
     said = refused("plan", REPLICAS, "--gpu", "rtx-3090", code=3)
-    assert said.startswith(f"the preset `{REPLICAS}` needs 2 cards (2 x TP=1), `rtx-3090` has 1 | ")
+    assert said.startswith(
+        f"the preset `{REPLICAS}` needs 2 cards (2 x TP=1), `rtx-3090` has 1 | "
+    )
 
 
 def test_a_choice_that_the_preset_has_made_cannot_be_pinned_again():
@@ -85,7 +100,9 @@ def test_a_choice_that_the_preset_has_made_cannot_be_pinned_again():
 
 
 def test_slots_and_lengths_that_are_typed_go_into_plan_and_start_line():
-    found = document(EAGER, "--slots", "2", "-c", "2", "--prompt-tokens", "512", "--output-tokens", "128")
+    found = document(
+        EAGER, "--slots", "2", "-c", "2", "--prompt-tokens", "512", "--output-tokens", "128"
+    )
     assert found["goal"]["input_tokens"] == 512
     assert found["plans"][0]["slots"] == 2
     assert found["plans"][0]["up"] == f"skep up {EAGER} --slots 2"
@@ -93,17 +110,24 @@ def test_slots_and_lengths_that_are_typed_go_into_plan_and_start_line():
 
 def test_one_load_has_one_prediction_and_what_corrects_it_is_said():
     found = document(REPLICAS)
-    levels = {level["concurrency"]: level["effective_tok_s"] for level in found["plans"][0]["predicted"]}
+    levels = {
+        level["concurrency"]: level["effective_tok_s"] for level in found["plans"][0]["predicted"]
+    }
     for figure in found["preset"]["figures"]:
         assert figure["predicted_tok_s"] == pytest.approx(levels[figure["concurrency"]], rel=1e-3)
         assert figure["uncorrected_tok_s"] != figure["predicted_tok_s"]
     said = call("plan", REPLICAS, check=0).out
-    assert "PREDICTED is corrected by these very figures, so OFF does not test it; UNCORRECTED is what" in said
+    assert (
+        "PREDICTED is corrected by these very figures, so OFF does not test it; UNCORRECTED "
+        "is what"
+    ) in said
     plain = call("plan", EAGER, check=0).out
     assert "UNCORRECTED" not in plain
 
 
-@pytest.mark.parametrize("typed", [("--slots", "4"), ("--context", "4096"), ("--no-graphs",), ("--link", "nvlink")])
+@pytest.mark.parametrize(
+    "typed", [("--slots", "4"), ("--context", "4096"), ("--no-graphs",), ("--link", "nvlink")]
+)
 def test_published_figures_do_not_stand_beside_other_slots_context_or_options(typed):
     assert document(REPLICAS, *typed)["preset"]["figures"] == []
 
@@ -116,22 +140,29 @@ def test_that_its_author_ran_it_is_not_said_of_what_was_typed():
     said = refused("plan", REPLICAS, "--context", "262144", "--slots", "2", code=3)
     assert "does not fit" in said
     changed = document("qwen3.6-27b-3090-turboquant", "--no-graphs")["plans"][0]["caveats"][0]
-    assert changed.startswith("its author ran it, without what you changed, though by what skep knows ")
+    assert changed.startswith(
+        "its author ran it, without what you changed, though by what skep knows "
+    )
 
 
 def test_a_preset_is_headed_by_its_own_context_and_not_by_the_length_of_its_load():
     head = call("plan", REPLICAS, check=0).out.splitlines()[2]
     assert "; 20,000 tokens of context, " in head
     assert "2,048 tokens of context" not in head
-    assert call("plan", EAGER, check=0).out.splitlines()[2].endswith("; 8,192 tokens of context each")
+    assert (
+        call("plan", EAGER, check=0).out.splitlines()[2].endswith("; 8,192 tokens of context each")
+    )
 
 
 def test_the_vision_tower_that_is_asked_for_is_in_the_start_line_and_is_started(paths):
     folder = presets_folder(paths)
     folder.mkdir(parents=True)
-    text = preset_toml(shipped_presets()[REPLICAS]).replace("[options]", "[options]\ntext_only = true", 1)
+    text = preset_toml(shipped_presets()[REPLICAS]).replace(
+        "[options]", "[options]\ntext_only = true", 1
+    )
     (folder / "blind.toml").write_text(text)
-    blind, seeing = document("blind"), document("blind", "--vision")
+    blind = document("blind")
+    seeing = document("blind", "--vision")
     assert "--language-model-only" in blind["plans"][0]["launch"][0]
     assert "--language-model-only" not in seeing["plans"][0]["launch"][0]
     assert seeing["plans"][0]["up"] == "skep up blind --vision"
@@ -141,7 +172,9 @@ def test_the_vision_tower_that_is_asked_for_is_in_the_start_line_and_is_started(
 
 def test_a_preset_that_the_planner_calls_impossible_is_planned_with_a_caution():
     found = document("qwen3.6-27b-3090-turboquant")
-    assert found["plans"][0]["caveats"][0].startswith("its author ran it, though by what skep knows ")
+    assert found["plans"][0]["caveats"][0].startswith(
+        "its author ran it, though by what skep knows "
+    )
 
 
 def test_graphs_and_eager_can_be_asked_for_of_a_preset_and_of_a_model():
@@ -151,10 +184,17 @@ def test_graphs_and_eager_can_be_asked_for_of_a_preset_and_of_a_model():
     assert recorded["preset"]["figures"] == []
     eager = document("qwen3.6-27b", "--gpu", "2x rtx-3090", "--engine", "vllm", "--no-graphs")
     assert {plan["graphs"] for plan in eager["plans"]} == {False}
-    assert all("--no-graphs" in plan["up"] and "--enforce-eager" in plan["launch"][0] for plan in eager["plans"])
+    assert all(
+        "--no-graphs" in plan["up"] and "--enforce-eager" in plan["launch"][0]
+        for plan in eager["plans"]
+    )
 
 
 def test_the_configuration_that_died_is_planned_with_what_its_author_saw():
     plan = document("qwen2.5-coder-32b-2x3090-pcie")["plans"][0]
-    assert plan["caveats"][0].startswith("its author could not start it: SIGBUS while weights are loaded")
-    assert any("died with SIGBUS while loading a dense model" in caveat for caveat in plan["caveats"])
+    assert plan["caveats"][0].startswith(
+        "its author could not start it: SIGBUS while weights are loaded"
+    )
+    assert any(
+        "died with SIGBUS while loading a dense model" in caveat for caveat in plan["caveats"]
+    )

@@ -1,4 +1,6 @@
-"""A preset held against its published figures: after a sweep of what serves it, and from start to end."""
+"""A preset held against its published figures: after a sweep of what serves it, and from start to
+end.
+"""
 
 import json
 import os
@@ -62,9 +64,15 @@ def typed(skep, programs):
 QUICK = ("--runs", "3", "--budget", "60s")
 
 
-def test_a_preset_is_started_measured_beside_its_figures_and_the_plan_and_stopped(mine, typed, tmp_path):
+def test_a_preset_is_started_measured_beside_its_figures_and_the_plan_and_stopped(
+    mine, typed, tmp_path
+):
     document = json.loads(typed("check", mine, *QUICK, "--json").stdout)
-    assert (document["preset"], document["source"], document["hardware"]) == ("mine", "a write-up", "2x rtx-3090")
+    assert (document["preset"], document["source"], document["hardware"]) == (
+        "mine",
+        "a write-up",
+        "2x rtx-3090",
+    )
     one, two = document["figures"]
     assert [one["published"]["tok_s"], two["published"]["tok_s"]] == [100.0, 4000.0]
     assert all(figure["planned_tok_s"] > 10 for figure in (one, two))
@@ -80,20 +88,32 @@ def test_the_planned_figure_of_a_check_is_that_of_the_plan_of_the_preset(mine, t
     """Also where its author gives no lengths, which both take to be the same."""
     path = paths.config / "presets" / "mine.toml"
     said = path.read_text()
-    silent = said.replace("input_tokens = 400", "").replace("output_tokens = 16", "").replace("4096", "256")
+    silent = (
+        said.replace("input_tokens = 400", "")
+        .replace("output_tokens = 16", "")
+        .replace("4096", "256")
+    )
     for text in (said, silent):
         path.write_text(text)
         planned = json.loads(typed("plan", mine, "--json").stdout)["preset"]["figures"]
-        checked = json.loads(typed("check", mine, "--runs", "1", "--budget", "5s", "--json").stdout)["figures"]
-        assert [one["planned_tok_s"] for one in checked] == [one["predicted_tok_s"] for one in planned]
+        checked = json.loads(
+            typed("check", mine, "--runs", "1", "--budget", "5s", "--json").stdout
+        )["figures"]
+        assert [one["planned_tok_s"] for one in checked] == [
+            one["predicted_tok_s"] for one in planned
+        ]
         assert {figure["input_tokens"] for figure in planned} == {400 if text == said else 128}
 
 
-def test_an_engine_that_dies_while_it_is_checked_is_told_with_its_end(mine, typed, programs, paths):
+def test_an_engine_that_dies_while_it_is_checked_is_told_with_its_end(
+    mine, typed, programs, paths
+):
     """Not after all its requests have failed, one by one; the log of the dead stays."""
     fault = json.dumps({"kind": "crash", "times": None, "exit_code": 3, "after_tokens": 12})
     program = programs / "vllm"
-    program.write_text(program.read_text().replace('"--token-ms"', f'"--fault", {fault!r}, "--token-ms"'))
+    program.write_text(
+        program.read_text().replace('"--token-ms"', f'"--fault", {fault!r}, "--token-ms"')
+    )
     done = typed("check", mine, *QUICK, check=1)
     assert "`mine` cannot be checked, it " in done.stderr
     assert "died under load" in done.stderr
@@ -107,12 +127,20 @@ def test_a_check_that_went_well_leaves_no_folder_of_its_own(mine, typed, paths):
     assert not (paths.state / "checks").exists()
 
 
-def test_a_preset_that_its_author_could_not_start_is_said_to_be_broken_before_it_starts(mine, typed, paths):
+def test_a_preset_that_its_author_could_not_start_is_said_to_be_broken_before_it_starts(
+    mine, typed, paths
+):
     path = paths.config / "presets" / "mine.toml"
     path.write_text('broken = "no memory left"\n' + path.read_text())
     lines = typed("check", mine, "-c", "1", "--runs", "1", "--budget", "20s").stderr.splitlines()
-    said = next(place for place, line in enumerate(lines) if "its author could not start it: no memory left" in line)
-    assert said < next(place for place, line in enumerate(lines) if line.startswith("starting mine"))
+    said = next(
+        place
+        for place, line in enumerate(lines)
+        if "its author could not start it: no memory left" in line
+    )
+    assert said < next(
+        place for place, line in enumerate(lines) if line.startswith("starting mine")
+    )
     done = typed("check", "qwen2.5-coder-32b-2x3090-pcie", check=2).stderr
     assert "has no published figures: its author could not start it" in done
     assert "SIGBUS while weights are loaded" in done
@@ -120,7 +148,17 @@ def test_a_preset_that_its_author_could_not_start_is_said_to_be_broken_before_it
 
 @pytest.mark.parametrize("rig", [None, "rtx-4090"])
 def test_a_check_of_a_simulated_rig_says_so_wherever_its_figures_stand(typed, rig):
-    words = ("check", "qwen3-coder-30b-a3b-3090", "--simulate", "-c", "1", "--runs", "1", "--budget", "5s")
+    words = (
+        "check",
+        "qwen3-coder-30b-a3b-3090",
+        "--simulate",
+        "-c",
+        "1",
+        "--runs",
+        "1",
+        "--budget",
+        "5s",
+    )
     done = typed(*words, *(() if rig is None else ("--gpu", rig)))
     assert "SIMULATED" in done.stdout.splitlines()[0]
     assert "SIMULATED: no model ran, these figures are a prediction" in done.stderr
@@ -132,7 +170,10 @@ def test_a_check_of_a_simulated_rig_says_so_wherever_its_figures_stand(typed, ri
 
 def test_cards_to_check_on_are_simulated_ones(mine, typed):
     assert "--gpu needs --simulate" in typed("check", mine, "--gpu", "rtx-4090", check=2).stderr
-    assert "--url names an endpoint" in typed("check", mine, "--simulate", "--url", "http://x", check=2).stderr
+    assert (
+        "--url names an endpoint"
+        in typed("check", mine, "--simulate", "--url", "http://x", check=2).stderr
+    )
 
 
 def test_what_skep_serves_already_is_measured_where_it_is_the_preset(mine, typed):
@@ -143,7 +184,10 @@ def test_what_skep_serves_already_is_measured_where_it_is_the_preset(mine, typed
         *("C", "tok/s", "of", "in", "/", "out", "published", "planned", "uncorrected", "measured"),
         *("95", "%", "of", "published"),
     ]
-    assert "planned is corrected by other published rows of this layout; uncorrected is what" in done.stderr
+    assert (
+        "planned is corrected by other published rows of this layout; uncorrected is what"
+        in done.stderr
+    )
     assert "published: a write-up; planned: for 2x rtx-3090; measured: here, now" in done.stderr
     said = typed("check", "qwen3.6-27b-2x3090-replicas", check=2).stderr
     assert "does not serve the preset `qwen3.6-27b-2x3090-replicas`" in said
@@ -158,10 +202,25 @@ def test_what_cannot_be_checked_is_said_before_anything_starts(mine, typed, path
 
 
 def test_a_sweep_is_shown_whatever_became_of_the_presets_file_meanwhile(mine, typed, paths):
-    """A file that was broken after the start hid the table of all that was measured, and the exit code was 2."""
+    """A file that was broken after the start hid the table of all that was measured, and the exit
+    code was 2.
+    """
     typed("up", mine, "-d")
     (paths.config / "presets" / "mine.toml").write_text("[preset\n")
-    done = typed("bench", "sweep", "--runs", "1", "--warm-up", "quick", "--tasks", "3", "-c", "1", "--max-tokens", "8")
+    done = typed(
+        "bench",
+        "sweep",
+        "--runs",
+        "1",
+        "--warm-up",
+        "quick",
+        "--tasks",
+        "3",
+        "-c",
+        "1",
+        "--max-tokens",
+        "8",
+    )
     assert "eff tok/s" in done.stdout
     assert "no share of published figures: " in done.stderr
 
@@ -170,10 +229,20 @@ def test_a_sweep_of_a_preset_tells_the_share_of_its_published_figures(mine, type
     """One line, and where the lengths are others, that it is another load."""
     typed("up", mine, "-d")
     once = ("--runs", "3", "--warm-up", "quick", "--tasks", "4", "-c", "1,2,4", "--seed", "7")
-    done = typed("bench", "sweep", *once, "--prompt-tokens", "400", "--output-tokens", "16", "--fixed-output")
+    done = typed(
+        "bench",
+        "sweep",
+        *once,
+        "--prompt-tokens",
+        "400",
+        "--output-tokens",
+        "16",
+        "--fixed-output",
+    )
     (line,) = [line for line in done.stderr.splitlines() if "has published" in line]
     assert line.startswith("share of the tok/s that mine has published: ")
-    assert re.search(r"\d % of 100 at C=1|\d % of 4,000 at C=2", line)  # busy clients leave one out
+    # Busy clients leave one out.
+    assert re.search(r"\d % of 100 at C=1|\d % of 4,000 at C=2", line)
     assert "its lengths are" not in line
     once = ("--runs", "1", "--warm-up", "quick", "--tasks", "3", "-c", "1")
     done = typed("bench", "sweep", *once, "--output-tokens", "8")

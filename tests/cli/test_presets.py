@@ -41,7 +41,15 @@ def run(*words):
 
 def test_the_list_has_every_preset_with_its_best_figure_and_breaks_no_line_of_80_columns():
     lines = run().out.splitlines()
-    assert lines[0].split() == ["NAME", "ENGINE", "MODEL", "HARDWARE", "BEST", "PUBLISHED", "SOURCE"]
+    assert lines[0].split() == [
+        "NAME",
+        "ENGINE",
+        "MODEL",
+        "HARDWARE",
+        "BEST",
+        "PUBLISHED",
+        "SOURCE",
+    ]
     assert {line.split()[0] for line in lines[1:]} == {
         name for name, one in shipped_presets().items() if not one.history
     }
@@ -65,11 +73,20 @@ def test_the_list_as_json_has_exactly_its_keys_and_the_page_the_list_of_the_file
         assert all(list(figure) == fields for figure in row["published"])
     (row,) = (row for row in rows if row["name"] == NAME)
     assert row["published"][2] | {"needs": []} == {
-        "tok_s": 225.4, "metric": "output", "concurrency": 4, "input_tokens": 1024, "output_tokens": 1024,
-        "clock": "client", "engine_version": "0.19.2 / dev205", "ttft_ms": 1440.0, "tpot_ms": 15.1,
-        "per_task_tok_s": None, "runs": "16 prompts in the benchmark command the author gives", "needs": [],
+        "tok_s": 225.4,
+        "metric": "output",
+        "concurrency": 4,
+        "input_tokens": 1024,
+        "output_tokens": 1024,
+        "clock": "client",
+        "engine_version": "0.19.2 / dev205",
+        "ttft_ms": 1440.0,
+        "tpot_ms": 15.1,
+        "per_task_tok_s": None,
+        "runs": "16 prompts in the benchmark command the author gives",
+        "needs": [],
         "note": None,
-    }  # fmt: skip
+    }
     page = Path(__file__).parent.parent.parent / "docs" / "presets.md"
     assert page.read_text().endswith(markdown_table(IN_DOCS, list(shipped_presets().values())))
 
@@ -77,11 +94,19 @@ def test_the_list_as_json_has_exactly_its_keys_and_the_page_the_list_of_the_file
 def test_one_preset_is_shown_with_all_it_wants_and_what_its_source_does_not_say():
     said = run("show", NAME).out
     for words in (
-        "2x rtx-3090, pcie", "Lorbus/Qwen3.6-27B-int4-AutoRound", "the Genesis patches", "driver 575 or newer",
-        "GENESIS_ENABLE_P82=1", "mtp:3", "225.4", "least_conn", "4: 2 replicas of 2 slots",
-        f"skep up {NAME}", f"skep export {NAME} --as docker",
+        "2x rtx-3090, pcie",
+        "Lorbus/Qwen3.6-27B-int4-AutoRound",
+        "the Genesis patches",
+        "driver 575 or newer",
+        "GENESIS_ENABLE_P82=1",
+        "mtp:3",
+        "225.4",
+        "least_conn",
+        "4: 2 replicas of 2 slots",
+        f"skep up {NAME}",
+        f"skep export {NAME} --as docker",
         "skep bench sweep -c 1,2,4,8 --prompt-tokens 1024 --output-tokens 1024 --fixed-output\n",
-    ):  # fmt: skip
+    ):
         assert words in said, words
     document = run("show", NAME, "--json").json
     assert (document["capacity"], document["own"], document["stand_in"]) == (4, False, False)
@@ -93,13 +118,15 @@ def test_one_preset_is_shown_with_all_it_wants_and_what_its_source_does_not_say(
     stand_in = run("show", "gemma-4-31b-4x3090").out
     assert "chosen by skep: the author names none" in stand_in
     assert (
-        "\nThe source does not name its checkpoint: skep uses cyankiwi/gemma-4-31B-it-AWQ-4bit in its place."
-        in stand_in
-    )
+        "\nThe source does not name its checkpoint: skep uses "
+        "cyankiwi/gemma-4-31B-it-AWQ-4bit in its place."
+    ) in stand_in
     assert "lengths not said; the engine's clock; version 0.19.1" in stand_in
     assert "clock not said; version not said" in run("show", "qwen-27b-b70").out
     assert "; the client's clock; version 0.19.2 / dev205" in run("show", NAME).out
-    (figure,) = (row["published"][0] for row in run("--json").json if row["name"] == "qwen-27b-b70")
+    (figure,) = (
+        row["published"][0] for row in run("--json").json if row["name"] == "qwen-27b-b70"
+    )
     assert "which clock is not said" in figure["note"]
     assert figure["clock"] is None
 
@@ -114,7 +141,9 @@ def test_a_copy_of_ones_own_is_listed_as_such_is_valid_and_never_overwritten(fol
     assert "already exists" in refused("presets", "new", "my-27b", "--from", "gemma-4-31b-2x3090")
     assert "slots = 3" in path.read_text()
     assert "slots = 3" in Path(run("new", "another", "--from", "my-27b").out.strip()).read_text()
-    assert "is not a valid preset name" in refused("presets", "new", "../elsewhere", "--from", NAME)
+    assert "is not a valid preset name" in refused(
+        "presets", "new", "../elsewhere", "--from", NAME
+    )
     shutil.copy(path, tmp_path / "elsewhere.toml")
     checked = run("check", tmp_path / "elsewhere.toml")
     assert "is a valid preset" in checked.out
@@ -126,7 +155,17 @@ def test_a_copy_of_ones_own_is_listed_as_such_is_valid_and_never_overwritten(fol
 
 @pytest.mark.parametrize(
     "key",
-    ["title", "source", "date", "extra.0", "notes.0", "env.A", "need.0.what", "published.0.note", "options.quant"],
+    [
+        "title",
+        "source",
+        "date",
+        "extra.0",
+        "notes.0",
+        "env.A",
+        "need.0.what",
+        "published.0.note",
+        "options.quant",
+    ],
 )
 @pytest.mark.parametrize(
     ("characters", "named"),
@@ -156,16 +195,22 @@ def test_a_copy_of_ones_own_is_listed_as_such_is_valid_and_never_overwritten(fol
     ],
 )
 def test_a_preset_cannot_give_orders_to_the_terminal(folder, key, characters, named):
-    """A preset is passed on: its title could rename the window, clear the screen or turn a line around."""
+    """A preset is passed on: its title could rename the window, clear the screen or turn a line
+    around.
+    """
     lines = {
         "extra.0": "extra = [{}]",
         "notes.0": "notes = [{}]",
         "env.A": "[env]\nA = {}",
         "need.0.what": '[[need]]\nid = "a"\nkind = "step"\nwhy = "w"\nwhat = {}',
-        "published.0.note": '[[published]]\ntok_s = 1\nmetric = "output"\nconcurrency = 1\nnote = {}',
+        "published.0.note": (
+            '[[published]]\ntok_s = 1\nmetric = "output"\nconcurrency = 1\nnote = {}'
+        ),
         "options.quant": "[options]\nquant = {}",
     }
-    kept = "".join(line for line in MINE.splitlines(keepends=True) if not line.startswith(f"{key} "))
+    kept = "".join(
+        line for line in MINE.splitlines(keepends=True) if not line.startswith(f"{key} ")
+    )
     folder.mkdir(parents=True)
     line = lines.get(key, f"{key} = {{}}").format(f'"me{characters}"')
     (folder / "mine.toml").write_text(f"{kept}{line}\n")
@@ -190,7 +235,9 @@ def test_a_key_of_a_preset_cannot_give_orders_either(folder):
 def test_a_preset_may_have_letters_of_every_script(folder):
     folder.mkdir(parents=True)
     title = "\u0645\u06cc\u200c\u062e 模型 é\u00a0✓ 👩\u200d🔬"
-    (folder / "mine.toml").write_text(MINE.replace("Mine", title) + 'notes = ["one\\ntwo\\tthree"]\n')
+    (folder / "mine.toml").write_text(
+        MINE.replace("Mine", title) + 'notes = ["one\\ntwo\\tthree"]\n'
+    )
     assert title in run("show", "mine").out
 
 
@@ -222,7 +269,9 @@ def export(*words):
 
 
 @pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd"])
-def test_a_preset_of_ones_own_is_exported_in_every_form_and_a_script_is_written_to_be_run(mine, tmp_path, form):
+def test_a_preset_of_ones_own_is_exported_in_every_form_and_a_script_is_written_to_be_run(
+    mine, tmp_path, form
+):
     text = export("mine", "--as", form, "--port", "9000", "--engine-port", "9100")
     assert "9000" in text
     assert "9101" in text
@@ -243,7 +292,10 @@ def test_a_model_on_cards_is_exported_as_it_is_planned():
     ("args", "said"),
     [
         (("mine", "--as", "kubernetes"), "--as `kubernetes` is unknown"),
-        (("mine", "--as", "nginx"), "--as `nginx` is unknown: choose shell, docker, compose or systemd"),
+        (
+            ("mine", "--as", "nginx"),
+            "--as `nginx` is unknown: choose shell, docker, compose or systemd",
+        ),
         (("mnie", "--as", "shell"), "no preset is called `mnie`"),
         (("qwen3-8b", "--as", "shell"), "is a model, not a preset"),
         (("mine", "--as", "shell", "--port", "8500"), "--engine-port 8500 does not fit"),

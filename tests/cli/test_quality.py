@@ -18,12 +18,17 @@ pytestmark = pytest.mark.usefixtures("paths")  # each test has an installation o
 COUNT = 70
 NOBODY = ("--url", "http://127.0.0.1:9")
 FIB = (
-    "Sure:\n```python\ndef fib(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n```"
+    "Sure:\n```python\ndef fib(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, "
+    "a + b\n    return a\n```"
 )
 # Each kind of checker that a bank of one's own may have: prompt, checker, an answer that is right.
 KINDS = (
     ("What is 17 + 25? The number only.", {"kind": "number", "answer": 42}, "42"),
-    ("Write fib(n).", {"kind": "python", "entry_point": "fib", "tests": "assert fib(10) == 55"}, FIB),
+    (
+        "Write fib(n).",
+        {"kind": "python", "entry_point": "fib", "tests": "assert fib(10) == 55"},
+        FIB,
+    ),
     ("Capital of France? One word.", {"kind": "exact", "answer": "Paris"}, "Paris"),
     ("Is the sky blue?", {"kind": "choice", "answer": "yes", "options": ["yes", "no"]}, "yes"),
     ("Name two colours.", {"kind": "contains", "all": ["red", "green"]}, "red and green"),
@@ -40,26 +45,47 @@ def folder(tmp_path_factory):
     """A bank of numbers, one with every kind of checker, and an engine's answers to both."""
     made = tmp_path_factory.mktemp("bank")
     numbers = [
-        {"id": f"n{n}", "prompt": f"say number {n}.", "checker": {"kind": "number", "answer": n}, "max_tokens": 8}
+        {
+            "id": f"n{n}",
+            "prompt": f"say number {n}.",
+            "checker": {"kind": "number", "answer": n},
+            "max_tokens": 8,
+        }
         for n in range(COUNT)
     ]
     write(made / "numbers.jsonl", numbers)
-    write(made / "kinds.jsonl", [{"id": one["kind"], "prompt": asked, "checker": one} for asked, one, _ in KINDS])
-    answers = [{"prompt": f"say number {n}.", "answer": f"It is {n}", "wrong": "It is -1"} for n in range(COUNT)]
-    write(made / "answers.jsonl", answers + [{"prompt": asked, "answer": said} for asked, _, said in KINDS])
-    write(made / "wordy.jsonl", [{"prompt": "e", "answer": "I would rather keep bees than write this."}])
+    write(
+        made / "kinds.jsonl",
+        [{"id": one["kind"], "prompt": asked, "checker": one} for asked, one, _ in KINDS],
+    )
+    answers = [
+        {"prompt": f"say number {n}.", "answer": f"It is {n}", "wrong": "It is -1"}
+        for n in range(COUNT)
+    ]
+    write(
+        made / "answers.jsonl",
+        answers + [{"prompt": asked, "answer": said} for asked, _, said in KINDS],
+    )
+    write(
+        made / "wordy.jsonl",
+        [{"prompt": "e", "answer": "I would rather keep bees than write this."}],
+    )
     return made
 
 
 @pytest.fixture(scope="module")
 def good(folder):
     """Knows the banks; answers anything else with words that do not end before the limit."""
-    with FakeEngine(slots=8, token_ms=0.2, model="knowing", answers=folder / "answers.jsonl") as engine:
+    with FakeEngine(
+        slots=8, token_ms=0.2, model="knowing", answers=folder / "answers.jsonl"
+    ) as engine:
         yield engine
 
 
 def quality(engine, bank, *words, check):
-    return call("bench", "quality", "--url", engine.url, "--bank", bank, "--seed", "1", *words, check=check)
+    return call(
+        "bench", "quality", "--url", engine.url, "--bank", bank, "--seed", "1", *words, check=check
+    )
 
 
 def test_quality_that_holds_is_said_and_drills_are_made_as_many_as_are_wanted(folder, good):
@@ -69,13 +95,17 @@ def test_quality_that_holds_is_said_and_drills_are_made_as_many_as_are_wanted(fo
     assert "about" in done.err
     assert "C=1 against itself: 0 of 70 verdicts changed" in done.err
     # The engine knows none of the answers.
-    document = quality(good, "drills:1", "-c", "2", "--items", "12", "--json", check=EXIT_UNSHOWN).json
+    document = quality(
+        good, "drills:1", "-c", "2", "--items", "12", "--json", check=EXIT_UNSHOWN
+    ).json
     assert (document["bank"], document["items"]) == ("drills:1", 12)
 
 
 @pytest.mark.slow
 def test_too_few_items_are_told_before_and_nothing_is_claimed_after(folder, good):
-    done = quality(good, folder / "numbers.jsonl", "-c", "2,4", "--items", "20", check=EXIT_UNSHOWN)
+    done = quality(
+        good, folder / "numbers.jsonl", "-c", "2,4", "--items", "20", check=EXIT_UNSHOWN
+    )
     before, after = done.err.split("C=2 and C=1 in turns", 1)
     assert "UNDERPOWERED" in before
     assert "--delta" in before
@@ -87,10 +117,18 @@ def test_too_few_items_are_told_before_and_nothing_is_claimed_after(folder, good
 
 
 def test_worse_answers_end_with_exit_code_4_and_json_has_the_figures(folder):
-    with FakeEngine(slots=8, answers=folder / "answers.jsonl", worse_above="1:0.6", seed=1) as engine:
-        document = quality(engine, folder / "numbers.jsonl", "-c", "4,8", "--json", check=EXIT_LOST).json
+    with FakeEngine(
+        slots=8, answers=folder / "answers.jsonl", worse_above="1:0.6", seed=1
+    ) as engine:
+        document = quality(
+            engine, folder / "numbers.jsonl", "-c", "4,8", "--json", check=EXIT_LOST
+        ).json
     (level,) = document["levels"]
-    assert (level["claim"], level["difference"]["items"], level["concurrency"]) == ("worse", COUNT, 4)
+    assert (level["claim"], level["difference"]["items"], level["concurrency"]) == (
+        "worse",
+        COUNT,
+        4,
+    )
     assert dict(level["load"]["outcomes"])["wrong"] == level["difference"]["lost"]
     assert document["skipped"] == [8]
     assert document["holds_up_to"] is None
@@ -99,7 +137,9 @@ def test_worse_answers_end_with_exit_code_4_and_json_has_the_figures(folder):
 @pytest.mark.slow
 @pytest.mark.needs("bwrap")
 def test_every_kind_of_checker_in_a_bank_of_ones_own_takes_a_right_answer(folder, good):
-    measured = quality(good, folder / "kinds.jsonl", "-c", "1,2", "--delta", "45", "--json", check=None).json
+    measured = quality(
+        good, folder / "kinds.jsonl", "-c", "1,2", "--delta", "45", "--json", check=None
+    ).json
     assert (measured["model"], measured["seed"]) == ("knowing", 1)
     (level,) = measured["levels"]
     assert level["difference"]["base_rate"] == level["difference"]["rate"] == 1.0
@@ -138,7 +178,8 @@ def test_bad_wishes_are_one_clear_line_with_a_hint(words, said):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe\x00garbage\x80\n", b'{"prompt": "x", "checker": {"kind": "magic"}}\n']
+    "content",
+    [b"", b"\xff\xfe\x00garbage\x80\n", b'{"prompt": "x", "checker": {"kind": "magic"}}\n'],
 )
 def test_a_bad_bank_file_is_one_clear_line(tmp_path, content):
     """tests/workload/test_banks.py has what may be wrong with a line."""
@@ -160,11 +201,23 @@ def mixed(engine, *words, check=0):
 @pytest.mark.needs("bwrap")
 def test_mixed_work_ends_with_tables_a_computed_advice_and_json_with_every_verdict(wordy):
     done = mixed(wordy, "--levels", "1,3")
-    for words in ("TTFT of turn 1", "S2 tests", "aggregate tok/s", "passed tasks/min", "did not pass", "axes",
-                  "P1+S1-S2", "no code in the answer",
-                  "none of 8 answers passed, at any level: no level does this work"):  # fmt: skip
+    for words in (
+        "TTFT of turn 1",
+        "S2 tests",
+        "aggregate tok/s",
+        "passed tasks/min",
+        "did not pass",
+        "axes",
+        "P1+S1-S2",
+        "no code in the answer",
+        "none of 8 answers passed, at any level: no level does this work",
+    ):
         assert words in done.out
-    for words in ("`skep runs report ", "C=3, P1+S1-S2, run 2 of 2: 5 requests", "judging: 8 answers"):
+    for words in (
+        "`skep runs report ",
+        "C=3, P1+S1-S2, run 2 of 2: 5 requests",
+        "judging: 8 answers",
+    ):
         assert words in done.err
     (run,) = mixed(wordy, "--levels", "1,2", "--json").json["runs"]
     assert run["model"] == "wordy"
@@ -205,7 +258,11 @@ def test_an_engine_that_is_not_there_or_fails_every_request_ends_with_an_error_a
     refused("bench", "mixed", *NOBODY, code=1)
     with FakeEngine() as broken:
         broken.fault(kind="500", times=None)
-        assert "answered no warm-up request" in refused("bench", "mixed", "--url", broken.url, code=1)
+        assert "answered no warm-up request" in refused(
+            "bench", "mixed", "--url", broken.url, code=1
+        )
     with pytest.raises(UserError, match="a_gone, b_gone are not installed") as caught:
-        check_packages([Item("x", (), Checker("python", {"packages": ["b_gone", "json", "a_gone"]}))])
+        check_packages(
+            [Item("x", (), Checker("python", {"packages": ["b_gone", "json", "a_gone"]}))]
+        )
     assert caught.value.hint == extra_hint("quality")

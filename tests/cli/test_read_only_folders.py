@@ -1,4 +1,6 @@
-"""Folders that cannot be written, for root too: one clear line, and what need not be written goes on."""
+"""Folders that cannot be written, for root too: one clear line, and what need not be written goes
+on.
+"""
 
 import json
 import os
@@ -19,7 +21,9 @@ TASKS = "tasks.jsonl"
 
 
 def in_own_mounts(folder):
-    """The beginning of a command line for which the folder is read-only: a mount that nobody else sees."""
+    """The beginning of a command line for which the folder is read-only: a mount that nobody else
+    sees.
+    """
     return [shutil.which("unshare") or "unshare", "-m", "sh", "-c", MOUNT, str(folder)]
 
 
@@ -30,7 +34,10 @@ def read_only_way(folder):
         return []
     way = in_own_mounts(folder)
     probe = [*way, "touch", str(folder / "probe")]
-    if shutil.which("unshare") is None or b"Read-only" not in subprocess.run(probe, capture_output=True).stderr:
+    if (
+        shutil.which("unshare") is None
+        or b"Read-only" not in subprocess.run(probe, capture_output=True).stderr
+    ):
         pytest.skip("no read-only folder can be made here")
     return way
 
@@ -41,10 +48,13 @@ def change_modes(folder, *, without=0, with_=0):
 
 
 class Installation:
-    """Folders with a target, a run of a swarm and a task file; one folder is made read-only for each command."""
+    """Folders with a target, a run of a swarm and a task file; one folder is made read-only for
+    each command.
+    """
 
     def __init__(self, folder, engine):
-        self.folder, self.engine = folder, engine
+        self.folder = folder
+        self.engine = engine
         self.env = environment(folder)
         self.paths = user_paths(self.env)
         write_hive(folder)
@@ -54,8 +64,16 @@ class Installation:
             path.mkdir(parents=True, exist_ok=True)
 
     def run(self, way, *words):
-        argv = [*way, sys.executable, "-m", "skep", *(str(word).replace("URL", self.engine.url) for word in words)]
-        return subprocess.run(argv, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        argv = [
+            *way,
+            sys.executable,
+            "-m",
+            "skep",
+            *(str(word).replace("URL", self.engine.url) for word in words),
+        ]
+        return subprocess.run(
+            argv, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=60
+        )
 
     def run_read_only(self, kind, *words):
         folder = getattr(self.paths, kind)
@@ -95,7 +113,9 @@ def test_a_command_that_writes_says_what_cannot_be_written(installation, kind, w
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [("runs", "list"), ("monitor", "status"), ("swarm", "list"), ("store", "info")])
+@pytest.mark.parametrize(
+    "words", [("runs", "list"), ("monitor", "status"), ("swarm", "list"), ("store", "info")]
+)
 def test_a_command_that_reads_works_where_nothing_can_be_written(installation, words):
     done = installation.run_read_only("data", *words)
     assert done.returncode == 0, done.stderr
@@ -119,7 +139,17 @@ def test_a_file_where_the_data_folder_should_be_is_named(env, tmp_path):
     data = user_paths(env).data
     data.parent.mkdir(parents=True)
     data.write_text("not a folder")
-    argv = [sys.executable, "-m", "skep", "monitor", "add", "box", "--url", "http://127.0.0.1:9", "--no-check"]
+    argv = [
+        sys.executable,
+        "-m",
+        "skep",
+        "monitor",
+        "add",
+        "box",
+        "--url",
+        "http://127.0.0.1:9",
+        "--no-check",
+    ]
     done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: `{data}/skep.sqlite3` cannot be opened: ")

@@ -13,7 +13,15 @@ from skep.report.columns import print_records
 from skep.report.hive_text import HIVE
 from skep.supervisor.main import StartReporter
 
-ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.0.0.2:9", "slots": 8, "busy": 0}
+ROW = {
+    "name": "m-0",
+    "kind": "replica",
+    "state": "ready",
+    "pid": 7,
+    "url": "http://10.0.0.2:9",
+    "slots": 8,
+    "busy": 0,
+}
 
 
 def test_nodes_are_a_column_where_there_are_any(capsys):
@@ -38,7 +46,10 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
     def answer(message):
         if message["name"] == "m-1":
             raise EngineError("its node does not answer")
-        text = {"text": f"{message['lines']} lines\n", "offset": 9} if message["name"] == "m-0" else {}
+        if message["name"] == "m-0":
+            text = {"text": f"{message['lines']} lines\n", "offset": 9}
+        else:
+            text = {}
         return {"ok": True, **text}
 
     with FakeHive(paths, answer):
@@ -52,7 +63,9 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
     assert capfd.readouterr().out == "3 lines\nof the gateway\nleft by another hive\n"
 
 
-def test_a_log_elsewhere_is_followed_through_a_move_in_parts_and_none_is_asked_for_again(paths, capfd, monkeypatch):
+def test_a_log_elsewhere_is_followed_through_a_move_in_parts_and_none_is_asked_for_again(
+    paths, capfd, monkeypatch
+):
     monkeypatch.setattr("skep.supervisor.control.POLL_ELSEWHERE_S", 0.01)
     asked = []
 
@@ -60,13 +73,16 @@ def test_a_log_elsewhere_is_followed_through_a_move_in_parts_and_none_is_asked_f
         asked.append(message["offset"])
         if len(asked) == 2:
             raise EngineError("its node does not answer")
-        return {"ok": True, "text": f"{len(asked)}\n", "offset": 2 * len(asked)} if len(asked) < 4 else {"ok": True}
+        if len(asked) < 4:
+            return {"ok": True, "text": f"{len(asked)}\n", "offset": 2 * len(asked)}
+        return {"ok": True}
 
     with FakeHive(paths, answer):
         show_log(paths, "m-0", 3, follow=True)
     assert asked == [None, 2, 2, 6]
     assert capfd.readouterr().out == "1\n3\n"
-    asked, text = [], "1\n2\n3\n"
+    asked = []
+    text = "1\n2\n3\n"
 
     def answer(message):
         asked.append(message["offset"])
@@ -85,7 +101,9 @@ def test_a_log_elsewhere_is_followed_through_a_move_in_parts_and_none_is_asked_f
     assert capfd.readouterr().out == text + text
 
 
-def test_what_could_not_be_ended_is_said_by_down_and_once_to_the_terminal_and_in_the_log(paths, capsys):
+def test_what_could_not_be_ended_is_said_by_down_and_once_to_the_terminal_and_in_the_log(
+    paths, capsys
+):
     """skep itself is down: that the cluster was not to be reached is a warning."""
     left = "the cluster cannot be reached; what stands on its nodes ends within 60 s"
 

@@ -1,4 +1,6 @@
-"""Keys and tokens of a running deployment: in whose command line, environment, output and files they are."""
+"""Keys and tokens of a running deployment: in whose command line, environment, output and files
+they are.
+"""
 
 import contextlib
 import json
@@ -67,7 +69,9 @@ SHOWN = [
 
 
 class KeyedDeployment:
-    """A real `skep up -d` in an environment with keys, one client key, and some work done with them."""
+    """A real `skep up -d` in an environment with keys, one client key, and some work done with
+    them.
+    """
 
     def __init__(self, folder, upstream):
         self.folder = folder
@@ -76,8 +80,18 @@ class KeyedDeployment:
         (folder / "skep.toml").write_text(SKEP_TOML.format(url=upstream.url))
         (folder / "tasks.jsonl").write_text('{"id": "a", "prompt": "hello", "max_tokens": 2}\n')
         self.client_key = self.run("key", "add", "laptop").stdout.strip()
-        argv = [sys.executable, "-m", "skep", "up", "-d", "--json"]  # processes whose environment the kernel shows
-        up = subprocess.run(argv, env=self.env, cwd=folder, capture_output=True, text=True, timeout=100)
+        # Processes whose environment the kernel shows.
+        argv = [
+            sys.executable,
+            "-m",
+            "skep",
+            "up",
+            "-d",
+            "--json",
+        ]
+        up = subprocess.run(
+            argv, env=self.env, cwd=folder, capture_output=True, text=True, timeout=100
+        )
         self.ready = json.loads(up.stdout)
         self.engine_key = (self.paths.state / KEY_FILE).read_text().strip()
 
@@ -89,7 +103,17 @@ class KeyedDeployment:
         self.run("swarm", "run", "tasks.jsonl", "--model", "fake-model")
         load = ("--concurrency", "1", "--output-tokens", "16")
         self.run("bench", "sweep", "--model", "fake-model", *load, "--key-env", "SKEP_API_KEY")
-        self.run("monitor", "add", "box", "--url", url, "--model", "fake-model", "--key-env", "SKEP_API_KEY")
+        self.run(
+            "monitor",
+            "add",
+            "box",
+            "--url",
+            url,
+            "--model",
+            "fake-model",
+            "--key-env",
+            "SKEP_API_KEY",
+        )
 
     @property
     def secrets(self):
@@ -213,9 +237,21 @@ def test_no_page_of_the_dashboard_holds_a_key(deployment, dashboard, path):
 def test_a_swarm_in_the_background_holds_its_own_key_alone_and_a_check_none(deployment, dashboard):
     """The dashboard resumes a run in another process, which checks the schema in a third one."""
     (deployment.folder / "slow.jsonl").write_text(json.dumps(SLOW_TASK))
-    argv = [sys.executable, "-m", "skep", "swarm", "run", "slow.jsonl", "--model", "other", "--json"]
+    argv = [
+        sys.executable,
+        "-m",
+        "skep",
+        "swarm",
+        "run",
+        "slow.jsonl",
+        "--model",
+        "other",
+        "--json",
+    ]
     nowhere = subprocess.DEVNULL
-    with subprocess.Popen(argv, env=deployment.env, cwd=deployment.folder, stdout=nowhere, stderr=nowhere) as run:
+    with subprocess.Popen(
+        argv, env=deployment.env, cwd=deployment.folder, stdout=nowhere, stderr=nowhere
+    ) as run:
         ((_, env),) = eventually(lambda: deployment.processes("skep.swarm.schemas", below=run.pid))
         deployment.run("swarm", "cancel", "last")
     assert deployment.names_in(env) == set()

@@ -1,4 +1,6 @@
-"""Several models on one machine, of which not all fit: a real hive of fake engines, over HTTP and by the commands."""
+"""Several models on one machine, of which not all fit: a real hive of fake engines, over HTTP and
+by the commands.
+"""
 
 import json
 import os
@@ -24,7 +26,10 @@ def on_demand(*extra):
 
 @pytest.fixture
 def hive(up, configure, env):
-    """Serves models, each with values of its own, and returns the URL. `hive.tell` asks over the control socket."""
+    """Serves models, each with values of its own, and returns the URL.
+
+    `hive.tell` asks over the control socket.
+    """
 
     class Running:
         url = None
@@ -42,7 +47,11 @@ def hive(up, configure, env):
             return control(user_paths(env).socket, {"op": op, **fields}, timeout_s=30)
 
         def states(self):
-            return {row["name"]: row["state"] for row in self.tell("status")["rows"] if row["kind"] == "replica"}
+            return {
+                row["name"]: row["state"]
+                for row in self.tell("status")["rows"]
+                if row["kind"] == "replica"
+            }
 
     return Running()
 
@@ -51,8 +60,12 @@ def test_the_first_request_loads_a_model_and_another_ones_takes_its_place(skep, 
     slow = on_demand("--load-s=0.6")
     ready = hive.start(a=ON_DEMAND, b=slow)
     assert ready["models"] == ["a", "b"]
-    assert {row["name"]: row["state"] for row in ready["replicas"]} == {"a-0": "unloaded", "b-0": "unloaded"}
-    assert hive.tell("load", model="a", wait=True)["state"] == "loaded"  # and not used: it need not wait for a pause
+    assert {row["name"]: row["state"] for row in ready["replicas"]} == {
+        "a-0": "unloaded",
+        "b-0": "unloaded",
+    }
+    # And not used: it need not wait for a pause.
+    assert hive.tell("load", model="a", wait=True)["state"] == "loaded"
     assert hive.states() == {"a-0": "ready", "b-0": "unloaded"}
     with streaming(hive.url, model="b", max_tokens=3) as sock:
         received = rest_of(sock, b"")
@@ -110,7 +123,11 @@ def test_nothing_is_lost_when_two_models_are_asked_for_all_the_time(hive):
 
 
 def test_load_and_unload_by_hand_and_a_load_that_fails_brings_nothing_else_down(hive, paths):
-    hive.start(a=ON_DEMAND, b=ON_DEMAND, broken=on_demand("--crash-at-start=error: no memory", "--exit-code=78"))
+    hive.start(
+        a=ON_DEMAND,
+        b=ON_DEMAND,
+        broken=on_demand("--crash-at-start=error: no memory", "--exit-code=78"),
+    )
     assert call("load", "a", "--json").json == {"model": "a", "state": "loaded"}
     assert "a is unloaded" in call("unload", "a").err
     assert "b is loaded" in call("load", "b").err
@@ -173,7 +190,8 @@ def test_a_reload_knows_the_dormant(skep, hive):
     assert ask(hive.url, model="c")[0] == 200
     hive.write(a={}, c=ON_DEMAND)
     skep("reload", "--wait", check=0)
-    eventually(lambda: hive.states() == {"a-0": "ready", "c-0": "unloaded"})  # not on demand any more: at once
+    # Not on demand any more: at once.
+    eventually(lambda: hive.states() == {"a-0": "ready", "c-0": "unloaded"})
 
 
 @pytest.mark.slow
@@ -183,5 +201,8 @@ def test_down_with_a_request_that_waits_leaves_nothing(skep, hive):
         eventually(lambda: hive.states() == {"a-0": "starting"})
         skep("down", "--wait", "0s", check=0)
         assert b"shutting_down" in rest_of(sock, b"")
-    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", int(hive.url.rpartition(":")[2])), timeout=2):
+    with (
+        pytest.raises(OSError),
+        socket.create_connection(("127.0.0.1", int(hive.url.rpartition(":")[2])), timeout=2),
+    ):
         pass

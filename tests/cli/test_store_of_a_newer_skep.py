@@ -1,4 +1,6 @@
-"""This skep on a file that a newer one has upgraded: each command says so in one line, and the gateway serves."""
+"""This skep on a file that a newer one has upgraded: each command says so in one line, and the
+gateway serves.
+"""
 
 import sqlite3
 from contextlib import closing
@@ -8,7 +10,9 @@ from hive_client import ask, eventually
 
 from skep.store.database import MIGRATIONS, open_store
 
-NEWER = f"was written by a newer skep (schema {len(MIGRATIONS) + 1}, this one knows {len(MIGRATIONS)})"
+NEWER = (
+    f"was written by a newer skep (schema {len(MIGRATIONS) + 1}, this one knows {len(MIGRATIONS)})"
+)
 
 
 @pytest.fixture
@@ -33,7 +37,10 @@ def newer_store(paths):
 )
 def test_a_command_says_that_a_newer_skep_wrote_the_file(skep, paths, newer_store, words):
     done = skep(*words, check=1)
-    assert done.stderr == f"error: `{paths.store}` {NEWER}\nhint: upgrade skep, or name another file\n"
+    assert (
+        done.stderr
+        == f"error: `{paths.store}` {NEWER}\nhint: upgrade skep, or name another file\n"
+    )
 
 
 def test_the_gateway_serves_while_the_file_is_a_newer_one(skep, configure, up, paths, newer_store):

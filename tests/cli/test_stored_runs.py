@@ -1,4 +1,6 @@
-"""Stored runs, swarms and tunings, made by hand: `skep runs`, `report`, `store`, `gc`, `bench compare` and `export`."""
+"""Stored runs, swarms and tunings, made by hand: `skep runs`, `report`, `store`, `gc`, `bench
+compare` and `export`.
+"""
 
 import csv
 import os
@@ -29,12 +31,26 @@ VERSION_1 = Path(__file__).parent.parent / "store" / "versions" / "1.sql"
 DAY_S = 86400
 OLD = ("gc", "--older-than", "90d")
 STEADY = (1.0, 1.01, 0.99, 1.0)
-WORK = {"shape": "steady", "size": "short", "prompt_tokens": None, "max_tokens": 128, "fixed_output": False}
+WORK = {
+    "shape": "steady",
+    "size": "short",
+    "prompt_tokens": None,
+    "max_tokens": 128,
+    "fixed_output": False,
+}
 
 
 def begin(store, kind, config, at, model="m"):
-    about = {"url": "http://127.0.0.1:1/v1", "fingerprint": str(config), "host": {}, "engine": {}, "skep_version": "0"}
-    return store.begin_run(kind=kind, created_at=at, model=model, config=config, simulated=False, **about)
+    about = {
+        "url": "http://127.0.0.1:1/v1",
+        "fingerprint": str(config),
+        "host": {},
+        "engine": {},
+        "skep_version": "0",
+    }
+    return store.begin_run(
+        kind=kind, created_at=at, model=model, config=config, simulated=False, **about
+    )
 
 
 @pytest.fixture
@@ -47,11 +63,15 @@ def stored(paths):
             at = float(next(moments))
             run = begin(store, kind, {"concurrency": [1, 2], "workload": {**WORK, **work}}, at)
             for level, walls in (levels or {1: STEADY, 2: STEADY}).items():
-                store.append_requests(run, [timed_row(level, repeat, wall) for repeat, wall in enumerate(walls)])
+                store.append_requests(
+                    run, [timed_row(level, repeat, wall) for repeat, wall in enumerate(walls)]
+                )
                 for repeat in range(0 if level in broken_off else len(walls)):
                     slow = (level, repeat) in limited
                     lag_ms = 50.8 if slow else 1.0
-                    store.append_client_sample(run, ClientSample(level, repeat, lag_ms, lag_ms, 0.1, slow))
+                    store.append_client_sample(
+                        run, ClientSample(level, repeat, lag_ms, lag_ms, 0.1, slow)
+                    )
             store.end_run(run, at + 1, *end)
         return run
 
@@ -62,7 +82,17 @@ def timed_row(level, repeat, seconds):
     start = 100.0 * repeat
     steps = tuple(start + 0.1 + (seconds - 0.1) * n / 10 for n in range(11))
     times = {"first_token_s": steps[0], "last_token_s": steps[-1], "arrivals_s": steps}
-    return Request(level, repeat, 0, "fix", start, start + seconds, output_tokens=11, finish_reason="stop", **times)
+    return Request(
+        level,
+        repeat,
+        0,
+        "fix",
+        start,
+        start + seconds,
+        output_tokens=11,
+        finish_reason="stop",
+        **times,
+    )
 
 
 def compare(*words, check):
@@ -73,9 +103,15 @@ def slower(by, walls=STEADY):
     return tuple(by * seconds for seconds in walls)
 
 
-def test_a_comparison_ends_with_its_verdict_and_a_report_of_both_judges_each_figure(stored, tmp_path):
-    a, b, much_better = stored(), stored(), stored({1: slower(0.5), 2: STEADY})
-    assert compare(a, b, check=0).out.rstrip().splitlines()[-1] == "no regression beyond 5 % is shown"
+def test_a_comparison_ends_with_its_verdict_and_a_report_of_both_judges_each_figure(
+    stored, tmp_path
+):
+    a = stored()
+    b = stored()
+    much_better = stored({1: slower(0.5), 2: STEADY})
+    assert (
+        compare(a, b, check=0).out.rstrip().splitlines()[-1] == "no regression beyond 5 % is shown"
+    )
     call("report", a, b, "-o", "both.html", check=0)
     assert "not distinguishable" in (tmp_path / "both.html").read_text()
     told = [compare(a, other, "--json", check=0).json["comparisons"] for other in (a, much_better)]
@@ -84,15 +120,20 @@ def test_a_comparison_ends_with_its_verdict_and_a_report_of_both_judges_each_fig
 
 
 def test_a_regression_is_the_last_word_after_a_row_a_level_and_exit_code_4(stored):
-    a, b = stored(), stored({1: STEADY, 2: slower(2)})
+    a = stored()
+    b = stored({1: STEADY, 2: slower(2)})
     head, one, two, last = compare(a, b, check=4).out.rstrip().splitlines()
     assert head.split()[:3] == ["C", "A", "tok/s"]
-    assert all(words in head for words in ("tok/s B/A", "TTFT p50 B/A", "TTFT p95 B/A", "TPOT p50 B/A"))
+    assert all(
+        words in head for words in ("tok/s B/A", "TTFT p50 B/A", "TTFT p95 B/A", "TPOT p50 B/A")
+    )
     assert (one.split()[0], one.count(" = ") + one.endswith(" =")) == ("1", 4)
     assert two.split()[0] == "2"
     assert "0.50 (0.49..0.51) worse" in two
     assert max(map(len, (head, one, two))) <= 120
-    assert last.startswith("REGRESSION: B is worse than A by more than 5 %: effective tok/s at C=2 (50.0 % worse), ")
+    assert last.startswith(
+        "REGRESSION: B is worse than A by more than 5 %: effective tok/s at C=2 (50.0 % worse), "
+    )
     document = compare(a, b, "--json", check=4).json
     assert (document["verdict"], document["verdict_in_words"]) == ("regression", last)
     assert document["regressions"] >= 2
@@ -101,16 +142,22 @@ def test_a_regression_is_the_last_word_after_a_row_a_level_and_exit_code_4(store
 
 def test_a_comparison_says_what_is_no_regression_and_why(stored):
     """Worse by itself at 95 %: among twelve figures that is expected by chance."""
-    a, b = stored({4: (1.0, 1.02, 0.98, 1.0)}), stored({4: (1.055, 1.075, 1.02, 1.06)})
+    a = stored({4: (1.0, 1.02, 0.98, 1.0)})
+    b = stored({4: (1.055, 1.075, 1.02, 1.06)})
     done = compare(a, b, "--threshold", "1%", check=0)
     assert "worse" in done.out
     assert "effective tok/s at C=4 is 5." in done.err
     assert "no regression, which is more than 1 %, at 95 % over all 6 figures" in done.err
     assert done.out.rstrip().endswith("no regression beyond 1 % is shown")
-    a, b = stored({4: STEADY}), stored({4: slower(1.2)})
+    a = stored({4: STEADY})
+    b = stored({4: slower(1.2)})
     done = compare(a, b, "--threshold", "50%", check=0)
-    assert "effective tok/s at C=4 is 16.7 % worse: no regression, which is more than 50 %" in done.err
-    a, b = stored({1: (1.0,), 2: (1.0,)}), stored({1: (2.0,), 2: (2.0,)})
+    assert (
+        "effective tok/s at C=4 is 16.7 % worse: no regression, which is more than 50 %"
+        in done.err
+    )
+    a = stored({1: (1.0,), 2: (1.0,)})
+    b = stored({1: (2.0,), 2: (2.0,)})
     done = compare(a, b, check=0)
     assert done.out.rstrip().endswith("no verdict: no figure of the two runs can be compared")
     assert done.err.count("shows no spread") == 1
@@ -126,18 +173,24 @@ def test_a_comparison_says_what_is_no_regression_and_why(stored):
         ({"size": "long"}, "size short and long"),
         ({"fixed_output": True}, "fixed_output off and on"),
         ({"shape": "prefill"}, "shape steady and prefill"),
-        ({"max_tokens": 64, "prompt_tokens": 400}, "prompt_tokens not set and 400, max_tokens 128 and 64"),
+        (
+            {"max_tokens": 64, "prompt_tokens": 400},
+            "prompt_tokens not set and 400, max_tokens 128 and 64",
+        ),
     ],
 )
 def test_runs_of_other_lengths_are_refused_with_both_values(stored, work, words):
-    a, b = stored(), stored(**work)
+    a = stored()
+    b = stored(**work)
     said = refused("bench", "compare", a, b)
     assert f"the lengths differ: {words}" in said
     assert "--anyway" in said
     assert "these settings differ: " in compare(a, b, "--anyway", check=0).err
 
 
-def test_without_names_the_last_two_of_one_kind_are_compared_and_one_without_a_partner_is_said_to_have_none(stored):
+def test_without_names_the_last_two_of_one_kind_are_compared_and_one_without_a_partner_is_said_to_have_none(
+    stored,
+):
     first = stored()
     assert "there is no other sweep" in refused("bench", "compare")
     assert "there is no run `last~7`" in refused("bench", "compare", "last~7", "last")
@@ -145,18 +198,28 @@ def test_without_names_the_last_two_of_one_kind_are_compared_and_one_without_a_p
     assert "could be" in refused("bench", "compare", "2001", "last")
     stored(kind="ab")
     third = stored()
-    for words, pair in (((), (second, third)), ((first,), (first, third)), (("last~2", "last"), (second, third))):
+    for words, pair in (
+        ((), (second, third)),
+        ((first,), (first, third)),
+        (("last~2", "last"), (second, third)),
+    ):
         document = compare(*words, "--json", check=0).json
         assert (document["a"], document["b"]) == pair
+    # Not in lengths.
     assert (
-        "these settings differ: workload.shape steady and burst" in compare(first, stored(shape="burst"), check=0).err
-    )  # not in lengths
+        "these settings differ: workload.shape steady and burst"
+        in compare(first, stored(shape="burst"), check=0).err
+    )
 
 
-def test_an_export_says_the_same_in_every_format_and_a_reader_that_leaves_early_is_no_crash(stored, tmp_path):
+def test_an_export_says_the_same_in_every_format_and_a_reader_that_leaves_early_is_no_crash(
+    stored, tmp_path
+):
     run = stored()
     levels = call("bench", "export", run, "--format", "json", check=0).json["levels"]
-    rows = [*csv.DictReader(call("bench", "export", run, "--format", "csv", check=0).out.splitlines())]
+    rows = [
+        *csv.DictReader(call("bench", "export", run, "--format", "csv", check=0).out.splitlines())
+    ]
     table = call("bench", "export", run, check=0).out
     for level, row in zip(levels, rows, strict=True):
         assert float(row["effective_tok_s"]) == pytest.approx(level["effective_tok_s"], rel=1e-3)
@@ -173,7 +236,9 @@ def test_results_of_another_tool_in_an_old_store_are_listed_without_figures(path
     """An older version stored them. They are not taken for something that skep measured."""
     with open_store(paths.store) as store:
         run = begin(store, "imported", {}, 1.0)
-        store.append_requests(run, [Request(4, 0, 0, "imported", 0.0, 1.0, first_token_s=0.5, output_tokens=9)])
+        store.append_requests(
+            run, [Request(4, 0, 0, "imported", 0.0, 1.0, first_token_s=0.5, output_tokens=9)]
+        )
         store.end_run(run, 2.0, "done")
     assert run in call("runs", check=0).out
     assert f"run `{run}` has no measured requests" in refused("report", run)
@@ -183,7 +248,11 @@ def test_without_runs_the_lists_say_how_to_make_one_and_nothing_is_counted(paths
     assert call("runs", "--json", check=0).json == []
     assert "skep bench sweep" in call("runs", check=0).err
     assert "skep bench sweep" in refused("report")
-    assert told("store", "info")["gateway_requests"] == told("gc", "--older-than", "0s")["gateway_requests"] == 0
+    assert (
+        told("store", "info")["gateway_requests"]
+        == told("gc", "--older-than", "0s")["gateway_requests"]
+        == 0
+    )
     assert not paths.store.exists()
 
 
@@ -209,16 +278,22 @@ def test_the_store_can_be_copied_sized_and_cleared(stored, tmp_path):
         assert database.execute("SELECT count(*) FROM requests").fetchone() == (info["requests"],)
 
 
-def test_a_level_that_was_broken_off_is_not_compared_and_a_run_that_is_left_out_told_in_every_form(stored, tmp_path):
+def test_a_level_that_was_broken_off_is_not_compared_and_a_run_that_is_left_out_told_in_every_form(
+    stored, tmp_path
+):
     """3 tasks in turn against 1 of 3 at once made a speedup of 18 that was none."""
     run = stored({1: STEADY, 2: STEADY[:1]}, broken_off=[2], end=("failed", "interrupted"))
     exported = call("bench", "export", run, "--format", "json", check=0).json
     assert [level["concurrency"] for level in exported["levels"]] == [1]
     assert exported["speedups"] is None
-    # Two runs of C=2 were narrated, the table had one of them: the slower one was gone without a word.
+    # Two runs of C=2 were narrated, the table had one of them: the slower one was gone without a
+    # word.
     run = stored({1: STEADY[:2], 2: STEADY[:2]}, limited={(2, 1)})
     two = call("bench", "export", run, "--format", "json", check=0).json["levels"][1]
-    assert [(one["client_limited"], one["counted"]) for one in two["repeats"]] == [(False, True), (True, False)]
+    assert [(one["client_limited"], one["counted"]) for one in two["repeats"]] == [
+        (False, True),
+        (True, False),
+    ]
     assert two["repeats"][1]["why"] == "event loop lag 51 ms"
     markdown = call("bench", "export", run, check=0).out
     assert "| 1 of 2 |" in markdown
@@ -228,13 +303,18 @@ def test_a_level_that_was_broken_off_is_not_compared_and_a_run_that_is_left_out_
     assert "left out: C=2 run 2, " in (tmp_path / "left-out.html").read_text()
 
 
-ITEMS = [Item(f"d/{i}", ({"role": "user", "content": "?"},), Checker("exact", {"answer": "1"})) for i in range(40)]
+ITEMS = [
+    Item(f"d/{i}", ({"role": "user", "content": "?"},), Checker("exact", {"answer": "1"}))
+    for i in range(40)
+]
 PASSES = ((1, 0, "base"), (1, 1, "again"), (4, 0, "load"))
 
 
 def judged_row(level, repeat, index, kind, traffic, at, **more):
     times = {"first_token_s": at + 0.1, "last_token_s": at + 0.9, "output_tokens": 20}
-    return Request(level, repeat, index, kind, at, at + 1.0, traffic=traffic, answer="1", **times, **more)
+    return Request(
+        level, repeat, index, kind, at, at + 1.0, traffic=traffic, answer="1", **times, **more
+    )
 
 
 def quality_run(store, at):
@@ -248,19 +328,32 @@ def quality_run(store, at):
     ]
     store.append_requests(run_id, rows)
     outcomes = (VerdictOutcome.WRONG, VerdictOutcome.PASSED)
-    verdicts = [Verdict(row.level, row.repeat, row.index, row.kind, outcomes[row.index % 2]) for row in rows]
+    verdicts = [
+        Verdict(row.level, row.repeat, row.index, row.kind, outcomes[row.index % 2])
+        for row in rows
+    ]
     store.append_verdicts(run_id, verdicts)
-    facts = [LevelFact(level, repeat, "whole_block", {"begin": 0, "end": len(ITEMS)}) for level, repeat, _ in PASSES]
-    facts += [LevelFact(level, repeat, "paired_with", {"level": 1, "repeat": 0}) for level, repeat, _ in PASSES[1:]]
+    facts = [
+        LevelFact(level, repeat, "whole_block", {"begin": 0, "end": len(ITEMS)})
+        for level, repeat, _ in PASSES
+    ]
+    facts += [
+        LevelFact(level, repeat, "paired_with", {"level": 1, "repeat": 0})
+        for level, repeat, _ in PASSES[1:]
+    ]
     store.append_level_facts(run_id, facts)
     store.end_run(run_id, at + 1, "done")
     return run_id
 
 
 def mixed_run(store, at, model="m"):
-    run_id = begin(store, "mixed", {"form": "published", "repeats": 1, "concurrency": [1, 2]}, at, model)
+    run_id = begin(
+        store, "mixed", {"form": "published", "repeats": 1, "concurrency": [1, 2]}, at, model
+    )
     rows = [
-        judged_row(level, 0, turn, f"P1.{turn + 1}", "primary", 10.0 * level + turn, session=0, turn=turn)
+        judged_row(
+            level, 0, turn, f"P1.{turn + 1}", "primary", 10.0 * level + turn, session=0, turn=turn
+        )
         for level in (1, 2)
         for turn in range(3)
     ]
@@ -290,7 +383,9 @@ def judged(paths):
     return runs
 
 
-def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts_but_their_levels_are_not(judged, tmp_path):
+def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts_but_their_levels_are_not(
+    judged, tmp_path
+):
     """Forty items cannot exclude a loss of three points: the page says so."""
     call("report", judged["quality"], "-o", "q.html", check=0)
     assert "othing can be claimed: C=4 is not shown" in (tmp_path / "q.html").read_text()
@@ -302,7 +397,8 @@ def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts_but_their
         (("empty",), "no measured requests"),
     ):
         assert words in refused("report", *(judged[name] for name in names))
-    # Their walls span what other arms and tasks did meanwhile: a tok/s made of them was off by a factor of seven.
+    # Their walls span what other arms and tasks did meanwhile: a tok/s made of them was off by a
+    # factor of seven.
     text = call("runs", check=0).out
     assert all(run_id in text for run_id in judged.values())
     assert "quality" in text
@@ -310,7 +406,9 @@ def test_judged_runs_are_drawn_listed_and_exported_with_their_verdicts_but_their
         rows = call("bench", "export", judged[kind], "--format", "csv", "--requests", check=0).out
         assert rows.splitlines()[0].endswith("item,outcome,detail,checker")
         assert "passed" in rows
-    assert "compare runs of one kind" in refused("bench", "compare", judged["mixed"], judged["sweep"])
+    assert "compare runs of one kind" in refused(
+        "bench", "compare", judged["mixed"], judged["sweep"]
+    )
     for words in ("export quality", "compare quality mixed"):
         command, *names = words.split()
         said = refused("bench", command, *(judged[name] for name in names))
@@ -323,18 +421,40 @@ def told(*words):
 
 def request(name, age_s):
     return (
-        name, time.time() - age_s, "/v1/models", None, "normal", None, None, 0, "refused", 503, "loading",
-        False, None, None, 0.01, None, None, None, 0, 200,
-    )  # fmt: skip
+        name,
+        time.time() - age_s,
+        "/v1/models",
+        None,
+        "normal",
+        None,
+        None,
+        0,
+        "refused",
+        503,
+        "loading",
+        False,
+        None,
+        None,
+        0.01,
+        None,
+        None,
+        None,
+        0,
+        200,
+    )
 
 
 def test_old_gateway_requests_and_probe_samples_are_counted_told_and_deleted(paths):
     with open_store(paths.store) as store:
-        store.append_gateway_values([request(name, age * DAY_S) for name, age in (("a", 100), ("b", 200), ("new", 1))])
+        store.append_gateway_values(
+            [request(name, age * DAY_S) for name, age in (("a", 100), ("b", 200), ("new", 1))]
+        )
         for age in (100, 1):
             at = time.time() - age * DAY_S
             sample = ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=50.0)
-            SeriesStore(store).append_probe(Probe("box", 0, int(at), at, at, ProbeOutcome.DONE), [sample])
+            SeriesStore(store).append_probe(
+                Probe("box", 0, int(at), at, at, ProbeOutcome.DONE), [sample]
+            )
     assert told("store", "info")["gateway_requests"] == 3
     assert "3 gateway requests" in call("store", "info", check=0).out
     assert told("gc")["gateway_requests"] == 0  # no age: they are left alone
@@ -342,7 +462,12 @@ def test_old_gateway_requests_and_probe_samples_are_counted_told_and_deleted(pat
     assert "would delete 0 runs, 2 gateway requests and 1 probe samples" in dry.err
     assert told(*OLD, "--dry-run")["gateway_requests"] == 2
     done = told(*OLD)
-    assert (done["gateway_requests"], done["samples"], done["runs"], done["dry_run"]) == (2, 1, [], False)
+    assert (done["gateway_requests"], done["samples"], done["runs"], done["dry_run"]) == (
+        2,
+        1,
+        [],
+        False,
+    )
     with open_store(paths.store, read_only=True) as store:
         assert [kept.id for kept in store.gateway_requests()] == ["new"]
 
@@ -358,14 +483,25 @@ def test_commands_that_only_read_open_a_store_of_the_version_before(paths):
 
 def begin_swarm(swarm, age_days):
     tasks = [Task(name, ({"role": "user", "content": name},)) for name in ("a", "b")]
-    about = {"kind": "map", "name": "x", "url": "u", "model": None, "config": {}, "skep_version": "0"}
+    about = {
+        "kind": "map",
+        "name": "x",
+        "url": "u",
+        "model": None,
+        "config": {},
+        "skep_version": "0",
+    }
     return swarm.begin(created_at=time.time() - age_days * DAY_S, tasks=tasks, **about)
 
 
 def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
-    """One that stopped halfway goes by its age, and not before; one that was resumed of late stays."""
+    """One that stopped halfway goes by its age, and not before; one that was resumed of late
+    stays.
+    """
     with open_store(paths.store) as store:
-        swarm, tunings, now = SwarmStore(store), TuningStore(store), time.time()
+        swarm = SwarmStore(store)
+        tunings = TuningStore(store)
+        now = time.time()
         old, resumed, new = (begin_swarm(swarm, days) for days in (100, 99, 1))
         session = swarm.open_session(resumed, at=now, agents=None, endpoint={}, simulated=False)
         swarm.close_session(resumed, session, at=now, outcome="stopped")
@@ -373,15 +509,25 @@ def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
             tunings.begin(sample_tuning(created_at=now - days * DAY_S)) for days in (100, 99, 1)
         )
         session = tunings.begin_session(resumed_tuning, now)
-        tunings.append(resumed_tuning, [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], now)
+        tunings.append(
+            resumed_tuning, [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], now
+        )
         tunings.end_session(resumed_tuning, session, at=now, outcome="stopped")
     info = told("store", "info")
-    assert [info[name] for name in ("swarm_runs", "swarm_tasks", "tunings", "tuning_stages")] == [3, 6, 3, 1]
+    assert [info[name] for name in ("swarm_runs", "swarm_tasks", "tunings", "tuning_stages")] == [
+        3,
+        6,
+        3,
+        1,
+    ]
     assert "3 tunings, 1 stages" in call("store", "info").out
     assert told("gc")["swarm_runs"] == []
     assert told(*OLD, "--dry-run")["tunings"] == [old_tuning]
     done = call(*OLD, check=0)
-    assert "deleted 0 runs, 1 swarm runs, 1 tunings, 0 gateway requests and 0 probe samples" in done.err
+    assert (
+        "deleted 0 runs, 1 swarm runs, 1 tunings, 0 gateway requests and 0 probe samples"
+        in done.err
+    )
     assert sorted(done.out.split()) == sorted([old, old_tuning])
     with open_store(paths.store, read_only=True) as store:
         assert [run.id for run in SwarmStore(store).runs()] == [new, resumed]

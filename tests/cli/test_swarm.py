@@ -1,4 +1,6 @@
-"""`skep swarm run` and what follows, on an engine that is a real process; what is refused; what a journal shows."""
+"""`skep swarm run` and what follows, on an engine that is a real process; what is refused; what a
+journal shows.
+"""
 
 import fcntl
 import json
@@ -33,7 +35,9 @@ refusal = partial(refused, "swarm")
 @pytest.fixture(autouse=True)
 def _tasks(paths, tmp_path):
     """An installation of its own, and a file with twelve tasks."""
-    lines = [json.dumps({"id": f"t{number}", "prompt": f"count to {number}"}) for number in range(12)]
+    lines = [
+        json.dumps({"id": f"t{number}", "prompt": f"count to {number}"}) for number in range(12)
+    ]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -59,11 +63,14 @@ def test_every_task_has_one_line_and_the_end_says_what_came_of_it(engine, tmp_pa
     for words in ("12 of 12 tasks done", str(output), "skep swarm show"):
         assert words in done.err
     assert "already exists" in refusal("run", "tasks.jsonl", "--url", engine.url)
-    told = swarm("run", "tasks.jsonl", "--overwrite", "--json", "--url", engine.url, *MODEL, check=0).json
+    told = swarm(
+        "run", "tasks.jsonl", "--overwrite", "--json", "--url", engine.url, *MODEL, check=0
+    ).json
     assert (told["done"], told["output"]) == (12, str(output))
     assert sorted(ids(output.read_text())) == TASKS
 
-    output.write_text("".join(output.read_text().splitlines(keepends=True)[:3]) + '{"id": "t')  # somebody cut it
+    # Somebody cut it.
+    output.write_text("".join(output.read_text().splitlines(keepends=True)[:3]) + '{"id": "t')
     finished = swarm("resume", told["run"], check=0)
     assert "has ended already" in finished.err
     assert sorted(ids(output.read_text())) == TASKS
@@ -76,8 +83,14 @@ def test_task_files_of_one_name_have_results_files_of_their_own(engine, tmp_path
     (tmp_path / "tasks.txt").write_text("count to two\n")
     for name in ("tasks.jsonl", "tasks.csv", "tasks.txt"):
         swarm("run", name, "--url", engine.url, *MODEL, check=0)
-    lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.results.jsonl")}
-    assert lines == {"tasks.results.jsonl": 12, "tasks.csv.results.jsonl": 1, "tasks.txt.results.jsonl": 1}
+    lines = {
+        path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.results.jsonl")
+    }
+    assert lines == {
+        "tasks.results.jsonl": 12,
+        "tasks.csv.results.jsonl": 1,
+        "tasks.txt.results.jsonl": 1,
+    }
 
 
 def test_a_run_resumed_later_goes_on_with_the_file_that_it_began(engine, tmp_path):
@@ -117,22 +130,45 @@ def test_a_dry_run_asks_for_nothing_and_keeps_nothing(engine, tmp_path):
 
 def test_what_was_set_aside_ends_with_one_and_can_be_tried_again(engine, tmp_path):
     never = {"kind": "contains", "all": ["a word that no fake engine says"]}
-    lines = [json.dumps({"id": "good", "prompt": "x"}), json.dumps({"id": "bad", "prompt": "x", "checker": never})]
+    lines = [
+        json.dumps({"id": "good", "prompt": "x"}),
+        json.dumps({"id": "bad", "prompt": "x", "checker": never}),
+    ]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
     done = swarm("run", "tasks.jsonl", "--tries", "2", "--url", engine.url, *MODEL, check=1)
     assert "1 failed" in done.err
     (run,) = runs()
     assert f"--failed-of {run['id']}" in done.err
-    again = swarm("run", "--failed-of", "last", "--tries", "1", "--url", engine.url, *MODEL, check=1)
+    again = swarm(
+        "run", "--failed-of", "last", "--tries", "1", "--url", engine.url, *MODEL, check=1
+    )
     assert ids(again.out) == ["bad"]
     assert "rejected" in swarm("trace", "last", "bad", check=0).out
 
 
 @contextmanager
 def under_way(tmp_path, engine):
-    """A run of another process, of which some tasks have their result and others are being answered."""
-    command = [sys.executable, "-m", "skep", "swarm", "run", "tasks.jsonl", "--url", engine.url, "--max-tokens", "30"]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    """A run of another process, of which some tasks have their result and others are being
+    answered.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "skep",
+        "swarm",
+        "run",
+        "tasks.jsonl",
+        "--url",
+        engine.url,
+        "--max-tokens",
+        "30",
+    ]
+    pipes = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     child = subprocess.Popen(command, cwd=tmp_path, **pipes)
     try:
         engine.wait_for(requests=4, running=2)
@@ -166,21 +202,31 @@ def test_a_run_of_another_process_is_cancelled_and_resume_does_the_rest(slow, tm
     kept = output.read_text().splitlines()
     assert len(kept) == run["done"] < 12
     told = swarm("resume", "--last", check=0).err.splitlines()[0]
-    for words in (run["id"], "tasks.jsonl", f"{run['left']} of 12 tasks left", f"results in {output}"):
+    for words in (
+        run["id"],
+        "tasks.jsonl",
+        f"{run['left']} of 12 tasks left",
+        f"results in {output}",
+    ):
         assert words in told
     assert output.read_text().splitlines()[: len(kept)] == kept
     assert sorted(ids(output.read_text())) == TASKS
 
 
-def test_a_file_that_another_run_has_overwritten_is_left_until_it_is_moved_away(engine, slow, tmp_path):
-    """Tasks of the same ids: their lines are never mixed, and nothing is sent before the file was looked at."""
+def test_a_file_that_another_run_has_overwritten_is_left_until_it_is_moved_away(
+    engine, slow, tmp_path
+):
+    """Tasks of the same ids: their lines are never mixed, and nothing is sent before the file was
+    looked at.
+    """
     with under_way(tmp_path, slow) as child:
         swarm("cancel", "last", check=0)
         ended(child)
     (first,) = runs()
     swarm("run", "tasks.jsonl", "--overwrite", "--url", engine.url, *MODEL, check=0)
     output = tmp_path / "tasks.results.jsonl"
-    theirs, asked = output.read_text(), slow.state()["requests"]
+    theirs = output.read_text()
+    asked = slow.state()["requests"]
     said = refusal("resume", first["id"])
     assert str(output) in said
     assert "move it away" in said
@@ -251,7 +297,9 @@ def test_what_cannot_be_is_refused_before_anything_runs(paths, tmp_path, words, 
     assert not paths.store.exists()
 
 
-def test_results_are_not_written_over_and_a_run_or_task_that_is_not_there_told_with_those_that_are(tmp_path, run_id):
+def test_results_are_not_written_over_and_a_run_or_task_that_is_not_there_told_with_those_that_are(
+    tmp_path, run_id
+):
     (tmp_path / "out.jsonl").write_text("precious\n")
     told = refusal("run", "tasks.jsonl", "-o", "out.jsonl", *NOBODY)
     assert f"skep swarm resume {run_id}" in told
@@ -278,7 +326,8 @@ def test_an_endpoint_that_stays_down_ends_the_run_and_not_the_journal():
     (run,) = runs()
     assert f"skep swarm resume {run['id']}" in said
     assert (run["state"], run["left"]) == ("stopped", 12)
-    assert "failed" in refusal("run", "--failed-of", run["id"], *NOBODY)  # none was: nothing is tried again
+    # None was: nothing is tried again.
+    assert "failed" in refusal("run", "--failed-of", run["id"], *NOBODY)
 
 
 def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
@@ -290,13 +339,18 @@ def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
         file.write(f"{os.getpid()}\n")
         file.flush()
         assert lock_holder(lock) == os.getpid()
-        assert [(run["state"], run["error"]) for run in runs()] == [("running", "waits for its endpoint")]
+        assert [(run["state"], run["error"]) for run in runs()] == [
+            ("running", "waits for its endpoint")
+        ]
         assert str(os.getpid()) in refusal("resume", run_id, code=1)
     assert lock_holder(lock) is None
 
 
 def test_a_run_is_listed_shown_traced_exported_drawn_and_cancelled(run_id, tmp_path):
-    """Shown: what failed first. Traced: messages, attempts, answer. Results: in the order of the tasks."""
+    """Shown: what failed first.
+
+    Traced: messages, attempts, answer. Results: in the order of the tasks.
+    """
     assert [cell in printed("ls") for cell in (run_id, "stopped", "tasks.jsonl")] == [True] * 3
     (told,) = runs()
     assert (told["id"], told["done"], told["failed"], told["left"]) == (run_id, 1, 1, 1)
@@ -333,7 +387,9 @@ def test_a_run_killed_after_its_last_result_is_done_when_it_is_resumed(paths, tm
 
 PROGRESS = SwarmProgress(50, 30, 2, "4 slots", 10.0, 900, 1, 3, 4, 5.0, 80.0)
 DOWN = replace(PROGRESS, down_s=12.0, down_why="connection refused")
-LANES = tuple(Lane(agent, f"task-{agent}", agent + 0.5, agent, 1 + agent % 2) for agent in range(40))
+LANES = tuple(
+    Lane(agent, f"task-{agent}", agent + 0.5, agent, 1 + agent % 2) for agent in range(40)
+)
 
 
 def text_of(lines):
@@ -341,7 +397,9 @@ def text_of(lines):
 
 
 def test_a_frame_fits_its_window_and_shows_an_endpoint_that_is_down_with_the_time_that_is_left():
-    shown = text_of(frame(replace(PROGRESS, lanes=LANES, last=("task-9 failed",)), Page(80, 20), "run"))
+    shown = text_of(
+        frame(replace(PROGRESS, lanes=LANES, last=("task-9 failed",)), Page(80, 20), "run")
+    )
     assert len(shown) <= 20
     assert any("30 done, 2 failed, 18 left of 50" in line for line in shown)
     assert any("more at work" in line for line in shown)
@@ -362,7 +420,9 @@ def test_the_speed_is_a_floor_until_an_answer_has_ended():
 
 def test_where_nobody_watches_a_long_run_says_less_and_less_and_news_come_with_the_next_line():
     ticker = SwarmProgressLines()
-    said = [second for second in range(3600) if ticker.take(replace(PROGRESS, elapsed_s=float(second)))]
+    said = [
+        second for second in range(3600) if ticker.take(replace(PROGRESS, elapsed_s=float(second)))
+    ]
     pauses = [later - earlier for earlier, later in pairwise(said)]
     assert (min(pauses), max(pauses)) == (5, 60)
     assert len(said) < 100

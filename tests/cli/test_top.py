@@ -1,4 +1,6 @@
-"""`skep top`: what is drawn from readings, and the command in a real terminal in front of a control socket."""
+"""`skep top`: what is drawn from readings, and the command in a real terminal in front of a
+control socket.
+"""
 
 import json
 import os
@@ -19,12 +21,33 @@ from skep.supervisor.control import HiveReadings, Rate, replicas_of
 
 
 def row(name="m-0", **fields):
-    common = {"kind": "replica", "state": "ready", "pid": 7, "url": "http://127.0.0.1:9", "slots": 8, "busy": 0}
-    return {"name": name, **common, "model": "m", "engine": "fake", "restarts": 0, "why": None, **fields}
+    common = {
+        "kind": "replica",
+        "state": "ready",
+        "pid": 7,
+        "url": "http://127.0.0.1:9",
+        "slots": 8,
+        "busy": 0,
+    }
+    return {
+        "name": name,
+        **common,
+        "model": "m",
+        "engine": "fake",
+        "restarts": 0,
+        "why": None,
+        **fields,
+    }
 
 
 def served(name="m-0", **fields):
-    common = {"model": "m", "url": "http://127.0.0.1:9", "engine": "fake", "simulated": False, "slots": 8}
+    common = {
+        "model": "m",
+        "url": "http://127.0.0.1:9",
+        "engine": "fake",
+        "simulated": False,
+        "slots": 8,
+    }
     return {"name": name, **common, "active": 0, "releasing": 0, "state": "up", **fields}
 
 
@@ -32,11 +55,24 @@ def reading(rows=None, replicas=None, *, tokens=None, ended=None, queues=None, *
     """A hive of one idle replica, unless told otherwise."""
     waiting = queues or {"m": {"interactive": 0, "normal": 0, "batch": 0}}
     queued = sum(sum(classes.values()) for classes in waiting.values())
-    gateway = {"queued": queued, "in_flight": 0, "busy": {}, "queues": waiting, "tokens": tokens or {}}
+    gateway = {
+        "queued": queued,
+        "in_flight": 0,
+        "busy": {},
+        "queues": waiting,
+        "tokens": tokens or {},
+    }
     gateway |= {"replicas": [served()] if replicas is None else replicas, "ended": ended or {}}
     front = row("gateway", kind="gateway", queued=0)
     rows = [*([row()] if rows is None else rows), front]
-    return {"phase": "ready", "url": "http://127.0.0.1:8400", "pid": 42, "rows": rows, "gateway": gateway, **fields}
+    return {
+        "phase": "ready",
+        "url": "http://127.0.0.1:8400",
+        "pid": 42,
+        "rows": rows,
+        "gateway": gateway,
+        **fields,
+    }
 
 
 def lines_of(view, *page):
@@ -67,10 +103,22 @@ RATES = {
     "the gain between readings": ([(0, 100), (1, 130), (2, 150)], 25),
     "nothing of no reading": ([], None),
     "nothing of one reading": ([(5, 100)], None),
-    "not negative after a restart of the gateway, which counts from zero": ([(0, 1000), (1, 40)], 0),
-    "not all that was counted since a restart": ([(0, 1000), (1, 1010), (2, 40), (3, 50)], pytest.approx(20 / 3)),
-    "still of a burst within the window": ([(0, 0), (1, 5000), (6, 5000)], pytest.approx(5000 / 6)),
-    "without what is older than the window": ([(0, 0), (1, 5000), *((second, 5000) for second in range(2, 12))], 0),
+    "not negative after a restart of the gateway, which counts from zero": (
+        [(0, 1000), (1, 40)],
+        0,
+    ),
+    "not all that was counted since a restart": (
+        [(0, 1000), (1, 1010), (2, 40), (3, 50)],
+        pytest.approx(20 / 3),
+    ),
+    "still of a burst within the window": (
+        [(0, 0), (1, 5000), (6, 5000)],
+        pytest.approx(5000 / 6),
+    ),
+    "without what is older than the window": (
+        [(0, 0), (1, 5000), *((second, 5000) for second in range(2, 12))],
+        0,
+    ),
     "of readings further apart than the window": ([(0, 0), (60, 600), (120, 1800)], 20),
     "nothing of who never counted": ([(0, None), (1, None)], None),
     "from zero of who begins to count": ([(0, None), (1, 30)], 30),
@@ -103,40 +151,64 @@ def test_a_bar_draws_active_releasing_and_free_slots_and_a_sparkline_tells_zero_
 
 
 def test_a_replica_or_a_lost_cluster_is_shown_that_one_of_supervisor_and_gateway_knows_as_who_knows_best():
-    """The gateway lists the replaced process, draining, beside the new one of the same name: they are one line."""
+    """The gateway lists the replaced process, draining, beside the new one of the same name: they
+    are one line.
+    """
     for state in ("up", "open", "half-open", "draining"):
         assert replicas_of(reading(replicas=[served(state=state)]))[0].state == state
     for state in ("starting", "warming", "backoff", "failed", "stopping", "stopped"):
         (replica,) = replicas_of(reading([row(state=state)], [served(state="draining", active=1)]))
         assert (replica.state, replica.active) == (state, 1)
-    (both,) = replicas_of(reading(replicas=[served(active=2), served(active=3, releasing=1, state="draining")]))
+    (both,) = replicas_of(
+        reading(replicas=[served(active=2), served(active=3, releasing=1, state="draining")])
+    )
     assert (both.state, both.active, both.releasing) == ("up", 5, 1)
     # Fronted, not started, by skep: until it answers, its model is not known.
     lines = lines_of(view_of(reading(replicas=[])), 100)
     assert "–/8" in line_of(lines, "m-0")
     assert "  gets no requests" in lines
-    names = [replica.name for replica in replicas_of(reading(replicas=[served(), served("far-0", active=1)]))]
+    names = [
+        replica.name
+        for replica in replicas_of(reading(replicas=[served(), served("far-0", active=1)]))
+    ]
     assert names == ["m-0", "far-0"]
     far = row("far", kind="upstream", state="starting", model=None, why="refused")
     lines = lines_of(view_of(reading([far], [])), 100)
     assert line_of(lines, "far").split() == ["far", "–", "starting", "–/8", "–", "0"]
     assert "  refused" in lines
-    lines = lines_of(view_of(reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0)])))
+    lines = lines_of(
+        view_of(reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0)]))
+    )
     assert line_of(lines, "REPLICA").split()[:3] == ["REPLICA", "NODE", "MODEL"]
     assert line_of(lines, "m-0").split()[:3] == ["m-0", "node-7", "m"]
     assert "NODE" not in "".join(lines_of(view_of(reading())))
-    lost = {"name": "cluster", "kind": "cluster", "state": "lost", "why": "no answer from its head", "restarts": None}
-    assert "cluster lost: no answer from its head" in lines_of(view_of(reading(rows=[row(), lost])))
+    lost = {
+        "name": "cluster",
+        "kind": "cluster",
+        "state": "lost",
+        "why": "no answer from its head",
+        "restarts": None,
+    }
+    assert "cluster lost: no answer from its head" in lines_of(
+        view_of(reading(rows=[row(), lost]))
+    )
     assert [shown.name for shown in replicas_of(reading(rows=[row(), lost]))] == ["m-0"]
     assert "  gone [2J" in lines_of(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)
 
 
 def test_tokens_per_second_are_shown_by_replica_and_in_total_and_queues_by_model_and_class():
-    rows, replicas = [row(), row("m-1"), row("m-2")], [served(), served("m-1"), served("m-2")]
+    rows = [row(), row("m-1"), row("m-2")]
+    replicas = [served(), served("m-1"), served("m-2")]
     first = reading(rows, replicas, tokens={"m-0": 100}, ended={"answered": 4})
-    second = reading(rows, replicas, tokens={"m-0": 150, "m-1": 20}, ended={"answered": 6, "hung_up": 1})
+    second = reading(
+        rows, replicas, tokens={"m-0": 150, "m-1": 20}, ended={"answered": 6, "hung_up": 1}
+    )
     view = view_of(first, second)
-    rates = {"tok_s": 70.0, "requests_per_s": 3.0, "replicas": {"m-0": 50.0, "m-1": 20.0, "m-2": None}}
+    rates = {
+        "tok_s": 70.0,
+        "requests_per_s": 3.0,
+        "replicas": {"m-0": 50.0, "m-1": 20.0, "m-2": None},
+    }
     assert view.rates() == rates
     lines = lines_of(view)
     assert line_of(lines, "m-0").split()[-2] == "50.0"
@@ -144,14 +216,17 @@ def test_tokens_per_second_are_shown_by_replica_and_in_total_and_queues_by_model
     assert line_of(lines, "tokens") == "tokens    about 70.0 tok/s  █  max 70.0"
     assert line_of(lines, "requests").endswith("3.0/s ended")
     assert "6 answered, 0 refused, 0 broken, 1 hung up" in line_of(lines, "so far")
-    lines = lines_of(view_of(reading(queues={"m": {"interactive": 0, "normal": 40, "batch": 80}})), 120)
+    lines = lines_of(
+        view_of(reading(queues={"m": {"interactive": 0, "normal": 40, "batch": 80}})), 120
+    )
     assert line_of(lines, "QUEUE").split() == ["QUEUE", "INTERACTIVE", "NORMAL", "BATCH"]
     assert line_of(lines, "m  ").split() == ["m", "0", "40", "80"]
 
 
 def test_without_a_gateway_or_a_token_so_far_nothing_is_said_to_be_zero():
     """Prompts are being read, or the answers are not streamed: nobody knows a speed."""
-    rows, replicas = [row(), row("m-1")], [served(active=2), served("m-1")]
+    rows = [row(), row("m-1")]
+    replicas = [served(active=2), served("m-1")]
     view = view_of(*[reading(rows, replicas, tokens={"m-0": 100, "m-1": 100})] * 3)
     assert view.rates()["tok_s"] is None
     assert view.rates()["replicas"] == {"m-0": None, "m-1": 0.0}
@@ -161,7 +236,11 @@ def test_without_a_gateway_or_a_token_so_far_nothing_is_said_to_be_zero():
     idle = view_of(*[reading(rows, [served(), served("m-1")], tokens={"m-0": 100})] * 3)
     assert idle.rates()["tok_s"] == 0.0
     gone = reading([row()], tokens={"m-0": 5})
-    gone["rows"][-1] |= {"state": "starting", "restarts": 1, "why": "the gateway ended with code -9"}
+    gone["rows"][-1] |= {
+        "state": "starting",
+        "restarts": 1,
+        "why": "the gateway ended with code -9",
+    }
     view = view_of(reading(tokens={"m-0": 5}), {**gone, "gateway": {}})
     lines = lines_of(view)
     assert "gateway starting, restarts 1: the gateway ended with code -9" in lines
@@ -175,7 +254,10 @@ LONG = "Qwen3-30B-A3B-Instruct-2507-GGUF-Q4_K_M"
 
 
 def busy_reading():
-    why = "the engine ended with code 1: CUDA error: out of memory while it made room for 12.4 GiB of keys and values"
+    why = (
+        "the engine ended with code 1: CUDA error: out of memory while it made room for 12.4 "
+        "GiB of keys and values"
+    )
     names = [f"{LONG}-{i}" for i in range(4)]
     rows = [row(name, model=LONG, slots=256, restarts=12) for name in names]
     rows[3] |= {"state": "backoff", "why": why}
@@ -186,14 +268,18 @@ def busy_reading():
     ]
     queues = {LONG: {"interactive": 12, "normal": 3456, "batch": 123456}}
     tokens = dict.fromkeys(names, 123456789)
-    return reading(rows, replicas, tokens=tokens, ended={"answered": 99999}, queues=queues, up_s=99999.0)
+    return reading(
+        rows, replicas, tokens=tokens, ended={"answered": 99999}, queues=queues, up_s=99999.0
+    )
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 def test_a_frame_fits_its_width_and_names_that_are_cut_keep_their_ends(width):
     lines = lines_of(view_of(*[busy_reading()] * 70), width)
     assert max(map(len, lines)) <= width
-    assert [line.split()[0].rpartition("-")[2] for line in lines if line.startswith("Qwen")][1:] == list("0123")
+    assert [line.split()[0].rpartition("-")[2] for line in lines if line.startswith("Qwen")][
+        1:
+    ] == list("0123")
     notes = " ".join(line.strip() for line in lines if line.startswith("  "))
     assert notes.startswith("the engine ended with code 1: CUDA error")
     assert notes.endswith("of keys and values")
@@ -203,7 +289,8 @@ class Readings(FakeHive):
     """Answers every question with `answer`, and counts them."""
 
     def __init__(self, paths, answer):
-        self.answer, self.asked = answer, 0
+        self.answer = answer
+        self.asked = 0
         super().__init__(paths, self.tell)
 
     def tell(self, message):
@@ -234,20 +321,27 @@ def terminal(env):
         found.close()
 
 
-def test_top_follows_the_hive_also_through_bad_answers_and_shows_by_arrows_what_has_no_place_until_q(control, terminal):
+def test_top_follows_the_hive_also_through_bad_answers_and_shows_by_arrows_what_has_no_place_until_q(
+    control, terminal
+):
     shown = terminal("--every", "100ms", NO_COLOR="")
     shown.until("███·····     3/8")
     assert "\x1b[32m" in shown.raw
-    control.answer = reading(replicas=[served(active=4, releasing=1, state="half-open")], pid=os.getpid())
+    control.answer = reading(
+        replicas=[served(active=4, releasing=1, state="half-open")], pid=os.getpid()
+    )
     shown.until("████▒···     4/8")
     shown.until("half-open")
-    good, control.answer = control.answer, EngineError("the supervisor is busy")
+    good = control.answer
+    control.answer = EngineError("the supervisor is busy")
     shown.until("the supervisor is busy")
     assert "4/8" in shown.output.rpartition("the supervisor is busy")[0].rpartition("\x1b[H")[0]
     control.answer = {**good, "phase": "stopping"}
     shown.until("stopping")
     names = [f"m-{i}" for i in range(40)]
-    control.answer = reading([row(name) for name in names], [served(name) for name in names], pid=os.getpid())
+    control.answer = reading(
+        [row(name) for name in names], [served(name) for name in names], pid=os.getpid()
+    )
     shown.until("more lines: arrow down")
     assert "m-39" not in shown.output
     shown.press(b"\x1b[B" * 20)
@@ -258,7 +352,9 @@ def test_top_follows_the_hive_also_through_bad_answers_and_shows_by_arrows_what_
     assert "Traceback" not in shown.output
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
 def test_a_signal_ends_top_and_leaves_the_terminal_as_it_was(control, terminal, number, code):
     shown = terminal()
     shown.until("q quits")
@@ -277,7 +373,9 @@ def test_top_says_when_the_hive_goes_down_and_respects_no_color(control, termina
     assert shown.left() == 0
 
 
-def test_without_a_terminal_one_frame_of_two_readings_is_printed_and_json_is_the_reading_and_its_rates(control, skep):
+def test_without_a_terminal_one_frame_of_two_readings_is_printed_and_json_is_the_reading_and_its_rates(
+    control, skep
+):
     lines = skep("top", check=0).stdout.splitlines()
     assert control.asked == 2
     assert "http://127.0.0.1:8400  ready  up " in lines[0]
@@ -310,9 +408,21 @@ def test_top_of_a_real_hive_with_an_answer_under_way(skep, configure, up):
     assert status["gateway"]["ended"] == {"answered": 1}
     rates = status["rates"]
     assert 0 < rates["tok_s"] < 40
-    assert rates == {"tok_s": rates["tok_s"], "requests_per_s": 0.0, "replicas": {"fake-model-0": rates["tok_s"]}}
+    assert rates == {
+        "tok_s": rates["tok_s"],
+        "requests_per_s": 0.0,
+        "replicas": {"fake-model-0": rates["tok_s"]},
+    }
     *told, speed, restarts, mark = line_of(frame, "fake-model-0").split()
-    assert (*told, restarts, mark) == ("fake-model-0", "fake-model", "up", "#.", "1/2", "0", "simulated")
+    assert (*told, restarts, mark) == (
+        "fake-model-0",
+        "fake-model",
+        "up",
+        "#.",
+        "1/2",
+        "0",
+        "simulated",
+    )
     assert 0 < float(speed) < 40
     assert line_of(frame, "tokens").startswith(f"tokens    about {speed} tok/s")
     assert line_of(frame, "requests").startswith("requests  1 in flight, 0 queued")

@@ -1,4 +1,6 @@
-"""`skep tune` from its first word to a preset, mostly on a rig in virtual time: no engine is started."""
+"""`skep tune` from its first word to a preset, mostly on a rig in virtual time: no engine is
+started.
+"""
 
 import asyncio
 import json
@@ -29,11 +31,37 @@ from skep.tuner.trial_server import tuner_lock
 from skep.units import Interval
 
 RIG = ("--gpu", "rtx-4090", "--simulate")
-TUNING = ("qwen3-8b", *RIG, "--knobs", "graphs,slots", "--budget", "40m", "--seed", "3", "--from", "safe")
-OPTIONS = TuningOptions(
-    "qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3, begin="safe"
+TUNING = (
+    "qwen3-8b",
+    *RIG,
+    "--knobs",
+    "graphs,slots",
+    "--budget",
+    "40m",
+    "--seed",
+    "3",
+    "--from",
+    "safe",
 )
-LOAD = ("--goal", "effective_tok_s@2", "--input-tokens", "64", "--output-tokens", "16", "--quality", "off")
+OPTIONS = TuningOptions(
+    "qwen3-8b",
+    gpu="rtx-4090",
+    simulate=True,
+    knobs="graphs,slots",
+    budget="40m",
+    seed=3,
+    begin="safe",
+)
+LOAD = (
+    "--goal",
+    "effective_tok_s@2",
+    "--input-tokens",
+    "64",
+    "--output-tokens",
+    "16",
+    "--quality",
+    "off",
+)
 pytestmark = pytest.mark.usefixtures("paths")
 tune = partial(call, "tune")
 refusal = partial(refused, "tune")
@@ -61,14 +89,21 @@ def test_a_tuning_from_its_first_word_to_a_preset(tmp_path, monkeypatch):
         ("gemma-4-31b", "rtx-3090", 1, 512),
     ],
 )
-def test_a_tuning_from_the_plan_begins_with_the_first_layout_of_the_plan(paths, model, rig, agents, tokens):
+def test_a_tuning_from_the_plan_begins_with_the_first_layout_of_the_plan(
+    paths, model, rig, agents, tokens
+):
     """It began with TP=2 where the plan recommends two replicas, and with one engine only."""
     load = {"input_tokens": tokens, "output_tokens": tokens}
-    options = TuningOptions(model, gpu=rig, simulate=True, goal=f"effective_tok_s@{agents}", **load)
+    options = TuningOptions(
+        model, gpu=rig, simulate=True, goal=f"effective_tok_s@{agents}", **load
+    )
     begun = base_of(prepare(options, paths).tuning)
     words = ("--gpu", rig, "-c", agents, "--prompt-tokens", tokens, "--output-tokens", tokens)
     plan = call("plan", model, *words, "--json", check=0).json["plans"][0]
-    drafts = str(begun.options.draft) if begun.options.draft is not None else None
+    if begun.options.draft is not None:
+        drafts = str(begun.options.draft)
+    else:
+        drafts = None
     assert (begun.engine, begun.options.tp, begun.replicas, begun.slots, drafts) == (
         plan["engine"],
         plan["topology"]["tp"],
@@ -76,7 +111,10 @@ def test_a_tuning_from_the_plan_begins_with_the_first_layout_of_the_plan(paths, 
         plan["slots"],
         plan["spec"],
     )
-    assert (begun.options.quant, begun.options.memory_share) == (plan["quant"], plan["utilization"])
+    assert (begun.options.quant, begun.options.memory_share) == (
+        plan["quant"],
+        plan["utilization"],
+    )
     assert (begun.options.kv is None) == (plan["kv_dtype"] == "bf16")
     assert begun.context_tokens <= plan["context"]
 
@@ -84,7 +122,9 @@ def test_a_tuning_from_the_plan_begins_with_the_first_layout_of_the_plan(paths, 
 def test_a_tuning_begins_at_the_plan_and_says_how_far_off_that_was():
     said = tune(*TUNING[:-2], check=0).err
     assert re.search(r"baseline: .*graphs on", said)
-    assert re.search(r"measured \d+ tok/s at the start; the plan expected \d+, \d+ % too (high|low)", said)
+    assert re.search(
+        r"measured \d+ tok/s at the start; the plan expected \d+, \d+ % too (high|low)", said
+    )
     assert "--from `below` is unknown" in refusal(*TUNING[:-2], "--from", "below")
 
 
@@ -129,7 +169,9 @@ def the_best_becomes_a_preset_once():
 
 
 def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
-    """The first answers are stored by a session that then stops; what follows is the same as without the cut."""
+    """The first answers are stored by a session that then stops; what follows is the same as
+    without the cut.
+    """
     asyncio.run(cut_off_after(2))
     assert "it was interrupted" in tune("show", check=0).err
     again = tune("resume", "last", "--json", check=0).json
@@ -139,8 +181,12 @@ def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
 async def cut_off_after(stages):
     paths = user_paths(os.environ)
     ready = prepare(OPTIONS, paths)
-    search, bench = ready.search(), SimulatedBench(ready.space, seed=3)
-    stored, search.took = search.took, lambda answer: stored(answer) if len(search.stages) < stages else sys.exit()
+    search = ready.search()
+    bench = SimulatedBench(ready.space, seed=3)
+    stored, search.took = (
+        search.took,
+        lambda answer: stored(answer) if len(search.stages) < stages else sys.exit(),
+    )
     with open_store(paths.store) as store, suppress(SystemExit):
         tunings = TuningStore(store)
         await TuningJournal(tunings, tunings.begin(ready.tuning), time.time).run(search, bench)
@@ -182,7 +228,11 @@ ONE_3090 = ("qwen3.6-27b", "--gpu", "rtx-3090", "--simulate", "--seed", "1", "--
 
 @pytest.mark.parametrize(
     ("goal", "begin", "peak"),
-    [("effective_tok_s@1", "plan", {3}), ("effective_tok_s@1", "safe", {3, 4}), ("effective_tok_s@4", "safe", {2, 3})],
+    [
+        ("effective_tok_s@1", "plan", {3}),
+        ("effective_tok_s@1", "safe", {3, 4}),
+        ("effective_tok_s@4", "safe", {2, 3}),
+    ],
 )
 def test_draft_depth_runs_to_its_peak_and_takes_the_memory_share_along(goal, begin, peak):
     """SIMULATED: one RTX 3090. From a safe start no draft fits into 85 % of the card."""
@@ -199,7 +249,11 @@ def test_draft_depth_runs_to_its_peak_and_takes_the_memory_share_along(goal, beg
 def test_it_says_before_it_begins_how_many_changes_there_is_room_for():
     """SIMULATED: an hour on one RTX 3090, which starts in two minutes."""
     done = tune(*ONE_3090[:-2], "--from", "safe", "--json", check=0)
-    room = int(re.search(r"room for about (\d+) changes: a first look at one takes about 2 min", done.err)[1])
+    room = int(
+        re.search(
+            r"room for about (\d+) changes: a first look at one takes about 2 min", done.err
+        )[1]
+    )
     tried = len(done.json["stages"]) - 1
     assert 6 <= room <= tried
     assert done.err.index("room for about") < done.err.index("step 0 baseline")
@@ -208,13 +262,17 @@ def test_it_says_before_it_begins_how_many_changes_there_is_room_for():
 def test_a_tuning_that_could_start_nothing_says_why():
     done = tune(*ONE_3090, "--from", "safe", "--skip", "memory_share", check=0)
     assert "mtp 1, 2, 3, 4, 5, 6, 7, 8 did not start: " in done.err
-    assert "needs 20.4 GiB a card, rtx-3090 gives 20.0 GiB; memory_share is not among the knobs" in done.err
+    assert (
+        "needs 20.4 GiB a card, rtx-3090 gives 20.0 GiB; memory_share is not among the knobs"
+        in done.err
+    )
 
 
 def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
     """Exit code 130, as of every command that is stopped."""
     said = interrupted(
-        ("qwen3-8b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1"), "step 0 baseline"
+        ("qwen3-8b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1"),
+        "step 0 baseline",
     )
     assert "error: stopped after" in said
     assert "hint: `skep tune resume" in said
@@ -223,7 +281,9 @@ def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_tuning_on_a_real_engine_is_stopped_resumed_and_leaves_a_preset(env, tmp_path, skep):
-    """Nothing runs after Ctrl-C, and the second session measures nothing again that was measured."""
+    """Nothing runs after Ctrl-C, and the second session measures nothing again that was
+    measured.
+    """
     start = ("--knobs", "slots,threads", "--budget", "6m", "--seed", "5")
     interrupted(("smollm2-135m", *LOAD, *start), "step 0 baseline")
     assert not engines_of(tmp_path)
@@ -244,7 +304,9 @@ def engines_of(folder):
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if os.fsencode(folder) in (place / "environ").read_bytes() and place.name != str(os.getpid()):
+            if os.fsencode(folder) in (place / "environ").read_bytes() and place.name != str(
+                os.getpid()
+            ):
                 found.append(place.name)
     return found
 
@@ -254,7 +316,8 @@ def test_a_preset_that_does_not_start_is_told_and_nothing_is_tuned(paths):
     folder = presets_folder(paths)
     folder.mkdir(parents=True)
     (folder / "broken.toml").write_text(
-        'title = "broken"\nengine = "embedded"\nmodel = "smollm2-135m"\ncheckpoint = "/no/such/file.gguf"\n'
+        'title = "broken"\nengine = "embedded"\nmodel = "smollm2-135m"\ncheckpoint = '
+        '"/no/such/file.gguf"\n'
         'hardware = "cpu"\nsource = "a test"\nslots = 1\n'
     )
     said = refusal("broken", *LOAD, code=1)
@@ -281,12 +344,24 @@ REFUSED = [
     (("qwen3-8b", *RIG, "--engine", "embedded"), 2, "there is no engine `embedded` to tune"),
     (("qwen3-8b", *RIG, "--gpus", "0"), 2, "--gpus has no effect with --simulate"),
     (("qwen3-8b", *RIG, "--in-place"), 2, "--in-place has no effect with --simulate"),
-    (("qwen3-8b", *RIG, "--checkpoint", "some/weights"), 2, "--checkpoint has no effect with --simulate"),
-    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@100000"), 2, "100000 agents cannot be measured"),
+    (
+        ("qwen3-8b", *RIG, "--checkpoint", "some/weights"),
+        2,
+        "--checkpoint has no effect with --simulate",
+    ),
+    (
+        ("qwen3-8b", *RIG, "--goal", "effective_tok_s@100000"),
+        2,
+        "100000 agents cannot be measured",
+    ),
     (("qwen3-8b", *RIG, "--goal", "effective_tok_s@4>=300"), 2, "is not understood"),
     (("qwen3-8b", "--gpu", "no-such-card", "--simulate"), 2, "no-such-card"),
     (("llama-3.1-405b", *RIG), 3, "405b"),
-    (("qwen3.6-27b-2x3090-awq", "--gpu", "2x rtx-3060", "--simulate"), 3, "the first configuration cannot start"),
+    (
+        ("qwen3.6-27b-2x3090-awq", "--gpu", "2x rtx-3060", "--simulate"),
+        3,
+        "the first configuration cannot start",
+    ),
     (("qwen3.6-27b-2x3090-awq", *RIG), 2, "TP=2 needs 2 cards"),
     (("qwen3-8b", "--gpu", "rtx-4090"), 2, "describe a rig that is not here"),
     (("no-such-model",), 2, "`no-such-model` is not a preset, a known model"),
@@ -301,7 +376,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "said"), REFUSED, ids=[" ".join(words) for words, _, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("words", "code", "said"), REFUSED, ids=[" ".join(words) for words, _, _ in REFUSED]
+)
 def test_it_is_refused_in_one_line_and_nothing_is_stored(words, code, said, paths):
     message, _, hint = refusal(*words, code=code).partition(" | ")
     assert said in message
@@ -309,7 +386,9 @@ def test_it_is_refused_in_one_line_and_nothing_is_stored(words, code, said, path
     assert not paths.store.exists()
 
 
-def test_without_cards_there_is_nothing_to_simulate_unless_named_and_a_preset_for_cards_is_not_tuned(no_cards):
+def test_without_cards_there_is_nothing_to_simulate_unless_named_and_a_preset_for_cards_is_not_tuned(
+    no_cards,
+):
     said = refusal("qwen3-8b", "--simulate")
     assert "which rig should be simulated" in said
     assert "--gpu" in said
@@ -356,10 +435,14 @@ def test_the_group_itself_shows_its_words_and_an_example():
 
 @pytest.fixture
 def ready(paths):
-    return prepare(TuningOptions("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1), paths)
+    return prepare(
+        TuningOptions("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1), paths
+    )
 
 
-def test_what_is_taken_up_again_predicts_as_before_and_its_best_is_one_preset(ready, tmp_path, paths):
+def test_what_is_taken_up_again_predicts_as_before_and_its_best_is_one_preset(
+    ready, tmp_path, paths
+):
     """Whatever has changed on the machine meanwhile."""
     with open_store(tmp_path / "skep.sqlite3") as store:
         kept = TuningStore(store)
@@ -375,8 +458,17 @@ def test_what_is_taken_up_again_predicts_as_before_and_its_best_is_one_preset(re
     better = ready.tuning.baseline.turned({"graphs": True})
     changes = better.changes_from(ready.tuning.baseline)
     stages = [
-        TuneStage(0, (), ready.tuning.baseline, StageDecision.BASELINE, "2 starts", Interval(95.0, 100.0, 105.0)),
-        TuneStage(1, changes, better, StageDecision.ACCEPTED, "2 starts", Interval(135.0, 140.0, 145.0)),
+        TuneStage(
+            0,
+            (),
+            ready.tuning.baseline,
+            StageDecision.BASELINE,
+            "2 starts",
+            Interval(95.0, 100.0, 105.0),
+        ),
+        TuneStage(
+            1, changes, better, StageDecision.ACCEPTED, "2 starts", Interval(135.0, 140.0, 145.0)
+        ),
     ]
     with open_store(paths.store) as store:
         tunings = TuningStore(store)
@@ -391,13 +483,19 @@ def test_what_is_taken_up_again_predicts_as_before_and_its_best_is_one_preset(re
 def test_files_are_kept_by_their_whole_path(tmp_path):
     """The preset of the best is started from any folder, and so is the tuning taken up again."""
     (tmp_path / "mine.gguf").touch()
-    for told, whole in (("mine.gguf", str(tmp_path / "mine.gguf")), ("some/model", "some/model"), ("./no.gguf",) * 2):
+    for told, whole in (
+        ("mine.gguf", str(tmp_path / "mine.gguf")),
+        ("some/model", "some/model"),
+        ("./no.gguf",) * 2,
+    ):
         found = absolute_paths(TuningOptions("./mine.gguf", checkpoint=told))
         assert (found.name, found.checkpoint) == (str(tmp_path / "mine.gguf"), whole)
 
 
 def test_drafts_that_a_preset_could_not_start_on_such_cards_are_tried_only_by_name():
-    """A simulated tuning accepted drafts with a gain of 1.16x whose preset says that they do not start."""
+    """A simulated tuning accepted drafts with a gain of 1.16x whose preset says that they do not
+    start.
+    """
     mixture = ("qwen3.6-35b-a3b-2x3090-ep", "--simulate", "--budget", "30m", "--seed", "1")
     told = tune(*mixture, check=0).err
     assert "mtp is left out: MTP runs out of memory at start" in told

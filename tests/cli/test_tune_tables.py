@@ -23,20 +23,38 @@ def cells(one, stages=STAGES):
 
 def test_a_row_has_figure_interval_ratio_foresight_and_decision_also_if_it_died_later():
     assert list(cells(STAGES[2]).values()) == [
-        "2", "graphs off → on", "accepted", "43.2", "42.3–44.0", "1.72×", "1.69–1.75", "1.90×", "21 ms", "1.4 s",
-        "better with 95 % confidence over 2 starts", "2", "8", "10 min 40 s",
-    ]  # fmt: skip
+        "2",
+        "graphs off → on",
+        "accepted",
+        "43.2",
+        "42.3–44.0",
+        "1.72×",
+        "1.69–1.75",
+        "1.90×",
+        "21 ms",
+        "1.4 s",
+        "better with 95 % confidence over 2 starts",
+        "2",
+        "8",
+        "10 min 40 s",
+    ]
     stages = [*STAGES[:3], replace(STAGES[1], number=3, config=STAGES[2].config)]
     assert cells(stages[2], stages)["decision"] == "accepted, died later"
 
 
 def test_a_tuning_is_told_in_its_first_line_and_without_a_terminal_each_stage_is_a_line(capsys):
-    tuning_report.print_tuning(TuningRecord(sample_tuning(), TuningState.ENDED, 1, 1, 60.0, 0.0, stages=(*STAGES,)))
+    tuning_report.print_tuning(
+        TuningRecord(sample_tuning(), TuningState.ENDED, 1, 1, 60.0, 0.0, stages=(*STAGES,))
+    )
     said = capsys.readouterr().out
     assert said.replace("\xa0", " ").startswith(
-        "SIMULATED: qwen3.6-27b (vllm) on 2x rtx-3090: From 25.1 to 190 tok/s at C = 4 in 4 steps: 7.57×"
+        "SIMULATED: qwen3.6-27b (vllm) on 2x rtx-3090: From 25.1 to 190 tok/s at C = 4 in 4 "
+        "steps: 7.57×"
     )
-    assert "step 1 ran out of memory: the cards' memory was too small for the graphs (torch.OutOfMemoryError" in said
+    assert (
+        "step 1 ran out of memory: the cards' memory was too small for the graphs "
+        "(torch.OutOfMemoryError"
+    ) in said
     assert "memory_share 0.92 → 0.83 leaves room" in said
     status = tuning_report.TuneStatus(sample_tuning())
     with tables.tuning_view(status) as on_event:
@@ -61,7 +79,10 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 
 def test_knobs_are_chosen_by_name_and_an_slo_that_nothing_kept_is_told_with_how_near_the_best_came():
     assert choose_knobs(KNOBS, None, None) == KNOBS
-    assert [one.name for one in choose_knobs(KNOBS, "mtp, slots", "mtp")] == ["slots", "memory_share"]
+    assert [one.name for one in choose_knobs(KNOBS, "mtp, slots", "mtp")] == [
+        "slots",
+        "memory_share",
+    ]
     assert [one.name for one in choose_knobs(KNOBS, "slots", "memory_share")] == ["slots"]
     with pytest.raises(UserError, match="`slot` is not a knob here") as told:
         choose_knobs(KNOBS, "slot", None)
@@ -69,5 +90,8 @@ def test_knobs_are_chosen_by_name_and_an_slo_that_nothing_kept_is_told_with_how_
     with pytest.raises(UserError, match="no knob is left"):
         choose_knobs(KNOBS, "mtp", "mtp")
     late = [STAGES[0], replace(STAGES[2], number=1, over_limit=1.5)]
-    assert "closest came step 1 with 1.50 times the limit" in missed_slo(sample_tuning(), late).message
+    assert (
+        "closest came step 1 with 1.50 times the limit"
+        in missed_slo(sample_tuning(), late).message
+    )
     assert missed_slo(sample_tuning(), STAGES) is None

@@ -1,4 +1,7 @@
-"""Pages for beginners, line by line. Two RTX 3090s, their hub and their vLLM are fakes; so is a server elsewhere."""
+"""Pages for beginners, line by line.
+
+Two RTX 3090s, their hub and their vLLM are fakes; so is a server elsewhere.
+"""
 
 import json
 import re
@@ -31,12 +34,18 @@ def words_of(line):
 def machine(tmp_path, skep):
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name, text in (("nvidia-smi", SMI), ("vllm", vllm_program("assert os.path.isdir(words[2]), words"))):
+    for name, text in (
+        ("nvidia-smi", SMI),
+        ("vllm", vllm_program("assert os.path.isdir(words[2]), words")),
+    ):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     files = {"config.json": b"{}", "model.safetensors": b"w" * 100_000}
     with FakeHub(**{CHECKPOINT.replace("/", "__"): files}).serving() as hub:
-        env = {"PATH": f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin", "HF_ENDPOINT": hub.url}
+        env = {
+            "PATH": f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HF_ENDPOINT": hub.url,
+        }
         yield lambda *words: skep(*words, check=0, **env)
 
 
@@ -48,10 +57,13 @@ def _any_port(tmp_path):
 def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
     readme = (DOCS.parent / "README.md").read_text()
     (block,) = re.findall(r"## On your own cards\s+```sh\n(.*?)```", readme, re.DOTALL)
-    lines = [line.partition(" #")[0].rstrip() for line in block.splitlines() if line.startswith("skep ")]
+    lines = [
+        line.partition(" #")[0].rstrip() for line in block.splitlines() if line.startswith("skep ")
+    ]
     assert [line.split()[1] for line in lines] == ["doctor", "plan", "up", "agent", "bench", "web"]
     for line in lines[:-1]:
-        shown = ["--print"] if line.startswith("skep agent ") else []  # the client itself is not installed here
+        # The client itself is not installed here.
+        shown = ["--print"] if line.startswith("skep agent ") else []
         machine(*words_of(line), *shown)
         if line.endswith("-d"):
             gateway = json.loads(machine("ps", "--json").stdout)[-1]["url"]
@@ -63,10 +75,18 @@ def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
                 assert json.load(answer)["choices"]
     web = subprocess.Popen(
         [sys.executable, "-m", "skep", *words_of(lines[-1]), "--port", "0"],
-        env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     try:
-        url = next(found[0] for line in web.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        url = next(
+            found[0]
+            for line in web.stdout
+            if (found := re.search(r"http://127\.0\.0\.1:\d+", line))
+        )
     finally:
         web.terminate()
         web.communicate(timeout=30)
@@ -75,7 +95,9 @@ def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
 
 @pytest.mark.slow
 def test_the_page_can_be_typed_from_its_first_line_to_its_last(machine, tmp_path):
-    (tmp_path / "tasks.jsonl").write_text('{"id": "t1", "prompt": "Say hello.", "max_tokens": 4}\n')
+    (tmp_path / "tasks.jsonl").write_text(
+        '{"id": "t1", "prompt": "Say hello.", "max_tokens": 4}\n'
+    )
     for folder in ("src", "docs"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.md").write_text("# Bees\nThey make wax.\n")
@@ -97,7 +119,9 @@ def test_the_page_for_those_who_serve_already_can_be_typed_too(machine):
     assert len(lines) == 4
     with FakeEngine(slots=16, model="qwen3:8b") as engine:
         for line in lines:
-            done = machine(*words_of(re.sub(r"http://127\.0\.0\.1:(8000|11434)", engine.url, line)))
+            done = machine(
+                *words_of(re.sub(r"http://127\.0\.0\.1:(8000|11434)", engine.url, line))
+            )
             assert "vllm serve" in done.stdout or "skep plan" not in line
             if line.endswith("-d"):
                 machine("down")
@@ -105,13 +129,17 @@ def test_the_page_for_those_who_serve_already_can_be_typed_too(machine):
 
 @pytest.mark.slow
 def test_the_page_for_those_without_a_gpu_can_be_typed_too(skep):
-    """Nothing on it needs a card: the embedded model is real, the rig is simulated, the server elsewhere is a fake."""
+    """Nothing on it needs a card: the embedded model is real, the rig is simulated, the server
+    elsewhere is a fake.
+    """
     lines = typed("no-gpu.md")
     assert len(lines) == 9
     with FakeEngine(slots=16, model="qwen3:8b") as engine:
         for line in lines:
             elsewhere = "http://192.168" in line
-            done = skep(*words_of(re.sub(r"http://192\.168\.1\.20:8000", engine.url, line)), check=0)
+            done = skep(
+                *words_of(re.sub(r"http://192\.168\.1\.20:8000", engine.url, line)), check=0
+            )
             if line.startswith("skep bench") and not elsewhere:
                 assert "SIMULATED" in done.stderr
             if line.endswith("-d"):

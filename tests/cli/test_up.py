@@ -1,4 +1,6 @@
-"""`skep up NAME`: what a name stands for on machines with and without cards, engines of others, simulated rigs."""
+"""`skep up NAME`: what a name stands for on machines with and without cards, engines of others,
+simulated rigs.
+"""
 
 import json
 import os
@@ -22,11 +24,18 @@ def serve_for(wanted):
     return resolve.serve_for(wanted, user_paths(os.environ), note)
 
 
-def test_without_a_card_what_skep_carries_is_served_by_the_embedded_engine_and_a_named_engine_started_as_told(programs):
+def test_without_a_card_what_skep_carries_is_served_by_the_embedded_engine_and_a_named_engine_started_as_told(
+    programs,
+):
     assert serve_for(ServeRequest("smollm2-135m")) is None
     assert serve_for(ServeRequest("mine.gguf")) is None
     serve = serve_for(ServeRequest("org/model", engine="vllm", slots=16, context=4096))
-    assert (serve.engine, serve.model, serve.slots, serve.context_tokens) == ("vllm", "org/model", 16, 4096)
+    assert (serve.engine, serve.model, serve.slots, serve.context_tokens) == (
+        "vllm",
+        "org/model",
+        16,
+        4096,
+    )
     assert serve.options.given == {}
 
 
@@ -34,7 +43,10 @@ def test_without_a_card_what_skep_carries_is_served_by_the_embedded_engine_and_a
     ("options", "said"),
     [
         (ServeRequest("qwen3-8b"), "no NVIDIA GPU is here to plan `qwen3-8b` for"),
-        (ServeRequest("org/model", engine="vllm", quant="awq"), "--quant: no NVIDIA GPU is here to plan for"),
+        (
+            ServeRequest("org/model", engine="vllm", quant="awq"),
+            "--quant: no NVIDIA GPU is here to plan for",
+        ),
         (ServeRequest("smolm2-135"), "smollm2-135m"),
         (ServeRequest("/no/such/folder"), "does not exist"),
     ],
@@ -45,16 +57,23 @@ def test_what_cannot_be_served_without_a_card_is_one_clear_line(programs, option
     assert said in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_a_checkpoint_of_the_catalogue_is_served_as_planned_on_own_cards_and_another_as_told(two_3090s, capsys):
+def test_a_checkpoint_of_the_catalogue_is_served_as_planned_on_own_cards_and_another_as_told(
+    two_3090s, capsys
+):
     """From a checkpoint that exists."""
     serve = serve_for(ServeRequest("Qwen/Qwen3-8B-AWQ"))
     assert (serve.engine, serve.checkpoint) == ("vllm", "Qwen/Qwen3-8B-AWQ")
     assert serve.replicas * serve.options.cards == 2
     assert serve.slots >= 2
-    assert serve_for(ServeRequest("qwen3-8b")).checkpoint in {one.hub for one in checkpoints_of("qwen3-8b")}
+    assert serve_for(ServeRequest("qwen3-8b")).checkpoint in {
+        one.hub for one in checkpoints_of("qwen3-8b")
+    }
     with pytest.raises(UserError, match="which checkpoint of `llama-2-13b`"):
         serve_for(ServeRequest("llama-2-13b"))
-    assert serve_for(ServeRequest("qwen3-8b", checkpoint="org/x-AWQ", quant="awq")).checkpoint == "org/x-AWQ"
+    assert (
+        serve_for(ServeRequest("qwen3-8b", checkpoint="org/x-AWQ", quant="awq")).checkpoint
+        == "org/x-AWQ"
+    )
     with pytest.raises(SkepError) as refused:
         serve_for(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"))
     assert refused.value.exit_code == 3
@@ -64,7 +83,9 @@ def test_a_checkpoint_of_the_catalogue_is_served_as_planned_on_own_cards_and_ano
         serve_for(ServeRequest("org/nobody-knows"))
 
 
-def test_a_preset_is_served_as_it_is_written_and_says_where_its_figures_do_not_apply(two_3090s, capsys):
+def test_a_preset_is_served_as_it_is_written_and_says_where_its_figures_do_not_apply(
+    two_3090s, capsys
+):
     """No plan changes it."""
     serve = serve_for(ServeRequest("qwen3.6-27b-2x3090-replicas"))
     assert (serve.engine, serve.replicas, serve.slots) == ("vllm", 2, 2)
@@ -115,11 +136,29 @@ def vllm(tmp_path):
 
 
 def started(skep, vllm, *options, check=0):
-    return skep("up", "org/model", "--engine", "vllm", "--binary", vllm, "--slots", "2", "--port", "0",
-                "--memory-share", "0.92", *options, "-d", "--json", check=check)  # fmt: skip
+    return skep(
+        "up",
+        "org/model",
+        "--engine",
+        "vllm",
+        "--binary",
+        vllm,
+        "--slots",
+        "2",
+        "--port",
+        "0",
+        "--memory-share",
+        "0.92",
+        *options,
+        "-d",
+        "--json",
+        check=check,
+    )
 
 
-def test_a_dying_engine_falls_back_step_by_step_and_without_leave_to_do_so_says_cause_and_remedy(skep, vllm):
+def test_a_dying_engine_falls_back_step_by_step_and_without_leave_to_do_so_says_cause_and_remedy(
+    skep, vllm
+):
     done = started(skep, vllm, check=1)
     line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert "out of GPU memory" in line
@@ -132,7 +171,9 @@ def test_a_dying_engine_falls_back_step_by_step_and_without_leave_to_do_so_says_
     assert row["restarts"] == row["why"].count("->") >= 1
 
 
-def test_a_flag_that_the_installed_version_does_not_know_or_an_engine_not_installed_is_said(skep, vllm, tmp_path):
+def test_a_flag_that_the_installed_version_does_not_know_or_an_engine_not_installed_is_said(
+    skep, vllm, tmp_path
+):
     """Before the start, and with how to get it."""
     serve = f'model = "org/m"\nengine = "vllm"\nbinary = "{vllm}"\nextra = ["--sead", "1"]\n'
     (tmp_path / "skep.toml").write_text(f"[gateway]\nport = 0\n[[serve]]\n{serve}")
@@ -144,7 +185,20 @@ def test_a_flag_that_the_installed_version_does_not_know_or_an_engine_not_instal
     assert "`skep engine install vllm` installs it" in done.stderr
 
 
-RIG = ("qwen3-8b", "--gpu", "2x h200", "--quant", "awq", "--replicas", 2, "--slots", 2, "--simulate", "--port", 0)
+RIG = (
+    "qwen3-8b",
+    "--gpu",
+    "2x h200",
+    "--quant",
+    "awq",
+    "--replicas",
+    2,
+    "--slots",
+    2,
+    "--simulate",
+    "--port",
+    0,
+)
 
 
 def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, tmp_path):
@@ -168,8 +222,20 @@ def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, t
     assert told["engine"].startswith("simulated: qwen3-8b AWQ 4-bit")
     assert "2 x TP=1 on 2x h200" in told["engine"]
 
-    load = ("--concurrency", "1,4", "--runs", 1, "--tasks", 4, "--max-tokens", 24, "--fixed-output")
-    swept = skep("bench", "sweep", "--url", ready["url"], *load, "--warm-up", "quick", "--json", check=0)
+    load = (
+        "--concurrency",
+        "1,4",
+        "--runs",
+        1,
+        "--tasks",
+        4,
+        "--max-tokens",
+        24,
+        "--fixed-output",
+    )
+    swept = skep(
+        "bench", "sweep", "--url", ready["url"], *load, "--warm-up", "quick", "--json", check=0
+    )
     summary = json.loads(swept.stdout)
     assert summary["simulated"] is True
     assert [level["output_tokens"] for level in summary["levels"]] == [96, 96]
@@ -189,13 +255,48 @@ def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, t
 @pytest.mark.parametrize(
     ("wanted", "code", "said", "hint"),
     [
-        (ServeRequest("qwen3-8b", gpu=("rtx-3099",)), 2, "no GPU is called `rtx-3099`", "`rtx-3090`"),
-        (ServeRequest("qwen-27z", gpu=("h200",)), 2, "no model is called `qwen-27z`", "did you mean"),
-        (ServeRequest("qwen3-8b", gpu=("h200",), engine="x"), 2, "--engine `x` is not known", "vllm"),
-        (ServeRequest("qwen3-8b", gpu=("h200",), quant="x"), 2, "no quantization is called `x`", "awq"),
-        (ServeRequest("qwen3-8b", gpu=("h200",), tp=2), 2, "--tp 2 needs 2 cards", "TP x PP x replicas"),
-        (ServeRequest("qwen3-8b", gpu=("2x rtx-5090",), link="nvlink"), 2, "rtx-5090 has no NVLink", "--link pcie"),
-        (ServeRequest("gemma-4-31b", gpu=("rtx-3060",), quant="bf16"), 3, "largest term is weights", "what would fit"),
+        (
+            ServeRequest("qwen3-8b", gpu=("rtx-3099",)),
+            2,
+            "no GPU is called `rtx-3099`",
+            "`rtx-3090`",
+        ),
+        (
+            ServeRequest("qwen-27z", gpu=("h200",)),
+            2,
+            "no model is called `qwen-27z`",
+            "did you mean",
+        ),
+        (
+            ServeRequest("qwen3-8b", gpu=("h200",), engine="x"),
+            2,
+            "--engine `x` is not known",
+            "vllm",
+        ),
+        (
+            ServeRequest("qwen3-8b", gpu=("h200",), quant="x"),
+            2,
+            "no quantization is called `x`",
+            "awq",
+        ),
+        (
+            ServeRequest("qwen3-8b", gpu=("h200",), tp=2),
+            2,
+            "--tp 2 needs 2 cards",
+            "TP x PP x replicas",
+        ),
+        (
+            ServeRequest("qwen3-8b", gpu=("2x rtx-5090",), link="nvlink"),
+            2,
+            "rtx-5090 has no NVLink",
+            "--link pcie",
+        ),
+        (
+            ServeRequest("gemma-4-31b", gpu=("rtx-3060",), quant="bf16"),
+            3,
+            "largest term is weights",
+            "what would fit",
+        ),
     ],
     ids=["card", "model", "engine", "quant", "tp", "link", "memory"],
 )
@@ -212,7 +313,10 @@ def test_what_cannot_be_simulated_is_said_in_one_line(wanted, code, said, hint):
     ("options", "said"),
     [
         (("--gpu", "h200"), "--gpu needs --simulate"),
-        (("--simulate", "--gpu", "h200", "--threads", 2), "--simulate and --threads contradict each other"),
+        (
+            ("--simulate", "--gpu", "h200", "--threads", 2),
+            "--simulate and --threads contradict each other",
+        ),
         (("--simulate",), "no GPU was found on this machine"),
     ],
     ids=["no --simulate", "--threads", "no cards here"],
@@ -228,7 +332,12 @@ def test_without_a_model_nothing_is_simulated_and_a_smaller_context_than_a_usual
     assert "--simulate needs a model" in refused("up", "--simulate")
     wanted = ServeRequest("qwen3-8b", gpu=("h200",), context=1024, slots=3)
     model, serve = simulated_serve(wanted, user_paths(os.environ))
-    assert (model, serve["context_tokens"], serve["slots"], serve["replicas"]) == ("qwen3-8b", 1024, 3, 1)
+    assert (model, serve["context_tokens"], serve["slots"], serve["replicas"]) == (
+        "qwen3-8b",
+        1024,
+        3,
+        1,
+    )
 
 
 EAGER = "qwen2.5-coder-32b-2x3090-nvlink"
@@ -237,15 +346,25 @@ EAGER = "qwen2.5-coder-32b-2x3090-nvlink"
 def test_a_preset_is_simulated_on_its_own_cards_as_it_is_started_there_eager_included():
     told = []
     model, serve = simulated_serve(ServeRequest(EAGER), user_paths(os.environ), told.append)
-    assert (model, serve["engine"], serve["slots"], serve["replicas"]) == ("qwen2.5-coder-32b", "simulated", 4, 1)
-    assert serve["context_tokens"] == serve_of(preset(EAGER, user_paths(os.environ).config)).context_tokens
+    assert (model, serve["engine"], serve["slots"], serve["replicas"]) == (
+        "qwen2.5-coder-32b",
+        "simulated",
+        4,
+        1,
+    )
+    assert (
+        serve["context_tokens"]
+        == serve_of(preset(EAGER, user_paths(os.environ).config)).context_tokens
+    )
     assert serve["about"].endswith("TP=2 on 2x rtx-3090, as vllm, eager")
     assert any(line.startswith(f"preset {EAGER}: ") for line in told)
     assert any("does not name its checkpoint" in line for line in told)
 
 
 def test_an_eager_preset_is_simulated_slower_than_its_model_with_graphs():
-    pinned = ServeRequest("qwen2.5-coder-32b", gpu=("2x rtx-3090",), link="nvlink", engine="vllm", quant="awq", tp=2)
+    pinned = ServeRequest(
+        "qwen2.5-coder-32b", gpu=("2x rtx-3090",), link="nvlink", engine="vllm", quant="awq", tp=2
+    )
     steps = []
     for wanted in (ServeRequest(EAGER), pinned):
         _, serve = simulated_serve(wanted, user_paths(os.environ))
@@ -260,15 +379,20 @@ def test_a_simulated_preset_takes_other_cards_and_slots_but_no_other_layout():
     _, serve = simulated_serve(wanted, user_paths(os.environ))
     assert serve["slots"] == 2
     assert "2x rtx-4090" in serve["about"]
-    assert "--tp cannot be combined with the preset" in refused("up", EAGER, "--simulate", "--tp", 1)
-    assert "needs 2 cards (TP=2), `rtx-3090` has 1" in refused("up", EAGER, "--simulate", "--gpu", "rtx-3090", code=3)
+    assert "--tp cannot be combined with the preset" in refused(
+        "up", EAGER, "--simulate", "--tp", 1
+    )
+    assert "needs 2 cards (TP=2), `rtx-3090` has 1" in refused(
+        "up", EAGER, "--simulate", "--gpu", "rtx-3090", code=3
+    )
 
 
 def test_a_preset_for_more_cards_than_are_here_is_not_shown_as_if_it_could_start(two_3090s):
     for more in ((), ("--dry-run",)):
         said = refused("up", "gemma-4-31b-4x3090", *more, code=3)
         assert said.startswith(
-            "the preset `gemma-4-31b-4x3090` needs 4 cards (4x rtx-3090), this machine has 2 cards | "
+            "the preset `gemma-4-31b-4x3090` needs 4 cards (4x rtx-3090), this machine has "
+            "2 cards | "
         )
         assert "--simulate" in said
 
@@ -288,4 +412,6 @@ def test_eager_mode_is_carried_into_the_engine_and_into_the_simulated_rig(two_30
     assert serve_for(ServeRequest("qwen3.6-27b-2x3090-awq", graphs=False)).options.graphs is False
     wanted = ServeRequest("qwen3-8b", gpu=("rtx-3090",), engine="vllm", graphs=False)
     assert simulated_serve(wanted, user_paths(os.environ))[1]["about"].endswith("as vllm, eager")
-    assert "--no-graphs: the embedded engine has none" in refused("up", "smollm2-135m", "--no-graphs")
+    assert "--no-graphs: the embedded engine has none" in refused(
+        "up", "smollm2-135m", "--no-graphs"
+    )

@@ -1,4 +1,6 @@
-"""What `skep up NAME --cluster` stands for, on clusters that are made up; and what is refused before one is asked."""
+"""What `skep up NAME --cluster` stands for, on clusters that are made up; and what is refused
+before one is asked.
+"""
 
 import os
 
@@ -22,10 +24,27 @@ pytestmark = pytest.mark.usefixtures("paths")
 
 
 def node(name, card=None, count=0, engines=("vllm",), free_gpus=None):
-    cards = tuple(replace(card, index=number) for number in range(count)) if card else ()
-    facts = NodeFacts(16, 128 * GIB, cards, "0", dict.fromkeys(("embedded", "simulated", *engines)))
+    if card:
+        cards = tuple(replace(card, index=number) for number in range(count))
+    else:
+        cards = ()
+    facts = NodeFacts(
+        16, 128 * GIB, cards, "0", dict.fromkeys(("embedded", "simulated", *engines))
+    )
     free = count if free_gpus is None else free_gpus
-    return Node(f"id-{name}", name, "10.0.0.1", False, 16, count, 128 * GIB, 16, free, 128 * GIB, facts=facts)
+    return Node(
+        f"id-{name}",
+        name,
+        "10.0.0.1",
+        False,
+        16,
+        count,
+        128 * GIB,
+        16,
+        free,
+        128 * GIB,
+        facts=facts,
+    )
 
 
 def serve_on(wanted, survey):
@@ -40,7 +59,9 @@ PAIR = survey(node("a", RTX, 2), node("b", RTX, 2))
 MIXED = survey(node("a", RTX, 2), node("b", RTX, 2), node("big", H200, 1), node("plain"))
 
 
-def test_what_skep_carries_gets_a_replica_on_every_node_and_a_preset_is_served_where_its_cards_are(capsys):
+def test_what_skep_carries_gets_a_replica_on_every_node_and_a_preset_is_served_where_its_cards_are(
+    capsys,
+):
     serve = serve_on(ServeRequest("smollm2-135m", slots=8), survey(node("a"), node("b")))
     assert (serve.engine, serve.replicas, serve.slots) == ("embedded", 2, 8)
     assert serve_on(ServeRequest("smollm2-135m", replicas=5), PAIR).replicas == 5
@@ -51,7 +72,9 @@ def test_what_skep_carries_gets_a_replica_on_every_node_and_a_preset_is_served_w
         serve_on(ServeRequest("qwen3.6-27b-3090-mtp5"), survey(node("a")))
 
 
-def test_nodes_of_one_kind_are_planned_once_narrower_for_more_replicas_and_around_cards_that_are_held(capsys):
+def test_nodes_of_one_kind_are_planned_once_narrower_for_more_replicas_and_around_cards_that_are_held(
+    capsys,
+):
     serve = serve_on(ServeRequest(AWQ), PAIR)
     assert serve.kind == "2x NVIDIA GeForce RTX 3090"
     assert serve.replicas * serve.options.cards == 4
@@ -67,20 +90,32 @@ def test_nodes_of_one_kind_are_planned_once_narrower_for_more_replicas_and_aroun
     serve = serve_on(ServeRequest(AWQ), survey(full, node("b", RTX, 1)))
     assert serve.replicas == 1
     assert "planned for 1x NVIDIA GeForce RTX 3090 (b)" in capsys.readouterr().err
-    with pytest.raises(DoesNotFit, match=r"2 replicas of .*; b has 1 of 1 GPUs.*; a has busy cards: GPU 0"):
+    with pytest.raises(
+        DoesNotFit, match=r"2 replicas of .*; b has 1 of 1 GPUs.*; a has busy cards: GPU 0"
+    ):
         serve_on(ServeRequest(AWQ, replicas=2), survey(full, node("b", RTX, 1)))
     lent = node("b", RTX, 1, free_gpus=0)
-    assert serve_on(ServeRequest(AWQ), survey(full, lent, node("big", H200, 1))).kind == "1x NVIDIA H200"
+    assert (
+        serve_on(ServeRequest(AWQ), survey(full, lent, node("big", H200, 1))).kind
+        == "1x NVIDIA H200"
+    )
     with pytest.raises(DoesNotFit, match=r"a has busy cards: GPU 0 \(4.0 GiB of 24.0 GiB free\)"):
         serve_on(ServeRequest(AWQ), survey(full))
 
 
-def test_of_several_kinds_of_nodes_the_fastest_serves_and_one_that_cannot_is_left_out_with_a_word(capsys):
+def test_of_several_kinds_of_nodes_the_fastest_serves_and_one_that_cannot_is_left_out_with_a_word(
+    capsys,
+):
     assert serve_on(ServeRequest(AWQ), MIXED).kind == "1x NVIDIA H200"
-    assert "warning: 2x NVIDIA GeForce RTX 3090 is left out: it would be slower" in capsys.readouterr().err
+    assert (
+        "warning: 2x NVIDIA GeForce RTX 3090 is left out: it would be slower"
+        in capsys.readouterr().err
+    )
     many = serve_on(ServeRequest(AWQ, replicas=4), MIXED)
     assert (many.kind, many.replicas) == ("2x NVIDIA GeForce RTX 3090", 4)
-    serve = serve_on(ServeRequest("Qwen/Qwen3-32B-FP8"), survey(node("a", RTX, 1), node("big", H200, 1)))
+    serve = serve_on(
+        ServeRequest("Qwen/Qwen3-32B-FP8"), survey(node("a", RTX, 1), node("big", H200, 1))
+    )
     assert serve.kind == "1x NVIDIA H200"
     assert "warning: 1x NVIDIA GeForce RTX 3090 is left out" in capsys.readouterr().err
     with pytest.raises(SkepError) as caught:
@@ -103,12 +138,18 @@ def test_without_cards_or_where_the_usual_engine_is_not_installed_another_is_pla
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("up", "smollm2-135m", "--cluster", "127.0.0.1:1", "--gpus", "0"), "--cluster and --gpus contradict"),
-        (("up", "--cluster", "127.0.0.1:1", "--engine-port", "9000"), "--cluster and --engine-port contradict"),
+        (
+            ("up", "smollm2-135m", "--cluster", "127.0.0.1:1", "--gpus", "0"),
+            "--cluster and --gpus contradict",
+        ),
+        (
+            ("up", "--cluster", "127.0.0.1:1", "--engine-port", "9000"),
+            "--cluster and --engine-port contradict",
+        ),
         (("up", "--cluster", "somewhere"), "`somewhere` is not the address of a Ray cluster"),
         (("up", "--hive", "mine"), "--hive names a deployment of a cluster"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_said_before_a_cluster_is_asked(words, said):
     assert said in refused(*words)
 
@@ -120,13 +161,21 @@ def test_no_cluster_at_the_address_is_said_at_once():
 
 @pytest.mark.parametrize(
     ("words", "wished"),
-    [((), None), (("--cluster", "10.0.0.2:6379"), "10.0.0.2:6379"), (("--hive", "mine"), "10.0.0.1:6379")],
+    [
+        ((), None),
+        (("--cluster", "10.0.0.2:6379"), "10.0.0.2:6379"),
+        (("--hive", "mine"), "10.0.0.1:6379"),
+    ],
 )
-def test_only_a_cluster_that_was_typed_wins_over_the_file_at_the_next_reload(monkeypatch, tmp_path, words, wished):
+def test_only_a_cluster_that_was_typed_wins_over_the_file_at_the_next_reload(
+    monkeypatch, tmp_path, words, wished
+):
     """Else a file that names another one is read for ever without a word."""
     (tmp_path / "skep.toml").write_text('[cluster]\naddress = "10.0.0.1:6379"\n')
     begun = []
-    monkeypatch.setattr("skep.cli.hive.start", lambda overrides, *_args, **_options: begun.append(overrides))
+    monkeypatch.setattr(
+        "skep.cli.hive.start", lambda overrides, *_args, **_options: begun.append(overrides)
+    )
     call("up", *words, check=0)
     (overrides,) = begun
     assert (overrides.cluster.address if overrides.cluster else None) == wished

@@ -1,4 +1,6 @@
-"""`skep up MODEL` and what stands around it on a machine that shows two RTX 3090s: checkpoints, engines, the hub."""
+"""`skep up MODEL` and what stands around it on a machine that shows two RTX 3090s: checkpoints,
+engines, the hub.
+"""
 
 import os
 
@@ -9,8 +11,12 @@ from skep.catalog.models import all_checkpoints, checkpoint_of, checkpoints_of, 
 from skep.planner.setup import QUANTS
 
 pytestmark = pytest.mark.usefixtures("paths")
-SMALL = [name for name, one in geometries().items() if checkpoints_of(name) and one.params_total < 36e9]
-LARGE = [name for name, one in geometries().items() if checkpoints_of(name) and one.params_total >= 36e9]
+SMALL = [
+    name for name, one in geometries().items() if checkpoints_of(name) and one.params_total < 36e9
+]
+LARGE = [
+    name for name, one in geometries().items() if checkpoints_of(name) and one.params_total >= 36e9
+]
 
 
 @pytest.fixture
@@ -20,7 +26,9 @@ def vllm(programs):
     def install(version):
         site = programs / "site"
         (site / f"vllm-{version}.dist-info").mkdir(parents=True)
-        (site / f"vllm-{version}.dist-info" / "METADATA").write_text(f"Name: vllm\nVersion: {version}\n")
+        (site / f"vllm-{version}.dist-info" / "METADATA").write_text(
+            f"Name: vllm\nVersion: {version}\n"
+        )
         python = programs / "python-of-vllm"
         python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {os.sys.executable} "$@"\n')
         program = programs / "vllm"
@@ -44,7 +52,9 @@ def test_every_checkpoint_is_of_a_known_model_in_a_known_format_for_a_known_engi
         assert one.origin.source
 
 
-@pytest.mark.parametrize("model", SMALL[::3] + [pytest.param(name, marks=pytest.mark.slow) for name in SMALL])
+@pytest.mark.parametrize(
+    "model", SMALL[::3] + [pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
+)
 def test_a_model_on_two_3090s_names_a_checkpoint_that_exists(two_3090s, model):
     (serve,) = call("up", model, "--dry-run", "--json", check=0).json["serve"]
     assert checkpoint_of(serve["weights"]["source"]).model == model
@@ -65,27 +75,47 @@ def test_bare_up_offers_what_fits_on_cards_and_a_dry_run_says_what_is_missing(tw
         assert words in said
     said = call("up", "qwen3.6-27b", "--dry-run", check=0).out
     clients = ("OPENAI_BASE_URL=", "skep agent claude")
-    for words in ("to be downloaded", "not installed: `skep engine install vllm`", "vllm serve", *clients):
+    for words in (
+        "to be downloaded",
+        "not installed: `skep engine install vllm`",
+        "vllm serve",
+        *clients,
+    ):
         assert words in said, words
 
 
-def test_bare_up_without_cards_serves_the_small_one_and_a_name_that_says_too_little_is_met_with_the_nearest(programs):
+def test_bare_up_without_cards_serves_the_small_one_and_a_name_that_says_too_little_is_met_with_the_nearest(
+    programs,
+):
     (serve,) = call("up", "--dry-run", "--json", check=0).json["serve"]
     assert (serve["model"], serve["engine"]) == ("smollm2-135m", "embedded")
-    assert "qwen3.6-27b" in refused("up", "qwen3.6-28b", "--engine", "vllm", "--quant", "awq", "--simulate")
+    assert "qwen3.6-27b" in refused(
+        "up", "qwen3.6-28b", "--engine", "vllm", "--quant", "awq", "--simulate"
+    )
     said = refused("pull", "qwen3-8b")
     assert "which checkpoint of `qwen3-8b`?" in said
     assert "`skep pull Qwen/Qwen3-8B" in said
 
 
-def test_a_plan_says_that_its_engine_is_not_here_and_engines_are_listed_with_what_installs_them(two_3090s, vllm):
+def test_a_plan_says_that_its_engine_is_not_here_and_engines_are_listed_with_what_installs_them(
+    two_3090s, vllm
+):
     missing = "vllm is not installed here: `skep engine install vllm` installs it"
-    assert any(missing in line for line in call("plan", "qwen3.6-27b", "--json").json["plans"][0]["caveats"])
+    assert any(
+        missing in line
+        for line in call("plan", "qwen3.6-27b", "--json").json["plans"][0]["caveats"]
+    )
     vllm("0.24.0")
-    assert not any(missing in line for line in call("plan", "qwen3.6-27b", "--json").json["plans"][0]["caveats"])
+    assert not any(
+        missing in line
+        for line in call("plan", "qwen3.6-27b", "--json").json["plans"][0]["caveats"]
+    )
     rows = {one["engine"]: one for one in call("engine", "list", "--json", check=0).json}
     assert rows["vllm"]["version"] == "vllm 0.24.0"
-    assert (rows["llamacpp"]["path"], rows["llamacpp"]["install"]) == (None, "skep engine install llama-server")
+    assert (rows["llamacpp"]["path"], rows["llamacpp"]["install"]) == (
+        None,
+        "skep engine install llama-server",
+    )
 
 
 def test_an_engine_too_old_for_the_checkpoint_is_one_clear_line(two_3090s, vllm):

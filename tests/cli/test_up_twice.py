@@ -50,7 +50,9 @@ print(len(os.listdir("/proc/self/fd")) - open_before, "more files open")
 
 @pytest.fixture
 def hold(env, tmp_path):
-    """Starts a process that holds skep's lock, has a child, and has no control socket; it ends with the test."""
+    """Starts a process that holds skep's lock, has a child, and has no control socket; it ends
+    with the test.
+    """
     started = []
 
     def start(*words):
@@ -98,7 +100,9 @@ def start_two(paths, env):
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
-def test_of_two_starts_at_once_one_wins_and_the_other_says_that_it_runs(skep, configure, paths, env, rounds):
+def test_of_two_starts_at_once_one_wins_and_the_other_says_that_it_runs(
+    skep, configure, paths, env, rounds
+):
     configure()
     for _ in range(rounds):
         outcomes = start_two(paths, env)
@@ -113,7 +117,9 @@ def test_of_two_starts_at_once_one_wins_and_the_other_says_that_it_runs(skep, co
         assert lock_holder(paths.lock) is None
 
 
-def test_of_two_commands_at_once_one_ends_with_the_line_that_skep_already_runs(skep, configure, env, tmp_path):
+def test_of_two_commands_at_once_one_ends_with_the_line_that_skep_already_runs(
+    skep, configure, env, tmp_path
+):
     configure()
     command = [sys.executable, "-m", "skep", "up", "-d", "--json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -127,8 +133,12 @@ def test_of_two_commands_at_once_one_ends_with_the_line_that_skep_already_runs(s
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_start_whose_runtime_folder_vanishes_is_an_error_and_leaves_nothing(skep, configure, paths):
-    """With something to watch: the monitor once began before the control socket, and its start ignored its end."""
+def test_a_start_whose_runtime_folder_vanishes_is_an_error_and_leaves_nothing(
+    skep, configure, paths
+):
+    """With something to watch: the monitor once began before the control socket, and its start
+    ignored its end.
+    """
     configure()
     skep("monitor", "add", "box", "--url", "http://127.0.0.1:9", "--no-check", check=0)
     over = Event()
@@ -152,10 +162,17 @@ def test_a_start_whose_runtime_folder_vanishes_is_an_error_and_leaves_nothing(sk
     assert "error: " in skep("logs", "skep", check=0).stdout
 
 
-def test_a_start_that_ends_before_it_reads_its_settings_says_so_and_keeps_no_file_open(configure, env, tmp_path):
+def test_a_start_that_ends_before_it_reads_its_settings_says_so_and_keeps_no_file_open(
+    configure, env, tmp_path
+):
     configure({"extra": [f"--{'long' * 50_000}=1"]})
     done = subprocess.run(
-        [sys.executable, "-c", STILLBORN], env=env, cwd=tmp_path, check=True, capture_output=True, text=True
+        [sys.executable, "-c", STILLBORN],
+        env=env,
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert done.stdout == "skep ended with code 1 before it was ready\n0 more files open\n"
 
@@ -194,7 +211,9 @@ def test_ps_tells_of_a_process_that_holds_the_lock_and_does_not_answer(skep, hol
     holder = hold()
     for words in (("ps",), ("ps", "--json")):
         done = skep(*words, check=1)
-        assert done.stderr.startswith(f"error: skep holds its lock (pid {holder.pid}) but does not answer\nhint: ")
+        assert done.stderr.startswith(
+            f"error: skep holds its lock (pid {holder.pid}) but does not answer\nhint: "
+        )
         assert "`skep down` ends it" in done.stderr
 
 

@@ -14,7 +14,9 @@ NO_PARSER = 400, b'{"error": {"message": "tool_choice=required requires --tool-c
 
 
 def server(tools, models=MODELS):
-    """A server that answers calls so, and has half of a prompt in its cache when it comes again."""
+    """A server that answers calls so, and has half of a prompt in its cache when it comes
+    again.
+    """
     prompts = []
 
     def answer(_path, _headers, body):
@@ -26,7 +28,9 @@ def server(tools, models=MODELS):
         return json.dumps({"choices": [{"message": {"content": "yes"}}], "usage": usage}).encode()
 
     def page(path):
-        return models if path == "/v1/models" else (404, b"{}")
+        if path == "/v1/models":
+            return models
+        return (404, b"{}")
 
     return recorded(answer, page)
 
@@ -47,7 +51,10 @@ def test_doctor_says_of_a_server_what_agents_miss_and_ends_with_1():
     with server(NO_PARSER) as running:
         done = call("doctor", "--url", f"{running.url}/v1", "--model", "m")
     assert done.code == 1
-    assert "refused, vLLM was started without --tool-call-parser: agents cannot call tools" in done.out
+    assert (
+        "refused, vLLM was started without --tool-call-parser: agents cannot call tools"
+        in done.out
+    )
     assert "1 thing to do: tool calls" in done.out
 
 
@@ -68,7 +75,10 @@ def test_what_a_server_says_of_its_context_may_be_anything():
 def test_doctor_asks_for_no_more_than_a_server_says_that_it_reads():
     small = json.dumps({"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 100}]}).encode()
     with server(CALLED, small) as running:
-        assert "not checked, 100 tokens of context are too few" in call("doctor", "--url", running.url).out
+        assert (
+            "not checked, 100 tokens of context are too few"
+            in call("doctor", "--url", running.url).out
+        )
 
 
 def test_doctor_asks_no_server_without_its_address():
@@ -86,7 +96,11 @@ def test_replicas_that_do_alike_share_a_line_and_a_warning_has_its_own():
         "prefix_cache": checked("ok", "prefix cache: 94 % hit"),
     }
     bad = {**good, "tool_calls": checked("warning", "tool calls: none", "use another model")}
-    rows = [{"model": "a", "checks": good}, {"model": "a", "checks": good}, {"model": "b", "checks": bad}]
+    rows = [
+        {"model": "a", "checks": good},
+        {"model": "a", "checks": good},
+        {"model": "b", "checks": bad},
+    ]
     assert check_lines([*rows, {"name": "gateway"}, {"model": "c", "checks": None}]) == [
         "a: tool calls: ok; prefix cache: 94 % hit",
         "b: prefix cache: 94 % hit",
@@ -95,10 +109,26 @@ def test_replicas_that_do_alike_share_a_line_and_a_warning_has_its_own():
 
 
 PLANS = [
-    ("phi-4", "vllm", "agents cannot call tools with it on vllm: its chat template knows no tools"),
-    ("gemma-3-27b", "sglang", "agents cannot call tools with it on sglang: no parser of sglang reads its calls"),
-    ("gemma-3-27b", "vllm", "agents cannot call tools with it on vllm: it needs the chat template"),
-    ("qwen2.5-coder-32b", "vllm", "agents' tool calls are unreliable with it: it often answers with JSON"),
+    (
+        "phi-4",
+        "vllm",
+        "agents cannot call tools with it on vllm: its chat template knows no tools",
+    ),
+    (
+        "gemma-3-27b",
+        "sglang",
+        "agents cannot call tools with it on sglang: no parser of sglang reads its calls",
+    ),
+    (
+        "gemma-3-27b",
+        "vllm",
+        "agents cannot call tools with it on vllm: it needs the chat template",
+    ),
+    (
+        "qwen2.5-coder-32b",
+        "vllm",
+        "agents' tool calls are unreliable with it: it often answers with JSON",
+    ),
 ]
 
 
@@ -111,15 +141,16 @@ def test_a_plan_says_where_agents_cannot_call_tools(model, engine, said):
 
 
 CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 8,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 4096, "vocab_size": 32000,
-    "max_position_embeddings": 131072,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 1024,
+    "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 131072,
 }  # fmt: skip
 
 
 NO_TOOLS = "agents cannot call tools with it on vllm: its chat template knows no tools"
 NO_PARSER_KNOWN = (
-    "agents cannot call tools with it on vllm: no parser of vllm is known for its calls, name yours with tool_parser"
+    "agents cannot call tools with it on vllm: no parser of vllm is known for its calls, name "
+    "yours with tool_parser"
 )
 
 
@@ -130,7 +161,11 @@ NO_PARSER_KNOWN = (
         ("phi-4", "{% if tools %}", NO_PARSER_KNOWN),
         ("qwen3-8b", "{% if tools %}", None),
         ("mine", "{{ messages }}", NO_TOOLS),
-        ("mine", "{% if tools %}", "no tool parser of vllm is known for mine: name one with tool_parser"),
+        (
+            "mine",
+            "{% if tools %}",
+            "no tool parser of vllm is known for mine: name one with tool_parser",
+        ),
     ],
 )
 def test_a_plan_of_a_folder_goes_by_the_chat_template_in_it(tmp_path, folder, template, caveat):
@@ -138,7 +173,9 @@ def test_a_plan_of_a_folder_goes_by_the_chat_template_in_it(tmp_path, folder, te
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    best = call("plan", str(path), "--gpu", "rtx-3090", "--engine", "vllm", "--json").json["plans"][0]
+    best = call("plan", str(path), "--gpu", "rtx-3090", "--engine", "vllm", "--json").json[
+        "plans"
+    ][0]
     assert [line for line in best["caveats"] if "tool" in line] == ([caveat] if caveat else [])
 
 

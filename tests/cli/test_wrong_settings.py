@@ -99,11 +99,15 @@ def test_a_key_of_signs_that_a_terminal_obeys_is_told_in_one_line(up):
     assert message.endswith("skep.toml: `a [31m b` is an unknown key")
 
 
-REMOVED = tomllib.loads(files("skep.config").joinpath("removed_keys.toml").read_text(encoding="utf-8"))
+REMOVED = tomllib.loads(
+    files("skep.config").joinpath("removed_keys.toml").read_text(encoding="utf-8")
+)
 TABLES = {"gateway": GatewaySettings, "serve": Serve, "monitor": Monitor}
 
 
-@pytest.mark.parametrize(("table", "key"), [(table, key) for table, keys in REMOVED.items() for key in keys])
+@pytest.mark.parametrize(
+    ("table", "key"), [(table, key) for table, keys in REMOVED.items() for key in keys]
+)
 def test_a_key_that_was_removed_says_what_takes_its_place(up, table, key):
     assert key not in file_keys(TABLES[table])
     head = f"[[{table}]]" if table == "serve" else f"[{table}]"

@@ -11,18 +11,30 @@ from skep.clients.edits import ABSENT, FORMATS, edited, value_at
 from skep.errors import UserError
 
 KEYS = st.text(alphabet="abc d\"'#.[\\é", min_size=1, max_size=3)
-SCALARS = st.one_of(st.integers(-9, 99), st.booleans(), st.text(alphabet="ab#\"'\\\n é[=,:", max_size=6))
-TABLES = st.recursive(SCALARS, lambda inner: st.dictionaries(KEYS, inner, max_size=4), max_leaves=12)
+SCALARS = st.one_of(
+    st.integers(-9, 99), st.booleans(), st.text(alphabet="ab#\"'\\\n é[=,:", max_size=6)
+)
+TABLES = st.recursive(
+    SCALARS, lambda inner: st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
+)
 PATHS = st.lists(KEYS, min_size=1, max_size=3).map(tuple)
 
 
 def as_toml(table, path=()):
     """Return a table as people write it: values first, then a head for each table in it."""
-    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    lines = [
+        f"{json.dumps(key)} = {json.dumps(value)}"
+        for key, value in table.items()
+        if not isinstance(value, dict)
+    ]
     for key, value in table.items():
         if isinstance(value, dict):
             inner = (*path, key)
-            lines += ["", f"[{'.'.join(json.dumps(part) for part in inner)}]  # a table", *as_toml(value, inner)]
+            lines += [
+                "",
+                f"[{'.'.join(json.dumps(part) for part in inner)}]  # a table",
+                *as_toml(value, inner),
+            ]
     return lines
 
 
@@ -50,7 +62,9 @@ def without_empty(values):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.dictionaries(KEYS, TABLES, max_size=4), PATHS, SCALARS, st.sampled_from([None, 0, 2, "\t"]))
+@given(
+    st.dictionaries(KEYS, TABLES, max_size=4), PATHS, SCALARS, st.sampled_from([None, 0, 2, "\t"])
+)
 def test_json(table, path, value, indent):
     changed_and_back(json.dumps(table, indent=indent), "json", path, value)
 
@@ -85,8 +99,14 @@ COMMENTED = """{
 def test_comments_and_commas_stay(path, value, line):
     new = edited(COMMENTED, "json", "x", {path: value})
     assert line in new.splitlines()
-    assert [other for other in COMMENTED.splitlines() if other in new.splitlines()][:2] == ["{", "  // the first"]
-    assert edited(new, "json", "x", {path: value_at(FORMATS["json"].parse(COMMENTED), path)}) == COMMENTED
+    assert [other for other in COMMENTED.splitlines() if other in new.splitlines()][:2] == [
+        "{",
+        "  // the first",
+    ]
+    assert (
+        edited(new, "json", "x", {path: value_at(FORMATS["json"].parse(COMMENTED), path)})
+        == COMMENTED
+    )
 
 
 @pytest.mark.parametrize("text", ["", "\n", "{}", "{\n}", "\ufeff{}", "{ // nothing\n}"])
@@ -95,7 +115,8 @@ def test_a_file_with_nothing_in_it_takes_values(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[", '{"a"', '{"a":}', '{"a":1,,}', '{"a" 1}', "{}{}", "/* {}", '{"a": "b', "nul"]
+    "text",
+    ["{", "[", '{"a"', '{"a":}', '{"a":1,,}', '{"a" 1}', "{}{}", "/* {}", '{"a": "b', "nul"],
 )
 def test_broken_json_names_its_file(text):
     with pytest.raises(UserError, match="`x` "):

@@ -197,7 +197,9 @@ def test_without_its_backup_a_file_is_left_and_the_error_says_what_to_do(codex):
     assert path.read_bytes() == written
 
 
-@pytest.mark.parametrize("line", ["'GOOSE_MODEL': mine", '"GOOSE_MODEL": mine', "? GOOSE_MODEL\n: mine"])
+@pytest.mark.parametrize(
+    "line", ["'GOOSE_MODEL': mine", '"GOOSE_MODEL": mine', "? GOOSE_MODEL\n: mine"]
+)
 def test_a_key_that_yaml_writes_in_another_way_does_not_get_a_second_line(tmp_path, line):
     """goose refuses a file in which a key stands twice."""
     goose = Home(tmp_path, client_named("goose"))

@@ -55,8 +55,11 @@ def raylet():
     mark = new_mark()
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", NAMED, "raylet"],
-        env={**os.environ, MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**os.environ, MARK: mark},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         child.stdout.readline()
         yield mark, child
@@ -102,15 +105,22 @@ def test_only_processes_with_the_mark_are_found_and_ended(paths, raylet):
 
 
 def test_a_child_that_wrote_over_its_mark_ends_with_its_node():
-    """As Ray's agents do, with their title. Where the raylet had to be killed, they held their ports on and on."""
+    """As Ray's agents do, with their title.
+
+    Where the raylet had to be killed, they held their ports on and on.
+    """
     mark = new_mark()
     parent = (
-        "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], env={}).pid, flush=True); sys.stdin.read()"
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], env={}).pid, "
+        "flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-S", "-c", parent],
-        env={**os.environ, MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as child:  # fmt: skip
+        env={**os.environ, MARK: mark},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
         agent = int(child.stdout.readline())
         assert list(ray_processes.marked(mark)) == [child.pid]
         assert ray_processes.end(mark) == []
@@ -128,7 +138,10 @@ def test_the_token_is_nobody_elses(paths):
     with pytest.raises(UserError, match="this machine has no cluster token"):
         token_of(paths)
     keep_token(paths, "a-token-for-it-all")
-    assert (token_of(paths), token_path(paths).stat().st_mode & 0o777) == ("a-token-for-it-all", 0o600)
+    assert (token_of(paths), token_path(paths).stat().st_mode & 0o777) == (
+        "a-token-for-it-all",
+        0o600,
+    )
     token_path(paths).chmod(0o644)
     with pytest.raises(UserError, match="other users can read the token"):
         token_of(paths)
@@ -141,7 +154,13 @@ def test_rays_folder_leaves_room_for_the_names_of_its_sockets(paths):
 
 def test_a_roll_has_every_node_its_replicas_and_the_dead_that_did_not_come_back():
     def row(node, name, address, *, alive=True, **has):
-        return {"NodeID": node, "NodeName": name, "NodeManagerAddress": address, "Alive": alive, "Resources": has}
+        return {
+            "NodeID": node,
+            "NodeName": name,
+            "NodeManagerAddress": address,
+            "Alive": alive,
+            "Resources": has,
+        }
 
     nodes = [
         row("1", "b", "10.0.0.2", CPU=4.0, memory=8.0),
@@ -149,7 +168,11 @@ def test_a_roll_has_every_node_its_replicas_and_the_dead_that_did_not_come_back(
         row("3", "c", "10.0.0.3", alive=False),
         row("4", "b", "10.0.0.2", alive=False),
     ]
-    said = {"hive": "skep", "launch": {"model": "m"}, "row": {"name": "m-0", "node_id": "1", "state": "ready"}}
+    said = {
+        "hive": "skep",
+        "launch": {"model": "m"},
+        "row": {"name": "m-0", "node_id": "1", "state": "ready"},
+    }
     told = rows_of(nodes, {"1": {"CPU": 3.0}}, [said])
     assert [(one["name"], one["alive"], one["head"]) for one in told] == [
         ("a", True, True),
@@ -158,7 +181,12 @@ def test_a_roll_has_every_node_its_replicas_and_the_dead_that_did_not_come_back(
     ]
     assert (told[1]["cpus"], told[1]["free_cpus"]) == (4.0, 3.0)
     (standing,) = told[1]["replicas"]
-    assert [standing[key] for key in ("hive", "name", "model", "state")] == ["skep", "m-0", "m", "ready"]
+    assert [standing[key] for key in ("hive", "name", "model", "state")] == [
+        "skep",
+        "m-0",
+        "m",
+        "ready",
+    ]
 
 
 @contextlib.contextmanager
@@ -171,11 +199,13 @@ def node_processes(paths, *names, head="127.0.0.1:1", is_head=True):
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-S", "-c", NAMED, name],
-                    env={**os.environ, MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    env={**os.environ, MARK: mark},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
                 )
             )
             for name in names
-        ]  # fmt: skip
+        ]
         for child in made:
             child.stdout.readline()
         try:
@@ -210,7 +240,9 @@ def test_auto_on_a_node_whose_head_is_lost_is_told_at_once(paths, tmp_path, monk
     head = f"127.0.0.1:{free_port()}"
     with node_processes(paths, "raylet", head=head):
         for address in ("auto", head):
-            with pytest.raises(EngineError, match=f"the head node at {head} is lost; this machine was its node"):
+            with pytest.raises(
+                EngineError, match=f"the head node at {head} is lost; this machine was its node"
+            ):
                 checked_connection(address)
     assert checked_connection("auto").head == "auto"
 
@@ -221,14 +253,19 @@ def test_a_refused_token_is_told_as_that_and_not_as_a_strange_machine():
         "Failed to connect to GCS. Last connection error: Traceback (most recent call last):\n"
         '  File "ray/_private/node.py", line 996, in _init_gcs_client\n'
         '  File "python/ray/_raylet.pyx", line 3198, in ray._raylet.GcsClient.__cinit__\n'
-        "ray.exceptions.AuthenticationError: InvalidAuthToken: Authentication token is missing or incorrect"
+        "ray.exceptions.AuthenticationError: InvalidAuthToken: Authentication token is "
+        "missing or incorrect"
     )
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     error.__cause__ = cause
     for address in ("10.0.0.1:6379", "auto"):
         assert "its token differs" in explained(address, error).message
-    assert explained("10.0.0.1:6379", RuntimeError("No node info found for this raylet")).message.startswith(STRANGER)
-    slow = RuntimeError('Traceback:\n  File "ray/_private/node.py"\n  File "python/ray/_raylet.pyx"\nTimed out')
+    assert explained(
+        "10.0.0.1:6379", RuntimeError("No node info found for this raylet")
+    ).message.startswith(STRANGER)
+    slow = RuntimeError(
+        'Traceback:\n  File "ray/_private/node.py"\n  File "python/ray/_raylet.pyx"\nTimed out'
+    )
     assert "cannot be joined: Timed out" in explained("10.0.0.1:6379", slow).message
 
 

@@ -30,9 +30,12 @@ from skep.wire.json_pipe import from_document, to_document
 
 def row(node_id, address="10.0.0.1", *, alive=True, name=None, **resources):
     return {
-        "NodeID": node_id, "Alive": alive, "NodeManagerAddress": address, "NodeName": name or address,
+        "NodeID": node_id,
+        "Alive": alive,
+        "NodeManagerAddress": address,
+        "NodeName": name or address,
         "Resources": resources,
-    }  # fmt: skip
+    }
 
 
 def node(name, cpus=4.0, gpus=0.0, memory=8 * GIB):
@@ -57,9 +60,14 @@ def test_nodes_of_one_name_are_told_apart_by_their_ids():
 
 def test_a_survey_travels_as_json():
     card = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, "8.6", 4, 4, 16)
-    facts = NodeFacts(8, None, (card, replace(card, index=1)), "0", {"vllm": "vllm 1"}, ((0, 1, "NV4"),))
+    facts = NodeFacts(
+        8, None, (card, replace(card, index=1)), "0", {"vllm": "vllm 1"}, ((0, 1, "NV4"),)
+    )
     survey = ClusterSurvey(
-        "10.0.0.1:6379", "2.60.0", (replace(node("a"), facts=facts), replace(node("b"), why="away")), "a"
+        "10.0.0.1:6379",
+        "2.60.0",
+        (replace(node("a"), facts=facts), replace(node("b"), why="away")),
+        "a",
     )
     assert from_document(json.loads(json.dumps(to_document(survey))), ClusterSurvey) == survey
     assert host_of(survey.nodes[0]).links == ((0, 1, "NV4"),)
@@ -67,7 +75,10 @@ def test_a_survey_travels_as_json():
 
 
 def test_a_node_with_another_skep_is_said_and_not_believed():
-    assert "runs skep 9.9, this machine runs" in told_by(node("a"), {"skep": "9.9", "what": "ever"}).why
+    assert (
+        "runs skep 9.9, this machine runs"
+        in told_by(node("a"), {"skep": "9.9", "what": "ever"}).why
+    )
 
 
 def test_cards_that_ray_does_not_lend_are_not_there():
@@ -77,7 +88,12 @@ def test_cards_that_ray_does_not_lend_are_not_there():
 
 
 def test_replicas_go_where_fewest_are():
-    assert assign_nodes([PlacementRequest(cpus=2)] * 4, [node("a", 8), node("b", 4)]) == ["a", "b", "a", "b"]
+    assert assign_nodes([PlacementRequest(cpus=2)] * 4, [node("a", 8), node("b", 4)]) == [
+        "a",
+        "b",
+        "a",
+        "b",
+    ]
 
 
 def test_the_widest_choose_first_and_what_wants_no_card_leaves_them_free():
@@ -87,12 +103,21 @@ def test_the_widest_choose_first_and_what_wants_no_card_leaves_them_free():
 
 
 def test_a_place_with_nodes_stands_on_no_other():
-    assert assign_nodes([PlacementRequest(nodes=("b",))], [node("a"), node("b", cpus=0.0)]) == [None]
+    assert assign_nodes([PlacementRequest(nodes=("b",))], [node("a"), node("b", cpus=0.0)]) == [
+        None
+    ]
 
 
 def test_nodes_are_chosen_by_name_whatever_id_they_have_now():
     before = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b")], {})
-    after = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b", alive=False), row("cccccccc", name="b")], {})
+    after = nodes_of(
+        [
+            row("aaaaaaaa", name="a"),
+            row("bbbbbbbb", name="b", alive=False),
+            row("cccccccc", name="b"),
+        ],
+        {},
+    )
     both = nodes_of([row("bbbbbbbb", name="b"), row("cccccccc", name="b")], {})
     place = PlacementRequest(nodes=("b",))
     found = [[one.id for one in allowed(place, nodes)] for nodes in (before, after, both)]
@@ -103,7 +128,13 @@ def test_nodes_are_chosen_by_name_whatever_id_they_have_now():
 
 
 def test_how_many_fit_counts_every_node():
-    assert capacity(PlacementRequest(cards=2, cpus=2), [node("a", gpus=2.0), node("b", gpus=5.0), node("c")]) == 3
+    assert (
+        capacity(
+            PlacementRequest(cards=2, cpus=2),
+            [node("a", gpus=2.0), node("b", gpus=5.0), node("c")],
+        )
+        == 3
+    )
 
 
 def test_a_long_list_of_nodes_is_cut():
@@ -119,7 +150,9 @@ places_made = st.lists(st.tuples(amounts, amounts), max_size=12)
 @settings(max_examples=50, deadline=None)
 @given(nodes_made, places_made)
 def test_nobody_is_given_more_than_a_node_has(sizes, wanted):
-    nodes = [node(str(number), float(cpus), float(gpus)) for number, (cpus, gpus) in enumerate(sizes)]
+    nodes = [
+        node(str(number), float(cpus), float(gpus)) for number, (cpus, gpus) in enumerate(sizes)
+    ]
     places = [PlacementRequest(cards=cards, cpus=cpus) for cpus, cards in wanted]
     found = assign_nodes(places, nodes)
     left_out = [place for place, name in zip(places, found, strict=True) if name is None]

@@ -26,13 +26,25 @@ RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, "8.6", used_bytes=0)
 def node(name, cpus=8, gpus=0, memory=64 * GIB, *, engines=WITHIN, cards=(), free=None, why=None):
     facts = NodeFacts(cpus, memory, tuple(cards), "0", dict(engines))
     free = {"free_cpus": cpus, "free_gpus": gpus, "free_memory_bytes": memory, **(free or {})}
-    return Node(f"id-{name}", name, "10.0.0.1", False, cpus, gpus, memory, **free,
-                facts=None if why else facts, why=why)  # fmt: skip
+    return Node(
+        f"id-{name}",
+        name,
+        "10.0.0.1",
+        False,
+        cpus,
+        gpus,
+        memory,
+        **free,
+        facts=None if why else facts,
+        why=why,
+    )
 
 
 def rtx_node(name, count=2, engines=("vllm",), **more):
     cards = [replace(RTX, index=number) for number in range(count)]
-    return node(name, gpus=count, cards=cards, engines={**WITHIN, **dict.fromkeys(engines)}, **more)
+    return node(
+        name, gpus=count, cards=cards, engines={**WITHIN, **dict.fromkeys(engines)}, **more
+    )
 
 
 def survey(*nodes, here=None):
@@ -58,12 +70,23 @@ SMALL = Serve(model="smollm2-135m")
 def test_a_replica_on_cards_asks_for_them_for_a_cpu_each_and_for_host_memory(place):
     (one, two) = place(survey(rtx_node("a"), rtx_node("b")), replace(VLLM, replicas=2))
     assert (one.name, two.name) == ("org-model-0", "org-model-1")
-    assert (one.place.cards, one.place.cpus, one.place.memory_bytes) == (2, 2, 2 * HOST_BYTES_A_CARD)
-    assert (one.gpus, one.place.nodes, one.place.source, one.checkpoint) == ((), (), None, "org/model")
+    assert (one.place.cards, one.place.cpus, one.place.memory_bytes) == (
+        2,
+        2,
+        2 * HOST_BYTES_A_CARD,
+    )
+    assert (one.gpus, one.place.nodes, one.place.source, one.checkpoint) == (
+        (),
+        (),
+        None,
+        "org/model",
+    )
 
 
 def test_a_model_that_can_be_pulled_is_pulled_by_name_on_each_node_and_not_here(place):
-    """This machine is a node that cannot serve: nothing is fetched onto it, the catalogue tells the size."""
+    """This machine is a node that cannot serve: nothing is fetched onto it, the catalogue tells
+    the size.
+    """
     cluster = survey(node("a", engines={}), node("b"), node("c"), here="id-a")
     (one,) = place(cluster, SMALL)
     assert (one.weights, one.place.source, one.place.nodes) == (None, "smollm2-135m", ("b", "c"))
@@ -83,12 +106,18 @@ def test_one_replica_more_leaves_those_that_run_as_they_are(place):
     again = place(busy, replace(SMALL, replicas=2), running=first)
     assert again[0] == first[0]
     assert again[1].threads == 8
-    with pytest.raises(DoesNotFit, match=r"4 replicas .* of which 1 run, there is room for 1: each needs 8 CPUs"):
+    with pytest.raises(
+        DoesNotFit, match=r"4 replicas .* of which 1 run, there is room for 1: each needs 8 CPUs"
+    ):
         place(busy, replace(SMALL, replicas=4, threads=8), running=first)
 
 
 def test_too_few_gpus_are_said_node_by_node(place):
-    cluster = survey(rtx_node("a"), rtx_node("b", free={"free_gpus": 1}), node("c", engines={**WITHIN, "vllm": None}))
+    cluster = survey(
+        rtx_node("a"),
+        rtx_node("b", free={"free_gpus": 1}),
+        node("c", engines={**WITHIN, "vllm": None}),
+    )
     with pytest.raises(DoesNotFit) as refused:
         place(cluster, replace(VLLM, replicas=3))
     said = refused.value.message
@@ -99,7 +128,9 @@ def test_too_few_gpus_are_said_node_by_node(place):
 
 
 @pytest.mark.parametrize("idle_unload_s", [None, 60.0])
-def test_nothing_is_loaded_on_demand_there_and_both_settings_that_ask_for_it_are_named(place, idle_unload_s):
+def test_nothing_is_loaded_on_demand_there_and_both_settings_that_ask_for_it_are_named(
+    place, idle_unload_s
+):
     """Either may be in the file, or both: who leaves one out is not to come back for the other."""
     with pytest.raises(UserError, match="`m` on a cluster cannot be loaded on demand") as refused:
         place(survey(node("a")), replace(FAKE, on_demand=True, idle_unload_s=idle_unload_s))
@@ -108,7 +139,9 @@ def test_nothing_is_loaded_on_demand_there_and_both_settings_that_ask_for_it_are
 
 def held(made, *used_gib):
     """With so much of each card in use, by whomever."""
-    cards = tuple(replace(RTX, index=number, used_bytes=used * GIB) for number, used in enumerate(used_gib))
+    cards = tuple(
+        replace(RTX, index=number, used_bytes=used * GIB) for number, used in enumerate(used_gib)
+    )
     return replace(made, facts=replace(made.facts, cards=cards))
 
 
@@ -116,18 +149,28 @@ def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
     """Which card is lent is Ray's to say, so that the idle one beside it cannot be counted on."""
     cluster = survey(held(rtx_node("a"), 0, 20), held(rtx_node("b"), 1, 2))
     assert {one.place.nodes for one in place(cluster, replace(SINGLE, replicas=2))} == {("b",)}
-    with pytest.raises(DoesNotFit, match=r"there is room for 2: .*; b has .*; a has busy cards: GPU 1 \(4.0 GiB of"):
+    with pytest.raises(
+        DoesNotFit,
+        match=r"there is room for 2: .*; b has .*; a has busy cards: GPU 1 \(4.0 GiB of",
+    ):
         place(cluster, replace(SINGLE, replicas=3))
     small = replace(SINGLE, options=EngineOptions(memory_share=0.1), replicas=4)
     assert len(place(cluster, small)) == 4, "it takes less than is left"
-    with pytest.raises(DoesNotFit, match="no card for `org/model` is free: a has busy cards: GPU 0") as refused:
+    with pytest.raises(
+        DoesNotFit, match="no card for `org/model` is free: a has busy cards: GPU 0"
+    ) as refused:
         place(survey(held(rtx_node("a"), 20, 0)), SINGLE)
     assert "nvidia-smi" in refused.value.hint
 
 
 def test_a_start_tells_which_nodes_it_does_without_and_why(place):
     told = []
-    cluster = survey(rtx_node("a"), held(rtx_node("b"), 0, 20), rtx_node("c", engines=()), node("plain", engines={}))
+    cluster = survey(
+        rtx_node("a"),
+        held(rtx_node("b"), 0, 20),
+        rtx_node("c", engines=()),
+        node("plain", engines={}),
+    )
     (one,) = place(cluster, SINGLE, tell=told.append)
     assert told == [
         "c is left out: it has no vllm installed",
@@ -144,7 +187,9 @@ def test_cards_that_ray_has_lent_already_may_be_full(place):
     full = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 22))
     with pytest.raises(DoesNotFit, match=r"GPU 1 .*; Ray assigned 1 of them"):
         place(full, SINGLE)
-    assert len(place(full, replace(SINGLE, replicas=2), running=(first,))) == 2, "for a start, not for a change"
+    assert len(place(full, replace(SINGLE, replicas=2), running=(first,))) == 2, (
+        "for a start, not for a change"
+    )
 
 
 BOTH = "GPU 0 (4.0 GiB of 24.0 GiB free), GPU 1 (1.0 GiB of 24.0 GiB free)"
@@ -167,7 +212,9 @@ def test_full_cards_are_named_so_that_nobody_ends_the_wrong_program(used_gib, fr
 
 
 def test_cards_are_in_the_order_in_which_ray_lends_them():
-    """Ray with one GPU and CUDA_VISIBLE_DEVICES=2,0 lends card 2; the others of the node are not looked at."""
+    """Ray with one GPU and CUDA_VISIBLE_DEVICES=2,0 lends card 2; the others of the node are not
+    looked at.
+    """
     gpus = [Gpu(number, "NVIDIA GeForce RTX 3090", 24 * GIB) for number in range(3)]
     memory = [GpuCard(number, 24 * GIB, 0) for number in range(3)]
     assert [gpu.index for gpu in lendable(gpus, memory, "2,0")] == [2, 0]
@@ -192,21 +239,52 @@ LACKING = survey(node("a"), node("b", why="has no skep in its Ray environment"))
 @pytest.mark.parametrize(
     ("cluster", "serve", "error", "words"),
     [
-        (survey(rtx_node("a")), replace(VLLM, options=EngineOptions(tp=4)), DoesNotFit, "4 GPUs on one node, the .* 2"),
-        (LACKING, VLLM, EngineError, "a has no vllm installed; b has no skep in its Ray environment"),
+        (
+            survey(rtx_node("a")),
+            replace(VLLM, options=EngineOptions(tp=4)),
+            DoesNotFit,
+            "4 GPUs on one node, the .* 2",
+        ),
+        (
+            LACKING,
+            VLLM,
+            EngineError,
+            "a has no vllm installed; b has no skep in its Ray environment",
+        ),
         (survey(node("a")), replace(FAKE, gpus=(0,)), UserError, "takes no `gpus`"),
         (survey(node("a")), replace(FAKE, engine_port=9000), UserError, "takes no `engine_port`"),
-        (survey(rtx_node("a")), replace(VLLM, extra=("--port", "1")), UserError, "--port, which skep sets itself"),
-        (survey(rtx_node("a")), replace(VLLM, kind="8x B200"), DoesNotFit, "no node of the kind 8x B200"),
+        (
+            survey(rtx_node("a")),
+            replace(VLLM, extra=("--port", "1")),
+            UserError,
+            "--port, which skep sets itself",
+        ),
+        (
+            survey(rtx_node("a")),
+            replace(VLLM, kind="8x B200"),
+            DoesNotFit,
+            "no node of the kind 8x B200",
+        ),
     ],
-    ids=["wider than every node", "no engine", "cards", "a port", "contradicting options", "no such kind"],
+    ids=[
+        "wider than every node",
+        "no engine",
+        "cards",
+        "a port",
+        "contradicting options",
+        "no such kind",
+    ],
 )
-def test_what_no_node_can_serve_is_refused_before_anything_starts(place, cluster, serve, error, words):
+def test_what_no_node_can_serve_is_refused_before_anything_starts(
+    place, cluster, serve, error, words
+):
     with pytest.raises(error, match=words):
         place(cluster, serve)
 
 
-def test_an_engine_that_some_nodes_have_is_placed_on_these_and_missed_where_they_are_not_enough(place):
+def test_an_engine_that_some_nodes_have_is_placed_on_these_and_missed_where_they_are_not_enough(
+    place,
+):
     cluster = survey(rtx_node("a"), rtx_node("b", engines=()))
     assert place(cluster, VLLM)[0].place.nodes == ("a",)
     with pytest.raises(DoesNotFit, match="b has no vllm installed"):
@@ -232,7 +310,9 @@ def names(launches):
 
 
 def test_what_stands_needs_no_node_so_that_a_lost_one_stops_no_other_change(place):
-    """The only node of a model died: its replica waits, other models are scaled, keys are taken back."""
+    """The only node of a model died: its replica waits, other models are scaled, keys are taken
+    back.
+    """
     wide = replace(VLLM, model="org/wide", options=EngineOptions(tp=4))
     stand = place(survey(rtx_node("a", 4), rtx_node("b")), VLLM, wide, FAKE)
     left = survey(rtx_node("b", free={"free_gpus": 0}), rtx_node("c"))
@@ -240,7 +320,9 @@ def test_what_stands_needs_no_node_so_that_a_lost_one_stops_no_other_change(plac
     more = place(left, replace(VLLM, replicas=2), wide, replace(FAKE, replicas=2), running=stand)
     assert set(names(more)) - set(names(stand)) == {"org-model-1", "m-1"}
     told = place(left, VLLM, replace(wide, reserve=1), FAKE, running=stand)
-    assert {one.name: one.reserve for one in told}["org-wide-0"] == 1, "gateways hear of it all the same"
+    assert {one.name: one.reserve for one in told}["org-wide-0"] == 1, (
+        "gateways hear of it all the same"
+    )
     for change in ({"replicas": 2}, {"slots": 9}):
         with pytest.raises(DoesNotFit, match="needs 4 GPUs on one node"):
             place(left, VLLM, replace(wide, **change), FAKE, running=stand)
@@ -251,9 +333,13 @@ def test_what_stands_needs_no_node_so_that_a_lost_one_stops_no_other_change(plac
 
 
 def test_fewer_of_what_stands_need_no_room(place):
-    """Two of three nodes are lost: two of the three replicas do not fit on what is left, and wait anyway."""
+    """Two of three nodes are lost: two of the three replicas do not fit on what is left, and wait
+    anyway.
+    """
     two = replace(VLLM, replicas=2)
     stand = place(survey(*map(rtx_node, "abc")), replace(VLLM, replicas=3))
     left = survey(rtx_node("a"))
     assert names(place(left, two, running=stand)) == ["org-model-0", "org-model-1"]
-    assert len(place(left, replace(two, slots=1), running=stand)) == 2, "what changes may wait for room"
+    assert len(place(left, replace(two, slots=1), running=stand)) == 2, (
+        "what changes may wait for room"
+    )

@@ -1,4 +1,6 @@
-"""The Ray driver and its client without a cluster: no command is lost or undone, one gateway owns a hive."""
+"""The Ray driver and its client without a cluster: no command is lost or undone, one gateway owns
+a hive.
+"""
 
 import asyncio
 
@@ -16,12 +18,16 @@ from skep.supervisor.lifecycle import RestartPolicy
 from skep.wire.json_pipe import from_document, to_document
 
 SETUP = messages.DriverSetup("10.0.0.1:6379", "h", RestartPolicy(), "g", "k")
-ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=PlacementRequest())
+ONE = Launch(
+    "m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=PlacementRequest()
+)
 
 
 def row(launch, **more):
     told = {"state": "ready", "why": None, "node": "b", "url": "http://b:1", "pid": 7, **more}
-    return messages.ReplicaReport(launch.name, engine="fake", incarnation="one", launch=launch, **told)
+    return messages.ReplicaReport(
+        launch.name, engine="fake", incarnation="one", launch=launch, **told
+    )
 
 
 class Wire(list):
@@ -40,10 +46,15 @@ class Wire(list):
 
 
 class Actors:
-    """The actors as the driver calls them: ends wait for `may_end`; `answers` are those to questions, by method."""
+    """The actors as the driver calls them: ends wait for `may_end`; `answers` are those to
+    questions, by method.
+    """
 
     def __init__(self, *names):
-        self.story, self.names, self.may_end, self.answers = [], list(names), asyncio.Event(), {}
+        self.story = []
+        self.names = list(names)
+        self.may_end = asyncio.Event()
+        self.answers = {}
 
     async def ensure(self, launch, _standing, _say):
         self.story.append(("ensure", launch.name))
@@ -126,7 +137,10 @@ async def test_reports_are_told_once_and_all_of_them_when_one_has_changed():
     driver._tell()
     driver._tell()
     driver._say("m-1", "waiting", None)
-    assert [[one.state for one in told.rows] for told in wire] == [["ready", "ready"], ["ready", "waiting"]]
+    assert [[one.state for one in told.rows] for told in wire] == [
+        ["ready", "ready"],
+        ["ready", "waiting"],
+    ]
 
 
 @pytest.fixture
@@ -137,7 +151,8 @@ def at_once(monkeypatch):
 
 
 async def test_a_silent_replica_is_away_and_asked_again_until_it_is_heard(at_once):
-    wire, actors = Wire(), Actors()
+    wire = Wire()
+    actors = Actors()
     driver = driver_of(wire, actors)
     actors.answers["report"] = report()
     await driver._carry_out(wanted(ONE))
@@ -167,7 +182,8 @@ async def test_what_stands_and_is_not_wanted_is_ended():
     actors = Actors("m-0", "m-1")
     actors.may_end.set()
     driver = driver_of(Wire(), actors)
-    driver._wanted, driver._rows = {"m-0": ONE}, {"m-0": row(ONE)}
+    driver._wanted = {"m-0": ONE}
+    driver._rows = {"m-0": row(ONE)}
     await driver._end_all_but_wanted(actors.names)
     assert actors.story == [("ends", "m-1"), ("ended", "m-1")]
 
@@ -185,7 +201,8 @@ def ready(client, launch=ONE):
 
 def client_of(tmp_path):
     """A client of a driver that has joined, and the link to it."""
-    made, wire = ClusterClient(Cluster(SETUP.address, "h"), RestartPolicy(), tmp_path / "driver.log"), Wire()
+    made = ClusterClient(Cluster(SETUP.address, "h"), RestartPolicy(), tmp_path / "driver.log")
+    wire = Wire()
     made._link = wire
     made._hear(messages.Joined(SETUP.address))
     wire.clear()
@@ -205,7 +222,10 @@ async def test_a_restart_that_nobody_carries_out_is_an_error(tmp_path):
     """Its replica would get nothing new for ever."""
     client, wire = client_of(tmp_path)
     member = ready(client)
-    for answer, why in (None, "the cluster does not answer"), (messages.Answer(1, "no node"), "no node"):
+    for answer, why in (
+        (None, "the cluster does not answer"),
+        (messages.Answer(1, "no node"), "no node"),
+    ):
         wire.answer = answer
         with pytest.raises(EngineError, match=f"`m-0` cannot be restarted: {why}"):
             await member.restart()
@@ -214,7 +234,9 @@ async def test_a_restart_that_nobody_carries_out_is_an_error(tmp_path):
 
 
 async def test_one_that_could_not_be_ended_and_is_wanted_again_is_known_as_it_is(tmp_path):
-    """Its report is what it was, and is not told again: without it the new member would start for ever."""
+    """Its report is what it was, and is not told again: without it the new member would start for
+    ever.
+    """
     client, _ = client_of(tmp_path)
     await client.went(ready(client))
     again = client.member(ONE, lambda: None)
@@ -222,7 +244,9 @@ async def test_one_that_could_not_be_ended_and_is_wanted_again_is_known_as_it_is
     assert again.life.serving
 
 
-async def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engine_goes_on(tmp_path):
+async def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engine_goes_on(
+    tmp_path,
+):
     client, wire = client_of(tmp_path)
     member = ready(client)
     wire.clear()

@@ -21,24 +21,36 @@ from skep.cluster.ray_processes import (
 from skep.errors import EngineError, UserError
 
 HEAD = NodeRecord("10.0.0.1:6379", "10.0.0.1", True, "a", "6379-7499", "m4rk")
-PORTS, FOLDER, TOKEN = Ports(), Path("/tmp/x/r"), Path("/c/ray-token")
+PORTS = Ports()
+FOLDER = Path("/tmp/x/r")
+TOKEN = Path("/c/ray-token")
 
 
 def test_a_head_listens_in_one_range_without_dashboard_and_statistics():
     told = arguments(HEAD, NodeOptions(), PORTS, FOLDER)
-    assert {"--head", "--no-monitor", "--disable-usage-stats", "--include-dashboard=false"} < set(told)
+    assert {"--head", "--no-monitor", "--disable-usage-stats", "--include-dashboard=false"} < set(
+        told
+    )
     assert "--node-ip-address=10.0.0.1" in told
-    ports = {flag: int(number) for flag, _, number in (word.partition("=") for word in told) if "port" in flag}
+    ports = {
+        flag: int(number)
+        for flag, _, number in (word.partition("=") for word in told)
+        if "port" in flag
+    }
     assert all(PORTS.first <= port <= PORTS.last for port in ports.values())
     assert len(set(ports.values())) == len(ports), "none is taken twice"
     assert str(PORTS) == "6379-7499"
     assert not any("ray-client" in word for word in told)
-    assert "--ray-client-server-port=6398" in arguments(HEAD, NodeOptions(), PORTS, FOLDER, has_client=True)
+    assert "--ray-client-server-port=6398" in arguments(
+        HEAD, NodeOptions(), PORTS, FOLDER, has_client=True
+    )
 
 
 def test_a_node_is_told_its_head_and_what_it_lends():
     options = NodeOptions("b", cpus=4, gpus=0)
-    told = arguments(replace(HEAD, is_head=False, address="10.0.0.2"), options, Ports(9000), FOLDER)
+    told = arguments(
+        replace(HEAD, is_head=False, address="10.0.0.2"), options, Ports(9000), FOLDER
+    )
     assert {"--address=10.0.0.1:6379", "--num-cpus=4", "--num-gpus=0"} < set(told)
     assert not any(word.startswith(("--head", "--port", "--dashboard-port")) for word in told)
 
@@ -57,7 +69,9 @@ def test_what_closes_it_cannot_be_undone_by_the_environment_and_the_rest_can():
     assert not {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} & set(told)
     assert told["RAY_USAGE_STATS_ENABLED"] == "0"
     assert told["RAY_health_check_period_ms"] == "5000"
-    assert int(told["RAY_gcs_rpc_server_reconnect_timeout_s"]) > 24 * 3600, "what serves outlives its head"
+    assert int(told["RAY_gcs_rpc_server_reconnect_timeout_s"]) > 24 * 3600, (
+        "what serves outlives its head"
+    )
     assert (told["PATH"], told[MARK]) == ("/bin", "m4rk")
 
 
@@ -65,7 +79,9 @@ def test_engines_of_a_node_have_ports_of_the_same_range_and_elsewhere_any():
     low, high = PORTS.engines
     assert (low, high, high) == (7400, 7499, PORTS.last)
     assert low > max(*PORTS.workers, *PORTS.services.values())
-    assert engine_ports(environment(HEAD, PORTS, TOKEN, {ENGINE_PORTS: "1-2"})) == range(7400, 7500)
+    assert engine_ports(environment(HEAD, PORTS, TOKEN, {ENGINE_PORTS: "1-2"})) == range(
+        7400, 7500
+    )
     assert engine_ports({}) is None
     for wrong in ("7400", "7499-7400", "a-b", "1-70000"):
         with pytest.raises(EngineError, match=f"`{wrong}`, not a range of ports"):
@@ -76,7 +92,12 @@ def test_loopback_stays_loopback():
     """Ray puts the address of another interface in its place, unless it is told not to."""
     variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     assert environment(HEAD, PORTS, TOKEN, {})[variable] == "1"
-    assert environment(replace(HEAD, address=checked_address("localhost")), PORTS, TOKEN, {})[variable] == "0"
+    assert (
+        environment(replace(HEAD, address=checked_address("localhost")), PORTS, TOKEN, {})[
+            variable
+        ]
+        == "0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,12 +119,19 @@ def test_what_a_node_cannot_be_started_with_is_refused(check, wrong, words):
     [
         ("ray.exceptions.AuthenticationError: RPC error", EngineError, "its token differs"),
         (
-            "RuntimeError: Version mismatch:\n Ray: 2.59.0\n Python: 3.11.2\nThis\n Ray: 2.60.0\n Python: 3.12.1\n",
+            (
+                "RuntimeError: Version mismatch:\n Ray: 2.59.0\n Python: 3.11.2\nThis\n Ray: "
+                "2.60.0\n Python: 3.12.1\n"
+            ),
             UserError,
             "runs Ray 2.59.0 on Python 3.11.2, this machine has Ray 2.60.0 and Python 3.12.1",
         ),
         ("RuntimeError: Version mismatch: in other words", UserError, "runs Ray ?"),
-        ("Traceback\nValueError: no such thing\n", EngineError, "Ray did not start: ValueError: no such thing"),
+        (
+            "Traceback\nValueError: no such thing\n",
+            EngineError,
+            "Ray did not start: ValueError: no such thing",
+        ),
         ("", EngineError, "no message"),
     ],
 )

@@ -1,4 +1,6 @@
-"""What a change of a running hive asks of its cluster: once, and not where nothing depends on the answer."""
+"""What a change of a running hive asks of its cluster: once, and not where nothing depends on the
+answer.
+"""
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +12,9 @@ from skep.errors import DoesNotFit, EngineError
 from skep.paths import user_paths
 
 SETTINGS = Settings(serve=(Serve(model="m", engine="fake", replicas=2),), cluster=Cluster("auto"))
-NODE = Node("id-a", "a", "10.0.0.1", False, 8, 0, 0, 8, 0, 0, facts=NodeFacts(8, 0, engines={"fake": None}))
+NODE = Node(
+    "id-a", "a", "10.0.0.1", False, 8, 0, 0, 8, 0, 0, facts=NodeFacts(8, 0, engines={"fake": None})
+)
 FOUND = ClusterSurvey("10.0.0.1:6379", "2.60.0", (NODE,))
 
 
@@ -18,7 +22,8 @@ class Asked:
     """Surveys of a cluster that is there, or is `lost`."""
 
     def __init__(self):
-        self.count, self.lost = 0, False
+        self.count = 0
+        self.lost = False
         self.nodes = RayNodes(SETTINGS.cluster, self._survey)
 
     def _survey(self, _address, **_how):
@@ -46,7 +51,11 @@ def test_a_reload_that_moves_no_replica_goes_through_while_the_head_is_lost(rebu
     stand = rebuilt(SETTINGS)
     asked.lost = True
     other = Upstream("http://127.0.0.1:9", 4, "other")
-    assert [one.name for one in rebuilt(replace(SETTINGS, upstream=(other,)), stand)] == ["m-0", "m-1", "other"]
+    assert [one.name for one in rebuilt(replace(SETTINGS, upstream=(other,)), stand)] == [
+        "m-0",
+        "m-1",
+        "other",
+    ]
     assert rebuilt(SETTINGS, stand) == stand
     (serve,) = SETTINGS.serve
     reserved = rebuilt(replace(SETTINGS, serve=(replace(serve, reserve=1),)), stand)
@@ -64,6 +73,7 @@ def test_a_change_that_needs_nodes_asks_once_for_what_is_free_now(rebuilt, asked
     stand = rebuilt(SETTINGS)
     (serve,) = SETTINGS.serve
     with pytest.raises(DoesNotFit):
-        rebuilt(replace(SETTINGS, serve=(replace(serve, replicas=1000),)), stand)  # of a tenth of a CPU each
+        # Of a tenth of a CPU each.
+        rebuilt(replace(SETTINGS, serve=(replace(serve, replicas=1000),)), stand)
     assert len(rebuilt(replace(SETTINGS, serve=(replace(serve, replicas=80),)), stand)) == 80
     assert asked.count == 3

@@ -53,7 +53,10 @@ def all_parts(data, lines):
 
 @pytest.mark.parametrize("lines", [0, 3, 20_000, 10_000_000])
 def test_the_parts_are_together_the_last_lines_as_of_a_file_here(lines):
-    shown = LONG[-TAIL_BYTES:].splitlines(keepends=True)[-lines:] if lines else ()
+    if lines:
+        shown = LONG[-TAIL_BYTES:].splitlines(keepends=True)[-lines:]
+    else:
+        shown = ()
     parts = all_parts(LONG, lines)
     assert "".join(part.text for part in parts) == b"".join(shown).decode(errors="replace")
     assert parts[-1].offset == len(LONG)

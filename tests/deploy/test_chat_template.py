@@ -17,7 +17,13 @@ FOLDERS = [
     ({"tokenizer_config.json": json.dumps({"chat_template": WITH_TOOLS})}, True),
     ({"tokenizer_config.json": json.dumps({"chat_template": NAMED})}, True),
     ({"chat_template.json": json.dumps({"chat_template": WITH_TOOLS})}, True),
-    ({"chat_template.jinja": PLAIN, "tokenizer_config.json": json.dumps({"chat_template": WITH_TOOLS})}, False),
+    (
+        {
+            "chat_template.jinja": PLAIN,
+            "tokenizer_config.json": json.dumps({"chat_template": WITH_TOOLS}),
+        },
+        False,
+    ),
     ({"chat_template.jinja": PLAIN, "additional_chat_templates/tool_use.jinja": WITH_TOOLS}, True),
     # Mistral's tokenizer brings its own
     ({"tekken.json": "{}", "chat_template.jinja": PLAIN}, None),

@@ -1,4 +1,6 @@
-"""A layout as text for others to start: what was published comes out again, and no value breaks out of its quotes."""
+"""A layout as text for others to start: what was published comes out again, and no value breaks
+out of its quotes.
+"""
 
 import json
 import re
@@ -12,11 +14,20 @@ from msgspec.structs import replace
 
 from skep.catalog.presets import Container, Draft, EngineOptions, Mount, Need, Preset
 from skep.config.presets import shipped_presets
-from skep.deploy.export import FORMS, RecipePath, comment, recipe_of, shell_word, systemd_word, yaml_word
+from skep.deploy.export import (
+    FORMS,
+    RecipePath,
+    comment,
+    recipe_of,
+    shell_word,
+    systemd_word,
+    yaml_word,
+)
 from skep.errors import UserError
 
 NASTY = ["a b", "it's", '"quoted"', "$HOME", "`id`", "100%", "%h", "back\\slash", "two\nlines", "tab\there", "ümlaut",
-         "; rm -rf x", "#no", "${X}", "$(id)", "", "\\", "a=b", "{}", "*", "!", "~", "-x", "日本\u2028x"]  # fmt: skip
+         ("; rm -rf "
+"x"), "#no", "${X}", "$(id)", "", "\\", "a=b", "{}", "*", "!", "~", "-x", "日本\u2028x"]  # fmt: skip
 PLAIN = Preset(
     name="mine",
     title="Mine",
@@ -48,8 +59,11 @@ def shipped(name):
 
 def commands(text, first):
     """The words of every command of a script that begins with this one, as a shell reads them."""
-    found, words = [], shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars="\n&;()|<>")
-    words.whitespace, words.whitespace_split, words.commenters = " \t\r", True, "#"
+    found = []
+    words = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars="\n&;()|<>")
+    words.whitespace = " \t\r"
+    words.whitespace_split = True
+    words.commenters = "#"
     line = []
     for word in words:
         if set(word) <= set("\n&;()|<>"):
@@ -65,7 +79,10 @@ def options_of(words):
     found = {}
     for place, word in enumerate(words):
         if word.startswith("--"):
-            after = words[place + 1] if place + 1 < len(words) else "--"
+            if place + 1 < len(words):
+                after = words[place + 1]
+            else:
+                after = "--"
             found[word] = None if after.startswith("--") else after
     return found
 
@@ -74,16 +91,28 @@ def options_of(words):
 
 
 def published_run(depth, slots, share):
-    """The author's `vllm serve`, as it is printed in the write-up, and the parser that lets agents call tools."""
+    """The author's `vllm serve`, as it is printed in the write-up, and the parser that lets agents
+    call tools.
+    """
     return {
-        "--served-model-name": "qwen36-27b", "--quantization": "auto_round", "--dtype": "float16",
-        "--max-model-len": "20000", "--gpu-memory-utilization": share, "--max-num-seqs": slots,
-        "--max-num-batched-tokens": "2048", "--kv-cache-dtype": "fp8_e5m2", "--trust-remote-code": None,
-        "--enable-auto-tool-choice": None, "--tool-call-parser": "qwen3_coder",
-        "--reasoning-parser": "qwen3", "--enable-prefix-caching": None, "--enable-chunked-prefill": None,
-        "--host": "0.0.0.0", "--port": "8000",
+        "--served-model-name": "qwen36-27b",
+        "--quantization": "auto_round",
+        "--dtype": "float16",
+        "--max-model-len": "20000",
+        "--gpu-memory-utilization": share,
+        "--max-num-seqs": slots,
+        "--max-num-batched-tokens": "2048",
+        "--kv-cache-dtype": "fp8_e5m2",
+        "--trust-remote-code": None,
+        "--enable-auto-tool-choice": None,
+        "--tool-call-parser": "qwen3_coder",
+        "--reasoning-parser": "qwen3",
+        "--enable-prefix-caching": None,
+        "--enable-chunked-prefill": None,
+        "--host": "0.0.0.0",
+        "--port": "8000",
         "--speculative-config": {"method": "mtp", "num_speculative_tokens": depth},
-    }  # fmt: skip
+    }
 
 
 def test_a_container_is_told_the_parsers_of_the_model_whatever_its_folder_is_called_inside():
@@ -96,7 +125,10 @@ def test_a_container_is_told_the_parsers_of_the_model_whatever_its_folder_is_cal
 
 @pytest.mark.parametrize(
     ("name", "depth", "slots", "share", "cards"),
-    [("qwen3.6-27b-3090-mtp5", 5, "1", "0.97", ["0"]), ("qwen3.6-27b-2x3090-replicas", 3, "2", "0.92", ["0", "1"])],
+    [
+        ("qwen3.6-27b-3090-mtp5", 5, "1", "0.97", ["0"]),
+        ("qwen3.6-27b-2x3090-replicas", 3, "2", "0.92", ["0", "1"]),
+    ],
 )
 def test_docker_runs_what_the_write_up_ran(name, depth, slots, share, cards):
     runs = commands(export(shipped(name), "docker"), "docker")
@@ -113,7 +145,11 @@ def test_docker_runs_what_the_write_up_ran(name, depth, slots, share, cards):
             "/patches/patch_tolist_cudagraph.py:ro",
         ]
         given = {run[at + 1] for at, word in enumerate(run) if word == "-e"}
-        assert {"VLLM_WORKER_MULTIPROC_METHOD=spawn", "NCCL_P2P_DISABLE=1", "GENESIS_ENABLE_P82=1"} <= given
+        assert {
+            "VLLM_WORKER_MULTIPROC_METHOD=spawn",
+            "NCCL_P2P_DISABLE=1",
+            "GENESIS_ENABLE_P82=1",
+        } <= given
         assert "CUDA_VISIBLE_DEVICES" not in " ".join(run)  # inside, the one card is number 0
         image, dash_c, script = run[-3:]
         assert image == "vllm/vllm-openai:nightly-07351e0883470724dd5a7e9730ed10e01fc99d08"
@@ -175,7 +211,11 @@ def test_a_script_starts_no_engine_where_skep_is_missing(form, tmp_path):
         (tmp_path / name).chmod(0o755)
     bash = shutil.which("bash")
     done = subprocess.run(
-        [bash, "-c", export(recipe(), form)], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30
+        [bash, "-c", export(recipe(), form)],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert done.returncode == 1
     assert "no skep on PATH: `skep gateway` stands in front of the engines" in done.stderr
@@ -184,10 +224,16 @@ def test_a_script_starts_no_engine_where_skep_is_missing(form, tmp_path):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_accepts_its_units(tmp_path):
-    text = export(recipe(env=(("X", "a % $b \"c\" 'd'"),), extra=("--flag", "100% $HOME")), "systemd")
+    text = export(
+        recipe(env=(("X", "a % $b \"c\" 'd'"),), extra=("--flag", "100% $HOME")), "systemd"
+    )
     parts = re.split(r"^# ~/\.config/systemd/user/(\S+)\n", text, flags=re.MULTILINE)
     units = dict(zip(parts[1::2], parts[2::2], strict=True))
-    assert list(units) == ["skep-mine-0.service", "skep-mine-1.service", "skep-mine-gateway.service"]
+    assert list(units) == [
+        "skep-mine-0.service",
+        "skep-mine-1.service",
+        "skep-mine-gateway.service",
+    ]
     for name, unit in units.items():
         (tmp_path / name).write_text(unit)
     env = {
@@ -219,7 +265,13 @@ def test_a_script_says_what_its_preset_needs(form):
     ],
 )
 def test_each_engine_has_its_public_image(engine, checkpoint, version, image):
-    made = recipe(engine=engine, checkpoint=checkpoint, engine_version=version, replicas=1, hardware="rtx-3090")
+    made = recipe(
+        engine=engine,
+        checkpoint=checkpoint,
+        engine_version=version,
+        replicas=1,
+        hardware="rtx-3090",
+    )
     (run, *_) = commands(export(made, "docker"), "docker")
     assert image in run
     assert "0.0.0.0" in " ".join(run)  # loopback inside a container is nobody's
@@ -227,13 +279,20 @@ def test_each_engine_has_its_public_image(engine, checkpoint, version, image):
 
 
 def test_a_gguf_file_of_the_hub_is_named_as_llama_server_wants_it():
-    made = recipe(engine="llamacpp", checkpoint="a/b-GGUF:b-Q4_K_M.gguf", replicas=1, hardware="rtx-4090")
+    made = recipe(
+        engine="llamacpp", checkpoint="a/b-GGUF:b-Q4_K_M.gguf", replicas=1, hardware="rtx-4090"
+    )
     (run,) = commands(export(made, "docker"), "docker")
-    assert (run[run.index("--hf-repo") + 1], run[run.index("--hf-file") + 1]) == ("a/b-GGUF", "b-Q4_K_M.gguf")
+    assert (run[run.index("--hf-repo") + 1], run[run.index("--hf-file") + 1]) == (
+        "a/b-GGUF",
+        "b-Q4_K_M.gguf",
+    )
 
 
 ARC = {"hardware": "arc-pro-b70", "replicas": 1}
-MOUNTED = Container("i:1", (Mount("$DATA/it's", "/in side", read_only=False),), before=("echo $HOME 'x'",))
+MOUNTED = Container(
+    "i:1", (Mount("$DATA/it's", "/in side", read_only=False),), before=("echo $HOME 'x'",)
+)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +303,16 @@ MOUNTED = Container("i:1", (Mount("$DATA/it's", "/in side", read_only=False),), 
         (recipe(checkpoint="/srv/qwen"), "docker", ["/srv/qwen:/model:ro", "serve /model"]),
         (recipe(**ARC), "docker", ["is built for NVIDIA's cards"]),
         (recipe(**ARC), "shell", ["ZE_AFFINITY_MASK=0"]),
-        (recipe(container=MOUNTED), "compose", ['target: "/in side"', "read_only: false", "echo $$HOME 'x'"]),
-        (recipe(env=(("HTTP_PROXY", "http://127.0.0.1:3128"),)), "docker", ["HTTP_PROXY=http://127.0.0.1:3128"]),
+        (
+            recipe(container=MOUNTED),
+            "compose",
+            ['target: "/in side"', "read_only: false", "echo $$HOME 'x'"],
+        ),
+        (
+            recipe(env=(("HTTP_PROXY", "http://127.0.0.1:3128"),)),
+            "docker",
+            ["HTTP_PROXY=http://127.0.0.1:3128"],
+        ),
     ],
 )
 def test_a_text_says_what_its_preset_asks_for(made, form, said):
@@ -260,7 +327,9 @@ def test_ports_must_leave_room_for_the_endpoint():
         recipe_of(PLAIN, port=8501, engine_port=8500)
 
 
-@pytest.mark.parametrize(("engine", "said"), [("embedded", "own embedded engine"), ("ollama", "runs in Ollama")])
+@pytest.mark.parametrize(
+    ("engine", "said"), [("embedded", "own embedded engine"), ("ollama", "runs in Ollama")]
+)
 def test_an_engine_that_needs_no_export_says_so(engine, said):
     with pytest.raises(UserError, match=said):
         recipe(engine=engine, hardware="cpu", replicas=1)
@@ -282,7 +351,13 @@ def test_random_values_survive_a_whole_script():
     letters = "ab '\"$`\\%{}()!#&;|<>*?~=\t\n"
     for _ in range(40):
         word, value = ("".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(2))
-        made = recipe(extra=("--own", f"x{word}"), env=(("OWN", value),), title=word, replicas=1, hardware="rtx-3090")
+        made = recipe(
+            extra=("--own", f"x{word}"),
+            env=(("OWN", value),),
+            title=word,
+            replicas=1,
+            hardware="rtx-3090",
+        )
         script = export(made, "shell")
         ran = subprocess_free_words(script)
         assert ran[ran.index("--own") + 1] == f"x{word}"
@@ -341,7 +416,9 @@ def _unescaped(code):
 def test_notes_and_a_stand_in_are_told_in_comments(form):
     text = export(recipe(stand_in=True, notes=("warm it\nup first",)), form)
     told = [line for line in text.splitlines() if line.startswith("# Note: ")]
-    assert told[0] == "# Note: the source does not name its checkpoint: skep uses Qwen/Qwen3-8B-AWQ in its place"
+    assert told[0] == (
+        "# Note: the source does not name its checkpoint: skep uses Qwen/Qwen3-8B-AWQ in its place"
+    )
     assert told[1].startswith("# Note: warm it")
     assert not any(line.startswith("up first") for line in text.splitlines())
     assert "# Note: " not in export(recipe(), form)

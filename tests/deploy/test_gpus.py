@@ -13,7 +13,13 @@ CARDS = tuple(launches.GpuCard(index, 24 * GIB, GIB) for index in range(4))
 
 
 def launch(name="m-0", engine="vllm", gpus=(0,), share=None, **changes):
-    told = {"slots": 4, "context_tokens": 100, "threads": 1, "gpus": gpus, "options": EngineOptions(memory_share=share)}
+    told = {
+        "slots": 4,
+        "context_tokens": 100,
+        "threads": 1,
+        "gpus": gpus,
+        "options": EngineOptions(memory_share=share),
+    }
     return Launch(name, engine, "m", None, **told, **changes)
 
 
@@ -59,9 +65,13 @@ def test_more_cards_than_the_machine_has_do_not_fit():
 def test_an_engine_takes_its_share_of_every_card_and_a_file_what_it_weighs():
     half = launches.room_of(launch(gpus=(0, 1), share=0.5), CARDS, weights=None, cache=None)
     assert half == (("gpu0", 12 * GIB), ("gpu1", 12 * GIB))
-    on_cards = launches.room_of(launch(engine="llamacpp", gpus=(0, 1)), CARDS, weights=8 * GIB, cache=2 * GIB)
+    on_cards = launches.room_of(
+        launch(engine="llamacpp", gpus=(0, 1)), CARDS, weights=8 * GIB, cache=2 * GIB
+    )
     assert on_cards == (("gpu0", 5 * GIB), ("gpu1", 5 * GIB))
-    assert launches.room_of(launch(engine="embedded", gpus=()), (), weights=GIB, cache=None) == (("ram", GIB),)
+    assert launches.room_of(launch(engine="embedded", gpus=()), (), weights=GIB, cache=None) == (
+        ("ram", GIB),
+    )
     assert launches.room_of(launch(engine="ollama"), CARDS, weights=None, cache=None) == ()
 
 
@@ -69,7 +79,10 @@ def test_two_replicas_that_profile_one_card_do_not_fit_together():
     pair = [with_room(launch("m-0")), with_room(launch("m-1"))]
     with pytest.raises(DoesNotFit) as refused:
         launches.check_together(pair, dict(launches.machine_resources(CARDS, None)))
-    assert "2 replicas do not fit together on GPU 0 of 24.0 GiB: m-0 21.6 GiB, m-1 21.6 GiB" in str(refused.value)
+    assert (
+        "2 replicas do not fit together on GPU 0 of 24.0 GiB: m-0 21.6 GiB, m-1 21.6 GiB"
+        in str(refused.value)
+    )
     assert "memory_share = 0.47" in refused.value.hint
     halves = [with_room(launch("m-0", share=0.47)), with_room(launch("m-1", share=0.47))]
     launches.check_together(halves, dict(launches.machine_resources(CARDS, None)))
@@ -84,7 +97,9 @@ def test_a_busy_card_is_named_with_the_share_that_would_fit():
     busy = (launches.GpuCard(0, 24 * GIB, 8 * GIB),)
     with pytest.raises(DoesNotFit) as refused:
         launches.check_free([with_room(launch())], busy)
-    assert "GPU 0 is busy: 16.0 GiB of 24.0 GiB are free, `m-0` needs 21.6 GiB" in str(refused.value)
+    assert "GPU 0 is busy: 16.0 GiB of 24.0 GiB are free, `m-0` needs 21.6 GiB" in str(
+        refused.value
+    )
     assert "(--memory-share) to 0.65" in refused.value.hint
     launches.check_free([with_room(launch())], CARDS)
     with pytest.raises(DoesNotFit) as refused:
@@ -93,7 +108,8 @@ def test_a_busy_card_is_named_with_the_share_that_would_fit():
 
 
 def test_pinned_models_leave_room_for_one_on_demand():
-    pinned, other = replace(launch("p-0"), model="p", pinned=True), replace(launch("g-0"), model="g", on_demand=True)
+    pinned = replace(launch("p-0"), model="p", pinned=True)
+    other = replace(launch("g-0"), model="g", on_demand=True)
     launches.check_pinned([other], 1)
     with pytest.raises(UserError, match="max_loaded = 1 is too low"):
         launches.check_pinned([pinned, other], 1)

@@ -1,4 +1,6 @@
-"""From settings to what is started on this machine: cards, ports and room, in the cases that went wrong."""
+"""From settings to what is started on this machine: cards, ports and room, in the cases that went
+wrong.
+"""
 
 import os
 import struct
@@ -22,23 +24,35 @@ def paths_of(tmp_path):
 
 
 def test_two_models_with_the_same_engine_port_are_refused(tmp_path):
-    serve = tuple(Serve(model, engine="fake", engine_port=9100, replicas=2) for model in ("a", "b"))
+    serve = tuple(
+        Serve(model, engine="fake", engine_port=9100, replicas=2) for model in ("a", "b")
+    )
     with pytest.raises(UserError, match="9100"):
         plan_launches(Settings(serve=serve), paths_of(tmp_path), machine=LocalMachine(4))
 
 
 @pytest.mark.parametrize(
     ("engine", "busy", "replicas", "threads"),
-    [("embedded", 0, 1, 8), ("embedded", 3, 1, 5), ("embedded", 3, 2, 2), ("embedded", 8, 1, 1), ("fake", 3, 1, 8)],
+    [
+        ("embedded", 0, 1, 8),
+        ("embedded", 3, 1, 5),
+        ("embedded", 3, 2, 2),
+        ("embedded", 8, 1, 1),
+        ("fake", 3, 1, 8),
+    ],
 )
-def test_the_embedded_engine_leaves_busy_cores_to_others(tmp_path, engine, busy, replicas, threads):
+def test_the_embedded_engine_leaves_busy_cores_to_others(
+    tmp_path, engine, busy, replicas, threads
+):
     file = tmp_path / "m.gguf"
     gguf_of(file)
     settings = Settings(serve=(Serve(str(file), engine=engine, replicas=replicas),))
     launches = plan_launches(settings, paths_of(tmp_path), machine=LocalMachine(8, busy=busy))
     assert [launch.threads for launch in launches] == [threads] * replicas
     told = replace(settings, serve=(replace(settings.serve[0], threads=7),))
-    assert plan_launches(told, paths_of(tmp_path), machine=LocalMachine(8, busy=busy))[0].threads == 7
+    assert (
+        plan_launches(told, paths_of(tmp_path), machine=LocalMachine(8, busy=busy))[0].threads == 7
+    )
 
 
 def program(folder, name="llama-server", says="echo 'version: 2222 (abc)'"):
@@ -50,17 +64,22 @@ def program(folder, name="llama-server", says="echo 'version: 2222 (abc)'"):
 
 
 def gguf_of(path):
-    """A header alone: 32 layers of 32 heads, so that a long context costs far more than the weights."""
+    """A header alone: 32 layers of 32 heads, so that a long context costs far more than the
+    weights.
+    """
     sizes = {
-        "context_length": 131072, "block_count": 32, "embedding_length": 4096, "feed_forward_length": 11008,
-        "attention.head_count": 32, "attention.head_count_kv": 32, "vocab_size": 32000,
+        "context_length": 131072, "block_count": 32, "embedding_length": 4096,
+        "feed_forward_length": 11008, "attention.head_count": 32, "attention.head_count_kv": 32,
+        "vocab_size": 32000,
     }  # fmt: skip
 
     def text(value):
         return struct.pack("<Q", len(value)) + value.encode()
 
     pairs = text("general.architecture") + struct.pack("<I", 8) + text("llama")
-    pairs += b"".join(text(f"llama.{key}") + struct.pack("<II", 4, value) for key, value in sizes.items())
+    pairs += b"".join(
+        text(f"llama.{key}") + struct.pack("<II", 4, value) for key, value in sizes.items()
+    )
     tensor = text("w") + struct.pack("<I2QIQ", 2, 32, 2, 2, 0)
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 1 + len(sizes)) + pairs + tensor
     path.write_bytes(head + bytes(-len(head) % 32) + bytes(36))
@@ -115,7 +134,9 @@ def test_cards_that_the_user_has_hidden_are_not_given_out(nvidia_smi, monkeypatc
 
 
 def test_a_card_that_nobody_knows_keeps_nothing_from_starting(nvidia_smi):
-    """Not even the embedded engine, which runs on the CPU, nor a gateway before servers of others."""
+    """Not even the embedded engine, which runs on the CPU,
+    nor a gateway before servers of others.
+    """
     nvidia_smi(UNKNOWN_CARD)
     assert read_machine().devices == ()
 
@@ -128,17 +149,27 @@ def test_the_version_that_a_preset_was_measured_with_meets_its_image(tmp_path):
 
 def test_the_ollama_recipe_for_four_cards_gets_four_cards(tmp_path, monkeypatch):
     wanted = preset("gemma-4-31b-4x3090-ollama", tmp_path)
-    manifest = tmp_path / "manifests" / "registry.ollama.ai" / "library" / wanted.checkpoint.replace(":", "/")
+    manifest = (
+        tmp_path
+        / "manifests"
+        / "registry.ollama.ai"
+        / "library"
+        / wanted.checkpoint.replace(":", "/")
+    )
     manifest.parent.mkdir(parents=True)
     manifest.touch()
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     serve = replace(serve_of(wanted), binary=program(tmp_path / "bin"))
     cards = tuple(GpuCard(number, 24 * GIB, 0) for number in range(4))
-    launch = plan_launches(Settings(serve=(serve,)), paths_of(tmp_path), machine=LocalMachine(4, cards))[0]
+    launch = plan_launches(
+        Settings(serve=(serve,)), paths_of(tmp_path), machine=LocalMachine(4, cards)
+    )[0]
     assert len(launch.gpus) in (0, 4)
 
 
 @pytest.mark.parametrize("name", ["A=B", "", "A\0B"])
 def test_a_name_that_is_none_of_a_variable_is_one_clear_line(name):
     with pytest.raises(UserError):
-        parse_settings({"serve": [{"engine": "vllm", "model": "o/m", "env": {name: "1"}}]}, "skep.toml", {})
+        parse_settings(
+            {"serve": [{"engine": "vllm", "model": "o/m", "env": {name: "1"}}]}, "skep.toml", {}
+        )

@@ -20,19 +20,39 @@ MODEL = "qwen3-8b"
 
 def small_prospect(*, slots=4, card="h200", spec=None, context=4096):
     """An 8B on an H200: some 3 ms a step."""
-    setup = Setup(geometry(MODEL), find_quant("awq"), find_kv("bf16"), "vllm", Layout(), slots=slots, spec=spec)
+    setup = Setup(
+        geometry(MODEL),
+        find_quant("awq"),
+        find_kv("bf16"),
+        "vllm",
+        Layout(),
+        slots=slots,
+        spec=spec,
+    )
     return prospect(setup, Rig((device(card),)), published_constants(), context=context)
 
 
 def small_plan(*, load_s=0.0, context=4096, **options):
-    plan = plan_of(small_prospect(context=context, **options), context_tokens=context, about="a small rig")
+    plan = plan_of(
+        small_prospect(context=context, **options), context_tokens=context, about="a small rig"
+    )
     return replace(plan, load_s=load_s)
 
 
 class Simulated:
     def __init__(self, plan):
-        argv = [sys.executable, "-m", "skep.engines.simulated_server", "--model", MODEL, "--plan", plan.to_json()]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        argv = [
+            sys.executable,
+            "-m",
+            "skep.engines.simulated_server",
+            "--model",
+            MODEL,
+            "--plan",
+            plan.to_json(),
+        ]
+        self.process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         self.url = json.loads(self.process.stdout.readline())["url"]
 
     def __enter__(self):
@@ -47,7 +67,9 @@ class Simulated:
         return ask(f"{self.url}{path}")
 
     def post(self, path, body):
-        return ask(f"{self.url}{path}", body if isinstance(body, bytes) else json.dumps(body).encode())
+        return ask(
+            f"{self.url}{path}", body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
 
     def figures(self):
         from skep.wire.prometheus import parse_metrics

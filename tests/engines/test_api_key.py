@@ -1,4 +1,6 @@
-"""What an engine is told for others' sake: the address it binds, and the key that it wants to see."""
+"""What an engine is told for others' sake: the address it binds,
+and the key that it wants to see.
+"""
 
 import pytest
 from msgspec.structs import replace
@@ -7,17 +9,23 @@ from skep.engines.base import Launch, engine_named, new_key, shows_key
 from skep.host.processes import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE
 
 KEY = "a-key-of-this-hive"
-PLAIN = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, port=9001, checkpoint="org/m")
+PLAIN = Launch(
+    "m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, port=9001, checkpoint="org/m"
+)
 ENGINES = ("embedded", "fake", "llamacpp", "ollama", "sglang", "simulated", "vllm")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_is_told_its_address_and_its_key_and_the_key_is_no_word_of_its_command(engine):
-    """The hive's key wins over one in the launch's variables, as the gateway sends it. Without, none is spoken of."""
+    """The hive's key wins over one in the launch's variables, as the gateway sends it.
+
+    Without, none is spoken of.
+    """
     adapter = engine_named(engine)
     own = {"llamacpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}.get(engine, ENGINE_KEY)
     launch = replace(PLAIN, engine=engine, host="fd00::2", api_key=KEY, env=((own, "another"),))
-    words, variables = adapter.argv(launch), adapter.environment(launch)
+    words = adapter.argv(launch)
+    variables = adapter.environment(launch)
     if engine == "ollama":
         assert variables["OLLAMA_HOST"] == "[fd00::2]:9001"
     else:
@@ -33,7 +41,8 @@ def test_an_engine_is_told_its_address_and_its_key_and_the_key_is_no_word_of_its
 
 def test_sglang_gets_its_key_by_a_file_where_its_version_reads_one():
     """It has no variable for it, and `ps` shows its words to everybody."""
-    adapter, launch = engine_named("sglang"), replace(PLAIN, engine="sglang", api_key=KEY)
+    adapter = engine_named("sglang")
+    launch = replace(PLAIN, engine="sglang", api_key=KEY)
     words = adapter.arguments(launch, frozenset({"--config", "--api-key"}))
     assert words[words.index("--config") + 1] == KEY_FILE_HERE
     assert "--api-key" not in words
@@ -55,9 +64,19 @@ def test_an_engine_with_a_key_is_told_to_give_no_web_page_leave():
     assert words[words.index("--allowed-origins") + 1] == "[]"
     own = replace(launch, engine="vllm", extra=("--allowed-origins", '["https://mine.example"]'))
     assert engine_named("vllm").arguments(own).count("--allowed-origins") == 1
-    assert engine_named("llamacpp").environment(replace(launch, engine="llamacpp"))["LLAMA_ARG_CORS_ORIGINS"] == "none"
-    mine = replace(launch, engine="llamacpp", env=(("LLAMA_ARG_CORS_ORIGINS", "https://mine.example"),))
-    assert engine_named("llamacpp").environment(mine)["LLAMA_ARG_CORS_ORIGINS"] == "https://mine.example"
+    assert (
+        engine_named("llamacpp").environment(replace(launch, engine="llamacpp"))[
+            "LLAMA_ARG_CORS_ORIGINS"
+        ]
+        == "none"
+    )
+    mine = replace(
+        launch, engine="llamacpp", env=(("LLAMA_ARG_CORS_ORIGINS", "https://mine.example"),)
+    )
+    assert (
+        engine_named("llamacpp").environment(mine)["LLAMA_ARG_CORS_ORIGINS"]
+        == "https://mine.example"
+    )
 
 
 @pytest.mark.parametrize("extra", [("--api-key", "another"), ("--api_key=another",)])

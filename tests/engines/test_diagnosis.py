@@ -20,27 +20,47 @@ from skep.supervisor.replica import read_oom_kills
 
 ROOT = Path(__file__).parents[2]
 TORCH = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 23.69 GiB "
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a "
+    "total capacity of 23.69 GiB "
     "of which 211.25 MiB is free."
 )
 SEED = 20261115
 
 
-def launch_of(engine: str = "vllm", *, slots: int = 64, context: int = 32768, **options: object) -> Launch:
+def launch_of(
+    engine: str = "vllm", *, slots: int = 64, context: int = 32768, **options: object
+) -> Launch:
     return Launch(
-        "r0", engine, "a-model", None, slots, context, 4, checkpoint="someone/a-model", options=EngineOptions(**options)
+        "r0",
+        engine,
+        "a-model",
+        None,
+        slots,
+        context,
+        4,
+        checkpoint="someone/a-model",
+        options=EngineOptions(**options),
     )
 
 
 def full(engine: str) -> Launch:
     """Everything set that a step could take away."""
-    options = {"tp": 4, "memory_share": 0.92, "kv": "turboquant_k8v4", "quant": "awq", "draft": Draft("mtp", 3)}
+    options = {
+        "tp": 4,
+        "memory_share": 0.92,
+        "kv": "turboquant_k8v4",
+        "quant": "awq",
+        "draft": Draft("mtp", 3),
+    }
     return launch_of(engine, context=262144, chunked_prefill=False, batched_tokens=8192, **options)
 
 
 def launch_for(rule) -> Launch:
     engine = (rule.engines or ("vllm",))[0]
-    for launch in (launch_of(engine, tp=4), replace(full(engine), options=replace(full(engine).options, kv="fp8"))):
+    for launch in (
+        launch_of(engine, tp=4),
+        replace(full(engine), options=replace(full(engine).options, kv="fp8")),
+    ):
         if rule.concerns(launch):
             return launch
     return launch_of(engine, tp=4, p2p="off")
@@ -53,13 +73,16 @@ def test_every_rule_wins_on_its_own_example_with_a_filled_in_cause_and_remedy(ru
     assert found[0].id == rule.id
     told = make_diagnosis(*found)
     assert told.remedy
-    assert not any(sign in text for text in (told.cause, told.remedy) for sign in ("{", "None", "?"))
+    assert not any(
+        sign in text for text in (told.cause, told.remedy) for sign in ("{", "None", "?")
+    )
 
 
 def test_every_rule_stands_once():
     rules = (*RULES, *KERNEL)
     assert len({rule.id for rule in rules}) == len(rules)
-    assert find_rule(launch_of(trust_remote_code=True), 1, [CUSTOM]) is None  # it is allowed already
+    # It is allowed already.
+    assert find_rule(launch_of(trust_remote_code=True), 1, [CUSTOM]) is None
     page = ROOT / "docs" / "troubleshooting.md"
     assert "(../src/skep/engines/diagnosis.toml)" in page.read_text()
 
@@ -74,7 +97,10 @@ def test_an_engine_that_does_not_know_a_parser_is_started_without_it():
 
 
 def test_a_line_is_taken_out_of_its_prefixes():
-    raw = "\x1b[1;36m(EngineCore_DP0 pid=123)\x1b[0;0m ERROR 11-15 10:00:00 [core.py:866] ValueError: no"
+    raw = (
+        "\x1b[1;36m(EngineCore_DP0 pid=123)\x1b[0;0m ERROR 11-15 10:00:00 [core.py:866] "
+        "ValueError: no"
+    )
     assert plain(raw).text == "ValueError: no"
     assert plain(raw).level == "ERROR"
     assert plain("(VllmWorker rank=1 pid=2978) INFO 03-19 07:27:53 [a.py:3] x").level == "INFO"
@@ -84,58 +110,161 @@ def test_a_line_is_taken_out_of_its_prefixes():
     )
     assert plain("[2025-10-06 20:05:22 DP0 TP0] Load weight begin.").text == "Load weight begin."
     assert plain("1.06.520.077 E graph_reserve: no").level == "ERROR"
-    assert plain('time=2026-03-01T10:00:00.000Z level=WARN source=a.go:1 msg="x"').level == "WARNING"
+    assert (
+        plain('time=2026-03-01T10:00:00.000Z level=WARN source=a.go:1 msg="x"').level == "WARNING"
+    )
 
 
 FP8 = "ValueError: type fp8e4nv not supported in this architecture."
-HEADS = "ValueError: Total number of attention heads (32) must be divisible by tensor parallel size (5)."
-CUSTOM = "ValueError: The repository contains custom code which must be executed to correctly load the model."
-BENT = "(EngineCore pid=8) ERROR 11-15 10:00:00 [core.py:866] frobnicate.FrobError: the frob is bent"
-CORE_GONE = "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed: {}"
-NO_TEMPLATE = '{"error":{"message":"As of transformers v4.44, default chat template is no longer allowed","code":400}}'
+HEADS = (
+    "ValueError: Total number of attention heads (32) must be divisible by tensor parallel size "
+    "(5)."
+)
+CUSTOM = (
+    "ValueError: The repository contains custom code which must be executed to correctly load "
+    "the model."
+)
+BENT = (
+    "(EngineCore pid=8) ERROR 11-15 10:00:00 [core.py:866] frobnicate.FrobError: the frob is bent"
+)
+CORE_GONE = (
+    "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. "
+    "Failed: {}"
+)
+NO_TEMPLATE = (
+    '{"error":{"message":"As of transformers v4.44, default chat template is no longer '
+    'allowed","code":400}}'
+)
 OF_OLLAMA = replace(launch_of("ollama"), checkpoint="qwen3:8b")
-ODD = "CUDA out of memory. Tried to allocate 1.2.3 GiB. GPU 0 has a total capacity of 4 GiB of which 1 MiB is free"
-LEGS = ["llama_model_load: error loading model: unknown model architecture: 'x9'", "error: llama.cpp refused to start"]
+ODD = (
+    "CUDA out of memory. Tried to allocate 1.2.3 GiB. GPU 0 has a total capacity of 4 GiB of "
+    "which 1 MiB is free"
+)
+LEGS = [
+    "llama_model_load: error loading model: unknown model architecture: 'x9'",
+    "error: llama.cpp refused to start",
+]
 KILL = -signal.SIGKILL
 CASES = {
-    "a specific cause wins over the end of the traceback":
-        (launch_of(), 1, [FP8, CORE_GONE], "FP8 weights", ...),
+    "a specific cause wins over the end of the traceback": (
+        launch_of(),
+        1,
+        [FP8, CORE_GONE],
+        "FP8 weights",
+        ...,
+    ),
     "also where it comes later": (launch_of(), 1, [CORE_GONE, FP8], "FP8 weights", ...),
-    "without a rule the root cause is shown, not the hint at it":
-        (launch_of(), 1, [BENT, CORE_GONE], "frobnicate.FrobError: the frob is bent (exit code 1)", None),
-    "the share falls by a step":
-        (launch_of(memory_share=0.92), 1, [TORCH], "lower memory_share from 0.92 to 0.87", "memory_share 0.92 -> 0.87"),
-    "by what the log says was missing, where that is more":
-        (launch_of(memory_share=0.92), 1, [TORCH.replace("512.00 MiB", "3.00 GiB")], "", "memory_share 0.92 -> 0.79"),
-    "while graphs are captured":
-        (launch_of(memory_share=0.92), 1, ['  File "x.py", line 3, in capture_model', TORCH],
-         "while CUDA graphs were captured", "memory_share 0.92 -> 0.87"),
-    "a lower share is not offered where weights do not fit":
-        (launch_of(memory_share=0.92, tp=2), 1, ['  File "x.py", line 3, in load_model', TORCH], "tp 2 -> 4", None),
-    "llama.cpp has no share to lower":
-        (launch_of("llamacpp", slots=5), 1, ["CUDA error: out of memory"], "", "slots 5 -> 2"),
-    "a share is never raised but said":
-        (launch_of(memory_share=0.8), 1, ["ValueError: No available memory for the cache blocks."],
-         "raise memory_share from 0.8 to 0.85", "batched_tokens 2048 -> 1024"),
+    "without a rule the root cause is shown, not the hint at it": (
+        launch_of(),
+        1,
+        [BENT, CORE_GONE],
+        "frobnicate.FrobError: the frob is bent (exit code 1)",
+        None,
+    ),
+    "the share falls by a step": (
+        launch_of(memory_share=0.92),
+        1,
+        [TORCH],
+        "lower memory_share from 0.92 to 0.87",
+        "memory_share 0.92 -> 0.87",
+    ),
+    "by what the log says was missing, where that is more": (
+        launch_of(memory_share=0.92),
+        1,
+        [TORCH.replace("512.00 MiB", "3.00 GiB")],
+        "",
+        "memory_share 0.92 -> 0.79",
+    ),
+    "while graphs are captured": (
+        launch_of(memory_share=0.92),
+        1,
+        ['  File "x.py", line 3, in capture_model', TORCH],
+        "while CUDA graphs were captured",
+        "memory_share 0.92 -> 0.87",
+    ),
+    "a lower share is not offered where weights do not fit": (
+        launch_of(memory_share=0.92, tp=2),
+        1,
+        ['  File "x.py", line 3, in load_model', TORCH],
+        "tp 2 -> 4",
+        None,
+    ),
+    "llama.cpp has no share to lower": (
+        launch_of("llamacpp", slots=5),
+        1,
+        ["CUDA error: out of memory"],
+        "",
+        "slots 5 -> 2",
+    ),
+    "a share is never raised but said": (
+        launch_of(memory_share=0.8),
+        1,
+        ["ValueError: No available memory for the cache blocks."],
+        "raise memory_share from 0.8 to 0.85",
+        "batched_tokens 2048 -> 1024",
+    ),
     "code of a checkpoint is never allowed by itself": (launch_of(), 1, [CUSTOM], "", None),
     "FP8 KV becomes 16 bit": (launch_of(kv="fp8_e4m3"), 1, [FP8], "", "kv fp8_e4m3 -> unset"),
-    "another layout is chosen by its owner": (launch_of(tp=5), 1, [HEADS], "use replicas instead of tp", None),
-    "a refusal by a running engine is explained":
-        (launch_of(), None, [NO_TEMPLATE], "the model has no chat template", None),
-    "a model that Ollama lacks is to be pulled":
-        (OF_OLLAMA, None, ['{"error":"model \'qwen3:8b\' not found"}'], "run `ollama pull qwen3:8b`", None),
-    "a kill that nobody counted": (launch_of(), KILL, [], "killed by SIGKILL: out of memory?", None),
+    "another layout is chosen by its owner": (
+        launch_of(tp=5),
+        1,
+        [HEADS],
+        "use replicas instead of tp",
+        None,
+    ),
+    "a refusal by a running engine is explained": (
+        launch_of(),
+        None,
+        [NO_TEMPLATE],
+        "the model has no chat template",
+        None,
+    ),
+    "a model that Ollama lacks is to be pulled": (
+        OF_OLLAMA,
+        None,
+        ['{"error":"model \'qwen3:8b\' not found"}'],
+        "run `ollama pull qwen3:8b`",
+        None,
+    ),
+    "a kill that nobody counted": (
+        launch_of(),
+        KILL,
+        [],
+        "killed by SIGKILL: out of memory?",
+        None,
+    ),
     "a bus error without links": (launch_of(tp=2, p2p="off"), -signal.SIGBUS, [], "NVLink", ...),
     "a bus error with links": (launch_of(tp=2), -signal.SIGBUS, [], "/dev/shm", ...),
-    "what was told to end is not explained by its log":
-        (launch_of(), -signal.SIGTERM, [TORCH], "killed by SIGTERM", None),
-    "an engine of ours has the last word":
-        (launch_of("embedded"), EXIT_FINAL, ["error: port 7 is in use: choose another one"], "port 7", None),
-    "unless llama.cpp said it better":
-        (launch_of("embedded"), EXIT_FINAL, LEGS, "this llama.cpp does not know `x9`", ...),
+    "what was told to end is not explained by its log": (
+        launch_of(),
+        -signal.SIGTERM,
+        [TORCH],
+        "killed by SIGTERM",
+        None,
+    ),
+    "an engine of ours has the last word": (
+        launch_of("embedded"),
+        EXIT_FINAL,
+        ["error: port 7 is in use: choose another one"],
+        "port 7",
+        None,
+    ),
+    "unless llama.cpp said it better": (
+        launch_of("embedded"),
+        EXIT_FINAL,
+        LEGS,
+        "this llama.cpp does not know `x9`",
+        ...,
+    ),
     "without any words the exit code tells": (launch_of(), 3, [], "exit code 3", None),
-    "numbers that are none": (launch_of(), 1, [f"torch.OutOfMemoryError: {ODD}"], "out of GPU memory", ...),
-}  # fmt: skip
+    "numbers that are none": (
+        launch_of(),
+        1,
+        [f"torch.OutOfMemoryError: {ODD}"],
+        "out of GPU memory",
+        ...,
+    ),
+}
 
 
 @pytest.mark.parametrize(("launch", "code", "tail", "said", "changed"), CASES.values(), ids=CASES)
@@ -167,25 +296,40 @@ def garbled(rng: random.Random) -> str:
         case 1:
             return line[: rng.randrange(len(line) + 1)] + line[rng.randrange(len(line)) :]
         case 2:
-            return "".join(str(rng.randrange(10)) if char.isdigit() else char for char in line) * rng.randrange(1, 3)
+            return "".join(
+                str(rng.randrange(10)) if char.isdigit() else char for char in line
+            ) * rng.randrange(1, 3)
         case _:
-            return f"(EngineCore pid={rng.randrange(9999)}) ERROR 11-15 10:00:00 [core.py:866] {line}"
+            return (
+                f"(EngineCore pid={rng.randrange(9999)}) ERROR 11-15 10:00:00 [core.py:866] {line}"
+            )
 
 
 @pytest.mark.parametrize("run", range(60))
 def test_any_log_is_answered_with_a_line_of_it_and_one_change(run):
     rng = random.Random(SEED + run)
     print("seed", SEED + run)
-    engine, small = rng.choice(ENGINES), {"slots": 1, "context": 2048, "memory_share": 0.5, "tp": 2}
+    engine = rng.choice(ENGINES)
+    small = {"slots": 1, "context": 2048, "memory_share": 0.5, "tp": 2}
     launch = rng.choice([full(engine), launch_of(engine), launch_of(engine, **small)])
     tail = [garbled(rng) for _ in range(rng.randrange(12))]
-    told = diagnose(launch, rng.choice([None, 0, 1, 3, -6, -7, -9, 137, 127]), tail, oom_kills=rng.choice([None, 0, 2]))
+    told = diagnose(
+        launch,
+        rng.choice([None, 0, 1, 3, -6, -7, -9, 137, 127]),
+        tail,
+        oom_kills=rng.choice([None, 0, 2]),
+    )
     assert told.evidence is None or told.evidence in {plain(line).shown for line in tail}
     assert told.evidence is None or len(told.evidence) <= 200
     assert (told.change is None) == (told.changed is None)
     if told.change is not None:
         pairs = [(launch, told.change), (launch.options, told.change.options)]
-        fields = [(one, other, name) for one, other in pairs for name in one.__struct_fields__ if name != "options"]
+        fields = [
+            (one, other, name)
+            for one, other in pairs
+            for name in one.__struct_fields__
+            if name != "options"
+        ]
         assert sum(getattr(one, name) != getattr(other, name) for one, other, name in fields) == 1
 
 
@@ -193,12 +337,14 @@ def test_any_log_is_answered_with_a_line_of_it_and_one_change(run):
 def test_changes_end_whatever_the_logs_say_in_turn(run):
     rng = random.Random(SEED + run)
     print("seed", SEED + run)
-    launch, taken = full(rng.choice(ENGINES)), 0
+    launch = full(rng.choice(ENGINES))
+    taken = 0
     for _ in range(80):
         rule = rng.choice(RULES)
         told = diagnose(launch, 1, rule.example)
         if told.change is not None:
-            launch, taken = told.change, taken + 1
+            launch = told.change
+            taken = taken + 1
     assert taken < 60
     assert launch.slots >= 1
     assert launch.context_tokens >= 2048
@@ -224,7 +370,12 @@ def test_the_same_log_again_and_again_runs_out_of_changes(rule):
         ({"dtype": "bfloat16"}, ["t4"], "has no bfloat16", "set dtype to float16"),
         ({"kv": "fp8_e4m3"}, ["t4"], "", "kv"),
     ],
-    ids=["heads must divide", "cards must be there", "an old card has no bfloat16", "an old card has no fp8"],
+    ids=[
+        "heads must divide",
+        "cards must be there",
+        "an old card has no bfloat16",
+        "an old card has no fp8",
+    ],
 )
 def test_before_the_start_it_is_said_what_cannot_be_with_what_can(options, cards, cause, remedy):
     known = replace(launch_of(**options), checkpoint="Qwen/Qwen3-8B")
@@ -237,14 +388,18 @@ def test_before_the_start_what_depends_on_the_version_is_left_to_the_engine():
     """Nor is anything said of what is not known."""
     cards = [device("rtx-3090")] * 2
     for options in ({"kv": "fp8"}, {"quant": "fp8"}, {"tp": 2}, {"kv": "turboquant_k8v4"}):
-        assert predict_failure(replace(launch_of(**options), checkpoint="Qwen/Qwen3.6-27B"), cards) is None
+        assert (
+            predict_failure(replace(launch_of(**options), checkpoint="Qwen/Qwen3.6-27B"), cards)
+            is None
+        )
     assert predict_failure(launch_of("llamacpp", tp=5), cards[:1]) is None
     assert predict_failure(launch_of(tp=3), []) is None
     assert predict_failure(replace(launch_of(tp=4), checkpoint="Qwen/Qwen3-8B"), cards * 2) is None
 
 
 def test_kills_are_read_from_the_group_and_else_from_the_machine(tmp_path):
-    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    proc = tmp_path / "proc"
+    cgroup = tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     (cgroup / "box").mkdir(parents=True)
     assert read_oom_kills(proc=proc, cgroup=cgroup) is None
@@ -285,7 +440,8 @@ def launch_of_log(said: dict[str, str]) -> Launch:
         kv=said.get("kv"),
         draft=None if draft is None else Draft(draft.split(":")[0], int(draft.split(":")[1])),
     )
-    slots, context = int(said.get("slots", 8)), int(said.get("context", 32768))
+    slots = int(said.get("slots", 8))
+    context = int(said.get("context", 32768))
     return replace(launch_of(said["engine"], slots=slots, context=context), options=options)
 
 
@@ -339,4 +495,6 @@ def test_a_log_of_long_lines_takes_time_in_proportion_to_its_lines():
 
 def test_only_the_beginning_of_a_line_is_looked_at():
     assert "out of GPU memory" in str(diagnose(launch_of(), 1, [TORCH + "x" * 1_000_000]))
-    assert str(diagnose(launch_of(), 1, ["x" * 1000 + TORCH])) != str(diagnose(launch_of(), 1, [TORCH]))
+    assert str(diagnose(launch_of(), 1, ["x" * 1000 + TORCH])) != str(
+        diagnose(launch_of(), 1, [TORCH])
+    )

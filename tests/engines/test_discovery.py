@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from skep.engines import discovery
-from skep.engines.discovery import find_program, parse_flags, parse_version, remembered_flags, unknown_flags, version_of
+from skep.engines.discovery import (
+    find_program,
+    parse_flags,
+    parse_version,
+    remembered_flags,
+    unknown_flags,
+    version_of,
+)
 from skep.errors import UserError
 
 ENGINES = {"vllm": "vllm", "llamacpp": "llama-server", "ollama": "ollama", "sglang": "sglang"}
@@ -38,7 +45,10 @@ def test_the_launchs_program_goes_before_the_variables_and_that_before_the_path(
         folder.mkdir()
         script(folder / "llama-server", "#!/bin/sh\n")
     environ = {"PATH": str(folders[2]), "SKEP_LLAMA_SERVER": str(folders[1] / "llama-server")}
-    assert find_program("llamacpp", str(folders[0] / "llama-server"), environ).path.parent == folders[0]
+    assert (
+        find_program("llamacpp", str(folders[0] / "llama-server"), environ).path.parent
+        == folders[0]
+    )
     assert find_program("llamacpp", None, environ).path.parent == folders[1]
     assert find_program("llamacpp", None, {"PATH": str(folders[2])}).path.parent == folders[2]
     with pytest.raises(UserError, match=r"no program `/gone` \(binary\)"):
@@ -47,7 +57,9 @@ def test_the_launchs_program_goes_before_the_variables_and_that_before_the_path(
 
 def test_the_version_of_a_script_is_asked_of_the_interpreter_that_runs_it(tmp_path):
     """Nothing of the engine is imported."""
-    python = script(tmp_path / "python3", '#!/bin/sh\n[ "$1" = -c ] && [ "$3" = vllm ] && echo 0.19.1\n')
+    python = script(
+        tmp_path / "python3", '#!/bin/sh\n[ "$1" = -c ] && [ "$3" = vllm ] && echo 0.19.1\n'
+    )
     vllm = script(tmp_path / "vllm", f"#!{python}\nimport vllm\n")
     program = find_program("vllm", str(vllm))
     assert program.argv == (str(vllm), "serve")
@@ -68,17 +80,34 @@ def test_sglang_is_a_module_of_an_interpreter(tmp_path):
     assert find_program("sglang", str(python)).argv == (str(python), "-m", "sglang.launch_server")
     entry = script(tmp_path / "sglang", f"#!{python}\n")
     assert find_program("sglang", str(entry)).argv == (str(python), "-m", "sglang.launch_server")
-    assert discovery.bare_words("sglang") == ("python", "-m", "sglang.launch_server")  # where it is only printed
+    # Where it is only printed.
+    assert discovery.bare_words("sglang") == (
+        "python",
+        "-m",
+        "sglang.launch_server",
+    )
     assert discovery.bare_words("vllm", "/opt/vllm") == ("/opt/vllm", "serve")
 
 
 @pytest.mark.parametrize(
     ("engine", "told", "version"),
     [
-        ("llamacpp", "version: 11434 (1a2b3c4)\nbuilt with cc for x86_64\n", "llama.cpp b11434-1a2b3c4"),
-        ("llamacpp", "version: 0.6.0-dev (build 11434, commit 1a2b3c4)\nbuilt with GNU\n", "llama.cpp b11434-1a2b3c4"),
+        (
+            "llamacpp",
+            "version: 11434 (1a2b3c4)\nbuilt with cc for x86_64\n",
+            "llama.cpp b11434-1a2b3c4",
+        ),
+        (
+            "llamacpp",
+            "version: 0.6.0-dev (build 11434, commit 1a2b3c4)\nbuilt with GNU\n",
+            "llama.cpp b11434-1a2b3c4",
+        ),
         ("ollama", "ollama version is 0.24.3\n", "ollama 0.24.3"),
-        ("ollama", "ollama version is 0.20.0\nWarning: client version is 0.24.3\n", "ollama 0.24.3"),
+        (
+            "ollama",
+            "ollama version is 0.20.0\nWarning: client version is 0.24.3\n",
+            "ollama 0.24.3",
+        ),
         ("ollama", "gibberish", None),
     ],
 )
@@ -102,33 +131,54 @@ LLAMA_HELP = """\
 
 def test_flags_are_read_from_llama_servers_help_without_those_it_has_removed():
     assert parse_flags(LLAMA_HELP) == {
-        "-h", "--help", "--usage", "-fa", "--flash-attn", "--slots", "--no-slots", "-sm", "--split-mode",
+        "-h",
+        "--help",
+        "--usage",
+        "-fa",
+        "--flash-attn",
+        "--slots",
+        "--no-slots",
+        "-sm",
+        "--split-mode",
         "--spec-draft-n-max",
-    }  # fmt: skip
+    }
 
 
 def test_flags_are_read_from_argparses_help():
     parser = argparse.ArgumentParser(prog="vllm serve")
-    parser.add_argument("--tensor-parallel-size", "-tp", help="long words " * 30 + "--not-this-one")
+    parser.add_argument(
+        "--tensor-parallel-size", "-tp", help="long words " * 30 + "--not-this-one"
+    )
     parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction)
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8", "turboquant-3bit"])
     assert parse_flags(parser.format_help()) == {
-        "-h", "--help", "--tensor-parallel-size", "-tp", "--enable-prefix-caching", "--no-enable-prefix-caching",
+        "-h",
+        "--help",
+        "--tensor-parallel-size",
+        "-tp",
+        "--enable-prefix-caching",
+        "--no-enable-prefix-caching",
         "--kv-cache-dtype",
-    }  # fmt: skip
+    }
 
 
 def test_an_unknown_flag_is_named_with_the_nearest_known_one():
     known = frozenset({"--max-num-seqs", "--enable-prefix-caching", "--speculative-config", "-tp"})
-    words = ["--max-num-seq=4", "--no-enable-prefix-caching", "--speculative-config.method", "mtp", "--max_num_seqs",
-             "--enforce-eagr", "-1", "-O3", "--"]  # fmt: skip
+    words = [
+        "--max-num-seq=4", "--no-enable-prefix-caching", "--speculative-config.method", "mtp",
+        "--max_num_seqs", "--enforce-eagr", "-1", "-O3", "--",
+    ]  # fmt: skip
     assert list(unknown_flags("vllm", words, known)) == [("--enforce-eagr", None)]
-    assert list(unknown_flags("llamacpp", ["--max-num-seq"], known)) == [("--max-num-seq", "--max-num-seqs")]
+    assert list(unknown_flags("llamacpp", ["--max-num-seq"], known)) == [
+        ("--max-num-seq", "--max-num-seqs")
+    ]
 
 
 def test_help_is_asked_once_for_a_program_and_its_version(tmp_path):
     flags = "\n".join(f"--flag-{n} N    words" for n in range(20))
-    said = f"#!/bin/sh\necho asked >> {tmp_path}/asked\ncat <<'END'\nversion: 1 (abc)\n{flags}\nEND\n"
+    said = (
+        f"#!/bin/sh\necho asked >> {tmp_path}/asked\ncat <<'END'\nversion: 1 (abc)\n{flags}\nEND\n"
+    )
     program = find_program("llamacpp", str(script(tmp_path / "llama-server", said)))
     told = []
     version_of(program)

@@ -1,4 +1,6 @@
-"""The embedded engine: its options as words and refusals, and for real, llama.cpp serving SmolLM2-135M."""
+"""The embedded engine: its options as words and refusals, and for real, llama.cpp serving
+SmolLM2-135M.
+"""
 
 import json
 import os
@@ -75,8 +77,16 @@ def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
     ("options", "said", "instead"),
     [
         ({"kv": "fp8"}, 'kv = "fp8" is not known', ", ".join(KV_TYPES)),
-        ({"kv": "q4_0", "flash_attention": False}, 'kv = "q4_0" needs flash attention', "leave flash_attention out"),
-        ({"batch": 256, "batched_tokens": 512}, "batched_tokens = 512 is more than batch = 256", "raise `batch`"),
+        (
+            {"kv": "q4_0", "flash_attention": False},
+            'kv = "q4_0" needs flash attention',
+            "leave flash_attention out",
+        ),
+        (
+            {"batch": 256, "batched_tokens": 512},
+            "batched_tokens = 512 is more than batch = 256",
+            "raise `batch`",
+        ),
         ({"batch": 1}, "batch = 1 is too small for 2 slots", "2 or more"),
         (
             {"batch": 16, "draft": Draft("ngram", 8)},
@@ -108,12 +118,29 @@ def test_every_type_of_cache_has_its_size():
 def hive(weights, tmp_path_factory):
     """One hive for the whole module: two replicas with two slots of 256 tokens."""
     folder = tmp_path_factory.mktemp("hive")
-    env = {**os.environ, **{f"XDG_{name}_HOME": str(folder / name) for name in ("CONFIG", "DATA", "STATE")}}
+    env = {
+        **os.environ,
+        **{f"XDG_{name}_HOME": str(folder / name) for name in ("CONFIG", "DATA", "STATE")},
+    }
     env.pop("XDG_RUNTIME_DIR", None)
     command = [sys.executable, "-m", "skep"]
-    sizes = ["--replicas", "2", "--slots", "2", "--context", "256", "--threads", "1", "--port", "0"]
+    sizes = [
+        "--replicas",
+        "2",
+        "--slots",
+        "2",
+        "--context",
+        "256",
+        "--threads",
+        "1",
+        "--port",
+        "0",
+    ]
     done = subprocess.run(
-        [*command, "up", "--embedded", *sizes, "-d", "--json"], env=env, cwd=folder, capture_output=True
+        [*command, "up", "--embedded", *sizes, "-d", "--json"],
+        env=env,
+        cwd=folder,
+        capture_output=True,
     )
     assert done.returncode == 0, done.stderr
     ready = json.loads(done.stdout)
@@ -168,20 +195,30 @@ def test_a_prompt_beyond_the_slots_context_gets_a_clean_400_and_disturbs_nobody(
 @pytest.mark.engine
 def test_a_hang_up_in_mid_answer_frees_the_slot(hive):
     port = int(hive["url"].rpartition(":")[2])
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Tell a long story."}], "max_tokens": 200}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Tell a long story."}],
+        "max_tokens": 200,
+    }
     data = json.dumps(body).encode()
     for _ in range(4):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+                % len(data)
+                + data
             )
     with client_of(hive) as client:
-        answer = client.chat.completions.create(model=MODEL, messages=body["messages"], max_tokens=2)
+        answer = client.chat.completions.create(
+            model=MODEL, messages=body["messages"], max_tokens=2
+        )
     assert answer.usage.completion_tokens == 2
     assert len(hive["replicas"]) == 2
     for replica in hive["replicas"]:
         key = replica_key(replica["url"], user_paths(hive["env"]))
-        asked = urllib.request.Request(f"{replica['url']}/slots", headers={"authorization": f"Bearer {key}"})
+        asked = urllib.request.Request(
+            f"{replica['url']}/slots", headers={"authorization": f"Bearer {key}"}
+        )
         with urllib.request.urlopen(asked) as slots:
             assert len(json.load(slots)) == 2
 
@@ -190,8 +227,20 @@ def test_a_hang_up_in_mid_answer_frees_the_slot(hive):
 @pytest.mark.engine
 def test_a_sweep_on_the_real_engine_has_both_clocks(hive):
     command = [sys.executable, "-m", "skep", "bench", "sweep", "--url", hive["url"], "--json"]
-    sizes = ["--concurrency", "1,2", "--tasks", "2", "--runs", "1", "--max-tokens", "6", "--fixed-output"]
-    done = subprocess.run([*command, *sizes], env=hive["env"], cwd=hive["folder"], capture_output=True, text=True)
+    sizes = [
+        "--concurrency",
+        "1,2",
+        "--tasks",
+        "2",
+        "--runs",
+        "1",
+        "--max-tokens",
+        "6",
+        "--fixed-output",
+    ]
+    done = subprocess.run(
+        [*command, *sizes], env=hive["env"], cwd=hive["folder"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [level["concurrency"] for level in document["levels"]] == [1, 2]
@@ -205,7 +254,9 @@ def test_a_sweep_on_the_real_engine_has_both_clocks(hive):
 
 
 def start_server(launch):
-    return subprocess.run(embedded_process.argv_of(launch, 1), capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        embedded_process.argv_of(launch, 1), capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.engine
@@ -246,7 +297,9 @@ def test_a_gguf_file_can_be_served_by_its_path(weights, skep, tmp_path):
     named = tmp_path / "Tiny-Model.gguf"
     named.symlink_to(weights)
     ready = json.loads(
-        skep("up", named, "--slots", "1", "--context", "128", "--port", "0", "-d", "--json", check=0).stdout
+        skep(
+            "up", named, "--slots", "1", "--context", "128", "--port", "0", "-d", "--json", check=0
+        ).stdout
     )
     assert ready["models"] == ["tiny-model"]
 
@@ -271,12 +324,19 @@ LIST = "one, two, three, four, five, six, one, two, three, four, five, six, one,
 @pytest.mark.engine
 def test_all_of_them_at_once_serve_and_do_what_they_say(weights):
     launch = launch_of(
-        weights, kv="q8_0", batch=64, batched_tokens=32, threads_batch=1, kv_layout="split", prefix_cache=False,
+        weights,
+        kv="q8_0",
+        batch=64,
+        batched_tokens=32,
+        threads_batch=1,
+        kv_layout="split",
+        prefix_cache=False,
         draft=Draft("ngram", 4),
-    )  # fmt: skip
+    )
     Embedded().check(launch)
     with embedded_process.serving(launch) as url:
-        first, second = asked(url, LIST), asked(url, LIST)
+        first = asked(url, LIST)
+        second = asked(url, LIST)
         with pytest.raises(urllib.error.HTTPError, match="400"):
             asked(url, "word " * 900)
         with urllib.request.urlopen(f"{url}/slots") as slots:
@@ -300,7 +360,10 @@ SAME = {
 @pytest.mark.slow
 @pytest.mark.engine
 def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
-    """Drafts are checked by the model, and a cache cut apart is the same cache. A quantized one may round otherwise."""
+    """Drafts are checked by the model, and a cache cut apart is the same cache.
+
+    A quantized one may round otherwise.
+    """
 
     def answers(**options):
         launch = launch_of(weights, **options)
@@ -331,10 +394,17 @@ def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
             "quantized V cache requires flash_attn",
             "flash_attention off -> unset",
         ),
-        ({"batch": 1}, "a batch of 1 tokens is too small for 2 slots", "n_outputs_max", "batch 1 -> unset"),
+        (
+            {"batch": 1},
+            "a batch of 1 tokens is too small for 2 slots",
+            "n_outputs_max",
+            "batch 1 -> unset",
+        ),
     ],
 )
-def test_a_wrong_combination_dies_with_its_cause_its_line_and_its_remedy(weights, options, cause, said, changed):
+def test_a_wrong_combination_dies_with_its_cause_its_line_and_its_remedy(
+    weights, options, cause, said, changed
+):
     launch = launch_of(weights, **options)
     done = start_server(launch)
     assert done.returncode in (EXIT_FINAL, -6)

@@ -1,4 +1,6 @@
-"""What every adapter promises, kept by a real process behind the real process guard: one suite, run on all of them."""
+"""What every adapter promises, kept by a real process behind the real process guard: one suite,
+run on all of them.
+"""
 
 import asyncio
 import json
@@ -24,13 +26,21 @@ from skep.wire.client import fetch_once
 from skep.wire.heads import parse_url
 
 POLICY = RestartPolicy(
-    start_deadline_s=600.0, warm_deadline_s=300.0, first_delay_s=0.05, failures_before_ready=1, grace_s=2.0
+    start_deadline_s=600.0,
+    warm_deadline_s=300.0,
+    first_delay_s=0.05,
+    failures_before_ready=1,
+    grace_s=2.0,
 )
 SLOTS = 2
-HOST, KEY = "127.0.0.2", "a-key-of-this-hive"
+HOST = "127.0.0.2"
+KEY = "a-key-of-this-hive"
 KEYLESS = ("ollama",)
 PAGE = "http://evil.example"
-ANY_PAGE = ("ollama", "sglang")  # what they answer a web page cannot be told to them; stood for by speakers here
+ANY_PAGE = (
+    "ollama",
+    "sglang",
+)  # what they answer a web page cannot be told to them; stood for by speakers here
 
 
 def launch_of(engine, model="m", **fields):
@@ -49,7 +59,9 @@ def fake(_):
 def simulated(_):
     from simulated_process import small_plan
 
-    return launch_of("simulated", context_tokens=4096, extra=("--plan", small_plan(slots=SLOTS).to_json()))
+    return launch_of(
+        "simulated", context_tokens=4096, extra=("--plan", small_plan(slots=SLOTS).to_json())
+    )
 
 
 def sglang(folder):
@@ -57,7 +69,9 @@ def sglang(folder):
     write_program(folder / "python-with-sglang", "sglang")
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint" / "config.json").write_text("{}")
-    return launch_of("sglang", checkpoint=str(folder / "checkpoint"), binary=str(folder / "python-with-sglang"))
+    return launch_of(
+        "sglang", checkpoint=str(folder / "checkpoint"), binary=str(folder / "python-with-sglang")
+    )
 
 
 def ollama(folder):
@@ -72,14 +86,19 @@ def ollama(folder):
 
 def llamacpp(_):
     if not is_installed("llamacpp"):
-        pytest.skip("no llama-server on PATH or in $SKEP_LLAMA_SERVER: `make test-llama-server` builds one")
+        pytest.skip(
+            "no llama-server on PATH or in $SKEP_LLAMA_SERVER: `make test-llama-server` builds one"
+        )
     return launch_of("llamacpp", weights=embedded_process.weights())
 
 
 def vllm(_):
     checkpoint = os.environ.get("SKEP_VLLM_CHECKPOINT")
     if not is_installed("vllm") or not checkpoint:
-        pytest.skip("no vLLM on PATH or in $SKEP_VLLM, or no $SKEP_VLLM_CHECKPOINT: `make test-vllm` makes both")
+        pytest.skip(
+            "no vLLM on PATH or in $SKEP_VLLM, or no $SKEP_VLLM_CHECKPOINT: `make "
+            "test-vllm` makes both"
+        )
     env = (("VLLM_CPU_KVCACHE_SPACE", "1"),)
     options = EngineOptions(dtype="float32", graphs=False)  # what every processor does at once
     return launch_of("vllm", checkpoint=checkpoint, env=env, options=options)
@@ -114,18 +133,25 @@ class Kept:
     def __init__(self, launch, folder):
         self.engine = engine_named(launch.engine)
         self._changed = asyncio.Event()
-        self.replica = Replica(launch, self.engine, folder / "engine.log", self._changed.set, POLICY)
+        self.replica = Replica(
+            launch, self.engine, folder / "engine.log", self._changed.set, POLICY
+        )
 
     async def until(self, *states, other_than=None):
-        while self.replica.life.state not in states or (other_than and self.replica.pid == other_than):
+        while self.replica.life.state not in states or (
+            other_than and self.replica.pid == other_than
+        ):
             self._changed.clear()
             await asyncio.wait_for(self._changed.wait(), 600)
         return self.replica.pid
 
     async def ask(self, method, path, headers=None, **body):
         origin, _ = parse_url(self.replica.life.url)
-        headers = key_headers(self.replica.launch) if headers is None else headers
-        return await fetch_once(origin, method, path, body=body or None, headers=headers, timeout_s=60)
+        if headers is None:
+            headers = key_headers(self.replica.launch)
+        return await fetch_once(
+            origin, method, path, body=body or None, headers=headers, timeout_s=60
+        )
 
     async def chat(self, headers=None, **more):
         message = [{"role": "user", "content": "Tell a long story about bees."}]
@@ -138,7 +164,9 @@ class Kept:
         return count_running((await self.ask("GET", "/metrics")).text)
 
 
-async def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_and_ends(launch, tmp_path):
+async def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_and_ends(
+    launch, tmp_path
+):
     """On the address and with the key that it is given; the key is nowhere to be read."""
     launch = replace(launch, host=HOST, api_key=KEY)
     before = descendants(os.getpid())
@@ -153,7 +181,9 @@ async def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a
         for shown in ({}, {"authorization": "Bearer another"}):
             refused = [await kept.ask("GET", "/v1/models", headers=shown)]
             refused += [await kept.chat(headers=shown, max_tokens=1)]
-            assert [one.status for one in refused] == [200 if launch.engine in KEYLESS else 401] * 2
+            assert [one.status for one in refused] == [
+                200 if launch.engine in KEYLESS else 401
+            ] * 2
         assert (await kept.ask("GET", kept.engine.health_path, headers={})).status == 200
         assert not any(KEY in line for line in commands())
         for headers in ({"origin": PAGE}, {"origin": PAGE, **key_headers(launch)}):
@@ -164,7 +194,9 @@ async def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a
         whole = (await kept.chat(max_tokens=6)).json()
         assert whole["choices"][0]["message"]["content"].strip()
         assert 0 < whole["usage"]["completion_tokens"] <= 6
-        streamed = (await kept.chat(max_tokens=6, stream=True, stream_options={"include_usage": True})).body
+        streamed = (
+            await kept.chat(max_tokens=6, stream=True, stream_options={"include_usage": True})
+        ).body
         events = [json.loads(e[6:]) for e in streamed.split(b"\n\n") if e.startswith(b"data: {")]
         assert any(c["delta"].get("content") for e in events for c in e.get("choices", ()))
         assert any(e.get("usage") for e in events)
@@ -236,13 +268,34 @@ def test_the_launchs_own_variables_win(launch):
 
 
 GIVEN = {
-    "quant": "awq", "dtype": "float16", "kv": "q8_0", "tp": 2, "pp": 2, "dp": 2, "ep": True, "memory_share": 0.8,
-    "graphs": False, "chunked_prefill": False, "batched_tokens": 1024, "prefix_cache": False,
-    "draft": Draft("ngram", 3), "p2p": "off", "custom_all_reduce": False, "split": "layer", "card_shares": (1.0, 2.0),
-    "trust_remote_code": True, "reasoning_parser": "deepseek", "tool_parser": "hermes", "chat_template": "a.jinja",
-    "batch": 512, "threads_batch": 3, "flash_attention": False, "kv_layout": "split",
-    "text_only": True, "cpu_moe": 4,
-}  # fmt: skip
+    "quant": "awq",
+    "dtype": "float16",
+    "kv": "q8_0",
+    "tp": 2,
+    "pp": 2,
+    "dp": 2,
+    "ep": True,
+    "memory_share": 0.8,
+    "graphs": False,
+    "chunked_prefill": False,
+    "batched_tokens": 1024,
+    "prefix_cache": False,
+    "draft": Draft("ngram", 3),
+    "p2p": "off",
+    "custom_all_reduce": False,
+    "split": "layer",
+    "card_shares": (1.0, 2.0),
+    "trust_remote_code": True,
+    "reasoning_parser": "deepseek",
+    "tool_parser": "hermes",
+    "chat_template": "a.jinja",
+    "batch": 512,
+    "threads_batch": 3,
+    "flash_attention": False,
+    "kv_layout": "split",
+    "text_only": True,
+    "cpu_moe": 4,
+}
 
 
 @pytest.mark.parametrize("engine", ["embedded", "vllm", "sglang", "llamacpp", "ollama"])
@@ -250,7 +303,9 @@ GIVEN = {
 def test_an_option_is_told_to_the_engine_or_refused_by_its_name(engine, field):
     """None is taken and forgotten."""
     adapter = engine_named(engine)
-    plain = launch_of(engine, checkpoint="m", port=8001, options=EngineOptions(tp=2 if field == "ep" else 1))
+    plain = launch_of(
+        engine, checkpoint="m", port=8001, options=EngineOptions(tp=2 if field == "ep" else 1)
+    )
     given = replace(plain, options=replace(plain.options, **{field: GIVEN[field]}))
     refused = [what for what, _ in adapter.refusals(given)]
     if refused:

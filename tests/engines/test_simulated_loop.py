@@ -1,4 +1,6 @@
-"""The pure parts of the simulated engine: the passes in virtual time, the words, the plan as JSON."""
+"""The pure parts of the simulated engine: the passes in virtual time, the words,
+the plan as JSON.
+"""
 
 import heapq
 from statistics import fmean
@@ -42,15 +44,20 @@ class VirtualLoop:
 
 
 def clockwork_on(prospect, loop):
-    replica = SimulatedReplica(prospect.step, prospect.slots, prospect.pool_tokens, prospect.chunk_tokens)
+    replica = SimulatedReplica(
+        prospect.step, prospect.slots, prospect.pool_tokens, prospect.chunk_tokens
+    )
     return SimulatedLoop(replica, SimulatedMetrics(), loop)
 
 
 def closed_loop(prospect, agents, tasks, prompt, output, late_s=0.0):
-    """Tokens, and when the last one came: each agent sends its next task when its last is answered."""
+    """Tokens, and when the last one came: each agent sends its next task when its last is
+    answered.
+    """
     loop = VirtualLoop(late_s)
     clockwork = clockwork_on(prospect, loop)
-    left, tokens = [tasks], [0]
+    left = [tasks]
+    tokens = [0]
 
     def gain(count):
         tokens[0] += count
@@ -76,7 +83,11 @@ def test_in_virtual_time_it_is_the_forecast(agents, spec):
 
     load = PlannedLoad(agents, 512, 128, tasks=3 * agents)
     foretold = simulate_load(
-        prospect.step, load, slots=prospect.slots, pool_tokens=prospect.pool_tokens, chunk_tokens=prospect.chunk_tokens
+        prospect.step,
+        load,
+        slots=prospect.slots,
+        pool_tokens=prospect.pool_tokens,
+        chunk_tokens=prospect.chunk_tokens,
     )
     assert tokens == 3 * agents * 128
     assert tokens / wall_s == pytest.approx(foretold.effective_tok_s, rel=0.02)
@@ -90,7 +101,8 @@ def test_timers_that_ring_late_do_not_add_up():
 
 
 def test_time_that_was_lost_in_sleep_is_not_made_up():
-    prospect, loop = small_prospect(), VirtualLoop()
+    prospect = small_prospect()
+    loop = VirtualLoop()
     clockwork = clockwork_on(prospect, loop)
     clockwork.submit(10, 50, lambda _: None, lambda: None)
     loop.late_s = 60.0
@@ -100,14 +112,17 @@ def test_time_that_was_lost_in_sleep_is_not_made_up():
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 3000), st.integers(1, 60), st.none() | st.floats(0, 0.4)), min_size=1, max_size=12
+        st.tuples(st.integers(1, 3000), st.integers(1, 60), st.none() | st.floats(0, 0.4)),
+        min_size=1,
+        max_size=12,
     )
 )
 def test_whoever_stays_gets_all_tokens_and_whoever_leaves_frees_everything(asks):
     """(prompt, output, when the client leaves)."""
     loop = VirtualLoop()
     clockwork = clockwork_on(small_prospect(slots=3), loop)
-    got, ended = [0] * len(asks), set()
+    got = [0] * len(asks)
+    ended = set()
     for number, (prompt, output, leaves_s) in enumerate(asks):
 
         def gain(count, number=number):

@@ -1,4 +1,6 @@
-"""The simulated engine as clients see it: a real process, real sockets, the real `openai` client."""
+"""The simulated engine as clients see it: a real process, real sockets,
+the real `openai` client.
+"""
 
 import json
 import socket
@@ -33,18 +35,27 @@ def streaming(engine, **fields):
     """A plain socket with an answer under way, its first bytes read."""
     body = json.dumps({"messages": HELLO, "stream": True, **fields}).encode()
     sock = socket.create_connection(("127.0.0.1", int(engine.url.rpartition(":")[2])), timeout=20)
-    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    sock.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        + body
+    )
     return sock
 
 
 def test_a_chat_is_answered_and_marked(client):
-    raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=HELLO, max_tokens=12)
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=HELLO, max_tokens=12
+    )
     answer = raw.parse()
     assert raw.headers["x-skep-simulated"] == "1"
     assert answer.model_extra["simulated"] is True
     assert answer.choices[0].message.content.startswith("[simulated] ")
     assert answer.choices[0].finish_reason == "length"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (8, 12, 20)
+    assert (
+        answer.usage.prompt_tokens,
+        answer.usage.completion_tokens,
+        answer.usage.total_tokens,
+    ) == (8, 12, 20)
 
 
 def test_a_stream_brings_every_token_and_its_last_chunk_the_usage_and_the_mark(client):
@@ -53,9 +64,16 @@ def test_a_stream_brings_every_token_and_its_last_chunk_the_usage_and_the_mark(c
         model=MODEL, messages=HELLO, max_tokens=20, stream=True, stream_options=options
     )
     chunks = list(stream)
-    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    texts = [
+        chunk.choices[0].delta.content
+        for chunk in chunks
+        if chunk.choices and chunk.choices[0].delta.content
+    ]
     assert (len(texts), texts[0]) == (20, "[simulated]")
-    assert (chunks[-2].choices[0].finish_reason, chunks[-1].usage.completion_tokens) == ("length", 20)
+    assert (chunks[-2].choices[0].finish_reason, chunks[-1].usage.completion_tokens) == (
+        "length",
+        20,
+    )
     assert all(chunk.model_extra["simulated"] is True for chunk in chunks)
     whole = client.chat.completions.create(model=MODEL, messages=HELLO).choices[0]
     assert whole.message.content.startswith("".join(texts))  # the same words, streamed or whole
@@ -63,7 +81,9 @@ def test_a_stream_brings_every_token_and_its_last_chunk_the_usage_and_the_mark(c
 
 
 def test_the_same_task_has_the_same_length_alone_and_in_a_swarm(client):
-    """Another random length each time made a speedup of 1.29x by wall time out of 1.87x by tokens."""
+    """Another random length each time made a speedup of 1.29x by wall time out of 1.87x by
+    tokens.
+    """
     maker = TaskMaker(Workload(seed=4))
     lengths = {}
     for agents in (1, 3):
@@ -71,16 +91,25 @@ def test_the_same_task_has_the_same_length_alone_and_in_a_swarm(client):
             client.chat.completions.create(model=MODEL, messages=task.messages, max_tokens=60)
             for task in maker.tasks(agents, 0, 4, same=True)
         ]
-        lengths[agents] = [(answer.usage.completion_tokens, answer.choices[0].message.content) for answer in answers]
+        lengths[agents] = [
+            (answer.usage.completion_tokens, answer.choices[0].message.content)
+            for answer in answers
+        ]
     assert lengths[1] == lengths[3]
     assert len({text for _, text in lengths[1]}) == 4  # another task, another answer
 
 
 def test_beyond_the_context_vllms_own_error_is_given(client):
-    with pytest.raises(openai.BadRequestError, match="This model's maximum context length is 4096 tokens") as caught:
-        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 4000}])
+    with pytest.raises(
+        openai.BadRequestError, match="This model's maximum context length is 4096 tokens"
+    ) as caught:
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "word " * 4000}]
+        )
     assert caught.value.body["type"] == "BadRequestError"
-    with pytest.raises(openai.BadRequestError, match=r"you requested 4104 tokens \(8 in the messages, 4096 in"):
+    with pytest.raises(
+        openai.BadRequestError, match=r"you requested 4104 tokens \(8 in the messages, 4096 in"
+    ):
         client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=4096)
 
 
@@ -107,9 +136,17 @@ def test_what_it_cannot_do_is_refused_in_one_line(engine, body, status, said):
 
 def test_the_model_list_says_what_it_is(engine, client):
     model = client.models.list().data[0]
-    assert (model.id, model.owned_by, model.model_extra["max_model_len"]) == (MODEL, "skep-simulated", 4096)
+    assert (model.id, model.owned_by, model.model_extra["max_model_len"]) == (
+        MODEL,
+        "skep-simulated",
+        4096,
+    )
     assert model.model_extra["simulated"] is True
-    assert model.model_extra["skep"] == {"simulated": True, "engine": "simulated: a small rig", "slots": 4}
+    assert model.model_extra["skep"] == {
+        "simulated": True,
+        "engine": "simulated: a small rig",
+        "slots": 4,
+    }
     assert plan_from_json(engine.get("/simulated")[2].decode()) == small_plan()
     assert engine.get("/v1/nothing")[0] == 404
 
@@ -120,7 +157,11 @@ def test_skeps_own_reader_finds_the_engines_figures(engine, client):
     before = engine.figures()
     asked = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, **asked)
-    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (300, "length")  # as long as asked
+    # As long as asked.
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (
+        300,
+        "length",
+    )
     found = counted(before, engine.figures())
     assert (found["prompt_tokens"], found["output_tokens"]) == (8, 300)
     assert 0 < found["tpot_s"] < found["total_s"]
@@ -132,7 +173,8 @@ def test_more_than_the_slots_wait_and_a_client_that_leaves_makes_room():
     """A hang-up frees its slot for the one that waits, without an answer being finished."""
     long = {"max_tokens": 4000, "ignore_eos": True}
     with Simulated(small_plan(slots=2, card="rtx-3090")) as engine:
-        first, second = streaming(engine, **long), streaming(engine, **long)
+        first = streaming(engine, **long)
+        second = streaming(engine, **long)
         assert b"[simulated]" in first.recv(65536) + first.recv(65536)
         third = streaming(engine, max_tokens=5)
         eventually(lambda: engine.figures()["vllm:num_requests_waiting"] == 1)
@@ -177,7 +219,8 @@ def test_clients_at_once_share_the_passes(engine, client):
         thread.start()
     for thread in threads:
         thread.join()
-    assert engine.figures()["skep_simulated_passes_total"] - before < 500  # one after the other: 800
+    # One after the other: 800.
+    assert engine.figures()["skep_simulated_passes_total"] - before < 500
 
 
 def test_a_start_that_cannot_work_ends_at_once_with_one_line():
@@ -188,4 +231,7 @@ def test_a_start_that_cannot_work_ends_at_once_with_one_line():
         port = str(taken.getsockname()[1])
         held = [*argv, "--port", port, "--plan", small_plan().to_json()]
         busy = subprocess.run(held, capture_output=True, text=True, timeout=20)
-    assert (busy.returncode, busy.stderr) == (78, f"error: port {port} is in use: choose another one, or 0 for any\n")
+    assert (busy.returncode, busy.stderr) == (
+        78,
+        f"error: port {port} is in use: choose another one, or 0 for any\n",
+    )

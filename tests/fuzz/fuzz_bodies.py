@@ -1,8 +1,7 @@
 """Request and answer bodies: what is found without decoding is what a JSON parser finds.
 
-Three bytes stand for fillers that make a body large: 0 for letters inside of a text, 1 for blanks, 2 for so many
-letters that the body is never decoded whole.
-"""
+Three bytes stand for fillers that make a body large: 0 for letters inside of a text, 1 for blanks,
+2 for so many letters that the body is never decoded whole."""
 
 import json
 import math
@@ -129,7 +128,9 @@ def may_be_refused(document, body):
 
 
 def has_infinity(value):
-    """Whether a number in it is too large for any reader: the standard library takes it for infinity."""
+    """Whether a number in it is too large for any reader: the standard library takes it for
+    infinity.
+    """
     if isinstance(value, dict):
         return any(map(has_infinity, value.values()))
     if isinstance(value, list):

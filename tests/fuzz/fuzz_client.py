@@ -1,4 +1,6 @@
-"""Answers of a hostile upstream to the HTTP client: one meaning in whatever pieces, and nothing of them in the next."""
+"""Answers of a hostile upstream to the HTTP client: one meaning in whatever pieces, and nothing of
+them in the next.
+"""
 
 import asyncio
 import socket
@@ -18,14 +20,22 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 NEXT_BODY = b"the next answer"
 NEXT_ANSWER = b"HTTP/1.1 201 Created\r\ncontent-length: %d\r\n\r\n%b" % (len(NEXT_BODY), NEXT_BODY)
 TURNS = 50  # of the event loop until a closed connection is noticed
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 SEEDS = [
     b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
-    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n3;x=y\r\nabc\r\n0\r\nx: y\r\n\r\n",
+    (
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: "
+        b"chunked\r\n\r\n2\r\nok\r\n3;x=y\r\nabc\r\n0\r\nx: y\r\n\r\n"
+    ),
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
     b"HTTP/1.0 200 OK\r\n\r\nuntil the end",
     b"HTTP/1.1 204 No Content\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nbad",
+    (
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: "
+        b"3\r\n\r\nbad"
+    ),
     b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
     STREAM_HEAD + b"9\r\ndata: a\n\n\r\n9\r\ndata: b\n\n\r\n9\r\ndata: c\n\n\r\n0\r\n\r\n",
 ]
@@ -96,7 +106,9 @@ class AnswerLog:
 
 
 async def receive(pieces, choice, heads=None):
-    """What a call got from these reads, and what the next call got on the same connection; None: it was given up."""
+    """What a call got from these reads, and what the next call got on the same connection; None:
+    it was given up.
+    """
     ends = []
 
     def connect():

@@ -1,4 +1,6 @@
-"""Messages between skep's processes: lines that are messages are read, others are passed over, and nothing raises."""
+"""Messages between skep's processes: lines that are messages are read, others are passed over, and
+nothing raises.
+"""
 
 import asyncio
 import socket

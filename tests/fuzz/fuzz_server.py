@@ -1,4 +1,6 @@
-"""Requests to the HTTP server: none but those of a strict reading, in whatever pieces they come."""
+"""Requests to the HTTP server: none but those of a strict reading,
+in whatever pieces they come.
+"""
 
 from fuzz.http_words import HTTP_WORDS
 from fuzz.pieces import split_input, ways_to_cut
@@ -10,7 +12,10 @@ LAST = b"GET /2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 SEEDS = [
     b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
-    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3;x=1\r\nabc\r\n0\r\nx: y\r\n\r\n",
+    (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: "
+        b"chunked\r\n\r\n3;x=1\r\nabc\r\n0\r\nx: y\r\n\r\n"
+    ),
     b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc" + LAST,
     b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade, http2-settings\r\nUpgrade: h2c\r\n\r\n",
     b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nok",
@@ -41,7 +46,8 @@ def check(data):
     assert handled == legal[: len(handled)], (handled, legal)
     assert whole[1].count(b"HTTP/1.1 200 OK\r\n") <= len(handled)
     if later:
-        return  # what a read brings behind a bad request is dropped with it: there the cuts may matter
+        # what a read brings behind a bad request is dropped with it: there the cuts may matter
+        return
     for pieces in ways_to_cut(payload, choice):
         assert fed(pieces, HeadCache(), later=later) == whole, pieces
     known = HeadCache()

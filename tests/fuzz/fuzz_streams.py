@@ -10,7 +10,10 @@ KINDS = [b"text/event-stream", b"application/x-ndjson", b"application/json"]
 STATUSES = [200, 200, 200, 500]
 SEEDS = [
     b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\ndata: [DONE]\n\n',
-    b'data: {"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":3}}\r\n\r\n',
+    (
+        b"data: "
+        b'{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":3}}\r\n\r\n'
+    ),
     b'event: x\ndata: {"choices":\ndata: [{"delta":{"reasoning":"r","tool_calls":[{}]}}]}\n\n',
     b'data: {"error":{"message":"no"}}\n\n',
     b': comment\n\ndata:{"timings":{"predicted_n":3,"predicted_ms":2.5}}\n\n',

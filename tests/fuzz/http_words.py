@@ -1,4 +1,6 @@
-"""Words of HTTP that mean something to whoever reads a head or a body: to the server and to the client."""
+"""Words of HTTP that mean something to whoever reads a head or a body: to the server and to the
+client.
+"""
 
 HTTP_WORDS = [
     b"\r\n",

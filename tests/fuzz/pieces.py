@@ -13,7 +13,9 @@ def split_input(data):
 
 
 def ways_to_cut(payload, choice):
-    """The payload in several pieces, in ways that the choice decides, and byte by byte where it is short."""
+    """The payload in several pieces, in ways that the choice decides, and byte by byte where it is
+    short.
+    """
     rng = Random(choice)
     yield cut_at(payload, [rng.randrange(len(payload) + 1)])
     yield cut_at(payload, [rng.randrange(len(payload) + 1) for _ in range(rng.randrange(2, 8))])

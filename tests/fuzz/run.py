@@ -1,13 +1,14 @@
-"""Search for inputs that break a promise, guided by the code they reach (atheris): `make fuzz` runs it.
+"""Search for inputs that break a promise, guided by the code they reach (atheris): `make fuzz`
+runs it.
 
     python tests/fuzz/run.py server --seconds 600
     python tests/fuzz/run.py server --keep
 
-A search begins with what stands in `tests/fuzz/corpus` and adds inputs that reach something new to a folder below
-`.fuzz`. An input that breaks a promise is written to `.fuzz` as well, with its traceback on the terminal. `--keep`
-copies to the corpus the fewest inputs of that folder which reach what the corpus does not; those that break a promise
-are copied by hand, once they are mended.
-"""
+A search begins with what stands in `tests/fuzz/corpus` and adds inputs that reach something new to
+a folder below `.fuzz`. An input that breaks a promise is written to `.fuzz` as well, with its
+traceback on the terminal. `--keep` copies to the corpus the fewest inputs of that folder which
+reach what the corpus does not; those that break a promise are copied by hand, once they are
+mended."""
 
 import argparse
 import asyncio
@@ -32,7 +33,9 @@ def main():
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--largest", type=int, default=2048, help="bytes of an input")
-    parser.add_argument("--keep", action="store_true", help="add to the corpus, and search no more")
+    parser.add_argument(
+        "--keep", action="store_true", help="add to the corpus, and search no more"
+    )
     args, of_the_merge = parser.parse_known_args()
     folder = TESTS.parent / ".fuzz" / args.target
     inputs = folder / "found"
@@ -47,7 +50,8 @@ def main():
         folders = [inputs, corpus]
         write_seeds(args.target, inputs)
     run = asyncio.Runner(loop_factory=uvloop.new_event_loop).run
-    # A merge runs this first word in a shell, with options of its own, and again where an input ends it.
+    # A merge runs this first word in a shell, with options of its own, and again where an input
+    # ends it.
     itself = f"{shlex.join([sys.executable, sys.argv[0]])} {args.target}"
     words = [itself, *(of_the_merge or [*options, *map(str, folders)])]
     atheris.Setup(words, lambda data: check_input(args.target, data, run))

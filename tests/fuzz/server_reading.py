@@ -1,11 +1,14 @@
-"""What one connection of the server makes of bytes, and a strict reading of them to hold against it."""
+"""What one connection of the server makes of bytes, and a strict reading of them to hold against
+it.
+"""
 
 import re
 
 from skep.wire.server import HttpServer, ServerConnection
 from skep.wire.server_request import METHODS
 
-# A strict reading of HTTP/1.1, written for this test: no streaming, no limits, no leniency but the three of `rules`.
+# A strict reading of HTTP/1.1, written for this test: no streaming, no limits, no leniency but the
+# three of `rules`.
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _FIRST = re.compile(rb"[\r\n]*([A-Z]+) +([!-~]+) +(?:HTTP|RTSP)/(1\.[01])\r\n")
@@ -19,7 +22,9 @@ class NotOneMore(Exception):
 
 
 def strict_reading(data):
-    """The requests (method, target, body) that may be handled when these bytes arrive and then the connection ends."""
+    """The requests (method, target, body) that may be handled when these bytes arrive and then the
+    connection ends.
+    """
     requests = []
     at = 0
     goes_on = True
@@ -40,13 +45,21 @@ def _request(data, at):
     fields, at = _fields(data, first.end())
     named = {}
     for name, value in fields:
-        need(name not in named or name not in (b"host", b"content-length", b"transfer-encoding", b"authorization"))
+        need(
+            name not in named
+            or name not in (b"host", b"content-length", b"transfer-encoding", b"authorization")
+        )
         need(name != b"expect" or version == b"1.0" or value.lower() == b"100-continue")
         named[name] = value
     need(b"host" in named or version == b"1.0")
     need(b"host" not in named or _HOST.fullmatch(named[b"host"]))
     target = _path(target, named.get(b"host"))
-    wishes = [wish.strip() for name, value in fields if name == b"connection" for wish in value.lower().split(b",")]
+    wishes = [
+        wish.strip()
+        for name, value in fields
+        if name == b"connection"
+        for wish in value.lower().split(b",")
+    ]
     goes_on = b"close" not in wishes and (version == b"1.1" or b"keep-alive" in wishes)
     if b"transfer-encoding" in named:
         need(version == b"1.1" and b"content-length" not in named)
@@ -76,7 +89,9 @@ def _path(target, host):
         return target
     absolute = re.fullmatch(rb"https?://([^/?]+)([^ ]*)", target, re.IGNORECASE)
     need(absolute is not None and host is not None and absolute[1].lower() == host.lower())
-    return absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
+    if absolute[2].startswith(b"/"):
+        return absolute[2]
+    return b"/" + absolute[2]
 
 
 def _chunks(data, at):
@@ -127,7 +142,8 @@ class Sink:
 
 
 def fed(pieces, heads, *, later=False):
-    """What one connection makes of these reads: requests handed over, bytes written, and whether it ended.
+    """What one connection makes of these reads: requests handed over, bytes written, and whether
+    it ended.
 
     `later`: what a read brought is answered when all of it has been looked at.
     """

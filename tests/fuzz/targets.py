@@ -1,4 +1,5 @@
-"""What is fuzzed. Each target has `check(data)`, which raises where a promise is broken, `SEEDS` and `WORDS`.
+"""What is fuzzed. Each target has `check(data)`, which raises where a promise is broken, `SEEDS`
+and `WORDS`.
 
 A `check` may be a coroutine function: it is called in an event loop.
 """

@@ -1,4 +1,7 @@
-"""What fuzzing found interesting or wrong once, and a short search around it. `make fuzz` searches for long."""
+"""What fuzzing found interesting or wrong once, and a short search around it.
+
+`make fuzz` searches for long.
+"""
 
 import asyncio
 

@@ -1,4 +1,6 @@
-"""Requests to a gateway as clients send them: whole, on a socket that can be hung up, and read back."""
+"""Requests to a gateway as clients send them: whole, on a socket that can be hung up, and read
+back.
+"""
 
 import contextlib
 import http.client
@@ -18,11 +20,20 @@ def body(**fields):
 
 
 def call(gateway, method="POST", path="/v1/chat/completions", document=None, **headers):
-    """Return the status, the headers and the body of the answer; header names are given with underscores."""
+    """Return the status, the headers and the body of the answer; header names are given with
+    underscores.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
-    data = None if document is None else document if isinstance(document, bytes) else json.dumps(document).encode()
+    if document is None:
+        data = None
+    elif isinstance(document, bytes):
+        data = document
+    else:
+        data = json.dumps(document).encode()
     with contextlib.closing(connection):
-        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, data, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read()
 
@@ -47,8 +58,14 @@ def refusal(gateway, document=None, **headers):
 
 
 def open_post(gateway, document, path="/v1/chat/completions", lines=(), receive_bytes=None):
-    """Send a request on a plain socket, to be hung up at will. `receive_bytes`: the client's buffer."""
-    data = document if isinstance(document, bytes) else json.dumps(document).encode()
+    """Send a request on a plain socket, to be hung up at will.
+
+    `receive_bytes`: the client's buffer.
+    """
+    if isinstance(document, bytes):
+        data = document
+    else:
+        data = json.dumps(document).encode()
     head = [f"POST {path} HTTP/1.1", "host: x", *lines, f"content-length: {len(data)}", "", ""]
     sock = socket.socket()
     sock.settimeout(30)
@@ -89,4 +106,8 @@ def status_of(gateway):
 
 def metrics(gateway, **headers):
     lines = call(gateway, "GET", "/metrics", **headers)[2].decode().splitlines()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if not line.startswith("#")
+    }

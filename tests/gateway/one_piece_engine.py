@@ -5,11 +5,17 @@ import threading
 
 
 class OnePieceEngine:
-    """`wait`: an event that its answers wait for. `kept_back`: bytes at the end of each answer that never come."""
+    """`wait`: an event that its answers wait for.
+
+    `kept_back`: bytes at the end of each answer that never come.
+    """
 
     def __init__(self, body, status=200, kind="application/json", wait=None, kept_back=0):
         self.body = body
-        self._status, self._kind, self._wait, self._kept_back = status, kind, wait, kept_back
+        self._status = status
+        self._kind = kind
+        self._wait = wait
+        self._kept_back = kept_back
         self._ended = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -28,7 +34,10 @@ class OnePieceEngine:
             is_post = read_request(client).startswith(b"POST")
             if self._wait is not None and is_post:
                 self._wait.wait(30)
-            fields = f"content-type: {self._kind}\r\ncontent-length: {len(self.body)}\r\nconnection: close"
+            fields = (
+                f"content-type: {self._kind}\r\ncontent-length: {len(self.body)}\r\nconnection: "
+                "close"
+            )
             answer = f"HTTP/1.1 {self._status} no\r\n{fields}\r\n\r\n".encode() + self.body
             client.sendall(answer[: len(answer) - self._kept_back])
             if self._kept_back:

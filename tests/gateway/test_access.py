@@ -1,4 +1,6 @@
-"""What those get who may not call, before and after a key is looked at, and what they cost the gateway."""
+"""What those get who may not call, before and after a key is looked at, and what they cost the
+gateway.
+"""
 
 import http.client
 import json
@@ -14,16 +16,26 @@ from skep.store.database import open_store
 
 MIB = 1 << 20
 KEYS = [{"name": "mine", "sha256": digest_of("k-mine")}]
-PART = b'{"model":"fake-model","messages":[{"role":"user","content":"a"}],"x":"' + b"a" * (MIB * 7 // 8)
+PART = b'{"model":"fake-model","messages":[{"role":"user","content":"a"}],"x":"' + b"a" * (
+    MIB * 7 // 8
+)
 # The model stands in the middle, between many brackets: neither end of the body tells it.
 MANY = b'[{"a":"b"},' + b'["c",0],' * 80_000 + b"[]]"
-HARD = b'{"x":%b,"model":"fake-model","max_tokens":2,"messages":[{"role":"user","content":"a"}],"y":%b}' % (MANY, MANY)
+HARD = (
+    b'{"x":%b,"model":"fake-model","max_tokens":2,"messages":[{"role":"user","content":"a"}],"y":%b}'
+    % (MANY, MANY)
+)
 
 
 def begin(gateway, length, *lines, sent=b""):
     """A request whose body has begun and not ended."""
     sock = socket.create_connection(("127.0.0.1", gateway.port), timeout=20)
-    head = ["POST /v1/chat/completions HTTP/1.1", "host: localhost", f"content-length: {length}", *lines]
+    head = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "host: localhost",
+        f"content-length: {length}",
+        *lines,
+    ]
     sock.sendall("\r\n".join([*head, "", ""]).encode() + sent)
     return sock
 
@@ -82,9 +94,11 @@ def test_the_bodies_of_all_requests_together_are_bounded(serving):
 def test_what_was_answered_is_no_longer_counted(serving):
     """Whether it came in one read or in many, was refused, answered or left.
 
-    Eight of a kind left counted would be too many; one whose end the gateway has yet to read is not.
-    """
-    gateway, _ = serving(server={"body_bytes": MIB // 2, "held_bytes": 2 * MIB}, strict_models=True)
+    Eight of a kind left counted would be too many; one whose end the gateway has yet to read is
+    not."""
+    gateway, _ = serving(
+        server={"body_bytes": MIB // 2, "held_bytes": 2 * MIB}, strict_models=True
+    )
     filled = body(pad="x" * (MIB // 3))
     for _ in range(8):
         assert refusal(gateway, filled) == (200, None)
@@ -96,7 +110,8 @@ def test_what_was_answered_is_no_longer_counted(serving):
 
 def test_strangers_are_counted_and_leave_no_rows(serving, tmp_path):
     """A row for each 401 was 174 GB a day from one connection."""
-    store, log = tmp_path / "skep.sqlite3", tmp_path / "requests.log"
+    store = tmp_path / "skep.sqlite3"
+    log = tmp_path / "requests.log"
     gateway, _ = serving(keys=KEYS, store=str(store), log=str(log), strict_models=True)
     for _ in range(5):
         assert refusal(gateway) == (401, "invalid_api_key")
@@ -106,13 +121,18 @@ def test_strangers_are_counted_and_leave_no_rows(serving, tmp_path):
     gateway.close()
     assert [count for name, count in counted.items() if "invalid_api_key" in name] == [5]
     with sqlite3.connect(store) as rows:
-        codes = [code for (code,) in rows.execute("SELECT code FROM gateway_requests ORDER BY arrived_at")]
+        codes = [
+            code
+            for (code,) in rows.execute("SELECT code FROM gateway_requests ORDER BY arrived_at")
+        ]
     assert codes == ["model_not_found", None]
     assert "invalid_api_key" not in log.read_text()
 
 
 def test_a_gateway_without_keys_answers_to_its_own_names_only(serving, start_gateway):
-    """DNS rebinding: the browser takes the page and the gateway for one site, and lets the page read."""
+    """DNS rebinding: the browser takes the page and the gateway for one site, and lets the page
+    read.
+    """
     gateway, _ = serving(hosts=["localhost", "127.0.0.1", "::1", "box.lan"])
     guarded = start_gateway(hosts=["localhost"], keys=KEYS)
     for host in ("localhost", "127.0.0.1:8400", "[::1]:8400", "LOCALHOST:1", "box.lan"):
@@ -157,7 +177,9 @@ def test_somebody_who_leaves_while_the_long_body_is_searched_reaches_no_engine(s
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_somebody_who_leaves_while_the_long_body_is_searched_is_counted_and_has_a_row(serving, tmp_path, workers):
+def test_somebody_who_leaves_while_the_long_body_is_searched_is_counted_and_has_a_row(
+    serving, tmp_path, workers
+):
     store = tmp_path / "skep.sqlite3"
     gateway, _ = serving(store=str(store), workers=workers)
     leave_during_search(gateway)

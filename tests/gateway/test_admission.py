@@ -26,7 +26,9 @@ from skep.gateway.replica_table import (
     rendezvous,
 )
 
-INTER, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH
+INTER = Priority.INTERACTIVE
+N = Priority.NORMAL
+B = Priority.BATCH
 
 
 def spec(name="r0", slots=2, model="m", confirms="", url=None, **more):
@@ -43,7 +45,9 @@ def busy(decider, name):
 
 def at(decider, name):
     """What the table says of a replica; something unknown where it has none."""
-    return next((replica.spec for replica in decider.replicas() if replica.name == name), spec("gone"))
+    return next(
+        (replica.spec for replica in decider.replicas() if replica.name == name), spec("gone")
+    )
 
 
 def names(actions):
@@ -60,7 +64,9 @@ def admission(*specs, asked="", **limits):
 
 
 def test_a_full_queue_rejects_the_newcomer_with_the_expected_wait():
-    """Retry-After comes from the measured time of a lease: 3 waiting of 2 s each on one slot is 6 s."""
+    """Retry-After comes from the measured time of a lease: 3 waiting of 2 s each on one slot is 6
+    s.
+    """
     decider = admission(spec(slots=1), max_queue=2, asked="a")
     decider.finished("a", 2.0)
     for name in "bcd":
@@ -82,7 +88,8 @@ def test_a_full_queue_lets_go_of_the_newest_of_the_longest_flow_in_the_lowest_cl
     crowd(decider, "c", 2, B)
     crowd(decider, "n", 1, N)
     assert names(ask(decider, "i", 3.0, INTER, flow="i")) == ["b2"]
-    assert names(ask(decider, "c2", 3.0, B, flow="c")) == ["c2"]  # it would only change places with b1
+    # It would only change places with b1.
+    assert names(ask(decider, "c2", 3.0, B, flow="c")) == ["c2"]
     assert names(ask(decider, "d", 3.0, B, flow="d")) == ["b1"]
     assert decider.queued == 6
     decider = admission(spec(slots=1), max_queue=2)
@@ -98,12 +105,18 @@ def test_one_crowd_in_the_lowest_class_refuses_nobody_else():
     for priority in Priority:
         decider = admission(spec(slots=1), max_queue=64)
         crowd(decider, "b", 290, B)
-        refused = [loser for n in range(20) for loser in names(ask(decider, f"a{n}", 300.0, priority, flow=f"a{n}"))]
+        refused = [
+            loser
+            for n in range(20)
+            for loser in names(ask(decider, f"a{n}", 300.0, priority, flow=f"a{n}"))
+        ]
         assert refused == [f"b{number}" for number in range(64, 44, -1)]
 
 
 def test_a_request_that_has_not_reached_its_slot_yet_does_not_pass_for_the_one_in_release():
-    """One active lease just granted, one releasing and still busy: the engine's 1 is the releasing one."""
+    """One active lease just granted, one releasing and still busy: the engine's 1 is the releasing
+    one.
+    """
     decider = admission(spec(slots=2, confirms="slots"))
     decider.engine_busy(at(decider, "r0"), 0, 0.0, 0.0)
     ask(decider, "a", 1.0)
@@ -117,7 +130,9 @@ def test_a_request_that_has_not_reached_its_slot_yet_does_not_pass_for_the_one_i
 
 
 def test_a_request_that_may_still_reach_its_slot_keeps_it_although_its_client_left():
-    """It was sent and given up before the engine had read it: the engine's 0 says nothing of it."""
+    """It was sent and given up before the engine had read it:
+    the engine's 0 says nothing of it.
+    """
     decider = admission(spec(slots=1, confirms="slots"))
     decider.engine_busy(at(decider, "r0"), 0, 0.0, 0.0)
     ask(decider, "a", 1.0)
@@ -162,12 +177,15 @@ def test_an_interactive_request_goes_before_batch_that_waits_longer():
 
 
 def test_batch_ages_so_that_it_cannot_starve():
-    """With one interactive request always waiting, batch is served once it has waited twice the aging time longer."""
+    """With one interactive request always waiting, batch is served once it has waited twice the
+    aging time longer.
+    """
     decider = admission(spec(slots=1), max_queue=1000, max_wait_s=1e9, aging_s=10.0)
     ask(decider, "first", 0.0, INTER)
     ask(decider, "batch", 0.0, B)
     ask(decider, "i0", 0.0, INTER)
-    last, now = "first", 0.0
+    last = "first"
+    now = 0.0
     for number in range(1, 40):
         now += 1.0
         ask(decider, f"i{number}", now, INTER)
@@ -205,7 +223,9 @@ def test_reserved_slots_are_for_interactive_requests_alone():
 
 
 def test_a_soft_limit_keeps_answers_quick_and_lifts_when_only_batch_is_there():
-    """Three of five slots for agents that wait for their answer, all five for work that does not."""
+    """Three of five slots for agents that wait for their answer,
+    all five for work that does not.
+    """
     decider = admission(spec(slots=5, soft_slots=3), max_queue=50)
     for number in range(7):
         ask(decider, f"b{number}", 0.0, B)
@@ -213,7 +233,8 @@ def test_a_soft_limit_keeps_answers_quick_and_lifts_when_only_batch_is_there():
     assert names(decider.finished("b0", 1.0)) == ["b5"]
     assert ask(decider, "i0", 1.0, INTER) == []
     assert names(decider.finished("b1", 2.0)) == ["i0"]
-    assert decider.finished("b2", 3.0) == []  # four left, one of them interactive: batch stays below three
+    # Four left, one of them interactive: batch stays below three.
+    assert decider.finished("b2", 3.0) == []
     assert decider.finished("b3", 3.0) == []
     assert names(decider.finished("b4", 3.0)) == ["b6"]
     for number in range(1, 4):
@@ -224,12 +245,16 @@ def test_a_soft_limit_keeps_answers_quick_and_lifts_when_only_batch_is_there():
 
 def test_a_conversation_leaves_its_replica_only_when_that_is_clearly_busier():
     decider = admission(spec("r0", 4), spec("r1", 4))
-    home, beside, away = (ask(decider, f"t{number}", conversation=77)[0].replica.name for number in range(3))
+    home, beside, away = (
+        ask(decider, f"t{number}", conversation=77)[0].replica.name for number in range(3)
+    )
     assert home == beside != away
 
 
 def test_one_shared_prompt_among_32_agents_spreads_evenly():
-    """Routers that send a prefix to the replica that has it fill one replica and leave the others idle."""
+    """Routers that send a prefix to the replica that has it fill one replica and leave the others
+    idle.
+    """
     decider = admission(*(spec(f"r{i}", 8) for i in range(4)), max_queue=100)
     for number in range(32):
         ask(decider, f"a{number}", conversation=5)
@@ -264,7 +289,9 @@ def test_a_byte_is_a_sign_of_life_even_if_the_health_check_fails_and_who_shows_n
 
 
 def test_a_replica_that_leaves_the_table_and_comes_back_still_has_what_it_had():
-    """Found by havoc: it was filled a second time while its requests were on their way to their slots."""
+    """Found by havoc: it was filled a second time while its requests were on their way to their
+    slots.
+    """
     decider = admission(spec("r0", 2, confirms="slots"), max_queue=9)
     decider.engine_busy(at(decider, "r0"), 0, 0.0, 0.0)
     ask(decider, "a")
@@ -322,20 +349,27 @@ def test_a_replica_without_slots_gets_nothing_and_hurts_nobody():
 def test_the_rendezvous_spreads_conversations_and_moves_few_when_a_replica_goes():
     """Without one of four replicas, only its own conversations move."""
     replicas = [SimpleNamespace(name=f"r{i}", seed=zlib.crc32(f"r{i}".encode())) for i in range(4)]
-    homes = {number: rendezvous(number * 2654435761 % 2**32, replicas).name for number in range(4000)}
+    homes = {
+        number: rendezvous(number * 2654435761 % 2**32, replicas).name for number in range(4000)
+    }
     assert min(Counter(homes.values()).values()) > 900
     for number, home in homes.items():
         if home != "r3":
             assert rendezvous(number * 2654435761 % 2**32, replicas[:3]).name == home
 
 
-@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=6), st.integers(0, 2**32))
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=6),
+    st.integers(0, 2**32),
+)
 def test_a_new_conversation_costs_no_evenness(counts, conversation):
     """It has nothing cached anywhere, so the least loaded replica is as good as any."""
     table = [spec(f"r{i}", slots) for i, (slots, _) in enumerate(counts)]
     decider = admission()
     for known, (one, (slots, busy)) in enumerate(zip(table, counts, strict=True)):
-        decider.set_replicas((*(replace(other, draining=True) for other in table[:known]), one), 0.0)
+        decider.set_replicas(
+            (*(replace(other, draining=True) for other in table[:known]), one), 0.0
+        )
         for number in range(min(busy, slots)):
             ask(decider, f"{one.name}-{number}")
     decider.set_replicas(tuple(table), 0.0)
@@ -353,7 +387,9 @@ def test_the_oldest_conversation_is_forgotten_first():
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Whatever the order of events: no slot overfilled, none idle that somebody may have, every request ends once."""
+    """Whatever the order of events: no slot overfilled, none idle that somebody may have, every
+    request ends once.
+    """
 
     def __init__(self):
         super().__init__()
@@ -367,12 +403,17 @@ class AdmissionMachine(RuleBasedStateMachine):
     def table(self, *slots, draining=None, reserve=0, soft=None):
         return tuple(
             spec(
-                f"r{i}", n, confirms="slots" if i == 0 else "", url=f"http://r{i}/{self.generation}",
-                draining=i == draining, reserve=min(reserve, n - 1), soft_slots=soft,
+                f"r{i}",
+                n,
+                confirms="slots" if i == 0 else "",
+                url=f"http://r{i}/{self.generation}",
+                draining=i == draining,
+                reserve=min(reserve, n - 1),
+                soft_slots=soft,
             )
             for i, n in enumerate(slots)
             if n
-        )  # fmt: skip
+        )
 
     def take(self, actions):
         for action in actions:
@@ -391,19 +432,31 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     def pick(self, data, state):
         known = sorted(name for name, where in self.where.items() if where == state)
-        return data.draw(st.sampled_from(known)) if known else None
+        if known:
+            return data.draw(st.sampled_from(known))
+        return None
 
     @rule(
-        priority=st.sampled_from(Priority), flow=st.sampled_from("xyz"), talk=st.none() | st.integers(0, 3),
-        size=st.integers(0, 1000), wait=st.none() | st.floats(0, 10),
-    )  # fmt: skip
+        priority=st.sampled_from(Priority),
+        flow=st.sampled_from("xyz"),
+        talk=st.none() | st.integers(0, 3),
+        size=st.integers(0, 1000),
+        wait=st.none() | st.floats(0, 10),
+    )
     def arrive(self, priority, flow, talk, size, wait):
         self.count += 1
         name = f"q{self.count}"
         self.where[name] = "waiting"
-        self.take(self.decider.arrive(Arrival(name, "m", priority, flow, talk, size, wait), self.now))
+        self.take(
+            self.decider.arrive(Arrival(name, "m", priority, flow, talk, size, wait), self.now)
+        )
 
-    @rule(data=st.data(), how=st.sampled_from(["finished", "hung_up"]), twice=st.booleans(), answered=st.booleans())
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["finished", "hung_up"]),
+        twice=st.booleans(),
+        answered=st.booleans(),
+    )
     def end_running(self, data, how, twice, answered):
         name = self.pick(data, "running")
         if name:
@@ -434,7 +487,10 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.where[name] = "waiting"
             self.take(getattr(self.decider, how)(name, self.now))
 
-    @rule(data=st.data(), how=st.sampled_from(["finished", "hung_up", "failed", "gave_up", "not_sent"]))
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["finished", "hung_up", "failed", "gave_up", "not_sent"]),
+    )
     def report_an_end_once_more(self, data, how):
         name = self.pick(data, "ended")
         if name:
@@ -454,9 +510,13 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.take(self.decider.checked(at(self.decider, name), ok, self.now))
 
     @rule(
-        a=st.integers(0, 3), b=st.integers(0, 2), restarted=st.booleans(), draining=st.none() | st.integers(0, 1),
-        reserve=st.integers(0, 1), soft=st.none() | st.integers(1, 2),
-    )  # fmt: skip
+        a=st.integers(0, 3),
+        b=st.integers(0, 2),
+        restarted=st.booleans(),
+        draining=st.none() | st.integers(0, 1),
+        reserve=st.integers(0, 1),
+        soft=st.none() | st.integers(1, 2),
+    )
     def reload(self, a, b, restarted, draining, reserve, soft):
         self.generation += restarted
         table = self.table(a, b, draining=draining, reserve=reserve, soft=soft)
@@ -464,7 +524,9 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @rule(max_queue=st.integers(0, 3))
     def other_limits(self, max_queue):
-        self.take(self.decider.set_limits(AdmissionLimits(max_queue=max_queue, max_wait_s=5.0), self.now))
+        self.take(
+            self.decider.set_limits(AdmissionLimits(max_queue=max_queue, max_wait_s=5.0), self.now)
+        )
 
     @invariant()
     def nothing_is_lost(self):
@@ -473,9 +535,13 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.decider.queued == sum(where == "waiting" for where in self.where.values())
         for replica in self.decider.replicas():
             assert 0 <= replica.active <= replica.busy
-            assert replica.prompt_bytes == sum(lease.entry.prompt_bytes for lease in replica.leases.values())
+            assert replica.prompt_bytes == sum(
+                lease.entry.prompt_bytes for lease in replica.leases.values()
+            )
             assert replica.breaker.trial is None or replica.breaker.trial in replica.leases
-            assert replica.leases or replica.breaker.allows(self.now + LONGEST_OPEN_S), "it is tried again in the end"
+            assert replica.leases or replica.breaker.allows(self.now + LONGEST_OPEN_S), (
+                "it is tried again in the end"
+            )
 
     @invariant()
     def nobody_waits_for_a_slot_it_may_have(self):
@@ -483,7 +549,10 @@ class AdmissionMachine(RuleBasedStateMachine):
             for entry in pool.queue:
                 if entry.avoid is not None and self.now < entry.avoid_until:
                     continue  # it may rather wait for another replica, and those behind it with it
-                if any(other.avoid is not None and self.now < other.avoid_until for other in pool.queue):
+                if any(
+                    other.avoid is not None and self.now < other.avoid_until
+                    for other in pool.queue
+                ):
                     continue
                 open_to_it = [r for r in pool.alive(self.now) if may_take(pool, r, entry.priority)]
                 assert not open_to_it, (entry, open_to_it)
@@ -492,8 +561,16 @@ class AdmissionMachine(RuleBasedStateMachine):
     def the_least_loaded_replica_is_that_of_a_plain_search(self):
         for pool in self.decider._models.values():
             for priority in Priority:
-                free = [replica for replica in pool.alive(self.now) if may_take(pool, replica, priority)]
-                least = min(free, key=lambda replica: (*load(replica), replica.busy - replica.slots), default=None)
+                free = [
+                    replica
+                    for replica in pool.alive(self.now)
+                    if may_take(pool, replica, priority)
+                ]
+                least = min(
+                    free,
+                    key=lambda replica: (*load(replica), replica.busy - replica.slots),
+                    default=None,
+                )
                 entry = Arrival("new", "m", priority, arrived_at=self.now, deadline=self.now)
                 assert pool._least(entry, self.now) is least
 
@@ -518,7 +595,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.now += 1000.0
         self.take(self.decider.tick(self.now))
         assert self.decider.in_flight == self.decider.queued == 0
-        assert all(replica.busy == 0 and not replica.prompt_bytes for replica in self.decider.replicas())
+        assert all(
+            replica.busy == 0 and not replica.prompt_bytes for replica in self.decider.replicas()
+        )
         assert not self.decider._leases
 
 
@@ -526,5 +605,7 @@ def may_take(pool, replica, priority):
     return replica.allows(priority, alone=pool.queue.only_batch())
 
 
-AdmissionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+AdmissionMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=50, deadline=None
+)
 TestAdmissionMachine = AdmissionMachine.TestCase

@@ -1,4 +1,6 @@
-"""Batches through a real gateway process in front of a real fake engine, with the client that everybody uses."""
+"""Batches through a real gateway process in front of a real fake engine, with the client that
+everybody uses.
+"""
 
 import json
 import re
@@ -26,12 +28,24 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 def line(name, tokens=2, **fields):
-    body = {"model": "fake-model", "messages": [{"role": "user", "content": f"say {name}"}], "max_tokens": tokens}
-    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body, **fields}
+    body = {
+        "model": "fake-model",
+        "messages": [{"role": "user", "content": f"say {name}"}],
+        "max_tokens": tokens,
+    }
+    return {
+        "custom_id": name,
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+        **fields,
+    }
 
 
 def jsonl(lines):
-    return "".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines).encode()
+    return "".join(
+        f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines
+    ).encode()
 
 
 @cache
@@ -51,7 +65,10 @@ class Client:
 
     def begin(self, lines, window="24h", endpoint="/v1/chat/completions"):
         return self.api.batches.create(
-            input_file_id=self.upload(lines).id, endpoint=endpoint, completion_window=window, metadata={"a": "b"}
+            input_file_id=self.upload(lines).id,
+            endpoint=endpoint,
+            completion_window=window,
+            metadata={"a": "b"},
         )
 
     def when(self, batch, seen):
@@ -66,7 +83,9 @@ class Client:
         return self.when(batch, lambda found: found.status in ENDED)
 
     def lines(self, file_id):
-        return [json.loads(one) for one in self.api.files.content(file_id).text.splitlines()] if file_id else []
+        if file_id:
+            return [json.loads(one) for one in self.api.files.content(file_id).text.splitlines()]
+        return []
 
     def names(self, batch):
         """Of every request that either file tells of."""
@@ -88,7 +107,10 @@ def engine():
 def keys():
     """One for each test, so that none sees what another one has."""
     bounds = dict.fromkeys(SHARERS) | dict.fromkeys(TWO_AT_ONCE, 2) | {"solo": 1}
-    return [{"name": name, "sha256": digest_of(f"k-{name}"), "max_concurrent": most} for name, most in bounds.items()]
+    return [
+        {"name": name, "sha256": digest_of(f"k-{name}"), "max_concurrent": most}
+        for name, most in bounds.items()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +122,17 @@ def folder(tmp_path_factory):
 def shared(engine, keys, folder):
     """One gateway for most tests: starting one takes longer than a whole batch."""
     with GatewayProcess(folder / "log", batches=places(folder), keys=keys) as gateway:
-        gateway.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": SLOTS, "confirms": "slots"}])
+        gateway.serve(
+            [
+                {
+                    "name": "r0",
+                    "model": "fake-model",
+                    "url": engine.url,
+                    "slots": SLOTS,
+                    "confirms": "slots",
+                }
+            ]
+        )
         yield gateway
     assert "Traceback" not in (folder / "log").read_text()
 
@@ -118,33 +150,50 @@ def batching(start_gateway, tmp_path):
 
 
 def test_a_batch_of_the_openai_client_is_carried_out(shared):
-    """One request is wrong for its engine: it is in the file of errors, the others are in the output."""
+    """One request is wrong for its engine: it is in the file of errors, the others are in the
+    output.
+    """
     client = Client(shared, "k-one")
     names = [f"task {i} é" for i in range(10)]
     lines = [line(name) for name in names]
     lines[3]["body"]["max_tokens"] = -1
     file = client.upload(lines)
-    assert (file.object, file.purpose, file.filename, file.bytes) == ("file", "batch", "tasks.jsonl", len(jsonl(lines)))
+    assert (file.object, file.purpose, file.filename, file.bytes) == (
+        "file",
+        "batch",
+        "tasks.jsonl",
+        len(jsonl(lines)),
+    )
     assert client.api.files.content(file.id).content == jsonl(lines)
     batch = client.api.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"who": "test"}
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"who": "test"},
     )
     assert (batch.status, batch.object, batch.metadata) == ("validating", "batch", {"who": "test"})
     assert batch.expires_at == pytest.approx(batch.created_at + 86_400, abs=1)
     batch = client.ended(batch)
     assert batch.status == "completed"
-    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (10, 9, 1)
+    assert (
+        batch.request_counts.total,
+        batch.request_counts.completed,
+        batch.request_counts.failed,
+    ) == (10, 9, 1)
     assert (batch.model, batch.usage.output_tokens, batch.errors) == ("fake-model", 18, None)
     times = (batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at)
     assert all(early <= late for early, late in pairwise(times))
-    output, errors = client.lines(batch.output_file_id), client.lines(batch.error_file_id)
+    output = client.lines(batch.output_file_id)
+    errors = client.lines(batch.error_file_id)
     assert [one["custom_id"] for one in output] == [name for name in names if name != names[3]]
     assert all(one["error"] is None and one["response"]["status_code"] == 200 for one in output)
-    assert all(one["id"].startswith("batch_req_") and one["response"]["request_id"] for one in output)
+    assert all(
+        one["id"].startswith("batch_req_") and one["response"]["request_id"] for one in output
+    )
     assert output[0]["response"]["body"]["usage"]["completion_tokens"] == 2
-    assert [(one["custom_id"], one["response"]["status_code"], one["error"]) for one in errors] == [
-        (names[3], 400, None)
-    ]
+    assert [
+        (one["custom_id"], one["response"]["status_code"], one["error"]) for one in errors
+    ] == [(names[3], 400, None)]
     files = {one.id: one for one in client.api.files.list()}
     assert set(files) == {file.id, batch.output_file_id, batch.error_file_id}
     assert files[batch.output_file_id].purpose == "batch_output"
@@ -158,7 +207,8 @@ def test_a_batch_of_the_openai_client_is_carried_out(shared):
 def test_pages_of_files_and_batches_follow_each_other(shared):
     client = Client(shared, "k-pages")
     batches = [client.begin([line("a")]).id for _ in range(3)]
-    assert [one.id for one in client.api.batches.list(limit=2)] == batches[::-1]  # the client turns the pages
+    # The client turns the pages.
+    assert [one.id for one in client.api.batches.list(limit=2)] == batches[::-1]
     first = client.api.batches.list(limit=2)
     assert ([one.id for one in first.data], first.has_more) == (batches[:0:-1], True)
     files = [client.api.batches.retrieve(one).input_file_id for one in batches]
@@ -170,31 +220,52 @@ def test_pages_of_files_and_batches_follow_each_other(shared):
 
 WRONG = {  # each fault of a line is in tests/swarm/test_batch_files.py
     "broken JSON": ([line("a"), '{"custom_id": '], "invalid_json_line", 2),
-    "an unknown model": ([line("a", body={"model": "who"}), line("b", body={"model": "who"})], "model_not_found", 1),
+    "an unknown model": (
+        [line("a", body={"model": "who"}), line("b", body={"model": "who"})],
+        "model_not_found",
+        1,
+    ),
     "nothing": (["", "  "], "empty_file", None),
 }
 
 
 def test_a_file_that_is_wrong_fails_its_batch_before_a_request_is_sent(shared, engine):
-    client, before = Client(shared, "k-wrong"), engine.state()["requests"]
+    client = Client(shared, "k-wrong")
+    before = engine.state()["requests"]
     begun = {what: client.begin(lines) for what, (lines, _, _) in WRONG.items()}
     for what, batch in begun.items():
         ended = client.ended(batch)
         _, code, number = WRONG[what]
-        assert (ended.status, ended.failed_at is not None, ended.output_file_id) == ("failed", True, None), what
+        assert (ended.status, ended.failed_at is not None, ended.output_file_id) == (
+            "failed",
+            True,
+            None,
+        ), what
         assert [(error.code, error.line) for error in ended.errors.data] == [(code, number)], what
         assert ended.errors.data[0].message
     assert engine.state()["requests"] == before
 
 
-NAMES = {"../../etc/passwd": "passwd", "C:\\x\\y.txt": "y.txt", "a\r\nb\x1b[31m": "a__b_[31m", "..": "upload"}
+NAMES = {
+    "../../etc/passwd": "passwd",
+    "C:\\x\\y.txt": "y.txt",
+    "a\r\nb\x1b[31m": "a__b_[31m",
+    "..": "upload",
+}
 
 
 def test_what_cannot_be_asked_for_is_refused_at_once(shared):
     client = Client(shared, "k-refused")
     file = client.upload([line("a")])
-    fine = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    for name, value in {"completion_window": "25h", "input_file_id": "file-000000000000000000000000"}.items():
+    fine = {
+        "input_file_id": file.id,
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
+    for name, value in {
+        "completion_window": "25h",
+        "input_file_id": "file-000000000000000000000000",
+    }.items():
         with pytest.raises(openai.BadRequestError) as refused:
             client.api.batches.create(**{**fine, name: value})
         assert (refused.value.param, bool(refused.value.body["message"])) == (name, True)
@@ -210,29 +281,45 @@ def test_what_cannot_be_asked_for_is_refused_at_once(shared):
 
 
 def test_a_batch_outlives_its_gateways(batching, engine):
-    """Killed: only what was under way is asked again. Replaced: it finishes what it has out, and nothing is."""
-    first, before = batching(engine), engine.state()["requests"]
+    """Killed: only what was under way is asked again.
+
+    Replaced: it finishes what it has out, and nothing is.
+    """
+    first = batching(engine)
+    before = engine.state()["requests"]
     batch = Client(first).begin([line(f"c{i}", tokens=10) for i in range(120)])
     Client(first).when(batch, lambda found: found.request_counts.completed >= 10)
     first.process.kill()
     first.process.wait()
-    asked, second = engine.state()["requests"] - before, batching(engine)
+    asked = engine.state()["requests"] - before
+    second = batching(engine)
     recorded = Client(second).api.batches.retrieve(batch.id)
-    assert asked - recorded.request_counts.completed <= 2 * SLOTS + 2  # in its slots, waiting, or not yet recorded
+    # In its slots, waiting, or not yet recorded.
+    assert asked - recorded.request_counts.completed <= 2 * SLOTS + 2
     Client(second).when(batch, lambda found: found.request_counts.completed >= 40)
     client = Client(batching(engine))
     assert second.ask(op="drain", hand_over=True, timeout_s=10)["left"] == 0
     batch = client.ended(batch)
-    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 120, 0)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+        "completed",
+        120,
+        0,
+    )
     assert client.names(batch) == sorted(f"c{i}" for i in range(120))
     assert engine.state()["requests"] - before <= 120 + 2 * SLOTS + 2
 
 
 def test_a_request_that_is_under_way_whenever_the_gateway_dies_is_set_aside(batching, tmp_path):
     """Each new gateway once began it anew, until its batch expired."""
-    with FakeEngine(slots=2, token_ms=100) as engine, open_store(tmp_path / "data" / "skep.sqlite3") as opened:
-        store, gateway = BatchStore(opened), batching(engine, slots=2)
-        batch = Client(gateway).begin([line("killer", 8000), *(line(f"c{i}", 1) for i in range(3))])
+    with (
+        FakeEngine(slots=2, token_ms=100) as engine,
+        open_store(tmp_path / "data" / "skep.sqlite3") as opened,
+    ):
+        store = BatchStore(opened)
+        gateway = batching(engine, slots=2)
+        batch = Client(gateway).begin(
+            [line("killer", 8000), *(line(f"c{i}", 1) for i in range(3))]
+        )
         Client(gateway).when(batch, lambda found: found.request_counts.completed == 3)
         assert store.lost(batch.id) == {0: 1}
         for life in range(1, MOST_LOST):  # so it was before
@@ -241,7 +328,11 @@ def test_a_request_that_is_under_way_whenever_the_gateway_dies_is_set_aside(batc
         gateway.process.wait()
         client = Client(batching(engine, slots=2))
         batch = client.ended(batch)
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 3, 1)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+            "completed",
+            3,
+            1,
+        )
         (told,) = client.lines(batch.error_file_id)
         assert (told["custom_id"], told["error"]["code"]) == ("killer", "gateway_died")
         assert f"{MOST_LOST} times" in told["error"]["message"]
@@ -258,7 +349,9 @@ def test_cancelling_keeps_what_is_done_and_names_the_rest(shared, engine):
     assert batch.status == "cancelled"
     assert 3 <= batch.request_counts.completed < 40
     assert len(client.lines(batch.output_file_id)) == batch.request_counts.completed
-    assert {one["error"]["code"] for one in client.lines(batch.error_file_id)} == {"batch_cancelled"}
+    assert {one["error"]["code"] for one in client.lines(batch.error_file_id)} == {
+        "batch_cancelled"
+    }
     assert client.names(batch) == sorted(f"c{i}" for i in range(40))
     engine.wait_for(running=0)
     with pytest.raises(openai.ConflictError, match="cancelled"):
@@ -266,8 +359,12 @@ def test_cancelling_keeps_what_is_done_and_names_the_rest(shared, engine):
 
 
 @pytest.mark.parametrize(("key", "running", "times"), [("k-person", SLOTS, 1), ("k-solo", 1, 3)])
-def test_a_person_does_not_wait_behind_a_batch_also_with_a_key_of_one_request(shared, engine, key, running, times):
-    """The whole batch takes eight seconds and more; a person waits for one of the requests that have the slots."""
+def test_a_person_does_not_wait_behind_a_batch_also_with_a_key_of_one_request(
+    shared, engine, key, running, times
+):
+    """The whole batch takes eight seconds and more; a person waits for one of the requests that
+    have the slots.
+    """
     client = Client(shared, key)
     batch = client.begin([line(f"c{i}", SLOW) for i in range(800)])
     for _ in range(times):
@@ -286,7 +383,11 @@ def test_a_batch_waits_for_an_engine_that_is_full_or_lost(shared, engine):
     engine.fault(kind="short-body", times=1)
     client = Client(shared, "k-faults")
     batch = client.ended(client.begin([line(f"c{i}") for i in range(12)]))
-    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 12, 0)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+        "completed",
+        12,
+        0,
+    )
 
 
 def test_an_answer_without_an_end_is_given_up_and_frees_its_slot(batching):
@@ -296,17 +397,24 @@ def test_an_answer_without_an_end_is_given_up_and_frees_its_slot(batching):
         gateway = batching(engine, slots=1)
         client = Client(gateway)
         batch = client.ended(client.begin([line(f"c{i}") for i in range(3)]))
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 2, 1)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+            "completed",
+            2,
+            1,
+        )
         (told,) = client.lines(batch.error_file_id)
         assert (told["response"], told["error"]["code"]) == (None, "answer_too_large")
         assert "64 MiB" in told["error"]["message"]
         assert engine.state()["hangups"] == 1
-    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gateway.process.pid}/status").read_text())
+    (peak,) = re.findall(
+        r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gateway.process.pid}/status").read_text()
+    )
     assert int(peak) < 400_000
 
 
 def test_batches_for_a_model_that_is_not_there_do_not_block_those_for_another(batching, engine):
-    client, asleep = Client(batching(engine, models=("fake-model", "asleep"))), {"model": "asleep", "messages": []}
+    client = Client(batching(engine, models=("fake-model", "asleep")))
+    asleep = {"model": "asleep", "messages": []}
     waiting = [client.begin([line("a", body=asleep)]) for _ in range(MOST_OF_KIND + 1)]
     client.when(waiting[-2], lambda found: found.status == "in_progress")
     batch = client.ended(client.begin([line(f"c{i}") for i in range(3)]))
@@ -315,8 +423,11 @@ def test_batches_for_a_model_that_is_not_there_do_not_block_those_for_another(ba
 
 
 def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys, folder):
-    """And count among its requests: of the two it may have at once, one is left for other things."""
-    ann, bob = Client(shared, "k-ann"), Client(shared, "k-bob")
+    """And count among its requests: of the two it may have at once,
+    one is left for other things.
+    """
+    ann = Client(shared, "k-ann")
+    bob = Client(shared, "k-bob")
     with pytest.raises(openai.AuthenticationError):
         Client(shared, "k-eve").api.files.list()
     batches = [ann.begin([line(f"c{i}", SLOW) for i in range(40)]) for _ in range(2)]
@@ -329,7 +440,9 @@ def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys
             look(batch.input_file_id)
     with pytest.raises(openai.BadRequestError, match="No such File"):
         bob.api.batches.create(
-            input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h"
+            input_file_id=batch.input_file_id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
         )
     assert (list(bob.api.files.list()), list(bob.api.batches.list())) == ([], [])
     for _ in range(3):
@@ -344,19 +457,30 @@ def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys
     with open_store(folder / "skep.sqlite3") as store:
         while not BatchStore(store).batch(batch.id).status.is_final:
             time.sleep(0.01)
-    shared.send({"op": "settings", "keys": [*others, {"name": "ann", "sha256": digest_of("k-new")}]})
+    shared.send(
+        {"op": "settings", "keys": [*others, {"name": "ann", "sha256": digest_of("k-new")}]}
+    )
     shared.ask(op="status")
     renewed = Client(shared, "k-new")
     batch = renewed.ended(batch)
-    assert (batch.status, batch.request_counts.completed + batch.request_counts.failed) == ("completed", 40)
+    assert (batch.status, batch.request_counts.completed + batch.request_counts.failed) == (
+        "completed",
+        40,
+    )
     refused = [one["response"] for one in renewed.lines(batch.error_file_id)]
-    assert {(one["status_code"], one["body"]["error"]["code"]) for one in refused} == {(401, "invalid_api_key")}
+    assert {(one["status_code"], one["body"]["error"]["code"]) for one in refused} == {
+        (401, "invalid_api_key")
+    }
     assert renewed.names(batch) == sorted(f"c{i}" for i in range(40))
     shared.send({"op": "settings", "keys": keys})
 
 
-def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(batching, engine, tmp_path):
-    """Ordinary requests are served all the while; a batch that was in the deleted store is gone."""
+def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(
+    batching, engine, tmp_path
+):
+    """Ordinary requests are served all the while;
+    a batch that was in the deleted store is gone.
+    """
     folder = tmp_path / "data"
     folder.write_text("in the way")
     client = Client(batching(engine))

@@ -27,7 +27,19 @@ TOOLS = [{"type": "function", "function": {"name": "ask", "parameters": {
                    "messages": {"enum": ["[", '{"role":"user"']}}}}}]  # fmt: skip
 
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-known_keys = ["model", "messages", "role", "user", "content", "text", "input", "system", "\\", '"', "{"]
+known_keys = [
+    "model",
+    "messages",
+    "role",
+    "user",
+    "content",
+    "text",
+    "input",
+    "system",
+    "\\",
+    '"',
+    "{",
+]
 keys = st.sampled_from(known_keys) | st.text(max_size=8)
 values = st.recursive(
     st.none() | st.booleans() | numbers | st.text(max_size=20),
@@ -38,7 +50,9 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
 def compact(document):
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 def spaced(document):
@@ -49,12 +63,19 @@ def turns(first, count, size=900, parts=False, content_first=False):
     """The messages of a conversation after so many turns."""
     messages = [SYSTEM]
     for turn in range(count):
-        text = first if turn == 0 else f"and then, {turn}? " + "x" * size
-        messages.append({"role": "user", "content": [{"type": "text", "text": text}] if parts else text})
+        if turn == 0:
+            text = first
+        else:
+            text = f"and then, {turn}? " + "x" * size
+        messages.append(
+            {"role": "user", "content": [{"type": "text", "text": text}] if parts else text}
+        )
         messages.append({"role": "assistant", "content": f'reply {turn}: "{"y" * size}"'})
     messages.pop()
     if content_first:
-        messages = [{"content": message["content"], "role": message["role"]} for message in messages]
+        messages = [
+            {"content": message["content"], "role": message["role"]} for message in messages
+        ]
     return messages
 
 
@@ -63,7 +84,9 @@ def turns(first, count, size=900, parts=False, content_first=False):
 
 stream_values = st.booleans() | st.sampled_from([None, 1, "true", {"stream": True}, [True]])
 other_keys = keys | st.just("stream_options")
-nested = st.fixed_dictionaries({}, optional={"stream": stream_values, "x": st.just([{"stream": True}])})
+nested = st.fixed_dictionaries(
+    {}, optional={"stream": stream_values, "x": st.just([{"stream": True}])}
+)
 
 
 @given(
@@ -114,7 +137,11 @@ def test_whatever_bytes_come_there_is_a_look_or_a_refusal(body):
         assert seen.conversation is None or 0 <= seen.conversation < 1 << 32
 
 
-@given(st.dictionaries(keys, values, max_size=6), st.sampled_from([compact, spaced]), st.sampled_from([0, LARGE]))
+@given(
+    st.dictionaries(keys, values, max_size=6),
+    st.sampled_from([compact, spaced]),
+    st.sampled_from([0, LARGE]),
+)
 @settings(deadline=None)
 def test_the_model_of_any_document_is_the_one_that_a_json_parser_finds(document, written, filler):
     """Whatever the order, the spacing and the escapes, and never that of a nested object."""
@@ -128,10 +155,20 @@ def test_the_model_of_any_document_is_the_one_that_a_json_parser_finds(document,
         assert seen.model == model
 
 
-@given(names, st.permutations(["model", "messages", "tools", "stream", "pad"]), st.sampled_from([compact, spaced]))
+@given(
+    names,
+    st.permutations(["model", "messages", "tools", "stream", "pad"]),
+    st.sampled_from([compact, spaced]),
+)
 @settings(max_examples=60, deadline=None)
 def test_the_model_of_a_large_chat_is_found_wherever_it_stands(name, order, written):
-    chat = {"model": name, "messages": turns("hello", 3), "tools": TOOLS, "stream": True, "pad": "x" * LARGE}
+    chat = {
+        "model": name,
+        "messages": turns("hello", 3),
+        "tools": TOOLS,
+        "stream": True,
+        "pad": "x" * LARGE,
+    }
     seen = inspect_body(written({key: chat[key] for key in order}))
     assert seen.model == name
     assert seen.conversation == inspect_body(written({"messages": chat["messages"]})).conversation
@@ -141,7 +178,10 @@ def test_the_model_of_a_large_chat_is_found_wherever_it_stands(name, order, writ
 @pytest.mark.parametrize(
     ("text", "model"),
     [
-        (b'"model":null', None), (b'"model":""', ""), (b'"mod\\u0065l":"a"', "a"), (b'"model" : "a"', "a"),
+        (b'"model":null', None),
+        (b'"model":""', ""),
+        (b'"mod\\u0065l":"a"', "a"),
+        (b'"model" : "a"', "a"),
         (b'"model":"\\u0061\\/\\""', 'a/"'),
         ('"model":"größe/模型"'.encode(), "größe/模型"),
         (b'"a":{"model":"b"}', None),
@@ -150,7 +190,7 @@ def test_the_model_of_a_large_chat_is_found_wherever_it_stands(name, order, writ
         (b'"a":"x\\\\","model":"b"', "b"),
         (b'"x\\"model":"b"', None),
     ],
-)  # fmt: skip
+)
 def test_names_that_are_written_in_unusual_ways(text, model, filler):
     chat = compact(turns("hi", 1))
     for body in (
@@ -164,11 +204,29 @@ def test_names_that_are_written_in_unusual_ways(text, model, filler):
 @pytest.mark.parametrize("filler", [b"", b" " * LARGE])
 @pytest.mark.parametrize(
     "body",
-    [b"", b" ", b"null", b"5", b'"a"', b"[]", b'[{"model":"a"}]', b'{"model":5}', b'{"model":["a"]}', b'{"model":{}}',
-     b'{"model":"a"', b'{"model":"a"}}', b'{"model":"a"}{"model":"b"}', b"{'model':'a'}", b'{"model":"a","x":NaN}',
-     b'{"model":"a\nb"}', b'{"model":"\xff"}', b'{"model":"\xed\xa0\x80"}', b'{"model":"\\ud800"}',
-     '{"model":"a"}'.encode("utf-16")],
-)  # fmt: skip
+    [
+        b"",
+        b" ",
+        b"null",
+        b"5",
+        b'"a"',
+        b"[]",
+        b'[{"model":"a"}]',
+        b'{"model":5}',
+        b'{"model":["a"]}',
+        b'{"model":{}}',
+        b'{"model":"a"',
+        b'{"model":"a"}}',
+        b'{"model":"a"}{"model":"b"}',
+        b"{'model':'a'}",
+        b'{"model":"a","x":NaN}',
+        b'{"model":"a\nb"}',
+        b'{"model":"\xff"}',
+        b'{"model":"\xed\xa0\x80"}',
+        b'{"model":"\\ud800"}',
+        '{"model":"a"}'.encode("utf-16"),
+    ],
+)
 def test_what_is_no_json_object_with_a_name_is_refused(body, filler):
     with pytest.raises(NotAnObject):
         inspect_body(body + filler)
@@ -176,7 +234,9 @@ def test_what_is_no_json_object_with_a_name_is_refused(body, filler):
 
 def test_a_byte_order_mark_is_read_over_as_engines_do():
     assert inspect_body(b'\xef\xbb\xbf{"model":"a"}') == BodySummary("a")
-    assert inspect_body(b'\xef\xbb\xbf{"pad":"' + b"x" * LARGE + b'","model":"a"}') == BodySummary("a")
+    assert inspect_body(b'\xef\xbb\xbf{"pad":"' + b"x" * LARGE + b'","model":"a"}') == BodySummary(
+        "a"
+    )
     with pytest.raises(NotAnObject):
         inspect_body(b"\xef\xbb\xbf\xef\xbb\xbf")
 
@@ -216,15 +276,19 @@ def digests(bodies):
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80), st.data())
 @settings(max_examples=60, deadline=None)
 def test_the_digest_is_that_of_the_first_user_message_whatever_it_says(first, data):
-    """Also where it says brackets, quotes and JSON, and where bodies are too large to be decoded: nothing behind it may
-    have a part in it.
-    """
-    parts, content_first = data.draw(st.booleans()), data.draw(st.booleans())
+    """Also where it says brackets, quotes and JSON, and where bodies are too large to be decoded:
+    nothing behind it may have a part in it."""
+    parts = data.draw(st.booleans())
+    content_first = data.draw(st.booleans())
     written = data.draw(st.sampled_from([compact, spaced]))
     order = data.draw(st.permutations(["model", "messages", "stream"]))
 
     def body(count, size, first=first):
-        chat = {"model": "m", "stream": True, "messages": turns(first, count, size, parts, content_first)}
+        chat = {
+            "model": "m",
+            "stream": True,
+            "messages": turns(first, count, size, parts, content_first),
+        }
         return written({key: chat[key] for key in order} | {"tools": TOOLS})
 
     sizes = [(1, 10), (2, 10), (2, LARGE), (5, 6000), (60, 900)]
@@ -258,15 +322,24 @@ def test_the_same_question_under_another_system_prompt_is_another_conversation()
     assert len(digests(map(compact, bodies))) == len(bodies)
 
 
-@pytest.mark.parametrize("system", ["Be kind. " * 50, [{"type": "text", "text": "Be kind.", "cache_control": {}}]])
-@pytest.mark.parametrize("order", [("model", "messages", "system"), ("system", "messages", "model")])
+@pytest.mark.parametrize(
+    "system", ["Be kind. " * 50, [{"type": "text", "text": "Be kind.", "cache_control": {}}]]
+)
+@pytest.mark.parametrize(
+    "order", [("model", "messages", "system"), ("system", "messages", "model")]
+)
 def test_an_anthropic_conversation_keeps_its_digest_while_its_cache_marks_move(system, order):
-    """Claude Code marks the newest messages, so the first one is marked in the first turns only."""
+    """Claude Code marks the newest messages, so the first one is marked in the first turns
+    only.
+    """
 
     def body(count):
         messages = turns("read README", count, parts=True)[1:]
         messages[-1] = {"role": "user", "content": [*messages[-1]["content"]]}
-        messages[-1]["content"][-1] = {**messages[-1]["content"][-1], "cache_control": {"type": "ephemeral"}}
+        messages[-1]["content"][-1] = {
+            **messages[-1]["content"][-1],
+            "cache_control": {"type": "ephemeral"},
+        }
         chat = {"model": "claude-x", "system": system, "messages": messages}
         return compact({"max_tokens": 5} | {key: chat[key] for key in order} | {"tools": TOOLS})
 
@@ -275,9 +348,15 @@ def test_an_anthropic_conversation_keeps_its_digest_while_its_cache_marks_move(s
 
 def test_a_first_message_without_text_is_told_by_what_comes_before_it():
     """A picture alone: the reply to it must not become a part of the digest."""
-    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:" + "A" * 100_000}}]}
+    picture = {
+        "role": "user",
+        "content": [{"type": "image_url", "image_url": {"url": "data:" + "A" * 100_000}}],
+    }
     reply = {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]}
-    bodies = [{"model": "m", "messages": [SYSTEM, picture, *[reply, picture][: 2 * turn]]} for turn in range(3)]
+    bodies = [
+        {"model": "m", "messages": [SYSTEM, picture, *[reply, picture][: 2 * turn]]}
+        for turn in range(3)
+    ]
     assert len(digests(map(compact, bodies))) == 1
 
 
@@ -293,7 +372,9 @@ def test_a_responses_conversation_keeps_its_digest_as_it_grows():
         ]
 
     for listed in (items, lambda count: turns("hello", count)[1:]):
-        bodies = [{"model": "m", "instructions": "Be brief.", "input": listed(count)} for count in SIZES]
+        bodies = [
+            {"model": "m", "instructions": "Be brief.", "input": listed(count)} for count in SIZES
+        ]
         assert len(digests(map(compact, bodies))) == 1
         assert len(digests(spaced(dict(sorted(body.items()))) for body in bodies)) == 1
     alphabetical = [[dict(sorted(item.items())) for item in items(count)] for count in SIZES]
@@ -311,7 +392,9 @@ def test_a_bare_prompt_is_told_by_its_beginning(field):
 
 
 @pytest.mark.parametrize("more", [{}, {"messages": None}, {"messages": []}, {"prompt": None}])
-def test_a_body_that_says_nothing_has_no_conversation_and_one_that_nobody_asks_for_is_not_looked_at(more):
+def test_a_body_that_says_nothing_has_no_conversation_and_one_that_nobody_asks_for_is_not_looked_at(
+    more,
+):
     assert inspect_body(compact({"model": "m", **more})) == BodySummary("m")
     said = compact({**more, "model": "m", "messages": turns("hi", 1)})
     assert inspect_body(said, conversation=False) == BodySummary("m")
@@ -331,7 +414,8 @@ def test_a_conversation_of_any_shape_is_no_reason_to_refuse_a_body(value, field)
 
 def form(*fields, boundary=b"x1"):
     parts = b"".join(
-        b"--%b\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (boundary, *field) for field in fields
+        b"--%b\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (boundary, *field)
+        for field in fields
     )
     return parts + b"--%b--\r\n" % boundary
 
@@ -340,10 +424,15 @@ AUDIO = (b'name="file"; filename="model"\r\nContent-Type: audio/wav', b"\x00\xff
 
 
 def test_the_model_of_a_form_stands_before_or_behind_its_file():
-    """curl sends the fields as they were written, and OpenAI's own example writes the file first."""
+    """curl sends the fields as they were written,
+    and OpenAI's own example writes the file first.
+    """
     assert model_of_form(form((b'name="model"', b"whisper-1"), AUDIO)) == "whisper-1"
     assert model_of_form(form(AUDIO, (b'name="model"', b"whisper-1"))) == "whisper-1"
-    assert model_of_form(form((b'name="model"\r\nContent-Type: text/plain', b"whisper-1"))) == "whisper-1"
+    assert (
+        model_of_form(form((b'name="model"\r\nContent-Type: text/plain', b"whisper-1")))
+        == "whisper-1"
+    )
     assert model_of_form(form((b'name="model"', b"\xff"))) == "\ufffd"
     assert model_of_form(form(AUDIO)) is None
     assert model_of_form(form((b'name="file"; filename="model"', b"not-a-model"))) is None
@@ -353,16 +442,24 @@ def test_the_model_of_a_form_stands_before_or_behind_its_file():
 
 
 @given(
-    st.dictionaries(keys, values, max_size=5), names, names, st.integers(0, 7), st.sampled_from([compact, spaced]),
+    st.dictionaries(keys, values, max_size=5),
+    names,
+    names,
+    st.integers(0, 7),
+    st.sampled_from([compact, spaced]),
     st.sampled_from([0, LARGE]),
-)  # fmt: skip
+)
 @settings(deadline=None)
 def test_a_replaced_model_changes_no_other_byte(document, old, new, place, written, filler):
     others = {**document, "pad": "x" * filler, "tools": TOOLS}
-    pairs = [written(key) + b" : " + written(value) for key, value in others.items() if key != "model"]
+    pairs = [
+        written(key) + b" : " + written(value) for key, value in others.items() if key != "model"
+    ]
 
     def body(name):
-        return b"{\n" + b" ,".join([*pairs[:place], b'"model" :' + name, *pairs[place:]]) + b"}\r\n"
+        return (
+            b"{\n" + b" ,".join([*pairs[:place], b'"model" :' + name, *pairs[place:]]) + b"}\r\n"
+        )
 
     changed = with_model(body(written(old)), old, new)
     assert changed == body(json.dumps(new).encode()) or (changed is None and b"\\ud" in body(b""))
@@ -399,9 +496,16 @@ HOSTILE = {
     "deep parts": ASK + b"[" * 1_000_000,
     "many parts": ASK + b"[" + b'{"text":""},' * 80_000 + b"{}]}]}",
     "escaped quotes": ASK + b'"' + b'\\"' * 500_000,
-    # Each of its quotes was tried as the beginning of a string, up to the end of the window: 20 s for 100 KB.
-    "escaped quotes in a part": ASK + b'[{"type":"text","x":"' + b'\\"' * 450_000 + b'"}]}],"model":"a"}',
-    "odd escaped quotes in a part": ASK + b'[{"type":"text","x":"a' + b'\\"' * 450_000 + b'"}]}],"model":"a"}',
+    # Each of its quotes was tried as the beginning of a string, up to the end of the window: 20 s
+    # for 100 KB.
+    "escaped quotes in a part": ASK
+    + b'[{"type":"text","x":"'
+    + b'\\"' * 450_000
+    + b'"}]}],"model":"a"}',
+    "odd escaped quotes in a part": ASK
+    + b'[{"type":"text","x":"a'
+    + b'\\"' * 450_000
+    + b'"}]}],"model":"a"}',
     "backslashes": ASK + b'"' + b"\\" * 1_000_000 + b'"}],"model":"a"}',
     "nested models": b'{"x":[' + b'{"model":"a"},' * 70_000 + b'{}],"model":"a"}',
     "open models": ASK + b'"x"}],' + b'"model":"a",' * 80_000,
@@ -415,11 +519,15 @@ HOSTILE = {
 }
 
 
-@given(st.dictionaries(keys, values, max_size=6), st.sampled_from([compact, spaced]), st.booleans())
+@given(
+    st.dictionaries(keys, values, max_size=6), st.sampled_from([compact, spaced]), st.booleans()
+)
 @example({"model": "a", "x": {"model": "b"}, "y": 'model": "c'}, compact, True)
 @example({"x": "y" * 50, "model": "a", "z": ["}", '"', "\\"]}, compact, False)
 @settings(deadline=None, max_examples=50)
-def test_the_model_at_an_end_of_a_long_body_is_the_one_that_a_json_parser_finds(document, written, first):
+def test_the_model_at_an_end_of_a_long_body_is_the_one_that_a_json_parser_finds(
+    document, written, first
+):
     pad = {"pad": ["x" * LONG_BYTES]}
     body = written(document | pad if first else pad | document)
     if b"\\ud" not in body:
@@ -429,28 +537,44 @@ def test_the_model_at_an_end_of_a_long_body_is_the_one_that_a_json_parser_finds(
 
 def long_parts(first):
     """A conversation with a picture, longer than what is decoded."""
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * LONG_BYTES}}
+    picture = {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64," + "A" * LONG_BYTES},
+    }
     return [{"role": "user", "content": [{"type": "text", "text": first}, picture]}]
 
 
-@pytest.mark.parametrize("order", [("model", "messages"), ("messages", "model"), ("pad", "model", "tools", "messages")])
+@pytest.mark.parametrize(
+    "order", [("model", "messages"), ("messages", "model"), ("pad", "model", "tools", "messages")]
+)
 def test_a_long_body_is_known_by_its_model_and_its_conversation_wherever_these_stand(order):
     def body(first, more=()):
-        fields = {"model": "a", "messages": [*long_parts(first), *more], "tools": TOOLS * 3, "pad": [{"x": 1}]}
+        fields = {
+            "model": "a",
+            "messages": [*long_parts(first), *more],
+            "tools": TOOLS * 3,
+            "pad": [{"x": 1}],
+        }
         return compact({name: fields[name] for name in order})
 
-    seen, later = inspect_body(body("hello")), inspect_body(body("hello", [{"role": "assistant", "content": "yes"}]))
+    seen = inspect_body(body("hello"))
+    later = inspect_body(body("hello", [{"role": "assistant", "content": "yes"}]))
     assert len(body("hello")) > LONG_BYTES
     assert seen.model == later.model == "a"
     assert seen.conversation == later.conversation
     if order[-1] != "messages" or order[0] == "model":
         assert seen.conversation not in (None, inspect_body(body("good bye")).conversation)
-    assert with_model(body("hello"), "a", "b", seen.name_at) == body("hello").replace(b'"model":"a"', b'"model":"b"')
+    assert with_model(body("hello"), "a", "b", seen.name_at) == body("hello").replace(
+        b'"model":"a"', b'"model":"b"'
+    )
 
 
 def test_a_conversation_keeps_its_digest_when_it_grows_long():
     turns_so_far = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
-    short, long = (compact({"model": "a", "messages": [*turns_so_far, *more]}) for more in ((), long_parts("look")))
+    short, long = (
+        compact({"model": "a", "messages": [*turns_so_far, *more]})
+        for more in ((), long_parts("look"))
+    )
     assert inspect_body(short).conversation == inspect_body(long).conversation
 
 
@@ -460,15 +584,25 @@ def test_a_long_body_that_is_no_object_is_refused_and_one_without_a_model_names_
     assert inspect_body(b'{"x":{"model":"a"},"y":"' + b" " * LONG_BYTES + b'"}').model is None
     assert inspect_body(b'{"x":"' + b" " * LONG_BYTES).model is None
     with pytest.raises(NotAnObject):
-        inspect_body(b'{"model":"' + b"a" * (LONGEST_NAME + 1) + b'","x":"' + b"a" * LONG_BYTES + b'"}')
+        inspect_body(
+            b'{"model":"' + b"a" * (LONGEST_NAME + 1) + b'","x":"' + b"a" * LONG_BYTES + b'"}'
+        )
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_a_megabyte_made_to_be_slow_takes_no_longer_than_any_other(body):
-    """One client must not hold up the others: the gateway has one thread. An honest megabyte takes 1 ms to decode."""
+    """One client must not hold up the others: the gateway has one thread.
+
+    An honest megabyte takes 1 ms to decode.
+    """
     assert len(body) > 900_000
     began = time.process_time()
-    for reads in (inspect_body, model_of_form, wants_stream, lambda text: with_model(text, "a", "b")):
+    for reads in (
+        inspect_body,
+        model_of_form,
+        wants_stream,
+        lambda text: with_model(text, "a", "b"),
+    ):
         try:
             reads(body)
         except NotAnObject:

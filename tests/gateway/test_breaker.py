@@ -22,7 +22,9 @@ def test_half_open_lets_one_request_through_and_its_answer_closes_it():
 
 
 def test_there_is_one_trial_whatever_becomes_of_others_and_one_without_a_verdict_makes_way_for_the_next():
-    """A late failure of a request sent before says nothing of the trial, which is still under way."""
+    """A late failure of a request sent before says nothing of the trial,
+    which is still under way.
+    """
     breaker = opened()
     breaker.trial = "a"
     breaker.ended("b")
@@ -34,8 +36,12 @@ def test_there_is_one_trial_whatever_becomes_of_others_and_one_without_a_verdict
 
 
 def test_each_opening_is_longer_than_the_last_up_to_the_longest():
-    """Ten requests that fail at the same moment are one failure: the replica was once passed over for 15 s."""
-    breaker, now, lasted = Breaker(0.0), 5.0, []
+    """Ten requests that fail at the same moment are one failure: the replica was once passed over
+    for 15 s.
+    """
+    breaker = Breaker(0.0)
+    now = 5.0
+    lasted = []
     for _ in range(8):
         for _ in range(10):
             breaker.failed(now)
@@ -45,7 +51,9 @@ def test_each_opening_is_longer_than_the_last_up_to_the_longest():
 
 
 def test_a_healthy_check_closes_only_what_is_half_open():
-    """A server whose health page works answers no requests for all that: the time of an opening is kept."""
+    """A server whose health page works answers no requests for all that: the time of an opening is
+    kept.
+    """
     breaker = opened()
     breaker.checked(ok=True, now=0.1)
     assert breaker.state(0.1) == "open"
@@ -60,7 +68,10 @@ def checked(ok):
 
 
 def test_complaints_and_failed_checks_open_it_only_if_there_are_three_in_a_row():
-    for bad, good in ((Breaker.bad_answer, Breaker.answered), (checked(ok=False), checked(ok=True))):
+    for bad, good in (
+        (Breaker.bad_answer, Breaker.answered),
+        (checked(ok=False), checked(ok=True)),
+    ):
         breaker = Breaker(0.0)
         for event in (bad, bad, good, bad, bad):
             event(breaker, 1.0)

@@ -1,4 +1,6 @@
-"""The short form of benchmarks/chaos.py: a few seconds of havoc, and every request accounted for."""
+"""The short form of benchmarks/chaos.py: a few seconds of havoc,
+and every request accounted for.
+"""
 
 import secrets
 import sys
@@ -34,7 +36,9 @@ SHORT = Effort(
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_every_request_has_one_end_that_all_accounts_agree_on(tmp_path, capsys, workers):
-    """Engines die, stall and lie, the table and the settings change, clients leave: nobody is left without a word."""
+    """Engines die, stall and lie, the table and the settings change, clients leave: nobody is left
+    without a word.
+    """
     seed = secrets.randbelow(1_000_000)
     report = uvloop.run(chaos(replace(SHORT, workers=workers), seed, tmp_path, print))
     assert report.requests > 50
@@ -52,14 +56,20 @@ def event(text, finish="null"):
     return f'data: {{"choices":[{{"text":"{text}","finish_reason":{finish}}}]}}\n\n'.encode()
 
 
-CUT = b'\n\ndata: {"error":{"message":"x","type":"server_error","code":"stream_cut"},"source":"gateway"}\n\n'
+CUT = (
+    b"\n\ndata: "
+    b'{"error":{"message":"x","type":"server_error","code":"stream_cut"},"source":"gateway"}\n\n'
+)
 DONE = b"data: [DONE]\n\n"
 
 
 def judged(rest, *, said=None, whole=True):
     """How an answer ends for the judge that begins with what was expected, or with `said`."""
     ask = streamed_ask()
-    head = Head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", "x-skep": "id=a"})
+    head = Head(
+        200,
+        {"content-type": "text/event-stream", "transfer-encoding": "chunked", "x-skep": "id=a"},
+    )
     return judge(ask, head, event(said or ask.expected) + rest, whole=whole).end
 
 
@@ -68,7 +78,13 @@ def test_the_judge_of_streams_is_not_easily_pleased_and_a_request_without_a_row_
     stop = event("", '"stop"') + DONE
     assert judged(stop) is End.ANSWERED
     assert {judged(CUT), judged(b'data: {"choi' + CUT)} == {End.CUT}
-    for rest in (b"", event("", '"stop"'), event(" m999.0") + stop, stop + event("more"), CUT + DONE):
+    for rest in (
+        b"",
+        event("", '"stop"'),
+        event(" m999.0") + stop,
+        stop + event("more"),
+        CUT + DONE,
+    ):
         assert judged(rest) is End.WRONG, rest
     assert judged(stop, whole=False) is End.WRONG
     assert judged(stop, said=words_of("m511", 3)) is End.WRONG, "words of another"
@@ -76,7 +92,9 @@ def test_the_judge_of_streams_is_not_easily_pleased_and_a_request_without_a_row_
 
 
 def stop_verdicts(*, newcomer_ended_s=5.0, ending="answered", replaced_s=10.5):
-    """What the checks say of a stop after which one came at 4 s and one was under way, cut at 10 s."""
+    """What the checks say of a stop after which one came at 4 s and one was under way, cut at 10
+    s.
+    """
     log = FreezeLog(gone_s=10.2, replaced_s=replaced_s)
     log.under_way.append(FreezeVisit(0.0, 10.2, "cut"))
     log.newcomers.append(FreezeVisit(4.0, newcomer_ended_s, ending))

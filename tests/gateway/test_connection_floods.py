@@ -1,4 +1,6 @@
-"""More connections than a gateway may have open: streams go on, and everybody is served again afterwards."""
+"""More connections than a gateway may have open: streams go on, and everybody is served again
+afterwards.
+"""
 
 import http.client
 import math
@@ -17,10 +19,18 @@ BOTH = pytest.mark.parametrize("workers", [1, 2])
 
 @pytest.fixture
 def scarce(serving):
-    """Start a gateway that may open few files, in front of an engine with slots for all streams."""
+    """Start a gateway that may open few files,
+    in front of an engine with slots for all streams.
+    """
 
     def start(workers, **setup):
-        return serving({"slots": 16, "token_ms": 20}, slots=16, workers=workers, open_files=OPEN_FILES, **setup)
+        return serving(
+            {"slots": 16, "token_ms": 20},
+            slots=16,
+            workers=workers,
+            open_files=OPEN_FILES,
+            **setup,
+        )
 
     return start
 
@@ -34,7 +44,9 @@ def flood(gateway, stack, count=FLOOD):
 
 
 def is_served(gateway):
-    """Return whether a request is answered: until the gateway has closed the flood, it may be refused or dropped."""
+    """Return whether a request is answered: until the gateway has closed the flood, it may be
+    refused or dropped.
+    """
     with suppress(OSError, http.client.HTTPException):
         return post(gateway)[0] == 200
     return False
@@ -63,7 +75,9 @@ def open_files(pid):
 
 @BOTH
 def test_streams_survive_more_connections_than_files(scarce, workers):
-    """A worker took a connection that the kernel had dropped for the end of the gateway, and ended itself."""
+    """A worker took a connection that the kernel had dropped for the end of the gateway, and ended
+    itself.
+    """
     gateway, engine = scarce(workers)
     with ExitStack() as stack:
         streams = [stack.enter_context(open_stream(gateway, max_tokens=60)) for _ in range(8)]
@@ -87,7 +101,9 @@ def test_after_a_flood_everybody_is_served_again(scarce, workers):
 
 
 def test_connections_that_the_kernel_drops_are_counted_and_end_no_worker(serving):
-    """The limit of files is lowered while the workers run: they believe that they have thousands."""
+    """The limit of files is lowered while the workers run:
+    they believe that they have thousands.
+    """
     gateway, _ = serving({"slots": 8, "token_ms": 20}, slots=8, workers=2)
     with ExitStack() as stack:
         streams = [stack.enter_context(open_stream(gateway, max_tokens=60)) for _ in range(4)]

@@ -1,4 +1,6 @@
-"""A prompt that is too long, in the words of each engine, told in the words that the client of the path knows."""
+"""A prompt that is too long, in the words of each engine, told in the words that the client of the
+path knows.
+"""
 
 import json
 import threading
@@ -11,11 +13,13 @@ from one_piece_engine import OnePieceEngine
 from skep.gateway.context_errors import context_exceeded, in_clients_words
 
 VLLM = (
-    "This model's maximum context length is 8192 tokens. However, you requested 9500 tokens (9000 in the messages, "
+    "This model's maximum context length is 8192 tokens. However, you requested 9500 tokens "
+    "(9000 in the messages, "
     "500 in the completion). Please reduce the length of the messages or completion."
 )
 VLLM_NEWER = (
-    "'max_tokens' or 'max_completion_tokens' is too large: 32000. This model's maximum context length is 40960 tokens "
+    "'max_tokens' or 'max_completion_tokens' is too large: 32000. This model's maximum "
+    "context length is 40960 tokens "
     "and your request has 12000 input tokens (32000 > 40960 - 12000)."
 )
 SGLANG = "The input (9000 tokens) is longer than the model's context length (8192 tokens)."
@@ -34,7 +38,9 @@ COMPLAINTS = {
         }
     },
 }
-OTHER = {"error": {"message": "temperature must be positive", "type": "BadRequestError", "code": 400}}
+OTHER = {
+    "error": {"message": "temperature must be positive", "type": "BadRequestError", "code": 400}
+}
 
 
 def complaining(document, status=400, **how):
@@ -46,7 +52,9 @@ def answer_of(start_gateway, document, path, status=400):
     with complaining(document, status) as engine:
         gateway = start_gateway()
         gateway.serve([{"name": "r0", "model": MODEL, "url": engine.url, "slots": 2}])
-        status, _, text = call(gateway, path=path, document={"model": MODEL, "max_tokens": 1, "messages": []})
+        status, _, text = call(
+            gateway, path=path, document={"model": MODEL, "max_tokens": 1, "messages": []}
+        )
         return status, text, engine.body
 
 
@@ -54,8 +62,14 @@ def answer_of(start_gateway, document, path, status=400):
 def test_claude_code_reads_that_its_prompt_is_too_long(start_gateway, engine):
     status, text, _ = answer_of(start_gateway, COMPLAINTS[engine], "/v1/messages")
     document = json.loads(text)
-    assert (status, document["type"], document["error"]["type"]) == (400, "error", "invalid_request_error")
-    assert document["error"]["message"].startswith("prompt is too long: 9000 tokens > 8192 maximum; ")
+    assert (status, document["type"], document["error"]["type"]) == (
+        400,
+        "error",
+        "invalid_request_error",
+    )
+    assert document["error"]["message"].startswith(
+        "prompt is too long: 9000 tokens > 8192 maximum; "
+    )
 
 
 @pytest.mark.parametrize("engine", COMPLAINTS)
@@ -73,8 +87,10 @@ def test_any_other_complaint_is_handed_on_as_it_is(start_gateway, path):
 
 
 VLLM_COUNTED = (
-    "This model's maximum context length is 16384 tokens. However, you requested 64 output tokens and your prompt "
-    "contains at least 16321 input tokens, for a total of at least 16385 tokens. Please reduce the length of the input "
+    "This model's maximum context length is 16384 tokens. However, you requested 64 output "
+    "tokens and your prompt "
+    "contains at least 16321 input tokens, for a total of at least 16385 tokens. Please "
+    "reduce the length of the input "
     "prompt or the number of requested output tokens. (parameter=input_tokens, value=16321)"
 )
 
@@ -85,7 +101,9 @@ def test_vllm_s_own_error_on_messages_becomes_one_that_is_not_tried_again(start_
     status, text, _ = answer_of(start_gateway, document, "/v1/messages", status=500)
     error = json.loads(text)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
-    assert error["message"].startswith("prompt is too long: 16385 tokens > 16384 maximum; This model's")
+    assert error["message"].startswith(
+        "prompt is too long: 16385 tokens > 16384 maximum; This model's"
+    )
 
 
 def test_another_error_500_stays_one(start_gateway):
@@ -97,7 +115,9 @@ def test_another_error_500_stays_one(start_gateway):
 def test_an_answer_that_is_too_long_asks_for_a_shorter_one():
     exceeded = context_exceeded(json.dumps({"error": {"message": VLLM_NEWER}}).encode())
     words = exceeded.anthropic_words()
-    assert words.startswith("input length and `max_tokens` exceed context limit: 12000 + 32000 > 40960, ")
+    assert words.startswith(
+        "input length and `max_tokens` exceed context limit: 12000 + 32000 > 40960, "
+    )
 
 
 def test_a_complaint_without_numbers_still_says_what_it_is():

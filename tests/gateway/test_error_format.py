@@ -16,13 +16,19 @@ from skep.gateway.request_policy import ERRORS, error_body, event_of, rejection,
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 OPENAI_TYPES = {"rate_limit_error", "server_error", "invalid_request_error"}
 # https://docs.anthropic.com/en/api/errors
-ANTHROPIC_TYPES = {"invalid_request_error", "authentication_error", "permission_error", "not_found_error",
-                   "request_too_large", "rate_limit_error", "api_error", "overloaded_error",
-                   "timeout_error"}  # fmt: skip
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+ANTHROPIC_TYPES = {
+    "invalid_request_error", "authentication_error", "permission_error", "not_found_error",
+    "request_too_large", "rate_limit_error", "api_error", "overloaded_error", "timeout_error",
+}  # fmt: skip
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 ASKED = [{"role": "user", "content": "hi"}]
 BEGUN = {
-    CHAT: b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[]}\n\n',
+    CHAT: (
+        b"data: "
+        b'{"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[]}\n\n'
+    ),
     MESSAGES: b'event: ping\ndata: {"type": "ping"}\n\n',
     RESPONSES: b"",
 }
@@ -57,13 +63,22 @@ def test_the_libraries_of_both_dialects_read_every_error(code):
 
 @pytest.mark.parametrize("path", BEGUN)
 def test_the_libraries_raise_what_a_stream_ends_with(path):
-    stream = ask(path, 200, BEGUN[path] + event_of(error_body("stream_cut", "it died", path), path), stream=True)
+    stream = ask(
+        path,
+        200,
+        BEGUN[path] + event_of(error_body("stream_cut", "it died", path), path),
+        stream=True,
+    )
     with pytest.raises((openai.APIError, anthropic.APIStatusError), match="it died") as caught:
         list(stream)
     assert caught.value.body.get("error", caught.value.body)["code"] == "stream_cut"
 
 
-@given(st.sampled_from(sorted(ERRORS)), st.text(), st.sampled_from([CHAT, MESSAGES, RESPONSES, "", "/x"]))
+@given(
+    st.sampled_from(sorted(ERRORS)),
+    st.text(),
+    st.sampled_from([CHAT, MESSAGES, RESPONSES, "", "/x"]),
+)
 @settings(deadline=None)
 def test_a_message_of_any_text_stays_inside_its_body_and_its_event(code, why, path):
     """Messages repeat what clients sent: names of models, paths, origins."""
@@ -84,14 +99,31 @@ def test_a_message_of_any_text_stays_inside_its_body_and_its_event(code, why, pa
 def test_the_dialect_is_told_by_the_path():
     for path in (MESSAGES, "/v1/messages/count_tokens", "/v1/messages/batches", "/v1/complete"):
         assert speaks_anthropic(path)
-    for path in (CHAT, "/v1/completions", "/v1/completion", RESPONSES, "/v1/messagesx", "/messages", "", "/"):
+    for path in (
+        CHAT,
+        "/v1/completions",
+        "/v1/completion",
+        RESPONSES,
+        "/v1/messagesx",
+        "/messages",
+        "",
+        "/",
+    ):
         assert not speaks_anthropic(path)
 
 
 @pytest.mark.parametrize("code", list(RejectCode))
 def test_a_rejection_says_when_to_come_back_as_soon_as_that_is_known(code):
-    for seconds, header in ((None, None), (0.2, b"1"), (1.0, b"1"), (6.01, b"7"), (1e9, b"1000000000")):
-        status, headers, body = rejection(Reject("r", code, seconds), CHAT, model="m", models=("a", "b"))
+    for seconds, header in (
+        (None, None),
+        (0.2, b"1"),
+        (1.0, b"1"),
+        (6.01, b"7"),
+        (1e9, b"1000000000"),
+    ):
+        status, headers, body = rejection(
+            Reject("r", code, seconds), CHAT, model="m", models=("a", "b")
+        )
         error = json.loads(body)["error"]
         assert (status, error["code"]) == (ERRORS[code.value][0], code.value)
         assert dict(headers).get(b"retry-after") == header
@@ -105,7 +137,9 @@ def test_a_rejection_says_when_to_come_back_as_soon_as_that_is_known(code):
 
 
 def test_every_code_has_a_status_and_types_that_its_clients_know():
-    assert {code.value for code in RejectCode} | {code.value for code in RefusalCode} <= set(ERRORS)
+    assert {code.value for code in RejectCode} | {code.value for code in RefusalCode} <= set(
+        ERRORS
+    )
     for code, (status, ours, theirs) in ERRORS.items():
         assert 400 <= status < 600, code
         assert ours in OPENAI_TYPES, code
@@ -123,4 +157,6 @@ def test_every_code_has_its_heading_with_its_status_and_no_other_and_the_example
         _, _, rest = PAGE.partition(f"### `{code}`\n")
         assert re.search(rf"\b{status}\b", rest.split("\n#")[0]), code
     examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
-    assert examples == [json.loads(error_body("queue_full", "…", path)) for path in (CHAT, MESSAGES)]
+    assert examples == [
+        json.loads(error_body("queue_full", "…", path)) for path in (CHAT, MESSAGES)
+    ]

@@ -15,18 +15,25 @@ PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\"n])*)"'
-SAMPLE = re.compile(rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? (NaN|[+-]Inf|-?[0-9.]+(?:e[+-]?[0-9]+)?)")
+SAMPLE = re.compile(
+    rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? (NaN|[+-]Inf|-?[0-9.]+(?:e[+-]?[0-9]+)?)"
+)
 ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
 
 
 def parsed(text):
-    """{name: (kind, {(sample name, labels): value})}; an AssertionError where it is not the text format, 0.0.4."""
+    """{name: (kind, {(sample name, labels): value})}; an AssertionError where it is not the text
+    format, 0.0.4.
+    """
     assert text.endswith(b"\n")
-    families, kind, name = {}, None, None
+    families = {}
+    kind = None
+    name = None
     for line in text.decode("utf-8").split("\n")[:-1]:
         if found := re.fullmatch(rf"# HELP ({NAME}) ([^\\\n]*)", line):
-            name, kind = found[1], None
+            name = found[1]
+            kind = None
             assert name not in families, "all of a metric stands together"
             continue
         if found := re.fullmatch(rf"# TYPE ({NAME}) (counter|gauge|histogram)", line):
@@ -65,7 +72,8 @@ amounts = st.floats(0, 1e12) | st.integers(0, 10**9)
 @given(st.lists(st.tuples(labels, amounts), max_size=20))
 @settings(deadline=None)
 def test_counters_and_gauges_say_what_was_counted_whatever_their_labels_are(events):
-    counter, gauge = Counter("c_total", "C.", ("a", "b")), Gauge("g", "G.", ("a", "b"))
+    counter = Counter("c_total", "C.", ("a", "b"))
+    gauge = Gauge("g", "G.", ("a", "b"))
     sums = {}
     for values, amount in events:
         counter.add(values, amount)
@@ -73,7 +81,10 @@ def test_counters_and_gauges_say_what_was_counted_whatever_their_labels_are(even
     gauge.set_all(sums)
     families = parsed(text_of(counter, gauge))
     for name in ("c_total", "g"):
-        found = {tuple(value for _, value in pairs): total for (_, pairs), total in families[name][1].items()}
+        found = {
+            tuple(value for _, value in pairs): total
+            for (_, pairs), total in families[name][1].items()
+        }
         assert found == pytest.approx(sums)
 
 
@@ -88,7 +99,11 @@ def test_a_histograms_buckets_are_cumulative_and_end_at_its_count(observations):
     for (name, pairs), value in samples.items():
         series.setdefault(pairs[:2], {})[name, dict(pairs).get("le")] = value
     for pairs, found in series.items():
-        mine = [value for values, value in observations if tuple(zip(("a", "b"), values, strict=True)) == pairs]
+        mine = [
+            value
+            for values, value in observations
+            if tuple(zip(("a", "b"), values, strict=True)) == pairs
+        ]
         bounds = [bound for name, bound in found if name == "h_bucket"]
         assert bounds[-1] == "+Inf"
         assert [float(bound) for bound in bounds[:-1]] == list(SECONDS)
@@ -100,10 +115,21 @@ def test_a_histograms_buckets_are_cumulative_and_end_at_its_count(observations):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (True, "1"), (1e15, "1000000000000000"), (0.1, "0.1"), (1e-7, "1e-07"), (math.inf, "+Inf"),
-     (-math.inf, "-Inf"), (math.nan, "NaN"), (-2.5, "-2.5")],
-)  # fmt: skip
-def test_numbers_are_written_as_prometheus_reads_them_and_one_on_a_bound_belongs_to_its_bucket(value, text):
+    [
+        (0, "0"),
+        (True, "1"),
+        (1e15, "1000000000000000"),
+        (0.1, "0.1"),
+        (1e-7, "1e-07"),
+        (math.inf, "+Inf"),
+        (-math.inf, "-Inf"),
+        (math.nan, "NaN"),
+        (-2.5, "-2.5"),
+    ],
+)
+def test_numbers_are_written_as_prometheus_reads_them_and_one_on_a_bound_belongs_to_its_bucket(
+    value, text
+):
     gauge = Gauge("g", "G.", ())
     gauge.set_all({(): value})
     assert list(gauge.lines()) == [f"g {text}"]
@@ -111,17 +137,24 @@ def test_numbers_are_written_as_prometheus_reads_them_and_one_on_a_bound_belongs
     histogram = Histogram("h", "H.", (), (1.0, 2.0))
     for observed in (1.0, 1.0000001, 2.0, 3.0):
         histogram.observe((), observed)
-    assert list(histogram.lines())[:3] == ['h_bucket{le="1"} 1', 'h_bucket{le="2"} 3', 'h_bucket{le="+Inf"} 4']
+    assert list(histogram.lines())[:3] == [
+        'h_bucket{le="1"} 1',
+        'h_bucket{le="2"} 3',
+        'h_bucket{le="+Inf"} 4',
+    ]
 
 
 def test_label_sets_are_bounded_and_nothing_counted_is_lost_nor_spoiled_by_a_label_that_is_no_text():
     """Names that clients choose must not fill the memory."""
-    counter, histogram = Counter("c_total", "C.", ("a",)), Histogram("h", "H.", ("a",), (1.0,))
+    counter = Counter("c_total", "C.", ("a",))
+    histogram = Histogram("h", "H.", ("a",), (1.0,))
     for name in ["\ud800", *map(str, range(LABEL_SETS + 39)), "3"]:
         counter.add((name,))
         histogram.observe((name,), 0.5)
     families = parsed(text_of(counter, histogram))
-    counts = {pairs: value for (name, pairs), value in families["h"][1].items() if name == "h_count"}
+    counts = {
+        pairs: value for (name, pairs), value in families["h"][1].items() if name == "h_count"
+    }
     for found in ({pairs: value for (_, pairs), value in families["c_total"][1].items()}, counts):
         assert len(found) == LABEL_SETS + 1
         assert (found[("a", "?"),], found[("a", OTHER),], found[("a", "3"),]) == (1, 40, 2)
@@ -148,7 +181,10 @@ def test_every_metric_has_its_heading_with_its_kind_and_labels_and_there_are_no_
     for metric in known:
         _, _, rest = PAGE.partition(f"### `{metric.name}`\n")
         kind, _, named = rest.partition("\n")[0].partition("; ")
-        assert (kind.lower(), tuple(re.findall(r"`([^`]+)`", named))) == (metric.kind, metric.labels)
+        assert (kind.lower(), tuple(re.findall(r"`([^`]+)`", named))) == (
+            metric.kind,
+            metric.labels,
+        )
 
 
 def test_the_queries_of_the_page_ask_for_metrics_and_labels_that_exist():
@@ -161,4 +197,6 @@ def test_the_queries_of_the_page_ask_for_metrics_and_labels_that_exist():
         for name in used:
             metric = known.get(name) or known[re.sub(r"_(bucket|sum|count)$", "", name)]
             for labels in re.findall(r"by \(([^)]*)\)", query):
-                assert {label.strip() for label in labels.split(",")} <= {*metric.labels, "le"}, name
+                assert {label.strip() for label in labels.split(",")} <= {*metric.labels, "le"}, (
+                    name
+                )

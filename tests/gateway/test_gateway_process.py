@@ -30,13 +30,19 @@ from skep.testing.process import FakeEngine
 LARGE = b'{"model":"fake-model","pad":"' + b"x" * 3_000_000 + b'"}'
 
 
-def test_the_openai_client_streams_and_does_not_stream_and_answers_name_their_replica_wait_and_request(serving):
+def test_the_openai_client_streams_and_does_not_stream_and_answers_name_their_replica_wait_and_request(
+    serving,
+):
     gateway, _ = serving()
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="k", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["fake-model"]
         whole = client.chat.completions.create(**body())
         assert whole.usage.completion_tokens == 4
-        chunks = list(client.chat.completions.create(**body(stream=True, stream_options={"include_usage": True})))
+        chunks = list(
+            client.chat.completions.create(
+                **body(stream=True, stream_options={"include_usage": True})
+            )
+        )
         assert chunks[-1].usage.completion_tokens == 4
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert text == whole.choices[0].message.content
@@ -47,10 +53,16 @@ def test_the_openai_client_streams_and_does_not_stream_and_answers_name_their_re
 
 
 def test_body_bytes_pass_unchanged_both_ways_and_a_body_that_is_no_request_is_refused(serving):
-    """Odd spacing, unknown fields, escapes: whatever the client wrote is what the engine reads, and back."""
+    """Odd spacing, unknown fields, escapes: whatever the client wrote is what the engine reads,
+    and back.
+    """
     gateway, engine = serving()
     for size in (0, 1, 100_000, 3_000_000):
-        sent = b'{"model" :"fake-model",\t"unknown":[1e3,"\\u00fc \xc3\xbc"], "pad":"' + b"x" * size + b'"}'
+        sent = (
+            b'{"model" :"fake-model",\t"unknown":[1e3,"\\u00fc \xc3\xbc"], "pad":"'
+            + b"x" * size
+            + b'"}'
+        )
         status, _, got = call(gateway, path="/v1/echo/anything?q=1", document=sent)
         assert (status, got) == (200, sent)
         assert engine.state()["last_body_sha256"] == hashlib.sha256(sent).hexdigest()
@@ -61,7 +73,9 @@ def test_body_bytes_pass_unchanged_both_ways_and_a_body_that_is_no_request_is_re
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_never_more_requests_in_a_replica_than_its_slots(serving, workers):
-    gateway, *engines = serving({"slots": 4, "token_ms": 2}, {"slots": 4, "token_ms": 2}, workers=workers)
+    gateway, *engines = serving(
+        {"slots": 4, "token_ms": 2}, {"slots": 4, "token_ms": 2}, workers=workers
+    )
     with ThreadPoolExecutor(24) as crowd:
         statuses = list(crowd.map(lambda _: post(gateway, body(max_tokens=8))[0], range(48)))
     assert statuses == [200] * 48
@@ -79,15 +93,22 @@ def test_beyond_the_queue_a_request_is_told_when_to_come_back(serving):
     gateway, _ = serving({"token_ms": 10}, slots=1, limits={"max_queue": 2})
     post(gateway, body(max_tokens=1))
     with ThreadPoolExecutor(8) as crowd:
-        answers = sorted(crowd.map(lambda _: post(gateway, body(max_tokens=40)), range(8)), key=lambda told: told[0])
+        answers = sorted(
+            crowd.map(lambda _: post(gateway, body(max_tokens=40)), range(8)),
+            key=lambda told: told[0],
+        )
     assert [status for status, _, _ in answers] == [200] * 3 + [429] * 5
     _, headers, text = answers[-1]
     assert (error_of(text)["code"], error_of(text)["type"]) == ("queue_full", "rate_limit_error")
     assert int(headers["retry-after"]) >= 1
 
 
-@pytest.mark.parametrize(("limits", "asked"), [({"max_wait_s": 0.2}, {}), ({}, {"x_skep_max_wait": "0.2"})])
-def test_a_request_that_waits_longer_than_the_limit_or_than_it_would_is_told_so(serving, limits, asked):
+@pytest.mark.parametrize(
+    ("limits", "asked"), [({"max_wait_s": 0.2}, {}), ({}, {"x_skep_max_wait": "0.2"})]
+)
+def test_a_request_that_waits_longer_than_the_limit_or_than_it_would_is_told_so(
+    serving, limits, asked
+):
     gateway, _ = serving({"token_ms": 20}, slots=1, limits=limits)
     with open_stream(gateway, max_tokens=500):
         status, headers, text = post(gateway, **asked)
@@ -116,7 +137,9 @@ def test_a_stream_cut_by_a_dead_replica_ends_with_an_error_event(serving):
     assert status_of(gateway)["in_flight"] == 0
 
 
-def test_a_request_whose_replica_dies_before_a_byte_is_answered_by_another_one_or_gets_one_clear_error(serving):
+def test_a_request_whose_replica_dies_before_a_byte_is_answered_by_another_one_or_gets_one_clear_error(
+    serving,
+):
     gateway, *engines = serving({}, {})
     engines[0].fault(kind="close-first", times=None)
     assert [post(gateway)[0] for _ in range(6)] == [200] * 6
@@ -143,10 +166,14 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(serving):
 
 
 def test_a_slow_reader_leaves_no_deaf_connection_behind(serving):
-    """The last bytes of an answer pause its upstream connection; the next request on it was never heard."""
+    """The last bytes of an answer pause its upstream connection; the next request on it was never
+    heard.
+    """
     gateway, engine = serving()
     for _ in range(3):
-        with open_post(gateway, LARGE, "/v1/echo", ["connection: close"], receive_bytes=4096) as sock:
+        with open_post(
+            gateway, LARGE, "/v1/echo", ["connection: close"], receive_bytes=4096
+        ) as sock:
             engine.wait_for(running=0)
             assert len(read_all(sock)) > len(LARGE)
         assert post(gateway)[0] == 200
@@ -178,7 +205,9 @@ def test_a_request_that_kills_engines_is_given_up_after_two(serving):
     assert len(survivors) == 1
 
 
-def test_an_upload_under_way_is_answered_and_all_of_an_answer_sent_before_a_replaced_gateway_ends(serving):
+def test_an_upload_under_way_is_answered_and_all_of_an_answer_sent_before_a_replaced_gateway_ends(
+    serving,
+):
     """Handed to the kernel is not enough where the client reads slowly."""
     gateway, _ = serving()
     data = json.dumps(body()).encode()
@@ -187,7 +216,10 @@ def test_an_upload_under_way_is_answered_and_all_of_an_answer_sent_before_a_repl
         socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as sock,
     ):
         begun = slow.recv(1000)
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data))
+        sock.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            % len(data)
+        )
         status_of(gateway)
         gateway.send({"id": 9, "op": "drain", "hand_over": True, "timeout_s": 10})
         status_of(gateway)
@@ -204,7 +236,13 @@ def test_requests_outlive_the_death_of_all_replicas(start_gateway, ports):
     with FakeEngine(token_ms=1) as engine, ThreadPoolExecutor(4) as crowd:
         gateway = start_gateway()
         dead = [
-            {"name": f"d{port}", "model": "fake-model", "url": f"http://127.0.0.1:{port}", "slots": 2} for port in ports
+            {
+                "name": f"d{port}",
+                "model": "fake-model",
+                "url": f"http://127.0.0.1:{port}",
+                "slots": 2,
+            }
+            for port in ports
         ]
         gateway.serve(dead, ["fake-model"])
         waiting = [crowd.submit(post, gateway) for _ in range(4)]
@@ -218,7 +256,8 @@ def test_a_slow_reader_does_not_make_the_gateway_grow(serving):
     gateway, engine = serving({"token_ms": 0.05}, slots=1)
     with open_post(gateway, body(max_tokens=60_000, stream=True), receive_bytes=4096) as sock:
         assert sock.recv(100)
-        threading.Event().wait(1.5)  # an engine that writes this fast hardly answers questions about its state
+        # An engine that writes this fast hardly answers questions about its state.
+        threading.Event().wait(1.5)
         with open(f"/proc/{gateway.process.pid}/status") as status:
             memory_kb = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
     assert memory_kb < 120_000
@@ -235,10 +274,15 @@ def ten_events(text):
 
 @pytest.mark.parametrize("usage", [True, False], ids=["with usage", "without usage"])
 def test_tokens_are_counted_as_they_pass_and_corrected_at_the_end(serving, usage):
-    """`skep top` said 0.0 tok/s while all slots streamed: only ended answers with usage counted."""
+    """`skep top` said 0.0 tok/s while all slots streamed:
+    only ended answers with usage counted.
+    """
     gateway, _ = serving({"token_ms": 10})
     assert tokens_of(gateway) == 0
-    options = {"stream_options": {"include_usage": True}} if usage else {}
+    if usage:
+        options = {"stream_options": {"include_usage": True}}
+    else:
+        options = {}
     with open_post(gateway, body(max_tokens=60, stream=True, **options)) as stream:
         read_until(stream, ten_events)
         assert 10 <= tokens_of(gateway) <= 65

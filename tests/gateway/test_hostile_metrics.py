@@ -37,7 +37,9 @@ class HostileMetrics:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
-def test_labels_without_end_of_one_upstream_stop_no_stream_of_another(start_gateway, workers, text):
+def test_labels_without_end_of_one_upstream_stop_no_stream_of_another(
+    start_gateway, workers, text
+):
     """24 KB of them stopped every stream of a gateway for 17 s, each time it asked."""
     pages = HostileMetrics(text)
     with (
@@ -48,10 +50,12 @@ def test_labels_without_end_of_one_upstream_stop_no_stream_of_another(start_gate
         hostile = {"name": "hostile", "url": server.url, "model": "other"}
         good = {"name": "good", "url": engine.url, "model": MODEL}
         gateway = start_gateway(workers=workers)
-        gateway.serve([
-            {**hostile, "slots": 1, "confirms": "metrics"},
-            {**good, "slots": 1, "confirms": "slots"},
-        ])  # fmt: skip
+        gateway.serve(
+            [
+                {**hostile, "slots": 1, "confirms": "metrics"},
+                {**good, "slots": 1, "confirms": "slots"},
+            ]
+        )
         with open_stream(gateway, max_tokens=300) as sock:
             engine_metrics = threads.submit(call, gateway, "GET", "/metrics/engines")
             assert pages.asked.wait(HELD_S)

@@ -5,7 +5,18 @@ import signal
 from contextlib import ExitStack, suppress
 
 import pytest
-from gateway_client import body, call, metrics, open_post, open_stream, post, read_all, read_until, status_of, until
+from gateway_client import (
+    body,
+    call,
+    metrics,
+    open_post,
+    open_stream,
+    post,
+    read_all,
+    read_until,
+    status_of,
+    until,
+)
 from test_workers import worker_pids
 
 from skep.store.database import open_store
@@ -54,21 +65,27 @@ def test_new_clients_are_served_by_others_while_a_worker_is_stopped(relayed):
 
 
 def test_a_stopped_worker_is_replaced_and_its_requests_end(relayed, tmp_path):
-    """Its clients' connections end; the slots come back, and the log says that the answers were not whole."""
+    """Its clients' connections end; the slots come back, and the log says that the answers were
+    not whole.
+    """
     gateway, engine, pids = relayed(QUICK)
     with ExitStack() as stack:
         streams = stream_by_worker(gateway, stack)
         os.kill(pids[0], signal.SIGSTOP)
         assert not read_all(streams[0]).endswith(b"0\r\n\r\n")
         read_until(streams[1], b"data:")
-        replaced = until(lambda: worker_pids(gateway).get(0) not in (None, pids[0]) and worker_pids(gateway))
+        replaced = until(
+            lambda: worker_pids(gateway).get(0) not in (None, pids[0]) and worker_pids(gateway)
+        )
     assert replaced[1] == pids[1]
     engine.wait_for(running=0)
     until(lambda: status_of(gateway)["in_flight"] == 0)
     assert [post(gateway)[0] for _ in range(4)] == [200] * 4
     with open_store(tmp_path / "store", read_only=True) as store:
         until(lambda: len(store.gateway_requests()) == 6)
-        assert [row.code for row in store.gateway_requests() if row.outcome == "broken"] == ["stream_cut"]
+        assert [row.code for row in store.gateway_requests() if row.outcome == "broken"] == [
+            "stream_cut"
+        ]
 
 
 def test_a_worker_that_goes_on_in_time_is_not_replaced(relayed):

@@ -5,7 +5,16 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 
-from skep.config.keys import KeyRefusal, KeyRing, KeySpec, RateLimit, RefusalCode, class_for, digest_of, given_keys
+from skep.config.keys import (
+    KeyRefusal,
+    KeyRing,
+    KeySpec,
+    RateLimit,
+    RefusalCode,
+    class_for,
+    digest_of,
+    given_keys,
+)
 
 
 def spec(name="ci", key=None, **limits):
@@ -13,7 +22,9 @@ def spec(name="ci", key=None, **limits):
 
 
 def test_a_key_is_found_by_its_digest_and_of_two_names_for_one_key_the_later_counts():
-    """Every digest is compared, also after a match; so a key of the file may narrow the one of the environment."""
+    """Every digest is compared, also after a match; so a key of the file may narrow the one of the
+    environment.
+    """
     ring = KeyRing([spec("a"), spec("b"), spec("env", "same"), spec("file", "same")])
     assert [ring.find(key).name for key in (b"sk-a", b"sk-b", b"same")] == ["a", "b", "file"]
     assert [ring.find(key) for key in (b"sk-d", b"", digest_of("sk-a").encode())] == [None] * 3, (
@@ -45,11 +56,17 @@ def test_a_key_is_found_by_its_digest_and_of_two_names_for_one_key_the_later_cou
     ],
 )
 def test_keys_are_read_where_clients_put_them(headers, keys):
-    """Several are candidates, each once: some clients send a placeholder in one header and the key in the other."""
+    """Several are candidates, each once: some clients send a placeholder in one header and the key
+    in the other.
+    """
     assert given_keys(headers) == keys
 
 
-@given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"api-key", b"a"]), st.binary())))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"api-key", b"a"]), st.binary())
+    )
+)
 def test_no_header_is_too_odd(headers):
     keys = given_keys(headers)
     assert len(keys) <= 4
@@ -98,7 +115,9 @@ starts = st.floats(0, 1e8)  # a monotonic clock after three years
 @example(3.0, 1, 1e8, [1 / 3] * 20)
 @settings(max_examples=100)
 def test_no_window_passes_more_than_burst_and_rate(rate, burst, start, steps):
-    bucket, now, taken = RateLimit(rate, burst), start, []
+    bucket = RateLimit(rate, burst)
+    now = start
+    taken = []
     for step in steps:
         now += step
         if bucket.take(now) == 0.0:
@@ -126,7 +145,8 @@ def test_who_waits_as_told_is_let_in(rate, burst, start, impatient):
 def test_a_clock_that_jumps_back_gives_nothing_away(rate, burst, times):
     bucket = RateLimit(rate, burst)
     taken = sum(bucket.take(now) == 0.0 for now in times)
-    latest, first = max(times, default=0.0), min(times, default=0.0)
+    latest = max(times, default=0.0)
+    first = min(times, default=0.0)
     assert taken <= burst + rate * (latest - first + 2e-6) + 1e-6
 
 
@@ -153,7 +173,9 @@ def test_a_key_that_is_removed_is_refused_and_its_answers_still_end():
     assert (len(ring), ring.find(b"sk-ci"), ring.in_flight("ci")) == (0, None, 1)
     assert ring.enter("ci", 0.0).code == "invalid_api_key"
     ring.replace([spec(max_concurrent=1)])
-    assert ring.enter("ci", 0.0).code is RefusalCode.TOO_MANY, "back again, and the old answer is still under way"
+    assert ring.enter("ci", 0.0).code is RefusalCode.TOO_MANY, (
+        "back again, and the old answer is still under way"
+    )
     ring.leave("ci")
     assert ring.enter("ci", 0.0) is None
 

@@ -14,7 +14,9 @@ def test_an_unknown_name_means_the_only_model(serving, tmp_path, name):
     status, _, text = post(gateway, body(model=name))
     assert (status, json.loads(text)["model"]) == (200, "fake-model")
     assert engine.state()["requests"] == 1
-    assert f"asked={json.dumps(name)} means='fake-model'" in (tmp_path / "gateway-0.log").read_text()
+    assert (
+        f"asked={json.dumps(name)} means='fake-model'" in (tmp_path / "gateway-0.log").read_text()
+    )
 
 
 def test_a_large_body_with_an_unknown_name_reaches_the_only_model(serving):
@@ -32,17 +34,29 @@ def test_unknown_names_are_refused_where_models_are_strict(serving):
 def test_with_several_models_an_unknown_name_is_refused_and_an_alias_is_not(serving):
     gateway, engine = serving(aliases={"claude-*": "b"})
     replica = {"url": engine.url, "slots": 2, "confirms": "slots"}
-    gateway.serve([{**replica, "name": "r0", "model": "fake-model"}, {**replica, "name": "r1", "model": "b"}])
+    gateway.serve(
+        [{**replica, "name": "r0", "model": "fake-model"}, {**replica, "name": "r1", "model": "b"}]
+    )
     assert refusal(gateway, body(model="gpt-4o")) == (404, "model_not_found")
     assert refusal(gateway, body(model="claude-sonnet-5"))[1] != "model_not_found"
 
 
 def test_the_list_tells_agents_what_they_look_for(serving):
     gateway, engine = serving(aliases={"claude-*": "fake-model"})
-    replica = {"name": "r0", "model": "fake-model", "url": engine.url, "slots": 2, "context": 32768}
+    replica = {
+        "name": "r0",
+        "model": "fake-model",
+        "url": engine.url,
+        "slots": 2,
+        "context": 32768,
+    }
     gateway.serve([{**replica, "modalities": ["text", "image"]}])
     (model,) = json.loads(call(gateway, "GET", "/v1/models")[2])["data"]
-    assert (model["max_model_len"], model["context_length"], model["meta"]) == (32768, 32768, {"n_ctx": 32768})
+    assert (model["max_model_len"], model["context_length"], model["meta"]) == (
+        32768,
+        32768,
+        {"n_ctx": 32768},
+    )
     assert model["input_modalities"] == ["text", "image"]
     assert model["aliases"] == ["claude-*"]
     assert model["created"] > 1_700_000_000
@@ -51,7 +65,9 @@ def test_the_list_tells_agents_what_they_look_for(serving):
 def test_a_guarded_gateway_tells_no_path_of_its_machine(serving):
     gateway, engine = serving(api_key="k")
     setup = {"checkpoint": "/home/me/models/Qwen3-8B-AWQ", "quant": "awq"}
-    gateway.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 2, "setup": setup}])
+    gateway.serve(
+        [{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 2, "setup": setup}]
+    )
     (model,) = json.loads(call(gateway, "GET", "/v1/models", x_api_key="k")[2])["data"]
     assert model["skep"]["setup"] == {"checkpoint": "Qwen3-8B-AWQ", "quant": "awq"}
 
@@ -69,13 +85,17 @@ def test_the_clients_of_both_makers_read_the_list(serving):
 
 def test_an_unknown_path_is_told_with_the_usual_ones(serving):
     gateway, engine = serving()
-    gateway.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 2, "own_engine": True}])
+    gateway.serve(
+        [{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 2, "own_engine": True}]
+    )
     status, _, text = call(gateway, "POST", "/v1/chat/completion", {"model": "x", "messages": []})
     assert (status, error_of(text)["code"]) == (404, "path_not_found")
     assert "/v1/chat/completions" in error_of(text)["message"]
 
 
-@pytest.mark.parametrize(("encoding", "expected"), [("gzip", 415), ("zstd", 415), ("identity", 200)])
+@pytest.mark.parametrize(
+    ("encoding", "expected"), [("gzip", 415), ("zstd", 415), ("identity", 200)]
+)
 def test_a_compressed_body_is_refused_as_what_it_is(serving, encoding, expected):
     gateway, _ = serving()
     status, _, text = post(gateway, body(), content_encoding=encoding)

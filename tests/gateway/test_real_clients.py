@@ -1,4 +1,6 @@
-"""What people really point at the gateway: the openai and anthropic clients and curl, in front of llama.cpp itself."""
+"""What people really point at the gateway: the openai and anthropic clients and curl, in front of
+llama.cpp itself.
+"""
 
 import json
 import subprocess
@@ -29,7 +31,9 @@ def gateway(engine, tmp_path_factory):
     log = tmp_path_factory.mktemp("clients") / "gateway.log"
     aliases = {"claude-*": MODEL, "gpt-4o": MODEL}
     with GatewayProcess(log, api_key=KEY, aliases=aliases) as process:
-        process.serve([{"name": "r0", "model": MODEL, "url": engine, "slots": 2, "confirms": "slots"}])
+        process.serve(
+            [{"name": "r0", "model": MODEL, "url": engine, "slots": 2, "confirms": "slots"}]
+        )
         yield process
     assert "Traceback" not in log.read_text()
 
@@ -49,15 +53,24 @@ def claude(gateway):
 def test_openai_completions_embeddings_path_and_responses_pass(gpt):
     plain = gpt.completions.create(model=MODEL, prompt="One, two,", max_tokens=4, temperature=0)
     assert plain.usage.completion_tokens == 4
-    answer = gpt.responses.create(model=MODEL, input="Say hello.", max_output_tokens=8, temperature=0)
+    answer = gpt.responses.create(
+        model=MODEL, input="Say hello.", max_output_tokens=8, temperature=0
+    )
     assert 0 < answer.usage.output_tokens <= 8  # a model may say its piece in fewer
-    with pytest.raises(openai.APIStatusError) as refused:  # this engine was not started for embeddings, and says so
+    with pytest.raises(
+        openai.APIStatusError
+    ) as refused:  # this engine was not started for embeddings, and says so
         gpt.embeddings.create(model=MODEL, input="x")
     assert "source" not in refused.value.body
 
 
 def test_anthropic_messages_streamed_and_whole_say_the_same(claude):
-    ask = {"model": "claude-of-some-kind", "max_tokens": 8, "messages": ASKED, "extra_body": GREEDY}
+    ask = {
+        "model": "claude-of-some-kind",
+        "max_tokens": 8,
+        "messages": ASKED,
+        "extra_body": GREEDY,
+    }
     whole = claude.messages.create(**ask)
     assert whole.usage.output_tokens == 8
     with claude.messages.stream(**ask) as stream:
@@ -69,13 +82,23 @@ def test_anthropic_messages_streamed_and_whole_say_the_same(claude):
 
 def test_tokens_of_every_dialect_are_counted(gpt, claude, gateway):
     before = metrics(gateway, x_api_key=KEY)
-    said = [gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=5).usage.completion_tokens]
+    said = [
+        gpt.chat.completions.create(
+            model=MODEL, messages=ASKED, max_tokens=5
+        ).usage.completion_tokens
+    ]
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks = list(gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=6, **options))
+    chunks = list(
+        gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=6, **options)
+    )
     said.append(chunks[-1].usage.completion_tokens)
-    said.append(claude.messages.create(model=MODEL, messages=ASKED, max_tokens=7).usage.output_tokens)
+    said.append(
+        claude.messages.create(model=MODEL, messages=ASKED, max_tokens=7).usage.output_tokens
+    )
     # Greedy: this engine leaves `message_start` out when its first token is half a character.
-    with claude.messages.stream(model=MODEL, messages=ASKED, max_tokens=8, extra_body=GREEDY) as stream:
+    with claude.messages.stream(
+        model=MODEL, messages=ASKED, max_tokens=8, extra_body=GREEDY
+    ) as stream:
         said.append(stream.get_final_message().usage.output_tokens)
     name = f'skep_output_tokens_total{{model="{MODEL}",class="normal",replica="r0"}}'
     assert metrics(gateway, x_api_key=KEY)[name] - before.get(name, 0) == sum(said) > 4
@@ -84,10 +107,15 @@ def test_tokens_of_every_dialect_are_counted(gpt, claude, gateway):
 @pytest.mark.needs("curl")
 def test_curl_streams_with_a_body_from_a_file_and_asks_for_http2(gateway, tmp_path):
     body = tmp_path / "body.json"
-    body.write_text(json.dumps({"model": MODEL, "messages": ASKED, "max_tokens": 4, "stream": True}))
+    body.write_text(
+        json.dumps({"model": MODEL, "messages": ASKED, "max_tokens": 4, "stream": True})
+    )
     sent = ["-H", f"x-api-key: {KEY}", "-d", f"@{body}", f"{gateway.url}/v1/chat/completions"]
     curl = ["curl", "-sS", "--max-time", "60", "-N", "--http2", *sent]
     said = subprocess.run(curl, capture_output=True, text=True, check=True).stdout
     events = [line for line in said.splitlines() if line.startswith("data: ")]
     assert events[-1] == "data: [DONE]"
-    assert json.loads(events[-2][6:])["choices"] == [] or json.loads(events[-2][6:])["choices"][0]["finish_reason"]
+    assert (
+        json.loads(events[-2][6:])["choices"] == []
+        or json.loads(events[-2][6:])["choices"][0]["finish_reason"]
+    )

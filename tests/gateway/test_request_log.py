@@ -1,4 +1,6 @@
-"""The request log: lines and rows of ended requests, and that nothing which befalls them harms the gateway."""
+"""The request log: lines and rows of ended requests, and that nothing which befalls them harms the
+gateway.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,31 @@ from skep.store.database import gateway_values, open_store
 from skep.store.records import GatewayRequest
 
 ROW = GatewayRequest(
-    id="k3xq9a-1", arrived_at=1_794_752_553.25, path="/v1/chat/completions", model="smol", priority="normal",
-    flow="agent-7", replica="r0", attempts=1, outcome="answered", status=200, code=None, streamed=True, queued_s=0.4125,
-    first_byte_s=0.18, ended_s=3.2041, prompt_tokens=20, cached_tokens=16, output_tokens=100, request_bytes=512,
+    id="k3xq9a-1",
+    arrived_at=1_794_752_553.25,
+    path="/v1/chat/completions",
+    model="smol",
+    priority="normal",
+    flow="agent-7",
+    replica="r0",
+    attempts=1,
+    outcome="answered",
+    status=200,
+    code=None,
+    streamed=True,
+    queued_s=0.4125,
+    first_byte_s=0.18,
+    ended_s=3.2041,
+    prompt_tokens=20,
+    cached_tokens=16,
+    output_tokens=100,
+    request_bytes=512,
     response_bytes=4096,
-)  # fmt: skip
+)
 FIELDS = GatewayRequest.__struct_fields__
 NASTY = [
-    "two words", 'a"b', "a\nrequest.done id=forged", "a\r\x1b[2J\x00\x7f", "a=b", "", "\u2028\u0085", "modèle",
+    "two words", 'a"b', ("a\nrequest.done "
+"id=forged"), "a\r\x1b[2J\x00\x7f", "a=b", "", "\u2028\u0085", "modèle",
     "\ud83d", "\\",
 ]  # fmt: skip
 
@@ -30,7 +49,9 @@ NASTY = [
 def values(**changes) -> tuple:
     unknown = set(changes) - set(FIELDS)
     assert not unknown
-    return tuple(changes.get(name, value) for name, value in zip(FIELDS, gateway_values(ROW), strict=True))
+    return tuple(
+        changes.get(name, value) for name, value in zip(FIELDS, gateway_values(ROW), strict=True)
+    )
 
 
 class Lines:
@@ -80,16 +101,22 @@ def events(stream) -> list[str]:
 
 def test_a_line_tells_all_there_is_to_tell_and_leaves_out_what_is_not_known():
     assert request_line(values()) == (
-        "request.done id=k3xq9a-1 at=2026-11-15T14:22:33.250Z path=/v1/chat/completions model=smol priority=normal"
+        "request.done id=k3xq9a-1 at=2026-11-15T14:22:33.250Z path=/v1/chat/completions "
+        "model=smol priority=normal"
         " flow=agent-7 replica=r0 attempts=1 outcome=answered status=200 streamed=1"
         " queued_s=0.412 first_byte_s=0.180 ended_s=3.204"
-        " prompt_tokens=20 cached_tokens=16 output_tokens=100 request_bytes=512 response_bytes=4096\n"
+        " prompt_tokens=20 cached_tokens=16 output_tokens=100 request_bytes=512 "
+        "response_bytes=4096\n"
     )
     optional = ("model", "flow", "replica", "status", "queued_s", "first_byte_s")
     unknown = dict.fromkeys((*optional, "prompt_tokens", "cached_tokens", "output_tokens"))
-    assert request_line(values(**unknown, outcome="refused", code="queue_full", streamed=False)) == (
-        "request.done id=k3xq9a-1 at=2026-11-15T14:22:33.250Z path=/v1/chat/completions priority=normal"
-        " attempts=1 outcome=refused code=queue_full streamed=0 ended_s=3.204 request_bytes=512 response_bytes=4096\n"
+    assert request_line(
+        values(**unknown, outcome="refused", code="queue_full", streamed=False)
+    ) == (
+        "request.done id=k3xq9a-1 at=2026-11-15T14:22:33.250Z path=/v1/chat/completions "
+        "priority=normal"
+        " attempts=1 outcome=refused code=queue_full streamed=0 ended_s=3.204 "
+        "request_bytes=512 response_bytes=4096\n"
     )
 
 
@@ -118,7 +145,9 @@ REFUSED = [{"outcome": "exploded"}, {"prompt_tokens": 10**30}, {"ended_s": float
     [*(values(id="b", **odd) for odd in (*NONSENSE, *REFUSED)), (), ("a",), (*values(), 1)],
     ids=[*map(str, (*NONSENSE, *REFUSED)), "empty", "short", "long"],
 )
-def test_a_row_that_the_table_cannot_take_is_counted_and_costs_itself_only(writer, path, stream, bad):
+def test_a_row_that_the_table_cannot_take_is_counted_and_costs_itself_only(
+    writer, path, stream, bad
+):
     """An engine may say anything in `usage`; whoever forgets to check it loses that row only."""
     writer.write([values(id="a"), bad, values(id="c")], 0.0)
     writer.write([bad, values(id="e")], 0.0)
@@ -228,7 +257,9 @@ def locked(writer, path):
         other._connection.execute("ROLLBACK")
 
 
-def test_a_locked_store_is_waited_for_and_rows_still_held_at_the_end_are_counted(writer, path, stream):
+def test_a_locked_store_is_waited_for_and_rows_still_held_at_the_end_are_counted(
+    writer, path, stream
+):
     """`skep store gc` compacts the file and locks it meanwhile: that costs no row."""
     writer.write([values(id="a")], 0.0)
     with locked(writer, path):
@@ -237,7 +268,10 @@ def test_a_locked_store_is_waited_for_and_rows_still_held_at_the_end_are_counted
     assert writer.unwritten == 0
     writer.write([], 3.0)
     assert ids(path) == ["a", "b", "c"]
-    assert [event.split(" ", 1)[0] for event in events(stream)] == ["journal.failed", "journal.resumed"]
+    assert [event.split(" ", 1)[0] for event in events(stream)] == [
+        "journal.failed",
+        "journal.resumed",
+    ]
     with locked(writer, path):
         writer.write([values(id="d")], 4.0)
         writer.close()
@@ -257,7 +291,9 @@ def test_request_lines_have_a_file_of_their_own_that_is_rotated(path, stream, tm
     """Three old ones are kept; what happens to the log itself is still said on the stream."""
     file = tmp_path / "logs" / "requests.log"
     path.parent.touch()
-    with contextlib.closing(RequestLog(path, stream, log_path=file, log_bytes=40_000, every_s=0.001).start()) as log:
+    with contextlib.closing(
+        RequestLog(path, stream, log_path=file, log_bytes=40_000, every_s=0.001).start()
+    ) as log:
         for i in range(2000):
             log.add(values(id=f"a-{i}"))
     names = sorted(one.name for one in file.parent.iterdir())
@@ -283,7 +319,9 @@ def test_a_log_file_that_cannot_be_opened_is_told_once_and_tried_again(path, str
 
 
 def test_rows_are_written_without_being_asked_whatever_a_stream_raises(path):
-    """The thread looks by itself; what it said in the log is in the store at the latest at the end."""
+    """The thread looks by itself; what it said in the log is in the store at the latest at the
+    end.
+    """
     errors = iter([OSError("full"), ValueError("closed"), RuntimeError("odd")])
 
     class Broken(Lines):
@@ -314,4 +352,6 @@ def test_a_bug_of_ours_is_told_and_does_not_end_the_thread(path, stream):
     writer.close()
     assert writer.unwritten == 1
     assert ids(path) == ["b"]
-    assert events(stream) == ['journal.failed why="RuntimeError(\'oops\')" next="please report it"']
+    assert events(stream) == [
+        'journal.failed why="RuntimeError(\'oops\')" next="please report it"'
+    ]

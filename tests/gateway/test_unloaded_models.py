@@ -1,4 +1,6 @@
-"""Requests for a model that is not loaded: told to the supervisor once, kept alive meanwhile, answered or refused."""
+"""Requests for a model that is not loaded: told to the supervisor once, kept alive meanwhile,
+answered or refused.
+"""
 
 import json
 import threading
@@ -40,8 +42,13 @@ class Supervisor:
             {"name": f"r{n}", "model": MODEL, "url": one.url, "slots": slots, "confirms": ""}
             for n, one in enumerate(engines)
         ]
-        dormant = {MODEL: {"state": state, "why": None}} if state else {}
-        self.gateway.send({"op": "replicas", "replicas": replicas, "models": [MODEL], "dormant": dormant})
+        if state:
+            dormant = {MODEL: {"state": state, "why": None}}
+        else:
+            dormant = {}
+        self.gateway.send(
+            {"op": "replicas", "replicas": replicas, "models": [MODEL], "dormant": dormant}
+        )
 
     def wanted(self):
         """Hear that a request asks for the model."""
@@ -61,7 +68,9 @@ class Supervisor:
                 return said["models"][MODEL]
 
     def fail(self, why="no memory is left", retry_after_s=7.0):
-        self.gateway.send({"op": "load_failed", "model": MODEL, "why": why, "retry_after_s": retry_after_s})
+        self.gateway.send(
+            {"op": "load_failed", "model": MODEL, "why": why, "retry_after_s": retry_after_s}
+        )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +96,9 @@ def crowd():
         yield threads
 
 
-def test_a_plain_request_waits_and_the_supervisor_is_told_once_each_time_it_was_unloaded(start, crowd, engine):
+def test_a_plain_request_waits_and_the_supervisor_is_told_once_each_time_it_was_unloaded(
+    start, crowd, engine
+):
     gateway, supervisor = start()
     for times in (1, 2):
         answers = [crowd.submit(post, gateway) for _ in range(3)]
@@ -98,7 +109,10 @@ def test_a_plain_request_waits_and_the_supervisor_is_told_once_each_time_it_was_
         supervisor.status(queued=3)
         supervisor.table(engine)
         assert [answer.result()[0] for answer in answers] == [200] * 3
-        assert metrics(gateway)['skep_model_loads_total{model="fake-model",outcome="loaded"}'] == times
+        assert (
+            metrics(gateway)['skep_model_loads_total{model="fake-model",outcome="loaded"}']
+            == times
+        )
         assert supervisor.status(queued=0, busy=0)["idle_s"] < 20
         supervisor.table(state="unloaded")
 
@@ -127,7 +141,9 @@ def test_a_waiting_stream_gets_its_head_comments_and_then_the_engines_own_bytes(
         supervisor.table(state="loading")
         supervisor.table(engine)
         received = read_until(sock, b"\r\n0\r\n\r\n", received)
-        assert payloads(received.partition(b"\r\n\r\n")[2]) == payloads(call(engine, document=body(stream=True))[2])
+        assert payloads(received.partition(b"\r\n\r\n")[2]) == payloads(
+            call(engine, document=body(stream=True))[2]
+        )
         assert engine.state()["requests"] == before + 2
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")  # the connection goes on
         assert b'{"status":"ok"}' in read_until(sock, b"}")
@@ -153,7 +169,11 @@ def test_the_openai_client_does_not_see_the_comments(start, crowd, engine):
     gateway, supervisor = start()
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="k") as client:
         loading = crowd.submit(supervisor.load, engine)
-        chunks = list(client.chat.completions.create(**body(stream=True, stream_options={"include_usage": True})))
+        chunks = list(
+            client.chat.completions.create(
+                **body(stream=True, stream_options={"include_usage": True})
+            )
+        )
         loading.result()
         assert chunks[-1].usage.completion_tokens == 4
         supervisor.table(state="unloaded")
@@ -165,7 +185,14 @@ def test_the_openai_client_does_not_see_the_comments(start, crowd, engine):
 
 
 USAGE = {"input_tokens": 3, "output_tokens": 1}
-MESSAGE = {"id": "m", "type": "message", "role": "assistant", "model": MODEL, "content": [], "usage": USAGE}
+MESSAGE = {
+    "id": "m",
+    "type": "message",
+    "role": "assistant",
+    "model": MODEL,
+    "content": [],
+    "usage": USAGE,
+}
 SAID = sse(
     {"type": "message_start", "message": {**MESSAGE, "stop_reason": None, "stop_sequence": None}},
     {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
@@ -177,10 +204,15 @@ SAID = sse(
 
 
 @pytest.mark.parametrize(("path", "is_told"), [("/v1/completions", True), ("/v1/messages", False)])
-def test_a_stream_that_waits_for_a_load_hears_of_it_where_that_helps_its_clients(start, path, is_told):
+def test_a_stream_that_waits_for_a_load_hears_of_it_where_that_helps_its_clients(
+    start, path, is_told
+):
     gateway, supervisor = start()
     asked = {"model": MODEL, "prompt": "x", "messages": [], "stream": True}
-    with open_post(gateway, asked, path) as waiting, open_post(gateway, body(stream=True)) as other:
+    with (
+        open_post(gateway, asked, path) as waiting,
+        open_post(gateway, body(stream=True)) as other,
+    ):
         supervisor.wanted()
         read_until(other, b"waiting for fake-model")
         supervisor.table(state="loading")
@@ -227,7 +259,8 @@ def test_clients_of_streams_raise_why_the_model_was_not_loaded(start, crowd):
         ):
             failing = crowd.submit(fail)
             with pytest.raises(
-                (openai.APIError, anthropic.APIStatusError), match="cannot be loaded: out of GPU memory"
+                (openai.APIError, anthropic.APIStatusError),
+                match="cannot be loaded: out of GPU memory",
             ):
                 list(ask())
             failing.result()
@@ -239,8 +272,15 @@ def test_a_load_that_fails_is_one_clear_error_and_tried_again_later(start, crowd
     supervisor.wanted()
     supervisor.fail(retry_after_s=0.5)
     status, headers, text = answer.result()
-    assert (status, headers["retry-after"], error_of(text)["code"]) == (503, "1", "model_load_failed")
-    assert "`fake-model` cannot be loaded: no memory is left; try again in 1 s" in error_of(text)["message"]
+    assert (status, headers["retry-after"], error_of(text)["code"]) == (
+        503,
+        "1",
+        "model_load_failed",
+    )
+    assert (
+        "`fake-model` cannot be loaded: no memory is left; try again in 1 s"
+        in error_of(text)["message"]
+    )
     # Before it is tried again: refused at once, with its status
     assert refusal(gateway, body(stream=True)) == (503, "model_load_failed")
     threading.Event().wait(0.6)  # until it may be tried again
@@ -250,8 +290,12 @@ def test_a_load_that_fails_is_one_clear_error_and_tried_again_later(start, crowd
     assert answer.result()[0] == 503
 
 
-def test_a_model_that_was_given_up_is_refused_with_its_reason_until_it_is_being_loaded_after_all(start, crowd, engine):
-    """Unloaded by the user, wanted by a request, and then it did not start: it is `failed`, not dormant."""
+def test_a_model_that_was_given_up_is_refused_with_its_reason_until_it_is_being_loaded_after_all(
+    start, crowd, engine
+):
+    """Unloaded by the user, wanted by a request, and then it did not start: it is `failed`, not
+    dormant.
+    """
     gateway, supervisor = start("loading")
     supervisor.fail(retry_after_s=300.0)
     supervisor.table()
@@ -281,9 +325,14 @@ def test_a_queue_timeout_says_that_the_model_is_being_loaded(start):
 
 @pytest.mark.parametrize(
     ("options", "first_byte_s", "code", "said"),
-    [({"ctx": 10}, 60, "engine_refused", "HTTP 400"), ({"ttft_ms": 60_000}, 0.2, "replica_timeout", "")],
+    [
+        ({"ctx": 10}, 60, "engine_refused", "HTTP 400"),
+        ({"ttft_ms": 60_000}, 0.2, "replica_timeout", ""),
+    ],
 )
-def test_an_engine_that_refuses_or_says_nothing_is_an_error_event(start, crowd, options, first_byte_s, code, said):
+def test_an_engine_that_refuses_or_says_nothing_is_an_error_event(
+    start, crowd, options, first_byte_s, code, said
+):
     gateway, supervisor = start(timeouts={"first_byte_s": first_byte_s})
     with FakeEngine(**options) as engine:
         long = [{"role": "user", "content": "word " * 50}]
@@ -297,7 +346,9 @@ def test_an_engine_that_refuses_or_says_nothing_is_an_error_event(start, crowd, 
 
 
 @pytest.mark.parametrize("kind", ["close-first", "503"])
-def test_a_failed_attempt_is_made_again_elsewhere_though_the_head_is_out(start, crowd, engine, kind):
+def test_a_failed_attempt_is_made_again_elsewhere_though_the_head_is_out(
+    start, crowd, engine, kind
+):
     gateway, supervisor = start()
     with FakeEngine(token_ms=1) as bad:
         bad.fault(kind=kind, times=None)

@@ -1,4 +1,7 @@
-"""Offers of another protocol: h2c, a websocket, HTTP/2 without asking. Each is a plain request or one clear refusal."""
+"""Offers of another protocol: h2c, a websocket, HTTP/2 without asking.
+
+Each is a plain request or one clear refusal.
+"""
 
 import json
 import socket
@@ -9,7 +12,11 @@ from gateway_client import body, read_all, status_of, until
 
 from recorded_server import recorded
 
-H2C = ["connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAoAAAAAIAAAAA"]
+H2C = [
+    "connection: Upgrade, HTTP2-Settings",
+    "upgrade: h2c",
+    "http2-settings: AAMAAABkAAQAoAAAAAIAAAAA",
+]
 WEBSOCKET = [
     "connection: Upgrade",
     "upgrade: websocket",
@@ -37,7 +44,14 @@ def talk(gateway, data):
 
 
 def request(method, path, lines, content=b""):
-    head = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1", *lines, f"content-length: {len(content)}", "", ""]
+    head = [
+        f"{method} {path} HTTP/1.1",
+        "host: 127.0.0.1",
+        *lines,
+        f"content-length: {len(content)}",
+        "",
+        "",
+    ]
     return "\r\n".join(head).encode() + content
 
 
@@ -95,20 +109,33 @@ def test_an_offer_is_never_passed_on_to_an_engine(start_gateway, offer, workers)
 
     with recorded(answer) as engine:
         gateway = start_gateway(workers=workers)
-        gateway.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 1, "confirms": ""}])
+        gateway.serve(
+            [{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 1, "confirms": ""}]
+        )
         content = json.dumps(body()).encode()
-        answers = talk(gateway, request("POST", "/v1/chat/completions", OFFERS[offer], content) + LAST)
+        answers = talk(
+            gateway, request("POST", "/v1/chat/completions", OFFERS[offer], content) + LAST
+        )
     assert answers.count(b"HTTP/1.1 200 OK") == 2
     (names,) = heads
     assert not names & {"upgrade", "http2-settings"}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_engine_that_switches_to_another_protocol_by_itself_is_no_answer(start_gateway, workers):
-    """The client gets an error, and not a byte of the other protocol. Of two slots the second is tried at once."""
-    with recorded(lambda *_: (101, b""), lines=[("connection", "upgrade"), ("upgrade", "h2c")]) as engine:
+def test_an_engine_that_switches_to_another_protocol_by_itself_is_no_answer(
+    start_gateway, workers
+):
+    """The client gets an error, and not a byte of the other protocol.
+
+    Of two slots the second is tried at once.
+    """
+    with recorded(
+        lambda *_: (101, b""), lines=[("connection", "upgrade"), ("upgrade", "h2c")]
+    ) as engine:
         gateway = start_gateway(workers=workers)
-        gateway.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 2, "confirms": ""}])
+        gateway.serve(
+            [{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 2, "confirms": ""}]
+        )
         content = json.dumps(body()).encode()
         answers = talk(gateway, request("POST", "/v1/chat/completions", H2C, content) + LAST)
     assert answers.startswith((b"HTTP/1.1 502 ", b"HTTP/1.1 503 ")), answers[:200]

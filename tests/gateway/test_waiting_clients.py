@@ -1,4 +1,6 @@
-"""Clients that wait: streams hear something, who hangs up keeps the place, who cannot wait so long is told at once."""
+"""Clients that wait: streams hear something, who hangs up keeps the place, who cannot wait so long
+is told at once.
+"""
 
 import threading
 from contextlib import closing
@@ -12,7 +14,10 @@ from skep.gateway.admission import Admission
 from skep.gateway.replica_table import Arrival, Forward, Reject, RejectCode
 
 QUICK = {"comment_after_s": 0.3, "comment_every_s": 0.3}
-CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 
 
 @pytest.fixture
@@ -30,7 +35,10 @@ def busy(serving):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_stream_that_waits_for_a_slot_gets_its_head_and_comments(busy, path, workers):
     gateway, _, holder = busy(timeouts=QUICK, workers=workers)
-    asked = body(stream=True) if path == CHAT else {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2}
+    if path == CHAT:
+        asked = body(stream=True)
+    else:
+        asked = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 2}
     with open_post(gateway, asked, path) as client:
         received = read_until(client, lambda text: text.count(b": waiting for a slot, ") >= 2)
         assert received.startswith(b"HTTP/1.1 200")
@@ -48,7 +56,9 @@ def test_a_stream_whose_prompt_is_read_for_long_gets_comments(serving):
 
 
 def test_an_answer_that_comes_in_one_piece_follows_a_head_that_is_out(start_gateway):
-    """The engine promises a length, and the head was out without one: the bytes go on in chunks."""
+    """The engine promises a length, and the head was out without one:
+    the bytes go on in chunks.
+    """
     read_prompt = threading.Event()
     events = b'data: {"choices":[]}\n\ndata: [DONE]\n\n'
     with closing(OnePieceEngine(events, kind="text/event-stream", wait=read_prompt)) as engine:
@@ -64,7 +74,9 @@ def test_an_answer_that_comes_in_one_piece_follows_a_head_that_is_out(start_gate
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 def test_nothing_comes_before_the_first_event_where_it_would_not_help(busy, path):
     gateway, _, holder = busy(timeouts=QUICK)
-    with open_post(gateway, {"model": MODEL, "stream": True, "input": "x", "messages": []}, path) as waiting:
+    with open_post(
+        gateway, {"model": MODEL, "stream": True, "input": "x", "messages": []}, path
+    ) as waiting:
         with open_post(gateway, body(stream=True)) as other:
             read_until(other, lambda text: text.count(b": waiting") >= 3)
         waiting.setblocking(False)
@@ -77,7 +89,9 @@ LATE = {**QUICK, "late_comment_after_s": 1.0}
 CLAUDE = "user-agent: claude-cli/{} (external, cli)"
 
 
-@pytest.mark.parametrize("agent", ["Anthropic/Python 1.0", "claude-cli/2.1.226 (external, cli)", "claude-cli/10.0"])
+@pytest.mark.parametrize(
+    "agent", ["Anthropic/Python 1.0", "claude-cli/2.1.226 (external, cli)", "claude-cli/10.0"]
+)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_stream_of_messages_gets_its_head_and_comments_late(busy, agent, workers):
     gateway, _, holder = busy(timeouts=LATE, workers=workers)
@@ -124,7 +138,11 @@ def test_a_refusal_after_the_head_is_the_last_event(busy):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_who_hangs_up_and_comes_back_is_answered_before_those_who_came_later(busy, workers):
     gateway, _, holder = busy(workers=workers)
-    asked = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": "first of all"}]}
+    asked = {
+        "model": MODEL,
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": "first of all"}],
+    }
     leaving = open_post(gateway, asked)
     until(lambda: queued(gateway) == 1)
     answered = []
@@ -149,7 +167,11 @@ def test_who_hangs_up_and_comes_back_is_answered_before_those_who_came_later(bus
 
 def queued(gateway):
     text = call(gateway, "GET", "/metrics")[2].decode()
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith("skep_queue_length{"))
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith("skep_queue_length{")
+    )
 
 
 # The decider alone
@@ -172,7 +194,11 @@ def next_one(admission, name, now):
 
 
 def test_a_place_is_kept_for_two_minutes_and_for_the_same_request_alone():
-    for back_at, fingerprint, expected in ((121.0, 7, "back"), (123.0, 7, "later"), (121.0, 8, "later")):
+    for back_at, fingerprint, expected in (
+        (121.0, 7, "back"),
+        (123.0, 7, "later"),
+        (121.0, 8, "later"),
+    ):
         admission = admission_with_a_busy_slot()
         admission.arrive(Arrival("first", "m", fingerprint=7), 1.5)
         admission.arrive(Arrival("later", "m", fingerprint=1), 1.6)

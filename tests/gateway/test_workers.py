@@ -10,7 +10,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from gateway_client import body, call, metrics, open_post, post, read_all, read_until, status_of, told, until
+from gateway_client import (
+    body,
+    call,
+    metrics,
+    open_post,
+    post,
+    read_all,
+    read_until,
+    status_of,
+    told,
+    until,
+)
 
 from skep.config.keys import digest_of
 from skep.store.database import open_store
@@ -31,7 +42,11 @@ def relayed(serving):
 def worker_pids(gateway):
     """By number."""
     found = {}
-    for pid in Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children").read_text().split():
+    for pid in (
+        Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children")
+        .read_text()
+        .split()
+    ):
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         if "--number" in words:  # else it is being started
             found[int(words[words.index("--number") + 1])] = int(pid)
@@ -39,7 +54,9 @@ def worker_pids(gateway):
 
 
 def connections(gateway, stack, count):
-    made = [http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30) for _ in range(count)]
+    made = [
+        http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30) for _ in range(count)
+    ]
     for one in made:
         stack.callback(one.close)
     return made
@@ -51,10 +68,13 @@ def ask(connection, document=None, **headers):
     return answer, answer.read()
 
 
-def test_connections_are_shared_out_evenly_and_metrics_and_rows_have_every_request_once(relayed, tmp_path):
+def test_connections_are_shared_out_evenly_and_metrics_and_rows_have_every_request_once(
+    relayed, tmp_path
+):
     """And every worker answers for the gateway's own paths."""
     gateway, _ = relayed(slots=8, store=str(tmp_path / "store"))
-    count, workers = 3 * WORKERS, []
+    count = 3 * WORKERS
+    workers = []
     with ExitStack() as stack:
         made = connections(gateway, stack, count)
         for one in made:
@@ -63,13 +83,22 @@ def test_connections_are_shared_out_evenly_and_metrics_and_rows_have_every_reque
             workers.append(int(told(answer.headers, "id").split("-")[1]))
         assert sorted(workers) == sorted(list(range(WORKERS)) * 3)
         for one in made:
-            for path, said in (("/health", b"ok"), ("/v1/models", b"fake-model"), ("/", b"fake-model")):
+            for path, said in (
+                ("/health", b"ok"),
+                ("/v1/models", b"fake-model"),
+                ("/", b"fake-model"),
+            ):
                 one.request("GET", path)
                 assert said in one.getresponse().read()
             one.request("HEAD", "/v1/models")
             assert one.getresponse().read() == b""
         counted = metrics(gateway)
-        assert sum(value for name, value in counted.items() if name.startswith("skep_requests_total{")) == count
+        assert (
+            sum(
+                value for name, value in counted.items() if name.startswith("skep_requests_total{")
+            )
+            == count
+        )
         assert counted["skep_client_connections"] >= count
     assert status_of(gateway)["ended"] == {"answered": count}
     with open_store(tmp_path / "store", read_only=True) as store:
@@ -85,13 +114,15 @@ def test_limits_of_a_key_hold_over_all_of_them_and_a_change_reaches_all(relayed)
     bearer = {"authorization": "Bearer sk-one"}
     with ExitStack() as stack:
         for _ in range(2):
-            held = open_post(gateway, body(stream=True, max_tokens=4000), lines=["authorization: Bearer sk-one"])
+            held = open_post(
+                gateway, body(stream=True, max_tokens=4000), lines=["authorization: Bearer sk-one"]
+            )
             read_until(stack.enter_context(held), b"data:")
         each = connections(gateway, stack, WORKERS)
         refused = [ask(one, **bearer) for one in each]
-        assert [(answer.status, json.loads(text)["error"]["code"]) for answer, text in refused] == [
-            (429, "too_many_requests_of_key")
-        ] * WORKERS
+        assert [
+            (answer.status, json.loads(text)["error"]["code"]) for answer, text in refused
+        ] == [(429, "too_many_requests_of_key")] * WORKERS
         gateway.send({"op": "settings", "workers": WORKERS, "keys": keys(3)})
         until(lambda: ask(each[0], **bearer)[0].status == 200)
         assert [ask(one, **bearer)[0].status for one in each] == [200] * WORKERS
@@ -122,7 +153,9 @@ def test_a_worker_that_is_killed_gives_its_slots_back_and_is_replaced(relayed, t
     assert all(post(gateway)[0] == 200 for _ in range(2 * WORKERS))
     with open_store(tmp_path / "store", read_only=True) as store:
         until(lambda: len(store.gateway_requests()) == 1 + WORKERS + 2 * WORKERS)
-        assert [row.code for row in store.gateway_requests() if row.outcome == "broken"] == ["stream_cut"]
+        assert [row.code for row in store.gateway_requests() if row.outcome == "broken"] == [
+            "stream_cut"
+        ]
 
 
 @pytest.mark.parametrize("workers", [1, WORKERS])
@@ -131,13 +164,19 @@ def test_where_no_replica_can_the_client_gets_the_last_ones_own_answer(serving, 
     for engine in engines:
         engine.fault(kind="503", times=None)
     status, headers, text = post(gateway)
-    assert (status, "source" in json.loads(text), "replica=" in headers["x-skep"]) == (503, False, True)
+    assert (status, "source" in json.loads(text), "replica=" in headers["x-skep"]) == (
+        503,
+        False,
+        True,
+    )
 
 
 def test_workers_speak_tls(relayed):
     gateway, _ = relayed(tls={"certificate": str(PEM), "key": str(PEM)})
     trusted = ssl.create_default_context(cafile=PEM)
-    connection = http.client.HTTPSConnection("localhost", gateway.port, timeout=30, context=trusted)
+    connection = http.client.HTTPSConnection(
+        "localhost", gateway.port, timeout=30, context=trusted
+    )
     assert ask(connection)[0].status == 200
     connection.close()
     with socket.create_connection(("127.0.0.1", gateway.port)) as plain:
@@ -146,17 +185,32 @@ def test_workers_speak_tls(relayed):
 
 
 def test_without_a_number_one_worker_serves_up_to_256_slots():
-    assert [default_workers(slots, 64) for slots in (1, 256, 257, 1024, 100_000)] == [1, 1, 2, 4, 16]
+    assert [default_workers(slots, 64) for slots in (1, 256, 257, 1024, 100_000)] == [
+        1,
+        1,
+        2,
+        4,
+        16,
+    ]
     assert [default_workers(1024, cores) for cores in (1, 2, 4, 8)] == [1, 1, 1, 2]
 
 
 def test_uploads_reach_the_decider_whole_from_any_worker(relayed, tmp_path):
-    gateway, _ = relayed(batches={"store": str(tmp_path / "store"), "files": str(tmp_path / "files")})
-    lines = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"fake-model"}}\n' * 20_000
+    gateway, _ = relayed(
+        batches={"store": str(tmp_path / "store"), "files": str(tmp_path / "files")}
+    )
+    lines = (
+        b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"fake-model"}}\n'
+        * 20_000
+    )
     parts = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     parts += (
-        b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n' + lines + b"\r\n--x--\r\n"
+        b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+        + lines
+        + b"\r\n--x--\r\n"
     )
-    status, _, text = call(gateway, path="/v1/files", document=parts, content_type="multipart/form-data; boundary=x")
+    status, _, text = call(
+        gateway, path="/v1/files", document=parts, content_type="multipart/form-data; boundary=x"
+    )
     assert status == 200, text
     assert call(gateway, "GET", f"/v1/files/{json.loads(text)['id']}/content")[2] == lines

@@ -1,4 +1,6 @@
-"""Texts as the tools print them, and a small executable that prints them where nvidia-smi is asked for."""
+"""Texts as the tools print them, and a small executable that prints them where nvidia-smi is asked
+for.
+"""
 
 from pathlib import Path
 

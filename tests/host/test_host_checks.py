@@ -14,10 +14,17 @@ from skep.host.facts import (
 from skep.units import GIB
 
 HOST = HostFacts(
-    os="Linux 6.8.0", machine="x86_64", python="3.12.3", cpu_model="AMD Ryzen 9 7950X", cpu_cores=32,
-    cpu_features=("f16c", "fma", "avx", "avx2"), memory_bytes=64 * GIB, memory_available_bytes=48 * GIB,
-    open_files_soft=65536, open_files_hard=1048576,
-)  # fmt: skip
+    os="Linux 6.8.0",
+    machine="x86_64",
+    python="3.12.3",
+    cpu_model="AMD Ryzen 9 7950X",
+    cpu_cores=32,
+    cpu_features=("f16c", "fma", "avx", "avx2"),
+    memory_bytes=64 * GIB,
+    memory_available_bytes=48 * GIB,
+    open_files_soft=65536,
+    open_files_hard=1048576,
+)
 
 
 @pytest.fixture
@@ -26,8 +33,12 @@ def host_of(captured):
 
     def of(machine: str, cuda: str = "13.0") -> HostFacts:
         query = captured(f"{machine}/query.csv")
-        gpus, driver = parse_gpus(query), parse_driver_version(query)
-        links = parse_links(captured(f"{machine}/topo.txt")) if len(gpus) > 1 else ()
+        gpus = parse_gpus(query)
+        driver = parse_driver_version(query)
+        if len(gpus) > 1:
+            links = parse_links(captured(f"{machine}/topo.txt"))
+        else:
+            links = ()
         return replace(HOST, gpus=gpus, links=links, driver_version=driver, cuda_version=cuda)
 
     return of
@@ -52,18 +63,25 @@ MACHINES = {
     # driver 570 carries CUDA 12.8: later builds end with error 804
     "3090x2-nvlink": ("12.8", {"gpu": "2 x NVIDIA GeForce RTX 3090 (24.0 GiB, compute 8.6, 350 W)",
                                "links": "GPU 0-1: NV4 (NVLink, 4 bonded links)"},
-                      {"driver": "install driver 580 or newer and reboot; or take a release for CUDA 12: "
+                      {"driver": "install driver 580 or newer and reboot; or take a release for "
+"CUDA "
+"12: "
                                  "`skep engine install vllm --version 0.19.0`"}),
     "3090x4-lanes": ("13.0", {
         "pcie": "GPU 0 x16, GPU 1 x16, GPU 2 x8 of x16, GPU 3 x4 of x16",
-        "links": "GPU 0-1: PHB (PCIe through the CPU's host bridge); GPU 2-3: PIX (PCIe, one switch between them); "
+        "links": "GPU 0-1: PHB (PCIe through the CPU's host bridge); GPU 2-3: PIX (PCIe, one "
+"switch "
+"between them); "
                  "GPU 0-2, 0-3, 1-2, 1-3: SYS (PCIe across NUMA nodes or CPU sockets)"},
-        {"pcie": "check slot, riser and BIOS bifurcation; one replica per card loses less than one model split over "
+        {"pcie": "check slot, riser and BIOS bifurcation; one replica per card loses less than "
+"one "
+"model split over "
                  "cards"}),
     # driver 580 carries CUDA 13.0; two reports recommend 590 for this card
     "5090": ("13.0", {}, {"driver": "install driver 590 or newer and reboot"}),
     # one PCIe lane that it does not use, and no memory of its own
-    "gb10": ("13.3", {"gpu": "1 x NVIDIA GB10 (no memory of its own, compute 12.1)", "pcie": None}, {}),
+    "gb10": ("13.3", {"gpu": ("1 x NVIDIA GB10 (no memory of its own, compute "
+"12.1)"), "pcie": None}, {}),
 }  # fmt: skip
 
 
@@ -73,22 +91,32 @@ def test_a_machine_is_described_and_warned_of_what_is_wrong(host_of, machine):
     found = by_check(checks.examine(host_of(machine, cuda)))
     assert ("error 804" in found["driver"].detail) == (machine == "3090x2-nvlink")
     assert {check: found[check].detail if check in found else None for check in said} == said
-    assert {check: one.hint for check, one in found.items() if one.verdict is not checks.CheckResult.OK} == hints
+    assert {
+        check: one.hint for check, one in found.items() if one.verdict is not checks.CheckResult.OK
+    } == hints
 
 
 def test_broken_nvidia_smi_is_a_problem_with_a_remedy(script):
     """What the program said reaches the doctor's line."""
-    error = read_nvidia(script('echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18')).error
+    error = read_nvidia(
+        script('echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18')
+    ).error
     found = by_check(checks.examine(HOST, nvidia_error=error))["gpu"]
     assert found.verdict is checks.CheckResult.PROBLEM
-    assert found.detail == "nvidia-smi fails: Failed to initialize NVML: Driver/library version mismatch"
+    assert (
+        found.detail
+        == "nvidia-smi fails: Failed to initialize NVML: Driver/library version mismatch"
+    )
     assert found.hint == "the driver was upgraded under running programs: reboot"
 
 
 @pytest.mark.parametrize(
     ("error", "word"),
     [
-        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "modprobe"),
+        (
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+            "modprobe",
+        ),
         ("No devices were found", "lspci"),
         ("Unable to determine the device handle for GPU 0000:0A:00.0: GPU is lost.", "riser"),
         ("nvidia-smi did not answer within 10 s", "dmesg"),
@@ -106,7 +134,15 @@ def test_each_failure_of_nvidia_smi_has_its_remedy(error, word):
 
 def lanes(now, most):
     """Of an idle card: that it shows generation 1 is no fault."""
-    gpu = Gpu(0, "card", 24 * GIB, pcie_generation=1, pcie_generation_max=4, pcie_lanes=now, pcie_lanes_max=most)
+    gpu = Gpu(
+        0,
+        "card",
+        24 * GIB,
+        pcie_generation=1,
+        pcie_generation_max=4,
+        pcie_lanes=now,
+        pcie_lanes_max=most,
+    )
     return checks.lanes_finding((gpu,))
 
 
@@ -124,13 +160,17 @@ def disk(free):
 
 VERDICTS = [
     # 580 for CUDA 13
-    *((driver(version), "warning") for version in ("550.90.07", "570.211.01", "575.57.08", None, "unreadable")),
+    *(
+        (driver(version), "warning")
+        for version in ("550.90.07", "570.211.01", "575.57.08", None, "unreadable")
+    ),
     *((driver(version), "ok") for version in ("580.65.06", "610.43.02")),
     (driver("590.48.01", "NVIDIA GeForce RTX 5090"), "ok"),
     # fewer than the card can, or x4 and less
     *((lanes(*pair), "warning") for pair in ((8, 16), (4, 4), (1, 16))),
     *((lanes(*pair), "ok") for pair in ((16, 16), (8, 8), (16, None))),
-    # below 4 GiB a warning, below 2 GiB a problem; the total stands in where the free part is unknown
+    # below 4 GiB a warning, below 2 GiB a problem; the total stands in where the free part is
+    # unknown
     (memory(64, 1), "problem"),
     *((memory(*pair), "warning") for pair in ((64, 3), (3, None))),
     *((memory(*pair), "ok") for pair in ((64, 48), (64, 4), (None, None))),
@@ -159,17 +199,26 @@ def test_links_that_are_not_told_are_unknown():
 def test_x86_without_avx2_is_a_warning(captured):
     """An i7-3770K runs llama.cpp, slowly."""
     text = captured("cpuinfo-x86-old.txt")
-    host = replace(HOST, cpu_model=parse_cpu_model(text), cpu_features=parse_cpu_features(text), cpu_cores=8)
+    host = replace(
+        HOST, cpu_model=parse_cpu_model(text), cpu_features=parse_cpu_features(text), cpu_cores=8
+    )
     found = checks.cpu_finding(host)
     assert found.verdict is checks.CheckResult.WARNING
-    assert found.detail == "Intel(R) Core(TM) i7-3770K CPU @ 3.50GHz, 8 cores, f16c avx; without AVX2 llama.cpp is slow"
+    assert found.detail == (
+        "Intel(R) Core(TM) i7-3770K CPU @ 3.50GHz, 8 cores, f16c avx; without AVX2 "
+        "llama.cpp is slow"
+    )
     assert found.hint is not None
 
 
 def test_arm_without_avx2_is_fine():
     """ARM has its own features; unknown features are not held against a host."""
-    arm = replace(HOST, machine="aarch64", cpu_model=None, cpu_features=("asimd", "asimddp"), cpu_cores=1)
-    assert checks.cpu_finding(arm) == checks.HostFinding("cpu", checks.CheckResult.OK, "aarch64, 1 core, asimd asimddp")
+    arm = replace(
+        HOST, machine="aarch64", cpu_model=None, cpu_features=("asimd", "asimddp"), cpu_cores=1
+    )
+    assert checks.cpu_finding(arm) == checks.HostFinding(
+        "cpu", checks.CheckResult.OK, "aarch64, 1 core, asimd asimddp"
+    )
     assert checks.cpu_finding(replace(HOST, cpu_features=())).verdict is checks.CheckResult.OK
 
 

@@ -16,7 +16,13 @@ from skep.host.installation import extra_hint
         ("pyvenv.cfg", ("ray",), "uv pip install --python '/a b/python' '.[mcp]'"),
         ("pyvenv.cfg", ("pip", "ray"), "'/a b/python' -m pip install '.[mcp]'"),
     ],
-    ids=["uv tool", "uv tool with an extra", "pipx", "an environment of uv", "an environment with pip"],
+    ids=[
+        "uv tool",
+        "uv tool with an extra",
+        "pipx",
+        "an environment of uv",
+        "an environment with pip",
+    ],
 )
 def test_an_extra_goes_where_skep_is(tmp_path, mark, modules, command):
     """`pip install` beside a `uv tool` put it where skep did not look."""
@@ -27,4 +33,6 @@ def test_an_extra_goes_where_skep_is(tmp_path, mark, modules, command):
 
 
 def test_here_it_names_this_python():
-    assert extra_hint("quality") == f"in skep's folder: {sys.executable} -m pip install '.[quality]'"
+    assert (
+        extra_hint("quality") == f"in skep's folder: {sys.executable} -m pip install '.[quality]'"
+    )

@@ -20,7 +20,8 @@ from skep.host.power import (
 )
 from skep.units import GIB
 
-A, B = NvmlGpu(0, "GPU-aaaa-1", "Card A"), NvmlGpu(1, "GPU-aabb-2", "Card B")
+A = NvmlGpu(0, "GPU-aaaa-1", "Card A")
+B = NvmlGpu(1, "GPU-aabb-2", "Card B")
 
 
 @dataclass
@@ -47,11 +48,15 @@ class Script:
 
     @staticmethod
     def _next(values):
-        return values.pop(0) if len(values) > 1 else values[0]
+        if len(values) > 1:
+            return values.pop(0)
+        return values[0]
 
 
 def span(script, cards, seconds, looks=0):
-    """One span of a meter whose clock moves `seconds` in all, and one second for each look in between."""
+    """One span of a meter whose clock moves `seconds` in all, and one second for each look in
+    between.
+    """
     now = [100.0]
     meter = PowerMeter(script, cards, clock=lambda: now[0], sample_every_s=3600)
     meter.begin()
@@ -68,7 +73,13 @@ def watts(*values, **more):
 
 def test_the_energy_of_a_span_is_the_sum_of_its_power_samples():
     found = span(Script({0: watts(100.0, 200.0, 300.0, 300.0)}), [A], 3.0, looks=2)
-    expected = {"joules": 150 + 250 + 300, "seconds": 3.0, "mean_w": 700 / 3, "max_w": 300.0, "source": SAMPLES}
+    expected = {
+        "joules": 150 + 250 + 300,
+        "seconds": 3.0,
+        "mean_w": 700 / 3,
+        "max_w": 300.0,
+        "source": SAMPLES,
+    }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
 
 
@@ -88,7 +99,10 @@ def test_heat_clocks_and_throttling_are_kept_by_card():
     ]
     found = span(Script({0: looks}), [A], 3.0, looks=2)
     assert found["throttled"] == ["hardware thermal", "power cap"]
-    assert (found["gpus"][0]["temperature_max_c"], found["gpus"][0]["sm_clock_min_mhz"]) == (61.0, 1260)
+    assert (found["gpus"][0]["temperature_max_c"], found["gpus"][0]["sm_clock_min_mhz"]) == (
+        61.0,
+        1260,
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +195,9 @@ class Unsupported(Refused):
 
 
 def binding(**functions):
-    """The functions of pynvml that are asked, one card; a function that is not given is not supported."""
+    """The functions of pynvml that are asked, one card; a function that is not given is not
+    supported.
+    """
     calls = []
 
     def unsupported(*_):
@@ -199,11 +215,18 @@ def binding(**functions):
         "Temperature", "ClockInfo", "FieldValues", "UUID", "Name",
     )  # fmt: skip
     module = SimpleNamespace(
-        NVMLError=Refused, NVMLError_NotSupported=Unsupported, NVMLError_FunctionNotFound=Unsupported,
-        NVMLError_NoPermission=Unsupported, NVML_TEMPERATURE_GPU=0, NVML_CLOCK_SM=1, NVML_FI_DEV_POWER_INSTANT=186,
-        NVML_SUCCESS=0, nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
+        NVMLError=Refused,
+        NVMLError_NotSupported=Unsupported,
+        NVMLError_FunctionNotFound=Unsupported,
+        NVMLError_NoPermission=Unsupported,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_CLOCK_SM=1,
+        NVML_FI_DEV_POWER_INSTANT=186,
+        NVML_SUCCESS=0,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
         **{f"nvmlDeviceGet{name}": called(name) for name in names},
-    )  # fmt: skip
+    )
     return module, calls
 
 
@@ -230,7 +253,9 @@ def test_older_drivers_tell_their_power_in_the_old_way(answer):
 
 def test_units_of_the_driver_become_watts():
     nvml, _ = opened(
-        FieldValues=field_value(700_500),  # the power of the moment, before the mean of `PowerUsage`
+        FieldValues=field_value(
+            700_500
+        ),  # the power of the moment, before the mean of `PowerUsage`
         PowerUsage=lambda _: 612_000,
         CurrentClocksThrottleReasons=lambda _: 0x4,  # its name in older drivers
     )
@@ -255,7 +280,8 @@ def test_a_refusal_of_the_moment_is_asked_again_and_what_a_card_does_not_tell_is
 
 
 def waited(answers, timeout_s=10.0):
-    now, slept = [0.0], []
+    now = [0.0]
+    slept = []
 
     def sleep(seconds):
         slept.append(seconds)
@@ -281,7 +307,10 @@ def test_waiting_ends_as_soon_as_memory_is_clear_or_time_is_up_or_nobody_can_tel
 
 def test_memory_in_use_counts_the_cards_that_hold_something(script, tmp_path, monkeypatch):
     """A card with no more than a desktop on it is not one of those that serve."""
-    rows = "index, memory.total [MiB], memory.used [MiB]\n0, 24576 MiB, 20480 MiB\n1, 24576 MiB, 300 MiB\n"
+    rows = (
+        "index, memory.total [MiB], memory.used [MiB]\n0, 24576 MiB, 20480 MiB\n1, 24576 MiB, "
+        "300 MiB\n"
+    )
     (tmp_path / "rows.csv").write_text(rows)
     script(f'cat "{tmp_path / "rows.csv"}"')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

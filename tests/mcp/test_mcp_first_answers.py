@@ -64,7 +64,12 @@ class Conversation:
 @contextmanager
 def conversation(env, folder):
     argv = [sys.executable, "-m", "skep", "mcp", "--url", "http://127.0.0.1:9"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     with subprocess.Popen(argv, env=env, cwd=folder, **pipes) as process:
         yield Conversation(process)
         process.stdin.close()
@@ -90,12 +95,18 @@ def stored_answers(opening, requests):
     return [json.loads(reply)["result"] for reply in replies if reply != b""]
 
 
-def test_the_first_answers_are_the_whole_servers_own_in_every_version_of_the_protocol(whole_server):
+def test_the_first_answers_are_the_whole_servers_own_in_every_version_of_the_protocol(
+    whole_server,
+):
     """`make docs` writes them anew."""
     opening = read_first_answers()
     for version in (*opening.versions, "2099-01-01"):
         expected = whole_server.handshake(version)
-        requests = [initialize(version), INITIALIZED, *(request(1, method) for method in (*LISTS, "ping"))]
+        requests = [
+            initialize(version),
+            INITIALIZED,
+            *(request(1, method) for method in (*LISTS, "ping")),
+        ]
         assert stored_answers(opening, requests) == list(expected.values())
     expected = whole_server.stateless()
     requests = [request(1, method, _meta=whole_server.STATELESS) for method in expected]
@@ -118,14 +129,21 @@ def test_what_is_out_of_order_or_not_stored_is_left_to_the_whole_server(env, tmp
         assert client.ask(request(1, "tools/list"))["error"]["code"] == -32602
     opening = read_first_answers()
     begun = [initialize("2025-06-18"), INITIALIZED]
-    for left in (initialize("2025-06-18"), request(1, "tools/list", cursor="2"), request(1, "prompts/get"), [1]):
+    for left in (
+        initialize("2025-06-18"),
+        request(1, "tools/list", cursor="2"),
+        request(1, "prompts/get"),
+        [1],
+    ):
         doorman = Doorman(opening)
         assert all(doorman.answer(json.dumps(message).encode()) is not None for message in begun)
         assert doorman.answer(json.dumps(left).encode()) is None
         assert len(doorman.replay()) == 2
     older = {**initialize("2025-06-18"), "jsonrpc": "1.0"}
     assert Doorman(opening).answer(json.dumps(older).encode()) is None
-    unnamed = request(1, "server/discover", _meta={f"{META}protocolVersion": opening.stateless_version})
+    unnamed = request(
+        1, "server/discover", _meta={f"{META}protocolVersion": opening.stateless_version}
+    )
     assert Doorman(opening).answer(json.dumps(unnamed).encode()) is None
 
 
@@ -166,8 +184,13 @@ def test_pipes_that_do_not_block_are_read_and_written_like_others(env, tmp_path)
     for descriptor in (theirs_read, theirs_write):
         os.set_blocking(descriptor, False)
     argv = [sys.executable, "-m", "skep", "mcp", "--url", "http://127.0.0.1:9"]
-    opening = [initialize("2025-06-18"), *(request(number, "tools/list") for number in range(1, 30))]
-    with subprocess.Popen(argv, env=env, cwd=tmp_path, stdin=theirs_read, stdout=theirs_write) as process:
+    opening = [
+        initialize("2025-06-18"),
+        *(request(number, "tools/list") for number in range(1, 30)),
+    ]
+    with subprocess.Popen(
+        argv, env=env, cwd=tmp_path, stdin=theirs_read, stdout=theirs_write
+    ) as process:
         os.close(theirs_read)
         os.close(theirs_write)
         with open(ours_read, "rb") as replies, open(ours_write, "wb", buffering=0) as client:
@@ -183,7 +206,9 @@ async def test_the_official_client_opens_lists_and_calls(env, tmp_path, mode):
 
     from mcp import Client, StdioServerParameters
 
-    server = StdioServerParameters(command=sys.executable, args=["-m", "skep", "mcp"], env=env, cwd=tmp_path)
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "skep", "mcp"], env=env, cwd=tmp_path
+    )
     async with Client(stdio_client(server), mode=mode) as client:
         assert len((await client.list_tools()).tools) == 10
         assert (await client.call_tool("swarm_list", {})).structured_content == {"runs": []}

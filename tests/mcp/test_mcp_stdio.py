@@ -1,4 +1,6 @@
-"""The server as a child that the official client starts and speaks with, in front of a gateway with a fake engine."""
+"""The server as a child that the official client starts and speaks with, in front of a gateway
+with a fake engine.
+"""
 
 import json
 import signal
@@ -16,12 +18,20 @@ from skep.testing.process import FakeEngine, GatewayProcess
 
 @asynccontextmanager
 async def speaking(env, folder, url):
-    """Starts `skep mcp` in an empty folder and speaks with it; it has to end by itself when it is left."""
+    """Starts `skep mcp` in an empty folder and speaks with it; it has to end by itself when it is
+    left.
+    """
     from mcp.client.stdio import stdio_client
 
     from mcp import Client, StdioServerParameters
 
-    noting = ["-c", '"$@"; echo $? > code', "sh", sys.executable]  # no note where it had to be killed
+    # No note where it had to be killed.
+    noting = [
+        "-c",
+        '"$@"; echo $? > code',
+        "sh",
+        sys.executable,
+    ]
     argv = [*noting, "-m", "skep", "mcp", "--url", url]
     with (folder / "stderr").open("a") as stderr:
         asked = StdioServerParameters(command="/bin/sh", args=argv, env=env, cwd=folder)
@@ -61,7 +71,13 @@ def front(tmp_path_factory):
     with FakeEngine(slots=4, token_ms=12) as engine:
         made = GatewayProcess(tmp_path_factory.mktemp("front") / "gateway.log")
         try:
-            replica = {"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": "slots"}
+            replica = {
+                "name": "r0",
+                "url": engine.url,
+                "model": "fake-model",
+                "slots": 4,
+                "confirms": "slots",
+            }
             made.serve([replica], ())
             yield made
         finally:
@@ -77,7 +93,9 @@ async def wait_for(client, run, done):
         assert status["state"] == "running"
 
 
-async def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_cancels_it(front, env, tmp_path):
+async def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_cancels_it(
+    front, env, tmp_path
+):
     async with speaking(env, tmp_path, front.url) as client:
         (model,) = (await ask(client, "capacity"))["models"]
         assert (model["model"], model["slots"]) == ("fake-model", 4)
@@ -87,7 +105,11 @@ async def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_canc
         await wait_for(client, sent["run"], 1)
     async with client_here(env) as client:
         (listed,) = (await ask(client, "swarm_list"))["runs"]
-        assert (listed["run"], listed["name"], listed["state"]) == (sent["run"], "three", "running")
+        assert (listed["run"], listed["name"], listed["state"]) == (
+            sent["run"],
+            "three",
+            "running",
+        )
         cancelled = await ask(client, "swarm_cancel", run=sent["run"])
         kept = await ask(client, "swarm_results", run=sent["run"])
     assert (cancelled["state"], cancelled["done"], cancelled["left"]) == ("cancelled", 1, 2)
@@ -101,11 +123,21 @@ async def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by
         heard.append((progress, total, message))
 
     async with client_here(env, front.url) as client:
-        sent = await ask(client, "swarm_dispatch", tasks=SHORT, template="Say {text}", max_tokens=10)
+        sent = await ask(
+            client, "swarm_dispatch", tasks=SHORT, template="Say {text}", max_tokens=10
+        )
         status = await wait(client, sent["run"], progress_callback=listen)
-        pages = [await ask(client, "swarm_results", run=sent["run"], page=page, page_size=5) for page in (1, 2, 3)]
+        pages = [
+            await ask(client, "swarm_results", run=sent["run"], page=page, page_size=5)
+            for page in (1, 2, 3)
+        ]
         whole = await ask(client, "swarm_result", run=sent["run"], task="file-7")
-    assert (status["state"], status["done"], status["failed"], status["left"]) == ("done", 12, 0, 0)
+    assert (status["state"], status["done"], status["failed"], status["left"]) == (
+        "done",
+        12,
+        0,
+        0,
+    )
     assert status["tok_s"] > 0
     rows = [row for page in pages for row in page["results"]]
     assert [row["id"] for row in rows] == [f"file-{n}" for n in range(12)]
@@ -113,7 +145,11 @@ async def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by
     assert [page.get("next_page") for page in pages] == [2, 3, None]
     assert (whole["id"], whole["ok"], whole["tries"]) == ("file-7", True, 1)
     assert all(total == 12 and "of 12 done" in message for _, total, message in heard)
-    assert [progress for progress, _, _ in heard] == sorted({progress for progress, _, _ in heard}) != []
+    assert (
+        [progress for progress, _, _ in heard]
+        == sorted({progress for progress, _, _ in heard})
+        != []
+    )
 
 
 async def test_a_run_can_be_cancelled_and_resumed_at_once(front, env):
@@ -125,20 +161,37 @@ async def test_a_run_can_be_cancelled_and_resumed_at_once(front, env):
 
 
 async def test_capacity_has_the_speed_of_the_newest_benchmark_of_that_model(front, env):
-    about = {"model": "fake-model", "url": front.url, "fingerprint": "f", "host": {}, "engine": {"engine": "vllm"}}
+    about = {
+        "model": "fake-model",
+        "url": front.url,
+        "fingerprint": "f",
+        "host": {},
+        "engine": {"engine": "vllm"},
+    }
     about |= {"config": {"concurrency": [1, 2]}, "simulated": False, "skep_version": "1"}
     with open_store(user_paths(env).store) as store:
         run = store.begin_run(kind="sweep", created_at=1e9, **about)
         for level in (1, 2):
             at = 10.0 * level
-            times = {"first_token_s": at + 0.1, "last_token_s": at + 1, "output_tokens": 50, "status": 200}
-            store.append_requests(run, [Request(level, 0, index, "x", at, at + 1, **times) for index in range(level)])
+            times = {
+                "first_token_s": at + 0.1,
+                "last_token_s": at + 1,
+                "output_tokens": 50,
+                "status": 200,
+            }
+            store.append_requests(
+                run, [Request(level, 0, index, "x", at, at + 1, **times) for index in range(level)]
+            )
         store.end_run(run, 1e9 + 60, "done", None)
-        tried = store.begin_run(kind="tune", created_at=1e9 + 90, **about)  # what a tuning tried says nothing
+        # What a tuning tried says nothing.
+        tried = store.begin_run(kind="tune", created_at=1e9 + 90, **about)
         store.end_run(tried, 1e9 + 99, "done", None)
     async with client_here(env, front.url) as client:
         (model,) = (await ask(client, "capacity"))["models"]
-    assert [(level["agents"], level["tok_s"]) for level in model["measured"]] == [(1, 50.0), (2, 100.0)]
+    assert [(level["agents"], level["tok_s"]) for level in model["measured"]] == [
+        (1, 50.0),
+        (2, 100.0),
+    ]
     assert model["measured_run"] == run
 
 
@@ -152,8 +205,15 @@ PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["input", "signal"])
 def test_it_ends_with_its_input_or_a_signal_and_writes_nothing_but_protocol(env, tmp_path, end):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-m", "skep", "mcp"], env=env, cwd=tmp_path, **pipes) as process:
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "skep", "mcp"], env=env, cwd=tmp_path, **pipes
+    ) as process:
         process.stdin.write(f"{json.dumps(HELLO)}\n{{broken\n{json.dumps(PING)}\n")
         process.stdin.flush()
         answers = [json.loads(process.stdout.readline())]

@@ -1,4 +1,5 @@
-"""The tools by the official client, in one process: what they say, what they refuse, how they cut and page.
+"""The tools by the official client, in one process: what they say, what they refuse, how they cut
+and page.
 
 The SDK takes a second to import: only a process that runs these tests does so.
 """
@@ -24,7 +25,10 @@ LONG = "x" * 5000
 
 
 class CurrentPaths:
-    """The folders of the test at hand. To make a server takes a tenth of a second: a few do for all tests."""
+    """The folders of the test at hand.
+
+    To make a server takes a tenth of a second: a few do for all tests.
+    """
 
     now = None
 
@@ -75,7 +79,9 @@ def result(task, *, ok=True, answer="yes", value=None, error=None):
     ending = TaskEnding.DONE if ok else TaskEnding.FAILED
     kind = None if ok else "http"
     ended = time.time()
-    return TaskResult(task, ending, answer, value, kind, error, 1, ended - 1.5, ended, 10, 20, "stop", "r0")
+    return TaskResult(
+        task, ending, answer, value, kind, error, 1, ended - 1.5, ended, 10, 20, "stop", "r0"
+    )
 
 
 def put_swarm(paths, tasks, results, *, end="done"):
@@ -83,10 +89,18 @@ def put_swarm(paths, tasks, results, *, end="done"):
         swarm = SwarmStore(store)
         made = [Task(name, ({"role": "user", "content": "?"},)) for name in tasks]
         run = swarm.begin(
-            kind="map", created_at=time.time() - 60, name="n", url=NOBODY, model="m", config={}, skep_version="1",
+            kind="map",
+            created_at=time.time() - 60,
+            name="n",
+            url=NOBODY,
+            model="m",
+            config={},
+            skep_version="1",
             tasks=made,
-        )  # fmt: skip
-        session = swarm.open_session(run, at=time.time() - 50, agents=4, endpoint={}, simulated=False)
+        )
+        session = swarm.open_session(
+            run, at=time.time() - 50, agents=4, endpoint={}, simulated=False
+        )
         swarm.record(run, [Recorded(None, one) for one in results])
         if end is not None:
             swarm.close_session(run, session, at=time.time(), outcome=end)
@@ -94,21 +108,34 @@ def put_swarm(paths, tasks, results, *, end="done"):
 
 
 async def test_every_tool_says_what_it_does_and_whether_it_changes_anything():
-    """A model decides by these words, and reads all of them in every conversation: they are kept short."""
+    """A model decides by these words, and reads all of them in every conversation: they are kept
+    short.
+    """
     async with client() as session:
-        tools, prompts = (await session.list_tools()).tools, (await session.list_prompts()).prompts
+        tools = (await session.list_tools()).tools
+        prompts = (await session.list_prompts()).prompts
     reading = {tool.name for tool in tools if tool.annotations.read_only_hint}
     assert {tool.name for tool in tools} - reading == {
-        "swarm_dispatch", "swarm_dispatch_file", "swarm_cancel", "swarm_resume", "swarm_retry"
-    }  # fmt: skip
+        "swarm_dispatch",
+        "swarm_dispatch_file",
+        "swarm_cancel",
+        "swarm_resume",
+        "swarm_retry",
+    }
     assert all(40 < len(tool.description) < 700 for tool in tools)
-    assert sum(len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in tools) < 7_600
+    assert (
+        sum(len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in tools) < 7_600
+    )
     assert [prompt.name for prompt in prompts] == ["swarm"]
 
 
 async def test_the_prompt_tells_an_orchestrator_how_to_go_about_it():
     async with client() as session:
-        text = (await session.get_prompt("swarm", {"goal": "review {every} file"})).messages[0].content.text
+        text = (
+            (await session.get_prompt("swarm", {"goal": "review {every} file"}))
+            .messages[0]
+            .content.text
+        )
     assert "Goal: review {every} file" in text
     assert all(word in text for word in ("schema", "swarm_wait", "swarm_retry"))
 
@@ -118,7 +145,9 @@ def test_a_wrong_argument_or_value_is_one_line_with_what_is_right(call):
         "error: swarm_results has no argument `pages`\nhint: did you mean `page`?"
     )
     said = call("swarm_results", run="last", only="broken")
-    assert said.startswith("error: `only` is 'broken': input should be 'all', 'done' or 'failed'\nhint: ")
+    assert said.startswith(
+        "error: `only` is 'broken': input should be 'all', 'done' or 'failed'\nhint: "
+    )
 
 
 def test_where_nothing_runs_it_says_how_to_start_it_and_takes_no_tasks(call, paths):
@@ -132,7 +161,12 @@ def test_where_nothing_runs_it_says_how_to_start_it_and_takes_no_tasks(call, pat
 
 
 def test_all_faults_of_the_tasks_are_told_before_anything_is_stored(call, paths):
-    tasks = [{"prompt": "fine"}, {"promt": "x"}, {"id": "s", "prompt": "x", "schema": {"type": "nonsense"}}, 7]
+    tasks = [
+        {"prompt": "fine"},
+        {"promt": "x"},
+        {"id": "s", "prompt": "x", "schema": {"type": "nonsense"}},
+        7,
+    ]
     said = call("swarm_dispatch", tasks=tasks[:3])
     assert "2" in said
     assert "promt" in said
@@ -167,7 +201,9 @@ def test_results_come_page_by_page_and_are_cut(call, paths):
     assert long["cut"] == 5000
     assert value == {"id": "t23", "ok": True, "value": {"a": None}}
     assert failed == {"id": "t24", "ok": False, "error": "HTTP 500"}
-    assert [row["id"] for row in call("swarm_results", run=run, only="failed")["results"]] == ["t24"]
+    assert [row["id"] for row in call("swarm_results", run=run, only="failed")["results"]] == [
+        "t24"
+    ]
     assert call("swarm_results", run=run, page=9)["results"] == []
 
 
@@ -179,7 +215,9 @@ def test_one_result_is_had_in_full(call, paths):
     assert "no task `c`" in call("swarm_result", run=run, task="c")
 
 
-def test_waiting_for_a_run_that_has_ended_returns_at_once_and_no_wait_is_longer_than_the_longest(call, paths):
+def test_waiting_for_a_run_that_has_ended_returns_at_once_and_no_wait_is_longer_than_the_longest(
+    call, paths
+):
     """Clients drop calls that take longer, whatever was asked for."""
     run = put_swarm(paths, ["a", "b"], [result("a"), result("b", ok=False, error="bad " * 200)])
     began = time.monotonic()
@@ -207,7 +245,9 @@ def test_what_can_be_done_with_a_run_that_stopped_or_did_not_fail(call, paths):
     assert "there is no swarm run" in call("swarm_wait", run="no-such")
 
 
-def test_without_the_extra_it_says_what_to_install_and_a_wrong_address_is_refused(env, monkeypatch):
+def test_without_the_extra_it_says_what_to_install_and_a_wrong_address_is_refused(
+    env, monkeypatch
+):
     refused = CliRunner().invoke(tree_of(["mcp"]), ["mcp", "--url", "ftp://x"], env=env)
     assert "ftp" in str(refused.exception)
     monkeypatch.setitem(sys.modules, "mcp", None)

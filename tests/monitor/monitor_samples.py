@@ -5,7 +5,9 @@ from random import Random
 from skep.monitor import records
 
 START = 20_750 * records.DAY_S  # midnight in UTC, on Saturday 24 October 2026
-KEY = records.SeriesKey("box", records.Heat.HOT, records.ProbeShape.SHORT, 1, records.SeriesMetric.TOK_S)
+KEY = records.SeriesKey(
+    "box", records.Heat.HOT, records.ProbeShape.SHORT, 1, records.SeriesMetric.TOK_S
+)
 
 
 def noisy(*levels, cv=0.01, seed=1):
@@ -15,12 +17,27 @@ def noisy(*levels, cv=0.01, seed=1):
 
 
 def add_probes(
-    series, values, *, target="box", start=START, every_s=records.HOUR_S, heat=records.Heat.HOT, figures=None, **probed
+    series,
+    values,
+    *,
+    target="box",
+    start=START,
+    every_s=records.HOUR_S,
+    heat=records.Heat.HOT,
+    figures=None,
+    **probed,
 ):
     """One probe with one sample for each value, and other figures beside its speed."""
     for number, value in enumerate(values):
         at = start + number * every_s
-        probe = records.Probe(target, 0, int(at // every_s), at, at + 1, records.ProbeOutcome.DONE, at, **probed)
+        probe = records.Probe(
+            target, 0, int(at // every_s), at, at + 1, records.ProbeOutcome.DONE, at, **probed
+        )
         series.append_probe(
-            probe, [records.ProbeSample(at, heat, records.ProbeShape.SHORT, 1, tok_s=value, **(figures or {}))]
+            probe,
+            [
+                records.ProbeSample(
+                    at, heat, records.ProbeShape.SHORT, 1, tok_s=value, **(figures or {})
+                )
+            ],
         )

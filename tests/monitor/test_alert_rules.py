@@ -1,4 +1,6 @@
-"""What counts as wrong, what as right again, what is left in the noise; and when an alert begins and ends."""
+"""What counts as wrong, what as right again, what is left in the noise; and when an alert begins
+and ends.
+"""
 
 import math
 import random
@@ -33,10 +35,15 @@ def points(values, busy=()):
 
 def probes(*outcomes, error="refused"):
     """Newest first, as the store gives them."""
-    failed, done, missed = ProbeOutcome.FAILED, ProbeOutcome.DONE, ProbeOutcome.MISSED
+    failed = ProbeOutcome.FAILED
+    done = ProbeOutcome.DONE
+    missed = ProbeOutcome.MISSED
     told = {"f": (failed, None), "b": (failed, "busy"), "d": (done, None), "m": (missed, None)}
     made = [(n, *told[letter]) for n, letter in enumerate(outcomes)]
-    return [Probe("box", 0, n, n, n, outcome, error=error, error_kind=kind) for n, outcome, kind in made]
+    return [
+        Probe("box", 0, n, n, n, outcome, error=error, error_kind=kind)
+        for n, outcome, kind in made
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,12 +57,24 @@ def probes(*outcomes, error="refused"):
         ("fmmf", True),
         ("mmdff", False),
         ("mm", None),
-        *(("b" * 23, None), ("b" * 24, True), ("bff", True), ("fbf", True), ("bbd", False), ("bf", None)),
+        *(
+            ("b" * 23, None),
+            ("b" * 24, True),
+            ("bff", True),
+            ("fbf", True),
+            ("bbd", False),
+            ("bf", None),
+        ),
         ("dbbb", False),
     ],
 )
-def test_a_target_is_down_after_two_failures_in_a_row_or_a_day_without_room_and_up_with_one_answer(outcomes, wrong):
-    """One without room is there: neither a failure nor an answer. Refused for a day of probes, it serves nobody."""
+def test_a_target_is_down_after_two_failures_in_a_row_or_a_day_without_room_and_up_with_one_answer(
+    outcomes, wrong
+):
+    """One without room is there: neither a failure nor an answer.
+
+    Refused for a day of probes, it serves nobody.
+    """
     finding = alerts.down("box", probes(*outcomes), 2)
     assert (finding.wrong if finding else None) is wrong
 
@@ -76,7 +95,9 @@ NOTHING = "nothing is said"
 
 
 def verdict(finding):
-    return NOTHING if finding is None else finding.wrong
+    if finding is None:
+        return NOTHING
+    return finding.wrong
 
 
 @pytest.mark.parametrize(
@@ -95,17 +116,27 @@ def verdict(finding):
         ([100.0] * 300 + [50.0] * 171, (), False),
     ],
     ids=[
-        *("beyond the limit", "between", "within half of it", "one slow run", "two slow runs", "busy"),
+        *(
+            "beyond the limit",
+            "between",
+            "within half of it",
+            "one slow run",
+            "two slow runs",
+            "busy",
+        ),
         *("too little before", "just enough", "nothing", "zero", "the median is of seven days"),
     ],
 )
-def test_slower_is_wrong_beyond_the_limit_right_at_half_of_it_and_neither_between(values, busy, wrong):
+def test_slower_is_wrong_beyond_the_limit_right_at_half_of_it_and_neither_between(
+    values, busy, wrong
+):
     finding = alerts.slower(KEY, points(values, busy), 10)
     assert verdict(finding) is wrong
     assert (
         not wrong
         or wrong is NOTHING
-        or finding.message == ("box, hot, short answer: tok/s 44, 12.4 % below its 7-day median, 50.2")
+        or finding.message
+        == ("box, hot, short answer: tok/s 44, 12.4 % below its 7-day median, 50.2")
     )
 
 
@@ -133,7 +164,9 @@ def test_what_lies_inside_the_noise_is_no_alert():
 
 
 def change(ratio, at, key=KEY, because=None):
-    return SeriesChange(key, at, (at - HOUR, at), 50.0, 50.0 * ratio, ratio - 0.01, ratio + 0.01, 40, 20, because)
+    return SeriesChange(
+        key, at, (at - HOUR, at), 50.0, 50.0 * ratio, ratio - 0.01, ratio + 0.01, 40, 20, because
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +179,14 @@ def change(ratio, at, key=KEY, because=None):
         ([], False),
         ([change(1.2, NOW - 3600, TTFT)], True),
     ],
-    ids=["made good", "a week old", "for the better", "too small", "none", "a longer wait is worse"],
+    ids=[
+        "made good",
+        "a week old",
+        "for the better",
+        "too small",
+        "none",
+        "a longer wait is worse",
+    ],
 )
 def test_a_change_is_wrong_while_it_is_new_and_not_made_good(changes, wrong):
     assert alerts.shift("box", changes, NOW).wrong is wrong
@@ -159,7 +199,9 @@ def test_a_disk_below_its_limit_is_wrong(free, wrong):
 
 def test_of_several_series_the_worst_speaks_and_of_several_changes_the_latest():
     wrong, worse, well, between = (
-        alerts.RuleFinding(AlertRule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
+        alerts.RuleFinding(
+            AlertRule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0
+        )
         for state, value in ((True, 44.0), (True, 40.0), (False, 60.0), (None, 51.0))
     )
     assert alerts.worst([wrong, worse, well]) is worse
@@ -172,15 +214,22 @@ def test_of_several_series_the_worst_speaks_and_of_several_changes_the_latest():
 
 
 def told_slower(rng, cv, tails, drop):
-    """After how many probes of 14 days (from day 8 on, where there is a drop) it is called slower; None: never."""
+    """After how many probes of 14 days (from day 8 on, where there is a drop) it is called slower;
+    None: never.
+    """
     draws = [rng.gauss(0, 1) for _ in range(336)]
     if tails:  # Student's t with 3 degrees of freedom, of the same deviation
         draws = [draw / math.sqrt(rng.gammavariate(1.5, 2)) for draw in draws]
-    values = [50 * math.exp(cv * draw) * (1 - drop if hour >= 168 else 1) for hour, draw in enumerate(draws)]
+    values = [
+        50 * math.exp(cv * draw) * (1 - drop if hour >= 168 else 1)
+        for hour, draw in enumerate(draws)
+    ]
     run = points(values)
     first = 168 if drop else 15
     for last in range(first, 336):
-        if sorted(values[last - 2 : last + 1])[1] < 46.5:  # 7 % down at least: else it need not be asked
+        if (
+            sorted(values[last - 2 : last + 1])[1] < 46.5
+        ):  # 7 % down at least: else it need not be asked
             said = alerts.slower(KEY, run[max(0, last - 171) : last + 1], 10)
             if said is not None and said.wrong:
                 return last - first + 1
@@ -204,7 +253,9 @@ def told_slower(rng, cv, tails, drop):
         (0.20, False, 0.50, 290, 300),
     ],
 )
-def test_how_often_300_targets_are_called_slower_that_are_not_and_that_are(cv, tails, drop, least, most):
+def test_how_often_300_targets_are_called_slower_that_are_not_and_that_are(
+    cv, tails, drop, least, most
+):
     """14 days of hourly probes, looked at after each. docs/watch.md has some of these figures."""
     rng = random.Random(7)
     waits = [wait for _ in range(300) if (wait := told_slower(rng, cv, tails, drop)) is not None]
@@ -226,14 +277,20 @@ class Known:
     def feed(self, findings, now):
         opened, closed = judged(self.alerts, findings, now)
         for alert, because in closed:
-            self.alerts[self.alerts.index(alert)] = replace(alert, closed_at=now, closed_because=because)
+            self.alerts[self.alerts.index(alert)] = replace(
+                alert, closed_at=now, closed_because=because
+            )
         self.alerts = [*reversed(opened), *self.alerts]
         return len(opened), len(closed)
 
 
 def test_rules_and_targets_have_alerts_of_their_own_and_a_change_is_not_told_twice():
     known = Known()
-    others = [found(True, AlertRule.TTFT), found(True, target="cloud"), found(True, AlertRule.DISK, None)]
+    others = [
+        found(True, AlertRule.TTFT),
+        found(True, target="cloud"),
+        found(True, AlertRule.DISK, None),
+    ]
     assert known.feed([found(True), *others], 1.0) == (4, 0)
     assert known.feed([found(False, target="cloud"), found(True)], 2.0) == (0, 1)
     assert [alert.target for alert in known.alerts if alert.closed_at] == ["cloud"]

@@ -23,7 +23,8 @@ class Listener:
     via = "webhook"
 
     def __init__(self, error=None):
-        self.heard, self.error = [], error
+        self.heard = []
+        self.error = error
 
     async def send(self, notice):
         self.heard.append((notice.what, notice.text))
@@ -38,8 +39,11 @@ class Rig:
 
     def __init__(self, series, wanted=None, listener=None, free=100 * GIB, usual=0, **target):
         """`usual`: so many probes of the usual figures came before."""
-        self.series, self.wanted = series, wanted or Monitor()
-        self.listener, self.log, self.free = listener or Listener(), [], free
+        self.series = series
+        self.wanted = wanted or Monitor()
+        self.listener = listener or Listener()
+        self.log = []
+        self.free = free
         self.notifiers = [self.listener]
         self.now = START
         series.put_target(records.ProbeTarget("box", "http://box:8000", added_at=START, **target))
@@ -47,15 +51,34 @@ class Rig:
             self.store()
 
     def begin(self, env=None):
-        how = {"free_bytes": lambda: self.free, "zone": UTC, "host": "attic", "notifiers": self.notifiers}
-        self.watch = AlertWatcher(self.series, self.wanted, env=env or {}, log=self.log.append, **how)
+        how = {
+            "free_bytes": lambda: self.free,
+            "zone": UTC,
+            "host": "attic",
+            "notifiers": self.notifiers,
+        }
+        self.watch = AlertWatcher(
+            self.series, self.wanted, env=env or {}, log=self.log.append, **how
+        )
 
     def store(self, *, tok_s=50.0, ttft_ms=100.0, failed=None, running=None):
-        outcome = records.ProbeOutcome.FAILED if failed else records.ProbeOutcome.DONE
+        if failed:
+            outcome = records.ProbeOutcome.FAILED
+        else:
+            outcome = records.ProbeOutcome.DONE
         slot = int(self.now // HOUR)
-        probe = records.Probe("box", 0, slot, self.now, self.now, outcome, self.now, error=failed, running=running)
+        probe = records.Probe(
+            "box", 0, slot, self.now, self.now, outcome, self.now, error=failed, running=running
+        )
         samples = [
-            records.ProbeSample(self.now, records.Heat.HOT, records.ProbeShape.SHORT, 1, tok_s=tok_s, ttft_ms=ttft_ms)
+            records.ProbeSample(
+                self.now,
+                records.Heat.HOT,
+                records.ProbeShape.SHORT,
+                1,
+                tok_s=tok_s,
+                ttft_ms=ttft_ms,
+            )
         ]
         self.series.append_probe(probe, [] if failed else samples)
         self.now += HOUR
@@ -73,7 +96,9 @@ class Rig:
 
 
 def alive(rig, story, env=None):
-    """A process with a watch in it, from its beginning to its end; a story may be the probes that are made."""
+    """A process with a watch in it, from its beginning to its end; a story may be the probes that
+    are made.
+    """
 
     async def run():
         rig.begin(env)
@@ -130,7 +155,9 @@ def found_down(series):
     rig = Rig(series)
     rig.store(failed="x")
     rig.store(failed="x")
-    return rig, series.open_alert(records.Alert(records.AlertRule.DOWN, "box", rig.now, "box is down"))
+    return rig, series.open_alert(
+        records.Alert(records.AlertRule.DOWN, "box", rig.now, "box is down")
+    )
 
 
 def test_what_was_found_but_not_told_is_told_by_the_next_process(series):
@@ -138,7 +165,9 @@ def test_what_was_found_but_not_told_is_told_by_the_next_process(series):
     rig, _ = found_down(series)
     gone = series.open_alert(records.Alert(records.AlertRule.TTFT, "box", rig.now, "late"))
     series.close_alert(gone, rig.now + 60, "over")
-    old = series.open_alert(records.Alert(records.AlertRule.SLOWER, "box", START - 9 * 86400, "slow"))
+    old = series.open_alert(
+        records.Alert(records.AlertRule.SLOWER, "box", START - 9 * 86400, "slow")
+    )
     series.close_alert(old, START - 8 * 86400, "over")
     for _ in range(2):
         alive(rig, rig.tick)
@@ -146,10 +175,15 @@ def test_what_was_found_but_not_told_is_told_by_the_next_process(series):
 
 
 def test_a_target_may_have_limits_of_its_own(series):
-    rig = Rig(series, Monitor(slower_pct=None, ttft_ms=1000.0), usual=30, slower_pct=30.0, ttft_ms=200.0)
+    rig = Rig(
+        series, Monitor(slower_pct=None, ttft_ms=1000.0), usual=30, slower_pct=30.0, ttft_ms=200.0
+    )
 
     async def story():
-        for figures, rule in (((40.0, 300.0), records.AlertRule.TTFT), ((30.0, 100.0), records.AlertRule.SLOWER)):
+        for figures, rule in (
+            ((40.0, 300.0), records.AlertRule.TTFT),
+            ((30.0, 100.0), records.AlertRule.SLOWER),
+        ):
             await rig.probe(3, tok_s=figures[0], ttft_ms=figures[1])
             assert [alert.rule for alert in series.alerts(open_only=True)] == [rule]
 
@@ -160,12 +194,17 @@ def test_a_change_point_for_the_worse_is_told_with_its_cause(series):
     rig = Rig(series)
     for _ in range(3):
         rig.store()
-    key = records.SeriesKey("box", records.Heat.HOT, records.ProbeShape.SHORT, 1, records.SeriesMetric.TOK_S)
+    key = records.SeriesKey(
+        "box", records.Heat.HOT, records.ProbeShape.SHORT, 1, records.SeriesMetric.TOK_S
+    )
     at = rig.now - 2 * HOUR
 
     async def story():
         cause = "the driver changed from 570 to 580"
-        series.set_changes(key, [records.SeriesChange(key, at, (at - HOUR, at), 50, 48, 0.95, 0.97, 40, 20, cause)])
+        series.set_changes(
+            key,
+            [records.SeriesChange(key, at, (at - HOUR, at), 50, 48, 0.95, 0.97, 40, 20, cause)],
+        )
         await rig.probe(2)
         series.set_changes(key, [])
         await rig.probe()
@@ -173,7 +212,10 @@ def test_a_change_point_for_the_worse_is_told_with_its_cause(series):
     alive(rig, story)
     assert rig.listener.words() == ["opened", "closed"]
     size = "box, hot, short answer: tok/s -4.0 % (-5.0 to -3.0 %)"
-    assert rig.listener.heard[0][1] == f"{size} since Monday 13:00, when the driver changed from 570 to 580"
+    assert (
+        rig.listener.heard[0][1]
+        == f"{size} since Monday 13:00, when the driver changed from 570 to 580"
+    )
 
 
 class FullStore(SeriesStore):
@@ -188,7 +230,9 @@ class FullStore(SeriesStore):
 
 
 def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
-    """The alert that matters most comes when the store can take no rows; it is stored when there is room again."""
+    """The alert that matters most comes when the store can take no rows; it is stored when there
+    is room again.
+    """
     full = FullStore(series.store)
     rig = Rig(full, free=GIB)
 
@@ -218,7 +262,11 @@ def test_quiet_hours_hold_the_sender_but_not_the_log(series):
         await rig.probe(2, failed="x")  # found at 17:00, still so in the evening
         await rig.tick()
         assert rig.listener.heard == []
-        assert [line.split()[0] for line in rig.log] == ["alert.opened", "alert.closed", "alert.opened"]
+        assert [line.split()[0] for line in rig.log] == [
+            "alert.opened",
+            "alert.closed",
+            "alert.opened",
+        ]
         await rig.tick(2 * HOUR)
 
     alive(rig, story)
@@ -259,9 +307,13 @@ def test_each_night_is_told_by_itself(series):
     ]
 
 
-@pytest.mark.parametrize(("hours", "by_night"), [("13:00-18:30", ["opened"]), ("14:30-18:30", ["opened", "closed"])])
+@pytest.mark.parametrize(
+    ("hours", "by_night"), [("13:00-18:30", ["opened"]), ("14:30-18:30", ["opened", "closed"])]
+)
 def test_quiet_hours_survive_a_restart(series, hours, by_night):
-    """What is still wrong is told when they end, and so is the end of what was told before them; each once."""
+    """What is still wrong is told when they end, and so is the end of what was told before them;
+    each once.
+    """
     rig = Rig(series, Monitor(quiet_hours=hours))
 
     async def evening():
@@ -302,7 +354,11 @@ def test_a_delivery_that_failed_is_written_down_and_tried_a_few_times(series):
 def test_no_secret_reaches_message_log_or_store(series):
     rig = Rig(series, Monitor(webhook_env="HOOK", webhook_token_env="TOKEN"), key_env="KEY")
     env = {"KEY": "sk-very-secret", "HOOK": "https://hooks.example/hidden", "TOKEN": "tk_hidden"}
-    alive(rig, [{"failed": "401: sk-very-secret is no key; https://hooks.example/hidden tk_hidden"}] * 2, env)
+    alive(
+        rig,
+        [{"failed": "401: sk-very-secret is no key; https://hooks.example/hidden tk_hidden"}] * 2,
+        env,
+    )
     (alert,) = series.alerts()
     seen = json.dumps([rig.log, rig.listener.heard, alert.message])
     assert "401: *** is no key; *** ***" in alert.message
@@ -341,10 +397,14 @@ def test_nothing_that_goes_wrong_inside_comes_out(series):
         await rig.watch.after_probe(missed, rig.now)
 
     alive(rig, story)
-    assert set(rig.log) == {f'watch.failed in={name} error="RuntimeError: broken"' for name in WHERE}
+    assert set(rig.log) == {
+        f'watch.failed in={name} error="RuntimeError: broken"' for name in WHERE
+    }
 
 
-def test_check_tells_open_alerts_overdue_probes_and_free_bytes_also_of_a_store_that_is_not_there_yet(series, tmp_path):
+def test_check_tells_open_alerts_overdue_probes_and_free_bytes_also_of_a_store_that_is_not_there_yet(
+    series, tmp_path
+):
     rig = Rig(series, usual=1)
     assert check_document(series, rig.now)["ok"]
     alive(rig, DOWN)
@@ -354,7 +414,10 @@ def test_check_tells_open_alerts_overdue_probes_and_free_bytes_also_of_a_store_t
     told = [(one["rule"], one["target"]) for one in late["wrong"]]
     assert told == [("down", "box"), ("unwatched", "box"), ("unwatched", "new")]
     assert "the monitor is not running" in late["wrong"][1]["message"]
-    assert "runs but is late" in check_document(series, rig.now + 4 * HOUR, running=True)["wrong"][1]["message"]
+    assert (
+        "runs but is late"
+        in check_document(series, rig.now + 4 * HOUR, running=True)["wrong"][1]["message"]
+    )
     json.dumps(late)
     assert free_bytes_of(tmp_path / "store") > 0
     assert free_bytes_of(tmp_path / "a" / "b") is None

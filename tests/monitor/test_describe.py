@@ -10,7 +10,11 @@ from skep.monitor.records import HOUR_S, EventKind, MonitorEvent, SeriesChange
 
 TUESDAY = datetime(2026, 11, 3, 3, tzinfo=UTC).timestamp()
 DRIVER = MonitorEvent(
-    TUESDAY, EventKind.VERSION, "driver changed", "box", {"what": "driver", "from": "570", "to": "580"}
+    TUESDAY,
+    EventKind.VERSION,
+    "driver changed",
+    "box",
+    {"what": "driver", "from": "570", "to": "580"},
 )
 
 
@@ -25,7 +29,10 @@ def test_a_change_is_told_with_its_cause_and_full_coverage_needs_no_words():
     assert describe.describe_change(change(because)) == f"{told}, when {because}"
     assert describe.describe_change(change()) == f"{told}; skep knows of no change then"
     assert describe.describe_coverage({"done": 20, "failed": 0, "missed": 0}) is None
-    assert describe.describe_coverage({"done": 20, "failed": 1, "missed": 3}) == "of 24 probes, 3 missed and 1 failed"
+    assert (
+        describe.describe_coverage({"done": 20, "failed": 1, "missed": 3})
+        == "of 24 probes, 3 missed and 1 failed"
+    )
 
 
 def event(hours, kind, text):
@@ -36,10 +43,16 @@ def event(hours, kind, text):
     ("events", "cause"),
     [
         (
-            [event(-5, EventKind.NOTE, "moved the box"), event(-0.2, EventKind.NOTE, "NVLink bridges removed")],
+            [
+                event(-5, EventKind.NOTE, "moved the box"),
+                event(-0.2, EventKind.NOTE, "NVLink bridges removed"),
+            ],
             "it was noted: NVLink bridges removed",
         ),
-        ([event(0, EventKind.RESTART, "started anew"), DRIVER], "the driver changed from 570 to 580"),
+        (
+            [event(0, EventKind.RESTART, "started anew"), DRIVER],
+            "the driver changed from 570 to 580",
+        ),
         ([event(0, EventKind.RESTART, "started anew")], "it restarted"),
         ([event(0, EventKind.DOWN, "down: refused")], None),
         ([event(0.5, EventKind.NOTE, "new fans")], "it was noted: new fans"),

@@ -11,8 +11,20 @@ NOW = START + 7 * DAY_S
 WEEK = 7 * 24
 
 
-def put(series, name, level, *, kind=TargetKind.ENDPOINT, spread=0.01, count=WEEK, short_tokens=64, **probed):
-    series.put_target(ProbeTarget(name, f"http://{name}", kind=kind, short_tokens=short_tokens, added_at=START))
+def put(
+    series,
+    name,
+    level,
+    *,
+    kind=TargetKind.ENDPOINT,
+    spread=0.01,
+    count=WEEK,
+    short_tokens=64,
+    **probed,
+):
+    series.put_target(
+        ProbeTarget(name, f"http://{name}", kind=kind, short_tokens=short_tokens, added_at=START)
+    )
     values = [level * (1 + spread * (place % 3 - 1)) for place in range(count)]
     add_probes(series, values, target=name, **probed)
 
@@ -28,7 +40,8 @@ def test_an_own_machine_is_set_against_each_server_of_somebody_else(series):
     put(series, "other-cloud", 90.0, model="n")
     first, second = lines(series)
     assert first.startswith(
-        "box is 118 % faster than cloud (7-day medians 73.7 and 33.8); hot, short answer: tok/s; ratio"
+        "box is 118 % faster than cloud (7-day medians 73.7 and 33.8); hot, short answer: "
+        "tok/s; ratio"
     )
     assert "different models" not in first
     assert second.startswith("box is 18 % slower than other-cloud")
@@ -54,7 +67,9 @@ def test_what_cannot_be_told_apart_or_compared_is_said_to_be_so(series):
     put(series, "long", 90.0, short_tokens=512)
     same, unlike = lines(series)
     assert same.startswith("box and cloud cannot be told apart (7-day medians")
-    assert unlike.startswith("box and long are not compared: their probes ask for different lengths")
+    assert unlike.startswith(
+        "box and long are not compared: their probes ask for different lengths"
+    )
 
 
 def test_a_simulated_target_and_one_without_figures_now_are_named(series):
@@ -71,7 +86,8 @@ def test_nothing_is_said_of_one_target_or_of_one_without_values(series):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "words"), [(2.18, "118 % faster than"), (1.041, "4.1 % faster than"), (0.46, "54 % slower than")]
+    ("ratio", "words"),
+    [(2.18, "118 % faster than"), (1.041, "4.1 % faster than"), (0.46, "54 % slower than")],
 )
 def test_a_ratio_is_told_in_percent(ratio, words):
     assert in_percent(ratio) == words

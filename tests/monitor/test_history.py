@@ -1,4 +1,6 @@
-"""A stored series as it is shown: its points, what changed in it, and how it compares with another or with before."""
+"""A stored series as it is shown: its points, what changed in it, and how it compares with another
+or with before.
+"""
 
 import pytest
 from monitor_samples import KEY, START, noisy
@@ -35,7 +37,9 @@ def test_a_driver_upgrade_is_named_with_its_size_and_its_moment(series):
     add(series, noisy((70, 10 * 24 + 3), (67.1, 60)))
     at = START + 10 * DAY_S + 3 * HOUR_S
     series.append_event(
-        MonitorEvent(at, EventKind.VERSION, "driver", "box", {"what": "driver", "from": "570", "to": "580"})
+        MonitorEvent(
+            at, EventKind.VERSION, "driver", "box", {"what": "driver", "from": "570", "to": "580"}
+        )
     )
     now = START + 303 * HOUR_S
     [change] = history.find_changes(series, "box", now)
@@ -45,8 +49,14 @@ def test_a_driver_upgrade_is_named_with_its_size_and_its_moment(series):
     found = history.history_of(series, KEY, now - 14 * DAY_S, now)
     assert found.changes == (change,)
     assert found.sentences[0].startswith("-4.")
-    assert found.sentences[0].endswith("since Tuesday 3 November 03:00, when the driver changed from 570 to 580")
-    assert (len(found.points), len(found.band)) == (303, 299)  # medians of the first values after a step tell little
+    assert found.sentences[0].endswith(
+        "since Tuesday 3 November 03:00, when the driver changed from 570 to 580"
+    )
+    # Medians of the first values after a step tell little.
+    assert (len(found.points), len(found.band)) == (
+        303,
+        299,
+    )
     assert found.stats.count == 303
     assert found.coverage == {"done": 303, "failed": 0, "missed": 0}
 
@@ -59,7 +69,9 @@ def test_busy_values_are_shown_and_left_out_of_the_rest(series):
     found = history.history_of(series, KEY, START, now)
     assert (len(found.points), found.busy, len(found.band)) == (90, 30, 60)
     assert found.stats.low > 60
-    assert "values while other clients used the target: 30, shown and not counted" in found.sentences
+    assert (
+        "values while other clients used the target: 30, shown and not counted" in found.sentences
+    )
 
 
 def test_cold_runs_have_statistics_and_no_changes(series):
@@ -75,7 +87,11 @@ def test_cold_runs_have_statistics_and_no_changes(series):
 def test_nothing_and_nearly_nothing_is_shown_as_such(series, values):
     add(series, values)
     now = START + 100 * HOUR_S
-    assert history.find_changes(series, "box", now) == history.find_changes(series, "nobody", now) == []
+    assert (
+        history.find_changes(series, "box", now)
+        == history.find_changes(series, "nobody", now)
+        == []
+    )
     found = history.history_of(series, KEY, START, now)
     assert len(found.points) == len(values)
     assert (found.stats is None) is (not values)
@@ -86,7 +102,10 @@ def test_too_many_samples_are_read_by_their_hours(series, monkeypatch):
     monkeypatch.setattr(history, "MOST_POINTS", 19)
     found = history.read_window(series, KEY, START, START + 15 * HOUR_S)
     assert (found.span_s, len(found.spans), found.points) == (HOUR_S, 10, ())
-    assert found.quiet(START, START + 2 * HOUR_S) == [(START + 0.5 * HOUR_S, 70.0), (START + 1.5 * HOUR_S, 70.0)]
+    assert found.quiet(START, START + 2 * HOUR_S) == [
+        (START + 0.5 * HOUR_S, 70.0),
+        (START + 1.5 * HOUR_S, 70.0),
+    ]
 
 
 def test_what_was_deleted_is_read_by_its_hours(series):
@@ -109,9 +128,11 @@ def test_the_engines_own_speed_stands_for_a_target_as_long_as_it_is_told(series)
 
     probed(1, tok_s=50.0, engine_tok_s=51.0)
     assert [str(key) for key in history.primary_keys(series, "box")] == [
-        "box/hot/short/c1/engine_tok_s", "box/hot/long/c1/engine_tok_s", "box/hot/short/c4/effective_tok_s",
+        "box/hot/short/c1/engine_tok_s",
+        "box/hot/long/c1/engine_tok_s",
+        "box/hot/short/c4/effective_tok_s",
         "box/hot/short/c1/ttft_ms",
-    ]  # fmt: skip
+    ]
     probed(2, tok_s=50.0)
     assert str(history.primary_keys(series, "box")[0]) == "box/hot/short/c1/tok_s"
     assert history.primary_keys(series, "nobody") == []
@@ -121,7 +142,9 @@ STEP_S = 6 * HOUR_S  # few probes over a long time
 
 
 def test_a_change_stays_when_the_window_has_moved_past_it(series):
-    """Looked at after every probe of seven weeks, a change of the first week is told all the time, and only once."""
+    """Looked at after every probe of seven weeks, a change of the first week is told all the time,
+    and only once.
+    """
     values = noisy((70, 40), (60, 160))
     add(series, values[:60], every_s=STEP_S)
     [first] = history.find_changes(series, "box", START + 59 * STEP_S)
@@ -135,13 +158,18 @@ def test_a_change_stays_when_the_window_has_moved_past_it(series):
 def test_a_change_that_proves_to_be_none_goes_away(series):
     """Inside the window everything is found anew."""
     add(series, noisy((70, 60), seed=3), every_s=STEP_S)
-    series.set_changes(KEY, [SeriesChange(KEY, START + 30 * STEP_S, (START, START), 70.0, 65.0, 0.9, 0.95, 30, 30)])
+    series.set_changes(
+        KEY,
+        [SeriesChange(KEY, START + 30 * STEP_S, (START, START), 70.0, 65.0, 0.9, 0.95, 30, 30)],
+    )
     assert history.find_changes(series, "box", START + 59 * STEP_S) == []
     assert series.changes("box") == []
 
 
 def test_the_beginning_of_a_window_is_not_looked_at_for_new_changes(series):
-    """A level that reaches into the window with few values was judged when it lay inside with all of them."""
+    """A level that reaches into the window with few values was judged when it lay inside with all
+    of them.
+    """
     add(series, noisy((70, 20), (60, 130), seed=4), every_s=STEP_S)
     now = START + 150 * STEP_S
     begin = now - history.WINDOW_S
@@ -226,7 +254,9 @@ def swapped(series):
     return at
 
 
-def test_another_model_begins_a_new_series_and_is_neither_a_change_nor_a_regression_of_the_old_one(series, swapped):
+def test_another_model_begins_a_new_series_and_is_neither_a_change_nor_a_regression_of_the_old_one(
+    series, swapped
+):
     now = START + 168 * HOUR_S
     assert history.find_changes(series, "box", now) == []
     found = history.history_of(series, KEY, START, now)
@@ -235,7 +265,10 @@ def test_another_model_begins_a_new_series_and_is_neither_a_change_nor_a_regress
     assert found.stats.median == pytest.approx(40, rel=0.02)
     assert len(found.points) == 168  # both are shown
     first = found.sentences[0]
-    told = "a new series since Thursday 29 October 00:00, when the model changed from qwen3-8b.gguf to qwen3-14b.gguf"
+    told = (
+        "a new series since Thursday 29 October 00:00, when the model changed from "
+        "qwen3-8b.gguf to qwen3-14b.gguf"
+    )
     assert first == told
     (standing,) = target_statuses(series, now)
     assert standing.readings[0].ratio == pytest.approx(1, abs=0.05)
@@ -245,11 +278,15 @@ def test_another_model_begins_a_new_series_and_is_neither_a_change_nor_a_regress
 
 def test_a_change_within_either_model_is_still_found(series):
     add(series, noisy((80, 60), (60, 60), (40, 60), (30, 60)))
-    first, second = START + 60 * HOUR_S, START + 180 * HOUR_S
+    first = START + 60 * HOUR_S
+    second = START + 180 * HOUR_S
     assert len(history.find_changes(series, "box", START + 120 * HOUR_S)) == 1
     swap(series, START + 120 * HOUR_S)
     changes = history.find_changes(series, "box", START + 240 * HOUR_S)
-    assert [round((change.at - at) / HOUR_S) for change, at in zip(changes, (first, second), strict=True)] == [0, 0]
+    assert [
+        round((change.at - at) / HOUR_S)
+        for change, at in zip(changes, (first, second), strict=True)
+    ] == [0, 0]
 
 
 def test_targets_are_compared_by_the_model_that_answers_now(series, swapped):

@@ -1,4 +1,6 @@
-"""The loop: what is due is probed, written and looked at; stopped or without a disk, it tells nothing wrongly."""
+"""The loop: what is due is probed, written and looked at; stopped or without a disk, it tells
+nothing wrongly.
+"""
 
 import asyncio
 import os
@@ -43,13 +45,16 @@ class World:
     """Time that passes at once, a prober that takes `takes_s`, and what was said."""
 
     def __init__(self, series, *targets, watch=None):
-        self.series, self.watch = series, watch
+        self.series = series
+        self.watch = watch
         self.loop = VirtualLoop()
         self.began_at = NOON
-        self.said, self.log = [], []
+        self.said = []
+        self.log = []
         self.takes_s = 30.0
         self.versions = {"driver": "570"}
-        self.fails, self.model = False, None
+        self.fails = False
+        self.model = None
         for target in targets:
             series.put_target(target)
 
@@ -64,11 +69,20 @@ class World:
         ended = self.moment().wall
         self.log.append(("end", due.target.name, ended - NOON))
         made = Probe(
-            due.target.name, due.era, due.slot, due.at, ended, ProbeOutcome.DONE,
-            started_at=began, versions=self.versions, model=self.model,
-        )  # fmt: skip
+            due.target.name,
+            due.era,
+            due.slot,
+            due.at,
+            ended,
+            ProbeOutcome.DONE,
+            started_at=began,
+            versions=self.versions,
+            model=self.model,
+        )
         if self.fails:
-            return replace(made, outcome=ProbeOutcome.FAILED, error_kind="connect", error="refused"), []
+            return replace(
+                made, outcome=ProbeOutcome.FAILED, error_kind="connect", error="refused"
+            ), []
         return made, [ProbeSample(began, Heat.HOT, ProbeShape.SHORT, 1, tok_s=50.0)]
 
     def loop_of(self, series=None):
@@ -76,9 +90,15 @@ class World:
             return function(*arguments)
 
         return Loop(
-            series or self.series, self.probe, say=self.said.append, watch=self.watch, moment=self.moment,
-            look_for_changes=lambda *_: None, in_thread=here, poll_s=60.0,
-        )  # fmt: skip
+            series or self.series,
+            self.probe,
+            say=self.said.append,
+            watch=self.watch,
+            moment=self.moment,
+            look_for_changes=lambda *_: None,
+            in_thread=here,
+            poll_s=60.0,
+        )
 
     def run(self, seconds, series=None, meanwhile=None):
         async def for_a_while():
@@ -128,7 +148,13 @@ def test_targets_of_one_machine_are_probed_one_after_the_other(world):
     here = [entry[:2] for entry in one.log if entry[1] != "away"]
     assert here == [("begin", "box"), ("end", "box"), ("begin", "gateway"), ("end", "gateway")]
     assert [entry[2] for entry in one.log if entry[:2] == ("begin", "away")] == [0.0]
-    urls = ("http://localhost:8400", "127.0.0.3:80", "http://[::1]:1/v1", "https://Api.Example/v1", "http://10.0.0.7")
+    urls = (
+        "http://localhost:8400",
+        "127.0.0.3:80",
+        "http://[::1]:1/v1",
+        "https://Api.Example/v1",
+        "http://10.0.0.7",
+    )
     assert [machine_of(url) for url in urls] == ["here", "here", "here", "api.example", "10.0.0.7"]
 
 
@@ -189,7 +215,8 @@ def test_a_prober_with_a_bug_or_a_past_that_cannot_be_read_does_not_end_the_watc
 
 class Watch:
     def __init__(self):
-        self.after, self.ticks = [], []
+        self.after = []
+        self.ticks = []
 
     async def after_probe(self, probe, now):
         self.after.append((probe.target, now))
@@ -215,7 +242,16 @@ def test_what_was_probed_by_hand_meanwhile_is_not_news_to_the_loop(world, series
         await asyncio.sleep(600)
         for place, driver in enumerate(("570", "580")):
             at = one.moment().wall + place
-            made = Probe("box", -1, int(at), at, at, ProbeOutcome.DONE, started_at=at, versions={"driver": driver})
+            made = Probe(
+                "box",
+                -1,
+                int(at),
+                at,
+                at,
+                ProbeOutcome.DONE,
+                started_at=at,
+                versions={"driver": driver},
+            )
             series.append_probe(made)
         one.versions = {"driver": "580"}
 
@@ -231,9 +267,15 @@ def test_down_up_upgrades_and_restarts_are_marked_once(world, series):
         [(True, {}), (True, {}), (False, {"driver": "580"}), (False, {"driver": "580"})], start=1
     ):
         later = world()
-        later.began_at, later.fails, later.versions = NOON + number * HOUR + 400, fails, versions
+        later.began_at = NOON + number * HOUR + 400
+        later.fails = fails
+        later.versions = versions
         later.run(100)
-    events = [(event.kind, event.text) for event in series.events(*ALL, "box") if event.target and event.at > NOON]
+    events = [
+        (event.kind, event.text)
+        for event in series.events(*ALL, "box")
+        if event.target and event.at > NOON
+    ]
     assert events == [
         (EventKind.DOWN, "down: refused"),
         (EventKind.UP, "up again"),
@@ -241,8 +283,10 @@ def test_down_up_upgrades_and_restarts_are_marked_once(world, series):
     ]
     change = next(event for event in series.events(*ALL) if event.kind is EventKind.VERSION)
     assert {name: change.detail[name] for name in ("what", "from", "to")} == {
-        "what": "driver", "from": "570", "to": "580",
-    }  # fmt: skip
+        "what": "driver",
+        "from": "570",
+        "to": "580",
+    }
 
 
 DONE = Probe("box", 0, 1, 1.0, 2.0, ProbeOutcome.DONE)
@@ -251,7 +295,9 @@ DOWN = replace(BUSY, error_kind="connect")
 
 
 def test_another_model_is_told_once(world, series):
-    """By the name of its file, or by its id where no file is told; a file that is not told once is no other model."""
+    """By the name of its file, or by its id where no file is told; a file that is not told once is
+    no other model.
+    """
     world = world(BOX)
     for names in ("m a.gguf", "m m", "m a.gguf", "m b.gguf", "m m", "n n", "n n"):
         world.model, file = names.split()
@@ -259,7 +305,10 @@ def test_another_model_is_told_once(world, series):
         world.run(HOUR)
     told = [line for line in world.said if line.startswith("monitor.model")]
     assert told == [
-        "monitor.model target='box' why='model changed from a.gguf to b.gguf; its series begin anew'",
+        (
+            "monitor.model target='box' why='model changed from a.gguf to b.gguf; its series "
+            "begin anew'"
+        ),
         "monitor.model target='box' why='model changed from b.gguf to n; its series begin anew'",
     ]
     assert len(series.events(*ALL, "box")) == 2
@@ -274,7 +323,8 @@ def test_another_model_is_told_once(world, series):
     ],
 )
 def test_a_target_without_room_went_neither_down_nor_up(probes, kinds):
-    seen, told = LastSeen(), []
+    seen = LastSeen()
+    told = []
     for probe in probes:
         told += [event.kind for event in events_since(seen, probe)]
         seen.take(probe)
@@ -298,13 +348,18 @@ def test_a_restart_is_told_by_the_process(before, after, anew):
 
 
 def test_a_model_that_was_swapped_during_a_long_outage_is_noticed(store):
-    series, at = SeriesStore(store), NOON
+    series = SeriesStore(store)
+    at = NOON
     answers = [("a.gguf", ProbeOutcome.DONE), *((None, ProbeOutcome.FAILED),) * 51]
     for slot, (model, outcome) in enumerate(answers):
         versions = {"model": model} if model else {}
-        series.append_probe(Probe("box", 0, slot, at + slot, at + slot, outcome, model="m", versions=versions))
+        series.append_probe(
+            Probe("box", 0, slot, at + slot, at + slot, outcome, model="m", versions=versions)
+        )
     seen = last_seen(series, "box")
-    now = Probe("box", 0, 99, at + 99, at + 99, ProbeOutcome.DONE, model="m", versions={"model": "b.gguf"})
+    now = Probe(
+        "box", 0, 99, at + 99, at + 99, ProbeOutcome.DONE, model="m", versions={"model": "b.gguf"}
+    )
     assert [event.kind for event in events_since(seen, now)] == [EventKind.UP, EventKind.VERSION]
 
 
@@ -338,7 +393,13 @@ def test_while_the_disk_is_full_probes_are_missed_and_say_so(world, series):
 
 def test_an_event_is_written_with_its_probe_or_not_at_all(series):
     """So that a kill between the two cannot have it told twice."""
-    event = MonitorEvent(NOON, EventKind.DOWN, "down: refused", "box", {"since": NOON - HOUR, "error_kind": "connect"})
+    event = MonitorEvent(
+        NOON,
+        EventKind.DOWN,
+        "down: refused",
+        "box",
+        {"since": NOON - HOUR, "error_kind": "connect"},
+    )
     made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.FAILED)
     for _ in range(2):
         series.append_probe(made, (), [event])
@@ -347,8 +408,13 @@ def test_an_event_is_written_with_its_probe_or_not_at_all(series):
 
 
 def test_a_second_one_is_told_who_holds_the_store(env):
-    paths, held = user_paths(env), rf"already running \(pid {os.getpid()}\)"
-    with hold_monitor_lock(paths), pytest.raises(EngineError, match=held), hold_monitor_lock(paths):
+    paths = user_paths(env)
+    held = rf"already running \(pid {os.getpid()}\)"
+    with (
+        hold_monitor_lock(paths),
+        pytest.raises(EngineError, match=held),
+        hold_monitor_lock(paths),
+    ):
         pass
     with hold_monitor_lock(paths):
         pass
@@ -379,7 +445,9 @@ def test_a_signal_ends_it_at_once_and_without_a_failed_probe(env, tmp_path):
         engine.fault(kind="hang-mid", after_tokens=2)
         series.put_target(ProbeTarget("box", engine.url, short_tokens=8, added_at=NOON))
         argv = [sys.executable, "-m", "skep", "monitor", "run"]
-        with subprocess.Popen(argv, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        with subprocess.Popen(
+            argv, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        ) as running:
             engine.wait_for(running=1)
             running.send_signal(signal.SIGTERM)
             _, errors = running.communicate(timeout=10)

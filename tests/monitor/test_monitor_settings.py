@@ -34,9 +34,18 @@ def monitor(**table):
 
 
 def test_every_key_is_understood_is_in_the_page_and_has_the_default_of_its_value():
-    told = {"slower_pct": 7.5, "ttft_ms": 800.0, "disk_free_bytes": 5 * GIB, "quiet_except": ("down", "disk")}
+    told = {
+        "slower_pct": 7.5,
+        "ttft_ms": 800.0,
+        "disk_free_bytes": 5 * GIB,
+        "quiet_except": ("down", "disk"),
+    }
     told |= {"command": ("notify-send", "{message}")}
-    same = {name: value for name, value in EVERYTHING.items() if name not in ("slower", "ttft", "disk_free")}
+    same = {
+        name: value
+        for name, value in EVERYTHING.items()
+        if name not in ("slower", "ttft", "disk_free")
+    }
     assert monitor(**EVERYTHING) == Monitor(**{**same, **told})
     settings = parse_settings({"monitor": EVERYTHING}, "test", {})
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings

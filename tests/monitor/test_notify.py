@@ -21,11 +21,15 @@ OK = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 class Receiver:
-    """Answers what it is told to, one after the other, the last for ever. None: it takes the request and hangs."""
+    """Answers what it is told to, one after the other, the last for ever.
+
+    None: it takes the request and hangs.
+    """
 
     def __init__(self, *answers):
         self.answers = list(answers) or [OK]
-        self.heads, self.bodies = [], []
+        self.heads = []
+        self.bodies = []
         self.asked = asyncio.Event()
         self.tasks = []
 
@@ -44,7 +48,10 @@ class Receiver:
         self.heads.append(head)
         self.bodies.append(json.loads(await reader.readexactly(length)))
         self.asked.set()
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if len(self.answers) > 1:
+            answer = self.answers.pop(0)
+        else:
+            answer = self.answers[0]
         if answer is None:
             await reader.read()
         else:
@@ -80,13 +87,30 @@ def send(path, shape, *answers, token=None, limit_s=5.0):
 @pytest.mark.parametrize(
     ("shape", "path", "asked", "body"),
     [
-        ("json", "/hook?x=1", "/hook?x=1", {"event": "opened", "rule": "down", "target": "box", "host": "attic"}),
-        ("ntfy", "/my-topic", "/", {"topic": "my-topic", "title": "box: down (attic)", "priority": 4}),
-        ("slack", "/T0/B0/x", "/t0/b0/x", {"text": ":warning: box is down: &lt;refused&gt; &amp; gone (attic)"}),
+        (
+            "json",
+            "/hook?x=1",
+            "/hook?x=1",
+            {"event": "opened", "rule": "down", "target": "box", "host": "attic"},
+        ),
+        (
+            "ntfy",
+            "/my-topic",
+            "/",
+            {"topic": "my-topic", "title": "box: down (attic)", "priority": 4},
+        ),
+        (
+            "slack",
+            "/T0/B0/x",
+            "/t0/b0/x",
+            {"text": ":warning: box is down: &lt;refused&gt; &amp; gone (attic)"},
+        ),
     ],
 )
 def test_a_receiver_gets_its_form_at_its_path_with_the_token(shape, path, asked, body):
-    """A JSON message goes to the root of an ntfy server, and in Slack no markup may call everybody."""
+    """A JSON message goes to the root of an ntfy server, and in Slack no markup may call
+    everybody.
+    """
     receiver, error = send(path, shape, token="t0ken")
     assert error is None
     (head,) = receiver.heads
@@ -114,18 +138,27 @@ def test_one_that_hangs_or_is_not_there_is_given_up_without_a_word_of_its_path()
 
 def command(*argv, limit_s=20.0, secrets=()):
     said = []
-    notifier = notify.Command(argv, {"PATH": os.environ["PATH"]}, notify.Secrets(secrets), said.append, limit_s=limit_s)
+    notifier = notify.Command(
+        argv, {"PATH": os.environ["PATH"]}, notify.Secrets(secrets), said.append, limit_s=limit_s
+    )
     return asyncio.run(notifier.send(NOTICE)), said
 
 
 def test_a_command_gets_the_message_as_one_word_and_one_that_fails_or_is_not_there_is_told_without_secrets():
-    error, said = command("sh", "-c", 'printf "%s|" "$#" "$1" "$2"', "sh", "{message}", "{rule} {target} {event}")
+    error, said = command(
+        "sh", "-c", 'printf "%s|" "$#" "$1" "$2"', "sh", "{message}", "{rule} {target} {event}"
+    )
     assert error is None
     assert said == ['alert.command said="2|box is down: <refused> & gone|down box opened|"']
-    assert command("sh", "-c", "echo broken >&2; exit 3") == ("`sh` ended with code 3", ['alert.command said="broken"'])
+    assert command("sh", "-c", "echo broken >&2; exit 3") == (
+        "`sh` ended with code 3",
+        ['alert.command said="broken"'],
+    )
     error, _ = command("no-such-program-here")
     assert error == "`no-such-program-here` cannot be started: No such file or directory"
-    error, said = command("sh", "-c", "echo sk-12345; head -c 300000 /dev/zero | tr '\\0' x", secrets=["sk-12345"])
+    error, said = command(
+        "sh", "-c", "echo sk-12345; head -c 300000 /dev/zero | tr '\\0' x", secrets=["sk-12345"]
+    )
     assert error is None
     assert said[0].startswith('alert.command said="*** xxx')
     assert len(said[0]) < 1100
@@ -150,7 +183,10 @@ def state_of(pid):
 
 def test_addresses_and_tokens_come_from_variables_and_what_cannot_be_used_is_told_in_the_log():
     wanted = Monitor(webhook_env="HOOK", webhook_token_env="TOKEN", webhook_shape="ntfy")
-    assert str(notify.webhook_of(wanted, {"HOOK": "https://ntfy.sh/t", "TOKEN": "x"})) == "https://ntfy.sh:443"
+    assert (
+        str(notify.webhook_of(wanted, {"HOOK": "https://ntfy.sh/t", "TOKEN": "x"}))
+        == "https://ntfy.sh:443"
+    )
     for env in ({}, {"HOOK": "https://ntfy.sh/t"}, {"HOOK": "secret", "TOKEN": "x"}):
         with pytest.raises(UserError) as caught:
             notify.webhook_of(wanted, env)
@@ -158,9 +194,10 @@ def test_addresses_and_tokens_come_from_variables_and_what_cannot_be_used_is_tol
     assert notify.webhook_of(Monitor(), {}) is None
     said = []
     wanted = Monitor(webhook_env="HOOK", command=("true",))
-    assert [notifier.via for notifier in notify.notifiers_of(wanted, {}, notify.Secrets([]), said.append)] == [
-        "command"
-    ]
+    assert [
+        notifier.via
+        for notifier in notify.notifiers_of(wanted, {}, notify.Secrets([]), said.append)
+    ] == ["command"]
     assert said == ['alert.webhook unusable because="the variable `HOOK` is not set"']
     both = notify.notifiers_of(wanted, {"HOOK": "http://x:1/y"}, notify.Secrets([]), said.append)
     assert [notifier.via for notifier in both] == ["command", "webhook"]
@@ -171,7 +208,10 @@ def test_a_cancelled_command_leaves_nothing_behind(tmp_path):
 
     async def run():
         notifier = notify.Command(
-            ("sh", "-c", f"echo $$ > {pid}; exec sleep 60"), os.environ, notify.Secrets([]), lambda _: None
+            ("sh", "-c", f"echo $$ > {pid}; exec sleep 60"),
+            os.environ,
+            notify.Secrets([]),
+            lambda _: None,
         )
         task = asyncio.ensure_future(notifier.send(NOTICE))
         while not pid.exists() or not pid.read_text():
@@ -185,7 +225,9 @@ def test_a_cancelled_command_leaves_nothing_behind(tmp_path):
         os.kill(int(pid.read_text()), signal.SIGTERM)
 
 
-OVER = Alert(AlertRule.DOWN, "box", 3600.0, "box is down", 2.0, 2.0, 5400.0, "it answers again", id=1)
+OVER = Alert(
+    AlertRule.DOWN, "box", 3600.0, "box is down", 2.0, 2.0, 5400.0, "it answers again", id=1
+)
 NTFY = check_webhook("https://ntfy.sh/my-topic", "ntfy", name="x")
 
 
@@ -198,10 +240,12 @@ def test_an_end_says_how_long_it_was_words_are_filled_in_once_and_the_log_has_on
     assert told["tags"] == ["white_check_mark"]
     assert told["message"] == "box: no longer down after 30 min 00 s: it answers again"
     argv = notify.argv_of(
-        ["notify-send", "{title}", "{message}", "{other} {}", "$(id)", "{value} {closed_at}"], notice()
+        ["notify-send", "{title}", "{message}", "{other} {}", "$(id)", "{value} {closed_at}"],
+        notice(),
     )
     assert argv == ["notify-send", "box: down", DOWN.message, "{other} {}", "$(id)", "2 "]
-    evil = Alert(AlertRule.DOWN, "box", 1.0, "{host} {message}")  # what it brings in is not filled in again
+    # What it brings in is not filled in again.
+    evil = Alert(AlertRule.DOWN, "box", 1.0, "{host} {message}")
     assert notify.argv_of(["{message}"], notice("opened", evil)) == ["{host} {message}"]
     line = notify.log_line(notice("opened", Alert(AlertRule.DISK, None, 1.0, 'a "b"')))
     assert line == "alert.opened rule=disk target=- message=\"a 'b'\""

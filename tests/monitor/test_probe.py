@@ -30,7 +30,9 @@ def _no_fault_is_left(engine):
 
 
 def box(engine, **options):
-    return ProbeTarget("box", engine.url, **{"short_tokens": 16, "long_tokens": 0, "timeout_s": 5.0, **options})
+    return ProbeTarget(
+        "box", engine.url, **{"short_tokens": 16, "long_tokens": 0, "timeout_s": 5.0, **options}
+    )
 
 
 def probe(target, **options):
@@ -62,27 +64,53 @@ def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks():
 
 def test_a_sample_is_the_median_of_its_streams_and_the_sum_of_their_tokens():
     def row(index, first, last, tokens, engine):
-        times = {"started_s": 1.0, "ended_s": last, "first_token_s": first, "last_token_s": last, "first_byte_s": first}
+        times = {
+            "started_s": 1.0,
+            "ended_s": last,
+            "first_token_s": first,
+            "last_token_s": last,
+            "first_byte_s": first,
+        }
         timings = EngineTimings(decode_tok_s=engine)
-        return Request(1, 0, index, "fix", status=200, prompt_tokens=9, output_tokens=tokens, engine=timings, **times)
+        return Request(
+            1,
+            0,
+            index,
+            "fix",
+            status=200,
+            prompt_tokens=9,
+            output_tokens=tokens,
+            engine=timings,
+            **times,
+        )
 
-    rows = [row(0, 1.5, 2.5, 101, 110.0), row(1, 2.0, 4.0, 101, 60.0), row(2, 1.25, 3.25, 41, None)]
+    rows = [
+        row(0, 1.5, 2.5, 101, 110.0),
+        row(1, 2.0, 4.0, 101, 60.0),
+        row(2, 1.25, 3.25, 41, None),
+    ]
     made = probing.sample_of(rows, 77.0, Heat.HOT, ProbeShape.SHORT, 3)
     assert (made.tok_s, made.engine_tok_s, made.ttft_ms) == pytest.approx((50.0, 85.0, 500.0))
-    assert (made.effective_tok_s, made.output_tokens, made.prompt_tokens) == pytest.approx((81.0, 243, 27))
+    assert (made.effective_tok_s, made.output_tokens, made.prompt_tokens) == pytest.approx(
+        (81.0, 243, 27)
+    )
     broken = replace(rows[0], error_kind="cut", error="the stream broke")
     failed = probing.sample_of([broken, *rows[1:]], 77.0, Heat.HOT, ProbeShape.SHORT, 3)
     assert (failed.error_kind, failed.output_tokens) == ("cut", 142)
 
 
 def test_a_few_words_or_one_piece_have_no_speed():
-    """A cloud's model ends when it likes, and a proxy may hold an answer back: both would be nonsense in tok/s."""
+    """A cloud's model ends when it likes, and a proxy may hold an answer back: both would be
+    nonsense in tok/s.
+    """
 
     def row(tokens, arrivals):
         times = {"started_s": 0.0, "ended_s": 3.0, "first_byte_s": 0.5, "arrivals_s": arrivals}
         ends = {"first_token_s": arrivals[0], "last_token_s": arrivals[-1], "prompt_tokens": 9}
         timings = EngineTimings(decode_tok_s=1e6)
-        return Request(1, 0, 0, "fix", status=200, output_tokens=tokens, engine=timings, **times, **ends)
+        return Request(
+            1, 0, 0, "fix", status=200, output_tokens=tokens, engine=timings, **times, **ends
+        )
 
     def speeds(one):
         made = probing.sample_of([one], 77.0, Heat.HOT, ProbeShape.SHORT, 1)
@@ -97,29 +125,53 @@ def test_a_few_words_or_one_piece_have_no_speed():
 def test_what_a_server_says_is_one_plain_line_without_the_key(engine):
     """OpenAI repeats the key that it refuses; others may send what moves a terminal's cursor."""
     row = Request(
-        1, 0, 0, "fix", started_s=0.0, ended_s=1.0, first_byte_s=None, first_token_s=None, last_token_s=None,
-        prompt_tokens=None, output_tokens=None, status=400, error_kind="http_400", error="bad\x1b[2J\0 key sk-hunter2",
-    )  # fmt: skip
+        1,
+        0,
+        0,
+        "fix",
+        started_s=0.0,
+        ended_s=1.0,
+        first_byte_s=None,
+        first_token_s=None,
+        last_token_s=None,
+        prompt_tokens=None,
+        output_tokens=None,
+        status=400,
+        error_kind="http_400",
+        error="bad\x1b[2J\0 key sk-hunter2",
+    )
     fault = probing.fault_of_row(row).without("sk-hunter2")
     assert fault == probing.ProbeFault("http", "HTTP 400: bad [2J key ***")
     assert fault.without(None) is fault
     made, _ = probe(box(engine, model="sk-hunter2", key_env="KEY"), key="sk-hunter2")
-    assert (made.error_kind, "***" in made.error, "hunter2" in made.error) == ("no_model", True, False)
+    assert (made.error_kind, "***" in made.error, "hunter2" in made.error) == (
+        "no_model",
+        True,
+        False,
+    )
 
 
 def test_no_two_prompts_begin_alike_and_the_shortest_is_short():
-    texts = [probing.fresh_prompt(Random(tokens), tokens).text for tokens in (1, 30, 256, 257, 258)]
+    texts = [
+        probing.fresh_prompt(Random(tokens), tokens).text for tokens in (1, 30, 256, 257, 258)
+    ]
     assert len({text[:7] for text in texts}) == 5
     assert len(texts[0]) < 200
 
 
 def test_others_at_the_target_are_seen(engine):
-    """Somebody's long answer is under way when the probe begins, and one's own requests do not count."""
+    """Somebody's long answer is under way when the probe begins, and one's own requests do not
+    count.
+    """
 
     async def beside():
         reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
         body = b'{"model":"fake-model","messages":[{"role":"user","content":"x"}],"max_tokens":4000,"stream":true}'
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            % len(body)
+            + body
+        )
         await asyncio.to_thread(engine.wait_for, running=1)
         made, _ = await probing.probe_target(Due(box(engine), 0, 1, 0.0), **NO_GPU)
         writer.close()
@@ -144,7 +196,9 @@ def test_others_at_the_target_are_seen(engine):
 )
 def test_who_came_and_went_is_found_by_tokens(before, after, own, others):
     assert probing.other_requests(before, after, own) == others
-    assert probing.count_busy('[{"id": 0, "is_processing": true}, {"is_processing": false}, {}]') == 1
+    assert (
+        probing.count_busy('[{"id": 0, "is_processing": true}, {"is_processing": false}, {}]') == 1
+    )
     assert probing.count_busy('{"error": "no"}') is None
 
 
@@ -191,7 +245,10 @@ def test_what_goes_wrong_becomes_a_probe_that_failed(engine, fault, kind):
 def test_a_target_that_fails_in_the_middle_keeps_what_it_brought(engine):
     engine.fault(kind="close-mid", after_tokens=30, times=None)
     made, samples = probe(box(engine, long_tokens=64))
-    assert (made.outcome, [one.error_kind for one in samples]) == (ProbeOutcome.FAILED, [None, None, "cut"])
+    assert (made.outcome, [one.error_kind for one in samples]) == (
+        ProbeOutcome.FAILED,
+        [None, None, "cut"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,7 +270,9 @@ def test_a_probe_that_is_broken_off_says_nothing(engine):
     """Cancelled in the middle: no probe is made up of it, and the engine's slot is free again."""
 
     async def begin():
-        task = asyncio.create_task(probing.probe_target(Due(box(engine, short_tokens=4000), 0, 1, 0.0), **NO_GPU))
+        task = asyncio.create_task(
+            probing.probe_target(Due(box(engine, short_tokens=4000), 0, 1, 0.0), **NO_GPU)
+        )
         await asyncio.to_thread(engine.wait_for, running=1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -236,7 +295,13 @@ class Metered:
             {"temperature_max_c": 61.0, "sm_clock_min_mhz": 1400},
             {"temperature_max_c": 70.0, "sm_clock_min_mhz": None},
         ]
-        told = {"mean_w": 300.0, "max_w": 410.0, "joules": 9.0, "seconds": 0.03, "throttled": ["power cap"]}
+        told = {
+            "mean_w": 300.0,
+            "max_w": 410.0,
+            "joules": 9.0,
+            "seconds": 0.03,
+            "throttled": ["power cap"],
+        }
         return {**told, "source": "NVML energy counter", "gpus": gpus}
 
     def close(self):
@@ -249,7 +314,14 @@ def test_of_a_target_on_this_machine_driver_and_power_are_kept(engine):
     made, _ = probe(box(engine), nvidia=lambda: cards, meter=lambda: meter)
     assert meter.calls == ["begin", "end", "close"]
     assert (made.versions["driver"], made.versions["cuda"]) == ("580.1", "13.0")
-    kept = {name: made.host[name] for name in ("mean_w", "temperature_max_c", "sm_clock_min_mhz", "throttled", "gpus")}
+    kept = {
+        name: made.host[name]
+        for name in ("mean_w", "temperature_max_c", "sm_clock_min_mhz", "throttled", "gpus")
+    }
     assert kept == {
-        "mean_w": 300.0, "temperature_max_c": 70.0, "sm_clock_min_mhz": 1400, "throttled": ["power cap"], "gpus": 2,
-    }  # fmt: skip
+        "mean_w": 300.0,
+        "temperature_max_c": 70.0,
+        "sm_clock_min_mhz": 1400,
+        "throttled": ["power cap"],
+        "gpus": 2,
+    }

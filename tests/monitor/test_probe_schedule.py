@@ -84,13 +84,17 @@ def test_a_clock_set_back_begins_a_new_era_and_a_target_added_anew_was_not_misse
     back = replace(BOX, added_at=NOON + 9 * HOUR, every_s=600.0)
     agenda = schedule.look([back], moment(NOON + 9 * HOUR))
     assert (agenda.missed, [due.era for due in agenda.due]) == ((), [1])
-    schedule, ahead = ProbeSchedule(), replace(BOX, added_at=NOON + 9 * HOUR)
+    schedule = ProbeSchedule()
+    ahead = replace(BOX, added_at=NOON + 9 * HOUR)
     probed(schedule, schedule.look([ahead], moment(NOON)))
     assert schedule.look([ahead], moment(NOON + 60)).due == ()
 
 
 def test_a_restart_goes_on_after_the_last_row_and_a_probe_that_is_lost_is_missed_later():
-    rows = {"box": LastSlot(3, int(NOON // HOUR) - 2, NOON - HOUR), "by-hand": LastSlot(-1, 1_800_000_000, NOON)}
+    rows = {
+        "box": LastSlot(3, int(NOON // HOUR) - 2, NOON - HOUR),
+        "by-hand": LastSlot(-1, 1_800_000_000, NOON),
+    }
     here = replace(BOX, added_at=NOON - 9 * HOUR)
     agenda = ProbeSchedule(rows).look([here, replace(here, name="by-hand")], moment(NOON))
     assert [(gap.target, gap.era, gap.slots) for gap in agenda.missed] == [("box", 3, 1)]
@@ -106,7 +110,9 @@ def test_a_restart_goes_on_after_the_last_row_and_a_probe_that_is_lost_is_missed
 
 
 def test_every_slot_is_covered_once_whatever_happens():
-    """Random months of two targets: late looks, broken-off and lost probes, restarts, sleeps, jumps, another pace."""
+    """Random months of two targets: late looks, broken-off and lost probes, restarts, sleeps,
+    jumps, another pace.
+    """
     seed = secrets.randbelow(1_000_000)
     for number in range(30):
         rows = _month(random.Random(f"{seed}/{number}"))
@@ -116,9 +122,14 @@ def test_every_slot_is_covered_once_whatever_happens():
 
 def _month(rng):
     """Return the rows."""
-    targets = [ProbeTarget(name, "u", every_s=rng.choice([600.0, HOUR]), added_at=NOON) for name in ("a", "b")]
-    wall, awake = NOON, 0.0
-    rows, under_way = [], []
+    targets = [
+        ProbeTarget(name, "u", every_s=rng.choice([600.0, HOUR]), added_at=NOON)
+        for name in ("a", "b")
+    ]
+    wall = NOON
+    awake = 0.0
+    rows = []
+    under_way = []
     schedule = ProbeSchedule()
     for _ in range(300):
         match rng.choices(["look", "sleep", "jump", "restart", "pace"], [90, 4, 3, 3, 1])[0]:
@@ -134,10 +145,14 @@ def _month(rng):
                     last[row.target] = LastSlot(row.era, row.slot + row.slots - 1, row.ended_at)
                 schedule = ProbeSchedule(last)
             case "pace":
-                later = max([wall, *(row.ended_at + 1 for row in rows)])  # else it is not told from the one before
-                targets[0] = replace(targets[0], every_s=rng.choice([600.0, 1200.0, HOUR]), added_at=later)
+                # Else it is not told from the one before.
+                later = max([wall, *(row.ended_at + 1 for row in rows)])
+                targets[0] = replace(
+                    targets[0], every_s=rng.choice([600.0, 1200.0, HOUR]), added_at=later
+                )
         passed = rng.uniform(1, 900)
-        wall, awake = wall + passed, awake + passed
+        wall = wall + passed
+        awake = awake + passed
         while under_way and rng.random() < 0.7:
             due = under_way.pop()
             row = replace(row_of(due), ended_at=wall)

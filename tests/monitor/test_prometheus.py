@@ -28,7 +28,9 @@ SAMPLE = re.compile(rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? (-?[0-9.]+(?:e[
 
 def parsed(text):
     """{name with labels: value}; an AssertionError where it is not the text format, 0.0.4."""
-    families, found, name = set(), {}, None
+    families = set()
+    found = {}
+    name = None
     for line in text.decode().splitlines():
         if head := re.fullmatch(rf"# HELP ({NAME}) [^\\]*", line):
             name = head[1]
@@ -53,7 +55,9 @@ def box(series):
 
 def probed(series, hours_ago, *, target="box", running=0, **figures):
     at = NOW - hours_ago * HOUR_S
-    probe = Probe(target, 0, int(at // HOUR_S), at, at + 5, ProbeOutcome.DONE, started_at=at, running=running)
+    probe = Probe(
+        target, 0, int(at // HOUR_S), at, at + 5, ProbeOutcome.DONE, started_at=at, running=running
+    )
     series.append_probe(probe, [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, **figures)])
 
 
@@ -62,7 +66,13 @@ def of_box(metric):
 
 
 def test_the_last_value_and_the_median_of_seven_days_are_told(series, box):
-    for hours, speed in ((200, 1.0), (30, 80.0), (20, 90.0), (10, 100.0), (1, 70.0)):  # the first one is too old
+    for hours, speed in (
+        (200, 1.0),
+        (30, 80.0),
+        (20, 90.0),
+        (10, 100.0),
+        (1, 70.0),
+    ):  # the first one is too old
         probed(series, hours, tok_s=speed, ttft_ms=250.0)
     found = parsed(metrics_page(series, NOW))
     assert found[of_box("skep_monitor_tokens_per_second")] == 70
@@ -112,5 +122,7 @@ def test_the_page_names_every_metric_and_no_other(series, box):
     probed(series, 1, tok_s=50.0)
     series.open_alert(Alert(AlertRule.DOWN, "box", NOW, "it is down"))
     own = {key.partition("{")[0] for key in parsed(metrics_page(series, NOW))}
-    own = {re.sub(r"_(median|mad)_7d$", "", name) for name in own} | {name for name, _ in METRIC_NAMES.values()}
+    own = {re.sub(r"_(median|mad)_7d$", "", name) for name in own} | {
+        name for name, _ in METRIC_NAMES.values()
+    }
     assert set(re.findall(r"^\| `(skep_monitor_[a-z0-9_]+)`", PAGE, re.MULTILINE)) == own

@@ -1,4 +1,6 @@
-"""The short form of benchmarks/soak_month.py: a day of watching with kills, sleeps, clock jumps and a full disk."""
+"""The short form of benchmarks/soak_month.py: a day of watching with kills, sleeps, clock jumps
+and a full disk.
+"""
 
 import secrets
 import sys

@@ -1,4 +1,6 @@
-"""Agents that ask an endpoint without a pause, with the real client, and account for every request."""
+"""Agents that ask an endpoint without a pause, with the real client, and account for every
+request.
+"""
 
 import asyncio
 import threading
@@ -15,7 +17,8 @@ MODEL = "smollm2-135m"
 class Account:
     begun: int = 0
     answered: int = 0
-    refused: Counter = field(default_factory=Counter)  # by what the client raised, before any part of an answer
+    # By what the client raised, before any part of an answer.
+    refused: Counter = field(default_factory=Counter)
     cut: Counter = field(default_factory=Counter)  # after a part of it
     ended_at: list = field(default_factory=list)
 
@@ -25,12 +28,18 @@ class Account:
 
 
 class Agents:
-    """`with Agents(url, 8) as agents:` asks until the block ends; then waits for what is under way."""
+    """`with Agents(url, 8) as agents:` asks until the block ends; then waits for what is under
+    way.
+    """
 
     def __init__(self, url, count, *, tokens=24, stream=True, api_key="none"):
         self.account = Account()
-        self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=120.0)
-        self._count, self._tokens, self._stream = count, tokens, stream
+        self._client = openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=120.0
+        )
+        self._count = count
+        self._tokens = tokens
+        self._stream = stream
         self._over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._all()), daemon=True)
 
@@ -45,7 +54,8 @@ class Agents:
 
     def until_answered(self, more, timeout_s=120.0):
         """So many more answers than there are now."""
-        wanted, deadline = self.account.answered + more, time.monotonic() + timeout_s
+        wanted = self.account.answered + more
+        deadline = time.monotonic() + timeout_s
         while self.account.answered < wanted and time.monotonic() < deadline:
             time.sleep(0.05)
         assert self.account.answered >= wanted, self.account
@@ -64,7 +74,9 @@ class Agents:
                 asked = {"model": MODEL, "max_tokens": self._tokens, "temperature": 0.0}
                 words = [{"role": "user", "content": f"Agent {number}, turn {turn}: count."}]
                 if self._stream:
-                    answer = await self._client.chat.completions.create(messages=words, stream=True, **asked)
+                    answer = await self._client.chat.completions.create(
+                        messages=words, stream=True, **asked
+                    )
                     begun = True  # the head of an answer is a part of it: it cannot be taken back
                     async for _ in answer:
                         pass

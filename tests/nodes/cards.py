@@ -1,4 +1,6 @@
-"""Nodes with cards that are not there: each has its own `nvidia-smi` and a program that speaks as SGLang does."""
+"""Nodes with cards that are not there: each has its own `nvidia-smi` and a program that speaks as
+SGLang does.
+"""
 
 import os
 from pathlib import Path
@@ -6,7 +8,8 @@ from pathlib import Path
 from skep.testing.speakers import write_program
 
 COLUMNS = (
-    "index, name, memory.total [MiB], compute_cap, pcie.link.gen.current, pcie.link.gen.max, pcie.link.width.current, "
+    "index, name, memory.total [MiB], compute_cap, pcie.link.gen.current, "
+    "pcie.link.gen.max, pcie.link.width.current, "
     "pcie.link.width.max, power.limit [W], driver_version"
 )
 SMI = """#!/bin/sh
@@ -22,9 +25,14 @@ class Cards:
     """Of one node, in a folder of its own. `used_mib`: what nvidia-smi says of each."""
 
     def __init__(self, folder, name, mib, count, capability="8.6"):
-        self.folder, self._mib, self._count = Path(folder), mib, count
+        self.folder = Path(folder)
+        self._mib = mib
+        self._count = count
         self.folder.mkdir(parents=True)
-        rows = [f"{n}, {name}, {mib} MiB, {capability}, 4, 4, 16, 16, 300.00 W, 570.1" for n in range(count)]
+        rows = [
+            f"{n}, {name}, {mib} MiB, {capability}, 4, 4, 16, 16, 300.00 W, 570.1"
+            for n in range(count)
+        ]
         (self.folder / "cards.csv").write_text("\n".join([COLUMNS, *rows, ""]))
         self.hold([0] * count)
         program = self.folder / "nvidia-smi"
@@ -35,7 +43,9 @@ class Cards:
     def hold(self, used_mib):
         """Somebody else does, card by card."""
         rows = [f"{number}, {self._mib}, {used}" for number, used in enumerate(used_mib)]
-        (self.folder / "memory.csv").write_text("\n".join(["index, memory.total [MiB], memory.used [MiB]", *rows, ""]))
+        (self.folder / "memory.csv").write_text(
+            "\n".join(["index, memory.total [MiB], memory.used [MiB]", *rows, ""])
+        )
 
     @property
     def env(self):
@@ -48,5 +58,7 @@ class Cards:
 def variable_of(pid, name):
     """What a process was started with; None: it was not set."""
     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    found = [word.partition(b"=")[2].decode() for word in words if word.startswith(name.encode() + b"=")]
+    found = [
+        word.partition(b"=")[2].decode() for word in words if word.startswith(name.encode() + b"=")
+    ]
     return found[-1] if found else None

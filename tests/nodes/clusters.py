@@ -1,4 +1,6 @@
-"""Real Ray clusters on this machine, and installations of skep: each a set of folders with commands of its own."""
+"""Real Ray clusters on this machine, and installations of skep: each a set of folders with
+commands of its own.
+"""
 
 import contextlib
 import json
@@ -27,8 +29,15 @@ class Nodes:
 
         self.env = env
         self._nodes = {}
-        args = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": STORE_BYTES, "node_name": "head"}
-        self._cluster = Cluster(initialize_head=True, head_node_args={**args, "include_dashboard": False})
+        args = {
+            "num_cpus": 0,
+            "num_gpus": 0,
+            "object_store_memory": STORE_BYTES,
+            "node_name": "head",
+        }
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={**args, "include_dashboard": False}
+        )
         self.address = self._cluster.address
 
     def add(self, *names, **args):
@@ -76,7 +85,9 @@ class Installation:
         argv = [sys.executable, "-m", "skep", *args]
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout)
         if check:
-            assert done.returncode == 0, f"skep {' '.join(args)}: {done.stdout[-1000:]}{done.stderr[-3000:]}"
+            assert done.returncode == 0, (
+                f"skep {' '.join(args)}: {done.stdout[-1000:]}{done.stderr[-3000:]}"
+            )
         return done
 
     def up(self, *args):
@@ -100,7 +111,9 @@ def until(what, timeout_s=PATIENCE_S, every_s=0.2):
 
 
 def processes(words, folder):
-    """Pids of processes whose command line has these words and whose environment names that folder."""
+    """Pids of processes whose command line has these words and whose environment names that
+    folder.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -124,18 +137,28 @@ def _parent(pid):
 
 def ready(one, count):
     rows = [row for row in one.rows().values() if row["kind"] == "replica"]
-    return rows if len(rows) == count and all(row["state"] == "ready" for row in rows) else []
+    if len(rows) == count and all(row["state"] == "ready" for row in rows):
+        return rows
+    return []
 
 
 def chat(url, **more):
-    asked = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}], **more}
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
+    asked = {
+        "model": MODEL,
+        "max_tokens": 8,
+        "messages": [{"role": "user", "content": "Say hello."}],
+        **more,
+    }
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0
+    ) as client:
         return client.chat.completions.create(**asked)
 
 
 def engines_left():
     """Engines that an actor of ours started, by what their guards wrote into their environment."""
-    mark, found = f"{os.environ['XDG_STATE_HOME']}/skep/logs/posts/", []
+    mark = f"{os.environ['XDG_STATE_HOME']}/skep/logs/posts/"
+    found = []
     for pid in (path.name for path in Path("/proc").glob("[0-9]*")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:

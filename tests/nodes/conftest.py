@@ -1,4 +1,7 @@
-"""Real Ray clusters on this machine: several raylets, each a node. `make test-ray` runs what is here."""
+"""Real Ray clusters on this machine: several raylets, each a node.
+
+`make test-ray` runs what is here.
+"""
 
 import os
 from importlib.util import find_spec

@@ -1,8 +1,8 @@
-"""Machines made of Linux namespaces: each has its own network, processes, name and folders, and a cable to one switch.
+"""Machines made of Linux namespaces: each has its own network, processes, name and folders, and a
+cable to one switch.
 
-Nothing of this machine's own network is touched. Each is held by one process that reads from us: when we end, however
-that is, it ends, and with it everything that runs in its namespace.
-"""
+Nothing of this machine's own network is touched. Each is held by one process that reads from us:
+when we end, however that is, it ends, and with it everything that runs in its namespace."""
 
 import contextlib
 import ctypes
@@ -26,8 +26,12 @@ CLONE_NEWNET = 0x40000000
 NETWORK = "10.0.0"  # as in docs/cluster.md; it exists in the namespaces only
 RAY_TRIES = 3  # Ray gives a node 15 s to start, whatever else the machine has to do
 _SPACES = ("--net", "--pid", "--mount", "--uts")
-# Its first process buries the orphans, as that of a machine does: Ray's workers look whether their raylet is there.
-_INIT = "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('up', flush=True); sys.stdin.read()"
+# Its first process buries the orphans, as that of a machine does: Ray's workers look whether their
+# raylet is there.
+_INIT = (
+    "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('up', "
+    "flush=True); sys.stdin.read()"
+)
 _SETUP = 'hostname "$0" && ip link set lo up && exec "$1" -S -c "$2"'
 
 
@@ -46,13 +50,17 @@ def cannot():
 
 
 class Box:
-    """Namespaces, and the process that holds them: when it ends, all that runs in them is killed."""
+    """Namespaces, and the process that holds them:
+    when it ends, all that runs in them is killed.
+    """
 
     def __init__(self, name):
         self.name = name
         argv = ["unshare", *_SPACES, "--fork", "--kill-child", "--mount-proc"]
         argv += ["sh", "-c", _SETUP, name, sys.executable, _INIT]
-        self._holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self._holder = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         said = self._holder.stdout.readline()
         if said != b"up\n":
             self.close()
@@ -85,18 +93,27 @@ class Box:
 
 
 class Machine(Installation):
-    """An installation's commands, run inside. `address`: of its one cable; all that it writes lies in one folder."""
+    """An installation's commands, run inside.
+
+    `address`: of its one cable; all that it writes lies in one folder.
+    """
 
     def __init__(self, box, address, home, env):
         super().__init__(home, env)
-        self.box, self.address, self.name = box, address, box.name
+        self.box = box
+        self.address = address
+        self.name = box.name
         self.env["XDG_RUNTIME_DIR"] = self.env["TMPDIR"] = str(self.home)
 
     def run(self, *args, timeout=PATIENCE_S, check=True, told=None):
         argv = self.box.inside(sys.executable, "-m", "skep", *args)
-        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout, input=told)
+        done = subprocess.run(
+            argv, env=self.env, capture_output=True, text=True, timeout=timeout, input=told
+        )
         if check:
-            assert done.returncode == 0, f"skep {' '.join(args)}: {done.stdout[-1000:]}{done.stderr[-3000:]}"
+            assert done.returncode == 0, (
+                f"skep {' '.join(args)}: {done.stdout[-1000:]}{done.stderr[-3000:]}"
+            )
         return done
 
     def cluster(self, *args, told=None):
@@ -110,7 +127,9 @@ class Machine(Installation):
 
     def processes(self, words):
         """Command lines, by the numbers that they have inside."""
-        told = subprocess.run(self.box.inside("ps", "-eo", "pid=,args="), capture_output=True, text=True, timeout=20)
+        told = subprocess.run(
+            self.box.inside("ps", "-eo", "pid=,args="), capture_output=True, text=True, timeout=20
+        )
         rows = (line.strip().partition(" ") for line in told.stdout.splitlines())
         return {int(pid): line for pid, _, line in rows if words in line}
 
@@ -129,14 +148,26 @@ class Machine(Installation):
         return {pid for pid, line in found.items() if "skep.supervisor.process_guard" not in line}
 
     def reaches(self, other):
-        """Those of the other's listeners, wherever they are bound, that a connection from here is accepted by."""
-        return {port for _, port in other.listeners() if within(self.box, lambda port=port: _accepts(other, port))}
+        """Those of the other's listeners, wherever they are bound, that a connection from here is
+        accepted by.
+        """
+        return {
+            port
+            for _, port in other.listeners()
+            if within(self.box, lambda port=port: _accepts(other, port))
+        }
 
     def chat(self, **more):
-        asked = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]}
+        asked = {
+            "model": MODEL,
+            "max_tokens": 8,
+            "messages": [{"role": "user", "content": "Say hello."}],
+        }
 
         def ask():
-            with openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
+            with openai.OpenAI(
+                base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60.0
+            ) as client:
                 return client.chat.completions.create(**asked, **more)
 
         return within(self.box, ask)
@@ -158,7 +189,8 @@ class Room:
     """The machines of one test, their switch, and their cables."""
 
     def __init__(self, folders, env):
-        self._folders, self._env = folders, env
+        self._folders = folders
+        self._env = env
         self._stack = contextlib.ExitStack()
         self._switch = self._stack.enter_context(Box("switch"))
         self._switch.sh("ip link add br0 type bridge")
@@ -172,7 +204,9 @@ class Room:
         self._switch.sh(f"ip link set to-{name} master br0 up")
         box.sh(f"ip addr add {NETWORK}.{number}/24 dev eth0")
         box.sh("ip link set eth0 up")
-        made = self.machines[name] = Machine(box, f"{NETWORK}.{number}", self._folders(name), self._env)
+        made = self.machines[name] = Machine(
+            box, f"{NETWORK}.{number}", self._folders(name), self._env
+        )
         return made
 
     def pull(self, name):

@@ -1,4 +1,6 @@
-"""Replica actors on a real cluster without a gateway: over, cancelled, failed, and on nodes that come back."""
+"""Replica actors on a real cluster without a gateway: over, cancelled, failed, and on nodes that
+come back.
+"""
 
 import asyncio
 import os
@@ -17,7 +19,16 @@ from skep.paths import user_paths
 from skep.supervisor.lifecycle import RestartPolicy
 
 pytestmark = pytest.mark.ray
-ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=PlacementRequest(cpus=1.0))
+ONE = Launch(
+    "m-0",
+    "fake",
+    "m",
+    None,
+    slots=2,
+    context_tokens=100,
+    threads=1,
+    place=PlacementRequest(cpus=1.0),
+)
 PATIENCE_S = 60.0
 
 
@@ -60,7 +71,9 @@ def row_when(actors, state, name="m-0", **more):
 
     def found():
         row = row_of(actors, name)
-        right = row and row["state"] == state and all(row[key] == value for key, value in more.items())
+        right = (
+            row and row["state"] == state and all(row[key] == value for key, value in more.items())
+        )
         return row if right else None
 
     row = until(found, PATIENCE_S)
@@ -74,11 +87,15 @@ def ensure(actors, launch, said=None):
 
 
 def test_an_actor_that_is_over_gives_way_to_a_new_one(actors):
-    """An engine that was ended while the head was lost: its actor and its place are still there."""
+    """An engine that was ended while the head was lost:
+    its actor and its place are still there.
+    """
     ensure(actors, ONE)
     before = row_when(actors, "ready")
     ensure(actors, ONE)
-    assert row_when(actors, "ready")["incarnation"] == before["incarnation"], "one that stands is left alone"
+    assert row_when(actors, "ready")["incarnation"] == before["incarnation"], (
+        "one that stands is left alone"
+    )
     asyncio.run(actors.end("m-0", headless=True))
     assert actors.all_names() == ["m-0"]
     ensure(actors, ONE)
@@ -115,7 +132,10 @@ def test_a_node_that_was_started_anew_gets_its_replica_back(nodes, actors):
     ensure(actors, bound)
     before = row_when(actors, "ready", node="b")
     nodes.kill("b")
-    assert until(lambda: not any(node["Alive"] and node["NodeName"] == "b" for node in ray.nodes()), PATIENCE_S)
+    assert until(
+        lambda: not any(node["Alive"] and node["NodeName"] == "b" for node in ray.nodes()),
+        PATIENCE_S,
+    )
     nodes.add("b")
 
     def again():
@@ -164,7 +184,9 @@ def test_an_actor_that_nobody_asks_begins_and_belongs_to_one_gateway(actors):
     ensure(actors, ONE)
 
     def failed():
-        return asyncio.run(actors.ask("m-0", "describe"))["row"]["why"] == "not healthy within 0.01 s"
+        return (
+            asyncio.run(actors.ask("m-0", "describe"))["row"]["why"] == "not healthy within 0.01 s"
+        )
 
     assert until(failed, PATIENCE_S)
     assert [asyncio.run(actors.ask("m-0", "claim", gateway)) for gateway in "ab"] == ["a", "a"]

@@ -1,4 +1,6 @@
-"""Ray as `skep cluster` starts it: where it listens, who is let in, and that only our own processes are ended."""
+"""Ray as `skep cluster` starts it: where it listens, who is let in, and that only our own
+processes are ended.
+"""
 
 import json
 import random
@@ -61,8 +63,11 @@ def processes(machine):
 
 def listeners(machine):
     """(process, address, port) of each of its TCP listeners."""
-    names, found = processes(machine), []
-    for line in subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines():
+    names = processes(machine)
+    found = []
+    for line in subprocess.run(
+        ["ss", "-Hltnp"], capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         address, _, port = line.split()[3].rpartition(":")
         held_by = [names[int(pid)] for pid in re.findall(r"pid=(\d+)", line) if int(pid) in names]
         found += [(name, address.strip("[]"), int(port)) for name in held_by]
@@ -82,7 +87,8 @@ def asked(address, env, **auth):
 
 
 def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole(machine):
-    one, port = machine(), first_port()
+    one = machine()
+    port = first_port()
     done = one.run("cluster", "start", "--port", str(port), "--name", "alone", "--json")
     told = json.loads(done.stdout)
     assert (told["head"], told["name"]) == (f"127.0.0.1:{port}", "alone")
@@ -90,7 +96,12 @@ def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole
     assert "mark" not in told
 
     (node,) = json.loads(one.run("cluster", "status", "--json").stdout)["nodes"]
-    assert (node["name"], node["alive"], node["here"], node["replicas"]) == ("alone", True, True, [])
+    assert (node["name"], node["alive"], node["here"], node["replicas"]) == (
+        "alone",
+        True,
+        True,
+        [],
+    )
 
     found = listeners(one)
     assert {name for name, _, _ in found} >= {"gcs_server", "raylet"}
@@ -112,14 +123,30 @@ def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole
     mark = read_node(user_paths(one.env)).mark
     assert "stopped: the head" in one.run("cluster", "stop").stderr
     assert ray_processes.marked(mark) == {}
-    assert one.run("cluster", "status", "--cluster", f"127.0.0.1:{port}", check=False).returncode == 1
+    assert (
+        one.run("cluster", "status", "--cluster", f"127.0.0.1:{port}", check=False).returncode == 1
+    )
 
 
 def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
-    """Two addresses of loopback stand for two machines. Ray listens on all interfaces then: it is said."""
-    head, node, port = machine(), machine(), first_port()
+    """Two addresses of loopback stand for two machines.
+
+    Ray listens on all interfaces then: it is said.
+    """
+    head = machine()
+    node = machine()
+    port = first_port()
     said = head.run(
-        "cluster", "start", "--address", "127.0.0.2", "--port", str(port), "--name", "a", "--cpus", "1"
+        "cluster",
+        "start",
+        "--address",
+        "127.0.0.2",
+        "--port",
+        str(port),
+        "--name",
+        "a",
+        "--cpus",
+        "1",
     ).stderr
     assert f"127.0.0.2:{port}" in said
     assert "warning: Ray listens on every interface" in said
@@ -127,11 +154,18 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
     with_ip = ["--address", "127.0.0.3", "--port", str(first_port()), "--name", "b"]
 
     bare = node.run("cluster", "join", address, *with_ip, check=False)
-    assert (bare.returncode, f"the token of the cluster at {address} is not stored here" in bare.stderr) == (2, True)
+    assert (
+        bare.returncode,
+        f"the token of the cluster at {address} is not stored here" in bare.stderr,
+    ) == (2, True)
     (node.home / "token").write_text("0123456789abcdef0123456789abcdef")
-    wrong = node.run("cluster", "join", address, *with_ip, "--token-file", str(node.home / "token"), check=False)
+    wrong = node.run(
+        "cluster", "join", address, *with_ip, "--token-file", str(node.home / "token"), check=False
+    )
     assert (wrong.returncode, "its token differs" in wrong.stderr) == (1, True)
-    assert node.run("cluster", "token", check=False).returncode == 2, "what was refused is not kept"
+    assert node.run("cluster", "token", check=False).returncode == 2, (
+        "what was refused is not kept"
+    )
     assert asked(address, node.env, RAY_AUTH_MODE="disabled") == "AuthenticationError"
     wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}
     assert asked(address, node.env, **wrong) == "AuthenticationError"
@@ -147,7 +181,10 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
 
     for who, here in ((head, "a"), (node, "b")):
         told = json.loads(who.run("cluster", "status", "--json").stdout)
-        assert {row["name"]: row["here"] for row in told["nodes"]} == {"a": here == "a", "b": here == "b"}
+        assert {row["name"]: row["here"] for row in told["nodes"]} == {
+            "a": here == "a",
+            "b": here == "b",
+        }
 
     head.run("cluster", "stop")
     lost = node.run("cluster", "status", check=False)

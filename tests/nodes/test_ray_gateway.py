@@ -1,4 +1,6 @@
-"""One gateway a hive: a second one is refused, a killed one comes back; and what must cost no answer."""
+"""One gateway a hive: a second one is refused, a killed one comes back; and what must cost no
+answer.
+"""
 
 import contextlib
 import os
@@ -41,13 +43,19 @@ def stopped(one):
 
 def test_a_second_hive_of_that_name_is_refused(nodes, up_on, install):
     up_on("b", "c")
-    told = install().run(*UP, "--replicas", "1", "--cluster", nodes.address, "--port", "0", "-d", check=False)
-    assert (told.returncode, "a deployment `skep` runs in this cluster" in told.stderr) == (1, True), told.stderr
+    told = install().run(
+        *UP, "--replicas", "1", "--cluster", nodes.address, "--port", "0", "-d", check=False
+    )
+    assert (told.returncode, "a deployment `skep` runs in this cluster" in told.stderr) == (
+        1,
+        True,
+    ), told.stderr
     assert "if the other skep was killed, try again in 8 s" in told.stderr
 
 
 def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, up_on, install):
-    first, second = up_on("b"), install()
+    first = up_on("b")
+    second = install()
     (before,) = ready(first, 1)
     killed(first)
     until(lambda: False, OWNED_S)
@@ -57,9 +65,12 @@ def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, up
     assert chat(second.url).usage.completion_tokens
 
 
-def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_other_serves_alone(nodes, up_on, install):
+def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_other_serves_alone(
+    nodes, up_on, install
+):
     """It ended the new one's replicas, and until then both placed and ended against each other."""
-    first, second = up_on("b", replicas=2), install()
+    first = up_on("b", replicas=2)
+    second = install()
     with stopped(first):
         until(lambda: False, OWNED_S + 1)
         second.up(*UP, "--replicas", "1", "--cluster", nodes.address)
@@ -68,7 +79,9 @@ def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_othe
     with Agents(second.url, 2) as agents:
         agents.until_answered(2)
         assert until(lambda: not first.rows(), 30.0), first.run("ps").stdout
-        assert "a deployment `skep` runs in this cluster already" in first.run("logs", "skep").stdout
+        assert (
+            "a deployment `skep` runs in this cluster already" in first.run("logs", "skep").stdout
+        )
         until(lambda: False, 2 * MEND_EVERY_S)
         agents.until_answered(4)
     assert agents.account.answered == agents.account.begun, agents.account

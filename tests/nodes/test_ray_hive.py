@@ -1,4 +1,6 @@
-"""One hive on a real cluster: up, spread, asked, drained, scaled, down; and what a dead node or a dead engine costs."""
+"""One hive on a real cluster: up, spread, asked, drained, scaled, down; and what a dead node or a
+dead engine costs.
+"""
 
 import json
 import os
@@ -22,7 +24,10 @@ def test_a_hive_on_three_nodes_serves_drains_scales_and_leaves_nothing_behind(no
     assert len(told.splitlines()) == 3
 
     one.run("drain", f"{MODEL}-0", "--wait")
-    assert [one.rows()[f"{MODEL}-{number}"]["state"] for number in range(2)] == ["draining", "ready"]
+    assert [one.rows()[f"{MODEL}-{number}"]["state"] for number in range(2)] == [
+        "draining",
+        "ready",
+    ]
     assert chat(one.url).usage.completion_tokens
     one.run("undrain", f"{MODEL}-0")
 
@@ -50,7 +55,10 @@ def test_an_engine_that_dies_is_started_anew_where_it_stands(up_on):
 
 
 def test_a_node_killed_under_load_loses_no_request_and_its_replica_moves(nodes, up_on):
-    """Every request ends exactly once: answered, or told so. What had not begun to answer is tried elsewhere."""
+    """Every request ends exactly once: answered, or told so.
+
+    What had not begun to answer is tried elsewhere.
+    """
     one = up_on("b", "c", "d", replicas=2)
     rows = ready(one, 2)
     lost = rows[0]["node"]
@@ -76,7 +84,9 @@ def test_a_reload_ends_no_engine_and_what_cannot_be_is_refused(nodes, install, t
 
     def write(deadline, more=""):
         serve = f'[[serve]]\nmodel = "m"\nengine = "fake"\nslots = 2\nreplicas = 2\n{more}'
-        config.write_text(f'start_deadline = "{deadline}"\n{serve}\n[cluster]\naddress = "{nodes.address}"\n')
+        config.write_text(
+            f'start_deadline = "{deadline}"\n{serve}\n[cluster]\naddress = "{nodes.address}"\n'
+        )
 
     write("60s")
     one = install()
@@ -84,11 +94,20 @@ def test_a_reload_ends_no_engine_and_what_cannot_be_is_refused(nodes, install, t
     before = {row["name"]: row for row in ready(one, 2)}
     write("60s", "on_demand = true")
     refused = one.run("reload", check=False)
-    assert (refused.returncode, "`m` on a cluster cannot be loaded on demand" in refused.stderr) == (2, True)
+    assert (
+        refused.returncode,
+        "`m` on a cluster cannot be loaded on demand" in refused.stderr,
+    ) == (2, True)
     write("10ms", "reserve = 1\npinned = true")
-    assert "start_deadline" in one.run("reload", "--wait").stderr, "their actors have what they were created with"
+    assert "start_deadline" in one.run("reload", "--wait").stderr, (
+        "their actors have what they were created with"
+    )
     assert {row["pid"] for row in ready(one, 2)} == {row["pid"] for row in before.values()}
     os.kill(worker_of(before["m-0"]["pid"]), signal.SIGKILL)
-    assert until(lambda: one.rows()["m-0"]["pid"] != before["m-0"]["pid"] and ready(one, 2)), one.run("ps").stdout
+    assert until(lambda: one.rows()["m-0"]["pid"] != before["m-0"]["pid"] and ready(one, 2)), (
+        one.run("ps").stdout
+    )
     one.run("restart", "m-1")
-    assert until(lambda: one.rows()["m-1"]["pid"] != before["m-1"]["pid"] and ready(one, 2)), one.run("ps").stdout
+    assert until(lambda: one.rows()["m-1"]["pid"] != before["m-1"]["pid"] and ready(one, 2)), (
+        one.run("ps").stdout
+    )

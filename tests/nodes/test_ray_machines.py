@@ -1,4 +1,6 @@
-"""A cluster of machines with networks of their own: docs/cluster.md as it is written, a pulled cable, a lost head."""
+"""A cluster of machines with networks of their own: docs/cluster.md as it is written, a pulled
+cable, a lost head.
+"""
 
 import json
 import re
@@ -63,7 +65,10 @@ address = "auto"
 
 
 def nodes(one):
-    return {row["name"]: row for row in json.loads(one.run("cluster", "status", "--json").stdout)["nodes"]}
+    return {
+        row["name"]: row
+        for row in json.loads(one.run("cluster", "status", "--json").stdout)["nodes"]
+    }
 
 
 def test_the_five_commands_serve_on_three_machines_and_what_listens_is_as_documented(three):
@@ -91,7 +96,9 @@ def test_the_five_commands_serve_on_three_machines_and_what_listens_is_as_docume
         assert (machine.address, 6382) in found
         wide = {port for address, port in found if address in EVERYWHERE}
         assert wide >= {6380, 6381} | ({6379} if machine is a else set())
-        assert all(port <= 6381 or ports.workers[0] <= port <= ports.workers[1] for port in wide), wide
+        assert all(
+            port <= 6381 or ports.workers[0] <= port <= ports.workers[1] for port in wide
+        ), wide
 
     assert len(a.run("logs", f"{MODEL}-1", "-n", "3").stdout.splitlines()) == 3
     a.run("drain", f"{MODEL}-0", "--wait")
@@ -106,13 +113,17 @@ def test_the_five_commands_serve_on_three_machines_and_what_listens_is_as_docume
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="there is no nft here")
-def test_behind_the_documented_firewall_a_stranger_reaches_nothing_and_the_cluster_works_on(room, three):
+def test_behind_the_documented_firewall_a_stranger_reaches_nothing_and_the_cluster_works_on(
+    room, three
+):
     a, *_ = three
     stranger = room.add("d")
     a.up("up", "--embedded", *SIZES, "--replicas", "2", "--cluster", "auto")
     for machine in three:
         assert stranger.reaches(machine) >= {6380, 6381}
-    (lines,) = re.findall(r"```text\n(table inet skep_cluster .*?)```", DOCS.read_text(), re.DOTALL)
+    (lines,) = re.findall(
+        r"```text\n(table inet skep_cluster .*?)```", DOCS.read_text(), re.DOTALL
+    )
     for machine in three:
         apply = machine.box.inside("nft", "-f", "-")
         subprocess.run(apply, input=lines, text=True, check=True, timeout=20)
@@ -123,8 +134,13 @@ def test_behind_the_documented_firewall_a_stranger_reaches_nothing_and_the_clust
     assert len(ready(a, 3)) == 3
 
 
-def test_a_pulled_cable_costs_no_request_its_end_and_the_old_engine_ends_when_it_is_back(room, three, config):
-    """Nothing is closed then: both sides believe in the connection. What was under way there is taken back."""
+def test_a_pulled_cable_costs_no_request_its_end_and_the_old_engine_ends_when_it_is_back(
+    room, three, config
+):
+    """Nothing is closed then: both sides believe in the connection.
+
+    What was under way there is taken back.
+    """
     a, b, c = three
     a.up("up", "--config", config)
     assert {row["node"] for row in ready(a, 2)} == {"b", "c"}
@@ -151,15 +167,19 @@ def test_a_pulled_cable_costs_no_request_its_end_and_the_old_engine_ends_when_it
         assert (row["node"], row["slots"]) == ("b", 2)
         assert row["busy"] <= 2
     assert len(b.engines()) == 2
-    assert until(lambda: not c.processes("raylet/raylet") and not c.processes("ray::ReplicaActor"), 90.0), (
-        "Ray gave it up"
-    )
+    assert until(
+        lambda: not c.processes("raylet/raylet") and not c.processes("ray::ReplicaActor"), 90.0
+    ), "Ray gave it up"
     c.cluster("join", HEAD, "--cpus", "2")
     assert nodes(a)["c"]["alive"]
 
 
-def test_a_gateway_that_is_cut_off_serves_from_its_own_machine_and_has_all_again_after_a_join(room, config):
-    """Its replica cannot move, for there is no room: it waits, and its slots are nobody else's meanwhile."""
+def test_a_gateway_that_is_cut_off_serves_from_its_own_machine_and_has_all_again_after_a_join(
+    room, config
+):
+    """Its replica cannot move, for there is no room: it waits, and its slots are nobody else's
+    meanwhile.
+    """
     a, b, c = (room.add(name) for name in "abc")
     a.cluster("start", "--address", a.address, "--cpus", "0")
     token = a.run("cluster", "token").stdout
@@ -175,19 +195,29 @@ def test_a_gateway_that_is_cut_off_serves_from_its_own_machine_and_has_all_again
         assert until(lambda: not nodes(a)["b"]["alive"], 60.0)
         assert (len(b.engines()), len(c.engines())) == (1, 1), "nothing stands twice"
         room.plug("b")
-        assert until(lambda: not b.processes("raylet/raylet") and not b.engines(), 90.0), "Ray gave it up"
+        assert until(lambda: not b.processes("raylet/raylet") and not b.engines(), 90.0), (
+            "Ray gave it up"
+        )
         agents.until_answered(2)
         b.cluster("join", HEAD, "--cpus", "1")
-        assert until(lambda: {row["node"] for row in ready(b, 2)} == {"b", "c"} and b.engines()), b.run("ps").stdout
+        assert until(lambda: {row["node"] for row in ready(b, 2)} == {"b", "c"} and b.engines()), (
+            b.run("ps").stdout
+        )
         agents.until_answered(3)
     assert agents.account.ended == agents.account.begun
     assert sum(agents.account.refused.values()) == 0, agents.account
-    assert sum(agents.account.cut.values()) <= 4, "what was under way where the machine could not go on"
+    assert sum(agents.account.cut.values()) <= 4, (
+        "what was under way where the machine could not go on"
+    )
     assert (len(b.engines()), len(c.engines())) == (1, 1)
 
 
-def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_join_on_each_node(three):
-    """The old head's nodes do not know the new one: they leave it and join, and the gateway goes on by itself."""
+def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_join_on_each_node(
+    three,
+):
+    """The old head's nodes do not know the new one: they leave it and join, and the gateway goes
+    on by itself.
+    """
     a, b, c = three
     b.up("up", "--embedded", *SIZES, "--replicas", "2", "--cluster", "auto")
     assert ready(b, 2)
@@ -210,7 +240,9 @@ def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_
         node.cluster("join", HEAD, "--cpus", "2")
     again = b.run("cluster", "join", HEAD, check=False)
     assert (again.returncode, "already" in again.stderr) == (2, True)
-    assert until(lambda: b.rows()["cluster"]["state"] == "ready" and ready(b, 2)), b.run("ps").stdout
+    assert until(lambda: b.rows()["cluster"]["state"] == "ready" and ready(b, 2)), b.run(
+        "ps"
+    ).stdout
     assert b.chat().usage.completion_tokens
     assert len(b.engines()) + len(c.engines()) == 2 == len(before)
     assert b.down().returncode == 0

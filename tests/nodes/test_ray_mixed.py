@@ -1,4 +1,6 @@
-"""A cluster of unlike nodes, real but for its cards: two of 24 GB, one of 48 GB, and none at all."""
+"""A cluster of unlike nodes, real but for its cards:
+two of 24 GB, one of 48 GB, and none at all.
+"""
 
 import json
 
@@ -10,13 +12,15 @@ from skep.cluster.discover import survey
 from skep.units import GIB
 
 pytestmark = pytest.mark.ray
-TWIN, BIG = "NVIDIA GeForce RTX 3090", "NVIDIA RTX 6000 Ada Generation"
+TWIN = "NVIDIA GeForce RTX 3090"
+BIG = "NVIDIA RTX 6000 Ada Generation"
 
 
 QWEN3_8B = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096,
-    "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-    "vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36,
+    "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "max_position_embeddings": 40960, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
 
 
@@ -40,11 +44,27 @@ def weights(tmp_path):
 
 
 def config_of(tmp_path, address, weights, *, tp=1, **keys):
-    told = {"model": "m", "engine": "sglang", "checkpoint": str(weights), "slots": 2, "context": 512, **keys}
+    told = {
+        "model": "m",
+        "engine": "sglang",
+        "checkpoint": str(weights),
+        "slots": 2,
+        "context": 512,
+        **keys,
+    }
     lines = [f"{key} = {json.dumps(value)}" for key, value in told.items()]
     path = tmp_path / "skep.toml"
     path.write_text(
-        "\n".join(["[[serve]]", *lines, f"options = {{ tp = {tp} }}", "[cluster]", f'address = "{address}"', ""])
+        "\n".join(
+            [
+                "[[serve]]",
+                *lines,
+                f"options = {{ tp = {tp} }}",
+                "[cluster]",
+                f'address = "{address}"',
+                "",
+            ]
+        )
     )
     return str(path)
 
@@ -54,7 +74,9 @@ def replicas(one):
 
 
 def cards_seen(rows):
-    return sorted((row["node"], variable_of(row["pid"], "CUDA_VISIBLE_DEVICES")) for row in rows.values())
+    return sorted(
+        (row["node"], variable_of(row["pid"], "CUDA_VISIBLE_DEVICES")) for row in rows.values()
+    )
 
 
 def placed(address):
@@ -68,12 +90,17 @@ def placed(address):
     try:
         names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
         rows = [row for row in placement_group_table().values() if row["state"] == "CREATED"]
-        return {row["name"]: (names[row["bundles_to_node_id"][0]], row["bundles"], row["strategy"]) for row in rows}
+        return {
+            row["name"]: (names[row["bundles_to_node_id"][0]], row["bundles"], row["strategy"])
+            for row in rows
+        }
     finally:
         ray.shutdown()
 
 
-def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(nodes, mixed, install, weights, tmp_path):
+def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(
+    nodes, mixed, install, weights, tmp_path
+):
     one = install()
     one.up("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2))
     rows = replicas(one)
@@ -81,16 +108,27 @@ def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(nod
     (pid,) = (row["pid"] for row in rows.values())
     assert variable_of(pid, "CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     assert placed(nodes.address) == {
-        "skep/post/m-0": ("twin", {0: {"CPU": 2.0, "GPU": 2.0, "memory": 4.0 * GIB}}, "STRICT_PACK")
+        "skep/post/m-0": (
+            "twin",
+            {0: {"CPU": 2.0, "GPU": 2.0, "memory": 4.0 * GIB}},
+            "STRICT_PACK",
+        )
     }
     assert [one.name for one in survey(nodes.address, hive="skep").standing] == ["m-0"]
     refused = one.run("scale", "m=2", check=False)
     assert refused.returncode == 3, refused.stderr
-    for words in ("2 GPUs", "of which 1 run, there is room for 0", "twin has 0 of 2 GPUs", "big has 1 of 1 GPUs"):
+    for words in (
+        "2 GPUs",
+        "of which 1 run, there is room for 0",
+        "twin has 0 of 2 GPUs",
+        "big has 1 of 1 GPUs",
+    ):
         assert words in refused.stderr
 
 
-def test_replicas_of_one_card_are_spread_and_never_share_one(nodes, mixed, install, weights, tmp_path):
+def test_replicas_of_one_card_are_spread_and_never_share_one(
+    nodes, mixed, install, weights, tmp_path
+):
     one = install()
     too_many = config_of(tmp_path, nodes.address, weights, replicas=4)
     refused = one.run("up", "--config", too_many, "--port", "0", check=False)
@@ -102,26 +140,51 @@ def test_replicas_of_one_card_are_spread_and_never_share_one(nodes, mixed, insta
     assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
 
 
-def test_a_model_by_name_is_planned_for_the_kind_of_node_that_is_fastest(nodes, mixed, install, weights):
+def test_a_model_by_name_is_planned_for_the_kind_of_node_that_is_fastest(
+    nodes, mixed, install, weights
+):
     one = install()
     told = one.run(
-        "up", "qwen3-8b", "--engine", "sglang", "--checkpoint", str(weights), "--cluster", nodes.address,
-        "--port", "0", "-d", check=False,
-    )  # fmt: skip
+        "up",
+        "qwen3-8b",
+        "--engine",
+        "sglang",
+        "--checkpoint",
+        str(weights),
+        "--cluster",
+        nodes.address,
+        "--port",
+        "0",
+        "-d",
+        check=False,
+    )
     assert told.returncode == 0, told.stderr
     kinds = {"twin": f"2x {TWIN}", "big": f"1x {BIG}"}
-    ((name, kind), (_, other)) = sorted(kinds.items(), key=lambda item: f"planned for {item[1]}" not in told.stderr)
+    ((name, kind), (_, other)) = sorted(
+        kinds.items(), key=lambda item: f"planned for {item[1]}" not in told.stderr
+    )
     assert f"planned for {kind} ({name})" in told.stderr
     assert f"warning: {other} is left out" in told.stderr
     assert {row["node"] for row in replicas(one).values()} == {name}
 
 
-def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, install, weights, tmp_path):
-    """Ray lends them all the same: a replica that comes later says so, and starts when its card is free."""
+def test_cards_that_somebody_else_holds_are_not_counted_on(
+    nodes, mixed, install, weights, tmp_path
+):
+    """Ray lends them all the same: a replica that comes later says so, and starts when its card is
+    free.
+    """
     twin, _ = mixed
     twin.hold([0, 20000])
     one = install()
-    refused = one.run("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2), "--port", "0", check=False)
+    refused = one.run(
+        "up",
+        "--config",
+        config_of(tmp_path, nodes.address, weights, tp=2),
+        "--port",
+        "0",
+        check=False,
+    )
     assert refused.returncode == 3, refused.stderr
     for words in (
         "each needs 2 GPUs",
@@ -129,25 +192,48 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, install
         "twin has busy cards: GPU 1 (4.5 GiB of 24.0 GiB free)",
     ):
         assert words in refused.stderr
-    told = one.run("up", "--config", config_of(tmp_path, nodes.address, weights), "--port", "0", "-d")
-    assert "warning: twin is left out: it has busy cards: GPU 1 (4.5 GiB of 24.0 GiB free)" in told.stderr
+    told = one.run(
+        "up", "--config", config_of(tmp_path, nodes.address, weights), "--port", "0", "-d"
+    )
+    assert (
+        "warning: twin is left out: it has busy cards: GPU 1 (4.5 GiB of 24.0 GiB free)"
+        in told.stderr
+    )
     assert "plain" not in told.stderr, "it has no card anyway"
     assert cards_seen(replicas(one)) == [("big", "0")]
     one.run("scale", "m=3")
-    busy = until(lambda: [row for row in replicas(one).values() if "GPU 1 is busy" in (row["why"] or "")])
+    busy = until(
+        lambda: [row for row in replicas(one).values() if "GPU 1 is busy" in (row["why"] or "")]
+    )
     assert busy, one.run("ps").stdout
-    assert "`nvidia-smi` on that node shows which process uses it; next attempt in" in busy[0]["why"]
+    assert (
+        "`nvidia-smi` on that node shows which process uses it; next attempt in" in busy[0]["why"]
+    )
     twin.hold([0, 0])
-    assert until(lambda: all(row["state"] == "ready" for row in replicas(one).values())), one.run("ps").stdout
+    assert until(lambda: all(row["state"] == "ready" for row in replicas(one).values())), one.run(
+        "ps"
+    ).stdout
     assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
 
 
-@pytest.mark.parametrize("visible", ["1,0", "1"], ids=["the first of two is lent", "the other one is kept from Ray"])
-def test_with_fewer_gpus_than_cards_those_are_looked_at_that_ray_would_lend(nodes, install, weights, tmp_path, visible):
-    """The first of CUDA_VISIBLE_DEVICES, whatever its number; somebody else is on the other one."""
+@pytest.mark.parametrize(
+    "visible", ["1,0", "1"], ids=["the first of two is lent", "the other one is kept from Ray"]
+)
+def test_with_fewer_gpus_than_cards_those_are_looked_at_that_ray_would_lend(
+    nodes, install, weights, tmp_path, visible
+):
+    """The first of CUDA_VISIBLE_DEVICES, whatever its number;
+    somebody else is on the other one.
+    """
     pair = Cards(tmp_path / "pair", TWIN, 24576, 2)
     pair.hold([20000, 0])
-    nodes.add("pair", num_cpus=2, num_gpus=1, memory=8 * GIB, env_vars={**pair.env, "CUDA_VISIBLE_DEVICES": visible})
+    nodes.add(
+        "pair",
+        num_cpus=2,
+        num_gpus=1,
+        memory=8 * GIB,
+        env_vars={**pair.env, "CUDA_VISIBLE_DEVICES": visible},
+    )
     one = install()
     one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
     assert cards_seen(replicas(one)) == [("pair", "1")]

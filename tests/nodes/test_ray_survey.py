@@ -22,10 +22,14 @@ pytestmark = pytest.mark.ray
 
 
 def place(found, env, *serves):
-    return place_launches(Settings(serve=serves, cluster=Cluster(found.address)), user_paths(env), lambda: found)
+    return place_launches(
+        Settings(serve=serves, cluster=Cluster(found.address)), user_paths(env), lambda: found
+    )
 
 
-def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_on_them(nodes, node_env, tmp_path):
+def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_on_them(
+    nodes, node_env, tmp_path
+):
     nodes.add("plain", memory=4 * GIB)
     nodes.add("cards", num_cpus=4, num_gpus=2, memory=8 * GIB)
     found = survey(nodes.address)
@@ -46,15 +50,23 @@ def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_o
     assert small.place.memory_bytes > 100_000_000, "weights and cache, from the file's own header"
     assert place(found, node_env, Serve(replicas=2))[0].threads >= 1
 
-    vllm = Serve(model="org/model", engine="vllm", binary=str(tmp_path), options=EngineOptions(tp=2))
+    vllm = Serve(
+        model="org/model", engine="vllm", binary=str(tmp_path), options=EngineOptions(tp=2)
+    )
     with pytest.raises(EngineError, match="plain has no vllm installed"):
         place(found, node_env, replace(vllm, binary=None))
-    with pytest.raises(DoesNotFit, match=r"2 replicas .* room for 1: each needs 2 GPUs, .*cards has 2 of 2 GPUs"):
+    with pytest.raises(
+        DoesNotFit, match=r"2 replicas .* room for 1: each needs 2 GPUs, .*cards has 2 of 2 GPUs"
+    ):
         place(found, node_env, replace(vllm, replicas=2))
 
 
-def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(nodes, node_env, tmp_path):
-    """What the workers of a node import is made another by a folder that comes first on their path."""
+def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(
+    nodes, node_env, tmp_path
+):
+    """What the workers of a node import is made another by a folder that comes first on their
+    path.
+    """
     absent = "raise ModuleNotFoundError(\"No module named 'skep'\")"
     for name, text in (("older", '__version__ = "0.0.1"'), ("without", absent)):
         (tmp_path / name / "skep").mkdir(parents=True)
@@ -66,7 +78,9 @@ def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(nod
         "older": f"runs another version than skep {__version__}",
         "without": "has no skep in its Ray environment",
     }
-    with pytest.raises(DoesNotFit, match=r"head has no GPU, 0 of 0 CPUs.*; older runs another v.*; without has no"):
+    with pytest.raises(
+        DoesNotFit, match=r"head has no GPU, 0 of 0 CPUs.*; older runs another v.*; without has no"
+    ):
         place(found, node_env, Serve(model="m", engine="fake"))
 
 
@@ -81,7 +95,9 @@ _internal_kv_put(b"CLUSTER_METADATA", json.dumps(told).encode(), namespace=b"clu
 
 
 def started_with(nodes, **versions):
-    """The head tells newcomers what it was started with; here it is made to tell something else."""
+    """The head tells newcomers what it was started with;
+    here it is made to tell something else.
+    """
     words = [sys.executable, "-c", VERSIONS, nodes.address, json.dumps(versions)]
     env = {**os.environ, "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
     subprocess.run(words, check=True, capture_output=True, timeout=60, env=env)
@@ -93,7 +109,9 @@ def test_a_python_of_another_minor_version_is_said_with_both(nodes):
     started_with(nodes, python_version=f"{major}.{minor}.{patch + 1}")
     assert [node.name for node in survey(nodes.address).nodes] == ["head"]
     started_with(nodes, python_version=f"{major}.{minor + 1}.0")
-    with pytest.raises(UserError, match=rf"on Python {major}\.{minor + 1}\.0, this .* Python {major}\.{minor}\."):
+    with pytest.raises(
+        UserError, match=rf"on Python {major}\.{minor + 1}\.0, this .* Python {major}\.{minor}\."
+    ):
         survey(nodes.address)
 
 
@@ -111,4 +129,6 @@ def test_a_simulated_model_can_be_tried_on_a_cluster(nodes, install):
     nodes.add("b")
     one = install()
     one.up("up", "qwen3-8b", "--simulate", "--gpu", "2x rtx-3090", "--cluster", nodes.address)
-    assert {row["node"] for row in one.rows().values() if row["kind"] == "replica"} == {"b"}, "the head lends nothing"
+    assert {row["node"] for row in one.rows().values() if row["kind"] == "replica"} == {"b"}, (
+        "the head lends nothing"
+    )

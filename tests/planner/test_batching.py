@@ -1,4 +1,6 @@
-"""Continuous batching without a clock: who is in a pass, what it brings, what is free afterwards."""
+"""Continuous batching without a clock: who is in a pass, what it brings,
+what is free afterwards.
+"""
 
 import pytest
 from msgspec.structs import replace
@@ -16,11 +18,19 @@ def step(spec=None):
 
 
 def drain(replica, at_most=None):
-    """Passes until nothing is left: seconds, steps, and which sequences started and ended, in order."""
-    seconds, steps, started, ended = 0.0, 0, [], []
-    while (following := replica.next_pass(**({} if at_most is None else {"at_most": at_most}))) is not None:
+    """Passes until nothing is left: seconds, steps, and which sequences started and ended, in
+    order.
+    """
+    seconds = 0.0
+    steps = 0
+    started = []
+    ended = []
+    while (
+        following := replica.next_pass(**({} if at_most is None else {"at_most": at_most}))
+    ) is not None:
         assert replica.running <= replica.slots
-        seconds, steps = seconds + following.seconds, steps + following.steps
+        seconds = seconds + following.seconds
+        steps = steps + following.steps
         progress = replica.finish(following)
         started += [s.id for s in progress.started]
         ended += [s.id for s in progress.ended]
@@ -34,7 +44,8 @@ def test_a_sequence_waits_for_room_in_the_pool_and_a_cancelled_one_frees_its_slo
     replica.next_pass()
     assert (replica.running, len(replica.waiting)) == (1, 2)
     replica = SimulatedReplica(step(), 1, 1e9, 256)
-    first, second = Sequence(0, 1000, 100), Sequence(1, 10, 10)
+    first = Sequence(0, 1000, 100)
+    second = Sequence(1, 10, 10)
     replica.submit(first)
     replica.submit(second)
     replica.finish(replica.next_pass(at_most=1))
@@ -67,10 +78,14 @@ def run(concurrency, slots=64, **more):
 
 def test_effective_speed_grows_until_the_slots_are_full_uneven_answers_cost_and_a_cached_prefix_helps():
     assert run(1).effective_tok_s < run(4).effective_tok_s < run(16).effective_tok_s
-    at, beyond = run(8, slots=8), run(32, slots=8)
+    at = run(8, slots=8)
+    beyond = run(32, slots=8)
     assert beyond.effective_tok_s == pytest.approx(at.effective_tok_s, rel=0.1)
     assert beyond.ttft_s > 5 * at.ttft_s
-    assert run(8, shape="burst", spread=1.0).effective_tok_s < 0.85 * run(8, shape="burst").effective_tok_s
+    assert (
+        run(8, shape="burst", spread=1.0).effective_tok_s
+        < 0.85 * run(8, shape="burst").effective_tok_s
+    )
     assert run(4, cached_share=0.9).ttft_s < 0.5 * run(4).ttft_s
     drawn = lengths(500, 200, 1.0)
     assert sum(drawn) / 500 == pytest.approx(200, rel=1e-3)
@@ -81,11 +96,21 @@ def test_effective_speed_grows_until_the_slots_are_full_uneven_answers_cost_and_
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("agents", [500, 513])
 def test_a_long_queue_is_foretold_as_if_all_its_tasks_were_played_through(replicas, agents):
-    setup = Setup(geometry("qwen3-8b"), find_quant("awq"), find_kv("bf16"), "vllm", Layout(replicas=replicas), slots=6)
-    model = prospect(setup, Rig((device("rtx-3090"),) * replicas), published_constants(), context=900)
+    setup = Setup(
+        geometry("qwen3-8b"),
+        find_quant("awq"),
+        find_kv("bf16"),
+        "vllm",
+        Layout(replicas=replicas),
+        slots=6,
+    )
+    model = prospect(
+        setup, Rig((device("rtx-3090"),) * replicas), published_constants(), context=900
+    )
     load = PlannedLoad(agents, 600, 300)
     foretold = model.outcome(load)
-    played = model.outcome(replace(load, tasks=3 * agents))  # a number of tasks that is said is always played
+    # A number of tasks that is said is always played.
+    played = model.outcome(replace(load, tasks=3 * agents))
     assert foretold.tasks == played.tasks == 3 * agents
     for name in ("effective_tok_s", "task_tok_s", "ttft_s", "tpot_s", "wall_s", "running"):
         assert getattr(foretold, name) == pytest.approx(getattr(played, name), rel=0.005), name

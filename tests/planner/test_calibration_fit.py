@@ -6,22 +6,46 @@ import pytest
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.calibration import CalibrationData, MeasuredLevel, before_and_after, fit, speed_model_maker
+from skep.planner.calibration import (
+    CalibrationData,
+    MeasuredLevel,
+    before_and_after,
+    fit,
+    speed_model_maker,
+)
 from skep.planner.setup import KV_TYPES, QUANTS, Layout, Rig, Setup, Speculation
 from skep.planner.step import UNTUNED, Constants, StepTuning
 from skep.units import Interval
 
 CARD = device("rtx-3090")
 PLAIN = Setup(geometry("qwen3-8b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", slots=16)
-SPLIT = Setup(geometry("qwen3.6-35b-a3b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", Layout(tp=2), slots=16)
+SPLIT = Setup(
+    geometry("qwen3.6-35b-a3b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", Layout(tp=2), slots=16
+)
 SETUPS = {
     "dense": (PLAIN, Rig((CARD,))),
-    "two replicas": (Setup(PLAIN.model, PLAIN.quant, PLAIN.kv, "vllm", Layout(replicas=2), slots=8), Rig((CARD, CARD))),
+    "two replicas": (
+        Setup(PLAIN.model, PLAIN.quant, PLAIN.kv, "vllm", Layout(replicas=2), slots=8),
+        Rig((CARD, CARD)),
+    ),
     "experts": (SPLIT, Rig((CARD, CARD))),
-    "llama.cpp": (Setup(PLAIN.model, QUANTS["q4_k_m"], PLAIN.kv, "llamacpp", slots=16), Rig((CARD,))),
-    "drafting": (Setup(SPLIT.model, SPLIT.quant, SPLIT.kv, "vllm", SPLIT.layout, slots=16,
-                       spec=Speculation("mtp", 3, 0.7)), Rig((CARD, CARD))),
-}  # fmt: skip
+    "llama.cpp": (
+        Setup(PLAIN.model, QUANTS["q4_k_m"], PLAIN.kv, "llamacpp", slots=16),
+        Rig((CARD,)),
+    ),
+    "drafting": (
+        Setup(
+            SPLIT.model,
+            SPLIT.quant,
+            SPLIT.kv,
+            "vllm",
+            SPLIT.layout,
+            slots=16,
+            spec=Speculation("mtp", 3, 0.7),
+        ),
+        Rig((CARD, CARD)),
+    ),
+}
 
 
 def around(value, spread=0.0):
@@ -30,7 +54,9 @@ def around(value, spread=0.0):
 
 def seen(concurrency, tpot_s=0.01, ttft_s=0.1, *, inputs=60.0, outputs=192.0, spread=0.0):
     speed = around(concurrency / tpot_s, spread)
-    return MeasuredLevel(concurrency, inputs, outputs, around(tpot_s, spread), around(ttft_s, spread), speed, 4)
+    return MeasuredLevel(
+        concurrency, inputs, outputs, around(tpot_s, spread), around(ttft_s, spread), speed, 4
+    )
 
 
 def as_measured(setup, rig, tuning, *, crowd=8, spread=0.0):
@@ -39,7 +65,9 @@ def as_measured(setup, rig, tuning, *, crowd=8, spread=0.0):
     found = speed_model_maker(setup, rig, Constants(), blank)(tuning)
     alone, prompts = (found.outcome(one.load()) for one in (blank.alone, blank.prompts))
     each = crowd / setup.layout.replicas
-    step_s = found.step.seconds(int(each), each * (60 + 96)) / found.step.tokens_per_step(int(each))
+    step_s = found.step.seconds(int(each), each * (60 + 96)) / found.step.tokens_per_step(
+        int(each)
+    )
     return CalibrationData(
         seen(1, alone.tpot_s, spread=spread),
         seen(crowd, step_s, spread=spread),
@@ -78,8 +106,12 @@ def test_a_machine_as_predicted_gets_factors_of_one_with_the_spread_of_the_measu
     for spread in (0.0, 0.05):
         measured = as_measured(*SETUPS["dense"], UNTUNED, spread=spread)
         found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
-        assert (found.tuning.decode, found.tuning.batch, found.tuning.prompt) == pytest.approx((1, 1, 1), rel=1e-6)
-        assert (found.decode.half_width, found.prompt.half_width) == pytest.approx((spread, spread), abs=1e-9)
+        assert (found.tuning.decode, found.tuning.batch, found.tuning.prompt) == pytest.approx(
+            (1, 1, 1), rel=1e-6
+        )
+        assert (found.decode.half_width, found.prompt.half_width) == pytest.approx(
+            (spread, spread), abs=1e-9
+        )
         assert found.at_limit == ()
         assert f"steps take 1.00x (± {100 * spread:.0f} %) as long as predicted" in str(found)
     assert "further sequences add 1.00x" in str(found)
@@ -87,25 +119,34 @@ def test_a_machine_as_predicted_gets_factors_of_one_with_the_spread_of_the_measu
 
 
 def test_noise_moves_the_factor_on_further_sequences_little():
-    """Two sequences cost a vLLM hardly more than one: what 4 % of noise says of the difference is next to nothing."""
+    """Two sequences cost a vLLM hardly more than one: what 4 % of noise says of the difference is
+    next to nothing.
+    """
     base = as_measured(*SETUPS["dense"], UNTUNED, crowd=2)
     loud = seen(2, 1.04 * base.crowd.tpot_s.estimate, spread=0.04)
-    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), base), CalibrationData(base.alone, loud, base.prompts))
+    found = fit(
+        speed_model_maker(*SETUPS["dense"], Constants(), base),
+        CalibrationData(base.alone, loud, base.prompts),
+    )
     sure = seen(2, 1.04 * base.crowd.tpot_s.estimate, spread=0.0001)
     trusted = fit(
-        speed_model_maker(*SETUPS["dense"], Constants(), base), CalibrationData(base.alone, sure, base.prompts)
+        speed_model_maker(*SETUPS["dense"], Constants(), base),
+        CalibrationData(base.alone, sure, base.prompts),
     )
     assert abs(math.log(found.tuning.batch)) < 0.8 * abs(math.log(trusted.tuning.batch))
     assert found.batch.low < 1 < found.batch.high
 
 
 def test_factors_beyond_belief_are_cut_and_what_was_measured_fits_whatever_the_arithmetic_says():
-    measured = CalibrationData(seen(1, 5.0), seen(8, 5.0), seen(1, ttft_s=0.0001, inputs=1024.0, outputs=4.0))
+    measured = CalibrationData(
+        seen(1, 5.0), seen(8, 5.0), seen(1, ttft_s=0.0001, inputs=1024.0, outputs=4.0)
+    )
     found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
     assert found.tuning.decode == 10.0
     assert found.tuning.prompt == 0.1
     assert {"steps", "prompts"} <= set(found.at_limit)
-    # A 70B in BF16 does not fit a 3090; if somebody measured eight at once there, eight ran at once.
+    # A 70B in BF16 does not fit a 3090; if somebody measured eight at once there, eight ran at
+    # once.
     setup = Setup(geometry("llama-3.3-70b"), QUANTS["bf16"], KV_TYPES["bf16"], "vllm", slots=8)
     measured = CalibrationData(seen(1), seen(8), seen(1, inputs=1024.0))
     found = speed_model_maker(setup, Rig((CARD,)), Constants(), measured)(UNTUNED)

@@ -35,7 +35,10 @@ def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
 
 @pytest.mark.parametrize(
     "model",
-    [name if place % 6 == 0 else pytest.param(name, marks=pytest.mark.slow) for place, name in enumerate(geometries())],
+    [
+        name if place % 6 == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for place, name in enumerate(geometries())
+    ],
 )
 def test_every_model_of_the_catalogue_has_a_plan_or_a_reason(model):
     found = choose(geometry(model), TWO, PlanGoal())
@@ -45,19 +48,32 @@ def test_every_model_of_the_catalogue_has_a_plan_or_a_reason(model):
         assert plan.predicted[0].low <= plan.predicted[0].effective_tok_s <= plan.predicted[0].high
         assert plan.why
     if not found.plans:
-        assert isinstance(fits_nowhere(geometry(model), found, PlanGoal(), Pins(), "vllm"), UserError)
+        assert isinstance(
+            fits_nowhere(geometry(model), found, PlanGoal(), Pins(), "vllm"), UserError
+        )
 
 
 def test_what_is_pinned_stays():
     pins = Pins(
-        quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), tp=2, slots=3, context=16384, utilization=0.85,
-        spec=Speculation("mtp", 2), graphs=False,
-    )  # fmt: skip
+        quant=find_quant("awq"),
+        kv=find_kv("fp8_e5m2"),
+        tp=2,
+        slots=3,
+        context=16384,
+        utilization=0.85,
+        spec=Speculation("mtp", 2),
+        graphs=False,
+    )
     found = chosen(pins=pins)
     for plan in found.plans:
         setup = plan.setup
         assert (setup.quant, setup.kv, setup.layout.tp, setup.slots) == (pins.quant, pins.kv, 2, 3)
-        assert (setup.context, setup.utilization, setup.spec, setup.graphs) == (16384, 0.85, pins.spec, False)
+        assert (setup.context, setup.utilization, setup.spec, setup.graphs) == (
+            16384,
+            0.85,
+            pins.spec,
+            False,
+        )
 
 
 def test_slots_are_enough_for_the_agents_and_nothing_below_four_bits_is_offered():
@@ -69,17 +85,24 @@ def test_slots_are_enough_for_the_agents_and_nothing_below_four_bits_is_offered(
     assert [levels(agents) for agents in (1, 4, 6)] == [(1, 2), (1, 2, 4, 8), (1, 2, 4, 6, 12)]
 
     def offered(model, engine="vllm", cards=TWO.cards):
-        return {quant.id: quant.nominal for quant in offered_quants(geometry(model), engine, cards)}
+        return {
+            quant.id: quant.nominal for quant in offered_quants(geometry(model), engine, cards)
+        }
 
-    assert all(min(offered("qwen3-8b", engine).values()) >= 4 for engine in ("vllm", "sglang", "llamacpp"))
+    assert all(
+        min(offered("qwen3-8b", engine).values()) >= 4 for engine in ("vllm", "sglang", "llamacpp")
+    )
     assert set(offered("gpt-oss-20b")) == {"mxfp4"}
     assert "nvfp4" in offered("qwen3-8b", cards=parse_rig("rtx-5090").cards)
     assert "nvfp4" not in offered("qwen3-8b")
 
 
 def test_what_would_fit_does_fit():
-    model, pins = geometry("llama-3.3-70b"), Pins(quant=find_quant("awq"))
-    error = fits_nowhere(model, choose(model, parse_rig("rtx-3090"), PlanGoal(), pins), PlanGoal(), pins, "vllm")
+    model = geometry("llama-3.3-70b")
+    pins = Pins(quant=find_quant("awq"))
+    error = fits_nowhere(
+        model, choose(model, parse_rig("rtx-3090"), PlanGoal(), pins), PlanGoal(), pins, "vllm"
+    )
     count = int(error.hint.partition("what would fit: ")[2].partition("x rtx-3090")[0])
     assert choose(model, parse_rig(f"{count}x rtx-3090"), PlanGoal(), pins).plans
     assert not choose(model, parse_rig(f"{count - 1}x rtx-3090"), PlanGoal(), pins).plans
@@ -110,7 +133,11 @@ def test_a_promise_that_only_a_slower_layout_keeps_puts_it_first():
 def test_bridged_cards_are_put_side_by_side_and_a_slow_one_beside_a_fast_one_left_out():
     rig, order = arranged(parse_rig("4x rtx-3090: nvlink(0-2,1-3)"))
     assert order == (0, 2, 1, 3)
-    assert (rig.link(0, 1).kind, rig.link(2, 3).kind, rig.link(1, 2).kind) == ("nvlink", "nvlink", "pcie")
+    assert (rig.link(0, 1).kind, rig.link(2, 3).kind, rig.link(1, 2).kind) == (
+        "nvlink",
+        "nvlink",
+        "pcie",
+    )
     found = chosen("qwen3-8b", parse_rig("rtx-3060 + rtx-5090"), PlanGoal(agents=2))
     assert found.order == (1, 0)
     assert found.plans[0].setup.layout == Layout()

@@ -1,4 +1,6 @@
-"""Others' rows of a layout correct its prediction: as far as they can be trusted, and never against a measurement."""
+"""Others' rows of a layout correct its prediction: as far as they can be trusted, and never
+against a measurement.
+"""
 
 import csv
 import json
@@ -21,8 +23,14 @@ from skep.planner.validation import Unpredictable, predict, read_case
 DATA = Path(__file__).parents[1] / "data"
 WITHOUT = json.loads((DATA / "fitted_without.json").read_text(encoding="utf-8"))
 MIXTURE = Setup(
-    geometry("qwen3.6-35b-a3b"), find_quant("awq"), find_kv("bf16"), "vllm", Layout(tp=2, ep=2), slots=4, vision=False
-)  # fmt: skip
+    geometry("qwen3.6-35b-a3b"),
+    find_quant("awq"),
+    find_kv("bf16"),
+    "vllm",
+    Layout(tp=2, ep=2),
+    slots=4,
+    vision=False,
+)
 TWO = parse_rig("2x rtx-3090")
 
 
@@ -45,7 +53,9 @@ def test_formats_and_drafts_of_a_layout_share_its_correction():
 
 
 def test_a_calibration_of_this_machine_goes_before_rows_of_others():
-    own = Basis(published_constants(), StepTuning(decode=1.2, rests_on="calibrated"), calibrated=True)
+    own = Basis(
+        published_constants(), StepTuning(decode=1.2, rests_on="calibrated"), calibrated=True
+    )
     assert factor(MIXTURE, basis=own) is None
 
 
@@ -62,8 +72,12 @@ def test_a_row_over_nvlink_says_nothing_of_cards_on_pcie():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("same_source", "most"), [(True, 0.8), (False, 1.05)])
-def test_over_all_published_rows_it_brings_predictions_nearer_or_leaves_them_where_they_are(same_source, most):
-    """Each row is corrected by the others of its source, or by other sources alone; errors are means of setups."""
+def test_over_all_published_rows_it_brings_predictions_nearer_or_leaves_them_where_they_are(
+    same_source, most
+):
+    """Each row is corrected by the others of its source, or by other sources alone; errors are
+    means of setups.
+    """
     plain: dict[object, list[float]] = {}
     corrected: dict[object, list[float]] = {}
     with (DATA / "published_points.csv").open(encoding="utf-8") as file:
@@ -71,7 +85,10 @@ def test_over_all_published_rows_it_brings_predictions_nearer_or_leaves_them_whe
             try:
                 case = read_case(number, cells)
                 fold = WITHOUT.get(case.source)
-                constants = Constants(**fold) if fold is not None else published_constants()
+                if fold is not None:
+                    constants = Constants(**fold)
+                else:
+                    constants = published_constants()
                 rows = [
                     row
                     for row in rows_of_layout(case.setup, case.rig)
@@ -87,7 +104,13 @@ def test_over_all_published_rows_it_brings_predictions_nearer_or_leaves_them_whe
                 told = predict(case, constants), predict(case, constants, found.tuning)
             except Unpredictable:
                 continue
-            key = (case.source, str(case.setup.layout), case.setup.model.id, case.card.id, str(case.setup.spec))
+            key = (
+                case.source,
+                str(case.setup.layout),
+                case.setup.model.id,
+                case.card.id,
+                str(case.setup.spec),
+            )
             plain.setdefault(key, []).append(abs(math.log(told[0] / case.published)))
             corrected.setdefault(key, []).append(abs(math.log(told[1] / case.published)))
     before = mean(map(mean, plain.values()))

@@ -1,8 +1,9 @@
-"""What five write-ups found on their own rigs comes out of the planner, each set up as its author had it.
+"""What five write-ups found on their own rigs comes out of the planner, each set up as its author
+had it.
 
-The write-ups: "From 25 to 283 tok/s: Serving Qwen3.6 on Dual RTX 3090s", "vLLM TP=4 on 4x RTX 3090", "Local LLM Bench
-part 2" (swarms on two 3090s with NVLink), and a 27B on an Intel B70 with fifty tasks.
-"""
+The write-ups: "From 25 to 283 tok/s: Serving Qwen3.6 on Dual RTX 3090s", "vLLM TP=4 on 4x RTX
+3090", "Local LLM Bench part 2" (swarms on two 3090s with NVLink), and a 27B on an Intel B70 with
+fifty tasks."""
 
 import pytest
 
@@ -15,18 +16,34 @@ from skep.planner.setup import Layout, PlannedLoad, Setup, Speculation, find_kv,
 from skep.planner.step import published_constants
 
 DUAL_3090_DENSE = Pins(
-    quant=find_quant("autoround"), kv=find_kv("fp8_e5m2"), spec=Speculation("mtp", 3), utilization=0.92, context=20000,
+    quant=find_quant("autoround"),
+    kv=find_kv("fp8_e5m2"),
+    spec=Speculation("mtp", 3),
+    utilization=0.92,
+    context=20000,
     vision=False,
-)  # fmt: skip
-DUAL_3090_MOE = Pins(quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), no_spec=True, utilization=0.92, context=32000)
+)
+DUAL_3090_MOE = Pins(
+    quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), no_spec=True, utilization=0.92, context=32000
+)
 QUAD_3090 = Pins(quant=find_quant("awq"), kv=find_kv("bf16"), no_spec=True, context=32768)
 FOUR_AGENTS = PlanGoal(agents=4, input_tokens=1024, output_tokens=1024)
-CODING = {"input_tokens": 256, "output_tokens": 1024}  # short prompts, answers as long as they come
+CODING = {
+    "input_tokens": 256,
+    "output_tokens": 1024,
+}  # short prompts, answers as long as they come
 
 
 def expected(model, quant, rig, *, context=4096, **setup):
     layout = Layout(**setup.pop("layout", {}))
-    made = Setup(geometry(model), find_quant(quant), find_kv("bf16"), setup.pop("engine", "vllm"), layout, **setup)
+    made = Setup(
+        geometry(model),
+        find_quant(quant),
+        find_kv("bf16"),
+        setup.pop("engine", "vllm"),
+        layout,
+        **setup,
+    )
     return prospect(made, rig, published_constants(), context=context)
 
 
@@ -43,13 +60,17 @@ def test_a_dense_27b_on_two_3090s_without_nvlink_wants_two_replicas():
 
 
 def test_a_35b_mixture_on_two_3090s_is_cut_because_a_replica_does_not_fit():
-    """Its author kept experts whole and names no other try; others have measured TP=2 alone, and faster."""
+    """Its author kept experts whole and names no other try; others have measured TP=2 alone, and
+    faster.
+    """
     chosen, layout = best("qwen3.6-35b-a3b", parse_rig("2x rtx-3090"), DUAL_3090_MOE)
     assert layout == Layout(tp=2)
     (replicas,) = (r for r in chosen.rejected if r.layout == Layout(replicas=2))
     assert (replicas.rule, replicas.quants) == ("memory", ("awq",))
     assert "the largest term is weights" in replicas.reason
-    assert best("qwen3.6-35b-a3b", parse_rig("2x rtx-5090"), DUAL_3090_MOE)[1] == Layout(replicas=2)
+    assert best("qwen3.6-35b-a3b", parse_rig("2x rtx-5090"), DUAL_3090_MOE)[1] == Layout(
+        replicas=2
+    )
 
 
 def test_gemma_takes_four_of_five_3090s_and_two_give_a_single_stream_most_of_what_four_give():
@@ -63,23 +84,36 @@ def test_gemma_takes_four_of_five_3090s_and_two_give_a_single_stream_most_of_wha
     # "Two 3090s on the same pair get you ~78 % of the way there for half the GPU cost".
     goal = PlanGoal(agents=1, input_tokens=64, output_tokens=512)
     two, four = (
-        choose(geometry("gemma-4-31b"), parse_rig(f"{count}x rtx-3090: pcie4x8"), goal, QUAD_3090).plans[0].rated
+        choose(geometry("gemma-4-31b"), parse_rig(f"{count}x rtx-3090: pcie4x8"), goal, QUAD_3090)
+        .plans[0]
+        .rated
         for count in (2, 4)
     )
     assert 0.70 <= two.outcome.effective_tok_s / four.outcome.effective_tok_s <= 0.87
 
 
-NVLINK, ALONE = parse_rig("2x rtx-3090", "nvlink"), parse_rig("rtx-3090")
+NVLINK = parse_rig("2x rtx-3090", "nvlink")
+ALONE = parse_rig("rtx-3090")
 
 
 def coder_mixture(tp):
     rig = NVLINK if tp == 2 else ALONE
-    return expected("qwen3-coder-30b-a3b", "awq", rig, layout={"tp": tp}, slots=4, utilization=0.92)
+    return expected(
+        "qwen3-coder-30b-a3b", "awq", rig, layout={"tp": tp}, slots=4, utilization=0.92
+    )
 
 
 def coder_dense(tp, *, graphs):
     rig, share = (NVLINK, 0.92) if tp == 2 else (ALONE, 0.95)
-    return expected("qwen2.5-coder-32b", "awq", rig, layout={"tp": tp}, slots=4, utilization=share, graphs=graphs)
+    return expected(
+        "qwen2.5-coder-32b",
+        "awq",
+        rig,
+        layout={"tp": tp},
+        slots=4,
+        utilization=share,
+        graphs=graphs,
+    )
 
 
 def ratio(one, other, agents):
@@ -89,7 +123,9 @@ def ratio(one, other, agents):
 
 def test_the_mixture_is_several_times_faster_than_a_dense_model_and_gains_little_from_a_second_card():
     """Of the second card 399 against 336 tok/s were measured at four agents."""
-    two, one, eager = coder_mixture(2), coder_mixture(1), coder_dense(2, graphs=False)
+    two = coder_mixture(2)
+    one = coder_mixture(1)
+    eager = coder_dense(2, graphs=False)
     assert all(3.5 <= ratio(two, eager, agents) <= 8.0 for agents in (1, 2, 3, 4))
     assert 2.3 <= ratio(two, coder_dense(1, graphs=True), 4) <= 4.0
     assert 0.92 <= ratio(two, one, 1) <= 1.08

@@ -17,7 +17,7 @@ from memory_samples import (
     RTX_3090,
     RTX_5090,
     setup,
-)  # fmt: skip
+)
 
 from skep.planner.memory import (
     capture_sizes,
@@ -41,7 +41,10 @@ from skep.units import GIB, KIB, MIB
     ("made", "kept"),
     [
         (setup(QWEN36_27B), 65536),  # by the full layers of a hybrid only
-        (setup(QWEN36_27B, spec=3), 65536 * 17 / 16),  # a model that drafts itself keeps one more layer
+        (
+            setup(QWEN36_27B, spec=3),
+            65536 * 17 / 16,
+        ),  # a model that drafts itself keeps one more layer
         (setup(QWEN36_35B, tp=2), 10240),
         (setup(QWEN36_35B, tp=4), 10240),  # fewer KV heads than cards are copied
         (setup(DEEPSEEK_V3), 70272),
@@ -79,7 +82,14 @@ def test_graphs_are_captured_by_the_sequences_and_not_without_graphs_or_on_intel
 
 @pytest.mark.parametrize(
     ("version", "inside"),
-    [(None, False), ("0.19.2", False), ("v0.21.0rc1", True), ("0.24", True), ("2026-07", False), ("nightly", False)],
+    [
+        (None, False),
+        ("0.19.2", False),
+        ("v0.21.0rc1", True),
+        ("0.24", True),
+        ("2026-07", False),
+        ("nightly", False),
+    ],
 )
 def test_newer_vllm_counts_graphs_in_its_budget(version, inside):
     """A version is read as far as it is a number."""
@@ -89,20 +99,28 @@ def test_newer_vllm_counts_graphs_in_its_budget(version, inside):
 
 
 def test_a_card_reports_less_than_its_box_says_and_large_ones_but_the_a100_take_larger_batches():
-    assert (defaults("vllm", RTX_3090).slots, defaults("vllm", RTX_3090).batched_tokens) == (256, 2048)
+    assert (defaults("vllm", RTX_3090).slots, defaults("vllm", RTX_3090).batched_tokens) == (
+        256,
+        2048,
+    )
     assert (defaults("vllm", H100).slots, defaults("vllm", H100).batched_tokens) == (1024, 8192)
     assert defaults("vllm", A100).slots == 256
-    assert (defaults("vllm", H100).utilization, defaults("sglang", H100).utilization) == (0.9, 0.88)
+    assert (defaults("vllm", H100).utilization, defaults("sglang", H100).utilization) == (
+        0.9,
+        0.88,
+    )
     assert usable_bytes(RTX_3090) == int(23.56 * GIB)
     assert usable_bytes(RTX_5090) == int(31.36 * GIB)
-    assert usable_bytes(dataclasses.replace(RTX_3090, memory_gib=20)) / GIB == pytest.approx(19.5, abs=0.1)
+    assert usable_bytes(dataclasses.replace(RTX_3090, memory_gib=20)) / GIB == pytest.approx(
+        19.5, abs=0.1
+    )
     assert 0.9 < usable_bytes(dataclasses.replace(RTX_3090, memory_gib=600)) / (600 * GIB) < 1
 
 
 def test_an_engine_takes_its_memory_in_its_own_way():
-    """vLLM's pool is what is left of its budget, SGLang keeps its activations beside it, llama.cpp takes the KV of all
-    slots at the start; of memory that is shared with the system a part is left to it.
-    """
+    """vLLM's pool is what is left of its budget, SGLang keeps its activations beside it, llama.cpp
+    takes the KV of all slots at the start; of memory that is shared with the system a part is left
+    to it."""
     plan = memory(setup(QWEN3_CODER_30B), RTX_5090, context=8192)
     assert sum(t.bytes for t in plan.terms if t.inside) == plan.budget_bytes
     plan = memory(setup(QWEN3_8B, engine="sglang"), RTX_3090, context=4096)

@@ -1,4 +1,6 @@
-"""Which setup goes first: what it holds, then speed, and inside the error of speed context and the first token."""
+"""Which setup goes first: what it holds, then speed, and inside the error of speed context and the
+first token.
+"""
 
 import re
 from functools import cache
@@ -25,7 +27,9 @@ def chosen(model, rig, goal=AGENTS):
 
 @pytest.fixture
 def rated():
-    """One that others are made of: 100 tok/s, room for all agents, 20,000 tokens each, 10 s to the first token."""
+    """One that others are made of: 100 tok/s, room for all agents, 20,000 tokens each, 10 s to the
+    first token.
+    """
     first = chosen("qwen3-8b", "rtx-3090").plans[0].rated
     return replace(
         first,
@@ -76,9 +80,14 @@ def test_context_beyond_eight_tasks_decides_nothing(rated):
 
 @pytest.mark.parametrize(
     ("tokens", "largest", "is_enough"),
-    [(22_784, 32_256, False), (26_000, 32_256, True), (30_208, 60_000, False), (50_432, 69_632, True),
-     (50_432, 110_000, False)],
-)  # fmt: skip
+    [
+        (22_784, 32_256, False),
+        (26_000, 32_256, True),
+        (30_208, 60_000, False),
+        (50_432, 69_632, True),
+        (50_432, 110_000, False),
+    ],
+)
 def test_below_a_session_of_two_tasks_a_quarter_less_context_decides_and_above_it_half(
     rated, tokens, largest, is_enough
 ):
@@ -92,7 +101,9 @@ def test_with_as_much_context_the_sooner_first_token_decides(rated):
     soon = at_speed(rated, 85.0)
     soon = replace(soon, outcome=replace(soon.outcome, ttft_s=5.0))
     assert first_of([rated, soon]) == soon
-    assert why_first([rated, soon], [rated, soon]).startswith("the first token comes after 5.0 s against 10.0 s")
+    assert why_first([rated, soon], [rated, soon]).startswith(
+        "the first token comes after 5.0 s against 10.0 s"
+    )
 
 
 @pytest.mark.parametrize(("tok_s", "is_first"), [(90.0, True), (84.0, False)])
@@ -106,7 +117,9 @@ def test_room_for_every_agent_goes_first_within_15_percent_of_the_fastest(rated,
 def test_what_room_for_every_agent_costs_is_said_where_the_first_has_none(rated):
     few = replace(rated, holds_all=False, setup=replace(rated.setup, slots=1))
     holding = at_speed(rated, 60.0)
-    assert what_room_costs([few, holding]).startswith("room for all 4 costs 40% of the speed: TP=1")
+    assert what_room_costs([few, holding]).startswith(
+        "room for all 4 costs 40% of the speed: TP=1"
+    )
     assert what_room_costs([few]) is None
     assert what_room_costs([rated, few]) is None
 
@@ -114,7 +127,9 @@ def test_what_room_for_every_agent_costs_is_said_where_the_first_has_none(rated)
 def test_the_reason_names_how_many_agents_each_holds(rated):
     few = replace(rated, holds_all=False, setup=replace(rated.setup, slots=1))
     holding = at_speed(rated, 90.0)
-    assert why_first([few, holding], [few, holding]).startswith("it holds 4 agents at once, while TP=1")
+    assert why_first([few, holding], [few, holding]).startswith(
+        "it holds 4 agents at once, while TP=1"
+    )
 
 
 def test_every_faster_one_has_its_reason(rated):
@@ -143,13 +158,19 @@ def test_what_a_goal_or_missing_kernels_put_behind_is_said_to_be_so(rated):
     assert reason.startswith("--goal latency ranks by the time of one task, in which TP=1")
     assert reason.endswith("with 120 tok/s is slower")
     choice = chosen("qwen3.6-27b", "strix-halo", EIGHT)
-    assert re.match("(vllm and sglang|sglang and vllm) have few kernels for strix-halo, ", choice.first_because)
+    assert re.match(
+        "(vllm and sglang|sglang and vllm) have few kernels for strix-halo, ", choice.first_because
+    )
 
 
 def test_who_is_beaten_in_speed_context_and_first_token_is_never_first(rated):
     """By how little, and whatever is nicer about it, does not matter."""
     better = at_speed(rated, 101.0, context_each=20_256)
-    better = replace(better, outcome=replace(better.outcome, ttft_s=9.9), setup=replace(rated.setup, engine="sglang"))
+    better = replace(
+        better,
+        outcome=replace(better.outcome, ttft_s=9.9),
+        setup=replace(rated.setup, engine="sglang"),
+    )
     assert first_of([rated, better]) == better
     later = replace(better, outcome=replace(better.outcome, ttft_s=10.0))
     assert first_of([rated, later]) == rated
@@ -162,7 +183,9 @@ def other_setup(rated, **setup):
 def test_what_decides_between_setups_of_the_same_speed_is_named(rated):
     """Whatever decided last was called a simpler layout, also between two setups of one layout."""
     staged = other_setup(rated, layout=Layout(pp=2))
-    assert why_first([rated, staged], [rated, staged]).startswith("it has fewer pipeline stages, while TP=1 + PP=2")
+    assert why_first([rated, staged], [rated, staged]).startswith(
+        "it has fewer pipeline stages, while TP=1 + PP=2"
+    )
     other_engine = other_setup(rated, engine="sglang")
     reason = why_first([rated, other_engine], [rated, other_engine])
     assert reason.startswith(f"more measurements of {rated.setup.engine} are known than of sglang")
@@ -182,14 +205,18 @@ def test_of_many_faster_ones_that_one_rule_left_out_three_are_named(rated):
 def test_experts_stay_on_the_cards_unless_that_is_half_as_fast(rated):
     in_ram = other_setup(rated, cpu_moe=4)
     assert first_of([rated, in_ram]) == rated
-    assert why_first([rated, in_ram], [rated, in_ram]).startswith("it fits on the cards, while TP=1")
+    assert why_first([rated, in_ram], [rated, in_ram]).startswith(
+        "it fits on the cards, while TP=1"
+    )
     much_faster = replace(in_ram, speed=210.0, low=150.0)
     assert first_of([rated, much_faster]) == much_faster
 
 
 def test_at_the_same_speed_and_context_more_bits_go_before_a_sooner_first_token(rated):
     fine = other_setup(rated, quant=find_quant("fp8"))
-    fine = replace(fine, speed=98.0, outcome=replace(fine.outcome, effective_tok_s=98.0, ttft_s=10.5))
+    fine = replace(
+        fine, speed=98.0, outcome=replace(fine.outcome, effective_tok_s=98.0, ttft_s=10.5)
+    )
     assert first_of([rated, fine]) == fine
     assert why_first([rated, fine], [rated, fine]).startswith("FP8 keeps more bits of each weight")
 
@@ -225,7 +252,10 @@ def test_a_form_of_a_layout_gives_way_to_context_in_a_narrower_band_than_a_layou
 
 
 def test_the_order_has_every_candidate_once(rated):
-    several = [at_speed(rated, tok_s, context_each=int(5e6 / tok_s)) for tok_s in (100.0, 60.0, 90.0, 30.0)]
+    several = [
+        at_speed(rated, tok_s, context_each=int(5e6 / tok_s))
+        for tok_s in (100.0, 60.0, 90.0, 30.0)
+    ]
     ordered = in_order(several)
     assert sorted(map(id, ordered)) == sorted(map(id, several))
     assert ordered[0].speed == 100.0
@@ -254,8 +284,12 @@ FIRST = [
 
 
 @pytest.mark.parametrize(("model", "rig", "goal", "layout", "context"), FIRST)
-def test_the_first_layout_has_room_for_a_session_and_no_other_has_more_of_everything(model, rig, goal, layout, context):
-    """Over PCIe two replicas with 22,784 tokens each went first, and on four cards rows that others beat."""
+def test_the_first_layout_has_room_for_a_session_and_no_other_has_more_of_everything(
+    model, rig, goal, layout, context
+):
+    """Over PCIe two replicas with 22,784 tokens each went first, and on four cards rows that
+    others beat.
+    """
     first, *others = chosen(model, rig, goal).plans
     assert first.setup.layout == layout
     assert first.rated.context_each >= context
@@ -264,7 +298,9 @@ def test_the_first_layout_has_room_for_a_session_and_no_other_has_more_of_everyt
         assert not all(theirs > ours for theirs, ours in pairs)
 
 
-@pytest.mark.parametrize(("model", "rig"), [("qwen3-coder-next-80b", "2x rtx-3090"), ("glm-4.6", "2x rtx-pro-6000")])
+@pytest.mark.parametrize(
+    ("model", "rig"), [("qwen3-coder-next-80b", "2x rtx-3090"), ("glm-4.6", "2x rtx-pro-6000")]
+)
 def test_four_agents_are_given_four_slots_where_memory_holds_them(model, rig):
     plan = chosen(model, rig).plans[0]
     assert plan.rated.slots == 4
@@ -281,7 +317,9 @@ def test_a_pool_is_launched_with_the_context_that_one_sequence_can_have():
             assert setup.context == rated.context_each
             continue
         assert setup.context > rated.context_each
-        tasks = memory(setup, rated.card, context=AGENTS.need_tokens, slots=setup.slots, at_once=setup.slots)
+        tasks = memory(
+            setup, rated.card, context=AGENTS.need_tokens, slots=setup.slots, at_once=setup.slots
+        )
         added = kv_bytes_per_token(setup) * (setup.context - AGENTS.need_tokens)
         margin = 0 if tasks.fits_on_paper_only else tasks.margin_bytes
         assert tasks.over_inside_bytes + added + margin <= 0
@@ -292,7 +330,9 @@ ONE_STREAM = PlanGoal(agents=1, input_tokens=1024, output_tokens=512)
 
 @pytest.mark.parametrize("rig", ["4x rtx-3090", "5x rtx-3090", "6x rtx-3090"])
 def test_llama_cpp_split_over_many_pcie_cards_comes_after_a_measured_layout_of_vllm(rig):
-    """TP=5 in llama.cpp, which nobody has measured, stood before the TP=4 that a rig's author had built for."""
+    """TP=5 in llama.cpp, which nobody has measured, stood before the TP=4 that a rig's author had
+    built for.
+    """
     choice = chosen("gemma-4-31b", rig, ONE_STREAM)
     first = choice.plans[0].rated
     assert (first.setup.engine, str(first.setup.layout), first.measured) == ("vllm", "TP=4", True)
@@ -306,15 +346,26 @@ def test_over_nvlink_the_split_of_llama_cpp_is_not_put_behind(rated, kind, is_be
     measured = replace(rated, measured=True)
     link = CardLink(kind, 50.0)
     setup = replace(rated.setup, engine="llamacpp", layout=Layout(tp=4))
-    split = at_speed(replace(rated, setup=setup, prospect=replace(rated.prospect, link=link)), 130.0)
+    split = at_speed(
+        replace(rated, setup=setup, prospect=replace(rated.prospect, link=link)), 130.0
+    )
     assert (first_of([measured, split]) == measured) is is_behind
 
 
 @pytest.mark.parametrize(
     ("rig", "said"),
     [
-        ("5x rtx-3090", "card 5 adds nothing for vllm: TP=5 does not divide the 32 heads of gemma-4-31b"),
-        ("6x rtx-3090", "cards 5 and 6 add nothing for vllm: TP=5 and 6 do not divide the 32 heads of gemma-4-31b"),
+        (
+            "5x rtx-3090",
+            "card 5 adds nothing for vllm: TP=5 does not divide the 32 heads of gemma-4-31b",
+        ),
+        (
+            "6x rtx-3090",
+            (
+                "cards 5 and 6 add nothing for vllm: TP=5 and 6 do not divide the 32 heads of "
+                "gemma-4-31b"
+            ),
+        ),
     ],
 )
 def test_cards_that_add_nothing_are_said_to_with_the_reason(rig, said):

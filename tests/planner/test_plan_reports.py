@@ -1,4 +1,6 @@
-"""What a plan explains of its memory and its choice, pools of memory, and the report of a validation."""
+"""What a plan explains of its memory and its choice, pools of memory, and the report of a
+validation.
+"""
 
 import csv
 import dataclasses
@@ -28,7 +30,10 @@ def read(name):
     return read_rows((DATA / name).read_text(encoding="utf-8"), name)
 
 
-FOLDS = {name: Constants(**found) for name, found in json.loads((DATA / "fitted_without.json").read_text()).items()}
+FOLDS = {
+    name: Constants(**found)
+    for name, found in json.loads((DATA / "fitted_without.json").read_text()).items()
+}
 
 
 def unseen(source):
@@ -43,10 +48,14 @@ def page():
 
 
 def cells_of(page, *beginnings):
-    return [line.strip("|").split("|") for line in page.splitlines() if line.startswith(beginnings)]
+    return [
+        line.strip("|").split("|") for line in page.splitlines() if line.startswith(beginnings)
+    ]
 
 
-def test_the_page_keeps_the_promise_beats_simple_formulas_and_rests_on_few_constants_for_many_sources(page):
+def test_the_page_keeps_the_promise_beats_simple_formulas_and_rests_on_few_constants_for_many_sources(
+    page,
+):
     ((_, _, middle, p90),) = cells_of(page, "|**all**")
     assert float(middle.rstrip("%")) <= 16
     assert float(p90.rstrip("%")) <= 58
@@ -68,7 +77,10 @@ def test_no_row_is_dropped_silently_and_own_levels_and_writeups_are_predicted_fr
     assert len(rows) == 914
     report = validate(rows[::6], constants_of=unseen)
     assert report.rows == len(report.points) + len(report.unpredicted) == 153
-    assert len({row for row, _ in report.unpredicted} | {point.case.row for point in report.points}) == 153
+    assert (
+        len({row for row, _ in report.unpredicted} | {point.case.row for point in report.points})
+        == 153
+    )
     assert report.unpredicted
     assert all(": " in why for _, why in report.unpredicted)
     own = validate(read("own_points.csv"), constants_of=unseen)
@@ -87,7 +99,9 @@ RIG = parse_rig("2x rtx-3090")
 
 
 def of(model, layout, engine="vllm", quant="awq", spec=None, **more):
-    setup = Setup(geometry(model), find_quant(quant), find_kv("bf16"), engine, layout, slots=8, spec=spec)
+    setup = Setup(
+        geometry(model), find_quant(quant), find_kv("bf16"), engine, layout, slots=8, spec=spec
+    )
     return prospect(setup, RIG, published_constants(), context=1536, **more)
 
 
@@ -101,7 +115,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("found", CASES, ids=lambda found: f"{found.setup.model.id} {found.setup.layout}")
+@pytest.mark.parametrize(
+    "found", CASES, ids=lambda found: f"{found.setup.model.id} {found.setup.layout}"
+)
 def test_the_shares_of_a_step_add_up(found):
     for agents in (1, 4, 16):
         shares = step_shares(found, PlanGoal(agents=agents))
@@ -117,32 +133,44 @@ def test_a_step_spends_nothing_on_what_is_not_there():
 
 
 def pool_tokens_as_reported(setup, plan):
-    """Return what vLLM prints up to 0.12: layers are grouped by kind in equal groups, whose last one may be padded."""
-    model, tp = setup.model, setup.layout.tp
+    """Return what vLLM prints up to 0.12: layers are grouped by kind in equal groups, whose last
+    one may be padded.
+    """
+    model = setup.model
+    tp = setup.layout.tp
     if not model.sliding_layers:
         return int(plan.pool_bytes / kv_bytes_per_token(setup))
-    group = min(model.full_layers, model.sliding_layers) or max(model.full_layers, model.sliding_layers)
+    group = min(model.full_layers, model.sliding_layers) or max(
+        model.full_layers, model.sliding_layers
+    )
     padded = -(-model.sliding_layers // group) * group + -(-model.full_layers // group) * group
     each = 2 * max(1, -(-model.kv_heads // tp)) * model.head_dim * setup.kv.bytes
     return int(plan.pool_bytes / (padded * each / setup.layout.pp))
 
 
 def printed_pools():
-    """The rows whose pool is twice what 16-bit KV could give are taken as FP8 although their settings say `auto`."""
-    with (Path(__file__).parent.parent / "data" / "printed_pools.csv").open(encoding="utf-8", newline="") as file:
+    """The rows whose pool is twice what 16-bit KV could give are taken as FP8 although their
+    settings say `auto`.
+    """
+    with (Path(__file__).parent.parent / "data" / "printed_pools.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
         return list(csv.DictReader(file))
 
 
 def error_of(row):
     flags = {"tp": int(row["tp"]), "utilization": float(row["utilization"]), "version": "0.12.0"}
     made = setup(geometry(row["model"]), row["quant"], row["kv"], **flags)
-    return pool_tokens_as_reported(made, memory(made, device(row["card"]), context=4096)) / int(row["tokens"]) - 1
+    return (
+        pool_tokens_as_reported(made, memory(made, device(row["card"]), context=4096))
+        / int(row["tokens"])
+        - 1
+    )
 
 
 def test_published_pools_come_out_within_a_tenth_and_half_of_them_within_four_percent():
-    """And the errors lean to neither side: a pool promised too large sends people into preemption, one promised too
-    small sells them a card.
-    """
+    """And the errors lean to neither side: a pool promised too large sends people into preemption,
+    one promised too small sells them a card."""
     errors = [error_of(row) for row in printed_pools()]
     assert len(errors) == 30
     assert median(abs(e) for e in errors) < 0.04
@@ -152,22 +180,30 @@ def test_published_pools_come_out_within_a_tenth_and_half_of_them_within_four_pe
 
 @pytest.mark.parametrize(
     ("model", "tokens"),
-    [("llama-3.1-8b", 542_960), ("qwen3-8b", 478_560), ("qwen3-14b", 350_304), ("qwen3-32b", 81_648)],
+    [
+        ("llama-3.1-8b", 542_960),
+        ("qwen3-8b", 478_560),
+        ("qwen3-14b", 350_304),
+        ("qwen3-32b", 81_648),
+    ],
 )
 def test_pools_of_an_h100_nvl_come_out_within_four_percent(model, tokens):
-    """A public table of vLLM's KV tokens with 1024 sequences and 4096 batched tokens; only the bytes a sampled logit
-    takes were read from it.
-    """
+    """A public table of vLLM's KV tokens with 1024 sequences and 4096 batched tokens; only the
+    bytes a sampled logit takes were read from it."""
     card = dataclasses.replace(H100, id="h100-nvl", memory_gib=94.5)
     made = setup(geometry(model), "bf16", batched_tokens=4096)
-    assert pool_tokens_as_reported(made, memory(made, card, context=4096, slots=1024)) == pytest.approx(
-        tokens, rel=0.04
-    )
+    assert pool_tokens_as_reported(
+        made, memory(made, card, context=4096, slots=1024)
+    ) == pytest.approx(tokens, rel=0.04)
 
 
 def test_the_capacity_is_the_pool_whatever_the_context_and_with_windows_long_sequences_cost_less_a_token():
     made = setup(QWEN3_8B, "nvfp4")
     for context in (1024, 8192, 32768):
-        assert kv_capacity_tokens(made, RTX_5090, context=context) == pytest.approx(155_500, rel=0.01)
+        assert kv_capacity_tokens(made, RTX_5090, context=context) == pytest.approx(
+            155_500, rel=0.01
+        )
     made = setup(GEMMA3_12B, "nvfp4")
-    assert kv_capacity_tokens(made, RTX_5090, context=65536) > 2 * kv_capacity_tokens(made, RTX_5090, context=2048)
+    assert kv_capacity_tokens(made, RTX_5090, context=65536) > 2 * kv_capacity_tokens(
+        made, RTX_5090, context=2048
+    )

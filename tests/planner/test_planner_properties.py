@@ -1,7 +1,8 @@
-"""What must hold whatever model, card, format and load are put together: drawn at random, the seed is printed.
+"""What must hold whatever model, card, format and load are put together: drawn at random, the seed
+is printed.
 
-A test that is marked xfail names the smallest example of a known fault; once it is mended, the mark has to go.
-"""
+A test that is marked xfail names the smallest example of a known fault; once it is mended, the
+mark has to go."""
 
 import dataclasses
 import random
@@ -15,7 +16,14 @@ from skep.config.rigs import parse_rig
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.choose import choose
-from skep.planner.memory import defaults, kv_bytes_per_token, longest_context, memory, usable_bytes, weights_bytes
+from skep.planner.memory import (
+    defaults,
+    kv_bytes_per_token,
+    longest_context,
+    memory,
+    usable_bytes,
+    weights_bytes,
+)
 from skep.planner.predict import lengths, simulate_load
 from skep.planner.ranking import band
 from skep.planner.rules import valid_rungs
@@ -34,8 +42,10 @@ from skep.planner.step import all_reduce, is_datacenter, published_constants, st
 from skep.units import GIB
 
 K = published_constants()
-MODELS, CARDS = tuple(geometries().values()), tuple(devices().values())
-SAFETENSORS, GGUF = ("awq", "fp8", "bf16", "int8", "nvfp4", "gptq"), ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16")
+MODELS = tuple(geometries().values())
+CARDS = tuple(devices().values())
+SAFETENSORS = ("awq", "fp8", "bf16", "int8", "nvfp4", "gptq")
+GGUF = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16")
 TRIES = 60
 
 
@@ -47,14 +57,17 @@ def chance():
 
 
 def step(model, quant, card, tp=1, link=None, kv="bf16", engine="vllm", spec=None):
-    return step_model(Setup(model, QUANTS[quant], KV_TYPES[kv], engine, Layout(tp=tp), spec=spec), card, link, K)
+    return step_model(
+        Setup(model, QUANTS[quant], KV_TYPES[kv], engine, Layout(tp=tp), spec=spec), card, link, K
+    )
 
 
 def drawn(chance, engines=("vllm", "sglang", "llamacpp")):
     """A model, a card, an engine with a format it reads, sequences and tokens of each."""
     engine = chance.choice(engines)
     quant = chance.choice(GGUF if engine == "llamacpp" else SAFETENSORS)
-    sequences, each = chance.choice([1, 2, 4, 8, 16, 64, 256]), chance.choice([10, 200, 1000, 8000, 100_000])
+    sequences = chance.choice([1, 2, 4, 8, 16, 64, 256])
+    each = chance.choice([10, 200, 1000, 8000, 100_000])
     return chance.choice(MODELS), chance.choice(CARDS), engine, quant, sequences, each
 
 
@@ -69,11 +82,14 @@ def said(*values):
 def test_more_bandwidth_and_more_flops_never_make_a_step_longer(chance):
     for _ in range(TRIES):
         model, card, engine, quant, n, each = drawn(chance)
-        spec, times = some_spec(chance), chance.choice([1.05, 1.3, 2.0, 4.0])
+        spec = some_spec(chance)
+        times = chance.choice([1.05, 1.3, 2.0, 4.0])
         faster = dataclasses.replace(card, bandwidth_gbs=card.bandwidth_gbs * times)
         if is_datacenter(faster) != is_datacenter(card):
             continue  # the fault below
-        stronger = dataclasses.replace(card, fp16_tflops=card.fp16_tflops and card.fp16_tflops * times)
+        stronger = dataclasses.replace(
+            card, fp16_tflops=card.fp16_tflops and card.fp16_tflops * times
+        )
         plain = step(model, quant, card, engine=engine, spec=spec).seconds(n, n * each)
         for better in (faster, stronger):
             took = step(model, quant, better, engine=engine, spec=spec).seconds(n, n * each)
@@ -81,15 +97,26 @@ def test_more_bandwidth_and_more_flops_never_make_a_step_longer(chance):
 
 
 def test_what_once_was_a_fault_stays_mended():
-    slower, faster = (dataclasses.replace(device("rtx-3090"), bandwidth_gbs=rate) for rate in (1199, 1201))
+    slower, faster = (
+        dataclasses.replace(device("rtx-3090"), bandwidth_gbs=rate) for rate in (1199, 1201)
+    )
     model = geometry("qwen3-8b")
-    assert step(model, "bf16", faster).seconds(1, 1000) <= step(model, "bf16", slower).seconds(1, 1000)
-    bridge, slot = (all_reduce(2, link, K) for link in (CardLink("nvlink", 56.2), CardLink("pcie", 31.5, p2p=True)))
+    assert step(model, "bf16", faster).seconds(1, 1000) <= step(model, "bf16", slower).seconds(
+        1, 1000
+    )
+    bridge, slot = (
+        all_reduce(2, link, K)
+        for link in (CardLink("nvlink", 56.2), CardLink("pcie", 31.5, p2p=True))
+    )
     for size in (2 * 4096, 2 * 4096 * 8):  # one token, eight
         assert bridge.fixed_s + bridge.s_per_byte * size <= slot.fixed_s + slot.s_per_byte * size
-    model, card, spec = geometry("qwen3.6-27b"), device("b200"), Speculation("mtp", 3)
+    model = geometry("qwen3.6-27b")
+    card = device("b200")
+    spec = Speculation("mtp", 3)
     alone = step(model, "fp8", card, spec=spec).seconds(1, 1000)
-    assert step(model, "fp8", card, 2, CardLink("nvlink", 900.0), spec=spec).seconds(1, 1000) <= alone
+    assert (
+        step(model, "fp8", card, 2, CardLink("nvlink", 900.0), spec=spec).seconds(1, 1000) <= alone
+    )
     one = step(geometry("gpt-oss-120b"), "mxfp4", device("mi300x"), 8, CardLink("nvlink", 64.0))
     assert 1 / one.seconds(1, 1536) > 120
 
@@ -112,15 +139,22 @@ def test_more_sequences_bring_more_tokens_a_second_where_nothing_speculates(chan
         model, card, engine, quant, n, each = drawn(chance)
         one = step(model, quant, card, engine=engine)
         rates = [count / one.seconds(count, count * each) for count in (n, n + 1, 2 * n)]
-        assert rates[0] <= rates[1] * 1.001 <= rates[2] * 1.002, said(model, card, engine, quant, n, each)
+        assert rates[0] <= rates[1] * 1.001 <= rates[2] * 1.002, said(
+            model, card, engine, quant, n, each
+        )
 
 
 def test_fewer_bits_are_never_slower_for_one_agent(chance):
     for _ in range(TRIES):
         model, card, engine, _, _, each = drawn(chance)
         if (model.is_moe and model.is_hybrid) or is_datacenter(card):
-            continue  # 4-bit checkpoints of those keep attention in 16 bit; HBM is faster than weights are unpacked
-        order = GGUF if engine == "llamacpp" else ("awq", "fp8", "bf16")
+            # 4-bit checkpoints of those keep attention in 16 bit; HBM is faster than weights are
+            # unpacked
+            continue
+        if engine == "llamacpp":
+            order = GGUF
+        else:
+            order = ("awq", "fp8", "bf16")
         took = [step(model, quant, card, engine=engine).seconds(1, each) for quant in order]
         assert took == sorted(took), said(model, card, engine, each)
 
@@ -128,19 +162,39 @@ def test_fewer_bits_are_never_slower_for_one_agent(chance):
 def test_a_smaller_cache_type_is_never_read_slower(chance):
     for _ in range(TRIES):
         model, card, engine, quant, n, each = drawn(chance)
-        kinds = ("bf16", "q8_0", "q4_0") if engine == "llamacpp" else ("bf16", "fp8", "turboquant_3bit")
-        took = [step(model, quant, card, engine=engine, kv=kv).seconds(n, n * each) for kv in kinds]
+        if engine == "llamacpp":
+            kinds = ("bf16", "q8_0", "q4_0")
+        else:
+            kinds = ("bf16", "fp8", "turboquant_3bit")
+        took = [
+            step(model, quant, card, engine=engine, kv=kv).seconds(n, n * each) for kv in kinds
+        ]
         assert took == sorted(took, reverse=True), said(model, card, engine, quant, n, each)
 
 
 def test_a_better_link_of_one_kind_is_never_slower(chance):
     for _ in range(TRIES):
         model, card, engine, quant, n, each = drawn(chance)
-        tp, prompt = chance.choice([r for r in valid_rungs(model) if r <= 8]), chance.choice([0, 512, 2048])
-        links = [CardLink("pcie", 8.0, p2p=False), CardLink("pcie", 31.5, p2p=False), CardLink("pcie", 31.5, p2p=True)]
-        links = chance.choice([links, [CardLink("nvlink", 56.2), CardLink("nvlink", 112.0), CardLink("nvlink", 450.0)]])
-        took = [step(model, quant, card, tp, link, engine=engine).seconds(n, n * each, prompt) for link in links]
-        assert took == sorted(took, reverse=True), said(model, card, engine, quant, tp, n, each, prompt)
+        tp = chance.choice([r for r in valid_rungs(model) if r <= 8])
+        prompt = chance.choice([0, 512, 2048])
+        links = [
+            CardLink("pcie", 8.0, p2p=False),
+            CardLink("pcie", 31.5, p2p=False),
+            CardLink("pcie", 31.5, p2p=True),
+        ]
+        links = chance.choice(
+            [
+                links,
+                [CardLink("nvlink", 56.2), CardLink("nvlink", 112.0), CardLink("nvlink", 450.0)],
+            ]
+        )
+        took = [
+            step(model, quant, card, tp, link, engine=engine).seconds(n, n * each, prompt)
+            for link in links
+        ]
+        assert took == sorted(took, reverse=True), said(
+            model, card, engine, quant, tp, n, each, prompt
+        )
 
 
 def test_a_group_over_a_free_link_is_between_one_card_and_perfect_division(chance):
@@ -150,7 +204,9 @@ def test_a_group_over_a_free_link_is_between_one_card_and_perfect_division(chanc
         alone = step(model, quant, card, engine=engine).seconds(n, n * each)
         group = step(model, quant, card, tp, CardLink("nvlink", 1e9), engine=engine)
         free = group.seconds(n, n * each) - group.comm_fixed_s
-        assert alone / tp * 0.999 <= free <= alone * 1.001, said(model, card, engine, quant, tp, n, each)
+        assert alone / tp * 0.999 <= free <= alone * 1.001, said(
+            model, card, engine, quant, tp, n, each
+        )
 
 
 def test_more_of_the_drafts_accepted_bring_more_and_never_more_than_all(chance):
@@ -158,7 +214,9 @@ def test_more_of_the_drafts_accepted_bring_more_and_never_more_than_all(chance):
         model, card, engine, quant, n, _ = drawn(chance)
         depth = chance.randint(1, 8)
         brought = [
-            step(model, quant, card, engine=engine, spec=Speculation("mtp", depth, share)).tokens_per_step(n)
+            step(
+                model, quant, card, engine=engine, spec=Speculation("mtp", depth, share)
+            ).tokens_per_step(n)
             for share in (0.0, 0.3, 0.7, 1.0)
         ]
         assert brought == sorted(brought), said(model, engine, depth)
@@ -171,10 +229,19 @@ def test_more_of_the_drafts_accepted_bring_more_and_never_more_than_all(chance):
 def test_memory_is_never_negative_and_shrinks_with_every_card_of_a_group(chance):
     for _ in range(TRIES):
         model, card, engine, quant, n, each = drawn(chance)
-        spec, whole = some_spec(chance), weights_bytes(model, QUANTS[quant], with_vision=False)
+        spec = some_spec(chance)
+        whole = weights_bytes(model, QUANTS[quant], with_vision=False)
         before = None
         for tp in (r for r in valid_rungs(model) if r <= 8):
-            setup = Setup(model, QUANTS[quant], KV_TYPES["bf16"], engine, Layout(tp=tp), slots=min(n, 64), spec=spec)
+            setup = Setup(
+                model,
+                QUANTS[quant],
+                KV_TYPES["bf16"],
+                engine,
+                Layout(tp=tp),
+                slots=min(n, 64),
+                spec=spec,
+            )
             plan = memory(setup, card, context=min(each, model.max_context or each))
             what = said(model, card, engine, quant, tp, n, each, spec)
             assert all(term.bytes >= 0 for term in plan.terms), what
@@ -189,13 +256,20 @@ def test_a_larger_card_and_more_utilization_hold_more_and_more_slots_hold_less_e
     for _ in range(TRIES // 3):
         model, card, engine, quant, _, _ = drawn(chance, ("vllm", "llamacpp"))
         slots = chance.choice([1, 2, 8])
-        chunk = defaults(engine, card).batched_tokens  # vLLM takes a larger one from 70 GiB on, out of the cache
-        setup = Setup(model, QUANTS[quant], KV_TYPES["bf16"], engine, slots=slots, batched_tokens=chunk)
+        chunk = defaults(
+            engine, card
+        ).batched_tokens  # vLLM takes a larger one from 70 GiB on, out of the cache
+        setup = Setup(
+            model, QUANTS[quant], KV_TYPES["bf16"], engine, slots=slots, batched_tokens=chunk
+        )
         context = longest_context(setup, card, slots)
         what = said(model, card, engine, quant, slots)
-        assert longest_context(setup, dataclasses.replace(card, memory_gib=card.memory_gib * 1.5), slots) >= context, (
-            what
-        )
+        assert (
+            longest_context(
+                setup, dataclasses.replace(card, memory_gib=card.memory_gib * 1.5), slots
+            )
+            >= context
+        ), what
         assert longest_context(replace(setup, slots=2 * slots), card, 2 * slots) <= context, what
         assert 0 <= context <= (model.max_context or 1 << 20), what
 
@@ -204,14 +278,18 @@ def test_a_spark_has_what_cuda_reports_and_from_70_gib_on_vllm_prefills_in_large
     assert usable_bytes(device("dgx-spark")) == pytest.approx(121.7 * GIB, rel=0.03)
     card = dataclasses.replace(device("radeon-pro-w7900"), memory_gib=72.0)
     setup = Setup(geometry("gemma-4-31b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", slots=8)
-    assert longest_context(setup, card, 8) < longest_context(replace(setup, batched_tokens=2048), card, 8)
+    assert longest_context(setup, card, 8) < longest_context(
+        replace(setup, batched_tokens=2048), card, 8
+    )
 
 
 # Loads played through
 
 
 def played(one, load, slots=64, pool=1e9, chunk=2048, replicas=1):
-    return simulate_load(one, load, slots=slots, pool_tokens=pool, chunk_tokens=chunk, replicas=replicas)
+    return simulate_load(
+        one, load, slots=slots, pool_tokens=pool, chunk_tokens=chunk, replicas=replicas
+    )
 
 
 def test_every_task_ends_after_it_began_and_no_token_is_lost(chance):
@@ -219,11 +297,15 @@ def test_every_task_ends_after_it_began_and_no_token_is_lost(chance):
         model, card, engine, quant, _, _ = drawn(chance)
         one = step(model, quant, card, engine=engine, spec=some_spec(chance))
         shape = chance.choice(["steady", "burst", "mixed"])
-        agents, slots, replicas = chance.choice([1, 2, 3, 5, 8, 33]), chance.choice([1, 2, 4, 64]), chance.randint(1, 3)
+        agents = chance.choice([1, 2, 3, 5, 8, 33])
+        slots = chance.choice([1, 2, 4, 64])
+        replicas = chance.randint(1, 3)
         spread = 1.0 if shape == "mixed" else 0.0
-        prompt, answer = chance.choice([0, 1, 100, 9000]), chance.choice([0, 1, 2, 64, 512])
+        prompt = chance.choice([0, 1, 100, 9000])
+        answer = chance.choice([0, 1, 2, 64, 512])
         load = PlannedLoad(agents, prompt, answer, shape=shape, spread=spread)
-        pool, chunk = chance.choice([1e9, 5000, 40]), chance.choice([16, 512, 8192])
+        pool = chance.choice([1e9, 5000, 40])
+        chunk = chance.choice([16, 512, 8192])
         got = played(one, load, slots, pool, chunk, replicas)
         what = said(model, card, engine, quant, load, slots, pool, chunk, replicas)
         expected = agents * (1 if shape == "burst" else 14 if spread else 3)
@@ -238,9 +320,13 @@ def test_longer_prompts_never_bring_the_first_token_earlier(chance):
     for _ in range(TRIES // 2):
         model, card, engine, quant, _, _ = drawn(chance)
         one = step(model, quant, card, engine=engine)
-        agents, slots = chance.choice([1, 3, 8, 20]), chance.choice([1, 4, 64])
-        shape, prompts = chance.choice(["steady", "burst"]), chance.choice([(64, 200), (1000, 4000)])
-        short, long = (played(one, PlannedLoad(agents, n, 128, shape=shape), slots).ttft_s for n in prompts)
+        agents = chance.choice([1, 3, 8, 20])
+        slots = chance.choice([1, 4, 64])
+        shape = chance.choice(["steady", "burst"])
+        prompts = chance.choice([(64, 200), (1000, 4000)])
+        short, long = (
+            played(one, PlannedLoad(agents, n, 128, shape=shape), slots).ttft_s for n in prompts
+        )
         assert short <= long, said(model, card, engine, quant, agents, slots, shape)
 
 
@@ -248,8 +334,12 @@ def test_more_agents_below_the_slots_never_bring_less_in_a_steady_load(chance):
     for _ in range(TRIES // 2):
         model, card, _, quant, _, _ = drawn(chance, ("vllm", "sglang"))
         one = step(model, quant, card, spec=some_spec(chance))
-        agents, prompt = chance.choice([1, 2, 4, 8, 16]), chance.choice([16, 512, 2048])
-        few, more = (played(one, PlannedLoad(count, prompt, 256)).effective_tok_s for count in (agents, 2 * agents))
+        agents = chance.choice([1, 2, 4, 8, 16])
+        prompt = chance.choice([16, 512, 2048])
+        few, more = (
+            played(one, PlannedLoad(count, prompt, 256)).effective_tok_s
+            for count in (agents, 2 * agents)
+        )
         assert few <= more * 1.01, said(model, card, quant, agents, prompt)
 
 
@@ -262,26 +352,38 @@ def test_a_mixed_level_does_not_depend_on_its_length_and_tasks_that_arrive_toget
     burst = played(one, PlannedLoad(4, 2048, 32, tasks=4, shape="burst"))
     assert flood.ttft_s == pytest.approx(burst.ttft_s, rel=0.02)
     two = played(one, PlannedLoad(2, 2048, 32, tasks=2, rate_per_s=1000.0), replicas=2)
-    assert two.wall_s == pytest.approx(played(one, PlannedLoad(1, 2048, 32, tasks=1)).wall_s, rel=0.02)
+    assert two.wall_s == pytest.approx(
+        played(one, PlannedLoad(1, 2048, 32, tasks=1)).wall_s, rel=0.02
+    )
 
 
 def test_twice_the_replicas_for_twice_the_agents_bring_twice_as_much(chance):
     for _ in range(TRIES // 3):
         model, card, _, quant, _, _ = drawn(chance, ("vllm",))
         one = step(model, quant, card)
-        agents, replicas = chance.choice([1, 2, 8]), chance.randint(1, 3)
-        few = played(one, PlannedLoad(agents * replicas, 256, 256), replicas=replicas).effective_tok_s
-        many = played(one, PlannedLoad(2 * agents * replicas, 256, 256), replicas=2 * replicas).effective_tok_s
+        agents = chance.choice([1, 2, 8])
+        replicas = chance.randint(1, 3)
+        few = played(
+            one, PlannedLoad(agents * replicas, 256, 256), replicas=replicas
+        ).effective_tok_s
+        many = played(
+            one, PlannedLoad(2 * agents * replicas, 256, 256), replicas=2 * replicas
+        ).effective_tok_s
         assert many == pytest.approx(2 * few, rel=0.02), said(model, card, quant, agents, replicas)
 
 
 def test_an_open_load_brings_no_more_than_arrives(chance):
     for _ in range(TRIES // 3):
         model, card, _, quant, _, _ = drawn(chance, ("vllm",))
-        rate, tasks = chance.choice([0.1, 1.0, 10.0]), 20
-        got = played(step(model, quant, card), PlannedLoad(tasks, 256, 64, tasks=tasks, rate_per_s=rate))
+        rate = chance.choice([0.1, 1.0, 10.0])
+        tasks = 20
+        got = played(
+            step(model, quant, card), PlannedLoad(tasks, 256, 64, tasks=tasks, rate_per_s=rate)
+        )
         assert got.tasks == tasks
-        assert got.effective_tok_s <= rate * 64 * tasks / (tasks - 1), said(model, card, quant, rate)
+        assert got.effective_tok_s <= rate * 64 * tasks / (tasks - 1), said(
+            model, card, quant, rate
+        )
 
 
 # Rigs and choices
@@ -291,7 +393,12 @@ def test_every_band_holds_its_own_prediction(chance):
     for _ in range(TRIES):
         model, card, engine, _, n, _ = drawn(chance)
         setup = Setup(
-            model, QUANTS["awq"], KV_TYPES["bf16"], engine, Layout(tp=chance.choice([1, 2])), spec=some_spec(chance)
+            model,
+            QUANTS["awq"],
+            KV_TYPES["bf16"],
+            engine,
+            Layout(tp=chance.choice([1, 2])),
+            spec=some_spec(chance),
         )
         around = band(setup, card, n, calibrated=chance.random() < 0.5)
         assert 0.005 < around.low < 1 < around.high < 200, said(model, card, engine, n)
@@ -308,11 +415,18 @@ def test_no_pair_of_cards_talks_faster_than_ten_terabits_and_a_slot_without_lane
 
 def test_a_further_card_of_the_same_kind_never_makes_the_best_plan_worse(chance):
     small = [m for m in MODELS if m.params_total < 40e9]
-    nvidia = [c for c in CARDS if c.vendor == "nvidia" and c.memory_gib >= 16 and c.pcie and "x16" in c.pcie]
+    nvidia = [
+        c
+        for c in CARDS
+        if c.vendor == "nvidia" and c.memory_gib >= 16 and c.pcie and "x16" in c.pcie
+    ]
     for _ in range(4):
-        model, card, agents = chance.choice(small), chance.choice(nvidia), chance.choice([1, 4, 8])
+        model = chance.choice(small)
+        card = chance.choice(nvidia)
+        agents = chance.choice([1, 4, 8])
         scores = []
         for count in (1, 2):
             plans = choose(model, parse_rig(f"{count}x {card.id}"), PlanGoal(agents=agents)).plans
             scores.append(max((plan.rated.score for plan in plans), default=0.0))
-        assert scores[0] <= scores[1] * 1.06, said(model, card, agents)  # of a tie, more bits are kept
+        # Of a tie, more bits are kept.
+        assert scores[0] <= scores[1] * 1.06, said(model, card, agents)

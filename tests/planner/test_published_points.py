@@ -1,4 +1,6 @@
-"""A row of a table of measurements becomes a setup, a load and a figure; what it lacks is named."""
+"""A row of a table of measurements becomes a setup, a load and a figure;
+what it lacks is named.
+"""
 
 import random
 from contextlib import suppress
@@ -11,8 +13,8 @@ from skep.planner.validation import Unpredictable, read_case, read_rows, source_
 
 DATA = Path(__file__).parent.parent / "data"
 ROW = {
-    "source_url": "https://github.com/owner/repo/blob/main/a.json", "gpu": "RTX 3090", "model": "Qwen3-8B",
-    "quant": "awq", "concurrency": "1", "tok_s": "90", "metric": "decode",
+    "source_url": "https://github.com/owner/repo/blob/main/a.json", "gpu": "RTX 3090",
+    "model": "Qwen3-8B", "quant": "awq", "concurrency": "1", "tok_s": "90", "metric": "decode",
 }  # fmt: skip
 
 
@@ -65,12 +67,29 @@ def test_a_row_without_a_fact_says_which(changes, fact):
 
 def test_a_whole_row_becomes_a_setup_a_load_and_a_figure_and_mixed_cards_are_paced_by_the_slowest():
     told = case(
-        gpu="2x RTX 3090", tp="2", link="pcie 15.75 p2p", engine="sglang", kv="fp8", slots="8", spec="mtp:3",
-        text="code", concurrency="4", input_tokens="1024", output_tokens="512", utilization="0.9",
-        graphs="eager", shape="burst",
-    )  # fmt: skip
+        gpu="2x RTX 3090",
+        tp="2",
+        link="pcie 15.75 p2p",
+        engine="sglang",
+        kv="fp8",
+        slots="8",
+        spec="mtp:3",
+        text="code",
+        concurrency="4",
+        input_tokens="1024",
+        output_tokens="512",
+        utilization="0.9",
+        graphs="eager",
+        shape="burst",
+    )
     setup = told.setup
-    assert (setup.engine, setup.kv.id, setup.slots, setup.layout.tp, setup.graphs) == ("sglang", "fp8", 8, 2, False)
+    assert (setup.engine, setup.kv.id, setup.slots, setup.layout.tp, setup.graphs) == (
+        "sglang",
+        "fp8",
+        8,
+        2,
+        False,
+    )
     assert setup.spec == Speculation("mtp", 3, text="code")
     assert (told.rig.default_link.gbs, told.rig.default_link.p2p) == (15.75, True)
     assert (told.load.concurrency, told.load.input_tokens, told.load.shape) == (4, 1024, "burst")
@@ -82,7 +101,11 @@ def test_a_whole_row_becomes_a_setup_a_load_and_a_figure_and_mixed_cards_are_pac
 
 
 def test_nearly_every_complete_row_becomes_a_case_and_nonsense_a_missing_fact_and_no_traceback():
-    whole = [(n, cells) for n, cells in rows("published_points.csv") if cells["quant"] and cells["concurrency"]]
+    whole = [
+        (n, cells)
+        for n, cells in rows("published_points.csv")
+        if cells["quant"] and cells["concurrency"]
+    ]
     read = 0
     for number, cells in whole:
         with suppress(Unpredictable):
@@ -94,7 +117,22 @@ def test_nearly_every_complete_row_becomes_a_case_and_nonsense_a_missing_fact_an
     print("seed", seed)
     chance = random.Random(seed)
     pool = [cells for _, cells in rows("published_points.csv")]
-    junk = ["", "0", "-1", "nan", "inf", "1e400", "x" * 300, "NULL", "1,5", "🐝", "2x", "k=999999", "a100 + ", "+"]
+    junk = [
+        "",
+        "0",
+        "-1",
+        "nan",
+        "inf",
+        "1e400",
+        "x" * 300,
+        "NULL",
+        "1,5",
+        "🐝",
+        "2x",
+        "k=999999",
+        "a100 + ",
+        "+",
+    ]
     for _ in range(100):
         cells = dict(chance.choice(pool))
         for name in chance.sample(sorted(cells), chance.randint(1, 6)):

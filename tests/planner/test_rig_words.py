@@ -80,7 +80,9 @@ def test_what_makes_no_sense_is_one_line(text, link, words):
 
 
 def host(*gpus, links=()):
-    return HostFacts("Linux", "x86_64", "3.11", None, 8, (), None, None, None, None, gpus=gpus, links=links)
+    return HostFacts(
+        "Linux", "x86_64", "3.11", None, 8, (), None, None, None, None, gpus=gpus, links=links
+    )
 
 
 def gpu(index, name="NVIDIA GeForce RTX 3090", gib=24, **more):
@@ -89,7 +91,12 @@ def gpu(index, name="NVIDIA GeForce RTX 3090", gib=24, **more):
 
 def test_this_machine_is_read_with_its_links_and_an_unknown_card_or_none_is_said():
     slots = {"pcie_generation_max": 4, "pcie_lanes": 8}
-    facts = host(gpu(0, **slots), gpu(1, **slots), gpu(2, **slots), links=((0, 1, "NV4"), (0, 2, "PHB"), (1, 2, "SYS")))
+    facts = host(
+        gpu(0, **slots),
+        gpu(1, **slots),
+        gpu(2, **slots),
+        links=((0, 1, "NV4"), (0, 2, "PHB"), (1, 2, "SYS")),
+    )
     rig = rig_of_host(facts).rig
     assert [card.id for card in rig.cards] == ["rtx-3090"] * 3
     assert (rig.link(0, 1).kind, rig.link(0, 1).gbs) == ("nvlink", 56.2)
@@ -110,7 +117,12 @@ CPU = replace(host(), cpu_model="Some CPU", cpu_features=("avx", "avx2"), memory
 
 def test_a_cpu_computes_by_its_units_and_replicas_share_it():
     (card,) = cpu_rig(CPU, 41.26).cards
-    assert (card.vendor, card.title, card.memory_gib, card.bandwidth_gbs) == ("cpu", "Some CPU", 32.0, 41.3)
+    assert (card.vendor, card.title, card.memory_gib, card.bandwidth_gbs) == (
+        "cpu",
+        "Some CPU",
+        32.0,
+        41.3,
+    )
     assert card.fp16_tflops == pytest.approx(8 * 3 * 32 / 1000)
     assert "copying" in card.origins["bandwidth_gbs"].source
     rigs = (cpu_rig(replace(CPU, cpu_features=f), 40) for f in ((), ("avx2", "avx512f")))

@@ -17,7 +17,7 @@ from memory_samples import (
     RTX_3090,
     rig,
     setup,
-)  # fmt: skip
+)
 from msgspec.structs import replace
 
 from skep.catalog.models import geometry
@@ -26,20 +26,35 @@ from skep.planner.rules import Facts, check, find_first, refusal, rules, valid_r
 from skep.planner.setup import KV_TYPES, QUANTS, Layout, Rig, Setup, Speculation
 
 CASES = [case for rule in rules().values() for case in rule.cases]
-SETTINGS = {"slots": int, "context": int, "batched_tokens": int, "utilization": float, "version": str, "graphs": bool}
+SETTINGS = {
+    "slots": int,
+    "context": int,
+    "batched_tokens": int,
+    "utilization": float,
+    "version": str,
+    "graphs": bool,
+}
 
 
 def read_example(text):
-    """Return the setup and the rig of "qwen3-8b awq tp=2 spec=mtp:3 on 2x rtx-3090"; `graphs=` is without them."""
+    """Return the setup and the rig of "qwen3-8b awq tp=2 spec=mtp:3 on 2x rtx-3090"; `graphs=` is
+    without them.
+    """
     words, _, cards = text.partition(" on ")
     model, quant, *settings = words.split()
     told = dict(each.split("=") for each in settings)
     layout = {key: int(told.pop(key)) for key in ("tp", "pp", "ep", "replicas") if key in told}
     link, (method, _, depth) = told.pop("link", None), told.pop("spec", "").partition(":")
-    found = Rig(()) if cards == "nothing" else parse_rig(cards, None if link == "none" else link)
+    if cards == "nothing":
+        found = Rig(())
+    else:
+        found = parse_rig(cards, None if link == "none" else link)
     more = {key: SETTINGS[key](value) for key, value in told.items() if key in SETTINGS}
-    kv, engine = told.get("kv", "bf16"), told.get("engine", "vllm")
-    made = setup(geometry(model), quant, kv, engine, **layout, spec=int(depth or 0), method=method, **more)
+    kv = told.get("kv", "bf16")
+    engine = told.get("engine", "vllm")
+    made = setup(
+        geometry(model), quant, kv, engine, **layout, spec=int(depth or 0), method=method, **more
+    )
     return made, replace(found, default_link=None) if link == "none" else found
 
 
@@ -88,35 +103,62 @@ def test_every_rule_has_an_id_and_the_first_refusal_is_the_reason_of_all_or_of_t
 
 def any_setup(rng):
     """Also what nobody should ask for: zero depth, 200 % of a card, seven cards of three."""
-    spec = rng.choice((None, Speculation(rng.choice(("mtp", "draft", "ngram", "dflash", "")), rng.randint(-1, 9))))
-    layout = Layout(rng.randint(1, 9), rng.choice((1, 1, 2, 99)), rng.choice((1, 1, 2, 3)), rng.randint(1, 3))
+    spec = rng.choice(
+        (
+            None,
+            Speculation(rng.choice(("mtp", "draft", "ngram", "dflash", "")), rng.randint(-1, 9)),
+        )
+    )
+    layout = Layout(
+        rng.randint(1, 9), rng.choice((1, 1, 2, 99)), rng.choice((1, 1, 2, 3)), rng.randint(1, 3)
+    )
     engine = rng.choice(("vllm", "sglang", "llamacpp", "ollama", "ik_llamacpp", "unheard-of"))
     version = rng.choice((None, "0.17", "0.19.2", "0.24.0", "2026-07", "nightly", ""))
     return Setup(
-        rng.choice(MODELS), rng.choice(list(QUANTS.values())), rng.choice(list(KV_TYPES.values())), engine, layout,
-        rng.choice((None, 1, 4, 8, 4000)), rng.choice((None, 1024, 10**7)), rng.choice((None, 0.5, 0.97, 2.0, -1.0)),
-        rng.random() < 0.7, spec, rng.choice((None, 16, 2048, 65536)), version,
-    )  # fmt: skip
+        rng.choice(MODELS),
+        rng.choice(list(QUANTS.values())),
+        rng.choice(list(KV_TYPES.values())),
+        engine,
+        layout,
+        rng.choice((None, 1, 4, 8, 4000)),
+        rng.choice((None, 1024, 10**7)),
+        rng.choice((None, 0.5, 0.97, 2.0, -1.0)),
+        rng.random() < 0.7,
+        spec,
+        rng.choice((None, 16, 2048, 65536)),
+        version,
+    )
 
 
 def any_rig(rng):
     cards = tuple(rng.choice(CARDS) for _ in range(rng.randint(0, 5)))
-    return Rig(cards, rng.choice((None, PCIE, NVLINK)), ((0, 1, NVLINK),) if len(cards) > 1 else ())
+    return Rig(
+        cards, rng.choice((None, PCIE, NVLINK)), ((0, 1, NVLINK),) if len(cards) > 1 else ()
+    )
 
 
 def test_no_setup_makes_a_rule_raise_and_every_sentence_is_a_line_that_names_something():
     rng = Random(11)
     for _ in range(1000):
-        made, on = any_setup(rng), any_rig(rng)
+        made = any_setup(rng)
+        on = any_rig(rng)
         findings = check(made, on)
         assert len({f.rule for f in findings}) == len(findings)
-        named = {made.model.id, made.engine, made.quant.title, made.kv.title, *(card.id for card in on.cards)}
+        named = {
+            made.model.id,
+            made.engine,
+            made.quant.title,
+            made.kv.title,
+            *(card.id for card in on.cards),
+        }
         for found in findings:
             assert found.verdict in ("refused", "costs", "depends", "fine")
             assert "\n" not in found.sentence
             assert 20 < len(found.sentence) < 260
             assert not found.sentence.endswith(".")
-            assert any(c.isdigit() for c in found.sentence) or any(name in found.sentence for name in named)
+            assert any(c.isdigit() for c in found.sentence) or any(
+                name in found.sentence for name in named
+            )
             assert found.source
             assert found.remedy is None or found.remedy
 
@@ -125,7 +167,10 @@ def test_no_setup_makes_a_rule_raise_and_every_sentence_is_a_line_that_names_som
     ("model", "rungs"),
     [
         (GEMMA4_31B, (1, 2, 4, 8, 16, 32)),
-        (QWEN36_27B, (1, 2, 4, 8)),  # 24 heads in its configuration; a write-up that says 16 lists 16 as well
+        (
+            QWEN36_27B,
+            (1, 2, 4, 8),
+        ),  # 24 heads in its configuration; a write-up that says 16 lists 16 as well
         (QWEN36_35B, (1, 2, 4, 8, 16)),
         (QWEN3_8B, (1, 2, 4, 8, 16, 32)),
         (DEEPSEEK_V3, (1, 2, 4, 8, 16, 32, 64)),

@@ -9,51 +9,79 @@ from skep.planner.setup import CardLink, Layout, Setup, Speculation, find_kv, fi
 from skep.planner.step import UNTUNED, StepTuning, all_reduce, published_constants, step_model
 
 K = published_constants()
-NVLINK, PCIE = CardLink("nvlink", 56.2), CardLink("pcie", 31.5, p2p=False)
+NVLINK = CardLink("nvlink", 56.2)
+PCIE = CardLink("pcie", 31.5, p2p=False)
 
 
-def step(model="qwen3-14b", quant="awq", card="rtx-3090", tp=1, link=PCIE, kv="bf16", tuning=UNTUNED, **more):
+def step(
+    model="qwen3-14b",
+    quant="awq",
+    card="rtx-3090",
+    tp=1,
+    link=PCIE,
+    kv="bf16",
+    tuning=UNTUNED,
+    **more,
+):
     setup = Setup(geometry(model), find_quant(quant), find_kv(kv), "vllm", Layout(tp=tp), **more)
     return step_model(setup, device(card), link if tp > 1 else None, K, tuning=tuning)
 
 
 def test_a_mixture_reads_few_experts_for_one_token_and_stages_overlap_for_several_sequences_only():
     moe = step("qwen3-coder-30b-a3b")
-    few, many = moe.seconds(1, 0), moe.seconds(64, 0)
+    few = moe.seconds(1, 0)
+    many = moe.seconds(64, 0)
     assert few < 0.4 * step("qwen2.5-coder-32b").seconds(1, 0)
     assert many > 2.5 * few
     setup = Setup(geometry("qwen3-14b"), find_quant("awq"), find_kv("bf16"), "vllm", Layout(pp=2))
-    two, one = step_model(setup, device("rtx-3090"), None, K), step()
+    two = step_model(setup, device("rtx-3090"), None, K)
+    one = step()
     assert two.seconds(1, 1000) > one.seconds(1, 1000)
     assert two.seconds(16, 16_000) < one.seconds(16, 16_000)
     cut, whole = (
         step_model(
-            Setup(geometry("qwen3-30b-a3b"), find_quant("fp8"), find_kv("bf16"), "vllm", Layout(tp=2, ep=ep)),
-            device("h100-sxm"), CardLink("nvlink", 450.0), K,
+            Setup(
+                geometry("qwen3-30b-a3b"),
+                find_quant("fp8"),
+                find_kv("bf16"),
+                "vllm",
+                Layout(tp=2, ep=ep),
+            ),
+            device("h100-sxm"),
+            CardLink("nvlink", 450.0),
+            K,
         )
         for ep in (1, 2)
-    )  # fmt: skip
+    )
     assert whole.seconds(1, 1000) == cut.seconds(1, 1000)
     assert 1.0 < whole.seconds(64, 64_000) / cut.seconds(64, 64_000) < 1.05
 
 
 def test_a_second_card_halves_reading_but_adds_all_reduces_which_grow_with_size_and_with_cards():
     for link in (CardLink("nvlink", 300.0), CardLink("pcie", 31.5)):
-        two, eight = all_reduce(2, link, K), all_reduce(8, link, K)
+        two = all_reduce(2, link, K)
+        eight = all_reduce(8, link, K)
         assert 0 < two.s_per_byte < eight.s_per_byte
         assert 0 < two.fixed_s < eight.fixed_s
         assert all_reduce(1, link, K).fixed_s == all_reduce(1, link, K).s_per_byte == 0
-    alone, two = step(), step(tp=2)
+    alone = step()
+    two = step(tp=2)
     assert two.dense_s < 0.6 * alone.dense_s
     assert two.comm_fixed_s > 0 == alone.comm_fixed_s
     assert step(tp=2, link=NVLINK).seconds(1, 100) < two.seconds(1, 100)
-    graphs, eager = (step("qwen3.6-27b", tp=2, graphs=graphs).seconds(1, 100) for graphs in (True, False))
+    graphs, eager = (
+        step("qwen3.6-27b", tp=2, graphs=graphs).seconds(1, 100) for graphs in (True, False)
+    )
     assert eager > 1.6 * graphs  # on a small card
-    assert [*map(pcie_gbs, ("4.0 x16", "PCIe 3.0 x8", "?"))] == pytest.approx([31.5, 7.88, 31.5], rel=0.01)
+    assert [*map(pcie_gbs, ("4.0 x16", "PCIe 3.0 x8", "?"))] == pytest.approx(
+        [31.5, 7.88, 31.5], rel=0.01
+    )
 
 
 def test_without_graphs_launching_counts_only_where_it_takes_longer_than_what_the_card_does():
-    """Python launches while the card works: eager costs a small model much, and one that is read for long nothing."""
+    """Python launches while the card works: eager costs a small model much, and one that is read
+    for long nothing.
+    """
     small, large = (
         [step(model, quant="awq", graphs=graphs).seconds(1, 100) for graphs in (True, False)]
         for model in ("qwen3-8b", "qwen2.5-coder-32b")
@@ -63,33 +91,46 @@ def test_without_graphs_launching_counts_only_where_it_takes_longer_than_what_th
 
 
 def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer_and_more_are_right_in_code():
-    plain, drafted = step("qwen3.6-27b"), step("qwen3.6-27b", spec=Speculation("mtp", 3))
+    plain = step("qwen3.6-27b")
+    drafted = step("qwen3.6-27b", spec=Speculation("mtp", 3))
     assert 2 < drafted.tokens_per_step(1) < 4
     assert plain.seconds(1, 100) < drafted.seconds(1, 100)
-    assert plain.seconds(1, 100) < step("qwen3.6-27b", spec=Speculation("draft", 3)).seconds(1, 100)
+    assert plain.seconds(1, 100) < step("qwen3.6-27b", spec=Speculation("draft", 3)).seconds(
+        1, 100
+    )
     assert drafted.tokens_per_step(1) / drafted.seconds(1, 100) > 1 / plain.seconds(1, 100)
     assert step("qwen3.6-27b", spec=Speculation("mtp", 3, acceptance=0.0)).tokens_per_step(1) == 1
     prose, mixed, code = (
         step("qwen3.6-27b", spec=Speculation("mtp", 3, text=text)).tokens_per_step(1)
         for text in ("prose", "mixed", "code")
     )
-    assert prose == pytest.approx(1 + 0.76 + 0.76**2 * 0.86 + 0.76**3 * 0.86**3)  # 75, 47 and 27 % were published
+    # 75, 47 and 27 % were published.
+    assert prose == pytest.approx(1 + 0.76 + 0.76**2 * 0.86 + 0.76**3 * 0.86**3)
     assert prose < mixed < code < 4
 
 
 def test_hbm_is_read_faster_than_four_bits_are_unpacked_and_one_cache_for_all_slots_once_for_every_sequence():
-    took = {quant: step("qwen3-8b", quant, "h200").seconds(1, 1000) for quant in ("awq", "fp8", "bf16")}
+    took = {
+        quant: step("qwen3-8b", quant, "h200").seconds(1, 1000) for quant in ("awq", "fp8", "bf16")
+    }
     assert took["fp8"] < took["awq"] < took["bf16"]  # 3.5, 4.3 and 5.3 ms were measured
-    here = {quant: step("qwen3-8b", quant, "rtx-4090").seconds(1, 1000) for quant in ("awq", "fp8", "bf16")}
+    here = {
+        quant: step("qwen3-8b", quant, "rtx-4090").seconds(1, 1000)
+        for quant in ("awq", "fp8", "bf16")
+    }
     assert here["awq"] < here["fp8"] < here["bf16"]
     setup = Setup(geometry("qwen3-8b"), find_quant("q4_k_m"), find_kv("bf16"), "llamacpp")
-    apart, shared = (step_model(replace(setup, shared_kv=one), device("h200"), None, K) for one in (False, True))
+    apart, shared = (
+        step_model(replace(setup, shared_kv=one), device("h200"), None, K) for one in (False, True)
+    )
     assert shared.seconds(1, 1000) == apart.seconds(1, 1000)
-    assert shared.seconds(64, 64 * 1128) > 0.1 > 3 * apart.seconds(64, 64 * 1128)  # 0.155 s were measured
+    # 0.155 s were measured.
+    assert shared.seconds(64, 64 * 1128) > 0.1 > 3 * apart.seconds(64, 64 * 1128)
 
 
 @pytest.mark.parametrize(
-    ("version", "old"), [(None, False), ("0.12.0", True), ("0.24.0", False), ("2025-12", True), ("2026-08", False)]
+    ("version", "old"),
+    [(None, False), ("0.12.0", True), ("0.24.0", False), ("2025-12", True), ("2026-08", False)],
 )
 def test_launches_of_engines_before_2026_take_longer(version, old):
     assert (step(version=version).fixed_s > step().fixed_s) is old

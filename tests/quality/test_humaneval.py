@@ -17,7 +17,8 @@ from skep.quality.judging import AnsweredItem
 from skep.store.verdicts import VerdictOutcome
 from skep.weights.cache import file_sha256
 
-# Of all kinds: helpers in the prompt, imports, several definitions, tests with randomness, long runs.
+# Of all kinds: helpers in the prompt, imports, several definitions, tests with randomness, long
+# runs.
 SAMPLE = (0, 1, 10, 32, 38, 50, 116)
 
 
@@ -30,7 +31,13 @@ def path():
 @pytest.fixture(scope="module")
 def bank(path):
     with gzip.open(path, "rt") as lines:
-        return list(zip((SimpleNamespace(**json.loads(line)) for line in lines), humaneval_items(path), strict=True))
+        return list(
+            zip(
+                (SimpleNamespace(**json.loads(line)) for line in lines),
+                humaneval_items(path),
+                strict=True,
+            )
+        )
 
 
 def answered(bank, answer):
@@ -63,15 +70,23 @@ def test_there_are_164_tasks(bank):
     first = bank[0][1]
     assert (first.id, first.max_tokens, first.checker.kind) == ("HumanEval/0", 512, "completion")
     assert "def has_close_elements" in first.messages[0]["content"]
-    assert not any(task.canonical_solution.strip() in item.messages[0]["content"] for task, item in bank)
+    assert not any(
+        task.canonical_solution.strip() in item.messages[0]["content"] for task, item in bank
+    )
 
 
 @pytest.mark.needs("bwrap")
 def test_a_sample_of_solutions_passes_and_emptied_ones_fail(bank):
     some = [bank[number] for number in SAMPLE]
-    rows = answered(some, solved) + answered(some[2:4], without_imports) + answered(some[4:6], body_alone)
+    rows = (
+        answered(some, solved)
+        + answered(some[2:4], without_imports)
+        + answered(some[4:6], body_alone)
+    )
     verdicts = judged(rows + answered(some[::2], emptied))
-    wrong = [(verdict.item, verdict.detail) for verdict in verdicts[: len(rows)] if not verdict.passed]
+    wrong = [
+        (verdict.item, verdict.detail) for verdict in verdicts[: len(rows)] if not verdict.passed
+    ]
     assert wrong == []
     assert {verdict.outcome for verdict in verdicts[len(rows) :]} == {VerdictOutcome.WRONG}
 
@@ -95,10 +110,14 @@ def at_hand(path, tmp_path, monkeypatch):
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(path, WHEEL.member)
     monkeypatch.setenv("SKEP_WHEELS", str(wheels))
-    return file, msgspec.structs.replace(WHEEL, wheel_sha256=file_sha256(file), wheel_bytes=file.stat().st_size)
+    return file, msgspec.structs.replace(
+        WHEEL, wheel_sha256=file_sha256(file), wheel_bytes=file.stat().st_size
+    )
 
 
-def test_the_file_is_taken_out_of_a_wheel_at_hand_once_and_a_damaged_one_again(at_hand, path, tmp_path):
+def test_the_file_is_taken_out_of_a_wheel_at_hand_once_and_a_damaged_one_again(
+    at_hand, path, tmp_path
+):
     file, wheel = at_hand
     cache = tmp_path / "cache"
     assert humaneval_at_hand(cache) is None

@@ -27,7 +27,11 @@ def read(row, item=NUMBER):
 
 def test_a_read_answer_needs_no_sandbox():
     verdict = read(request("It is 12."))
-    assert (verdict.outcome, verdict.sandbox, verdict.checker) == (VerdictOutcome.PASSED, None, "number/3")
+    assert (verdict.outcome, verdict.sandbox, verdict.checker) == (
+        VerdictOutcome.PASSED,
+        None,
+        "number/3",
+    )
     assert (verdict.level, verdict.repeat, verdict.index, verdict.item) == (4, 1, 7, "sum")
     assert read(request("It is 13.")).outcome is VerdictOutcome.WRONG
     assert needs_sandbox([NUMBER]) is False
@@ -39,7 +43,11 @@ def test_a_read_answer_needs_no_sandbox():
 
 @pytest.mark.parametrize(
     ("kind", "outcome"),
-    [("timeout", VerdictOutcome.TIMED_OUT), ("refused", VerdictOutcome.FAILED), ("broken", VerdictOutcome.FAILED)],
+    [
+        ("timeout", VerdictOutcome.TIMED_OUT),
+        ("refused", VerdictOutcome.FAILED),
+        ("broken", VerdictOutcome.FAILED),
+    ],
 )
 def test_a_failed_request_is_told_by_its_kind(kind, outcome):
     verdict = read(request(None, error_kind=kind, error="no complete\nanswer", finish_reason=None))
@@ -58,11 +66,20 @@ def test_a_cut_answer_is_truncated_even_if_the_checks_pass():
 
 def test_reasoning_alone_is_no_answer():
     verdict = read(request("", reasoning="6 + 6 is 12"))
-    assert (verdict.outcome, verdict.detail) == (VerdictOutcome.NO_ANSWER, "512 tokens of reasoning, no answer")
-    assert read(request("<think>12</think>\n ", output_tokens=None)).detail == "nothing but reasoning, no answer"
+    assert (verdict.outcome, verdict.detail) == (
+        VerdictOutcome.NO_ANSWER,
+        "512 tokens of reasoning, no answer",
+    )
+    assert (
+        read(request("<think>12</think>\n ", output_tokens=None)).detail
+        == "nothing but reasoning, no answer"
+    )
     assert read(request("")).detail == "an empty answer"
     assert read(request(None)).detail == "the answer was not stored"
-    assert read(request("", reasoning="12", finish_reason="length")).outcome is VerdictOutcome.TRUNCATED
+    assert (
+        read(request("", reasoning="12", finish_reason="length")).outcome
+        is VerdictOutcome.TRUNCATED
+    )
 
 
 @pytest.mark.needs("bwrap")
@@ -102,10 +119,16 @@ def test_only_a_marked_report_counts(stdout, ending, outcome):
 
 
 def test_a_check_that_fails_itself_costs_one_answer_and_not_the_others():
-    """An item that asks for something impossible is told with its answer; a bank of the user's may not ask for it."""
-    impossible = Item("x", ({"role": "user", "content": "?"},), Checker("number", {"answer": "0/0"}))
+    """An item that asks for something impossible is told with its answer; a bank of the user's may
+    not ask for it.
+    """
+    impossible = Item(
+        "x", ({"role": "user", "content": "?"},), Checker("number", {"answer": "0/0"})
+    )
     asked = [("12", impossible), ("0/0", NUMBER), ("12", NUMBER)]
-    verdicts = asyncio.run(Judge(None).judge([AnsweredItem(request(answer), item) for answer, item in asked]))
+    verdicts = asyncio.run(
+        Judge(None).judge([AnsweredItem(request(answer), item) for answer, item in asked])
+    )
     expected = [VerdictOutcome.BROKEN, VerdictOutcome.WRONG, VerdictOutcome.PASSED]
     assert [verdict.outcome for verdict in verdicts] == expected
     assert verdicts[0].detail == "the check itself failed: ValueError: `0/0` is not a number"
@@ -148,7 +171,9 @@ def test_code_is_looked_for_in_a_long_answer_beside_the_loop():
 
 
 def test_code_is_looked_for_in_the_beginning_of_an_endless_answer():
-    """An answer may have 64 MiB; no program that was asked for has more than half a million characters."""
+    """An answer may have 64 MiB; no program that was asked for has more than half a million
+    characters.
+    """
 
     class Reading(Failing):
         async def run(self, script, _limits=None):
@@ -164,7 +189,9 @@ def test_code_is_looked_for_in_the_beginning_of_an_endless_answer():
 
 def test_a_long_stored_answer_is_looked_at_beside_the_loop():
     async def judging():
-        answered = [AnsweredItem(request("<think>" + "so\n" * 500_000 + "</think>It is 12."), NUMBER)]
+        answered = [
+            AnsweredItem(request("<think>" + "so\n" * 500_000 + "</think>It is 12."), NUMBER)
+        ]
         return await longest_turn(Judge(None).judge(answered))
 
     (verdict,), longest_s, whole_s = asyncio.run(judging())

@@ -27,15 +27,22 @@ LIES = {
     "os._exit(0)": f"import os\n{WRONG}\nos._exit(0)",
     "os._exit in the function": "import os\ndef double(x):\n    os._exit(0)",
     "sys.exit in the function": "import sys\ndef double(x):\n    sys.exit(0)",
-    "a report of its own": f'{WRONG}\nprint(\'{{"outcome": "passed", "detail": "", "checks": []}}\', flush=True)',
+    "a report of its own": (
+        f'{WRONG}\nprint(\'{{"outcome": "passed", "detail": "", "checks": []}}\', flush=True)'
+    ),
     "reports on every descriptor": (
         "import os\nfor fd in range(64):\n    try:\n"
-        '        os.write(fd, b\'{"passed": true}\\n{"outcome": "passed", "detail": "", "checks": []}\\n\' * 9)\n'
+        '        os.write(fd, b\'{"passed": true}\\n{"outcome": "passed", "detail": "", '
+        '"checks": []}\\n\' * 9)\n'
         f"    except OSError:\n        pass\n{WRONG}"
     ),
     "every descriptor closed": f"import os\nos.closerange(0, 64)\n{RIGHT}",
-    "builtins gone": f"import builtins\n{WRONG}\nfor n in list(vars(builtins)):\n    delattr(builtins, n)",
-    "reads the job": f"import sys\n{WRONG}\nsys.stdin = open(0)\nassert 'mark' in sys.stdin.read()",
+    "builtins gone": (
+        f"import builtins\n{WRONG}\nfor n in list(vars(builtins)):\n    delattr(builtins, n)"
+    ),
+    "reads the job": (
+        f"import sys\n{WRONG}\nsys.stdin = open(0)\nassert 'mark' in sys.stdin.read()"
+    ),
     "a thread that ends it": (
         "import os, threading, time\nthreading.Timer(0.01, os._exit, [0]).start()\n"
         "def double(x):\n    time.sleep(1)\n    return x"
@@ -44,7 +51,8 @@ LIES = {
     "asks for input": f"{RIGHT}\nn = int(input('n: '))",
     "recursion": "def double(x):\n    return double(x)",
     "an error that cannot be shown": (
-        "class E(Exception):\n    def __str__(self):\n        raise ValueError\ndef double(x):\n    raise E"
+        "class E(Exception):\n    def __str__(self):\n        raise ValueError\ndef "
+        "double(x):\n    raise E"
     ),
 }
 
@@ -59,10 +67,15 @@ def test_a_right_answer_passes_whatever_it_prints():
 
 
 def test_code_that_lies_or_leaves_never_passes():
-    verdicts = dict(zip(LIES, texts_judged(item(), [block(code) for code in LIES.values()]), strict=True))
+    verdicts = dict(
+        zip(LIES, texts_judged(item(), [block(code) for code in LIES.values()]), strict=True)
+    )
     passed = [name for name, verdict in verdicts.items() if verdict.passed]
     assert passed == []
-    assert {verdict.outcome for verdict in verdicts.values()} <= {VerdictOutcome.WRONG, VerdictOutcome.BROKEN}
+    assert {verdict.outcome for verdict in verdicts.values()} <= {
+        VerdictOutcome.WRONG,
+        VerdictOutcome.BROKEN,
+    }
     assert verdicts["asks for input"].detail.startswith("EOFError")
     assert "ended with 0" in verdicts["os._exit(0)"].detail
     assert all(verdict.detail for verdict in verdicts.values())
@@ -84,7 +97,10 @@ GARBAGE = [
 @pytest.mark.parametrize("kind", ["docstring", "completion", "fastapi1", "mutants", "reader"])
 def test_answers_that_are_no_answers_get_a_verdict_of_every_kind(kind):
     other = {"prompt": "def double(x):\n", "tests": "def check(f):\n    assert f(1) == 2"}
-    asked = item(kind, **other) if kind == "completion" else ITEMS[kind]
+    if kind == "completion":
+        asked = item(kind, **other)
+    else:
+        asked = ITEMS[kind]
     none_of_them_passes(asked, [form for code in GARBAGE for form in (block(code), code)])
 
 

@@ -1,4 +1,6 @@
-"""The mixed workload against a fake engine: what is sent when, what is kept, and how it may end."""
+"""The mixed workload against a fake engine: what is sent when, what is kept,
+and how it may end.
+"""
 
 import asyncio
 import json
@@ -40,10 +42,17 @@ def asked(item):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Right ones to the conversation, longest conversation first; a few words to the side tasks."""
+    """Right ones to the conversation, longest conversation first;
+    a few words to the side tasks.
+    """
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
-    said = [*zip(PRIMARY[::-1], (GET_USERS, RULES, POST_USERS), strict=True), *((item, WORDS) for item in SIDE)]
-    path.write_text("\n".join(json.dumps({"prompt": asked(item), "answer": text}) for item, text in said))
+    said = [
+        *zip(PRIMARY[::-1], (GET_USERS, RULES, POST_USERS), strict=True),
+        *((item, WORDS) for item in SIDE),
+    ]
+    path.write_text(
+        "\n".join(json.dumps({"prompt": asked(item), "answer": text}) for item, text in said)
+    )
     return path
 
 
@@ -56,7 +65,9 @@ def engine(answers):
 def mixed(engine, store, show=lambda _: None, sandbox=None, memory=lambda: None, **plan):
     async def run():
         endpoint = await find_endpoint(engine.url, None)
-        return await run_mixed(MixedPlan(**plan), endpoint, store, HOST, sandbox or Idle(), show, memory=memory)
+        return await run_mixed(
+            MixedPlan(**plan), endpoint, store, HOST, sandbox or Idle(), show, memory=memory
+        )
 
     summary = asyncio.run(run())
     return summary, [row for row in store.requests(summary.run_id) if row.level]
@@ -71,10 +82,16 @@ def first_line(row):
 
 def test_repeats_go_up_and_down_in_turns():
     assert MixedPlan(levels=(5, 1, 3), repeats=3).course() == [
-        (1, 0), (3, 0), (5, 0),
-        (5, 1), (3, 1), (1, 1),
-        (1, 2), (3, 2), (5, 2),
-    ]  # fmt: skip
+        (1, 0),
+        (3, 0),
+        (5, 0),
+        (5, 1),
+        (3, 1),
+        (1, 1),
+        (1, 2),
+        (3, 2),
+        (5, 2),
+    ]
 
 
 def test_published_side_tasks_are_sent_once_with_the_first_turn(engine, store):
@@ -99,11 +116,15 @@ def test_answers_are_part_of_the_next_turn_and_reasoning_is_not(answers, store):
     assert not any("bees" in row.prompt for row in rows)
 
 
-def test_thoughts_inside_an_answer_are_not_sent_back_and_first_lines_follow_the_seed(tmp_path, store):
+def test_thoughts_inside_an_answer_are_not_sent_back_and_first_lines_follow_the_seed(
+    tmp_path, store
+):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"prompt": "e", "answer": "<think> of bees </think> done"}))
     with FakeEngine(slots=8, token_ms=0.2, answers=path) as thoughtful:
-        first, again, other = (mixed(thoughtful, store, repeats=1, levels=(1,), seed=seed)[1] for seed in (1, 1, 2))
+        first, again, other = (
+            mixed(thoughtful, store, repeats=1, levels=(1,), seed=seed)[1] for seed in (1, 1, 2)
+        )
     assert "bees" in first[0].answer
     assert "done" in first[2].prompt
     assert "bees" not in first[2].prompt
@@ -112,7 +133,9 @@ def test_thoughts_inside_an_answer_are_not_sent_back_and_first_lines_follow_the_
 
 @pytest.mark.slow
 def test_no_prompt_begins_like_one_of_another_conversation_or_round(engine, store):
-    """A prompt cache must not make later levels quick; inside a conversation it may work as it does in life."""
+    """A prompt cache must not make later levels quick; inside a conversation it may work as it
+    does in life.
+    """
     _, rows = mixed(engine, store, repeats=2, levels=(1, 3))
     talks = {}
     for row in rows:
@@ -130,17 +153,23 @@ def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store
     summary, rows = mixed(engine, store, repeats=1, levels=(1, 2), seed=5)
     run = store.run(summary.run_id)
     assert (run.kind, run.state) == ("mixed", RunState.DONE)
-    kept = {name: run.config[name] for name in ("repeats", "seed", "temperature", "sandbox", "levels")}
+    kept = {
+        name: run.config[name] for name in ("repeats", "seed", "temperature", "sandbox", "levels")
+    }
     told = {"repeats": 1, "seed": 5, "temperature": 0.2}
     assert kept == {**told, "sandbox": "idle", "levels": ["P1", "P1+S1"]}
     assert [item.id for item in store.items(run.id)] == ["P1.1", "P1.2", "P1.3", "S1"]
     verdicts = store.verdicts(run.id)
-    assert [(one.level, one.index, one.item) for one in verdicts] == [(row.level, row.index, row.kind) for row in rows]
+    assert [(one.level, one.index, one.item) for one in verdicts] == [
+        (row.level, row.index, row.kind) for row in rows
+    ]
     assert {one.outcome for one in verdicts if one.item.startswith("P")} == {VerdictOutcome.BROKEN}
     assert summary.advice.concurrency is None
 
 
-def test_memory_of_the_gpus_is_read_once_all_levels_were_asked_and_stored_with_the_run(engine, store):
+def test_memory_of_the_gpus_is_read_once_all_levels_were_asked_and_stored_with_the_run(
+    engine, store
+):
     reads = []
 
     def read():
@@ -150,7 +179,9 @@ def test_memory_of_the_gpus_is_read_once_all_levels_were_asked_and_stored_with_t
     summary, _ = mixed(engine, store, memory=read, repeats=1, levels=(1, 2))
     assert len(reads) == 1
     assert (summary.memory.used_bytes, summary.memory.total_bytes) == (14, 24)
-    assert [fact.name for fact in store.level_facts(summary.run_id) if fact.name == "memory"] == ["memory"]
+    assert [fact.name for fact in store.level_facts(summary.run_id) if fact.name == "memory"] == [
+        "memory"
+    ]
     assert summary.axes[5].shown == "14 B of 24 B in use"
 
 
@@ -179,7 +210,10 @@ def test_a_failed_turn_ends_its_conversation_and_the_run_goes_on(engine, store):
             struck.append(engine.fault(kind="500", times=1))
 
     summary, rows = mixed(engine, store, show, repeats=2, levels=(1,))
-    assert [(row.repeat, row.turn, row.ok) for row in rows] == [(0, 0, False), *((1, turn, True) for turn in range(3))]
+    assert [(row.repeat, row.turn, row.ok) for row in rows] == [
+        (0, 0, False),
+        *((1, turn, True) for turn in range(3)),
+    ]
     level = summary.levels[0]
     assert dict(level.outcomes) == {"broken": 3, "failed": 1, "not asked": 2}
     assert [turn.judged for turn in level.turns] == [2, 2, 2]
@@ -194,7 +228,9 @@ async def test_a_run_that_is_cut_short_keeps_its_rows_and_what_was_asked(engine,
             begun.set()
 
     endpoint = await find_endpoint(engine.url, None)
-    work = asyncio.create_task(run_mixed(MixedPlan(levels=(1, 2)), endpoint, store, HOST, Idle(), show))
+    work = asyncio.create_task(
+        run_mixed(MixedPlan(levels=(1, 2)), endpoint, store, HOST, Idle(), show)
+    )
     await begun.wait()
     work.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -43,7 +43,12 @@ UNSURE = level_of(8, 40, lost=1, gained=1, needed=690)
 
 
 def test_points_read_as_people_write_them_and_differences_have_a_sign():
-    assert [*map(points, (0.03, 0.01, 0.0512, -0.0))] == ["3 points", "1 point", "5.1 points", "0 points"]
+    assert [*map(points, (0.03, 0.01, 0.0512, -0.0))] == [
+        "3 points",
+        "1 point",
+        "5.1 points",
+        "0 points",
+    ]
     assert [*map(signed, (-0.012, 0.004, 0.0, -0.0001))] == ["-1.2", "+0.4", "0.0", "0.0"]
 
 
@@ -55,11 +60,15 @@ def test_claims_in_words():
     assert claim_words(small, 0.03).startswith("no worse than 3 points, though at least")
 
 
-@pytest.mark.parametrize("levels", [(UNSURE,), (GOOD, UNSURE), (level_of(4, 8),), (level_of(4, 400, base=0.0),), ()])
+@pytest.mark.parametrize(
+    "levels", [(UNSURE,), (GOOD, UNSURE), (level_of(4, 8),), (level_of(4, 400, base=0.0),), ()]
+)
 def test_what_was_not_shown_is_never_called_the_same(levels):
     """Too few items are no evidence, neither way."""
     if levels and levels[0].difference.base_rate == 0:
-        levels = (LevelQuality(4, levels[0].difference, Claim.UNSHOWN, levels[0].base, levels[0].load),)
+        levels = (
+            LevelQuality(4, levels[0].difference, Claim.UNSHOWN, levels[0].base, levels[0].load),
+        )
     said = conclusion(summary_of(*levels))
     assert "not shown" in said or "nothing can be claimed" in said
     for comfort in ("no degradation", "no loss", "same", "unchanged", "as good"):
@@ -87,13 +96,19 @@ def test_an_underpowered_trial_is_told_so_before_it_begins_and_what_helps():
 
 
 def test_levels_not_walked_and_prompts_from_a_cache_are_told():
-    said = remarks(summary_of(level_of(4, 40, lost=1, cached=0.5), skipped=(8, 16), incomplete="the budget ended"))
+    said = remarks(
+        summary_of(
+            level_of(4, 40, lost=1, cached=0.5), skipped=(8, 16), incomplete="the budget ended"
+        )
+    )
     assert said[0] == "incomplete: the budget ended"
     assert said[1] == "not measured: C=8, C=16, as C=4 does not hold"
     assert said[2].startswith("warning: 50 % of the prompts came from a cache")
 
 
-@pytest.mark.parametrize(("count", "level"), [(1, 4), (63, 4), (64, 4), (127, 4), (128, 4), (1000, 8), (1000, 64)])
+@pytest.mark.parametrize(
+    ("count", "level"), [(1, 4), (63, 4), (64, 4), (127, 4), (128, 4), (1000, 8), (1000, 64)]
+)
 def test_blocks_hold_every_item_once_and_none_is_small(count, level):
     blocks = blocks_of(count, level)
     assert [index for begin, end in blocks for index in range(begin, end)] == list(range(count))
@@ -109,7 +124,10 @@ def test_arms_go_first_in_turns_and_a_coin_of_the_seed_says_which_begins():
     assert [order_of(arms, 1, 4, 1, block)[0].arm for block in range(4)] == firsts[1:] + firsts[:1]
     assert {order_of(arms, seed, 4, 0, 0)[0].arm for seed in range(20)} == {BASE, LOAD}
     three = passes_of_round(Counter(), 4, again=True)
-    assert [one.arm for one in order_of(three, 1, 4, 0, 0)] in ([BASE, LOAD, AGAIN], [AGAIN, LOAD, BASE])
+    assert [one.arm for one in order_of(three, 1, 4, 0, 0)] in (
+        [BASE, LOAD, AGAIN],
+        [AGAIN, LOAD, BASE],
+    )
 
 
 def test_passes_of_a_level_are_numbered_as_they_are_begun():
@@ -119,7 +137,10 @@ def test_passes_of_a_level_are_numbered_as_they_are_begun():
         AGAIN: ItemPass(1, 1, AGAIN),
         LOAD: ItemPass(4, 0, LOAD),
     }
-    assert passes_of_round(begun, 4, again=False) == {BASE: ItemPass(1, 2, BASE), LOAD: ItemPass(4, 1, LOAD)}
+    assert passes_of_round(begun, 4, again=False) == {
+        BASE: ItemPass(1, 2, BASE),
+        LOAD: ItemPass(4, 1, LOAD),
+    }
 
 
 def test_one_is_the_base_whether_it_is_named_or_not_and_a_level_above_it_is_needed():
@@ -134,9 +155,13 @@ def test_llama_cpp_is_told_to_use_no_cache_and_vllm_gets_a_salt_for_each_request
     for told in (*({"engine": name} for name in names), {"build": "b6000-abc"}):
         assert uncached(told, one, 3, "s") == {"cache_prompt": False}
     asked = [(of, index) for of in (one, ItemPass(1, 0, BASE)) for index in range(3)]
-    salts = [uncached({"engine": "vllm 0.19.1"}, of, index, "5a17")["cache_salt"] for of, index in asked]
+    salts = [
+        uncached({"engine": "vllm 0.19.1"}, of, index, "5a17")["cache_salt"] for of, index in asked
+    ]
     assert len(set(salts)) == 6
     assert not set("@/\\\0") & set("".join(salts))  # vLLM refuses these
-    assert all(not uncached({"engine": name}, one, 3, "s") for name in ("sglang 0.5", "ollama 0.12", ""))
+    assert all(
+        not uncached({"engine": name}, one, 3, "s") for name in ("sglang 0.5", "ollama 0.12", "")
+    )
     both = uncached({"engine": "vllm 0.19.1, xllamacpp 2026.1"}, one, 3, "s")
     assert set(both) == {"cache_prompt", "cache_salt"}

@@ -21,19 +21,39 @@ class Made:
     """A run by hand: passes of so many items, each lasting as long as is said."""
 
     def __init__(self, count):
-        self.items = [Item(f"i{n}", ({"role": "user", "content": f"{n}?"},), Checker("exact")) for n in range(count)]
-        self.rows, self.verdicts, self.facts = [], [], []
+        self.items = [
+            Item(f"i{n}", ({"role": "user", "content": f"{n}?"},), Checker("exact"))
+            for n in range(count)
+        ]
+        self.rows = []
+        self.verdicts = []
+        self.facts = []
         self.clock = 0.0
 
-    def passes(self, level, repeat, arm, outcomes, *, blocks=None, tokens=10, seconds=1.0, base=None, answer="yes"):
+    def passes(
+        self,
+        level,
+        repeat,
+        arm,
+        outcomes,
+        *,
+        blocks=None,
+        tokens=10,
+        seconds=1.0,
+        base=None,
+        answer="yes",
+    ):
         """`outcomes`: one for all items, or one each; `blocks`: those that are whole."""
-        outcomes = [outcomes] * len(self.items) if isinstance(outcomes, VerdictOutcome) else outcomes
+        if isinstance(outcomes, VerdictOutcome):
+            outcomes = [outcomes] * len(self.items)
         for index, outcome in enumerate(outcomes):
             begin = self.clock + index * seconds / level
             times = {"first_token_s": begin + 0.1 * level, "last_token_s": begin + seconds}
             told = {"prompt_tokens": 20, "output_tokens": tokens, "answer": answer, "traffic": arm}
             place = (level, repeat, index, self.items[index].id, begin, begin + seconds)
-            self.rows.append(Request(*place, **times, **told, engine=EngineTimings(cached_tokens=0)))
+            self.rows.append(
+                Request(*place, **times, **told, engine=EngineTimings(cached_tokens=0))
+            )
             self.verdicts.append(Verdict(level, repeat, index, self.items[index].id, outcome))
         self.clock += len(outcomes) * seconds / level + seconds + 100.0  # another arm in between
         if base is not None:
@@ -49,7 +69,9 @@ class Made:
 
 def some(count, failing, outcome=VerdictOutcome.WRONG, begin=0):
     """`failing` of them, from `begin` on, did not pass."""
-    return [outcome if begin <= n < begin + failing else VerdictOutcome.PASSED for n in range(count)]
+    return [
+        outcome if begin <= n < begin + failing else VerdictOutcome.PASSED for n in range(count)
+    ]
 
 
 RESTARTED = [VerdictOutcome.FAILED] * 60 + [VerdictOutcome.PASSED] * 140
@@ -65,10 +87,18 @@ EVERY_FIFTH = [VerdictOutcome.PASSED if n % 5 else VerdictOutcome.WRONG for n in
         (some(400, 395), some(400, 395), Claim.UNSHOWN, 0),
         (RESTARTED, EVERY_FIFTH, Claim.LOST, 40),
     ],
-    ids=["the same", "a loss", "too few items", "too hard to lose anything", "failures one at a time are no proof"],
+    ids=[
+        "the same",
+        "a loss",
+        "too few items",
+        "too hard to lose anything",
+        "failures one at a time are no proof",
+    ],
 )
 def test_what_may_be_claimed_of_a_level(base, load, claim, lost):
-    """Nobody may call it quality that holds if nothing passed before either; too few items say how many would do."""
+    """Nobody may call it quality that holds if nothing passed before either; too few items say how
+    many would do.
+    """
     made = Made(len(base)).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0)
     summary = made.summary()
     (level,) = summary.levels
@@ -80,30 +110,55 @@ def test_what_may_be_claimed_of_a_level(base, load, claim, lost):
 
 def test_time_outs_truncation_and_errors_are_failures_and_counted_apart():
     base = some(400, 0)
-    load = [VerdictOutcome.TIMED_OUT] * 3 + [VerdictOutcome.TRUNCATED] * 4 + [VerdictOutcome.FAILED] * 5 + base[12:]
-    (level,) = Made(400).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0).summary().levels
+    load = (
+        [VerdictOutcome.TIMED_OUT] * 3
+        + [VerdictOutcome.TRUNCATED] * 4
+        + [VerdictOutcome.FAILED] * 5
+        + base[12:]
+    )
+    (level,) = (
+        Made(400).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0).summary().levels
+    )
     assert level.difference.lost == 12
-    assert level.load.outcomes == (("passed", 388), ("truncated", 4), ("timed out", 3), ("failed", 5))
+    assert level.load.outcomes == (
+        ("passed", 388),
+        ("truncated", 4),
+        ("timed out", 3),
+        ("failed", 5),
+    )
     assert level.base.outcomes == (("passed", 400),)
 
 
 def test_latency_comes_from_the_same_requests_without_the_time_of_the_other_arm_between_two_blocks():
     halves = [(0, 50), (50, 100)]
     made = Made(100).passes(1, 0, "base", VerdictOutcome.PASSED, blocks=halves)
-    made.rows[50:] = [replace(row, started_s=row.started_s + 500, ended_s=row.ended_s + 500,
-                              first_token_s=row.first_token_s + 500, last_token_s=row.last_token_s + 500)
-                      for row in made.rows[50:]]  # fmt: skip
-    (level,) = made.passes(4, 0, "load", VerdictOutcome.PASSED, base=0, seconds=2.0).summary().levels
+    made.rows[50:] = [
+        replace(
+            row,
+            started_s=row.started_s + 500,
+            ended_s=row.ended_s + 500,
+            first_token_s=row.first_token_s + 500,
+            last_token_s=row.last_token_s + 500,
+        )
+        for row in made.rows[50:]
+    ]
+    (level,) = (
+        made.passes(4, 0, "load", VerdictOutcome.PASSED, base=0, seconds=2.0).summary().levels
+    )
     assert (level.base.ttft_p50_ms, level.load.ttft_p50_ms) == pytest.approx((100, 400))
     assert (level.base.total_p50_s, level.load.total_p50_s) == pytest.approx((1.0, 2.0))
-    assert (level.base.effective_tok_s, level.load.effective_tok_s) == pytest.approx((10, 1000 / (99 * 0.5 + 2.0)))
+    assert (level.base.effective_tok_s, level.load.effective_tok_s) == pytest.approx(
+        (10, 1000 / (99 * 0.5 + 2.0))
+    )
     assert level.load.cached_share == 0.0
 
 
 def test_the_noise_is_what_changes_between_two_passes_of_one_at_a_time():
     """Base passes of further levels are further noise; a level is held against its own."""
     made = Made(200).passes(1, 0, "base", some(200, 20))
-    made.passes(1, 1, "again", some(200, 20, begin=4), base=0, answer="y").passes(4, 0, "load", some(200, 20), base=0)
+    made.passes(1, 1, "again", some(200, 20, begin=4), base=0, answer="y").passes(
+        4, 0, "load", some(200, 20), base=0
+    )
     summary = made.summary()
     assert (summary.noise.pairs, summary.noise.lost, summary.noise.gained) == (200, 4, 4)
     assert (summary.noise_texts_changed, summary.levels[0].texts_changed) == (1.0, 0.0)
@@ -113,7 +168,12 @@ def test_the_noise_is_what_changes_between_two_passes_of_one_at_a_time():
     assert summary.levels[1].difference.lost == 0
     made.verdicts.clear()  # what was not judged makes no level
     summary = made.summary()
-    assert (summary.levels, summary.noise, summary.holds_up_to, summary.skipped) == ((), None, None, (4, 8))
+    assert (summary.levels, summary.noise, summary.holds_up_to, summary.skipped) == (
+        (),
+        None,
+        None,
+        (4, 8),
+    )
 
 
 def test_a_block_or_a_repeat_that_was_broken_off_does_not_count():
@@ -123,7 +183,11 @@ def test_a_block_or_a_repeat_that_was_broken_off_does_not_count():
     made.passes(4, 0, "load", some(128, 64, begin=64), blocks=[(0, 64)], base=0)
     (level,) = made.summary().levels
     assert (level.difference.items, level.difference.lost, level.load.requests) == (64, 0, 64)
-    made = Made(128).passes(1, 0, "base", VerdictOutcome.PASSED).passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
+    made = (
+        Made(128)
+        .passes(1, 0, "base", VerdictOutcome.PASSED)
+        .passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
+    )
     made.passes(1, 1, "base", VerdictOutcome.PASSED, blocks=[(0, 64)])
     made.passes(4, 1, "load", VerdictOutcome.WRONG, blocks=[(0, 64)], base=1)
     (level,) = made.summary().levels
@@ -131,23 +195,49 @@ def test_a_block_or_a_repeat_that_was_broken_off_does_not_count():
 
 
 def test_a_stored_run_gives_its_summary_and_why_it_ended():
-    made = Made(400).passes(1, 0, "base", VerdictOutcome.PASSED).passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
+    made = (
+        Made(400)
+        .passes(1, 0, "base", VerdictOutcome.PASSED)
+        .passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
+    )
     config = {"bank": "drills:1", "delta": 0.05, "concurrency": [1, 4, 8]}
     run = StoredRun(
-        "r", "quality", RunState.FAILED, 0.0, 1.0, "m", "u", "f", config, {}, {}, simulated=False, skep_version="0",
+        "r",
+        "quality",
+        RunState.FAILED,
+        0.0,
+        1.0,
+        "m",
+        "u",
+        "f",
+        config,
+        {},
+        {},
+        simulated=False,
+        skep_version="0",
         error="interrupted",
-    )  # fmt: skip
+    )
     summary = summary_of_run(run, made.rows, made.verdicts, made.facts, made.items)
-    assert (summary.bank, summary.delta, summary.incomplete, summary.skipped) == ("drills:1", 0.05, "interrupted", (8,))
+    assert (summary.bank, summary.delta, summary.incomplete, summary.skipped) == (
+        "drills:1",
+        0.05,
+        "interrupted",
+        (8,),
+    )
     made.facts.append(LevelFact(4, 0, CUT_SHORT, {"why": "the budget ended"}))
     done = replace(run, state=RunState.DONE, error=None)
-    assert summary_of_run(done, made.rows, made.verdicts, made.facts, made.items).incomplete == "the budget ended"
+    assert (
+        summary_of_run(done, made.rows, made.verdicts, made.facts, made.items).incomplete
+        == "the budget ended"
+    )
 
 
 def test_nothing_seen_to_change_in_a_few_pairs_is_not_taken_for_more_noise_than_assumed():
     def share(pairs, changed):
         answers = [(True, n >= changed) for n in range(pairs)]
-        return discordance_of(paired_difference({str(n): [pair] for n, pair in enumerate(answers)}))
+        return discordance_of(
+            paired_difference({str(n): [pair] for n, pair in enumerate(answers)})
+        )
 
     assert share(12, 0) == ASSUMED_DISCORDANCE
     assert share(400, 0) == pytest.approx(1 / 400)

@@ -28,13 +28,18 @@ class Bank:
 
 def numbers(count):
     asked = [({"role": "user", "content": f"say number {n}."},) for n in range(count)]
-    return Bank(tuple(Item(f"n{n}", asked[n], Checker("number", {"answer": n}), 8) for n in range(count)))
+    return Bank(
+        tuple(Item(f"n{n}", asked[n], Checker("number", {"answer": n}), 8) for n in range(count))
+    )
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
-    lines = [{"prompt": f"say number {n}.", "answer": f"It is {n}", "wrong": "It is -1"} for n in range(300)]
+    lines = [
+        {"prompt": f"say number {n}.", "answer": f"It is {n}", "wrong": "It is -1"}
+        for n in range(300)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -54,7 +59,8 @@ def trial(engine, store, plan, bank, **how):
 
 
 def test_answers_as_good_under_load_hold_at_every_level(engine, store):
-    heard, seen = [], []
+    heard = []
+    seen = []
     plan = TrialPlan((1, 2, 4), delta=0.1, seed=1)
     how = {"on_level": lambda one: heard.append(one.levels[-1]), "on_progress": seen.append}
     summary = trial(engine, store, plan, numbers(70), **how)
@@ -63,7 +69,8 @@ def test_answers_as_good_under_load_hold_at_every_level(engine, store):
     assert [level.claim for level in summary.levels] == [Claim.HOLDS, Claim.HOLDS]
     assert [level.concurrency for level in heard] == [2, 4]
     assert (summary.holds_up_to, summary.skipped, summary.incomplete) == (4, (), "")
-    assert summary.noise.pairs == 140  # the pass made for it, and the base passes of the two levels
+    # The pass made for it, and the base passes of the two levels.
+    assert summary.noise.pairs == 140
     assert summary.noise_texts_changed == 0.0
     run = store.run(summary.run_id)
     assert (run.kind, run.state) == ("quality", RunState.DONE)
@@ -77,9 +84,17 @@ def test_everything_can_be_had_again_from_the_store(engine, store):
     rows = [row for row in store.requests(run.id) if row.level]
     passes = {(row.level, row.repeat): row.traffic for row in rows}
     assert passes == {
-        (1, 0): "base", (1, 1): "again", (1, 2): "base", (1, 3): "again", (4, 0): "load", (4, 1): "load",
-    }  # fmt: skip
-    assert all(sorted(row.index for row in rows if (row.level, row.repeat) == key) == [*range(20)] for key in passes)
+        (1, 0): "base",
+        (1, 1): "again",
+        (1, 2): "base",
+        (1, 3): "again",
+        (4, 0): "load",
+        (4, 1): "load",
+    }
+    assert all(
+        sorted(row.index for row in rows if (row.level, row.repeat) == key) == [*range(20)]
+        for key in passes
+    )
     items = store.items(run.id)
     assert all(row.kind == items[row.index].id for row in rows)
     assert [item.id for item in items] != [f"n{n}" for n in range(20)]  # in an order of chance
@@ -93,7 +108,9 @@ def test_the_load_is_held_and_the_base_is_one_at_a_time(engine, store):
     rows = [row for row in store.requests(summary.run_id) if row.level]
     for level in (1, 4):
         some = [row for row in rows if row.level == level]
-        most = max(sum(other.started_s <= row.started_s < other.ended_s for other in some) for row in some)
+        most = max(
+            sum(other.started_s <= row.started_s < other.ended_s for other in some) for row in some
+        )
         assert most == level
 
 
@@ -115,8 +132,11 @@ async def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answ
             some_answered.set()
 
     with FakeEngine(slots=8, token_ms=25, answers=answers) as engine:
-        endpoint, plan = await find_endpoint(engine.url, None), TrialPlan((2,), seed=1)
-        task = asyncio.create_task(QualityTrial(plan, numbers(100), endpoint, store, HOST, Judge(None), show).run())
+        endpoint = await find_endpoint(engine.url, None)
+        plan = TrialPlan((2,), seed=1)
+        task = asyncio.create_task(
+            QualityTrial(plan, numbers(100), endpoint, store, HOST, Judge(None), show).run()
+        )
         await some_answered.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -126,8 +146,14 @@ async def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answ
     rows = store.requests(found.id)
     assert len([row for row in rows if row.level]) >= 5
     assert len(store.items(found.id)) == 100
-    summary = summary_of_run(found, rows, store.verdicts(found.id), store.level_facts(found.id), store.items(found.id))
-    assert (summary.levels, summary.holds_up_to, summary.incomplete) == ((), None, "the run is interrupted")
+    summary = summary_of_run(
+        found, rows, store.verdicts(found.id), store.level_facts(found.id), store.items(found.id)
+    )
+    assert (summary.levels, summary.holds_up_to, summary.incomplete) == (
+        (),
+        None,
+        "the run is interrupted",
+    )
 
 
 def test_a_server_that_stops_answering_is_no_loss_of_quality(answers, store):

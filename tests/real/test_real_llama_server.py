@@ -1,4 +1,6 @@
-"""A llama-server of one's own through skep: `make test-llama-server` finds or builds it and runs this."""
+"""A llama-server of one's own through skep: `make test-llama-server` finds or builds it and runs
+this.
+"""
 
 import json
 import os
@@ -14,7 +16,9 @@ from skep.wire.prometheus import parse_metrics
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not os.environ.get("SKEP_LLAMA_SERVER"), reason="`make test-llama-server` runs this"),
+    pytest.mark.skipif(
+        not os.environ.get("SKEP_LLAMA_SERVER"), reason="`make test-llama-server` runs this"
+    ),
 ]
 SERVE = f"""
 model = "{MODEL}"
@@ -40,7 +44,9 @@ def test_it_comes_ready_with_its_slots_and_tells_its_version(hive):
 def test_its_metrics_are_read_in_the_one_form(hive):
     before = parse_metrics(hive.metrics())
     with openai.OpenAI(base_url=f"{hive.url}/v1", api_key="none", max_retries=0) as client:
-        told = client.completions.create(model=MODEL, prompt="One, two,", max_tokens=5, temperature=0).usage
+        told = client.completions.create(
+            model=MODEL, prompt="One, two,", max_tokens=5, temperature=0
+        ).usage
     figures = counted(before, parse_metrics(hive.metrics()))
     assert figures["output_tokens"] == told.completion_tokens
     assert figures["decode_busy_s"] > 0
@@ -49,7 +55,9 @@ def test_its_metrics_are_read_in_the_one_form(hive):
 def test_a_sweep_and_a_calibration_run_on_it(hive):
     document = sweep(hive)
     assert all(level["failed"] == 0 and level["engine_tok_s"] for level in document["levels"])
-    done = hive.skep("calibrate", "--levels", "1,4", "--prompt-tokens", "128", "--budget", "3m", "--json")
+    done = hive.skep(
+        "calibrate", "--levels", "1,4", "--prompt-tokens", "128", "--budget", "3m", "--json"
+    )
     assert json.loads(done.stdout)
 
 

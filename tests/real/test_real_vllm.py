@@ -16,9 +16,12 @@ CHECKPOINT = os.environ.get("SKEP_VLLM_CHECKPOINT")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(not CHECKPOINT or not os.environ.get("SKEP_VLLM"), reason="`make test-vllm` runs this"),
+    pytest.mark.skipif(
+        not CHECKPOINT or not os.environ.get("SKEP_VLLM"), reason="`make test-vllm` runs this"
+    ),
 ]
-# float32 without compilation is what every processor does at once; x86 with AVX-512 is faster in bfloat16.
+# float32 without compilation is what every processor does at once; x86 with AVX-512 is faster in
+# bfloat16.
 SERVE = f"""
 model = "{MODEL}"
 engine = "vllm"
@@ -47,18 +50,24 @@ def test_it_comes_ready_warmed_up_and_tells_its_version(hive):
 
 def test_the_openai_client_gets_sense_streamed_and_whole(hive):
     with openai.OpenAI(base_url=f"{hive.url}/v1", api_key="none", max_retries=0) as client:
-        ask = {"model": MODEL, "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        ask = {"model": MODEL, "messages": [{"role": "user", "content": ("What is the capital of "
+"France?")}],
                "max_tokens": 12, "temperature": 0}  # fmt: skip
         whole = client.chat.completions.create(**ask)
         assert "Paris" in whole.choices[0].message.content
         chunks = list(client.chat.completions.create(**ask, stream=True))
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert (
+        "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        == whole.choices[0].message.content
+    )
 
 
 def test_its_metrics_are_read_in_the_one_form(hive):
     before = parse_metrics(hive.metrics())
     with openai.OpenAI(base_url=f"{hive.url}/v1", api_key="none", max_retries=0) as client:
-        told = client.completions.create(model=MODEL, prompt="One, two,", max_tokens=5, temperature=0).usage
+        told = client.completions.create(
+            model=MODEL, prompt="One, two,", max_tokens=5, temperature=0
+        ).usage
     figures = counted(before, parse_metrics(hive.metrics()))
     assert figures["output_tokens"] == told.completion_tokens
     assert figures["prompt_tokens"] == told.prompt_tokens
@@ -89,7 +98,12 @@ def test_a_killed_core_is_explained_and_the_replica_comes_back(hive):
     row = hive.until(lambda row: row["pid"] != before["pid"] and row["state"] == "ready")
     assert row["restarts"] == before["restarts"] + 1
     with openai.OpenAI(base_url=f"{hive.url}/v1", api_key="none", max_retries=0) as client:
-        assert client.completions.create(model=MODEL, prompt="One,", max_tokens=2).usage.completion_tokens == 2
+        assert (
+            client.completions.create(
+                model=MODEL, prompt="One,", max_tokens=2
+            ).usage.completion_tokens
+            == 2
+        )
 
 
 def resident(pid):

@@ -1,9 +1,19 @@
-"""A made-up sweep of four levels and two repeats, with the failures and gaps that a real one has."""
+"""A made-up sweep of four levels and two repeats,
+with the failures and gaps that a real one has.
+"""
 
 import pytest
 from msgspec.structs import replace
 
-from skep.bench.metrics import Clock, Disagreement, Energy, LevelSummary, RepeatSummary, Speedup, SweepSummary
+from skep.bench.metrics import (
+    Clock,
+    Disagreement,
+    Energy,
+    LevelSummary,
+    RepeatSummary,
+    Speedup,
+    SweepSummary,
+)
 from skep.report.sweep import sweep_page
 from skep.stats.percentiles import Percentiles
 from skep.stats.turning import Turning
@@ -35,7 +45,9 @@ def _level(c, spread, task, contention, ttft, *, failed=0, limited=False, trunca
         cached_prompt_share=0.31 if c > 1 else 0.0,
         truncated=truncated,
         client_limited=limited,
-        repeats=tuple(RepeatSummary(i, wall, tokens, tokens / wall) for i, wall in enumerate(walls)),
+        repeats=tuple(
+            RepeatSummary(i, wall, tokens, tokens / wall) for i, wall in enumerate(walls)
+        ),
     )
 
 
@@ -51,17 +63,36 @@ def levels():
 
 @pytest.fixture(scope="session")
 def summary(levels):
-    serial, swarm = levels[0].wall_s, levels[-1].wall_s
+    serial = levels[0].wall_s
+    swarm = levels[-1].wall_s
     speedup = Speedup(24, 16, serial, swarm, serial / swarm, 4.9, 1, 0, 9100, 8700)
     return SweepSummary("01JCR8Z7", levels, client_limited=True, speedups=speedup)
 
 
 @pytest.fixture(scope="session")
 def run():
-    asked = {"concurrency": [1, 4, 8, 16], "tasks": TASKS, "runs": 2, "max_tokens": 256, "seed": 7, "temperature": 0.0}
-    gpus = [{"index": i, "name": "NVIDIA GeForce RTX 3090", "memory_bytes": 24 * 1024**3} for i in (0, 1)]
-    host = {"os": "Linux 6.8.0-48-generic", "python": "3.12.7", "cpu_cores": 16, "cpu_features": ["avx2", "fma"],
-            "memory_bytes": 64 * 1024**3, "gpus": gpus, "links": [[0, 1, "PHB"]], "open_files_soft": None}  # fmt: skip
+    asked = {
+        "concurrency": [1, 4, 8, 16],
+        "tasks": TASKS,
+        "runs": 2,
+        "max_tokens": 256,
+        "seed": 7,
+        "temperature": 0.0,
+    }
+    gpus = [
+        {"index": i, "name": "NVIDIA GeForce RTX 3090", "memory_bytes": 24 * 1024**3}
+        for i in (0, 1)
+    ]
+    host = {
+        "os": "Linux 6.8.0-48-generic",
+        "python": "3.12.7",
+        "cpu_cores": 16,
+        "cpu_features": ["avx2", "fma"],
+        "memory_bytes": 64 * 1024**3,
+        "gpus": gpus,
+        "links": [[0, 1, "PHB"]],
+        "open_files_soft": None,
+    }
     return StoredRun(
         id="01JCR8Z7",
         kind="sweep",
@@ -82,9 +113,19 @@ def run():
 
 @pytest.fixture(scope="session")
 def rows():
-    late, full = ("timeout", "no byte for 60 s"), ("http_503", "the engine said: queue is full")
+    late = ("timeout", "no byte for 60 s")
+    full = ("http_503", "the engine said: queue is full")
     return tuple(
-        Request(level=8, repeat=0, index=i, kind="fix", started_s=1.0, ended_s=4.0, error_kind=kind, error=error)
+        Request(
+            level=8,
+            repeat=0,
+            index=i,
+            kind="fix",
+            started_s=1.0,
+            ended_s=4.0,
+            error_kind=kind,
+            error=error,
+        )
         for i, (kind, error) in enumerate([late, late, full, (None, None)])
     )
 

@@ -17,7 +17,10 @@ class Outline(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.open, self.tags, self.attributes, self.words = [], [], [], []
+        self.open = []
+        self.tags = []
+        self.attributes = []
+        self.words = []
         self.feed(page)
         self.close()
         assert self.open == []
@@ -51,7 +54,11 @@ def plain(page):
 
 
 def words_of(svg):
-    return ["".join(text.itertext()) for text in ET.fromstring(svg).iter() if text.tag.rpartition("}")[2] == "text"]
+    return [
+        "".join(text.itertext())
+        for text in ET.fromstring(svg).iter()
+        if text.tag.rpartition("}")[2] == "text"
+    ]
 
 
 def colours_of(drawn):
@@ -74,5 +81,8 @@ def spoiled(record):
     if isinstance(record, list | tuple):
         return type(record)(map(spoiled, record))
     if isinstance(record, msgspec.Struct):
-        return replace(record, **{name: spoiled(value) for name, value in msgspec.structs.asdict(record).items()})
+        return replace(
+            record,
+            **{name: spoiled(value) for name, value in msgspec.structs.asdict(record).items()},
+        )
     return record

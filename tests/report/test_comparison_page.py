@@ -1,4 +1,6 @@
-"""Several runs in one picture: told apart without colour, and never taken for more alike than they are."""
+"""Several runs in one picture: told apart without colour, and never taken for more alike than they
+are.
+"""
 
 import pytest
 from msgspec.structs import replace
@@ -22,7 +24,9 @@ def text_of(run, other, summary, *more, **named):
 
 
 def test_runs_are_called_by_model_and_time_or_by_their_labels(run, other, summary):
-    assert "Qwen/Qwen3-30B-A3B-Instruct-AWQ @ 2025-11-15 06:00:00 UTC" in text_of(run, other, summary)
+    assert "Qwen/Qwen3-30B-A3B-Instruct-AWQ @ 2025-11-15 06:00:00 UTC" in text_of(
+        run, other, summary
+    )
     assert "A NVLink B PCIe" in text_of(run, other, summary, labels=["NVLink", "PCIe"])
 
 
@@ -48,11 +52,15 @@ def test_runs_that_are_not_plain_measurements_have_banners(run, other, summary):
 
 
 def test_other_work_is_named_key_by_key(run, other, summary):
-    """Nested keys too; what may differ between repeats is no difference, and equal fingerprints need no banner."""
+    """Nested keys too; what may differ between repeats is no difference, and equal fingerprints
+    need no banner.
+    """
 
     def asked(one, fingerprint, seed, tokens):
         load = {"max_tokens": tokens, "shape": "steady"}
-        return replace(one, fingerprint=fingerprint, config={"tasks": 24, "seed": seed, "workload": load})
+        return replace(
+            one, fingerprint=fingerprint, config={"tasks": 24, "seed": seed, "workload": load}
+        )
 
     text = text_of(asked(run, "1", 1, 256), asked(other, "2", 2, 512), summary)
     assert "Not alike These settings differ: workload.max_tokens 256 (A), 512 (B)." in text
@@ -60,18 +68,28 @@ def test_other_work_is_named_key_by_key(run, other, summary):
 
 
 def test_same_work_on_another_engine_is_no_other_workload(run, other, summary):
-    """That is what comparisons are made for; it is said all the same, and so is a key that one does not have."""
-    text = text_of(run, replace(other, fingerprint="2", engine={**run.engine, "version": "0.12.0"}), summary)
+    """That is what comparisons are made for; it is said all the same, and so is a key that one
+    does not have.
+    """
+    text = text_of(
+        run, replace(other, fingerprint="2", engine={**run.engine, "version": "0.12.0"}), summary
+    )
     assert "Not alike These settings differ: engine.version 0.11.0 (A), 0.12.0 (B)." in text
-    assert differing([run, replace(other, fingerprint="2", config={**run.config, "x": 1})]) == {"x": ["–", "1"]}
+    assert differing([run, replace(other, fingerprint="2", config={**run.config, "x": 1})]) == {
+        "x": ["–", "1"]
+    }
 
 
 def test_judgements_stand_in_words(run, other, summary):
     """With the ratio, its interval, and the reason where there is none."""
     comparisons = [
-        Comparison(4, "effective tok/s", 127.0, 152.4, Interval(1.16, 1.2, 1.24), Judgement.BETTER),
+        Comparison(
+            4, "effective tok/s", 127.0, 152.4, Interval(1.16, 1.2, 1.24), Judgement.BETTER
+        ),
         Comparison(4, "TTFT p95", 1305.0, 1400.0, Interval(0.99, 1.07, 1.16), Judgement.SAME),
-        Comparison(16, "TTFT p50", 498.0, None, None, Judgement.UNKNOWN, "the client was the limit in B"),
+        Comparison(
+            16, "TTFT p50", 498.0, None, None, Judgement.UNKNOWN, "the client was the limit in B"
+        ),
     ]
     text = text_of(run, other, summary, comparisons)
     assert "4 effective tok/s 127 152 1.200 1.16..1.24 better" in text

@@ -1,4 +1,6 @@
-"""What holds for every report: it stands alone, is the same each time, turns with the night and takes no orders."""
+"""What holds for every report: it stands alone, is the same each time, turns with the night and
+takes no orders.
+"""
 
 import re
 
@@ -39,7 +41,8 @@ def made(run, told, rows):
         if kind == "swarm":
             story = change(busy_story(simulated=simulated))
             return swarm_page(story)
-        tuning, stages = sample_tuning(simulated=simulated), sample_stages()
+        tuning = sample_tuning(simulated=simulated)
+        stages = sample_stages()
         if change is spoiled:
             tuning = replace(tuning, **dict.fromkeys(("model", "rig", "engine", "id"), HOSTILE))
             odd = {"failure": ConfigFailure("no-start", HOSTILE, HOSTILE, HOSTILE), "why": HOSTILE}
@@ -57,7 +60,9 @@ def test_a_page_is_one_closed_small_file_and_the_same_each_time(made, kind):
     assert page.startswith("<!doctype html>")
     assert {"svg", "table"} <= set(outline.tags)
     assert not {"script", "img", "iframe", "object", "use", "image"} & set(outline.tags)
-    targets = [value for name, value in outline.attributes if name in {"src", "href", "xlink:href"}]
+    targets = [
+        value for name, value in outline.attributes if name in {"src", "href", "xlink:href"}
+    ]
     assert all(value == "data:," or value.startswith("#") for value in targets)
     assert not re.search(r"url\(|@import|@font-face", page)
     assert len(page.encode()) < 150_000

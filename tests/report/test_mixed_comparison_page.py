@@ -1,4 +1,6 @@
-"""Two models under mixed work on one page, with the tables and charts of the write-up they are from."""
+"""Two models under mixed work on one page, with the tables and charts of the write-up they are
+from.
+"""
 
 import re
 
@@ -17,7 +19,10 @@ def page_of(tmp_path):
 
     def make(*runs, **more):
         with open_store(tmp_path / "store.sqlite3") as store:
-            ids = [store_mixed(store, model, name, at=1e9 + n, **more) for n, (model, name) in enumerate(runs)]
+            ids = [
+                store_mixed(store, model, name, at=1e9 + n, **more)
+                for n, (model, name) in enumerate(runs)
+            ]
             return drawn(store, [store.run(run_id) for run_id in ids])
 
     return make
@@ -35,11 +40,18 @@ def pictures(page):
 def test_two_models_have_the_tables_of_the_write_up_below_their_verdict(page_of):
     page = page_of(*MODELS)
     text = plain(page)
-    assert text.index("Better for this work: B, as its conversation") < text.index("Time to first token")
-    for told in ("A gpt-oss-20b", "B qwen3-coder-30b", "5 290 ms (+353 %) 191 ms (+41 %) 0.66",
-                 "S2 tests 0/3 (6.8 s) 3/3 (3.8 s)", "Answers of A that did not pass",
-                 "GPU memory in use 14.0 GiB of 24.0 GiB 20.0 GiB of 24.0 GiB",
-                 "memory left free 0.42 (14.0 GiB of 24.0 GiB in use)"):  # fmt: skip
+    assert text.index("Better for this work: B, as its conversation") < text.index(
+        "Time to first token"
+    )
+    for told in (
+        "A gpt-oss-20b",
+        "B qwen3-coder-30b",
+        "5 290 ms (+353 %) 191 ms (+41 %) 0.66",
+        "S2 tests 0/3 (6.8 s) 3/3 (3.8 s)",
+        "Answers of A that did not pass",
+        "GPU memory in use 14.0 GiB of 24.0 GiB 20.0 GiB of 24.0 GiB",
+        "memory left free 0.42 (14.0 GiB of 24.0 GiB in use)",
+    ):
         assert told in text
     assert not {"script", "img"} & set(Outline(page).tags)
     assert len(page.encode()) < 150_000
@@ -48,7 +60,12 @@ def test_two_models_have_the_tables_of_the_write_up_below_their_verdict(page_of)
 def test_two_models_have_the_pictures_of_the_write_up(page_of):
     """TTFT and total time over C, side tasks with time and verdict, six axes with memory."""
     found = pictures(page_of(*MODELS))
-    curves = ("Time to first token", "Time of the conversation", "Speed of the conversation", "Passed tasks a minute")
+    curves = (
+        "Time to first token",
+        "Time of the conversation",
+        "Speed of the conversation",
+        "Passed tasks a minute",
+    )
     assert all({"A", "B", "1", "2", "3", "5"} <= found[title] for title in curves)
     tasks = {"S3 bug  A", "6.8 s, 0/3 passed", "S4 async  B", "900 ms, 3/3 passed"}
     assert tasks <= found["Side tasks at full load"]
@@ -78,8 +95,17 @@ def test_runs_that_are_simulated_or_were_not_finished_say_so(page_of):
 def test_a_mixed_run_is_not_drawn_beside_another_kind(tmp_path):
     with open_store(tmp_path / "store.sqlite3") as store:
         mixed = store.run(store_mixed(store, QWEN, "one"))
-        about = {"url": "http://a/v1", "fingerprint": "f", "host": {}, "engine": {}, "skep_version": "0", "config": {}}
+        about = {
+            "url": "http://a/v1",
+            "fingerprint": "f",
+            "host": {},
+            "engine": {},
+            "skep_version": "0",
+            "config": {},
+        }
         sweep = store.begin_run(kind="sweep", created_at=1.0, model="m", simulated=False, **about)
         store.end_run(sweep, 2.0, "done")
-        with pytest.raises(UserError, match="is a mixed run, which skep can only draw beside its like"):
+        with pytest.raises(
+            UserError, match="is a mixed run, which skep can only draw beside its like"
+        ):
             drawn(store, [mixed, store.run(sweep)])

@@ -1,4 +1,6 @@
-"""The report of the mixed workload, on the figures of a published write-up with its verdicts had by execution."""
+"""The report of the mixed workload, on the figures of a published write-up with its verdicts had
+by execution.
+"""
 
 import pytest
 from msgspec.structs import replace
@@ -11,12 +13,18 @@ from skep.store.verdicts import Verdict, VerdictOutcome
 
 NAMES = {1: "P1", 2: "P1+S1", 3: "P1+S1-S2", 5: "P1+S1-S4"}
 TITLES = {"S1": "docstring", "S2": "tests", "S3": "bug find", "S4": "async"}
-AXES = ("TTFT stability", "latency under load", "throughput", "side-task accuracy", "primary accuracy")
+AXES = (
+    "TTFT stability",
+    "latency under load",
+    "throughput",
+    "side-task accuracy",
+    "primary accuracy",
+)
 
 PRIMARY = ("primary_s", "primary_low_s", "primary_high_s")
 
-# C, TTFT of turn 1 in ms, the turns in ms, total in s, tok/s of turn 1 and of all, and each side task's time in s.
-# All passed.
+# C, TTFT of turn 1 in ms, the turns in ms, total in s, tok/s of turn 1 and of all, and each side
+# task's time in s. All passed.
 GPT_OSS = (
     (1, 64, (844, 757, 1617), 3.2, 127, 127, ()),
     (2, 139, (2873, 3175, 1074), 7.1, 49, 108, (4.5,)),
@@ -38,7 +46,10 @@ def _level(c, ttft, turns, total, tok_s, aggregate, side):
         name=NAMES[c],
         concurrency=c,
         repeats=1,
-        turns=tuple(_turn(i, ms / 1000, *((None, None) if i else (ttft, tok_s))) for i, ms in enumerate(turns)),
+        turns=tuple(
+            _turn(i, ms / 1000, *((None, None) if i else (ttft, tok_s)))
+            for i, ms in enumerate(turns)
+        ),
         side=tuple(_side(f"S{i + 1}", s) for i, s in enumerate(side)),
         wall_s=total,
         aggregate_tok_s=aggregate,
@@ -51,11 +62,16 @@ def _level(c, ttft, turns, total, tok_s, aggregate, side):
 
 def _summary(levels, values):
     axes = tuple(
-        Axis(name, f"what {name} is", value, f"shown {value}") for name, value in zip(AXES, values, strict=True)
+        Axis(name, f"what {name} is", value, f"shown {value}")
+        for name, value in zip(AXES, values, strict=True)
     )
     reasons = ("C=3: the conversation takes 2.31x of C=1 (7.4 s)", "C=5: 2.56x, more than 2.5x")
     return MixedSummary(
-        "01GPT", "gpt-oss-20b", tuple(_level(*one) for one in levels), axes, Advice(3, "P1+S1-S2", reasons)
+        "01GPT",
+        "gpt-oss-20b",
+        tuple(_level(*one) for one in levels),
+        axes,
+        Advice(3, "P1+S1-S2", reasons),
     )
 
 
@@ -77,15 +93,22 @@ def _failed(summary):
     levels = []
     bare = dict.fromkeys((*PRIMARY, "aggregate_tok_s", "seconds_per_task"))
     for level in summary.levels:
-        turns = [replace(turn, ttft_ms=None, seconds=None, tok_s=None, passed=0, runs=0) for turn in level.turns]
+        turns = [
+            replace(turn, ttft_ms=None, seconds=None, tok_s=None, passed=0, runs=0)
+            for turn in level.turns
+        ]
         side = [replace(one, seconds=None, passed=0) for one in level.side]
         levels.append(replace(level, turns=tuple(turns), side=tuple(side), **bare))
     axes = tuple(replace(axis, value=None, shown="") for axis in summary.axes)
-    return replace(summary, levels=tuple(levels), axes=axes, advice=Advice(None, None, ("none passed",)))
+    return replace(
+        summary, levels=tuple(levels), axes=axes, advice=Advice(None, None, ("none passed",))
+    )
 
 
 def test_conversation_and_tasks_come_out_as_published(single):
-    """TTFT with its rise against C = 1, times by turn, total, and each side task with its verdict."""
+    """TTFT with its rise against C = 1, times by turn, total,
+    and each side task with its verdict.
+    """
     assert "1 P1 64 ms 844" in single
     assert "5 P1+S1-S4 290 ms (+353 %) 6.4 s / 973 ms / 825 ms 8.2 s" in single
     assert "S2 tests – – 1/1 (5.8 s) 1/1 (6.8 s)" in single
@@ -93,7 +116,10 @@ def test_conversation_and_tasks_come_out_as_published(single):
 
 
 def test_the_advice_leads_the_page_with_its_figures(single):
-    assert "beside a conversation: 2 side tasks within 2.5x. C=3: the conversation takes 2.31x of C=1 (7.4 s)" in single
+    assert (
+        "beside a conversation: 2 side tasks within 2.5x. C=3: the conversation takes 2.31x "
+        "of C=1 (7.4 s)"
+    ) in single
     assert single.index("2 side tasks within") < single.index("TTFT of turn 1")
 
 
@@ -115,7 +141,8 @@ def test_picture_has_every_axis_with_its_value(one):
 
 
 def test_a_run_in_which_all_failed_or_nothing_was_measured_is_drawn(one):
-    run, failed = replace(one, state=RunState.FAILED, error="boom"), _failed(GPT)
+    run = replace(one, state=RunState.FAILED, error="boom")
+    failed = _failed(GPT)
     text = plain(mixed_page(run, failed))
     for words in ("no level is recommended. none passed", "Incomplete", "boom", "not asked"):
         assert words in text

@@ -6,7 +6,13 @@ import pytest
 from msgspec.structs import replace
 from reading import plain, values_of
 
-from skep.quality.trial_figures import ArmFigures, LevelQuality, QualitySummary, claim_words, conclusion
+from skep.quality.trial_figures import (
+    ArmFigures,
+    LevelQuality,
+    QualitySummary,
+    claim_words,
+    conclusion,
+)
 from skep.report.quality import difference_chart, quality_page
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import RunState
@@ -25,17 +31,32 @@ def _arm(c, outcomes, ttft=(64.0, 90.0), total=(1.1, 2.0)):
 
 ALONE = _arm(1, {"passed": 428, "wrong": 230, "truncated": 32})
 HOLDS = LevelQuality(
-    4, _difference(0.62, 0.617, -0.019, 0.013, 11, 9), Claim.HOLDS, ALONE,
-    _arm(4, {"passed": 426, "wrong": 225, "truncated": 39}, (140.0, 260.0), (2.0, 3.5)), None, 0.12,
-)  # fmt: skip
+    4,
+    _difference(0.62, 0.617, -0.019, 0.013, 11, 9),
+    Claim.HOLDS,
+    ALONE,
+    _arm(4, {"passed": 426, "wrong": 225, "truncated": 39}, (140.0, 260.0), (2.0, 3.5)),
+    None,
+    0.12,
+)
 UNSHOWN = LevelQuality(
-    8, _difference(0.62, 0.60, -0.042, 0.002, 30, 16), Claim.UNSHOWN, ALONE,
-    _arm(8, {"passed": 414, "wrong": 205, "timed out": 71}, (290.0, 560.0), (3.8, 7.5)), 1210, 0.2,
-)  # fmt: skip
+    8,
+    _difference(0.62, 0.60, -0.042, 0.002, 30, 16),
+    Claim.UNSHOWN,
+    ALONE,
+    _arm(8, {"passed": 414, "wrong": 205, "timed out": 71}, (290.0, 560.0), (3.8, 7.5)),
+    1210,
+    0.2,
+)
 LOST = LevelQuality(
-    16, _difference(0.62, 0.51, -0.14, -0.082, 95, 19), Claim.LOST, ALONE,
-    _arm(16, {outcome.value: 86 for outcome in VerdictOutcome}, (900.0, 3560.0), (9.8, 19.5)), None, 0.5,
-)  # fmt: skip
+    16,
+    _difference(0.62, 0.51, -0.14, -0.082, 95, 19),
+    Claim.LOST,
+    ALONE,
+    _arm(16, {outcome.value: 86 for outcome in VerdictOutcome}, (900.0, 3560.0), (9.8, 19.5)),
+    None,
+    0.5,
+)
 SUMMARY = QualitySummary(
     run_id="01Q",
     bank="drills:2",
@@ -60,7 +81,9 @@ def page(tested):
 
 
 def test_the_conclusion_leads_and_says_what_ended_the_walk(page):
-    held = "Quality holds up to C=4: a loss of 3 points or more is excluded (95 %); C=8 is not shown"
+    held = (
+        "Quality holds up to C=4: a loss of 3 points or more is excluded (95 %); C=8 is not shown"
+    )
     assert page.index(held) < page.index("The same items with and without load")
     assert re.search("16[ –]+not measured: a lower level already fails", page)
 
@@ -77,7 +100,9 @@ def test_without_a_level_that_holds_nothing_is_called_fine(tested, levels):
 def test_not_shown_is_explained_where_it_occurs(tested, page):
     """An underpowered test is no clean bill of health."""
     assert "claims neither that quality was lost" in page
-    assert "claims neither that quality" not in plain(quality_page(tested, replace(SUMMARY, levels=(HOLDS,))))
+    assert "claims neither that quality" not in plain(
+        quality_page(tested, replace(SUMMARY, levels=(HOLDS,)))
+    )
 
 
 def test_tables_have_the_noise_floor_first(page):
@@ -109,15 +134,32 @@ def test_a_noise_floor_that_was_not_measured_has_no_band(tested):
 
 
 def test_requests_that_all_failed_have_no_latency_and_still_a_picture(tested):
-    silent = replace(_arm(4, {"failed": ITEMS}), ttft_p50_ms=None, ttft_p95_ms=None, total_p50_s=None, total_p95_s=None)
-    summary = replace(SUMMARY, levels=(replace(UNSHOWN, base=silent, load=silent),), holds_up_to=None)
+    silent = replace(
+        _arm(4, {"failed": ITEMS}),
+        ttft_p50_ms=None,
+        ttft_p95_ms=None,
+        total_p50_s=None,
+        total_p95_s=None,
+    )
+    summary = replace(
+        SUMMARY, levels=(replace(UNSHOWN, base=silent, load=silent),), holds_up_to=None
+    )
     text = plain(quality_page(tested, summary))
     assert "not measured" in text
 
 
 def test_a_run_that_was_cut_short_or_simulated_says_so(tested):
-    odd = replace(SUMMARY, incomplete="the budget was over after 64 items", simulated=True, levels=(), holds_up_to=None)
+    odd = replace(
+        SUMMARY,
+        incomplete="the budget was over after 64 items",
+        simulated=True,
+        levels=(),
+        holds_up_to=None,
+    )
     tested = replace(tested, simulated=True)
     text = plain(quality_page(replace(tested, state=RunState.FAILED, error="boom"), odd))
-    assert "Incomplete 192 requests are stored; the budget was over after 64 items; the run is failed; boom." in text
+    assert (
+        "Incomplete 192 requests are stored; the budget was over after 64 items; the run is "
+        "failed; boom."
+    ) in text
     assert "Simulated No model ran." in text

@@ -1,4 +1,6 @@
-"""Pictures over time show what was measured, what was not, and what changed, by day and by night."""
+"""Pictures over time show what was measured, what was not, and what changed,
+by day and by night.
+"""
 
 import json
 import re
@@ -8,7 +10,14 @@ from xml.etree import ElementTree as ET
 import pytest
 from reading import colours_of, words_of
 
-from skep.monitor.records import DAY_S, EventKind, MonitorEvent, SeriesChange, SeriesKey, SeriesPoint
+from skep.monitor.records import (
+    DAY_S,
+    EventKind,
+    MonitorEvent,
+    SeriesChange,
+    SeriesKey,
+    SeriesPoint,
+)
 from skep.report import theme
 from skep.report.page import make_environment
 from skep.report.series_chart import (
@@ -47,12 +56,17 @@ def _band(points):
 
 
 def _picture(points, **more):
-    return Picture("box", "the words", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points))], **more)
+    return Picture(
+        "box", "the words", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points))], **more
+    )
 
 
 def _change(after, because="then"):
-    key, between = SeriesKey.parse("box/hot/short/c1/tok_s"), (SINCE, SINCE + 2 * DAY_S)
-    return SeriesChange(key, SINCE + DAY_S, between, 100.0, after, after / 101, after / 99, 9, 9, because)
+    key = SeriesKey.parse("box/hot/short/c1/tok_s")
+    between = (SINCE, SINCE + 2 * DAY_S)
+    return SeriesChange(
+        key, SINCE + DAY_S, between, 100.0, after, after / 101, after / 99, 9, 9, because
+    )
 
 
 def _note(at, text):
@@ -65,7 +79,10 @@ def _rows(picture, name, **more):
 
 def _svg(picture):
     """The first of the drawings on a page."""
-    return str(series_chart(picture)).partition("</svg>")[0].removeprefix('<div class="chart">') + "</svg>"
+    return (
+        str(series_chart(picture)).partition("</svg>")[0].removeprefix('<div class="chart">')
+        + "</svg>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +111,9 @@ def test_the_axis_begins_at_zero_only_where_values_are_near_it():
     """Else a change of 4 % could not be seen; that it does not is said."""
     assert value_range([3, 54])[0] == 0
     assert value_range([90, 100])[0] > 80
-    assert series_spec(_picture(_points()))["title"]["text"] == "tok/s · the axis does not begin at 0"
+    assert (
+        series_spec(_picture(_points()))["title"]["text"] == "tok/s · the axis does not begin at 0"
+    )
     low = [SeriesPoint(SINCE, 1.0), SeriesPoint(UNTIL - 1, 50.0)]
     assert series_spec(_picture(low))["title"]["text"] == "tok/s"
 
@@ -125,7 +144,9 @@ def test_every_colour_has_its_night_and_nothing_needs_an_inline_style():
 
 def test_busy_moments_are_hollow_and_have_no_say_in_the_axis():
     points = [*_points(60), SeriesPoint(SINCE + 100, 5.0, busy=True)]
-    with_busy = Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points[:-1]))])
+    with_busy = Picture(
+        "box", "", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points[:-1]))]
+    )
     assert with_busy.axis == _picture(points[:-1]).axis
     legend = make_environment("skep.report").get_template("series.html").module.legend(with_busy)
     assert "other requests were running" in legend
@@ -134,19 +155,32 @@ def test_busy_moments_are_hollow_and_have_no_say_in_the_axis():
 
 def test_one_value_far_off_does_not_press_the_others_flat():
     """It is drawn at the edge, with its value."""
-    picture = Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", [*_points(200), SeriesPoint(UNTIL - 9, 5000.0)])])
-    assert [row["tip"] for row in _rows(picture, "outliers")] == ["1 above the axis: 5,000 to 5,000"]
+    picture = Picture(
+        "box",
+        "",
+        "tok/s",
+        SINCE,
+        UNTIL,
+        [Track("box", [*_points(200), SeriesPoint(UNTIL - 9, 5000.0)])],
+    )
+    assert [row["tip"] for row in _rows(picture, "outliers")] == [
+        "1 above the axis: 5,000 to 5,000"
+    ]
     assert picture.axis[1] < 60
 
 
 def test_missed_probes_are_shaded_and_failed_ones_are_ticks():
-    picture = _picture(_points(), failed=[SINCE + 3 * DAY_S], missed=[(SINCE + DAY_S, SINCE + 2 * DAY_S)])
+    picture = _picture(
+        _points(), failed=[SINCE + 3 * DAY_S], missed=[(SINCE + DAY_S, SINCE + 2 * DAY_S)]
+    )
     assert len(_rows(picture, "missed")) == 1
     assert [row["tip"] for row in _rows(picture, "failed")] == ["1 failed"]
 
 
 def test_a_line_is_broken_where_nothing_was_measured_and_at_a_step():
-    points = [point for point in _points(200) if not SINCE + 3 * DAY_S < point.at < SINCE + 6 * DAY_S]
+    points = [
+        point for point in _points(200) if not SINCE + 3 * DAY_S < point.at < SINCE + 6 * DAY_S
+    ]
     track = Track("box", points, _band(points), steps=(SINCE + 9 * DAY_S,))
     picture = Picture("box", "", "tok/s", SINCE, UNTIL, [track])
     assert len({row["piece"] for row in _rows(picture, "band")}) == 3
@@ -158,7 +192,9 @@ def test_a_change_has_its_size_above_it_and_its_sentence():
     assert ", when &lt;cleaned&gt;" in _svg(picture)
 
 
-@pytest.mark.parametrize(("ratio", "label"), [(0.959, "−4.1 %"), (1.03, "+3.0 %"), (2.31, "2.3×"), (1.0, "0.0 %")])
+@pytest.mark.parametrize(
+    ("ratio", "label"), [(0.959, "−4.1 %"), (1.03, "+3.0 %"), (2.31, "2.3×"), (1.0, "0.0 %")]
+)
 def test_sizes_are_told_as_people_say_them(ratio, label):
     assert shift_label(ratio) == label
 
@@ -173,7 +209,9 @@ def test_flags_that_would_cover_each_other_become_one():
 
 def test_names_cannot_end_the_data_of_the_script():
     name = "</script><b>"
-    html = str(series_chart(Picture(name, name, "tok/s", SINCE, UNTIL, [Track(name, _points(10))])))
+    html = str(
+        series_chart(Picture(name, name, "tok/s", SINCE, UNTIL, [Track(name, _points(10))]))
+    )
     island = re.search(r'<script type="application/json">(.*?)</script>', html)[1]
     assert json.loads(island)["description"] == name
     assert "<b>" not in html
@@ -186,19 +224,30 @@ def test_two_thousand_points_stay_small():
 
 def test_what_a_point_says_has_its_time_its_value_and_the_median_then():
     row = _rows(_picture(_points(20, busy=(0,))), "points")[0]
-    expected = {"t": 1000 * wall_s(SINCE), "y": 50.0, "busy": True, "middle": 50.0, "low": 49.0, "high": 51.0}
+    expected = {
+        "t": 1000 * wall_s(SINCE),
+        "y": 50.0,
+        "busy": True,
+        "middle": 50.0,
+        "low": 49.0,
+        "high": 51.0,
+    }
     assert {**row, **expected} == row
 
 
 def test_a_window_too_long_for_points_says_its_medians():
-    rows = _rows(Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", (), _band(_points(20)))]), "points")
+    rows = _rows(
+        Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", (), _band(_points(20)))]), "points"
+    )
     assert len(rows) == 20
     assert all(row["unseen"] for row in rows)
 
 
 def test_a_trend_names_what_it_shows():
     points = _points(40)
-    picture = Picture("box", "it rose", "", SINCE, UNTIL, [Track("box", (), _band(points))], [_change(103.0)])
+    picture = Picture(
+        "box", "it rose", "", SINCE, UNTIL, [Track("box", (), _band(points))], [_change(103.0)]
+    )
     svg = ET.fromstring(trend_svg(picture))
     assert svg.get("aria-label") == "it rose"
     (title,) = [one.text for one in svg.iter("title")]

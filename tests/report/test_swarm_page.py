@@ -46,7 +46,9 @@ def test_the_picture_is_a_document_with_a_bar_for_every_attempt(tasks):
     story = busy_story(tasks, 64)
     root = ET.fromstring(gantt_element(story))
     titles = [one.text or "" for one in root.iter("title")]
-    assert {one.partition(":")[0] for one in titles if "task-" in one} == {one.task for one in story.attempts}
+    assert {one.partition(":")[0] for one in titles if "task-" in one} == {
+        one.task for one in story.attempts
+    }
 
 
 def test_of_very_many_attempts_there_is_no_picture(monkeypatch):
@@ -55,13 +57,22 @@ def test_of_very_many_attempts_there_is_no_picture(monkeypatch):
 
 
 def test_each_ending_has_a_shape_of_its_own_and_not_only_a_colour():
-    drawn = [gantt_element(one_attempt(outcome=outcome)).partition(">")[2] for outcome in AttemptOutcome]
+    drawn = [
+        gantt_element(one_attempt(outcome=outcome)).partition(">")[2] for outcome in AttemptOutcome
+    ]
     shapes = {re.sub(r"<(text|title)[^>]*>[^<]*</\1>|#[0-9a-f]{6}", "", one) for one in drawn}
     assert len(shapes) == len(AttemptOutcome)
 
 
-LEGEND_WORDS = ("in the gateway's queue", "waiting for the first token", "streaming the answer", "answer rejected")
-WIDEST_LETTER_PX = 8.0  # on average, of the fonts that browsers take for a system font of 13 pixels
+LEGEND_WORDS = (
+    "in the gateway's queue",
+    "waiting for the first token",
+    "streaming the answer",
+    "answer rejected",
+)
+WIDEST_LETTER_PX = (
+    8.0  # on average, of the fonts that browsers take for a system font of 13 pixels
+)
 
 
 def places_of_texts(node, x=0.0, y=0.0):
@@ -77,7 +88,9 @@ def places_of_texts(node, x=0.0, y=0.0):
 
 
 def test_the_words_of_the_legend_have_room_in_wide_fonts():
-    """The picture is laid out in one font and shown in another, in which words ran under the next square."""
+    """The picture is laid out in one font and shown in another, in which words ran under the next
+    square.
+    """
     places = list(places_of_texts(ET.fromstring(gantt_element(busy_story(200, 12)))))
     legend = sorted(((y, x, text) for text, x, y in places if text in LEGEND_WORDS))
     assert len(legend) > 2
@@ -87,7 +100,11 @@ def test_the_words_of_the_legend_have_room_in_wide_fonts():
 
 def test_pauses_downtime_and_retries_are_in_the_picture():
     picture = gantt_element(busy_story(200, 12))
-    for words in ("between session 1 (stopped) and 2, left out", "connection refused", "attempt 2, retry"):
+    for words in (
+        "between session 1 (stopped) and 2, left out",
+        "connection refused",
+        "attempt 2, retry",
+    ):
         assert words in picture
 
 
@@ -111,7 +128,10 @@ def test_a_run_of_no_length_is_drawn_without_a_division_by_nothing():
 
 def test_odd_clocks_do_no_harm():
     """A clock that was set back in the middle of a run: ends before beginnings."""
-    odd = [attempt(started=5.0, ended=2.0, first_token_at=BEGAN - 50), attempt("b", 1, -10.0, 3.0, queued_ms=1e9)]
+    odd = [
+        attempt(started=5.0, ended=2.0, first_token_at=BEGAN - 50),
+        attempt("b", 1, -10.0, 3.0, queued_ms=1e9),
+    ]
     story = story_of(run_of(2, 2), odd, [result(), result("b", 5, 1)])
     ET.fromstring(gantt_element(story))
     Outline(swarm_page(story))

@@ -20,17 +20,27 @@ def test_headline_figures_name_their_level(page, levels):
 
 def test_level_that_the_client_limited_is_never_the_best(run, summary):
     """Where it limited all of them, the fastest is shown as a lower bound."""
-    limited = replace(summary, levels=tuple(replace(level, client_limited=True) for level in summary.levels))
+    limited = replace(
+        summary, levels=tuple(replace(level, client_limited=True) for level in summary.levels)
+    )
     page = sweep_page(run, limited, ())
     assert "Effective tok/s 231 at C = 16, client-limited: a lower bound" in Outline(page).text
     assert 'class="best"' not in page
 
 
 def test_page_says_what_ran_where(page):
-    """Model, URL, engine, host, Python, skep version, seed, run id, state and time are all on it."""
+    """Model, URL, engine, host, Python, skep version, seed, run id,
+    state and time are all on it.
+    """
     text = Outline(page).text
-    facts = "model Qwen/Qwen3-30B-A3B-Instruct-AWQ|url http://127.0.0.1:8000/v1|version 0.11.0|python 3.12.7|skep 0.1.0"
-    facts += "|seed 7|run 01JCR8Z7|state done|began 2025-11-15 03:00:00 UTC|memory 64.0 GiB|open files soft –"
+    facts = (
+        "model Qwen/Qwen3-30B-A3B-Instruct-AWQ|url http://127.0.0.1:8000/v1|version "
+        "0.11.0|python 3.12.7|skep 0.1.0"
+    )
+    facts += (
+        "|seed 7|run 01JCR8Z7|state done|began 2025-11-15 03:00:00 UTC|memory 64.0 GiB|open "
+        "files soft –"
+    )
     for fact in (*facts.split("|"), "name NVIDIA GeForce RTX 3090, memory 24.0 GiB"):
         assert fact in text
 

@@ -18,25 +18,38 @@ def rows_at(spec, place):
 
 def test_level_without_a_value_is_left_out(levels):
     """Unknown is a gap in the line, never a zero on it."""
-    gap = (levels[0], replace(levels[1], effective_tok_s=None, contention_pct=None, ttft_ms=None), *levels[2:])
+    gap = (
+        levels[0],
+        replace(levels[1], effective_tok_s=None, contention_pct=None, ttft_ms=None),
+        *levels[2:],
+    )
     for chart in (charts.effective_chart, charts.contention_chart, charts.ttft_chart):
         assert set(values_of(chart(levels), "c")) - set(values_of(chart(gap), "c")) == {4}
 
 
 def test_ideal_line_is_one_agent_times_c(levels):
-    """It starts at C=1 and ends at the last level or at the edge of the picture; without C=1 there is none."""
+    """It starts at C=1 and ends at the last level or at the edge of the picture; without C=1 there
+    is none.
+    """
     ideal = rows_at(charts.effective_chart(levels), 0)
     assert ideal[0]["c"] == 1
-    assert all(point["value"] == pytest.approx(point["c"] * levels[0].effective_tok_s) for point in ideal)
+    assert all(
+        point["value"] == pytest.approx(point["c"] * levels[0].effective_tok_s) for point in ideal
+    )
     assert "ideal: C × one agent" not in values_of(charts.effective_chart(levels[1:]), "label")
 
 
 @pytest.mark.parametrize(
     ("crowd", "labelled", "scale"),
-    [((1, 2, 4, 8, 16, 17, 18, 20), [2, 4, 8, 16, 18, 20], None), ((1, 2, 4, 8, 16, 32, 64, 128), None, "log")],
+    [
+        ((1, 2, 4, 8, 16, 17, 18, 20), [2, 4, 8, 16, 18, 20], None),
+        ((1, 2, 4, 8, 16, 32, 64, 128), None, "log"),
+    ],
 )
 def test_crowded_levels_keep_the_labels_apart(levels, crowd, labelled, scale):
-    """Of levels too close to label, the later one is named; 1, 2 and 4 are told apart on an axis that ends at 128."""
+    """Of levels too close to label, the later one is named; 1, 2 and 4 are told apart on an axis
+    that ends at 128.
+    """
     spec = charts.effective_chart([replace(levels[0], concurrency=c) for c in crowd])
     found = sorted({row["c"] for row in rows_at(spec, -1) if row["weight"] == 600})
     assert found == (labelled or list(crowd))
@@ -66,7 +79,10 @@ def test_interval_of_any_width_leaves_the_curve_readable(levels):
 def test_plateau_is_left_out_where_it_was_never_reached(told, levels):
     """A level may end before it is full."""
     assert told.levels[3].plateau_tok_s in values_of(charts.effective_chart(told.levels), "value")
-    assert len(charts.effective_chart(levels)["layer"]) == len(charts.effective_chart(told.levels)["layer"]) - 1
+    assert (
+        len(charts.effective_chart(levels)["layer"])
+        == len(charts.effective_chart(told.levels)["layer"]) - 1
+    )
 
 
 def test_knee_and_cliff_are_marked_where_they_are_known(told):
@@ -88,6 +104,8 @@ def test_percentiles_are_named_at_the_end_of_their_curves(levels):
 
 def test_long_waits_are_drawn_in_seconds(levels):
     """An axis of 150,000 ms helps nobody."""
-    spec = charts.ttft_chart([replace(levels[3], ttft_ms=replace(levels[3].ttft_ms, p95=150_000.0))])
+    spec = charts.ttft_chart(
+        [replace(levels[3], ttft_ms=replace(levels[3].ttft_ms, p95=150_000.0))]
+    )
     assert spec["encoding"]["y"]["title"] == "s"
     assert 150.0 in values_of(spec, "value")

@@ -1,4 +1,6 @@
-"""The page of a tuning, and its picture: what was gained, what was not kept, and how sure that is."""
+"""The page of a tuning, and its picture: what was gained, what was not kept,
+and how sure that is.
+"""
 
 import json
 import math
@@ -17,9 +19,16 @@ from skep.units import Interval
 
 def test_the_page_says_what_was_tuned_and_how():
     page = tuning_page(sample_tuning(), sample_stages())
-    assert "From 25.1 to 190 tok/s at C = 4 in 4 steps: 7.57× (95 %: 7.34–7.80)." in page.replace("\xa0", " ")
-    for said in ("No model ran", "1,024 tokens in, 1,024 out, 4 agents at once", "How this was measured",
-                 "torch.OutOfMemoryError: CUDA out of memory", "memory_share 0.92 → 0.83 leaves room"):  # fmt: skip
+    assert "From 25.1 to 190 tok/s at C = 4 in 4 steps: 7.57× (95 %: 7.34–7.80)." in page.replace(
+        "\xa0", " "
+    )
+    for said in (
+        "No model ran",
+        "1,024 tokens in, 1,024 out, 4 agents at once",
+        "How this was measured",
+        "torch.OutOfMemoryError: CUDA out of memory",
+        "memory_share 0.92 → 0.83 leaves room",
+    ):
         assert said in page
 
 
@@ -27,7 +36,9 @@ def test_the_gain_is_the_product_of_what_stood_side_by_side_with_its_interval():
     """Not the quotient of two figures that were taken hours apart."""
     stages = sample_stages()
     gain = total_gain(stages)
-    assert gain.estimate == pytest.approx(math.prod(one.ratio.estimate for one in accepted(stages)))
+    assert gain.estimate == pytest.approx(
+        math.prod(one.ratio.estimate for one in accepted(stages))
+    )
     widest = max(math.log(one.ratio.high / one.ratio.estimate) for one in accepted(stages))
     assert widest < math.log(gain.high / gain.estimate) < 4 * widest
     drifted = [replace(one, figure=Interval(1, 2, 3)) for one in stages]
@@ -37,7 +48,10 @@ def test_the_gain_is_the_product_of_what_stood_side_by_side_with_its_interval():
 def test_a_gain_without_all_its_ratios_is_not_told():
     stages = sample_stages()
     assert total_gain(stages[:1]) is None
-    assert total_gain([replace(one, ratio=None) if one.number == 4 else one for one in stages]) is None
+    assert (
+        total_gain([replace(one, ratio=None) if one.number == 4 else one for one in stages])
+        is None
+    )
     open_ended = [replace(one, ratio=Interval(0.0, 2.0, math.inf)) for one in stages]
     assert ratio_range(total_gain(open_ended)) == "–"
 
@@ -72,7 +86,9 @@ def test_the_picture_has_a_bar_as_long_as_its_figure_for_each_step_that_was_kept
 
 
 def test_a_path_of_the_machine_is_not_passed_on():
-    page = tuning_page(sample_tuning(model="/home/somebody/m.gguf", host={"hostname": "box-7"}), sample_stages())
+    page = tuning_page(
+        sample_tuning(model="/home/somebody/m.gguf", host={"hostname": "box-7"}), sample_stages()
+    )
     assert "/home/somebody" not in page
     assert "m.gguf" in page
     assert "box-7" not in page
@@ -87,8 +103,15 @@ def test_a_tuning_without_stages_has_a_page(state):
 
 
 def test_a_baseline_that_does_not_start_is_told_with_its_log_line():
-    failure = ConfigFailure("no-start", "the weights are not there", "FileNotFoundError: weights", "skep pull")
-    told = {"decision": StageDecision.FAILED, "figure": None, "failure": failure, "why": "it did not start"}
+    failure = ConfigFailure(
+        "no-start", "the weights are not there", "FileNotFoundError: weights", "skep pull"
+    )
+    told = {
+        "decision": StageDecision.FAILED,
+        "figure": None,
+        "failure": failure,
+        "why": "it did not start",
+    }
     stage = replace(sample_stages()[0], **told)
     assert headline(sample_tuning(), [stage]) == "Nothing could be measured: it did not start"
     assert "FileNotFoundError: weights" in tuning_page(sample_tuning(), [stage])
@@ -109,6 +132,12 @@ def test_what_was_not_kept_is_folded_away():
 
 
 def test_intervals_without_an_end_are_drawn_without_one():
-    endless = [one.figure and Interval(0.0, one.figure.estimate, math.inf) for one in sample_stages()]
-    stages = [replace(one, figure=figure) for one, figure in zip(sample_stages(), endless, strict=True)]
-    assert not re.search("inf|nan", json.dumps(ladder_chart(sample_tuning(), stages)), re.IGNORECASE)
+    endless = [
+        one.figure and Interval(0.0, one.figure.estimate, math.inf) for one in sample_stages()
+    ]
+    stages = [
+        replace(one, figure=figure) for one, figure in zip(sample_stages(), endless, strict=True)
+    ]
+    assert not re.search(
+        "inf|nan", json.dumps(ladder_chart(sample_tuning(), stages)), re.IGNORECASE
+    )

@@ -13,7 +13,9 @@ from skep.report import tables
 @pytest.fixture
 def slow(summary):
     """A quarter as fast at C = 4, not measured at C = 8 and 16."""
-    levels = tuple(replace(level, effective_tok_s=level.effective_tok_s / 4) for level in summary.levels[:2])
+    levels = tuple(
+        replace(level, effective_tok_s=level.effective_tok_s / 4) for level in summary.levels[:2]
+    )
     return replace(summary, levels=levels, client_limited=False)
 
 
@@ -27,8 +29,14 @@ def shown(columns, records):
 
 def test_effective_columns_have_every_level_of_any(summary, slow):
     """A level that one did not measure is a dash; a level without a success tells why."""
-    dead = replace(summary.levels[1], effective_tok_s=None, errors=(("http_500", 40), ("timeout", 8)))
-    runs = [("MoE", summary), ("Dense", slow), ("x", replace(summary, levels=(summary.levels[0], dead)))]
+    dead = replace(
+        summary.levels[1], effective_tok_s=None, errors=(("http_500", 40), ("timeout", 8))
+    )
+    runs = [
+        ("MoE", summary),
+        ("Dense", slow),
+        ("x", replace(summary, levels=(summary.levels[0], dead))),
+    ]
     columns = tables.effective_columns(runs)
     assert [one.title for one in columns] == ["Config", "C=1", "C=4", "C=8", "C=16"]
     assert shown(columns, runs) == [
@@ -48,7 +56,10 @@ def test_level_rows_have_every_figure(told, summary):
     assert float(first["joules_per_token"]) == 1.52
     assert first["finish_reasons"] == "stop=45;length=3"
     bare = dict(zip(header, _read(tables.level_rows(summary))[1], strict=True))
-    assert {bare[name] for name in ("joules", "plateau_tok_s", "queued_p50_ms", "effective_ci95_low_tok_s")} == {""}
+    assert {
+        bare[name]
+        for name in ("joules", "plateau_tok_s", "queued_p50_ms", "effective_ci95_low_tok_s")
+    } == {""}
 
 
 def test_nothing_measured_still_makes_a_table():

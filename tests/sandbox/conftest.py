@@ -20,7 +20,10 @@ def opened():
 
 
 def mounts():
-    return [line.split(" ", 3)[3].split(" - ")[0] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [
+        line.split(" ", 3)[3].split(" - ")[0]
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+    ]
 
 
 @pytest.fixture

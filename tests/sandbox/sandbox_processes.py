@@ -9,7 +9,9 @@ def descendants(pid):
     found = []
     try:
         words = [
-            word for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+            word
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for word in (task / "children").read_text().split()
         ]
     except OSError:  # it has ended meanwhile
         return []

@@ -1,4 +1,7 @@
-"""Scripts that take too much: time, memory, room, processes, output. Each is ended, and nothing of it stays."""
+"""Scripts that take too much: time, memory, room, processes, output.
+
+Each is ended, and nothing of it stays.
+"""
 
 import asyncio
 import signal
@@ -15,7 +18,12 @@ MIB = 1 << 20
 def test_an_exit_code_a_signal_and_the_output_come_back(run):
     text = "import sys; sys.stderr.write('e'); print(sys.argv, sys.stdin.read()); sys.exit(3)"
     done = run(text, stdin=b"in", argv=("main.py", "a b"))
-    assert (done.ending, done.exit_code, done.signal, done.ok) == (ScriptEnding.EXITED, 3, None, False)
+    assert (done.ending, done.exit_code, done.signal, done.ok) == (
+        ScriptEnding.EXITED,
+        3,
+        None,
+        False,
+    )
     assert (done.stdout, done.stderr) == (b"['main.py', 'a b'] in\n", b"e")
     shot = run("import os, signal; print('x', flush=True); os.kill(os.getpid(), signal.SIGSEGV)")
     killed = (ScriptEnding.KILLED, None, signal.SIGSEGV, b"x\n")
@@ -24,11 +32,16 @@ def test_an_exit_code_a_signal_and_the_output_come_back(run):
 
 def test_much_input_binary_output_and_files_in_folders_pass_unchanged(run):
     data = bytes(range(256)) * 800
-    done = run("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())", stdin=data, output_bytes=MIB)
+    done = run(
+        "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())",
+        stdin=data,
+        output_bytes=MIB,
+    )
     assert (done.ok, done.stdout) == (True, data)
     files = {"pack/__init__.py": b"", "pack/inner.py": b"value = 7", "data/deep/x.bin": b"\0\xff"}
     text = "from pack.inner import value; print(value, open('data/deep/x.bin', 'rb').read())"
-    assert run(text, files=files, stdin=data).stdout == b"7 b'\\x00\\xff'\n"  # its input is not read
+    # Its input is not read.
+    assert run(text, files=files, stdin=data).stdout == b"7 b'\\x00\\xff'\n"
 
 
 ENDLESS = {
@@ -57,7 +70,9 @@ time.sleep(600)""",
 async def run_all(sandbox, texts, **limits):
     """By their names."""
     scripts = [SandboxScript(("-c", text)) for text in texts.values()]
-    found = await asyncio.gather(*(sandbox.run(script, SandboxLimits(**limits)) for script in scripts))
+    found = await asyncio.gather(
+        *(sandbox.run(script, SandboxLimits(**limits)) for script in scripts)
+    )
     return zip(texts, found, strict=True)
 
 
@@ -68,9 +83,13 @@ async def test_time_ends_everything(sandbox):
 
 
 def test_a_daemon_does_not_outlive_the_script(run):
-    """It holds the streams open, in a session of its own; the end of the script is the end of the run."""
+    """It holds the streams open, in a session of its own; the end of the script is the end of the
+    run.
+    """
     began = time.monotonic()
-    done = run("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\nprint('over')")
+    done = run(
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\nprint('over')"
+    )
     assert (done.ok, done.stdout) == (True, b"over\n")
     assert time.monotonic() - began < 60
 
@@ -94,7 +113,11 @@ os._exit(0)
 """
     for forks in (True, False):
         assert run(f"FORK = {forks}\n{text}", processes=10).stdout == b"9\n"
-    bomb = run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", processes=20, seconds=0.5)
+    bomb = run(
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        processes=20,
+        seconds=0.5,
+    )
     assert bomb.ending is ScriptEnding.OUT_OF_TIME
 
 
@@ -177,7 +200,9 @@ def test_open_files_are_bounded(run):
 
 
 def test_memory_kept_in_sockets_counts(run):
-    """A script once held ten times its limit in the buffers of socket pairs, which belong to no process."""
+    """A script once held ten times its limit in the buffers of socket pairs, which belong to no
+    process.
+    """
     text = """
 import os, socket
 for _ in range(3):

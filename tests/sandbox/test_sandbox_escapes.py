@@ -43,7 +43,9 @@ def attempt(run):
     def attempt(text, **more):
         result = run(TRY + text, **more)
         said = result.stdout.decode(errors="replace")
-        return "kept in" if said.endswith("kept in\n") and result.ok else said + result.stderr.decode(errors="replace")
+        if said.endswith("kept in\n") and result.ok:
+            return "kept in"
+        return said + result.stderr.decode(errors="replace")
 
     return attempt
 
@@ -52,10 +54,19 @@ def test_the_host_s_files_are_not_there(attempt, tmp_path):
     """Neither the home folder, nor /etc, nor the checkout, nor another script's folder."""
     (tmp_path / "secret").write_text(SECRET)
     names = (
-        "etc/shadow etc/hostname home root/.ssh root/.bashrc var run sys boot opt usr/bin/env bin/sh sbin mnt media srv"
+        "etc/shadow etc/hostname home root/.ssh root/.bashrc var run sys boot opt usr/bin/env "
+        "bin/sh sbin mnt media srv"
     )
-    places = [f"/{name}" for name in names.split()] + [str(Path.home() / ".cache"), str(tmp_path / "secret")]
-    places += [str(CHECKOUT / "src"), str(CHECKOUT / "pyproject.toml"), str(CHECKOUT / ".git"), __file__]
+    places = [f"/{name}" for name in names.split()] + [
+        str(Path.home() / ".cache"),
+        str(tmp_path / "secret"),
+    ]
+    places += [
+        str(CHECKOUT / "src"),
+        str(CHECKOUT / "pyproject.toml"),
+        str(CHECKOUT / ".git"),
+        __file__,
+    ]
     text = f"""
 seen = [place for place in {places!r} if os.path.lexists(place)]
 print(seen, open("/etc/passwd").read(), os.listdir("/etc"), os.listdir(os.path.expanduser("~")))
@@ -80,7 +91,9 @@ try:
 except ImportError:
     print("kept in")
 """
-    installed = Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}" / "site-packages" / "skep"
+    installed = (
+        Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}" / "site-packages" / "skep"
+    )
     if installed.exists():
         pytest.skip("skep itself is among the packages")
     assert attempt(text) == "kept in"
@@ -104,7 +117,9 @@ print("kept in" if all(kept) else kept)
 
 def test_the_environment_tells_nothing(run, monkeypatch):
     monkeypatch.setenv("SKEP_TEST_SECRET", SECRET)
-    said = run("import os; print(dict(os.environ), open('/proc/self/environ').read())").stdout.decode()
+    said = run(
+        "import os; print(dict(os.environ), open('/proc/self/environ').read())"
+    ).stdout.decode()
     assert SECRET not in said
     assert str(Path.home()) not in said.replace(sys.base_prefix, "").replace(sys.prefix, "")
     assert "'HOME': '/box/work'" in said
@@ -199,7 +214,9 @@ print("kept in" if all(kept) else kept)
 
 
 def test_the_first_process_inside_tells_nothing(attempt, monkeypatch):
-    """Its environment is empty, its memory closed or worth nothing, its root the same closed one."""
+    """Its environment is empty, its memory closed or worth nothing,
+    its root the same closed one.
+    """
     text = f"""
 def look(path, binary=False):
     try:
@@ -224,7 +241,9 @@ print("kept in")
 
 
 def test_overwriting_the_first_process_gains_nothing(run):
-    """bubblewrap's can be written to by its children; that ends the run, and is no error of skep's."""
+    """bubblewrap's can be written to by its children; that ends the run, and is no error of
+    skep's.
+    """
     text = """
 def overwrite():
     maps = [line.split() for line in open("/proc/1/maps") if " r-xp " in line]
@@ -314,4 +333,6 @@ print(len([n for n in os.listdir("/proc") if n.isdigit()]))
 """
     script = SandboxScript(("main.py",), {"main.py": text})
     both = await asyncio.gather(*(sandbox.run(script, SandboxLimits(seconds=8)) for _ in range(2)))
-    assert [(one.ending, one.stdout, one.stderr) for one in both] == [(ScriptEnding.EXITED, b"2\n", b"")] * 2
+    assert [(one.ending, one.stdout, one.stderr) for one in both] == [
+        (ScriptEnding.EXITED, b"2\n", b"")
+    ] * 2

@@ -1,4 +1,6 @@
-"""Cancelled, closed, killed from outside, many at once: nothing is left, and the next run works."""
+"""Cancelled, closed, killed from outside, many at once:
+nothing is left, and the next run works.
+"""
 
 import asyncio
 import contextlib
@@ -33,7 +35,9 @@ def command_of(pid):
 
 
 def is_the_script(pid):
-    """Not bubblewrap, whose command ends with the script's, and not the launcher's copy of itself that sets limits."""
+    """Not bubblewrap, whose command ends with the script's, and not the launcher's copy of itself
+    that sets limits.
+    """
     return command_of(pid)[1:3] == list(FOREVER.argv)
 
 
@@ -74,12 +78,16 @@ async def test_a_killed_launcher_takes_its_scripts_along_and_is_started_anew(san
 
 @pytest.fixture
 def bwrap_that_leaves_a_process(monkeypatch):
-    """A bubblewrap killed while it makes its first process leaves that one waiting for ever, as this `sleep` does."""
+    """A bubblewrap killed while it makes its first process leaves that one waiting for ever, as
+    this `sleep` does.
+    """
     real = shutil.which("bwrap")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)  # root's scripts have another uid
-        (folder / "bwrap").write_text(f'#!/bin/sh\nsleep 600 > {folder}/out 2>&1 &\nexec {real} "$@"\n')
+        (folder / "bwrap").write_text(
+            f'#!/bin/sh\nsleep 600 > {folder}/out 2>&1 &\nexec {real} "$@"\n'
+        )
         (folder / "bwrap").chmod(0o755)
         (folder / "out").touch()
         (folder / "out").chmod(0o666)
@@ -130,14 +138,17 @@ print(sandbox._launcher.pid, flush=True)
 script = SandboxScript(("-c", "import time; time.sleep(600)"))
 asyncio.run(sandbox.run(script, SandboxLimits(seconds=60)))
 """
-    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as skep:
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as skep:
         try:
             launcher = int(skep.stdout.readline())
             inside = []
 
             def is_whole():
                 found = [launcher, *descendants(launcher)]
-                inside[:] = max(inside, found, key=len)  # read twice: one that starts others may be gone by then
+                # Read twice: one that starts others may be gone by then.
+                inside[:] = max(inside, found, key=len)
                 return len(inside) >= 4 or skep.poll() is not None
 
             wait_until(is_whole, 60.0)
@@ -150,12 +161,16 @@ asyncio.run(sandbox.run(script, SandboxLimits(seconds=60)))
 
 @pytest.mark.usefixtures("opened")
 def test_a_slow_bubblewrap_takes_none_of_the_script_s_time(monkeypatch):
-    """On a busy machine; a run whose bubblewrap took 5 s used to be given up as one that cannot be watched."""
+    """On a busy machine; a run whose bubblewrap took 5 s used to be given up as one that cannot be
+    watched.
+    """
     real = shutil.which("bwrap")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)  # root's scripts have another uid
-        (folder / "bwrap").write_text(f'#!/bin/sh\n[ -e {folder}/slow ] && sleep 2\nexec {real} "$@"\n')
+        (folder / "bwrap").write_text(
+            f'#!/bin/sh\n[ -e {folder}/slow ] && sleep 2\nexec {real} "$@"\n'
+        )
         (folder / "bwrap").chmod(0o755)
         monkeypatch.setenv("PATH", name, prepend=":")
         sandbox = open_sandbox()
@@ -166,9 +181,17 @@ def test_a_slow_bubblewrap_takes_none_of_the_script_s_time(monkeypatch):
 
 
 def test_skep_may_be_installed_where_temporary_files_are(sandbox, tmp_path):
-    """A clone below /tmp could run nothing: root's launcher covered the folder that its own modules came from."""
-    shutil.copytree(Path(skep.__file__).parent, tmp_path / "src" / "skep", ignore=shutil.ignore_patterns("__pycache__"))
+    """A clone below /tmp could run nothing: root's launcher covered the folder that its own
+    modules came from.
+    """
+    shutil.copytree(
+        Path(skep.__file__).parent,
+        tmp_path / "src" / "skep",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     code = "from skep.sandbox.runner import open_sandbox; print(open_sandbox().name)"
     env = {"PYTHONPATH": str(tmp_path / "src"), "PATH": os.environ["PATH"]}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.strip() == sandbox.name, done.stderr

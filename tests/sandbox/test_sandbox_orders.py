@@ -24,13 +24,16 @@ def decide(code, arch, number, *arguments):
             accumulator = struct.unpack_from("=I", data, value)[0]
         else:
             tests = {seccomp.JEQ: accumulator == value, seccomp.JGE: accumulator >= value}
-            place += jump if {**tests, seccomp.JSET: bool(accumulator & value)}[operation] else skip
+            place += (
+                jump if {**tests, seccomp.JSET: bool(accumulator & value)}[operation] else skip
+            )
 
 
 @pytest.mark.parametrize("machine", seccomp.ARCHITECTURES)
 def test_the_filter_refuses_what_it_lists_and_allows_the_rest(machine):
     """Also for the architecture this does not run on."""
-    code, known = seccomp.program(machine), seccomp.ARCHITECTURES[machine]
+    code = seccomp.program(machine)
+    known = seccomp.ARCHITECTURES[machine]
     refused = {pair[known.column] for pair in seccomp.REFUSED.values() if len(pair) > known.column}
     unknown = {pair[known.column] for pair in seccomp.UNKNOWN.values()}
     special = {known.clone, known.socket, known.socketpair, known.setsockopt}
@@ -44,27 +47,47 @@ def test_the_filter_refuses_what_it_lists_and_allows_the_rest(machine):
         if number not in special:
             assert decide(code, known.audit, number) == want, number
     for family in range(60):
-        want = seccomp.ALLOW if family in (1, 2, 10) else seccomp.ERRNO | errno.EAFNOSUPPORT
+        if family in (1, 2, 10):
+            want = seccomp.ALLOW
+        else:
+            want = seccomp.ERRNO | errno.EAFNOSUPPORT
         assert decide(code, known.audit, known.socket, family) == want
     for option in range(100):  # the sizes of buffers stay as they are, and nobody is told
-        want = seccomp.ERRNO if option in (7, 8, 32, 33) else seccomp.ALLOW
+        if option in (7, 8, 32, 33):
+            want = seccomp.ERRNO
+        else:
+            want = seccomp.ALLOW
         assert decide(code, known.audit, known.setsockopt, 5, 1, option) == want
         assert decide(code, known.audit, known.setsockopt, 5, 6, option) == seccomp.ALLOW
     assert decide(code, known.audit, known.clone, 0x11) == seccomp.ALLOW  # fork
     assert decide(code, known.audit, known.clone, 0x3D0F00) == seccomp.ALLOW  # a thread
-    for bit in (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+    for bit in (
+        0x80,
+        0x20000,
+        0x2000000,
+        0x4000000,
+        0x8000000,
+        0x10000000,
+        0x20000000,
+        0x40000000,
+    ):
         assert decide(code, known.audit, known.clone, bit | 0x11) == seccomp.ERRNO | errno.EPERM
     other = next(one for one in seccomp.ARCHITECTURES.values() if one is not known)
     assert decide(code, other.audit, 0) == seccomp.KILL_PROCESS
     if machine == "x86_64":  # numbers of its 32-bit twin
-        assert {decide(code, known.audit, n) for n in (521, 0x40000000 + 101)} == {seccomp.ERRNO | errno.ENOSYS}
+        assert {decide(code, known.audit, n) for n in (521, 0x40000000 + 101)} == {
+            seccomp.ERRNO | errno.ENOSYS
+        }
     assert not seccomp.program("riscv64")
 
 
 def test_a_bubblewrap_that_does_not_work_is_found_out_and_said(tmp_path, monkeypatch):
     """Its presence is no proof. What it said is told, with what to do."""
     fake = tmp_path / "bwrap"
-    fake.write_text("#!/bin/sh\necho 'bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted' >&2\nexit 1\n")
+    fake.write_text(
+        "#!/bin/sh\necho 'bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted' "
+        ">&2\nexit 1\n"
+    )
     fake.chmod(0o755)
     tmp_path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -88,7 +111,11 @@ def test_without_bubblewrap_the_remedy_is_to_install_it(tmp_path, monkeypatch, p
         runner.open_sandbox()
     assert caught.value.hint == hint
     finding = sandbox_finding()
-    assert (finding.verdict, finding.detail, finding.hint) == (CheckResult.WARNING, caught.value.message, hint)
+    assert (finding.verdict, finding.detail, finding.hint) == (
+        CheckResult.WARNING,
+        caught.value.message,
+        hint,
+    )
 
 
 def test_ubuntu_s_restriction_is_named_with_both_ways_out(tmp_path, monkeypatch):

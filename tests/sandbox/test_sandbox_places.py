@@ -1,4 +1,6 @@
-"""Environments and interpreters below /tmp: a script still has a writable /tmp of its own, and finds its packages."""
+"""Environments and interpreters below /tmp: a script still has a writable /tmp of its own, and
+finds its packages.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""The same as an ordinary user with an ordinary user's processes, where the tests themselves run as root."""
+"""The same as an ordinary user with an ordinary user's processes, where the tests themselves run
+as root.
+"""
 
 import contextlib
 import os
@@ -66,11 +68,15 @@ def test_an_ordinary_user_has_the_same_walls():
     source = str(Path(skep.__file__).parents[1])
     env = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
     user = {"user": USER, "group": USER, "extra_groups": [], "cwd": "/", "env": env}
-    done = subprocess.run([program, "-c", TEXT, source], **user, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [program, "-c", TEXT, source], **user, capture_output=True, text=True, timeout=60
+    )
     if "code cannot be run safely here" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.stdout == f"well {USER}\n", done.stderr
-    assert wait_until(lambda: not [entry for entry in Path("/proc").glob("[0-9]*") if owner(entry) == USER])
+    assert wait_until(
+        lambda: not [entry for entry in Path("/proc").glob("[0-9]*") if owner(entry) == USER]
+    )
 
 
 def owner(entry):

@@ -22,11 +22,13 @@ def noisy(*levels, cv=0.04, seed=0):
 
 @pytest.mark.parametrize(("series", "likeness"), [(150, 0.0), (60, 0.3)])
 def test_noise_alone_is_no_change(series, likeness):
-    """One look each at series of two weeks, where each value may be like the one before; the benchmark looks after
-    every value."""
+    """One look each at series of two weeks, where each value may be like the one before; the
+    benchmark looks after every value."""
     told = 0
     for seed in range(series):
-        rng, last, values = Random(seed), 0.0, []
+        rng = Random(seed)
+        last = 0.0
+        values = []
         for _ in range(336):
             last = likeness * last + rng.gauss(0, math.sqrt(1 - likeness**2))
             values.append(70 * (1 + 0.04 * last))
@@ -44,11 +46,19 @@ def test_three_per_cent_are_found_under_four_per_cent_of_noise():
 
 
 def test_the_stored_simulation_meets_what_is_promised():
-    """Looked at after every probe of 14 days: at most 1 % of quiet series told, at least 90 % of 3 % shifts found."""
-    stored = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "change_points.json").read_text())
-    quiet = next(row for row in stored["false_alarms"] if (row["noise"], row["days"]) == ("normal", 14))
+    """Looked at after every probe of 14 days: at most 1 % of quiet series told, at least 90 % of 3
+    % shifts found.
+    """
+    stored = json.loads(
+        (Path(__file__).parents[2] / "benchmarks" / "results" / "change_points.json").read_text()
+    )
+    quiet = next(
+        row for row in stored["false_alarms"] if (row["noise"], row["days"]) == ("normal", 14)
+    )
     sought = ("normal", 0.03, 2)
-    shift = next(row for row in stored["shifts"] if (row["noise"], row["size"], row["first_day"]) == sought)
+    shift = next(
+        row for row in stored["shifts"] if (row["noise"], row["size"], row["first_day"]) == sought
+    )
     assert quiet["series"] >= 1000
     assert quiet["wrong"] <= 0.01 * quiet["series"]
     assert shift["found"] >= 0.9
@@ -58,7 +68,9 @@ def test_several_levels_are_told_apart():
     """Also two steps down, which are no drift."""
     for levels in ((70, 60, 72, 80), (70, 66, 62)):
         found = changes_in_series(noisy(*((level, 100) for level in levels)))
-        assert [round(split.index, -1) for split in found] == [100 * n for n in range(1, len(levels))]
+        assert [round(split.index, -1) for split in found] == [
+            100 * n for n in range(1, len(levels))
+        ]
 
 
 def test_a_bad_day_between_good_ones_is_two_changes():
@@ -75,7 +87,9 @@ def test_outliers_are_no_change():
     """One value in 25 at half speed, now and then two in a row; and a failed task now and then."""
     for seed in range(20):
         rng = Random(seed)
-        assert not changes_in_series([v / 2 if rng.random() < 0.04 else v for v in noisy((70, 336), seed=seed)])
+        assert not changes_in_series(
+            [v / 2 if rng.random() < 0.04 else v for v in noisy((70, 336), seed=seed)]
+        )
     rng = Random(3)
     assert not changes_in_series([1.0 if rng.random() > 0.05 else 0.9 for _ in range(500)])
 
@@ -88,7 +102,9 @@ def test_fewer_values_than_a_level_needs_are_outliers():
 
 @pytest.mark.parametrize(("cv", "loss"), [(0.02, 0.06), (0.02, 0.3), (0.04, 0.1)])
 def test_a_slow_slope_is_a_drift_and_no_step(cv, loss):
-    values = [70 * (1 - loss * place / 600) * noise for place, noise in enumerate(noisy((1, 600), cv=cv))]
+    values = [
+        70 * (1 - loss * place / 600) * noise for place, noise in enumerate(noisy((1, 600), cv=cv))
+    ]
     assert changes_in_series(values) == []
 
 
@@ -101,10 +117,17 @@ def test_a_difference_below_half_a_per_cent_is_not_told():
 @pytest.mark.parametrize("after", [0.8, 0.0])
 def test_values_without_any_noise_can_change(after):
     [split] = changes_in_series([1.0] * 40 + [after] * 40)
-    assert (split.index, split.bracket, split.after, split.ratio.estimate) == (40, (40, 40), after, after)
+    assert (split.index, split.bracket, split.after, split.ratio.estimate) == (
+        40,
+        (40, 40),
+        after,
+        after,
+    )
 
 
-@pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [0.0] * 100, [1.0] * 100, [0.0] * 50 + [1.0] * 50])
+@pytest.mark.parametrize(
+    "values", [[], [1.0], [1.0, 2.0], [0.0] * 100, [1.0] * 100, [0.0] * 50 + [1.0] * 50]
+)
 def test_nothing_is_told_of_few_values_equal_values_and_levels_of_zero(values):
     """From zero there is no ratio."""
     assert changes_in_series(values) == []

@@ -1,4 +1,6 @@
-"""No worse: bounds against published figures, errors worked out exactly, and how many items it takes."""
+"""No worse: bounds against published figures, errors worked out exactly, and how many items it
+takes.
+"""
 
 import itertools
 import math
@@ -22,7 +24,10 @@ from skep.stats.noninferiority import (
     upper_bound,
 )
 
-PASSES, LOSES, GAINS, FAILS = (True, True), (True, False), (False, True), (False, False)
+PASSES = (True, True)
+LOSES = (True, False)
+GAINS = (False, True)
+FAILS = (False, False)
 arms = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=4)
 banks = st.dictionaries(st.text(max_size=3), arms, min_size=1, max_size=12)
 
@@ -46,12 +51,19 @@ def by_the_formula(lost, gained, items, truth):
 def chance_of_no_worse(items, delta, lost, gained, *, corrected=True):
     """With one repeat, summed over all outcomes."""
     total = 0.0
-    for b, c in itertools.product(*(range(int(items * p + 7 * math.sqrt(items * p)) + 8) for p in (lost, gained))):
+    for b, c in itertools.product(
+        *(range(int(items * p + 7 * math.sqrt(items * p)) + 8) for p in (lost, gained))
+    ):
         same = items - b - c
         if same < 0 or (c - b) / items <= -delta or (c and not gained):
             continue
         if score(counts(b, c, items), -delta, corrected=corrected) > Z:
-            ways = math.lgamma(items + 1) - math.lgamma(b + 1) - math.lgamma(c + 1) - math.lgamma(same + 1)
+            ways = (
+                math.lgamma(items + 1)
+                - math.lgamma(b + 1)
+                - math.lgamma(c + 1)
+                - math.lgamma(same + 1)
+            )
             total += math.exp(ways) * lost**b * gained**c * (1 - lost - gained) ** same
     return total
 
@@ -74,7 +86,9 @@ def test_without_correction_it_is_the_published_interval(lost, gained, items, z,
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 60), st.floats(-0.95, 0.9))
 def test_one_repeat_gives_the_statistic_of_the_formula(lost, gained, same, truth):
-    """The likeliest distribution is found step by step, and for three values there is a closed form."""
+    """The likeliest distribution is found step by step, and for three values there is a closed
+    form.
+    """
     items = lost + gained + same
     assume(truth < (gained - lost) / items - 1e-3)
     assume(abs(truth) > 1e-9)
@@ -84,7 +98,9 @@ def test_one_repeat_gives_the_statistic_of_the_formula(lost, gained, same, truth
 
 @pytest.mark.parametrize("items", [1, 10, 100, 1000])
 def test_nothing_changed_is_not_nothing_lost(items):
-    """-z^2 / (n + z^2) by Tango; by the exact chance of seeing none, -(1 - 0.05^(1/n)); never zero."""
+    """-z^2 / (n + z^2) by Tango; by the exact chance of seeing none, -(1 - 0.05^(1/n)); never
+    zero.
+    """
     found = paired_difference(bank((items, [PASSES])))
     assert (found.difference, found.lost, found.gained) == (0, 0, 0)
     assert lower_bound({0.0: items}, corrected=False) == pytest.approx(-(Z**2) / (items + Z**2))
@@ -104,7 +120,9 @@ def test_one_item_shows_nothing(pair):
 
 
 def test_an_item_without_a_pair_does_not_count():
-    """Its requests may all be missing; every other one counts the same, however many of its repeats are there."""
+    """Its requests may all be missing; every other one counts the same, however many of its
+    repeats are there.
+    """
     assert paired_difference({"a": [PASSES], "b": []}) == paired_difference({"a": [PASSES]})
     found = paired_difference({"a": [LOSES], "b": [PASSES, PASSES, PASSES]})
     assert (found.base_rate, found.rate, found.difference) == (1, 0.5, -0.5)
@@ -116,15 +134,23 @@ def test_an_item_without_a_pair_does_not_count():
 
 @settings(deadline=None, max_examples=30)
 @given(banks)
-def test_bounds_surround_the_difference_narrow_with_more_items_and_are_mirrored_by_swapped_arms(pairs):
-    """The same results of three times the items; what was lost is gained where the arms are swapped."""
+def test_bounds_surround_the_difference_narrow_with_more_items_and_are_mirrored_by_swapped_arms(
+    pairs,
+):
+    """The same results of three times the items; what was lost is gained where the arms are
+    swapped.
+    """
     one = paired_difference(pairs)
-    more = paired_difference({f"{name}{i}": repeats for name, repeats in pairs.items() for i in range(3)})
+    more = paired_difference(
+        {f"{name}{i}": repeats for name, repeats in pairs.items() for i in range(3)}
+    )
     assert -1 <= one.low <= one.difference <= one.high <= 1
     assert one.difference == pytest.approx(one.rate - one.base_rate, abs=1e-9)
     assert more.low >= one.low - 1e-9
     assert more.high <= one.high + 1e-9
-    other = paired_difference({name: [(b, a) for a, b in repeats] for name, repeats in pairs.items()})
+    other = paired_difference(
+        {name: [(b, a) for a, b in repeats] for name, repeats in pairs.items()}
+    )
     assert (one.lost, one.gained) == (other.gained, other.lost)
     assert one.low == pytest.approx(-other.high, abs=1e-9)
     assert one.high == pytest.approx(-other.low, abs=1e-9)
@@ -133,7 +159,9 @@ def test_bounds_surround_the_difference_narrow_with_more_items_and_are_mirrored_
 @settings(deadline=None, max_examples=30)
 @given(banks)
 def test_repeats_that_are_all_the_same_add_nothing(pairs):
-    """Five equal answers are one answer: greedy decoding must not look like five times the evidence."""
+    """Five equal answers are one answer: greedy decoding must not look like five times the
+    evidence.
+    """
     once = paired_difference({name: repeats[:1] for name, repeats in pairs.items()})
     often = paired_difference({name: repeats[:1] * 5 for name, repeats in pairs.items()})
     assert (often.low, often.high) == (once.low, once.high)
@@ -145,9 +173,13 @@ def test_repeats_that_vary_narrow_the_bounds():
     rng = Random(3)
 
     def asked(repeats):
-        return {f"{i}": [(rng.random() < 0.5, rng.random() < 0.5) for _ in range(repeats)] for i in range(300)}
+        return {
+            f"{i}": [(rng.random() < 0.5, rng.random() < 0.5) for _ in range(repeats)]
+            for i in range(300)
+        }
 
-    once, often = paired_difference(asked(1)), paired_difference(asked(5))
+    once = paired_difference(asked(1))
+    often = paired_difference(asked(5))
     assert 2.0 < (once.high - once.low) / (often.high - often.low) < 2.5  # sqrt(5) is 2.24
 
 
@@ -156,57 +188,75 @@ def test_repeats_that_vary_narrow_the_bounds():
 def test_the_correction_is_never_the_more_lenient(pairs):
     """And what a loss excludes is excluded by all greater ones, or there would be no one bound."""
     items = Counter(sum(b - a for a, b in repeats) / len(repeats) for repeats in pairs.values())
-    low, reach = lower_bound(items), mean_of(items) + 1
+    low = lower_bound(items)
+    reach = mean_of(items) + 1
     assert low <= lower_bound(items, corrected=False) + 1e-12
     for truth in (reach * part / 20 - 1 for part in range(1, 20)) if reach else ():
         assert (score(items, truth) > Z) is (truth < low)
 
 
-@pytest.mark.parametrize(("items", "discordance"), [(88, 0.03), (104, 0.03), (104, 0.1), (164, 0.04), (200, 0.03)])
+@pytest.mark.parametrize(
+    ("items", "discordance"), [(88, 0.03), (104, 0.03), (104, 0.1), (164, 0.04), (200, 0.03)]
+)
 def test_a_loss_of_delta_is_called_no_worse_in_five_percent_at_most(items, discordance):
-    """Exactly, over all outcomes; 88 and 200 items are where the uncorrected interval does worst: of 88 of which each
-    is lost with a chance of 3 %, none is in 6.9 % of runs, and that was called no worse."""
-    lost, gained = (discordance + 0.03) / 2, (discordance - 0.03) / 2
+    """Exactly, over all outcomes; 88 and 200 items are where the uncorrected interval does worst:
+    of 88 of which each is lost with a chance of 3 %, none is in 6.9 % of runs, and that was called
+    no worse."""
+    lost = (discordance + 0.03) / 2
+    gained = (discordance - 0.03) / 2
     assert chance_of_no_worse(items, 0.03, lost, gained) <= 0.05
     if items == 88:
-        assert chance_of_no_worse(items, 0.03, lost, gained, corrected=False) == pytest.approx(0.97**88)
+        assert chance_of_no_worse(items, 0.03, lost, gained, corrected=False) == pytest.approx(
+            0.97**88
+        )
 
 
 def test_rare_items_lost_for_good_are_not_outvoted_by_repeats():
-    """Noise in single repeats says how certain an item's value is, and nothing of the items that were not drawn. Counts
-    scaled by the design effect called this no worse in 10 % of runs."""
-    rng, wrong = Random(5), 0
+    """Noise in single repeats says how certain an item's value is, and nothing of the items that
+    were not drawn. Counts scaled by the design effect called this no worse in 10 % of runs."""
+    rng = Random(5)
+    wrong = 0
     for _ in range(200):
         pairs = {}
         for i in range(100):
             lost = rng.random() < 0.03
-            pairs[f"{i}"] = [(rng.random() < 0.98, not lost and rng.random() < 0.98) for _ in range(5)]
+            pairs[f"{i}"] = [
+                (rng.random() < 0.98, not lost and rng.random() < 0.98) for _ in range(5)
+            ]
         wrong += claim_of(paired_difference(pairs), 0.03 * 0.98) is Claim.HOLDS
     assert wrong <= 0.07 * 200
 
 
 def test_claims():
-    """HOLDS if the bound is above -delta, LOST if the other one is below zero; too few items are neither."""
+    """HOLDS if the bound is above -delta, LOST if the other one is below zero; too few items are
+    neither.
+    """
     fine = paired_difference(bank((197, [PASSES]), (2, [GAINS]), (1, [LOSES])))
     assert claim_of(fine, 0.03) is Claim.HOLDS
     assert claim_of(fine, 0.01) is Claim.UNSHOWN
     assert claim_of(fine, -fine.low) is Claim.UNSHOWN  # strictly
     assert claim_of(paired_difference(bank((80, [PASSES]))), 0.03) is Claim.UNSHOWN
-    published = paired_difference(bank((64, [PASSES]), (11, [LOSES]), (25, [FAILS])))  # 74.7 became 63.6
+    # 74.7 became 63.6.
+    published = paired_difference(bank((64, [PASSES]), (11, [LOSES]), (25, [FAILS])))
     assert claim_of(published, 0.03) is Claim.LOST
-    small = paired_difference(bank((9950, [PASSES]), (50, [LOSES])))  # a certain loss, and smaller than what was asked
+    # A certain loss, and smaller than what was asked.
+    small = paired_difference(bank((9950, [PASSES]), (50, [LOSES])))
     assert small.high < 0
     assert claim_of(small, 0.03) is Claim.HOLDS
 
 
 def test_a_walk_that_ends_at_the_first_failure_errs_no_more_than_one_test():
-    """The first level loses nothing, the other three exactly delta, all on one base arm: a walk that claims any of them
-    has erred."""
-    rng, wrong = Random(9), 0
+    """The first level loses nothing, the other three exactly delta, all on one base arm: a walk
+    that claims any of them has erred."""
+    rng = Random(9)
+    wrong = 0
     for _ in range(150):
         base = [rng.random() < 0.8 for _ in range(150)]
         for loss in (0.0, 0.05, 0.05, 0.05):
-            pairs = {f"{i}": [(passed, passed and rng.random() >= loss)] for i, passed in enumerate(base)}
+            pairs = {
+                f"{i}": [(passed, passed and rng.random() >= loss)]
+                for i, passed in enumerate(base)
+            }
             if claim_of(paired_difference(pairs), 0.04) is not Claim.HOLDS:
                 break
             if loss:
@@ -215,7 +265,9 @@ def test_a_walk_that_ends_at_the_first_failure_errs_no_more_than_one_test():
     assert wrong <= 0.07 * 150
 
 
-@pytest.mark.parametrize(("delta", "discordance"), [(0.03, 0.02), (0.03, 0.05), (0.05, 0.05), (0.05, 0.1), (0.1, 0.2)])
+@pytest.mark.parametrize(
+    ("delta", "discordance"), [(0.03, 0.02), (0.03, 0.05), (0.05, 0.05), (0.05, 0.1), (0.1, 0.2)]
+)
 def test_as_many_items_as_needed_have_the_power_asked_for(delta, discordance):
     """Exactly, with one repeat: within three points, and a tenth fewer would not do."""
     items = items_needed(delta, discordance=discordance)
@@ -225,26 +277,39 @@ def test_as_many_items_as_needed_have_the_power_asked_for(delta, discordance):
 
 
 def test_items_for_what_is_asked_most():
-    """Three points: a hundred items where nothing differs, four hundred at the noise assumed; HumanEval has 164."""
+    """Three points: a hundred items where nothing differs, four hundred at the noise assumed;
+    HumanEval has 164.
+    """
     assert (items_needed(0.03, discordance=0), items_needed(0.03)) == (103, 413)
     assert delta_shown(164) == pytest.approx(0.052, abs=1e-3)
 
 
 @settings(deadline=None, max_examples=25)
 @example(0.03125, 1e-13, 1, 0.5)
-@given(st.floats(0.02, 0.3), st.floats(0, 0.4), st.integers(1, 4), st.sampled_from([0.5, 0.8, 0.9]))
+@given(
+    st.floats(0.02, 0.3), st.floats(0, 0.4), st.integers(1, 4), st.sampled_from([0.5, 0.8, 0.9])
+)
 def test_needed_and_shown_are_each_others_inverse(delta, discordance, repeats, power):
     """The smallest number that shows it."""
     items = items_needed(delta, discordance=discordance, repeats=repeats, power=power)
-    assert delta_shown(items, discordance=discordance, repeats=repeats, power=power) <= delta + 1e-9
+    assert (
+        delta_shown(items, discordance=discordance, repeats=repeats, power=power) <= delta + 1e-9
+    )
     if items > 1:
-        assert delta_shown(items - 1, discordance=discordance, repeats=repeats, power=power) >= delta - 1e-9
+        assert (
+            delta_shown(items - 1, discordance=discordance, repeats=repeats, power=power)
+            >= delta - 1e-9
+        )
 
 
 def test_what_makes_more_items_necessary():
-    """Noise, more power, repeats that are alike; repeats alone never go below the items without noise."""
+    """Noise, more power, repeats that are alike; repeats alone never go below the items without
+    noise.
+    """
     plain = items_needed(0.03, discordance=0.1)
     assert items_needed(0.03, discordance=0.2) > plain
     assert items_needed(0.03, discordance=0.1, power=0.95) > plain
-    fresh, halfway, same = (items_needed(0.03, discordance=0.1, repeats=5, correlation=c) for c in (0, 0.5, 1))
+    fresh, halfway, same = (
+        items_needed(0.03, discordance=0.1, repeats=5, correlation=c) for c in (0, 0.5, 1)
+    )
     assert items_needed(0.03, discordance=0) < fresh < halfway < same == plain

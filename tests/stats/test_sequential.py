@@ -1,4 +1,6 @@
-"""When enough has been measured: B against A, a level, a warm-up. Right when it speaks, silent when it cannot know."""
+"""When enough has been measured: B against A, a level, a warm-up. Right when it speaks, silent
+when it cannot know.
+"""
 
 import math
 from random import Random
@@ -20,10 +22,12 @@ from skep.stats.sequential import (
 
 
 def fought(gain, seed, *, rounds=6, readings=6, noise=0.03, start=0.01, known=None):
-    rng, known = Random(seed), known or MeasurementNoise()
+    rng = Random(seed)
+    known = known or MeasurementNoise()
     contest = SequentialTest(known, rounds=rounds)
     while contest.verdict is SequentialVerdict.OPEN:
-        a, b = (rng.gauss(0, start), gain + rng.gauss(0, start))
+        a = rng.gauss(0, start)
+        b = gain + rng.gauss(0, start)
         pairs = [(a + rng.gauss(0, noise), b + rng.gauss(0, noise)) for _ in range(readings)]
         for side in zip(*pairs, strict=True):
             known.add_start(side)
@@ -31,11 +35,17 @@ def fought(gain, seed, *, rounds=6, readings=6, noise=0.03, start=0.01, known=No
     return contest
 
 
-@pytest.mark.parametrize(("gain", "least", "most"), [(0.0, 0.0, 0.05), (-0.03, 0.0, 0.0), (0.05, 0.8, 1.0)])
+@pytest.mark.parametrize(
+    ("gain", "least", "most"), [(0.0, 0.0, 0.05), (-0.03, 0.0, 0.0), (0.05, 0.8, 1.0)]
+)
 def test_where_nothing_differs_better_is_said_in_at_most_one_of_twenty_of_a_loss_never_of_a_gain_mostly(
     gain, least, most
 ):
-    assert least <= sum(fought(gain, seed).verdict is SequentialVerdict.BETTER for seed in range(150)) / 150 <= most
+    assert (
+        least
+        <= sum(fought(gain, seed).verdict is SequentialVerdict.BETTER for seed in range(150)) / 150
+        <= most
+    )
 
 
 @pytest.mark.parametrize(("noise", "start"), [(0.03, 0.03), (0.03, 0.05), (0.1, 0.1)])
@@ -43,9 +53,13 @@ def test_nor_on_a_machine_whose_starts_differ_more_than_one_would_think(noise, s
     """The two starts of the baseline are all that is known of it."""
     accepted = 0
     for seed in range(200):
-        rng, known = Random(seed), MeasurementNoise()
+        rng = Random(seed)
+        known = MeasurementNoise()
         known.add_means([rng.gauss(0, start), rng.gauss(0, start)], [6, 6], sides=1)
-        accepted += fought(0.0, seed + 1000, noise=noise, start=start, known=known).verdict is SequentialVerdict.BETTER
+        accepted += (
+            fought(0.0, seed + 1000, noise=noise, start=start, known=known).verdict
+            is SequentialVerdict.BETTER
+        )
     assert accepted <= 14  # five in a hundred, and what chance does to two hundred
 
 
@@ -55,7 +69,8 @@ def test_an_interval_of_two_starts_holds_the_truth(start):
     for seed in range(200):
         rng = Random(seed)
         starts = [
-            [level + rng.gauss(0, 0.03) for _ in range(6)] for level in (rng.gauss(0, start), rng.gauss(0, start))
+            [level + rng.gauss(0, 0.03) for _ in range(6)]
+            for level in (rng.gauss(0, start), rng.gauss(0, start))
         ]
         held += mean_of_starts(starts, MeasurementNoise()).contains(1.0)
     assert held >= 176
@@ -96,7 +111,8 @@ def test_a_large_gain_is_seen_in_two_rounds_and_a_small_one_ends_after_so_many()
 
 
 def test_noise_is_learned_from_readings_and_starts():
-    noise, rng = MeasurementNoise(), Random(1)
+    noise = MeasurementNoise()
+    rng = Random(1)
     for _ in range(60):
         noise.add_start([rng.gauss(0, 0.1) for _ in range(6)])
         noise.add_means([rng.gauss(0, 0.2), rng.gauss(0, 0.2)], [6, 6], sides=2)
@@ -123,7 +139,9 @@ def fed(figures, **goal):
     ],
     ids=["none", "one", "within 1 %", "equal by luck", "too noisy", "around zero"],
 )
-def test_a_level_ends_when_its_interval_is_tight_or_its_repeats_are_spent(figures, done, enough, more):
+def test_a_level_ends_when_its_interval_is_tight_or_its_repeats_are_spent(
+    figures, done, enough, more
+):
     precision = fed(figures)
     assert (precision.done, precision.enough, precision.expected_more()) == (done, enough, more)
     assert (precision.half_width is None) is (len(figures) < 2)
@@ -139,10 +157,14 @@ def test_expectation_grows_with_the_spread_and_stops_at_the_most():
 
 @pytest.mark.parametrize("noise", [0.01, 0.06])
 def test_the_interval_that_ends_a_level_still_holds_the_truth(noise):
-    """Looking after each repeat costs some of the 95 %; of 400 levels at least 90 % with allowance for chance."""
-    rng, held = Random(21), 0
+    """Looking after each repeat costs some of the 95 %; of 400 levels at least 90 % with allowance
+    for chance.
+    """
+    rng = Random(21)
+    held = 0
     for _ in range(400):
-        precision, figures = Precision(), []
+        precision = Precision()
+        figures = []
         while not precision.done:
             figures.append(rng.gauss(100, 100 * noise))
             precision.feed(figures[-1])
@@ -158,7 +180,9 @@ def warmed(figures, **options):
 
 
 @settings(deadline=None)
-@given(st.floats(min_value=0.006, max_value=0.5), st.integers(min_value=3, max_value=8), st.booleans())
+@given(
+    st.floats(min_value=0.006, max_value=0.5), st.integers(min_value=3, max_value=8), st.booleans()
+)
 def test_a_ramp_never_settles(rise, window, falling):
     """Up or down, quick or slow: while each batch brings more, the engine is still warming."""
     figures = [100 * (1 + rise) ** batch for batch in range(20)]
@@ -168,14 +192,24 @@ def test_a_ramp_never_settles(rise, window, falling):
 
 
 def test_noise_around_a_constant_settles_at_the_first_look_and_a_noisy_ramp_is_seldom_taken_for_steady():
-    """Under 2 % noise: five batches of one speed in 95 % of 400 seeds; twenty that rise by 5 % each in 15 % of 200."""
-    rng, ramp = Random(1), [100 * (1 + 0.05 * batch) for batch in range(20)]
-    assert sum(warmed(rng.gauss(100, 2) for _ in range(5)).settled for _ in range(400)) >= 0.95 * 400
-    assert sum(warmed(speed * rng.gauss(1, 0.02) for speed in ramp).settled for _ in range(200)) <= 0.15 * 200
+    """Under 2 % noise: five batches of one speed in 95 % of 400 seeds; twenty that rise by 5 %
+    each in 15 % of 200.
+    """
+    rng = Random(1)
+    ramp = [100 * (1 + 0.05 * batch) for batch in range(20)]
+    assert (
+        sum(warmed(rng.gauss(100, 2) for _ in range(5)).settled for _ in range(400)) >= 0.95 * 400
+    )
+    assert (
+        sum(warmed(speed * rng.gauss(1, 0.02) for speed in ramp).settled for _ in range(200))
+        <= 0.15 * 200
+    )
 
 
 def test_a_warming_engine_settles_once_it_is_warm():
-    """Speed that approaches its end as caches do: settled, and only where it is within 5 % of that end."""
+    """Speed that approaches its end as caches do: settled, and only where it is within 5 % of that
+    end.
+    """
     settling = WarmUpDetector()
     for batch in range(20):
         speed = 100 * (1 - 0.6 * math.exp(-batch / 2))
@@ -187,10 +221,16 @@ def test_a_warming_engine_settles_once_it_is_warm():
 
 
 @pytest.mark.parametrize(
-    "figures", [[20.0, 100.0, 101.0, 99.5, 100.5], [100.0, 101.0, 100.0, 101.0, None, 100.0, 101.0, 100.0, 101.0]]
+    "figures",
+    [
+        [20.0, 100.0, 101.0, 99.5, 100.5],
+        [100.0, 101.0, 100.0, 101.0, None, 100.0, 101.0, 100.0, 101.0],
+    ],
 )
 def test_a_cold_batch_and_one_without_a_figure_start_the_look_anew(figures):
-    """The first one compiled, the other had only failed requests: with the fifth steady one after it all is warm."""
+    """The first one compiled, the other had only failed requests: with the fifth steady one after
+    it all is warm.
+    """
     settling = warmed(figures)
     assert not settling.done
     settling.feed(100.0)
@@ -205,7 +245,12 @@ def test_a_cold_batch_and_one_without_a_figure_start_the_look_anew(figures):
         ([100.0, 50.0] * 20, 12, False, 12),
         ([0.0] * 5, 20, True, 5),
     ],
-    ids=["what was said is final", "a stray batch is no trend", "never steady is given up", "zero is steady too"],
+    ids=[
+        "what was said is final",
+        "a stray batch is no trend",
+        "never steady is given up",
+        "zero is steady too",
+    ],
 )
 def test_the_warm_up_ends(figures, most, settled, batches):
     settling = warmed(figures, most=most)

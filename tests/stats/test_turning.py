@@ -15,7 +15,9 @@ SATURATING = {1: 50.0, 2: 100.0, 4: 200.0, 8: 390.0, 16: 400.0, 32: 402.0}
 def points(curve, repeats=3, spread=0.005):
     """Repeats spread evenly around each level's figure."""
     steps = [spread * (place - (repeats - 1) / 2) for place in range(repeats)]
-    return [LevelPoint(c, tuple(figure * (1 + step) for step in steps)) for c, figure in curve.items()]
+    return [
+        LevelPoint(c, tuple(figure * (1 + step) for step in steps)) for c, figure in curve.items()
+    ]
 
 
 def test_the_published_cliff_is_found():
@@ -25,7 +27,9 @@ def test_the_published_cliff_is_found():
 
 
 def test_one_repeat_gives_no_turning_point():
-    """Nothing is known of chance: the places are estimates, good enough for a search, not to be told."""
+    """Nothing is known of chance: the places are estimates, good enough for a search, not to be
+    told.
+    """
     levels = points(DUAL_3090, repeats=1)
     assert find_turning(levels) == Turning(None, None, None, None, None, sure=False)
     curve = SpeedCurve(levels)
@@ -33,9 +37,13 @@ def test_one_repeat_gives_no_turning_point():
 
 
 def test_levels_that_cannot_be_told_apart_have_no_knee():
-    """Repeats 20 % apart tell neither 390 from 400 nor 200 from 390: the bracket of the knee is an estimate."""
+    """Repeats 20 % apart tell neither 390 from 400 nor 200 from 390: the bracket of the knee is an
+    estimate.
+    """
     noisy = points(SATURATING, spread=0.2)
-    assert find_turning(noisy) == Turning(None, None, None, None, None, sure=False, unclear=(4, 8, 16, 32))
+    assert find_turning(noisy) == Turning(
+        None, None, None, None, None, sure=False, unclear=(4, 8, 16, 32)
+    )
     curve = SpeedCurve(noisy)
     assert curve.bracket(curve.knee()) == (2, 32)
 
@@ -49,14 +57,20 @@ def test_a_sure_knee_is_told_beside_an_unclear_cliff():
 
 
 def test_levels_whose_intervals_overlap_have_neither_knee_nor_cliff():
-    """All levels together are quiet enough to tell them apart; what people see of these two is not."""
+    """All levels together are quiet enough to tell them apart; what people see of these two is
+    not.
+    """
     curve = points({1: 50.0, 2: 100.0, 4: 100.5, 8: 80.0}, repeats=6)
     assert (find_turning(curve).knee, find_turning(curve).cliff) == (2, 4)
     wide = {2: (78.0, 122.0), 8: (76.0, 84.0), 4: (79.0, 122.0)}
-    found = find_turning([LevelPoint(p.concurrency, p.values, spread=wide.get(p.concurrency)) for p in curve])
+    found = find_turning(
+        [LevelPoint(p.concurrency, p.values, spread=wide.get(p.concurrency)) for p in curve]
+    )
     assert (found.cliff, found.unclear) == (None, (4, 8))
     wide = {1: (20.0, 80.0), 2: (70.0, 130.0), 4: (70.0, 130.0)}
-    found = find_turning([LevelPoint(p.concurrency, p.values, spread=wide.get(p.concurrency)) for p in curve])
+    found = find_turning(
+        [LevelPoint(p.concurrency, p.values, spread=wide.get(p.concurrency)) for p in curve]
+    )
     assert found.knee is None
     assert {1, 2} <= {*found.unclear}
 
@@ -85,23 +99,34 @@ def test_a_curve_without_a_cliff_has_a_knee_or_none(curve, knee, bracket):
 
 
 def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff_and_one_that_the_client_limited_says_nothing():
-    """Zero is a figure. Repeats of one level may come apart: C=1 is measured again at the end of a run."""
+    """Zero is a figure.
+
+    Repeats of one level may come apart: C=1 is measured again at the end of a run.
+    """
     found = find_turning([*points({1: 50.0, 2: 100.0}), LevelPoint(4, (0.0, 0.0))])
     assert (found.cliff, found.cliff_bracket, found.drop_pct) == (2, (2, 4), 100)
     split = [*points({1: 50.0}, repeats=1), *points(SATURATING), LevelPoint(1, (50.1,))]
     assert find_turning(split).knee == 8
-    limited = [LevelPoint(p.concurrency, p.values, limited=p.concurrency >= 8) for p in points(DUAL_3090)]
+    limited = [
+        LevelPoint(p.concurrency, p.values, limited=p.concurrency >= 8) for p in points(DUAL_3090)
+    ]
     assert (find_turning(limited).knee, find_turning(limited).cliff) == (None, None)
 
 
-@pytest.mark.parametrize("levels", [[], [LevelPoint(1, (5.0, 5.0))], [LevelPoint(1, ()), LevelPoint(2, ())]])
+@pytest.mark.parametrize(
+    "levels", [[], [LevelPoint(1, (5.0, 5.0))], [LevelPoint(1, ()), LevelPoint(2, ())]]
+)
 def test_too_few_levels_say_nothing(levels):
     """One point has no slope."""
     assert find_turning(levels) == Turning(None, None, None, None, None, sure=False)
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.integers(1, 64), st.lists(st.floats(0, 1e4), min_size=1, max_size=4), max_size=8))
+@given(
+    st.dictionaries(
+        st.integers(1, 64), st.lists(st.floats(0, 1e4), min_size=1, max_size=4), max_size=8
+    )
+)
 def test_brackets_are_always_in_order_and_measured(levels):
     """Whatever came in."""
     found = find_turning([LevelPoint(c, tuple(values)) for c, values in levels.items()])
@@ -119,12 +144,17 @@ def test_brackets_are_always_in_order_and_measured(levels):
 
 
 def test_a_flat_end_is_seldom_called_a_cliff():
-    """A plateau under 3 % noise, three repeats a level: surely falling in at most 3 % of 300 runs."""
+    """A plateau under 3 % noise, three repeats a level:
+    surely falling in at most 3 % of 300 runs.
+    """
     rng = Random(2)
     curve = {1: 50, 2: 100, 4: 200, 8: 390, 16: 400, 32: 400, 64: 400}
     falls = 0
     for _ in range(300):
-        levels = [LevelPoint(c, tuple(rng.gauss(1, 0.03) * v for _ in range(3))) for c, v in curve.items()]
+        levels = [
+            LevelPoint(c, tuple(rng.gauss(1, 0.03) * v for _ in range(3)))
+            for c, v in curve.items()
+        ]
         found = find_turning(levels)
         falls += found.cliff is not None and found.sure
     assert falls <= 0.03 * 300

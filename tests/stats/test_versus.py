@@ -1,4 +1,6 @@
-"""B against A: the interval of a ratio is right, the word follows from it, and equal things are seldom told apart."""
+"""B against A: the interval of a ratio is right, the word follows from it, and equal things are
+seldom told apart.
+"""
 
 from random import Random
 
@@ -16,12 +18,16 @@ def draws(rng, level, many, cv=0.04):
 @pytest.mark.parametrize(("a", "b"), [(10, 10), (24, 168), (168, 168), (6, 100)])
 def test_the_interval_holds_the_truth_in_about_95_of_100(a, b):
     rng = Random(f"{a} {b}")
-    held = sum(ratio_of_medians(draws(rng, 50, a), draws(rng, 60, b)).contains(1.2) for _ in range(300))
+    held = sum(
+        ratio_of_medians(draws(rng, 50, a), draws(rng, 60, b)).contains(1.2) for _ in range(300)
+    )
     assert 0.91 * 300 <= held <= 0.995 * 300
 
 
 def test_slow_noise_widens_the_interval_and_noise_is_that_of_the_less_steady_side():
-    rng, last, values = Random(1), 0.0, []
+    rng = Random(1)
+    last = 0.0
+    values = []
     for _ in range(400):
         last = 0.6 * last + rng.gauss(0, 1)
         values.append(last)
@@ -32,7 +38,8 @@ def test_slow_noise_widens_the_interval_and_noise_is_that_of_the_less_steady_sid
 
 def test_a_level_against_another_knows_which_way_is_up():
     rng = Random(2)
-    slow, quick = draws(rng, 50, 50), draws(rng, 55, 50)
+    slow = draws(rng, 50, 50)
+    quick = draws(rng, 55, 50)
     assert versus(slow, quick).judgement is Judgement.BETTER
     assert versus(slow, quick, more_is_better=False).judgement is Judgement.WORSE
     assert versus(slow, slow).judgement is Judgement.SAME
@@ -42,7 +49,14 @@ def test_a_level_against_another_knows_which_way_is_up():
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [([], []), ([1.0], [1.0, 2.0]), ([0.0] * 5, [1.0] * 5), ([1.0] * 5, []), ([1.0] * 5, [-1.0] * 5)]
+    ("a", "b"),
+    [
+        ([], []),
+        ([1.0], [1.0, 2.0]),
+        ([0.0] * 5, [1.0] * 5),
+        ([1.0] * 5, []),
+        ([1.0] * 5, [-1.0] * 5),
+    ],
 )
 def test_too_few_values_or_a_level_of_zero_are_not_comparable(a, b):
     found = versus(a, b)
@@ -61,7 +75,8 @@ def test_an_interval_lies_around_its_estimate(a, b):
         assert found.ratio.low <= found.ratio.estimate <= found.ratio.high
 
 
-SLOW, FAST = [99.0, 100.0, 101.0, 100.5], [119.0, 120.0, 121.0, 120.5]
+SLOW = [99.0, 100.0, 101.0, 100.5]
+FAST = [119.0, 120.0, 121.0, 120.5]
 
 
 @pytest.mark.parametrize(
@@ -85,14 +100,17 @@ def test_the_word_knows_which_way_is_up(a, b, higher, word):
 
 def test_a_difference_too_small_to_matter_is_none():
     """Half a per cent, however certain."""
-    a, b = [100.0, 100.001, 99.999], [100.5, 100.501, 100.499]
+    a = [100.0, 100.001, 99.999]
+    b = [100.5, 100.501, 100.499]
     ratio, word = judge(a, b, higher_is_better=True)
     assert not ratio.contains(1.0)
     assert word is Judgement.SAME
     assert judge(a, b, higher_is_better=True, indifferent=0.001)[1] is Judgement.BETTER
 
 
-@pytest.mark.parametrize(("a", "b"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], [2.0]), ([], []), ([0.0, 1.0], [1.0, 1.0])])
+@pytest.mark.parametrize(
+    ("a", "b"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], [2.0]), ([], []), ([0.0, 1.0], [1.0, 1.0])]
+)
 def test_too_little_is_not_compared(a, b):
     """One run, or a run that failed, has no ratio; interleaved runs come in twos."""
     assert judge(a, b, higher_is_better=True) == (None, Judgement.UNKNOWN)
@@ -104,11 +122,15 @@ def test_too_little_is_not_compared(a, b):
 @pytest.mark.parametrize("paired", [False, True])
 def test_equal_things_are_seldom_told_apart_and_a_tenth_mostly(repeats, paired):
     """A against A with 3 % noise: 5 % of 600 by the promise, 7 % with allowance for chance."""
-    rng, same = Random(repeats), 0
+    rng = Random(repeats)
+    same = 0
     for _ in range(600):
         a, b = (draws(rng, 100, repeats, 0.03) for _ in range(2))
         same += judge(a, b, higher_is_better=True, paired=paired)[1] is Judgement.SAME
     assert same >= 0.93 * 600
     tenth = [[draws(rng, speed, repeats, 0.03) for speed in (100, 110)] for _ in range(100)]
-    found = sum(judge(*sides, higher_is_better=True, paired=paired)[1] is Judgement.BETTER for sides in tenth)
+    found = sum(
+        judge(*sides, higher_is_better=True, paired=paired)[1] is Judgement.BETTER
+        for sides in tenth
+    )
     assert found >= {3: 40, 4: 80, 6: 95}[repeats]

@@ -50,7 +50,9 @@ def child():
     @contextmanager
     def start(script: str, *arguments: object):
         command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
             try:
                 yield process
             finally:
@@ -85,7 +87,13 @@ def begin():
 @pytest.fixture
 def a_request():
     def make(index: int = 0, **changes) -> Request:
-        values = {"level": 1, "repeat": 0, "kind": "fix", "started_s": 0.5, "ended_s": 2.5} | changes
+        values = {
+            "level": 1,
+            "repeat": 0,
+            "kind": "fix",
+            "started_s": 0.5,
+            "ended_s": 2.5,
+        } | changes
         return Request(index=index, **values)
 
     return make
@@ -95,10 +103,12 @@ def a_request():
 def a_gateway_request():
     def make(name: str = "a-1", **changes) -> GatewayRequest:
         values = {
-            "arrived_at": 1_794_752_553.25, "path": "/v1/chat/completions", "model": "smol", "priority": "normal",
-            "flow": "agent-7", "replica": "r0", "attempts": 1, "outcome": "answered", "status": 200, "code": None,
-            "streamed": True, "queued_s": 0.25, "first_byte_s": 0.5, "ended_s": 2.5, "prompt_tokens": 20,
-            "cached_tokens": 16, "output_tokens": 100, "request_bytes": 512, "response_bytes": 4096,
+            "arrived_at": 1_794_752_553.25, "path": "/v1/chat/completions", "model": "smol",
+            "priority": "normal", "flow": "agent-7", "replica": "r0", "attempts": 1,
+            "outcome": "answered", "status": 200, "code": None, "streamed": True,
+            "queued_s": 0.25, "first_byte_s": 0.5, "ended_s": 2.5, "prompt_tokens": 20,
+            "cached_tokens": 16, "output_tokens": 100, "request_bytes": 512,
+            "response_bytes": 4096,
         }  # fmt: skip
         return GatewayRequest(id=name, **values | changes)
 

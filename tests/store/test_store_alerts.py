@@ -7,16 +7,29 @@ from skep.errors import StoreError
 from skep.monitor import records
 
 ALWAYS = (float("-inf"), float("inf"))
-KEY = records.SeriesKey("box", records.Heat.HOT, records.ProbeShape.SHORT, 1, records.SeriesMetric.TOK_S)
+KEY = records.SeriesKey(
+    "box", records.Heat.HOT, records.ProbeShape.SHORT, 1, records.SeriesMetric.TOK_S
+)
 CHANGE = records.SeriesChange(
-    KEY, 100.0, (90.0, 100.0), 50.0, 48.0, 0.95, 0.97, 24, 12, "when the driver changed from 570 to 580"
+    KEY,
+    100.0,
+    (90.0, 100.0),
+    50.0,
+    48.0,
+    0.95,
+    0.97,
+    24,
+    12,
+    "when the driver changed from 570 to 580",
 )
 
 
 def test_events_come_oldest_first_and_notices_say_who_was_told_and_what_went_wrong(series):
     """Every field is kept."""
     detail = {"what": "driver", "from": "570", "to": "580"}
-    later = records.MonitorEvent(20.0, records.EventKind.VERSION, "driver 570 -> 580", "box", detail)
+    later = records.MonitorEvent(
+        20.0, records.EventKind.VERSION, "driver 570 -> 580", "box", detail
+    )
     for event in (
         later,
         records.MonitorEvent(10.0, records.EventKind.NOTE, "NVLink bridges removed"),
@@ -31,7 +44,10 @@ def test_events_come_oldest_first_and_notices_say_who_was_told_and_what_went_wro
     number = series.open_alert(records.Alert(records.AlertRule.DOWN, "box", 10.0, "box is down"))
     series.append_notice(number, "opened", 11.0, "webhook", "connection refused")
     series.append_notice(number, "opened", 11.0, "log", None)
-    assert series.notices(number) == [("opened", 11.0, "webhook", "connection refused"), ("opened", 11.0, "log", None)]
+    assert series.notices(number) == [
+        ("opened", 11.0, "webhook", "connection refused"),
+        ("opened", 11.0, "log", None),
+    ]
     with pytest.raises(StoreError, match="does not take this row"):
         series.append_notice(number, "shouted", 12.0, "log", None)
 
@@ -81,7 +97,9 @@ def test_the_views_speak_in_words_people_know(series, store):
     series.close_alert(number, at + 60.0, "it answers")
     series.set_changes(KEY, [replace(CHANGE, at=at)])
     (event,) = store.read("SELECT at_utc, kind, target, text FROM v_events")
-    (alert,) = store.read("SELECT rule, opened_utc, duration_s, closed_because, notices FROM v_alerts")
+    (alert,) = store.read(
+        "SELECT rule, opened_utc, duration_s, closed_because, notices FROM v_alerts"
+    )
     (change,) = store.read("SELECT series, at_utc, ratio, because FROM v_changes")
     assert tuple(event) == ("2026-11-15 14:22:33", "note", "box", "bridges out")
     assert tuple(alert) == ("down", "2026-11-15 14:22:33", 60.0, "it answers", 1)

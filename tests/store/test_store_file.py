@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from skep.errors import StoreError, UserError
-from skep.store.database import APPLICATION_ID, MIGRATIONS, Store, is_about_a_row, is_busy, open_store
+from skep.store.database import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    Store,
+    is_about_a_row,
+    is_busy,
+    open_store,
+)
 from skep.store.records import CalibrationRecord
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.items import Checker, Item
@@ -31,20 +38,25 @@ def schema(path) -> list[tuple[str, str]]:
     return rows
 
 
-def test_a_file_is_made_for_its_owner_alone_and_its_connection_has_its_settings(tmp_path, begin, store):
+def test_a_file_is_made_for_its_owner_alone_and_its_connection_has_its_settings(
+    tmp_path, begin, store
+):
     """Prompts and answers are private: folder, file and side files."""
     path = tmp_path / "50% off?mode=memory#é" / "skep.sqlite3"
     with open_store(path) as made:
         begin(made)
         assert (mode(path.parent), mode(path)) == (0o700, 0o600)
         assert mode(path.with_name("skep.sqlite3-wal")) == 0o600
-    # Readers do not block the writer, references hold, a locked file is waited for, the schema is the newest.
+    # Readers do not block the writer, references hold, a locked file is waited for, the schema is
+    # the newest.
     told = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 10_000}
     told |= {"application_id": APPLICATION_ID, "user_version": len(MIGRATIONS)}
     assert {name: pragma(store, name) for name in told} == told
 
 
-def test_a_file_that_cannot_be_upgraded_of_a_newer_skep_or_of_another_program_is_left_as_it_is(path, tmp_path):
+def test_a_file_that_cannot_be_upgraded_of_a_newer_skep_or_of_another_program_is_left_as_it_is(
+    path, tmp_path
+):
     """Steps run in one transaction: the file is upgraded or as it was."""
     connection = sqlite3.connect(tmp_path / "old.sqlite3", isolation_level=None)
     connection.execute("CREATE TABLE runs (id)")
@@ -53,7 +65,8 @@ def test_a_file_that_cannot_be_upgraded_of_a_newer_skep_or_of_another_program_is
     with pytest.raises(StoreError, match="already exists"):
         open_store(tmp_path / "old.sqlite3")
     assert schema(tmp_path / "old.sqlite3") == [("table", "runs")]
-    # It may hold what this one would not understand; a wrong path must not add tables to a browser's history.
+    # It may hold what this one would not understand; a wrong path must not add tables to a
+    # browser's history.
     with open_store(path) as store:
         store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="written by a newer skep \\(schema 99") as caught:
@@ -81,7 +94,9 @@ def test_file_that_is_no_database_is_refused(tmp_path, read_only):
 
 
 def test_damaged_file_is_reported(path, begin, a_request):
-    """Pages overwritten from outside surface as StoreError with the path, not as foreign exceptions."""
+    """Pages overwritten from outside surface as StoreError with the path, not as foreign
+    exceptions.
+    """
     with open_store(path) as store:
         run_id = begin(store)
         store.append_requests(run_id, [a_request(i, prompt="x" * 900) for i in range(50)])
@@ -93,7 +108,9 @@ def test_damaged_file_is_reported(path, begin, a_request):
 
 
 def test_where_nothing_is_no_reader_makes_a_file_and_where_none_can_be_made_nobody(path, tmp_path):
-    """A reader makes no empty database; a blank file may be anybody's, and is left to somebody who means to write."""
+    """A reader makes no empty database; a blank file may be anybody's, and is left to somebody who
+    means to write.
+    """
     with pytest.raises(StoreError, match="there is no database at"):
         open_store(path, read_only=True)
     assert not path.exists()
@@ -170,7 +187,9 @@ def test_vacuum_gives_space_back(store, begin, a_request):
     assert store.size_bytes() < before / 4
 
 
-def test_backup_is_one_file_that_opens_and_overwrites_nothing_unasked(tmp_path, store, begin, a_request):
+def test_backup_is_one_file_that_opens_and_overwrites_nothing_unasked(
+    tmp_path, store, begin, a_request
+):
     """A copy taken while the run goes on holds all rows so far and needs no side files."""
     run_id = begin(store)
     store.append_requests(run_id, [a_request()])
@@ -190,9 +209,9 @@ def test_backup_is_one_file_that_opens_and_overwrites_nothing_unasked(tmp_path, 
 
 
 def test_backup_that_cannot_be_is_refused(tmp_path, path, store):
-    """Onto itself, under open connections; over one in use, whose log would spoil it; into no folder at all; and of a
-    damaged file, which is named: the copy is not to blame, and no half of it is left.
-    """
+    """Onto itself, under open connections; over one in use, whose log would spoil it; into no
+    folder at all; and of a damaged file, which is named: the copy is not to blame, and no half of
+    it is left."""
     with pytest.raises(UserError, match="the database itself"):
         store.backup(path, overwrite=True)
     with open_store(tmp_path / "used.sqlite3"), pytest.raises(StoreError, match="in use"):
@@ -218,13 +237,27 @@ def test_file_deleted_or_replaced_under_its_store_is_noticed(path, store, replac
 
 
 PAGE = (Path(__file__).parents[2] / "docs/watch.md").read_text(encoding="utf-8")
-VIEWS = ("v_probes", "v_samples", "v_series_hours", "v_series_days", "v_events", "v_alerts", "v_changes")
+VIEWS = (
+    "v_probes",
+    "v_samples",
+    "v_series_hours",
+    "v_series_days",
+    "v_events",
+    "v_alerts",
+    "v_changes",
+)
 VIEWS += ("v_swarm_runs", "v_swarm_tasks", "v_swarm_attempts", "v_tunings", "v_tuning_stages")
 
 
 def test_every_view_is_named_in_the_page_and_duckdb_can_read_it(store):
-    """tests/surface/views.txt has their columns. DuckDB's own parser of their text stumbled over these three."""
-    views = {row["name"]: row["sql"] for row in store.read("SELECT name, sql FROM sqlite_master WHERE type = 'view'")}
+    """tests/surface/views.txt has their columns.
+
+    DuckDB's own parser of their text stumbled over these three.
+    """
+    views = {
+        row["name"]: row["sql"]
+        for row in store.read("SELECT name, sql FROM sqlite_master WHERE type = 'view'")
+    }
     assert set(views) >= set(VIEWS)
     assert [view for view in views if f"`{view}`" not in PAGE] == []
     for view, text in views.items():
@@ -241,9 +274,10 @@ NOW = 1_794_752_553.25
 
 def calibration(name="c-1", **changes):
     values = {
-        "created_at": NOW, "host": "h0", "model": "qwen3-8b", "engine": "vllm", "quant": "awq", "layout": "TP=1",
-        "rig": "rtx-3090", "simulated": False, "decode": 1.2, "batch": 0.9, "prompt": 1.5,
-        "document": {"runs": ["a", "b"], "deep": {"x": [1, 2.5, None]}}, "skep_version": "0.1.0",
+        "created_at": NOW, "host": "h0", "model": "qwen3-8b", "engine": "vllm", "quant": "awq",
+        "layout": "TP=1", "rig": "rtx-3090", "simulated": False, "decode": 1.2, "batch": 0.9,
+        "prompt": 1.5, "document": {"runs": ["a", "b"], "deep": {"x": [1, 2.5, None]}},
+        "skep_version": "0.1.0",
     }  # fmt: skip
     return CalibrationRecord(id=name, **values | changes)
 
@@ -265,7 +299,10 @@ def test_a_calibration_outlives_its_runs_is_read_by_people_and_goes_by_its_name(
     store.end_run(run_id, NOW, "done")
     store.append_calibration(calibration(document={"runs": [run_id]}))
     assert store.delete_runs([run_id]) == 1
-    query = "SELECT calibration_id, measured_utc, step_factor, further_sequences_factor FROM v_calibrations"
+    query = (
+        "SELECT calibration_id, measured_utc, step_factor, further_sequences_factor FROM "
+        "v_calibrations"
+    )
     assert [tuple(row) for row in store.read(query)] == [("c-1", "2026-11-15 14:22:33", 1.2, 0.9)]
     assert (store.delete_calibrations(["c-1", "unknown"]), store.calibrations()) == (1, [])
 
@@ -273,15 +310,30 @@ def test_a_calibration_outlives_its_runs_is_read_by_people_and_goes_by_its_name(
 def test_the_file_of_schema_4_has_its_calibration(old_file):
     with open_store(old_file("4")) as store:
         (row,) = store.calibrations()
-        assert (row.id, row.decode, row.document) == ("20261115-143000-c0ffee", 1.25, {"fitted": {"decode": 1.25}})
+        assert (row.id, row.decode, row.document) == (
+            "20261115-143000-c0ffee",
+            1.25,
+            {"fitted": {"decode": 1.25}},
+        )
 
 
 SAID = ({"role": "user", "content": "7 + 5 = ? ½ \ud83d"},)
-ITEM = Item("drills/add/7", SAID, Checker("number", {"answer": 12}), max_tokens=16, family="add", difficulty=1)
-VERDICT = Verdict(4, 1, 7, ITEM.id, VerdictOutcome.WRONG, detail="11 instead of 12", checker="number/1")
+ITEM = Item(
+    "drills/add/7",
+    SAID,
+    Checker("number", {"answer": 12}),
+    max_tokens=16,
+    family="add",
+    difficulty=1,
+)
+VERDICT = Verdict(
+    4, 1, 7, ITEM.id, VerdictOutcome.WRONG, detail="11 instead of 12", checker="number/1"
+)
 
 
-def test_a_request_has_one_verdict_an_ended_run_takes_none_a_deleted_one_takes_them_along(store, begin):
+def test_a_request_has_one_verdict_an_ended_run_takes_none_a_deleted_one_takes_them_along(
+    store, begin
+):
     """A second opinion is a replay, not a row; what a finished run says is final."""
     run_id = begin(store, kind="quality")
     store.append_items(run_id, [ITEM])

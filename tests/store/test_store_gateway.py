@@ -12,7 +12,9 @@ from skep.store.database import GATEWAY_ROWS_AT_ONCE, is_about_a_row, open_store
 def test_rows_come_newest_first_from_a_time_on_and_so_many(store, a_gateway_request):
     """By arrival; rows of the same instant by the order they were written."""
     at = {"a": 100.0, "b": 300.0, "c": 200.0, "d": 300.0}
-    store.append_gateway_requests(a_gateway_request(name, arrived_at=when) for name, when in at.items())
+    store.append_gateway_requests(
+        a_gateway_request(name, arrived_at=when) for name, when in at.items()
+    )
 
     def names(**question) -> str:
         return "".join(row.id for row in store.gateway_requests(**question))
@@ -24,11 +26,17 @@ def test_rows_come_newest_first_from_a_time_on_and_so_many(store, a_gateway_requ
     assert names(since=301.0) == ""
 
 
-@pytest.mark.parametrize("rows", [0, 1, GATEWAY_ROWS_AT_ONCE, GATEWAY_ROWS_AT_ONCE + 1, 3 * GATEWAY_ROWS_AT_ONCE + 7])
+@pytest.mark.parametrize(
+    "rows", [0, 1, GATEWAY_ROWS_AT_ONCE, GATEWAY_ROWS_AT_ONCE + 1, 3 * GATEWAY_ROWS_AT_ONCE + 7]
+)
 def test_batches_of_every_size_are_stored_whole(store, a_gateway_request, rows):
     """They are cut into statements of several rows each."""
-    store.append_gateway_requests(a_gateway_request(f"a-{i}", arrived_at=float(i)) for i in range(rows))
-    assert [row.id for row in store.gateway_requests()] == [f"a-{i}" for i in reversed(range(rows))]
+    store.append_gateway_requests(
+        a_gateway_request(f"a-{i}", arrived_at=float(i)) for i in range(rows)
+    )
+    assert [row.id for row in store.gateway_requests()] == [
+        f"a-{i}" for i in reversed(range(rows))
+    ]
     assert store.count_gateway_requests() == rows
 
 
@@ -47,14 +55,18 @@ def test_batch_with_one_bad_gateway_row_leaves_nothing(store, a_gateway_request)
 
 def test_names_with_halves_of_characters_are_stored(store, a_gateway_request):
     """Clients choose model and flow, and JSON lets them write half an emoji."""
-    store.append_gateway_requests([a_gateway_request(model="a\ud83d\ude00b", flow="\ud83d é"), a_gateway_request()])
+    store.append_gateway_requests(
+        [a_gateway_request(model="a\ud83d\ude00b", flow="\ud83d é"), a_gateway_request()]
+    )
     whole, mended = store.gateway_requests()
     assert (mended.model, mended.flow) == ("a😀b", "� é")
     assert whole == a_gateway_request()
 
 
 def test_a_writer_gets_its_turn_while_many_rows_are_deleted(path, store, a_gateway_request):
-    """Deleting goes in short transactions; a gateway that appends meanwhile need not wait for all of them."""
+    """Deleting goes in short transactions; a gateway that appends meanwhile need not wait for all
+    of them.
+    """
     rows = 6 * database._DELETED_AT_ONCE
     store.append_gateway_requests([a_gateway_request(arrived_at=1.0)] * rows)
     deleted = []
@@ -72,16 +84,23 @@ def test_a_writer_gets_its_turn_while_many_rows_are_deleted(path, store, a_gatew
 
 
 def test_the_view_speaks_in_words_people_know(store, a_gateway_request):
-    """Speed is told only where tokens came one after the other; nothing is made up for a request without an answer."""
+    """Speed is told only where tokens came one after the other; nothing is made up for a request
+    without an answer.
+    """
     store.append_gateway_requests(
         [
             a_gateway_request("streamed"),
             a_gateway_request("whole", streamed=False, first_byte_s=2.499),
             a_gateway_request("at-once", first_byte_s=2.5),
-            a_gateway_request("refused", outcome="refused", first_byte_s=None, output_tokens=None, queued_s=None),
+            a_gateway_request(
+                "refused", outcome="refused", first_byte_s=None, output_tokens=None, queued_s=None
+            ),
         ]
     )
-    query = "SELECT request_id, arrived_utc, queued_ms, ttft_ms, total_s, tok_s FROM v_gateway_requests"
+    query = (
+        "SELECT request_id, arrived_utc, queued_ms, ttft_ms, total_s, tok_s FROM "
+        "v_gateway_requests"
+    )
     assert [tuple(row) for row in store.read(query)] == [
         ("streamed", "2026-11-15 14:22:33.250", 250.0, 500.0, 2.5, 50.0),
         ("whole", "2026-11-15 14:22:33.250", 250.0, 2499.0, 2.5, None),

@@ -1,4 +1,6 @@
-"""Files that another process left in the middle of something: killed while it wrote, or of another version of skep."""
+"""Files that another process left in the middle of something: killed while it wrote, or of another
+version of skep.
+"""
 
 import sqlite3
 import subprocess
@@ -107,7 +109,8 @@ def test_an_older_skep_that_is_still_at_work_goes_on_after_the_upgrade(old_file,
         names, (row, *_) = as_old_rows(old, "runs")
         with open_store(path) as store:
             later = [
-                value if name != "id" else "20991231-000000-zzzzzz" for name, value in zip(names, row, strict=True)
+                value if name != "id" else "20991231-000000-zzzzzz"
+                for name, value in zip(names, row, strict=True)
             ]
             insert_as_old(old, "runs", names, later)
             assert as_old_rows(old, "requests")[1] != []
@@ -146,11 +149,16 @@ def test_a_file_of_a_newer_skep_is_refused_with_both_versions(tmp_path, read_onl
     with pytest.raises(StoreError) as caught:
         open_store(path, read_only=read_only)
     known = len(MIGRATIONS)
-    assert str(caught.value) == f"`{path}` was written by a newer skep (schema {known + 1}, this one knows {known})"
+    assert (
+        str(caught.value)
+        == f"`{path}` was written by a newer skep (schema {known + 1}, this one knows {known})"
+    )
     assert caught.value.hint == "upgrade skep, or name another file"
 
 
-def test_a_store_that_is_open_goes_on_while_a_newer_skep_upgrades_the_file(path, store, begin, a_request):
+def test_a_store_that_is_open_goes_on_while_a_newer_skep_upgrades_the_file(
+    path, store, begin, a_request
+):
     run_id = begin(store)
     newer_file(path)
     store.append_requests(run_id, [a_request()])

@@ -21,8 +21,14 @@ def go_on(process) -> None:
 
 
 def test_processes_open_a_fresh_file_at_once(path, child):
-    """Each finds or makes the schema, whoever comes first; their rows do not get in each other's way."""
-    with child(WRITER, path, 25) as first, child(WRITER, path, 25) as second, child(WRITER, path, 25) as third:
+    """Each finds or makes the schema, whoever comes first; their rows do not get in each other's
+    way.
+    """
+    with (
+        child(WRITER, path, 25) as first,
+        child(WRITER, path, 25) as second,
+        child(WRITER, path, 25) as third,
+    ):
         processes = (first, second, third)
         ids = [process.stdout.readline().strip() for process in processes]
         for process in processes:
@@ -53,7 +59,9 @@ def test_reader_sees_a_run_as_of_one_instant(path, store, begin, a_request):
         assert len(reader.requests(run_id)) == 1
 
 
-def proc_with(folder: Path, *, pid: int, state: str = "S", ticks: int = 500, boot: str = "boot-a") -> Path:
+def proc_with(
+    folder: Path, *, pid: int, state: str = "S", ticks: int = 500, boot: str = "boot-a"
+) -> Path:
     """A /proc of one process, whose name is chosen to mislead."""
     (folder / str(pid)).mkdir(parents=True)
     fields = " ".join([state, *(["0"] * 18), str(ticks), "0"])
@@ -66,18 +74,37 @@ def proc_with(folder: Path, *, pid: int, state: str = "S", ticks: int = 500, boo
 @pytest.mark.parametrize(
     ("changes", "alive"),
     [
-        *(({"state": state}, True) for state in "SRDT"),  # asleep, at work, waiting for a disk or stopped
-        *((changes, False) for changes in ({"state": "Z"}, {"state": "X"}, {"ticks": 501}, {"boot": "b"}, {"pid": 8})),
+        *(
+            ({"state": state}, True) for state in "SRDT"
+        ),  # asleep, at work, waiting for a disk or stopped
+        *(
+            (changes, False)
+            for changes in (
+                {"state": "Z"},
+                {"state": "X"},
+                {"ticks": 501},
+                {"boot": "b"},
+                {"pid": 8},
+            )
+        ),
         ({"ticks": "spoiled"}, False),
     ],
 )
 def test_the_writer_is_known_by_its_start_and_a_look_alike_is_not_it(tmp_path, changes, alive):
-    """Dead, a later process with the same number, after a reboot, no such number, or nothing that can be read."""
-    assert is_alive(WriterProcess(7, 500, "boot-a"), proc_with(tmp_path, **({"pid": 7} | changes))) is alive
+    """Dead, a later process with the same number, after a reboot, no such number, or nothing that
+    can be read.
+    """
+    assert (
+        is_alive(WriterProcess(7, 500, "boot-a"), proc_with(tmp_path, **({"pid": 7} | changes)))
+        is alive
+    )
 
 
 def test_without_proc_the_number_decides(tmp_path):
-    """As on macOS: no start time, no boot. Process 1 answers to nobody, or to root; it is there either way."""
+    """As on macOS: no start time, no boot.
+
+    Process 1 answers to nobody, or to root; it is there either way.
+    """
     me = this_process(tmp_path)
     assert me == WriterProcess(os.getpid(), None, None)
     assert is_alive(me, tmp_path)

@@ -1,4 +1,6 @@
-"""What holds for the rows of every kind: they read back as they were, are final, and are found by their names."""
+"""What holds for the rows of every kind: they read back as they were, are final, and are found by
+their names.
+"""
 
 import sqlite3
 import types
@@ -51,13 +53,16 @@ PLAIN = {
     str: st.text(st.characters(codec=None, exclude_categories=()), max_size=9),
     bool: st.booleans(),
     bytes: st.binary(max_size=9),
-    Any: st.dictionaries(st.text(max_size=3), st.none() | st.integers() | st.lists(st.booleans(), max_size=2)),
+    Any: st.dictionaries(
+        st.text(max_size=3), st.none() | st.integers() | st.lists(st.booleans(), max_size=2)
+    ),
 }
 
 
 def values(hint):
     """Any value of a type."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if origin is Annotated:
         return values(inner[0])
     if origin in (Union, types.UnionType):
@@ -65,14 +70,18 @@ def values(hint):
     if origin is Literal:
         return st.sampled_from(inner)
     if origin is tuple:
-        return st.lists(values(inner[0]), max_size=3).map(tuple) if ... in inner else st.tuples(*map(values, inner))
+        if ... in inner:
+            return st.lists(values(inner[0]), max_size=3).map(tuple)
+        return st.tuples(*map(values, inner))
     if origin is Mapping:
         return st.dictionaries(st.text(max_size=5), values(inner[1]), max_size=3)
     if hint is type(None):
         return st.none()
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
-    return PLAIN[hint] if hint in PLAIN else records(hint)
+    if hint in PLAIN:
+        return PLAIN[hint]
+    return records(hint)
 
 
 @cache
@@ -81,15 +90,24 @@ def records(kind):
     return st.builds(kind, **{name: values(hints[name]) for name in kind.__struct_fields__})
 
 
-@pytest.mark.parametrize(("kind", "table", "more"), RECORDS, ids=lambda one: getattr(one, "__name__", ""))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize(
+    ("kind", "table", "more"), RECORDS, ids=lambda one: getattr(one, "__name__", "")
+)
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_a_record_reads_back_as_it_was(store, kind, table, more, data):
-    """Each field has a column. Halves of a character are joined or replaced, what has no place is not known."""
+    """Each field has a column.
+
+    Halves of a character are joined or replaced, what has no place is not known.
+    """
     record = data.draw(records(kind))
     own = {name: value for name, value in more.items() if name in kind.__struct_fields__}
     joined = {name for name in ("closed_at", "closed_because") if hasattr(record, name)}
-    record = msgspec.structs.replace(record, **dict.fromkeys(joined), **{k: v for k, v in own.items() if k != "task"})
+    record = msgspec.structs.replace(
+        record, **dict.fromkeys(joined), **{k: v for k, v in own.items() if k != "task"}
+    )
     store._connection.execute("PRAGMA foreign_keys = OFF")
     with store.transaction() as connection:
         insert(connection, table, record, **more)
@@ -103,8 +121,12 @@ def test_a_record_reads_back_as_it_was(store, kind, table, more, data):
 def test_rows_withstand_a_hand_at_the_database(old_file, statement):
     """Triggers refuse changes even to those who bypass this package."""
     connection = sqlite3.connect(old_file("9"))
-    triggers = connection.execute("SELECT tbl_name FROM sqlite_master WHERE name = tbl_name || '_no_delete'").fetchall()
-    filled = [table for (table,) in triggers if connection.execute(f"SELECT 1 FROM {table}").fetchone()]
+    triggers = connection.execute(
+        "SELECT tbl_name FROM sqlite_master WHERE name = tbl_name || '_no_delete'"
+    ).fetchall()
+    filled = [
+        table for (table,) in triggers if connection.execute(f"SELECT 1 FROM {table}").fetchone()
+    ]
     assert len(filled) == 28
     for table in filled:
         with pytest.raises(sqlite3.IntegrityError, match=f"rows of {table} are final"):
@@ -113,7 +135,14 @@ def test_rows_withstand_a_hand_at_the_database(old_file, statement):
 
 
 def begin_swarm_run(store, at: float) -> str:
-    known = {"kind": "map", "name": "x", "url": "u", "model": None, "config": {}, "skep_version": "0"}
+    known = {
+        "kind": "map",
+        "name": "x",
+        "url": "u",
+        "model": None,
+        "config": {},
+        "skep_version": "0",
+    }
     return SwarmStore(store).begin(**known, created_at=at, tasks=[])
 
 
@@ -145,7 +174,8 @@ def test_rows_are_found_by_id_by_its_beginning_and_as_the_last(store, begin, wha
         find(store, "last")
     with pytest.raises(UserError, match=f"there is no {what} `2026`; there are none yet"):
         find(store, "2026")
-    older, newer = make(store, AT), make(store, AT + 86400)
+    older = make(store, AT)
+    newer = make(store, AT + 86400)
     assert [one.id for one in newest(store, None)] == [newer, older]
     assert [one.id for one in newest(store, 1)] == [newer]
     found = [find(store, name).id for name in ("last", "last~1", older, older[:-4], newer)]
@@ -154,7 +184,9 @@ def test_rows_are_found_by_id_by_its_beginning_and_as_the_last(store, begin, wha
         find(store, "2026")
     assert "lists them all" in caught.value.hint
     for name in ("2027", "", "%", "LAST"):
-        with pytest.raises(UserError, match=f"there is no {what} `{name}`; the newest are `{newer}`, `{older}`"):
+        with pytest.raises(
+            UserError, match=f"there is no {what} `{name}`; the newest are `{newer}`, `{older}`"
+        ):
             find(store, name)
 
 
@@ -169,7 +201,12 @@ def test_whole_id_wins_over_a_longer_one(store, begin):
     ("table", "column", "named", "ask"),
     [
         ("runs", "config", "run `20261115-142233-a1b2c3`", lambda store: store.runs()),
-        ("calibrations", "document", "calibration `20261115-143000-c0ffee`", lambda store: store.calibrations()),
+        (
+            "calibrations",
+            "document",
+            "calibration `20261115-143000-c0ffee`",
+            lambda store: store.calibrations(),
+        ),
     ],
 )
 def test_unreadable_json_is_named(old_file, table, column, named, ask):
@@ -178,5 +215,7 @@ def test_unreadable_json_is_named(old_file, table, column, named, ask):
     with open_store(path) as store:
         store._connection.execute(f"DROP TRIGGER {table}_no_update")
         store._connection.execute(f"UPDATE {table} SET {column} = '{{'")
-        with pytest.raises(StoreError, match=f"{named} has unreadable JSON in its column `{column}`"):
+        with pytest.raises(
+            StoreError, match=f"{named} has unreadable JSON in its column `{column}`"
+        ):
             ask(store)

@@ -17,7 +17,8 @@ def test_a_run_reads_back_as_it_was_begun_with_an_id_of_its_own_that_tells_when(
     assert (run.host, run.skep_version, run.requests) == ({"cpu_cores": 2}, "0.1.0", 0)
     assert run.simulated is True
     assert (run.state, run.ended_at, run.error) == (RunState.RUNNING, None, None)
-    # Ids sort by time: the second in UTC, then chance. A suffix already taken is drawn again, but not for ever.
+    # Ids sort by time: the second in UTC, then chance. A suffix already taken is drawn again, but
+    # not for ever.
     draws = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
     first, second = (begin(store, suffix=lambda: next(draws)) for _ in range(2))
     assert (first, second) == ("20261115-142233-aaaaaa", "20261115-142233-bbbbbb")
@@ -25,7 +26,9 @@ def test_a_run_reads_back_as_it_was_begun_with_an_id_of_its_own_that_tells_when(
         begin(store, suffix=lambda: "aaaaaa")
 
 
-def test_requests_come_in_the_order_of_the_sweep_and_a_batch_is_stored_whole_or_not_at_all(store, begin, a_request):
+def test_requests_come_in_the_order_of_the_sweep_and_a_batch_is_stored_whole_or_not_at_all(
+    store, begin, a_request
+):
     """Level, repeat, index, however they arrived; and the run counts them."""
     run_id = begin(store)
     places = [(2, 0, 1), (1, 1, 0), (2, 0, 0), (1, 0, 0)]
@@ -45,7 +48,8 @@ def test_requests_come_in_the_order_of_the_sweep_and_a_batch_is_stored_whole_or_
 
 
 @pytest.mark.parametrize(
-    ("outcome", "error", "state"), [("done", None, RunState.DONE), ("failed", "no answer", RunState.FAILED)]
+    ("outcome", "error", "state"),
+    [("done", None, RunState.DONE), ("failed", "no answer", RunState.FAILED)],
 )
 def test_ended_run_says_how_and_takes_no_more(store, begin, a_request, outcome, error, state):
     """The end is a row of its own, and final: no request, no sample, no second end."""
@@ -53,7 +57,9 @@ def test_ended_run_says_how_and_takes_no_more(store, begin, a_request, outcome, 
     store.end_run(run_id, 1_794_752_600.5, outcome, error)
     for late in (
         lambda: store.append_requests(run_id, [a_request()]),
-        lambda: store.append_client_sample(run_id, ClientSample(1, 0, None, None, None, client_limited=False)),
+        lambda: store.append_client_sample(
+            run_id, ClientSample(1, 0, None, None, None, client_limited=False)
+        ),
         lambda: store.end_run(run_id, 2.0, "failed", "late"),
     ):
         with pytest.raises(StoreError, match="the run has ended"):
@@ -69,12 +75,18 @@ def test_runs_are_listed_newest_first(store, begin):
     assert [run.id for run in store.runs(limit=2)] == [ids[3], ids[1]]
 
 
-def test_deleting_a_run_takes_its_rows_along_but_none_that_is_at_work_goes(store, begin, a_request):
-    """Whole runs go, others stay, unknown ids do not count; a writer does not lose the ground under its feet."""
+def test_deleting_a_run_takes_its_rows_along_but_none_that_is_at_work_goes(
+    store, begin, a_request
+):
+    """Whole runs go, others stay, unknown ids do not count; a writer does not lose the ground
+    under its feet.
+    """
     gone, kept, at_work = (begin(store) for _ in range(3))
     for run_id in (gone, kept):
         store.append_requests(run_id, [a_request()])
-        store.append_client_sample(run_id, ClientSample(1, 0, None, None, None, client_limited=False))
+        store.append_client_sample(
+            run_id, ClientSample(1, 0, None, None, None, client_limited=False)
+        )
         store.end_run(run_id, 1.0, "done")
     with pytest.raises(UserError, match=at_work):
         store.delete_runs([gone, at_work])
@@ -106,12 +118,20 @@ def test_store_may_be_used_from_several_threads(store, begin, a_request):
 def test_views_speak_in_words_people_know(store, begin, a_request):
     """Who opens the file with another tool finds times, speeds and outcomes without a manual."""
     run_id = begin(store)
-    row = a_request(3, level=4, first_token_s=1.0, last_token_s=2.0, output_tokens=50, arrivals_s=(1.0, 2.0))
+    row = a_request(
+        3, level=4, first_token_s=1.0, last_token_s=2.0, output_tokens=50, arrivals_s=(1.0, 2.0)
+    )
     store.append_requests(run_id, [row, a_request(4, level=4, error_kind="timeout")])
     store.end_run(run_id, 1_794_752_563.25, "done")
-    query = "SELECT outcome, started_utc, duration_s, requests, failed_requests, output_tokens FROM v_runs"
+    query = (
+        "SELECT outcome, started_utc, duration_s, requests, failed_requests, output_tokens FROM "
+        "v_runs"
+    )
     assert tuple(store.read(query)[0]) == ("done", "2026-11-15 14:22:33", 10.0, 2, 1, 50)
-    query = "SELECT concurrency, task, ok, total_s, ttft_ms, task_tok_s, chunks FROM v_requests ORDER BY task"
+    query = (
+        "SELECT concurrency, task, ok, total_s, ttft_ms, task_tok_s, chunks FROM v_requests "
+        "ORDER BY task"
+    )
     assert [tuple(found) for found in store.read(query)] == [
         (4, 3, 1, 2.0, 500.0, 50.0, 2),
         (4, 4, 0, 2.0, None, None, 0),

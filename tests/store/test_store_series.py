@@ -30,7 +30,13 @@ ALWAYS = (float("-inf"), float("inf"))
 
 
 def probe(slot: int = 0, at: float = DAY, **changes) -> Probe:
-    values = {"target": "box", "era": 0, "due_at": at, "ended_at": at + 9.0, "outcome": ProbeOutcome.DONE}
+    values = {
+        "target": "box",
+        "era": 0,
+        "due_at": at,
+        "ended_at": at + 9.0,
+        "outcome": ProbeOutcome.DONE,
+    }
     return Probe(slot=slot, **values | {"started_at": at} | changes)
 
 
@@ -39,7 +45,9 @@ def sample(at: float = DAY, tok_s: float | None = 50.0, **changes) -> ProbeSampl
     return ProbeSample(at, **values | changes)
 
 
-def add(series, values, *, every_s: float = HOUR_S, start: float = DAY, first: int = 0, **changes) -> None:
+def add(
+    series, values, *, every_s: float = HOUR_S, start: float = DAY, first: int = 0, **changes
+) -> None:
     for number, value in enumerate(values):
         at = start + number * every_s
         series.append_probe(probe(first + number, at, **changes), [sample(at, value)])
@@ -48,18 +56,38 @@ def add(series, values, *, every_s: float = HOUR_S, start: float = DAY, first: i
 def gap(slot: int, slots: int, **changes) -> Probe:
     """Hourly slots since 1970, found missing a little after the last of them was due."""
     due = slot * HOUR_S + 60.0
-    values = {"due_at": due, "ended_at": due + (slots - 0.5) * HOUR_S, "outcome": ProbeOutcome.MISSED}
+    values = {
+        "due_at": due,
+        "ended_at": due + (slots - 0.5) * HOUR_S,
+        "outcome": ProbeOutcome.MISSED,
+    }
     return Probe("box", 0, slot, slots=slots, **values | changes)
 
 
 FULL_TARGET = ProbeTarget(
-    "box", "http://127.0.0.1:8400/v1", "smol", TargetKind.GATEWAY, "BOX_KEY", "ollama", 600.0, 128, 32, 256, 4,
-    60.0, 12.5, 900.0, added_at=DAY,
-)  # fmt: skip
+    "box",
+    "http://127.0.0.1:8400/v1",
+    "smol",
+    TargetKind.GATEWAY,
+    "BOX_KEY",
+    "ollama",
+    600.0,
+    128,
+    32,
+    256,
+    4,
+    60.0,
+    12.5,
+    900.0,
+    added_at=DAY,
+)
 
 
 def test_a_target_reads_back_as_it_was_and_a_removed_one_is_listed_no_more_but_known(series):
-    """Every field of it; a changed one takes its place. A removed one can come back under its name."""
+    """Every field of it; a changed one takes its place.
+
+    A removed one can come back under its name.
+    """
     series.put_target(FULL_TARGET)
     assert series.targets() == [FULL_TARGET]
     series.put_target(replace(FULL_TARGET, every_s=60.0))
@@ -83,7 +111,8 @@ def test_a_slot_is_covered_once(series, slot):
     assert series.count_samples() == 0
     assert series.append_probe(probe(9), [sample()]) is not None
     assert series.append_probe(probe(15, DAY + 1), [sample(DAY + 1)]) is not None
-    assert series.append_probe(probe(slot, era=1), [sample()]) is not None  # the clock was set back since
+    # The clock was set back since.
+    assert series.append_probe(probe(slot, era=1), [sample()]) is not None
     assert series.append_probe(probe(slot, target="other"), [sample()]) is not None
 
 
@@ -103,7 +132,10 @@ def test_the_last_slots_are_those_of_the_highest_era(series):
     series.append_probe(gap(502, 40))
     series.append_probe(probe(3, target="cloud"))
     found = series.last_slots()
-    assert [(name, one.era, one.slot) for name, one in found.items()] == [("box", 0, 541), ("cloud", 0, 3)]
+    assert [(name, one.era, one.slot) for name, one in found.items()] == [
+        ("box", 0, 541),
+        ("cloud", 0, 3),
+    ]
     series.append_probe(probe(100, era=1))
     assert series.last_slots()["box"] == LastSlot(1, 100, DAY + 9.0)
 
@@ -137,7 +169,11 @@ def test_coverage_counts_each_slot_of_a_gap_that_was_due_in_the_window(series):
     series.append_probe(probe(first + 6, DAY + 6 * HOUR_S, outcome=ProbeOutcome.FAILED))
     assert series.coverage("box", *ALWAYS) == {"done": 2, "failed": 1, "missed": 8}
     assert series.coverage("box", DAY, DAY + DAY_S) == {"done": 2, "failed": 1, "missed": 4}
-    assert series.coverage("box", DAY - 2 * HOUR_S, DAY + HOUR_S) == {"done": 0, "failed": 0, "missed": 3}
+    assert series.coverage("box", DAY - 2 * HOUR_S, DAY + HOUR_S) == {
+        "done": 0,
+        "failed": 0,
+        "missed": 3,
+    }
     assert series.coverage("cloud", *ALWAYS) == {"done": 0, "failed": 0, "missed": 0}
 
 
@@ -145,10 +181,15 @@ def test_points_come_oldest_first_without_what_failed(series):
     """Busy ones are there and marked; the end of a window is not in it."""
     add(series, [50.0, 51.0, 52.0, None])
     series.append_probe(probe(7, DAY + 7 * HOUR_S, running=2), [sample(DAY + 7 * HOUR_S, 30.0)])
-    series.append_probe(probe(8, DAY + 8 * HOUR_S), [sample(DAY + 8 * HOUR_S, 9.0, error_kind="timeout")])
+    series.append_probe(
+        probe(8, DAY + 8 * HOUR_S), [sample(DAY + 8 * HOUR_S, 9.0, error_kind="timeout")]
+    )
     assert [(one.value, one.busy) for one in series.points(KEY, *ALWAYS)] == [
-        (50.0, False), (51.0, False), (52.0, False), (30.0, True),
-    ]  # fmt: skip
+        (50.0, False),
+        (51.0, False),
+        (52.0, False),
+        (30.0, True),
+    ]
     assert [one.value for one in series.points(KEY, DAY + HOUR_S, DAY + 2 * HOUR_S)] == [51.0]
     assert [one.value for one in series.points(KEY, *ALWAYS, limit=2)] == [52.0, 30.0]
     assert series.points(KEY, *ALWAYS)[0] == SeriesPoint(DAY, 50.0, probe_id=1)
@@ -157,11 +198,16 @@ def test_points_come_oldest_first_without_what_failed(series):
 def test_keys_are_those_that_ever_had_a_value(series):
     """In order; a figure that no engine ever told is no series."""
     both = sample(ttft_ms=9.0)
-    series.append_probe(probe(0), [both, sample(DAY, 40.0, heat=Heat.COLD), sample(DAY, None, concurrency=4)])
+    series.append_probe(
+        probe(0), [both, sample(DAY, 40.0, heat=Heat.COLD), sample(DAY, None, concurrency=4)]
+    )
     series.append_probe(probe(0, target="cloud"), [sample()])
     assert [str(key) for key in series.keys()] == [  # noqa: SIM118
-        "box/cold/short/c1/tok_s", "box/hot/short/c1/tok_s", "box/hot/short/c1/ttft_ms", "cloud/hot/short/c1/tok_s",
-    ]  # fmt: skip
+        "box/cold/short/c1/tok_s",
+        "box/hot/short/c1/tok_s",
+        "box/hot/short/c1/ttft_ms",
+        "cloud/hot/short/c1/tok_s",
+    ]
     assert [key.target for key in series.keys("cloud")] == ["cloud"]
     assert series.keys("clou") == []
 
@@ -176,14 +222,19 @@ def test_hours_and_days_follow_the_samples(series):
     days = series.spans(KEY, SpanKind.DAY, *ALWAYS)
     hours = series.spans(KEY, SpanKind.HOUR, *ALWAYS)
     assert [(one.start, one.count) for one in days] == [(DAY, 48), (DAY + DAY_S, 12)]
-    assert [(one.start, one.count) for one in hours] == [(DAY + number * HOUR_S, 2) for number in range(30)]
-    first, deciles = values[:48], statistics.quantiles(values[:48], n=10, method="inclusive")
+    assert [(one.start, one.count) for one in hours] == [
+        (DAY + number * HOUR_S, 2) for number in range(30)
+    ]
+    first = values[:48]
+    deciles = statistics.quantiles(values[:48], n=10, method="inclusive")
     middle = statistics.median(first)
     assert (days[0].low, days[0].median, days[0].high) == (min(first), middle, max(first))
     assert (days[0].p10, days[0].p90) == pytest.approx((deciles[0], deciles[-1]))
     assert days[0].mean == pytest.approx(statistics.fmean(first))
     assert days[0].mad == statistics.median(abs(value - middle) for value in first)
-    assert [one.start for one in series.spans(KEY, SpanKind.HOUR, DAY + HOUR_S, DAY + 3 * HOUR_S)] == [
+    assert [
+        one.start for one in series.spans(KEY, SpanKind.HOUR, DAY + HOUR_S, DAY + 3 * HOUR_S)
+    ] == [
         DAY + HOUR_S,
         DAY + 2 * HOUR_S,
     ]
@@ -217,6 +268,8 @@ def test_deleting_samples_leaves_their_spans_and_their_probes(series, monkeypatc
 def test_series_that_only_an_earlier_skep_kept_are_passed_over(series, store):
     add(series, [50.0])
     with store.transaction() as connection:
-        connection.execute("INSERT INTO series VALUES (98, 'gateway:m', 'seen', 'any', 0, 'requests')")
+        connection.execute(
+            "INSERT INTO series VALUES (98, 'gateway:m', 'seen', 'any', 0, 'requests')"
+        )
         connection.execute("INSERT INTO series VALUES (99, 'box', 'hot', 'quality', 1, 'quality')")
     assert series.keys() == [KEY]

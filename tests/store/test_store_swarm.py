@@ -1,11 +1,22 @@
-"""The journal of the swarm: every task one result, whoever writes, whatever the text, however it ends."""
+"""The journal of the swarm: every task one result, whoever writes, whatever the text, however it
+ends.
+"""
 
 import msgspec
 import pytest
 
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
-from skep.swarm.records import Attempt, AttemptOutcome, Counts, SwarmRunState, Task, TaskEnding, TaskResult, Why
+from skep.swarm.records import (
+    Attempt,
+    AttemptOutcome,
+    Counts,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    TaskResult,
+    Why,
+)
 from skep.swarm.runner import pending_tasks
 from skep.swarm.store import Recorded, SwarmStore
 
@@ -19,7 +30,17 @@ RUN = {
     "config": {"tries": 4},
     "skep_version": "0.1.0",
 }
-TABLES = ("runs", "tasks", "results", "attempts", "steps", "sessions", "session_ends", "facts", "cancels")
+TABLES = (
+    "runs",
+    "tasks",
+    "results",
+    "attempts",
+    "steps",
+    "sessions",
+    "session_ends",
+    "facts",
+    "cancels",
+)
 
 
 @pytest.fixture
@@ -37,19 +58,37 @@ def begin(swarm: SwarmStore, *names: str, **changes) -> str:
 
 
 def work(swarm: SwarmStore, run_id: str, at: float = AT + 1, **changes) -> int:
-    return swarm.open_session(run_id, **({"at": at, "agents": None, "endpoint": {}, "simulated": False} | changes))
+    return swarm.open_session(
+        run_id, **({"at": at, "agents": None, "endpoint": {}, "simulated": False} | changes)
+    )
 
 
 def attempt(name: str, outcome: AttemptOutcome = AttemptOutcome.DONE, **changes) -> Attempt:
-    values = {"session": 1, "number": 1, "agent": 0, "why": Why.FIRST, "started_at": AT + 1, "ended_at": AT + 2}
+    values = {
+        "session": 1,
+        "number": 1,
+        "agent": 0,
+        "why": Why.FIRST,
+        "started_at": AT + 1,
+        "ended_at": AT + 2,
+    }
     return Attempt(task=name, outcome=outcome, **values | changes)
 
 
 def result(name: str, answer: str | None = "yes", **changes) -> TaskResult:
     values = {
-        "ending": TaskEnding.DONE, "value": None, "error_kind": None, "error": None, "tries": 1, "started_at": AT + 1,
-        "ended_at": AT + 2, "prompt_tokens": 20, "output_tokens": 3, "finish_reason": "stop", "replica": "r0",
-    }  # fmt: skip
+        "ending": TaskEnding.DONE,
+        "value": None,
+        "error_kind": None,
+        "error": None,
+        "tries": 1,
+        "started_at": AT + 1,
+        "ended_at": AT + 2,
+        "prompt_tokens": 20,
+        "output_tokens": 3,
+        "finish_reason": "stop",
+        "replica": "r0",
+    }
     return TaskResult(task=name, answer=answer, **values | changes)
 
 
@@ -58,23 +97,46 @@ def done(*names: str) -> list[Recorded]:
 
 
 def test_run_is_there_with_all_its_tasks(swarm):
-    """What went in comes out, in the order of the input, the order of a schema's fields included."""
-    schema = {"type": "object", "properties": {"why": {}, "answer": {}}, "additionalProperties": False}
+    """What went in comes out, in the order of the input,
+    the order of a schema's fields included.
+    """
+    schema = {
+        "type": "object",
+        "properties": {"why": {}, "answer": {}},
+        "additionalProperties": False,
+    }
     checker = {"kind": "contains", "all": ["x"]}
-    rich = task("b", max_tokens=7, temperature=0.0, schema=schema, checker=checker, extra={"top_p": 1}, stage=2)
+    rich = task(
+        "b",
+        max_tokens=7,
+        temperature=0.0,
+        schema=schema,
+        checker=checker,
+        extra={"top_p": 1},
+        stage=2,
+    )
     run_id = begin(swarm, tasks=[task("c"), rich, task("a")])
     assert run_id.startswith("20261115-142233-")
     assert swarm.tasks(run_id) == [task("c"), rich, task("a")]
     assert list(swarm.task(run_id, "b").schema["properties"]) == ["why", "answer"]
     run = swarm.run("last")
-    assert (run.id, run.state, run.counts, run.sessions) == (run_id, SwarmRunState.STOPPED, Counts(3, 0, 0), 0)
+    assert (run.id, run.state, run.counts, run.sessions) == (
+        run_id,
+        SwarmRunState.STOPPED,
+        Counts(3, 0, 0),
+        0,
+    )
     assert (run.simulated, run.ended_at, run.error, run.config) == (None, None, None, {"tries": 4})
 
 
 def test_the_first_result_stays_and_pending_tasks_have_the_tries_that_count(swarm):
-    """A straggler's second attempt may end in the same moment; what was told is never told differently."""
+    """A straggler's second attempt may end in the same moment; what was told is never told
+    differently.
+    """
     run_id = begin(swarm, "a", "b")
-    assert swarm.record(run_id, [Recorded(attempt("a"), result("a", "first"))]) == [result("a", "first")]
+    assert swarm.record(run_id, [Recorded(attempt("a"), result("a", "first"))]) == [
+        result("a", "first")
+    ]
     late = Recorded(attempt("a", AttemptOutcome.SUPERSEDED, number=2), result("a", "second"))
     assert swarm.record(run_id, [late, *done("b"), *done("b")]) == [result("b")]
     assert [one.answer for one in swarm.results(run_id)] == ["first", "yes"]
@@ -82,7 +144,12 @@ def test_the_first_result_stays_and_pending_tasks_have_the_tries_that_count(swar
     assert swarm.run(run_id).counts == Counts(2, 2, 0)
     # An attempt that was cancelled, or that another one overtook, says nothing of the task.
     run_id = begin(swarm, "a", "b", "c")
-    outcomes = (AttemptOutcome.FAILED, AttemptOutcome.CANCELLED, AttemptOutcome.REJECTED, AttemptOutcome.SUPERSEDED)
+    outcomes = (
+        AttemptOutcome.FAILED,
+        AttemptOutcome.CANCELLED,
+        AttemptOutcome.REJECTED,
+        AttemptOutcome.SUPERSEDED,
+    )
     made = [{"number": n, "started_at": AT + 9 - n, "error_kind": "timeout"} for n in range(1, 5)]
     rows = [attempt("c", outcome, **known) for outcome, known in zip(outcomes, made, strict=True)]
     swarm.record(run_id, [*done("b"), *(Recorded(row) for row in rows)])
@@ -109,8 +176,12 @@ def test_two_tasks_of_one_id_and_what_names_a_task_that_is_not_there_are_refused
     "odd", ["half \ud83d of a pair", "nul \0 in it", "\ud83d\ude00", "\x1b[31m\r\n\u2028", "é" * 9]
 )
 def test_odd_text_does_not_lose_a_result(swarm, odd):
-    """Halves that belong together are joined, a lone one is replaced, all else is kept to the letter."""
-    kept = {"half \ud83d of a pair": "half \ufffd of a pair", "\ud83d\ude00": "\U0001f600"}.get(odd, odd)
+    """Halves that belong together are joined, a lone one is replaced, all else is kept to the
+    letter.
+    """
+    kept = {"half \ud83d of a pair": "half \ufffd of a pair", "\ud83d\ude00": "\U0001f600"}.get(
+        odd, odd
+    )
     run_id = begin(swarm, tasks=[task(odd), task("b")], name=odd, model=odd, config={"goal": odd})
     assert [one.id for one in swarm.tasks(run_id)] == [kept, "b"]
     row = Recorded(attempt(odd, error=odd, answer=odd), result(odd, odd, value=[odd], error=odd))
@@ -124,7 +195,9 @@ def test_odd_text_does_not_lose_a_result(swarm, odd):
 
 
 def test_odd_figures_do_not_lose_a_result(swarm):
-    """Python reads NaN as JSON, and an endpoint may say any number of tokens: what has no place is not known."""
+    """Python reads NaN as JSON, and an endpoint may say any number of tokens: what has no place is
+    not known.
+    """
     run_id = begin(swarm, "a", "b")
     nested: list = []
     for _ in range(100_000):
@@ -145,17 +218,36 @@ def test_run_is_done_when_its_last_session_says_so_and_nothing_is_left(swarm):
     swarm.record(run_id, done("a"))
     swarm.close_session(run_id, first, at=AT + 3, outcome="failed", error="endpoint went away")
     run = swarm.run(run_id)
-    assert (run.state, run.error, run.ended_at) == (SwarmRunState.STOPPED, "endpoint went away", AT + 3)
+    assert (run.state, run.error, run.ended_at) == (
+        SwarmRunState.STOPPED,
+        "endpoint went away",
+        AT + 3,
+    )
     second = work(swarm, run_id, at=AT + 10, agents=8, endpoint={"slots": 4})
-    assert (first, second, swarm.run(run_id).state, swarm.run(run_id).ended_at) == (1, 2, SwarmRunState.RUNNING, None)
+    assert (first, second, swarm.run(run_id).state, swarm.run(run_id).ended_at) == (
+        1,
+        2,
+        SwarmRunState.RUNNING,
+        None,
+    )
     swarm.record(run_id, done("b"))
     swarm.close_session(run_id, second, at=AT + 12, outcome="done")
     run = swarm.run(run_id)
-    assert (run.state, run.error, run.sessions, run.counts.left) == (SwarmRunState.DONE, None, 2, 0)
+    assert (run.state, run.error, run.sessions, run.counts.left) == (
+        SwarmRunState.DONE,
+        None,
+        2,
+        0,
+    )
     assert run.simulated is True  # a part of it was
     one, two = swarm.session_rows(run_id)
     assert (one.outcome, one.alive, one.simulated, one.agents) == ("failed", False, True, None)
-    assert (two.outcome, two.agents, two.endpoint, two.ended_at) == ("done", 8, {"slots": 4}, AT + 12)
+    assert (two.outcome, two.agents, two.endpoint, two.ended_at) == (
+        "done",
+        8,
+        {"slots": 4},
+        AT + 12,
+    )
     swarm.set_cancelled(run_id, AT + 13)
     assert swarm.run(run_id).state is SwarmRunState.DONE
     assert swarm.add_tasks(run_id, [task("c", stage=1)]) == 1
@@ -164,7 +256,10 @@ def test_run_is_done_when_its_last_session_says_so_and_nothing_is_left(swarm):
 
 @pytest.mark.parametrize("later", [60.0, 0.0, -3600.0], ids=["later", "at once", "clock set back"])
 def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm, later):
-    """The next one begins afresh: a cancelled run can be resumed. What came first is told by order, not by a clock."""
+    """The next one begins afresh: a cancelled run can be resumed.
+
+    What came first is told by order, not by a clock.
+    """
     run_id = begin(swarm, "a")
     session = work(swarm, run_id)
     before = swarm.newest_cancel(run_id)
@@ -175,7 +270,8 @@ def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm, later):
     swarm.close_session(run_id, session, at=AT + 3, outcome="stopped")
     assert swarm.run(run_id).state is SwarmRunState.CANCELLED
     for wished_before, state in ((None, SwarmRunState.STOPPED), (before, SwarmRunState.CANCELLED)):
-        meant = {} if wished_before is None else {"after_cancel": wished_before}  # it came between wish and session
+        # It came between wish and session.
+        meant = {} if wished_before is None else {"after_cancel": wished_before}
         session = work(swarm, run_id, at=AT + 1 + 2 * later, **meant)
         swarm.close_session(run_id, session, at=AT + 10, outcome="stopped")
         assert swarm.run(run_id).state is state
@@ -183,14 +279,19 @@ def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm, later):
         swarm.close_session(run_id, session, at=AT + 11, outcome="done")
 
 
-def test_the_last_run_was_made_last_whatever_the_clock_and_tasks_of_a_later_stage_are_added_once(swarm):
-    first, second = begin(swarm, "a"), begin(swarm, "b", created_at=AT - 3600)
+def test_the_last_run_was_made_last_whatever_the_clock_and_tasks_of_a_later_stage_are_added_once(
+    swarm,
+):
+    first = begin(swarm, "a")
+    second = begin(swarm, "b", created_at=AT - 3600)
     assert swarm.run("last").id == second
     assert [run.id for run in swarm.runs()] == [second, first]
     # A resumed run makes them again from the same results; their order is that of the first time.
     run_id = begin(swarm, "a")
     assert swarm.add_tasks(run_id, [task("b", stage=1), task("c", stage=1)]) == 2
-    assert swarm.add_tasks(run_id, [task("c", stage=1), task("d", stage=1), task("b", stage=1)]) == 1
+    assert (
+        swarm.add_tasks(run_id, [task("c", stage=1), task("d", stage=1), task("b", stage=1)]) == 1
+    )
     assert swarm.add_tasks(run_id, []) == 0
     assert [one.id for one in swarm.tasks(run_id)] == ["a", "b", "c", "d"]
 
@@ -202,8 +303,10 @@ def full_run(swarm: SwarmStore) -> str:
     swarm.record(run_id, done("a"))
     with swarm._store.transaction(run_id) as connection:
         connection.execute(
-            "INSERT INTO swarm_steps (task, run_id, idx, attempt, started_at, ended_at, kind, name, asked, answered) "
-            "SELECT key, run_id, 0, 1, 0, 0, 'tool', '', '', '' FROM swarm_tasks WHERE run_id = ? AND id = 'a'",
+            "INSERT INTO swarm_steps (task, run_id, idx, attempt, started_at, ended_at, "
+            "kind, name, asked, answered) "
+            "SELECT key, run_id, 0, 1, 0, 0, 'tool', '', '', '' FROM swarm_tasks WHERE "
+            "run_id = ? AND id = 'a'",
             (run_id,),
         )
     swarm.append_fact(run_id, session, "limit", AT, {"agents": 4})
@@ -213,7 +316,9 @@ def full_run(swarm: SwarmStore) -> str:
 
 
 def test_deleting_takes_a_whole_run_and_no_other_and_none_that_is_worked_on(swarm, store):
-    gone, kept, busy = full_run(swarm), full_run(swarm), begin(swarm, "a")
+    gone = full_run(swarm)
+    kept = full_run(swarm)
+    busy = begin(swarm, "a")
     session = work(swarm, busy)
     with pytest.raises(UserError, match=f"working on run `{busy}`"):
         swarm.delete([gone, busy])
@@ -230,7 +335,8 @@ def test_deleting_takes_a_whole_run_and_no_other_and_none_that_is_worked_on(swar
 def test_views_tell_the_same(swarm, store):
     run_id = full_run(swarm)
     (run,) = store.read(
-        "SELECT run_id, outcome, tasks, done, failed, attempts, output_tokens, span_s FROM v_swarm_runs"
+        "SELECT run_id, outcome, tasks, done, failed, attempts, output_tokens, span_s FROM "
+        "v_swarm_runs"
     )
     assert tuple(run) == (run_id, "cancelled", 2, 1, 0, 1, 3, 1.0)
     rows = store.read("SELECT task, ending, total_s FROM v_swarm_tasks")
@@ -239,11 +345,17 @@ def test_views_tell_the_same(swarm, store):
     assert tuple(row) == ("a", "done", "2026-11-15 14:22:34.250")
 
 
-def test_the_file_of_schema_seven_opens_with_its_swarm_and_a_task_that_named_tools_is_read_without(old_file):
+def test_the_file_of_schema_seven_opens_with_its_swarm_and_a_task_that_named_tools_is_read_without(
+    old_file,
+):
     with open_store(old_file("7")) as store:
         swarm = SwarmStore(store)
         run = swarm.run("last")
-        assert (run.id, run.state, run.counts) == ("20261115-142233-5a4a3a", SwarmRunState.CANCELLED, Counts(3, 1, 1))
+        assert (run.id, run.state, run.counts) == (
+            "20261115-142233-5a4a3a",
+            SwarmRunState.CANCELLED,
+            Counts(3, 1, 1),
+        )
         assert [one.answer for one in swarm.results(run.id)] == ["An oak", "the Rhine"]
         assert [one.id for one in swarm.pending(run.id)] == ["hill"]
         assert len(swarm.facts(run.id)) == 1

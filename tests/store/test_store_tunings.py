@@ -37,27 +37,49 @@ def tunings(store):
 
 def a_tuning(**changes) -> Tuning:
     values = {
-        "id": "", "created_at": AT, "model": "smol", "engine": "vllm", "rig": "rtx-3090",
-        "aim": TuneGoal("effective_tok_s", 4, slo="ttft=1s"), "budget_s": 7200.0, "seed": 0, "simulated": False,
-        "baseline": BASELINE, "knobs": (Knob("graphs", "CUDA graphs", (False, True)),), "base": {"model": "smol"},
-        "host": {"cpu_cores": 2}, "skep_version": "0.1.0",
-    }  # fmt: skip
+        "id": "",
+        "created_at": AT,
+        "model": "smol",
+        "engine": "vllm",
+        "rig": "rtx-3090",
+        "aim": TuneGoal("effective_tok_s", 4, slo="ttft=1s"),
+        "budget_s": 7200.0,
+        "seed": 0,
+        "simulated": False,
+        "baseline": BASELINE,
+        "knobs": (Knob("graphs", "CUDA graphs", (False, True)),),
+        "base": {"model": "smol"},
+        "host": {"cpu_cores": 2},
+        "skep_version": "0.1.0",
+    }
     return Tuning(**values | changes)
 
 
-def stage(number: int, decision: StageDecision = StageDecision.BASELINE, figure: float = 25.0, **changes) -> TuneStage:
-    values = {"changes": (), "config": BASELINE, "why": "so", "figure": Interval(figure - 1, figure, figure + 1)}
+def stage(
+    number: int, decision: StageDecision = StageDecision.BASELINE, figure: float = 25.0, **changes
+) -> TuneStage:
+    values = {
+        "changes": (),
+        "config": BASELINE,
+        "why": "so",
+        "figure": Interval(figure - 1, figure, figure + 1),
+    }
     return TuneStage(number=number, decision=decision, **values | changes)
 
 
 def answer(number: int, judged: bool = False):
     if judged:
-        return JudgeRequest(BASELINE, GRAPHS), JudgeResult(ok=True, words=f"answer {number}", seconds=40.0)
+        return JudgeRequest(BASELINE, GRAPHS), JudgeResult(
+            ok=True, words=f"answer {number}", seconds=40.0
+        )
     return MeasureRequest((BASELINE,), number, "screen", "a look"), MeasurementRound((), 40.0)
 
 
 def rows(store) -> dict[str, int]:
-    return {table: store.read(f"SELECT count(*) FROM {table}")[0][0] for table in (*TUNINGS.parts, TUNINGS.table)}
+    return {
+        table: store.read(f"SELECT count(*) FROM {table}")[0][0]
+        for table in (*TUNINGS.parts, TUNINGS.table)
+    }
 
 
 def at_work(tunings) -> str:
@@ -73,10 +95,21 @@ def test_a_tuning_is_there_as_it_was_begun_and_its_answers_and_stages_come_in_th
     assert name.startswith("20261115-142233-")
     assert tunings.find(name).tuning == a_tuning(id=name)
     kept = tunings.find("last")
-    assert (kept.id, kept.state, kept.sessions, kept.worked_at) == (name, TuningState.INTERRUPTED, 0, AT)
+    assert (kept.id, kept.state, kept.sessions, kept.worked_at) == (
+        name,
+        TuningState.INTERRUPTED,
+        0,
+        AT,
+    )
     name = at_work(tunings)
     baseline = stage(0)
-    dead_end = stage(1, StageDecision.FAILED, figure=1.0, failure=ConfigFailure("hang", "it hung"), config=GRAPHS)
+    dead_end = stage(
+        1,
+        StageDecision.FAILED,
+        figure=1.0,
+        failure=ConfigFailure("hang", "it hung"),
+        config=GRAPHS,
+    )
     tunings.append(name, [baseline], AT + 1, answer(1))
     tunings.append(name, [dead_end], AT + 2)
     tunings.append(name, [], AT + 3, answer(2, judged=True))
@@ -105,11 +138,17 @@ def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunin
     kept = tunings.find(name)
     assert (kept.state, kept.reason) == (TuningState.INTERRUPTED, "the disk is full")
     with monkeypatch.context() as process:
-        process.setattr("skep.tuner.store.this_process", lambda: WriterProcess(1, 1, "before the last boot"))
+        process.setattr(
+            "skep.tuner.store.this_process", lambda: WriterProcess(1, 1, "before the last boot")
+        )
         tunings.begin_session(name, AT + 7)
     assert tunings.find(name).state is TuningState.INTERRUPTED
     third = tunings.begin_session(name, AT + 10)
-    assert (third, tunings.find(name).state, tunings.find(name).worked_at) == (3, TuningState.RUNNING, AT + 10)
+    assert (third, tunings.find(name).state, tunings.find(name).worked_at) == (
+        3,
+        TuningState.RUNNING,
+        AT + 10,
+    )
     tunings.end_session(name, third, at=AT + 20, outcome="done", reason="the budget is spent")
     kept = tunings.find(name)
     assert (kept.state, kept.reason) == (TuningState.ENDED, "the budget is spent")
@@ -141,14 +180,23 @@ def test_whole_tunings_go_and_the_others_stay(tunings, store):
     tunings.end_session(name, 1, at=AT + 5, outcome="stopped")
     assert tunings.delete([name, "unheard-of"]) == 1
     assert [kept.id for kept in tunings.tunings()] == [other]
-    assert rows(store) == {table: int(table == "tunings") for table in (*TUNINGS.parts, TUNINGS.table)}
+    assert rows(store) == {
+        table: int(table == "tunings") for table in (*TUNINGS.parts, TUNINGS.table)
+    }
 
 
 def test_id_is_unlike_those_of_runs_and_of_the_swarm(tunings, store, begin):
     """One name, one thing: `skep runs show` and `skep tune show` take the same ids."""
     run = begin(store)
     swarm_run = SwarmStore(store).begin(
-        kind="map", created_at=AT, name="x", url="u", model=None, config={}, skep_version="0", tasks=[]
+        kind="map",
+        created_at=AT,
+        name="x",
+        url="u",
+        model=None,
+        config={},
+        skep_version="0",
+        tasks=[],
     )
     taken = [name.rpartition("-")[2] for name in (run, swarm_run)]
     suffixes = iter([*taken, "0fade0"])
@@ -156,21 +204,41 @@ def test_id_is_unlike_those_of_runs_and_of_the_swarm(tunings, store, begin):
 
 
 def test_views_tell_what_other_programs_ask_for(tunings, store):
-    """The best is the last that was kept and did not fail later; an open end of an interval is NULL."""
+    """The best is the last that was kept and did not fail later; an open end of an interval is
+    NULL.
+    """
     name = at_work(tunings)
     change = (KnobChange("graphs", False, True),)
     tunings.append(name, [stage(0, figure=20.0)], AT + 1, answer(1))
     open_ended = Interval(29.0, 30.0, float("inf"))
-    accepted = stage(1, StageDecision.ACCEPTED, changes=change, config=GRAPHS, ratio=open_ended, predicted=1.4)
+    accepted = stage(
+        1, StageDecision.ACCEPTED, changes=change, config=GRAPHS, ratio=open_ended, predicted=1.4
+    )
     tunings.append(name, [accepted], AT + 2, answer(2))
     (row,) = store.read(
-        "SELECT goal, shape, slo, outcome, stages, accepted, baseline_figure, best_figure FROM v_tunings"
+        "SELECT goal, shape, slo, outcome, stages, accepted, baseline_figure, best_figure "
+        "FROM v_tunings"
     )
-    assert tuple(row) == ("effective_tok_s@4", "512 in, 128 out, C=4", "ttft=1s", "no end recorded", 2, 1, 20.0, 25.0)
-    row = store.read("SELECT change, ratio, ratio_high, predicted_ratio, config FROM v_tuning_stages")[1]
+    assert tuple(row) == (
+        "effective_tok_s@4",
+        "512 in, 128 out, C=4",
+        "ttft=1s",
+        "no end recorded",
+        2,
+        1,
+        20.0,
+        25.0,
+    )
+    row = store.read(
+        "SELECT change, ratio, ratio_high, predicted_ratio, config FROM v_tuning_stages"
+    )[1]
     assert tuple(row) == ("graphs off → on", 30.0, None, 1.4, '{"graphs": true, "slots": 4}')
     failed = stage(
-        2, StageDecision.FAILED, config=GRAPHS, figure=1.0, failure=ConfigFailure("crash-under-load", "it died")
+        2,
+        StageDecision.FAILED,
+        config=GRAPHS,
+        figure=1.0,
+        failure=ConfigFailure("crash-under-load", "it died"),
     )
     tunings.append(name, [failed], AT + 3, answer(3))
     assert store.read("SELECT best_figure FROM v_tunings")[0][0] == 20.0
@@ -193,9 +261,16 @@ def test_tuning_of_the_first_schema_that_had_them(old_file):
     with open_store(old_file("8")) as store:
         tunings = TuningStore(store)
         kept = tunings.find("last")
-        assert (kept.state, kept.answers, kept.presets) == (TuningState.INTERRUPTED, 2, ("smol-tuned",))
+        assert (kept.state, kept.answers, kept.presets) == (
+            TuningState.INTERRUPTED,
+            2,
+            ("smol-tuned",),
+        )
         assert kept.tuning.knobs[1] == Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
         baseline, dead_end = tunings.stages(kept.id)
         assert baseline.figure == Interval(24.0, 25.0, float("inf"))
         assert dead_end.failure.evidence == "CUDA out of memory"
-        assert [request.purpose for request, _ in tunings.answers(kept.id)] == ["baseline", "screen"]
+        assert [request.purpose for request, _ in tunings.answers(kept.id)] == [
+            "baseline",
+            "screen",
+        ]

@@ -16,7 +16,9 @@ from skep.supervisor.replica import Replica, ReplicaMember
 from skep.supervisor.replica_set import ReplicaSet
 from skep.supervisor.supervisor import Hive, Supervisor
 
-POLICY = RestartPolicy(watch_every_s=0.1, watch_timeout_s=0.3, watch_failures=2, first_delay_s=0.05, grace_s=0.3)
+POLICY = RestartPolicy(
+    watch_every_s=0.1, watch_timeout_s=0.3, watch_failures=2, first_delay_s=0.05, grace_s=0.3
+)
 ONCE = replace(POLICY, failures_before_ready=1)
 LAUNCH = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1)
 FAR = replace(LAUNCH, slots=8, reserve=2, place=PlacementRequest())
@@ -62,11 +64,16 @@ async def nobody_is_busy(_name):
 
 @asynccontextmanager
 async def replicas_of(folder, *launches, policy=POLICY, elsewhere=None):
-    """A set of replicas being started: the set, how it was after each change, a way to wait, its tasks."""
-    history, changes = [], Changes()
+    """A set of replicas being started: the set, how it was after each change, a way to wait, its
+    tasks.
+    """
+    history = []
+    changes = Changes()
 
     def changed():
-        history.append({member.launch.name: replicas.shown_state(member) for member in replicas.members})
+        history.append(
+            {member.launch.name: replicas.shown_state(member) for member in replicas.members}
+        )
         changes()
 
     async with asyncio.TaskGroup() as tasks:
@@ -78,12 +85,17 @@ async def replicas_of(folder, *launches, policy=POLICY, elsewhere=None):
 
 
 class FarReplica(ReplicaMember):
-    """As much of a replica on another node as the hive sees. `slots`: that its engine has come to be started with."""
+    """As much of a replica on another node as the hive sees.
+
+    `slots`: that its engine has come to be started with.
+    """
 
     engine = Fake()
 
     def __init__(self, launch, changed):
-        self.launch, self.slots, self._changed = launch, 8, changed
+        self.launch = launch
+        self.slots = 8
+        self._changed = changed
         self.node = {"m-0": "a", "m-1": "b", "n-0": "b"}.get(launch.name, "c")
         self.life = Life()
         self.restarted = 0
@@ -113,7 +125,10 @@ class FarReplica(ReplicaMember):
 
     async def log_since(self, offset, lines):
         said = "one\ntwo\nthree\n"
-        text = said[offset:] if offset is not None else "".join(said.splitlines(keepends=True)[-lines:])
+        if offset is not None:
+            text = said[offset:]
+        else:
+            text = "".join(said.splitlines(keepends=True)[-lines:])
         return {"text": text, "offset": len(said)}
 
 
@@ -122,8 +137,10 @@ class Service:
 
     def __init__(self, failure=None, left=None, member=FarReplica):
         self.member = member
-        self.story, self.settled = [], True
-        self._failure, self._left = failure, left
+        self.story = []
+        self.settled = True
+        self._failure = failure
+        self._left = left
 
     async def run(self):
         self.story.append("starts")
@@ -167,14 +184,19 @@ async def hive_of(
     gateway=GATEWAY_ARGV,
     setup=GatewaySetup(),  # noqa: B008 - it is frozen
 ):
-    """A supervisor whose gateway is a program that has nothing to do, unless there is another one."""
+    """A supervisor whose gateway is a program that has nothing to do,
+    unless there is another one.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         hive = Hive(launches, gateway, setup, "http://x", folder, drain_s=5.0)
         changes = Changes()
         supervisor = Supervisor(hive, listener, changes, rebuild, remote)
         async with asyncio.TaskGroup() as tasks:
-            run = supervisor.run() if control is None else run_with_control(supervisor, control)
+            if control is None:
+                run = supervisor.run()
+            else:
+                run = run_with_control(supervisor, control)
             running = tasks.create_task(run)
             await changes.until(lambda: supervisor.phase == "ready")
             yield supervisor, changes.until

@@ -1,4 +1,6 @@
-"""The end of a supervisor's process that nothing can put off, and clients of its control socket that do not read."""
+"""The end of a supervisor's process that nothing can put off, and clients of its control socket
+that do not read.
+"""
 
 import asyncio
 import subprocess
@@ -30,7 +32,9 @@ ANSWER_BYTES = 1 << 20
 
 
 def test_a_task_that_ignores_its_end_does_not_keep_the_process_or_its_children_alive():
-    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 1
     assert "skep did not end in time" in done.stderr
     assert not alive(int(done.stdout))
@@ -40,7 +44,9 @@ def test_a_full_disk_below_its_log_does_not_keep_the_process_or_its_children_ali
     """Its last words could not be written, and nothing was killed."""
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-c", STUCK]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60, check=False
+        )
     assert done.returncode == 1
     assert not alive(int(done.stdout))
 

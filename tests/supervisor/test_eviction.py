@@ -34,7 +34,10 @@ def two(need=6, have=10, loads="", **fields):
 
 
 def made(models, budget=None, loads=()):
-    eviction = Eviction(models, budget) if budget is not None else Eviction(models)
+    if budget is not None:
+        eviction = Eviction(models, budget)
+    else:
+        eviction = Eviction(models)
     for name in loads:
         loaded(eviction, name)
     return eviction
@@ -47,15 +50,19 @@ def loaded(eviction, model, now=0.0):
 
 def test_an_idle_model_gives_way_at_once_but_is_drained_first():
     eviction = two(loads="a")
-    assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]  # long loaded; whether it is idle nobody knows yet
-    assert eviction.told({"a": IDLE}, 100.0, 100.1) == []  # asked before it was drained: a request may have come since
+    # Long loaded; whether it is idle nobody knows yet.
+    assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]
+    # Asked before it was drained: a request may have come since.
+    assert eviction.told({"a": IDLE}, 100.0, 100.1) == []
     assert eviction.told({"a": IDLE, "b": WAITING}, 100.2, 100.3) == [Action(Act.UNLOAD, "a")]
     assert eviction.told({"a": IDLE, "b": WAITING}, 100.4, 100.5) == []
     assert eviction.gone("a", 101.0) == [Action(Act.LOAD, "b")]
     assert eviction.gone("a", 101.0) == []
 
 
-@pytest.mark.parametrize("waiting", [WAITING, None], ids=["a request waits", "the user asked, without a request"])
+@pytest.mark.parametrize(
+    "waiting", [WAITING, None], ids=["a request waits", "the user asked, without a request"]
+)
 def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers(waiting):
     eviction = two(loads="a")
     assert eviction.wanted("b", 1.0, asked=waiting is None) == []
@@ -73,7 +80,11 @@ def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers(waiting):
         (0.5, [(0.9, 9.0)], (1.1, 9.2)),
         (29.0, [(29.9, 0.2)], (30.1, 0.4)),
     ],
-    ids=["between requests of an agent that thinks", "not used since it was loaded", "after its turn"],
+    ids=[
+        "between requests of an agent that thinks",
+        "not used since it was loaded",
+        "after its turn",
+    ],
 )
 def test_a_pause_between_requests_is_no_idleness_yet(wanted_at, stays, goes):
     """(now, idle for so long): when another model waits."""
@@ -82,7 +93,9 @@ def test_a_pause_between_requests_is_no_idleness_yet(wanted_at, stays, goes):
     for now, idle_s in stays:
         assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == []
     now, idle_s = goes
-    assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == [Action(Act.DRAIN, "a")]
+    assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == [
+        Action(Act.DRAIN, "a")
+    ]
 
 
 def test_of_idle_models_the_one_unused_longest_goes():
@@ -94,7 +107,11 @@ def test_of_idle_models_the_one_unused_longest_goes():
 
 
 def test_only_what_is_in_the_way_goes():
-    models = [ModelSpec("a", {"gpu0": 9}), ModelSpec("b", {"gpu1": 9}), ModelSpec("c", {"gpu1": 9})]
+    models = [
+        ModelSpec("a", {"gpu0": 9}),
+        ModelSpec("b", {"gpu1": 9}),
+        ModelSpec("c", {"gpu1": 9}),
+    ]
     eviction = made(models, MemoryBudget({"gpu0": 10, "gpu1": 10}), loads="ab")
     assert eviction.wanted("c", 100.0) == [Action(Act.DRAIN, "b")]
 
@@ -121,16 +138,22 @@ def test_what_can_never_fit_is_refused_at_once_with_what_to_change():
 
 def test_no_more_models_than_allowed_are_loaded():
     eviction = made(
-        [ModelSpec("a"), ModelSpec("b"), ModelSpec("c", pinned=True)], MemoryBudget(max_loaded=2), loads="ca"
+        [ModelSpec("a"), ModelSpec("b"), ModelSpec("c", pinned=True)],
+        MemoryBudget(max_loaded=2),
+        loads="ca",
     )
     assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]
-    assert "raise `max_loaded`" in Eviction([ModelSpec("a"), ModelSpec("p", pinned=True, on_demand=False)],
-                                           MemoryBudget(max_loaded=1)).never("a")  # fmt: skip
+    assert "raise `max_loaded`" in Eviction(
+        [ModelSpec("a"), ModelSpec("p", pinned=True, on_demand=False)], MemoryBudget(max_loaded=1)
+    ).never("a")
 
 
 def test_one_of_unknown_size_has_its_cards_alone():
     """Also where the machine's cards are not listed: Intel, AMD, Apple."""
-    unknown = [replace(LAUNCH, name=f"{model}-0", engine="vllm", model=model, on_demand=True) for model in "ab"]
+    unknown = [
+        replace(LAUNCH, name=f"{model}-0", engine="vllm", model=model, on_demand=True)
+        for model in "ab"
+    ]
     known = replace(LAUNCH, name="d-0", model="d", on_demand=True, room=(("gpu0", 1),))
     for room, others in (({"ram": 64 * GIB}, unknown), ({"gpu0": 24}, [unknown[0], known])):
         budget = MemoryBudget(room)
@@ -138,16 +161,23 @@ def test_one_of_unknown_size_has_its_cards_alone():
         assert eviction.wanted(others[0].model, 0.0) == [Action(Act.LOAD, others[0].model)]
         assert eviction.wanted(others[1].model, 0.1) == []
     pinned = replace(known, pinned=True, on_demand=False)
-    told = Eviction(model_specs([unknown[0], pinned], {"gpu0": 24}), MemoryBudget({"gpu0": 24})).never("a")
+    told = Eviction(
+        model_specs([unknown[0], pinned], {"gpu0": 24}), MemoryBudget({"gpu0": 24})
+    ).never("a")
     assert told == "`a` takes all of gpu0, where `d` is pinned; give `room` if it takes less"
 
 
 def test_a_model_goes_after_its_time_without_a_request():
-    eviction = made([ModelSpec("a", idle_unload_s=60.0), ModelSpec("p", idle_unload_s=60.0, pinned=True)], loads="ap")
+    eviction = made(
+        [ModelSpec("a", idle_unload_s=60.0), ModelSpec("p", idle_unload_s=60.0, pinned=True)],
+        loads="ap",
+    )
     assert eviction.poll_s == POLL_S
     assert eviction.told({"a": BUSY}, 80.0, 80.0) == []
     assert eviction.told({"a": ModelUsage(0, 0, 30.0), "p": IDLE}, 120.0, 120.0) == []
-    assert eviction.told({"a": ModelUsage(0, 0, 61.0), "p": IDLE}, 151.0, 151.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.told({"a": ModelUsage(0, 0, 61.0), "p": IDLE}, 151.0, 151.0) == [
+        Action(Act.DRAIN, "a")
+    ]
     assert eviction.poll_s == POLL_SOON_S
     assert eviction.told({"a": ModelUsage(0, 0, 62.0)}, 152.0, 152.0) == [Action(Act.UNLOAD, "a")]
 
@@ -189,7 +219,8 @@ def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
     assert eviction.failed("a", "no memory", 1.0) == []
     assert eviction.gone("a", 2.0) == []
     assert eviction.wanted("a", 5.0) == [Action(Act.REFUSE, "a", "no memory", BACK_OFF_S - 4.0)]
-    assert eviction.wanted("a", 6.0, asked=True) == [Action(Act.LOAD, "a")]  # the user need not wait
+    # The user need not wait.
+    assert eviction.wanted("a", 6.0, asked=True) == [Action(Act.LOAD, "a")]
     eviction.failed("a", "no memory", 7.0)
     eviction.gone("a", 8.0)
     assert eviction.wanted("a", 7.0 + BACK_OFF_S) == [Action(Act.LOAD, "a")]
@@ -224,7 +255,11 @@ def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():
 
 
 def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
-    models = [ModelSpec("a", {"ram": 6}), ModelSpec("large", {"ram": 9}), ModelSpec("small", {"ram": 2})]
+    models = [
+        ModelSpec("a", {"ram": 6}),
+        ModelSpec("large", {"ram": 9}),
+        ModelSpec("small", {"ram": 2}),
+    ]
     eviction = made(models, MemoryBudget({"ram": 10}), loads="a")
     assert eviction.wanted("large", 1.0) == []
     assert eviction.wanted("small", 2.0) == []
@@ -236,13 +271,25 @@ def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
 
 def test_after_a_reload_those_that_stay_keep_their_state():
     eviction = two(loads="a")
-    assert eviction.become([ModelSpec("a", {"gpu0": 6}), ModelSpec("c")], MemoryBudget({"gpu0": 20}), 1.0) == []
+    assert (
+        eviction.become(
+            [ModelSpec("a", {"gpu0": 6}), ModelSpec("c")], MemoryBudget({"gpu0": 20}), 1.0
+        )
+        == []
+    )
     states = {name: state.residency for name, state in eviction.states.items()}
     assert states == {"a": Residency.IN, "c": Residency.OUT}
 
 
 def test_replicas_of_one_model_are_loaded_together():
-    launch = {"engine": "vllm", "weights": None, "slots": 1, "context_tokens": 10, "threads": 1, "on_demand": True}
+    launch = {
+        "engine": "vllm",
+        "weights": None,
+        "slots": 1,
+        "context_tokens": 10,
+        "threads": 1,
+        "on_demand": True,
+    }
     launches = [
         Launch("m-0", model="m", room=(("gpu0", 5), ("ram", 1)), gpus=(0,), **launch),
         Launch("m-1", model="m", room=(("gpu1", 5), ("ram", 1)), gpus=(1,), **launch),
@@ -257,12 +304,16 @@ def test_replicas_of_one_model_are_loaded_together():
 
 
 class World:
-    """Random models in random demand, with engines that take their time; checks what must always hold."""
+    """Random models in random demand, with engines that take their time; checks what must always
+    hold.
+    """
 
     def __init__(self, chance, models, budget, flaky=()):
-        self.chance, self.now = chance, 0.0
+        self.chance = chance
+        self.now = 0.0
         self.models = {model.model: model for model in models}
-        self.memory_budget, self.flaky = budget, flaky
+        self.memory_budget = budget
+        self.flaky = flaky
         self.eviction = Eviction(self.models.values(), self.memory_budget)
         self.queued = dict.fromkeys(self.models, 0)
         self.busy = {name: [] for name in self.models}  # ends of answers
@@ -278,13 +329,23 @@ class World:
         have = {place: chance.randint(8, 16) for place in places}
         models = []
         for name in "abcde"[: chance.randint(2, 5)]:
-            room = {place: chance.randint(1, 10) for place in chance.sample(places, chance.randint(0, 2))}
+            room = {
+                place: chance.randint(1, 10)
+                for place in chance.sample(places, chance.randint(0, 2))
+            }
             card = chance.choice(places[:2])
             room = room or {card: have[card]}  # of unknown size: the whole card
             idle = chance.choice([None, 5.0])
             models.append(ModelSpec(name, room, pinned=chance.random() < 0.15, idle_unload_s=idle))
-        budget = MemoryBudget(have, chance.choice([None, None, 1, 2, 3]), turn_s=chance.choice([2.0, 10.0]))
-        return cls(chance, models, budget, flaky={model.model for model in models if chance.random() < 0.2})
+        budget = MemoryBudget(
+            have, chance.choice([None, None, 1, 2, 3]), turn_s=chance.choice([2.0, 10.0])
+        )
+        return cls(
+            chance,
+            models,
+            budget,
+            flaky={model.model for model in models if chance.random() < 0.2},
+        )
 
     def do(self, actions):
         for action in actions:
@@ -293,7 +354,10 @@ class World:
                 case Act.LOAD:
                     assert self.state[name] == "out"
                     self.state[name] = "loading"
-                    event = "failed" if name in self.flaky and self.chance.random() < 0.5 else "loaded"
+                    if name in self.flaky and self.chance.random() < 0.5:
+                        event = "failed"
+                    else:
+                        event = "loaded"
                     self.due.append((self.now + self.chance.uniform(0.1, 4.0), event, name))
                 case Act.DRAIN:
                     assert self.state[name] == "in"
@@ -338,7 +402,9 @@ class World:
             if len(self.busy[name]) < before:
                 self.ended[name] = self.now
             if self.state[name] == "in" and name not in self.held:
-                self.busy[name] += [self.now + self.chance.uniform(0.1, 3.0) for _ in range(self.queued[name])]
+                self.busy[name] += [
+                    self.now + self.chance.uniform(0.1, 3.0) for _ in range(self.queued[name])
+                ]
                 self.queued[name] = 0
                 self.waited.pop(name, None)
             elif self.queued[name]:
@@ -348,11 +414,12 @@ class World:
     def figures(self):
         return {
             name: ModelUsage(
-                len(self.busy[name]), self.queued[name],
+                len(self.busy[name]),
+                self.queued[name],
                 None if self.ended[name] is None else self.now - self.ended[name],
             )
             for name in self.models
-        }  # fmt: skip
+        }
 
     def step(self, demand):
         self.now += 0.2
@@ -362,7 +429,8 @@ class World:
                 self.queued[name] += 1
         self.serve()
         if self.eviction.poll_s is not None and self.chance.random() < 0.9:
-            asked_at, figures = self.now, self.figures()
+            asked_at = self.now
+            figures = self.figures()
             self.do(self.eviction.told(figures, asked_at, self.now))
             assert self.eviction.told(figures, asked_at, self.now) == []
         for name, since in self.waited.items():
@@ -395,7 +463,10 @@ def test_three_models_in_steady_demand_take_turns():
     for _ in range(2000):
         before = dict(world.state)
         world.step("abc")
-        loads += [name for name, state in world.state.items() if state == "loading" != before[name]]
+        loads += [
+            name for name, state in world.state.items() if state == "loading" != before[name]
+        ]
     assert set(loads[:3]) == set("abc")
     assert loads[3:6] == loads[:3]
-    assert 15 <= len(loads) <= 40  # 400 s: they alternate by turns of 10 s and more, and do not thrash
+    # 400 s: they alternate by turns of 10 s and more, and do not thrash.
+    assert 15 <= len(loads) <= 40

@@ -10,7 +10,8 @@ from skep.config import gateway_messages as messages
 from skep.supervisor.gateway_child import GatewayChild
 from skep.wire.json_pipe import JsonPipe
 
-# A gateway as the supervisor sees it: keeps the last table it was told, listens when a file is there.
+# A gateway as the supervisor sees it: keeps the last table it was told, listens when a file is
+# there.
 CHILD = """
 import json, os, pathlib, socket, sys, time
 sock = socket.socket(fileno=int(sys.argv[sys.argv.index("--link-fd") + 1]))
@@ -36,7 +37,9 @@ for line in link:
 
 
 async def test_a_new_gateway_has_the_newest_table(tmp_path):
-    """A model was loaded or unloaded between its start and its listening: `skep replica restart gateway`."""
+    """A model was loaded or unloaded between its start and its listening: `skep replica restart
+    gateway`.
+    """
     argv = [sys.executable, "-S", "-c", CHILD, str(tmp_path)]
     told = {"setup": messages.GatewaySetup(), "log": tmp_path / "log"}
     with socket.socket() as listener:
@@ -60,9 +63,16 @@ async def test_a_new_gateway_has_the_newest_table(tmp_path):
 
 
 async def test_what_a_newer_gateway_says_is_taken_as_far_as_it_is_understood():
-    """`skep replica restart gateway` after an upgrade: the supervisor is the older one. Nonsense is as silence."""
+    """`skep replica restart gateway` after an upgrade: the supervisor is the older one.
+
+    Nonsense is as silence.
+    """
     ours, theirs = [await JsonPipe.over(end, messages.FromGateway) for end in socket.socketpair()]
-    for message in ({"event": "sings"}, {"event": "wanted"}, {"event": "wanted", "model": "m", "since_s": 3}):
+    for message in (
+        {"event": "sings"},
+        {"event": "wanted"},
+        {"event": "wanted", "model": "m", "since_s": 3},
+    ):
         theirs.send(message)
     assert await ours.receive() == messages.ModelWanted("m")
     await theirs.close()

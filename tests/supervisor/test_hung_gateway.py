@@ -1,4 +1,6 @@
-"""A gateway that hangs, as its supervisor sees it: `ps` says so, it is replaced, and the engines stay loaded."""
+"""A gateway that hangs, as its supervisor sees it: `ps` says so, it is replaced, and the engines
+stay loaded.
+"""
 
 import asyncio
 import http.client
@@ -23,7 +25,9 @@ PATIENT = SilenceLimits(silent_s=0.5, hangs_s=600.0)
 
 @pytest.fixture(autouse=True)
 def forked_children():
-    """Start real programs: in a fork of a process in which uvloop has run, a gateway starts no workers."""
+    """Start real programs: in a fork of a process in which uvloop has run, a gateway starts no
+    workers.
+    """
 
 
 def gateway_row(hive):
@@ -46,8 +50,12 @@ def health(hive):
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_stopped_gateway_is_replaced_and_engines_stay_loaded(tmp_path, workers):
     setup = GatewaySetup(workers=workers, silence=QUICK)
-    async with hive_of(tmp_path, LAUNCH, remote=None, gateway=GATEWAY, setup=setup) as (hive, changed):
-        engine, stopped = hive.replica_set.members[0].pid, hive.gateway.pid
+    async with hive_of(tmp_path, LAUNCH, remote=None, gateway=GATEWAY, setup=setup) as (
+        hive,
+        changed,
+    ):
+        engine = hive.replica_set.members[0].pid
+        stopped = hive.gateway.pid
         os.kill(stopped, signal.SIGSTOP)
         await changed(lambda: gateway_row(hive)["state"] == "silent")
         assert "it has not answered for 0.5 s" in gateway_row(hive)["why"]
@@ -108,7 +116,9 @@ async def test_a_gateway_that_knows_no_such_question_is_left_alone(tmp_path):
 
 async def test_a_supervisor_that_did_not_get_to_look_ends_no_gateway(tmp_path):
     """Its machine slept, or it was stopped: answers lie unread, and time has passed."""
-    async with hive_of(tmp_path, LAUNCH, remote=None, gateway=GATEWAY, setup=GatewaySetup(silence=QUICK)) as (
+    async with hive_of(
+        tmp_path, LAUNCH, remote=None, gateway=GATEWAY, setup=GatewaySetup(silence=QUICK)
+    ) as (
         hive,
         changed,
     ):

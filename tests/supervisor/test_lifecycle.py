@@ -4,7 +4,13 @@ import pytest
 
 from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy
 
-POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=8.0, failures_before_ready=3, failures_after_ready=5, stable_s=60)
+POLICY = RestartPolicy(
+    first_delay_s=1.0,
+    max_delay_s=8.0,
+    failures_before_ready=3,
+    failures_after_ready=5,
+    stable_s=60,
+)
 
 
 def started():
@@ -25,7 +31,8 @@ def ready_life():
 
 def test_a_dead_engine_is_started_again_after_growing_pauses():
     life = ready_life()
-    now, pauses = 10.0, []
+    now = 10.0
+    pauses = []
     for _ in range(4):
         life.exited("boom", now)
         assert not life.serving
@@ -87,7 +94,9 @@ def test_a_restart_that_was_asked_for_is_no_failure():
         ("CUDA error at layer 3 (exit code 42)", True, "CUDA error at layer 3 (exit code 42)"),
     ],
 )
-def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason_unless_the_engine_has_a_better_one(said, by_itself, why):
+def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason_unless_the_engine_has_a_better_one(
+    said, by_itself, why
+):
     """The last words of one that died by itself say more than our broken connection."""
     life = started()
     life.addressed("http://e")

@@ -1,4 +1,6 @@
-"""Models that are loaded and unloaded, in the order that hurts: each test names what goes wrong."""
+"""Models that are loaded and unloaded, in the order that hurts:
+each test names what goes wrong.
+"""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -13,18 +15,24 @@ from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.model_loader import ModelLoader
 
-READY, FAILED, STARTING = ReplicaState.READY, ReplicaState.FAILED, ReplicaState.STARTING
+READY = ReplicaState.READY
+FAILED = ReplicaState.FAILED
+STARTING = ReplicaState.STARTING
 
 
 class StubReplicas:
-    """What a loader needs of the replicas, without processes: one a model, whose state the test says."""
+    """What a loader needs of the replicas, without processes: one a model, whose state the test
+    says.
+    """
 
     def __init__(self, launches):
         self.all = {launch.model: self._replica(launch) for launch in launches}
         self.dormant = {launch.name for launch in launches if launch.on_demand}
 
     def _replica(self, launch):
-        return SimpleNamespace(launch=launch, life=SimpleNamespace(state=ReplicaState.STOPPED, why=None))
+        return SimpleNamespace(
+            launch=launch, life=SimpleNamespace(state=ReplicaState.STOPPED, why=None)
+        )
 
     def of_model(self, model):
         return [self.all[model]]
@@ -36,7 +44,9 @@ class StubReplicas:
         return not self.is_asleep(model) and self.all[model].life.state is READY
 
     def wake(self, model):
-        """As the real ones: one that was given up is told to restart, and does so when its task runs."""
+        """As the real ones: one that was given up is told to restart, and does so when its task
+        runs.
+        """
         if self.all[model].life.state is not FAILED:
             self.dormant.discard(self.all[model].launch.name)
             self.all[model].life.state = STARTING
@@ -56,12 +66,17 @@ class Setup:
 
     def __init__(self, launches, tasks, figures):
         self.replicas = StubReplicas(launches)
-        self.published, self.said, self.asked = [], [], asyncio.Event()
+        self.published = []
+        self.said = []
+        self.asked = asyncio.Event()
         self._figures = figures
         self.loader = ModelLoader(
-            self.replicas, tasks, status=self._status, say=self.said.append,
+            self.replicas,
+            tasks,
+            status=self._status,
+            say=self.said.append,
             changed=self._changed,
-        )  # fmt: skip
+        )
 
     def _changed(self):
         self.loader.look()
@@ -69,7 +84,9 @@ class Setup:
 
     async def _status(self):
         self.asked.set()
-        return GatewayStatus(models=self._figures) if self._figures else None
+        if self._figures:
+            return GatewayStatus(models=self._figures)
+        return None
 
     def become(self, model, state, why=None):
         self.replicas.all[model].life.state, self.replicas.all[model].life.why = state, why
@@ -85,7 +102,8 @@ class Setup:
 async def loader_of(*models, figures=None, max_loaded=None, begin=False):
     """For launches of these models: a name, and what else its launch says."""
     launches = [
-        Launch(f"{name}-0", "fake", name, None, slots=1, context_tokens=100, threads=1, **more) for name, more in models
+        Launch(f"{name}-0", "fake", name, None, slots=1, context_tokens=100, threads=1, **more)
+        for name, more in models
     ]
     async with asyncio.TaskGroup() as tasks:
         setup = Setup(launches, tasks, figures)
@@ -102,13 +120,20 @@ ON_DEMAND = {"on_demand": True}
 
 
 async def test_a_gateway_hears_that_a_model_is_not_waited_for_any_more():
-    """Its client left before there was room. The next one's request must be told to the supervisor again."""
+    """Its client left before there was room.
+
+    The next one's request must be told to the supervisor again.
+    """
     figures = {"a": ModelUsage(busy=1), "b": ModelUsage()}
-    async with loader_of(("a", ON_DEMAND), ("b", ON_DEMAND), figures=figures, max_loaded=1) as (setup, _):
+    async with loader_of(("a", ON_DEMAND), ("b", ON_DEMAND), figures=figures, max_loaded=1) as (
+        setup,
+        _,
+    ):
         setup.load("a")
         setup.loader.wanted("b")
         assert setup.published[-1]["b"].state == "waiting"
-        await until(lambda: setup.loader.dormant()["b"].state == "unloaded")  # nobody waits for it any more
+        # Nobody waits for it any more.
+        await until(lambda: setup.loader.dormant()["b"].state == "unloaded")
     gateway = UnloadedModels()
     gateway.become(setup.published[-1], ["a"])
     assert gateway.should_request_load("b")
@@ -133,7 +158,9 @@ async def test_a_load_is_not_refused_because_another_replica_changed_meanwhile()
 
 
 async def test_a_gateway_is_told_of_a_model_that_was_given_up_and_that_it_comes_back():
-    """A gateway that was started since refuses with the reason too, for as long as nobody tries again."""
+    """A gateway that was started since refuses with the reason too, for as long as nobody tries
+    again.
+    """
     async with loader_of(("a", {}), begin=True) as (setup, _):
         assert setup.loader.unloaded == {}  # it is being started, as all that is not on demand
         setup.become("a", FAILED, "no memory")

@@ -38,7 +38,9 @@ os.read(descriptor, 1)
 async def running(tmp_path, *words, begin=True, code=CHILD, pause_s=0.01):
     """A child whose parent runs, and its log; stopped at the end."""
     log = tmp_path / "monitor.log"
-    child = MonitorChild([sys.executable, "-c", code, *words], log, begin=begin, delays_s=(pause_s,))
+    child = MonitorChild(
+        [sys.executable, "-c", code, *words], log, begin=begin, delays_s=(pause_s,)
+    )
     yield child, log
     await asyncio.wait_for(child.stop(), 10)
 
@@ -54,7 +56,9 @@ async def test_one_that_dies_is_started_again_until_it_is_stopped(tmp_path):
     assert child.pid is None
 
 
-async def test_nothing_is_started_before_somebody_wants_it_and_what_runs_goes_when_it_is_stopped(tmp_path):
+async def test_nothing_is_started_before_somebody_wants_it_and_what_runs_goes_when_it_is_stopped(
+    tmp_path,
+):
     async with running(tmp_path, begin=False) as (child, log):
         for _ in range(3):
             await asyncio.sleep(0)
@@ -85,7 +89,14 @@ async def test_other_settings_end_what_runs_and_begin_it_anew_at_once(tmp_path):
 
 def test_settings_decide_whether_there_is_one():
     settings = Settings(overrides=CliOverrides(config="/etc/skep.toml"))
-    assert monitor_argv(settings)[1:] == ("-m", "skep", "monitor", "run", "--config", "/etc/skep.toml")
+    assert monitor_argv(settings)[1:] == (
+        "-m",
+        "skep",
+        "monitor",
+        "run",
+        "--config",
+        "/etc/skep.toml",
+    )
     assert monitor_argv(replace(settings, monitor=Monitor(with_up=False))) == ()
 
 
@@ -105,10 +116,24 @@ def test_it_begins_with_the_first_target_and_ends_however_the_hive_does(skep, en
         return json.loads(skep("monitor", "status", "--json", check=0).stdout)["loop"]["pid"]
 
     with FakeEngine(slots=2, token_ms=1) as engine:
-        start = ("gateway", "-d", "--json", "--port", "0", "--upstream", engine.url, "--slots", "2")
+        start = (
+            "gateway",
+            "-d",
+            "--json",
+            "--port",
+            "0",
+            "--upstream",
+            engine.url,
+            "--slots",
+            "2",
+        )
         up = json.loads(skep(*start, check=0).stdout)
-        assert not (user_paths(env).logs / "monitor.log").exists()  # nothing is watched: no process
-        added = json.loads(skep("monitor", "add", "gw", "--short", "8", "--no-long", "--json", check=0).stdout)
+        assert not (
+            user_paths(env).logs / "monitor.log"
+        ).exists()  # nothing is watched: no process
+        added = json.loads(
+            skep("monitor", "add", "gw", "--short", "8", "--no-long", "--json", check=0).stdout
+        )
         assert (added["kind"], added["probing"]) == ("gateway", True)
         first = eventually(loop)
         eventually(lambda: "target='gw' outcome=done" in skep("logs", "monitor").stdout)

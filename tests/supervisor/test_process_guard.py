@@ -20,7 +20,16 @@ KEY = "a-key-of-this-hive"
 class GuardedEngine:
     def __init__(self, log, *argv):
         self.link, theirs = socket.socketpair()
-        told = ["--link-fd", str(theirs.fileno()), "--log", str(log), "--mark", str(log), "--", *argv]
+        told = [
+            "--link-fd",
+            str(theirs.fileno()),
+            "--log",
+            str(log),
+            "--mark",
+            str(log),
+            "--",
+            *argv,
+        ]
         with theirs:
             self.guard = subprocess.Popen(
                 [sys.executable, "-m", "skep.supervisor.process_guard", *told],
@@ -119,7 +128,9 @@ def test_an_engine_that_ignores_term_is_killed_after_the_grace(guarded):
 
 def test_the_last_words_of_a_dying_engine_come_with_its_exit_code(guarded, tmp_path):
     engine = guarded(
-        sys.executable, "-c", "import sys; print('loading'); print('CUDA out of memory', file=sys.stderr); sys.exit(3)"
+        sys.executable,
+        "-c",
+        "import sys; print('loading'); print('CUDA out of memory', file=sys.stderr); sys.exit(3)",
     )
     engine.read()
     end = engine.read()
@@ -137,7 +148,9 @@ def test_an_engine_that_floods_its_output_is_still_ended_with_skep(guarded):
 
 
 def test_long_last_words_do_not_lose_the_exit_code(guarded):
-    engine = guarded(sys.executable, "-c", "import sys; [print('x' * 20000) for _ in range(40)]; sys.exit(78)")
+    engine = guarded(
+        sys.executable, "-c", "import sys; [print('x' * 20000) for _ in range(40)]; sys.exit(78)"
+    )
     engine.read()
     assert engine.read()["code"] == 78
 
@@ -164,11 +177,18 @@ def test_an_engine_that_cannot_be_started_is_reported_like_one_that_died(guarded
 def test_a_key_that_the_engine_says_is_not_in_its_log_however_it_is_cut(step, tmp_path):
     """SGLang logs all its arguments."""
     log = RotatingLog(tmp_path / "e.log", hidden=KEY)
-    said = f"a-key\nserver_args=(api_key='{KEY}', a-key-of-this-house)\n{KEY}{KEY}\nthe end a-k".encode()
+    said = (
+        f"a-key\nserver_args=(api_key='{KEY}', a-key-of-this-house)\n{KEY}{KEY}\nthe end a-k"
+    ).encode()
     for start in range(0, len(said), step):
         log.write(said[start : start + step])
     hidden = HIDDEN.decode()
-    lines = ["a-key", f"server_args=(api_key='{hidden}', a-key-of-this-house)", hidden * 2, "the end a-k"]
+    lines = [
+        "a-key",
+        f"server_args=(api_key='{hidden}', a-key-of-this-house)",
+        hidden * 2,
+        "the end a-k",
+    ]
     assert log.tail == lines
     assert (tmp_path / "e.log").read_text().splitlines()[:3] == lines[:3]
     log.close()
@@ -187,7 +207,10 @@ def mode_of(path):
 
 
 def test_a_log_is_rotated_and_keeps_its_last_lines_for_its_user_alone(tmp_path):
-    """So are the folders made for it. Engines print prompts; whoever else works on this machine must not read them."""
+    """So are the folders made for it.
+
+    Engines print prompts; whoever else works on this machine must not read them.
+    """
     folder = tmp_path / "state" / "logs"
     log = RotatingLog(folder / "e.log", max_bytes=1000, keep=2, tail_lines=3)
     for n in range(200):
@@ -202,7 +225,9 @@ def test_a_log_is_rotated_and_keeps_its_last_lines_for_its_user_alone(tmp_path):
 
 
 def test_logs_that_others_could_read_are_closed_to_them_when_they_are_opened(tmp_path):
-    """Those of an older version; the folder, which the user may have opened on purpose, is left as it is."""
+    """Those of an older version; the folder, which the user may have opened on purpose, is left as
+    it is.
+    """
     names = ("e.log", "e.log.1", "e.log.3")
     for name in names:
         (tmp_path / name).write_text("before\n")

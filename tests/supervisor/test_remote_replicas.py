@@ -1,4 +1,6 @@
-"""A hive whose replicas stand on other nodes: replicas like others, with a node and a log of their own."""
+"""A hive whose replicas stand on other nodes: replicas like others, with a node and a log of their
+own.
+"""
 
 import asyncio
 import json
@@ -40,7 +42,10 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
     async with hive_of(tmp_path, FAR, SECOND, remote=service) as (supervisor, _):
         supervisor.replica_set.find("m-1").slots = 3
         rows = {row["name"]: row for row in supervisor.rows(None)}
-        assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [("a", 8), ("b", 3)]
+        assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [
+            ("a", 8),
+            ("b", 3),
+        ]
         assert rows["gateway"]["slots"] == 11
         assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
         assert [row["name"] for row in description(supervisor)["replicas"]] == ["m-0", "m-1"]
@@ -53,15 +58,22 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
         assert told(supervisor.replica_set, "draining") == [(False,), (False,)]
         log = await ask(supervisor, {"op": "log", "name": "m-0", "lines": 2})
         assert log == {"ok": True, "text": "two\nthree\n", "offset": 14}
-        assert (await ask(supervisor, {"op": "log", "name": "m-0", "offset": 8}))["text"] == "three\n"
-        assert await ask(supervisor, {"op": "log", "name": "gateway"}) == {"ok": True}, "its log is a file here"
+        assert (await ask(supervisor, {"op": "log", "name": "m-0", "offset": 8}))[
+            "text"
+        ] == "three\n"
+        assert await ask(supervisor, {"op": "log", "name": "gateway"}) == {"ok": True}, (
+            "its log is a file here"
+        )
     assert service.story == ["starts", "stop"]
 
 
 async def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_called_ready(tmp_path):
     """Its node said so once, and nobody may be left to say more: the head is lost."""
     async with hive_of(tmp_path, FAR, SECOND) as (supervisor, _):
-        figures = [ReplicaFigures("m-0", 8, 0, 0, "half-open"), ReplicaFigures("m-1", 8, 0, 0, "up")]
+        figures = [
+            ReplicaFigures("m-0", 8, 0, 0, "half-open"),
+            ReplicaFigures("m-1", 8, 0, 0, "up"),
+        ]
         rows = {row["name"]: row for row in supervisor.rows(GatewayStatus(replicas=figures))}
         assert (rows["m-0"]["state"], rows["m-0"]["why"]) == ("backoff", NO_ANSWER)
         assert (rows["m-1"]["state"], rows["gateway"]["slots"]) == ("ready", 8)
@@ -106,7 +118,10 @@ LEFT = "the cluster does not answer: its replicas end by themselves within 60 s"
 @pytest.mark.parametrize(("said", "left"), [(None, []), (LEFT, [LEFT])])
 async def test_who_stops_it_hears_what_could_not_be_ended(tmp_path, said, left):
     path = tmp_path / "control"
-    async with hive_of(tmp_path, FAR, remote=Service(left=said), control=path) as (supervisor, until):
+    async with hive_of(tmp_path, FAR, remote=Service(left=said), control=path) as (
+        supervisor,
+        until,
+    ):
         onlooker, looking = await asyncio.open_unix_connection(path)
         looking.write(b'{"op": "status"}\n')
         assert json.loads(await onlooker.readline())["phase"] == "ready"
@@ -120,7 +135,9 @@ async def test_who_stops_it_hears_what_could_not_be_ended(tmp_path, said, left):
         end.close()
 
 
-@pytest.mark.parametrize(("last", "left"), [(b'{"left_behind": ["x"]}\n', ["x"]), (b"", []), (b'{"left', [])])
+@pytest.mark.parametrize(
+    ("last", "left"), [(b'{"left_behind": ["x"]}\n', ["x"]), (b"", []), (b'{"left', [])]
+)
 def test_the_last_words_may_come_with_the_answer_or_not_at_all(tmp_path, last, left):
     document = {"ok": True, "pid": 2**30, "drain_s": 0.0, "stop_s": 5.0}
     with socket.socket(socket.AF_UNIX) as listener:
@@ -155,13 +172,16 @@ async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_
 
     async with hive_of(tmp_path, FAR, SECOND, rebuild=rebuilt) as (hive, until):
         await ask(hive, {"op": "reload", "settings": served, "wait": True})
-        replicas, answered = hive.replica_set, asyncio.Event()
+        replicas = hive.replica_set
+        answered = asyncio.Event()
 
         async def under_way(_name):
             return 0 if answered.is_set() else 1
 
         replicas.busy = under_way
-        going = asyncio.ensure_future(ask(hive, {"op": "scale", "model": "m", "replicas": 1, "wait": True}))
+        going = asyncio.ensure_future(
+            ask(hive, {"op": "scale", "model": "m", "replicas": 1, "wait": True})
+        )
         await until(lambda: replicas.shown_state(replicas.find("m-1")) == "draining")
         replicas.find("m-0").become(ReplicaState.FAILED)
         answered.set()
@@ -174,8 +194,17 @@ async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_
 
 @pytest.mark.parametrize(
     ("have", "total", "want"),
-    [([2], 5, [5]), ([2, 1], 1, [1, 0]), ([2, 1], 5, [4, 1]), ([1, 0, 0], 2, [2, 0, 0]), ([2, 2, 1], 3, [2, 1, 0])],
+    [
+        ([2], 5, [5]),
+        ([2, 1], 1, [1, 0]),
+        ([2, 1], 5, [4, 1]),
+        ([1, 0, 0], 2, [2, 0, 0]),
+        ([2, 2, 1], 3, [2, 1, 0]),
+    ],
 )
 def test_tables_of_one_model_share_a_number_the_first_ones_first(have, total, want):
     served = (*(Serve(model="m", replicas=n) for n in have), Serve(model="n"))
-    assert [one.replicas for one in rescaled(Settings(serve=served), "m", total).serve] == [*want, 1]
+    assert [one.replicas for one in rescaled(Settings(serve=served), "m", total).serve] == [
+        *want,
+        1,
+    ]

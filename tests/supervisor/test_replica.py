@@ -64,7 +64,9 @@ class Unsimulated(Fake):
 async def test_what_agents_need_is_checked_once_and_told_to_the_gateway(tmp_path):
     launch = replace(LAUNCH, context_tokens=2048)
     async with running(tmp_path, launch, Unsimulated()) as (replica, changed):
-        await changed(lambda: replica.life.state is ReplicaState.READY and len(replica.checks) == 2)
+        await changed(
+            lambda: replica.life.state is ReplicaState.READY and len(replica.checks) == 2
+        )
         assert [check.name for check in replica.checks] == ["tool_calls", "prefix_cache"]
         told = replica_spec(replica).checks
         assert {check["state"] for check in told.values()} <= {"ok", "warning", "unknown"}
@@ -74,8 +76,11 @@ async def test_a_restart_after_a_crash_does_not_repeat_the_checks(tmp_path):
     """An engine that never tells of its cache was checked again after each crash."""
     short = replace(LAUNCH, context_tokens=100)  # too few for a prompt that is read twice
     async with running(tmp_path, short, Unsimulated()) as (replica, changed):
-        await changed(lambda: replica.life.state is ReplicaState.READY and len(replica.checks) == 2)
-        checks, crashed = replica.checks, replica.pid
+        await changed(
+            lambda: replica.life.state is ReplicaState.READY and len(replica.checks) == 2
+        )
+        checks = replica.checks
+        crashed = replica.pid
         assert checks[1].state == "unknown"
         os.kill(crashed, signal.SIGKILL)
         await changed(lambda: replica.life.state is ReplicaState.READY and replica.pid != crashed)
@@ -100,16 +105,24 @@ async def test_a_simulated_engine_is_not_checked(tmp_path):
 async def test_a_port_that_somebody_has_is_named_and_nothing_is_started(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        async with running(tmp_path, replace(LAUNCH, port=port), policy=ONCE) as (replica, changed):
+        async with running(tmp_path, replace(LAUNCH, port=port), policy=ONCE) as (
+            replica,
+            changed,
+        ):
             await changed(lambda: replica.life.state is ReplicaState.FAILED)
             assert f"the port {port} is in use" in replica.life.why
             assert not (tmp_path / "m-0.log").exists()
 
 
 @pytest.mark.parametrize(("port", "where"), [(0, "192.0.2.1"), (9001, "192.0.2.1, port 9001")])
-async def test_an_address_that_the_machine_does_not_have_is_one_line_and_no_second_try(tmp_path, port, where):
+async def test_an_address_that_the_machine_does_not_have_is_one_line_and_no_second_try(
+    tmp_path, port, where
+):
     policy = replace(POLICY, failures_before_ready=3)
-    async with running(tmp_path, replace(LAUNCH, host="192.0.2.1", port=port), policy=policy) as (replica, changed):
+    async with running(tmp_path, replace(LAUNCH, host="192.0.2.1", port=port), policy=policy) as (
+        replica,
+        changed,
+    ):
         await changed(lambda: replica.life.state is ReplicaState.FAILED)
         assert replica.life.why.startswith(f"cannot listen on {where}: ")
         assert replica.life.restarts == 0
@@ -128,13 +141,19 @@ class Script(Fake):
         return [sys.executable, "-S", "-c", self.script, str(launch.port)]
 
 
-async def test_an_engine_does_not_get_the_keys_of_the_gateway_and_of_servers_of_others(tmp_path, monkeypatch):
-    keys, order = ("BOX_KEY", "SKEP_API_KEY", ENGINE_KEY), StartOrder()
+async def test_an_engine_does_not_get_the_keys_of_the_gateway_and_of_servers_of_others(
+    tmp_path, monkeypatch
+):
+    keys = ("BOX_KEY", "SKEP_API_KEY", ENGINE_KEY)
+    order = StartOrder()
     for name in keys:
         monkeypatch.setenv(name, "secret")
     order.hide([replace(LAUNCH, url="http://box:1", key_env="BOX_KEY")])
     told = tmp_path / "env.json"
-    script = f"import json, os, time; open({str(told)!r}, 'w').write(json.dumps(dict(os.environ))); time.sleep(60)"
+    script = (
+        f"import json, os, time; open({str(told)!r}, 'w').write(json.dumps(dict(os.environ))); "
+        "time.sleep(60)"
+    )
     async with running(tmp_path, LAUNCH, Script(script), start_order=order):
         await until(lambda: told.exists() and told.read_text().endswith("}"))
     assert json.loads(told.read_text()).keys().isdisjoint(keys)
@@ -150,10 +169,14 @@ async def test_a_server_of_others_on_the_engines_port_is_not_the_engine(tmp_path
                 await changed(lambda: replica.life.state is ReplicaState.READY, 0.8)
 
 
-async def test_a_dormant_replica_is_shown_with_the_version_of_its_own_program(tmp_path, monkeypatch):
+async def test_a_dormant_replica_is_shown_with_the_version_of_its_own_program(
+    tmp_path, monkeypatch
+):
     for name, build in (("other", 1111), ("own", 2222)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "llama-server").write_text(f"#!/bin/sh\necho 'version: {build} (abc)'\n")
+        (tmp_path / name / "llama-server").write_text(
+            f"#!/bin/sh\necho 'version: {build} (abc)'\n"
+        )
         (tmp_path / name / "llama-server").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'other'}:{os.environ['PATH']}")
     own = str(tmp_path / "own" / "llama-server")

@@ -1,4 +1,6 @@
-"""Replicas that share a card start one after the other, others at once; dormant ones wait until they are wanted."""
+"""Replicas that share a card start one after the other, others at once; dormant ones wait until
+they are wanted.
+"""
 
 import asyncio
 import os
@@ -31,7 +33,9 @@ async def test_those_that_share_a_card_start_one_after_the_other(tmp_path):
         assert any({"m-0", "n-0"} <= set(at_work(states)) for states in made.history)
 
 
-@pytest.mark.parametrize("more", [("--exit-code=78",), ()], ids=["given up", "tried again and again"])
+@pytest.mark.parametrize(
+    "more", [("--exit-code=78",), ()], ids=["given up", "tried again and again"]
+)
 async def test_one_that_dies_at_its_start_holds_up_nobody(tmp_path, more):
     """Between two starts it measures nothing: whoever waits goes on."""
     broken = replace(ONE, extra=("--crash-at-start=error", *more))
@@ -58,7 +62,10 @@ async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(t
         assert (states(), replicas.serves("m")) == (["draining", "draining"], False)
         replicas.release("m")
         await replicas.unload_model("m")
-        assert (states(), [member.pid for member in replicas.members]) == (["unloaded", "unloaded"], [None, None])
+        assert (states(), [member.pid for member in replicas.members]) == (
+            ["unloaded", "unloaded"],
+            [None, None],
+        )
         await replicas.unload_model("m")
 
 
@@ -83,7 +90,9 @@ async def test_one_that_restarts_by_itself_waits_for_another_that_starts_on_its_
         made.history.clear()
         os.kill(made.replicas.find("m-0").pid, 9)
         await made.until(lambda: made.replicas.find("n-0").settled)
-        assert not [states for states in made.history if set(states.values()) <= {"starting", "warming"}]
+        assert not [
+            states for states in made.history if set(states.values()) <= {"starting", "warming"}
+        ]
 
 
 async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes_back(tmp_path):
@@ -100,7 +109,10 @@ async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes
         made.replicas.wake("m")
         await made.until(lambda: made.replicas.find("m-0").settled)
         assert made.replicas.find("m-0").life.why == "fell back: slots 4 -> 2"
-        assert (made.replicas.find("m-0").launch.slots, made.replicas.table({}).replicas[0].slots) == (4, 2)
+        assert (
+            made.replicas.find("m-0").launch.slots,
+            made.replicas.table({}).replicas[0].slots,
+        ) == (4, 2)
 
 
 async def test_one_that_waits_for_its_turn_can_be_dismissed_and_two_that_end_the_same_one_both_wait_for_its_end(
@@ -111,16 +123,25 @@ async def test_one_that_waits_for_its_turn_can_be_dismissed_and_two_that_end_the
         assert made.replicas.names == ["m-0"]
         member = made.replicas.find("m-0")
         await made.until(lambda: member.pid is not None)
-        await asyncio.gather(made.replicas.unload_model("m"), made.replicas.remove_replica("m-0", 0.0))
-        assert (member.pid, member.life.state, made.replicas.members) == (None, ReplicaState.STOPPED, [])
+        await asyncio.gather(
+            made.replicas.unload_model("m"), made.replicas.remove_replica("m-0", 0.0)
+        )
+        assert (member.pid, member.life.state, made.replicas.members) == (
+            None,
+            ReplicaState.STOPPED,
+            [],
+        )
 
 
 async def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
     new = replace(ON_DEMAND, name="n-0", model="n")
     async with replicas_of(tmp_path, ONE) as made:
         await made.until(lambda: made.replicas.find("m-0").settled)
-        known, plan = asyncio.Event(), ReplicaChanges(added=("n-0",), changed=("m-0",))
-        reload = made.tasks.create_task(made.replicas.become(plan, [SLOW, new], 0.0, known.set, patient=True))
+        known = asyncio.Event()
+        plan = ReplicaChanges(added=("n-0",), changed=("m-0",))
+        reload = made.tasks.create_task(
+            made.replicas.become(plan, [SLOW, new], 0.0, known.set, patient=True)
+        )
         await known.wait()
         made.replicas.wake("n")
         await made.until(lambda: made.replicas.find("n-0").settled)
@@ -128,7 +149,9 @@ async def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
         reload.cancel()
 
 
-async def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts_as_unloaded(tmp_path):
+async def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts_as_unloaded(
+    tmp_path,
+):
     async with replicas_of(tmp_path, ON_DEMAND) as made:
         replicas = made.replicas
         replicas.wake("m")
@@ -136,16 +159,26 @@ async def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts
         going = made.tasks.create_task(replicas.unload_model("m"))
         while "m-0" in replicas._lives:  # its process is being ended
             await asyncio.sleep(0)
-        await replicas.become(ReplicaChanges(changed=("m-0",)), [replace(ON_DEMAND, slots=2)], 0.0, dict, patient=True)
+        await replicas.become(
+            ReplicaChanges(changed=("m-0",)),
+            [replace(ON_DEMAND, slots=2)],
+            0.0,
+            dict,
+            patient=True,
+        )
         await going
         member = replicas.find("m-0")
-        assert replicas.is_dormant(member) == (member.life.state is ReplicaState.STOPPED), replicas.shown_state(member)
+        assert replicas.is_dormant(member) == (member.life.state is ReplicaState.STOPPED), (
+            replicas.shown_state(member)
+        )
         replicas.dormant.clear()  # whatever was found: nothing is left running
 
 
 # What a reload changes
 
-UPSTREAM = Launch("box-1", "remote", "", None, slots=8, context_tokens=0, threads=0, url="http://10.0.0.2:8000")
+UPSTREAM = Launch(
+    "box-1", "remote", "", None, slots=8, context_tokens=0, threads=0, url="http://10.0.0.2:8000"
+)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +199,10 @@ UPSTREAM = Launch("box-1", "remote", "", None, slots=8, context_tokens=0, thread
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_only_what_an_engine_is_started_with_wants_a_new_start(launch, change, restarts):
-    """The rest is told to the gateway; where a replica may stand matters when it is started anew."""
+    """The rest is told to the gateway; where a replica may stand matters when it is started
+    anew.
+    """
     found = changes([launch], [replace(launch, **change)])
-    assert (found.changed, found.adjusted) == (((launch.name,), ()) if restarts else ((), (launch.name,)))
+    assert (found.changed, found.adjusted) == (
+        ((launch.name,), ()) if restarts else ((), (launch.name,))
+    )

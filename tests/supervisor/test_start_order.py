@@ -1,4 +1,6 @@
-"""Engines that are given a part of the ports: of a cluster's node, so that a firewall can name them."""
+"""Engines that are given a part of the ports: of a cluster's node, so that a firewall can name
+them.
+"""
 
 import socket
 from contextlib import ExitStack, closing
@@ -31,7 +33,10 @@ def test_hives_of_one_machine_never_choose_the_same_port_before_anybody_listens(
     with ExitStack() as stack:
         orders = [stack.enter_context(closing(StartOrder(ports))) for _ in ports]
         assert {order.port_for(LAUNCH, finds_one=True) for order in orders} == set(ports)
-        with closing(StartOrder(ports)) as late, pytest.raises(EngineError, match=f"are taken on .*{ports[0]} to"):
+        with (
+            closing(StartOrder(ports)) as late,
+            pytest.raises(EngineError, match=f"are taken on .*{ports[0]} to"),
+        ):
             late.port_for(LAUNCH, finds_one=True)
         orders[1].close()
         with closing(StartOrder(ports)) as late:
@@ -48,13 +53,17 @@ def test_a_start_after_another_takes_the_next_port_and_one_that_is_said_counts()
         assert order.port_for(replace(LAUNCH, port=4711), finds_one=True) == 4711
 
 
-async def test_an_engine_listens_in_the_range_and_where_it_is_used_up_the_replica_says_so(tmp_path):
+async def test_an_engine_listens_in_the_range_and_where_it_is_used_up_the_replica_says_so(
+    tmp_path,
+):
     ports = few_ports()
 
     async def end_of_start():
         with closing(StartOrder(ports)) as order:
             async with running(tmp_path, policy=ONCE, start_order=order) as (replica, changed):
-                await changed(lambda: replica.life.state in (ReplicaState.READY, ReplicaState.FAILED))
+                await changed(
+                    lambda: replica.life.state in (ReplicaState.READY, ReplicaState.FAILED)
+                )
                 return replica.life.state, replica.life.url, replica.life.why
 
     assert await end_of_start() == (ReplicaState.READY, f"http://127.0.0.1:{ports[0]}", None)

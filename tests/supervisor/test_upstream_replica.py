@@ -51,8 +51,13 @@ def models(*names):
 def test_a_server_that_counts_requests_is_asked_by_its_metrics_and_one_that_tells_nothing_gets_a_short_bound(
     metrics, version, told
 ):
-    found = told_by({"/v1/models": models("m"), "/slots": b"{}", "/metrics": metrics, "/version": version})
-    assert (found.confirms, found.release_bound_s, found.version(), found.simulated) == (*told, False)
+    found = told_by(
+        {"/v1/models": models("m"), "/slots": b"{}", "/metrics": metrics, "/version": version}
+    )
+    assert (found.confirms, found.release_bound_s, found.version(), found.simulated) == (
+        *told,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,9 +67,15 @@ def test_a_server_that_counts_requests_is_asked_by_its_metrics_and_one_that_tell
         ({"/v1/models": models("a")}, "it does not list `mine`; it lists a"),
         ({}, None),
     ],
-    ids=["one of several", "not listed: llama-server answers to any name", "no list: taken at its word"],
+    ids=[
+        "one of several",
+        "not listed: llama-server answers to any name",
+        "no list: taken at its word",
+    ],
 )
-def test_a_model_that_was_chosen_is_taken_with_a_note_where_the_server_does_not_list_it(answers, note):
+def test_a_model_that_was_chosen_is_taken_with_a_note_where_the_server_does_not_list_it(
+    answers, note
+):
     found = told_by(answers, "mine")
     assert (found.model, found.note) == ("mine", note)
 
@@ -89,7 +100,10 @@ def test_what_is_wrong_is_said(answer, why):
 @pytest.mark.parametrize(
     ("listing", "why"),
     [
-        (b'{"data":[{"id":"m"}],"pad":"%b"}' % (b"x" * LARGEST_STATE_BYTES), "an answer of more than 4,194,304 bytes"),
+        (
+            b'{"data":[{"id":"m"}],"pad":"%b"}' % (b"x" * LARGEST_STATE_BYTES),
+            "an answer of more than 4,194,304 bytes",
+        ),
         (b'{"data":[%b{"id":"m"}]}' % (b"[]," * 1_000_000), "no list of models"),
         (b'{"data":[%b{"id":"m"}]}' % (b"1," * 1_000_000), "no list of models"),
         (b'{"data":%b%b}' % (b"[" * 1_000_000, b"]" * 1_000_000), "no list of models"),
@@ -118,7 +132,8 @@ def test_what_a_server_says_of_itself_without_end_leaves_it_an_upstream(path):
 
 
 SLOTS_OF_A_GATEWAY = b"".join(
-    b'skep_slots{model="%b",replica="%b"} %d\n' % row for row in ((b"a", b"r0", 4), (b"a", b"r1", 4), (b"b", b"r2", 2))
+    b'skep_slots{model="%b",replica="%b"} %d\n' % row
+    for row in ((b"a", b"r0", 4), (b"a", b"r1", 4), (b"b", b"r2", 2))
 )
 
 
@@ -132,7 +147,14 @@ SLOTS_OF_A_GATEWAY = b"".join(
         ({"/metrics": SLOTS_OF_A_GATEWAY}, None, None),
         # a number that nobody has
         ({"/props": b'{"total_slots": 1%b}' % (b"0" * 30)}, None, None),
-        ({"/props": b'{"total_slots": 0}', "/get_server_info": b'{"max_running_requests": "many"}'}, None, None),
+        (
+            {
+                "/props": b'{"total_slots": 0}',
+                "/get_server_info": b'{"max_running_requests": "many"}',
+            },
+            None,
+            None,
+        ),
         ({"/metrics": b'skep_slots{model="a"} 999999999\n'}, None, None),
     ],
 )
@@ -155,7 +177,8 @@ class CountingExecutor(ThreadPoolExecutor):
 @pytest.mark.parametrize(("pad", "in_loop"), [(10, True), (LONG_STATE_BYTES, False)])
 async def test_a_long_list_of_models_is_read_in_a_thread(pad, in_loop):
     """The supervisor's loop carries every other replica meanwhile."""
-    loop, threads = asyncio.get_running_loop(), CountingExecutor()
+    loop = asyncio.get_running_loop()
+    threads = CountingExecutor()
     loop.set_default_executor(threads)
     listing = b'{"data":[{"id":"m"}],"pad":"%b"}' % (b"x" * pad)
     with recorded(page=lambda path: listing if path == "/v1/models" else (404, b"")) as server:
@@ -169,7 +192,8 @@ async def test_a_server_that_comes_later_is_found():
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     changes = Changes()
-    upstream, until = UpstreamReplica(launch(f"http://127.0.0.1:{port}"), changes), changes.until
+    upstream = UpstreamReplica(launch(f"http://127.0.0.1:{port}"), changes)
+    until = changes.until
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(upstream.run())
         await until(lambda: upstream.settled)
@@ -189,7 +213,9 @@ async def test_a_server_that_comes_later_is_found():
 
 def test_stopping_does_not_wait_for_a_server_that_hangs():
     async def run(listener):
-        upstream = UpstreamReplica(launch(f"http://127.0.0.1:{listener.getsockname()[1]}"), lambda: None)
+        upstream = UpstreamReplica(
+            launch(f"http://127.0.0.1:{listener.getsockname()[1]}"), lambda: None
+        )
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(upstream.run())
             connection, _ = await asyncio.to_thread(listener.accept)
@@ -201,13 +227,20 @@ def test_stopping_does_not_wait_for_a_server_that_hangs():
         asyncio.run(run(listener))
 
 
-def test_a_server_with_slots_is_llama_cpp_and_one_with_a_key_tells_them_to_who_shows_it(monkeypatch):
+def test_a_server_with_slots_is_llama_cpp_and_one_with_a_key_tells_them_to_who_shows_it(
+    monkeypatch,
+):
     """It was asked without the key, so it was taken for one that cannot tell."""
     monkeypatch.setenv("FAR_KEY", "k-far")
     with FakeEngine(key="k-far") as engine:
         found = asyncio.run(probe_upstream(replace(launch(engine.url), key_env="FAR_KEY")))
         with pytest.raises(UpstreamUnavailable, match="requires an API key"):
             find(engine.url)
-    assert (found.model, found.confirms, found.version()) == ("fake-model", "slots", "llama.cpp skep-fake")
+    assert (found.model, found.confirms, found.version()) == (
+        "fake-model",
+        "slots",
+        "llama.cpp skep-fake",
+    )
     assert found.release_bound_s == 30
-    assert found.simulated  # the fake engine says what it is, and figures made on it must not pass for real ones
+    # The fake engine says what it is, and figures made on it must not pass for real ones.
+    assert found.simulated

@@ -2,8 +2,8 @@
 
     python killed_swarm_run.py RUN SEED LONGEST_S
 
-Prints how often it was killed. The child is forked, so that it is at work at once, and killed with SIGKILL.
-"""
+Prints how often it was killed. The child is forked, so that it is at work at once, and killed with
+SIGKILL."""
 
 import os
 import random
@@ -40,7 +40,8 @@ def ended(pid: int, within_s: float) -> int | None:
 
 
 def main(run_id: str, seed: str, longest_s: str) -> int:
-    rng, kills = random.Random(seed), 0
+    rng = random.Random(seed)
+    kills = 0
     while True:
         pid = os.fork()
         if pid == 0:

@@ -18,26 +18,45 @@ def line(name="a", **fields):
 
 
 def found(*lines, **limits):
-    return [(fault.code, fault.line) for fault in check_lines(lines, ENDPOINT, served, **limits).faults]
+    return [
+        (fault.code, fault.line) for fault in check_lines(lines, ENDPOINT, served, **limits).faults
+    ]
 
 
 def served(model):
-    return None if model == "m" else f"there is no {model}"
+    if model == "m":
+        return None
+    return f"there is no {model}"
 
 
 def test_a_request_is_found_again_by_its_place_in_the_file():
-    """Blank lines, a byte order mark, Windows line ends and a missing last one are nobody's fault."""
-    lines = [b"\xef\xbb\xbf" + line("a"), b"\n", line("b").replace(b"\n", b"\r\n"), line("c").strip()]
-    file, checked = b"".join(lines), check_lines(lines, ENDPOINT, served)
+    """Blank lines, a byte order mark, Windows line ends and a missing last one are nobody's
+    fault.
+    """
+    lines = [
+        b"\xef\xbb\xbf" + line("a"),
+        b"\n",
+        line("b").replace(b"\n", b"\r\n"),
+        line("c").strip(),
+    ]
+    file = b"".join(lines)
+    checked = check_lines(lines, ENDPOINT, served)
     assert (checked.faults, checked.model) == ((), "m")
     assert [request.custom_id for request in checked.requests] == ["a", "b", "c"]
     for request in checked.requests:
-        assert json.loads(file[request.start : request.start + request.length])["custom_id"] == request.custom_id
+        assert (
+            json.loads(file[request.start : request.start + request.length])["custom_id"]
+            == request.custom_id
+        )
 
 
 def test_a_body_is_sent_as_it_was_written():
     body = b'{"model":  "m", "odd": [1.50, "\\u00e9 \xc3\xa9"],"n":1e400}'
-    text = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": ' + body + b"}\n"
+    text = (
+        b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": '
+        + body
+        + b"}\n"
+    )
     assert not check_lines([text], ENDPOINT, served).faults
     assert body_of(text) == body
     with pytest.raises(ValueError, match="JSON"):
@@ -45,7 +64,14 @@ def test_a_body_is_sent_as_it_was_written():
 
 
 def test_every_fault_is_told_with_its_line():
-    lines = [line("a"), b"{\n", line("a"), line("b", url="/v1/x"), line("c", body={"model": "n"}), b"\xff\n"]
+    lines = [
+        line("a"),
+        b"{\n",
+        line("a"),
+        line("b", url="/v1/x"),
+        line("c", body={"model": "n"}),
+        b"\xff\n",
+    ]
     assert found(*lines) == [
         ("invalid_json_line", 2),
         ("duplicate_custom_id", 3),
@@ -67,7 +93,10 @@ def test_every_fault_is_told_with_its_line():
         (line(custom_id="x" * 513), "invalid_custom_id"),
         (line(custom_id=""), "invalid_custom_id"),
         (line(method="GET"), "invalid_method"),
-        (b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}\n', "missing_required_parameter"),
+        (
+            b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}\n',
+            "missing_required_parameter",
+        ),
         (b'{"custom_id": "\\ud800"}\n', "invalid_json_line"),
         (b'{"x": ' + b"[" * 100_000 + b"\n", "invalid_json_line"),
         (b"null\n", "invalid_request"),
@@ -81,7 +110,9 @@ def test_a_file_has_so_many_requests_and_so_many_faults_at_most():
     assert found() == [("empty_file", None)]
     assert found(line("a"), line("b"), line("c"), most=2) == [("too_many_tasks", 3)]
     assert len(found(*([b"{\n"] * 500))) == MOST_ERRORS
-    assert found(b"\n", *(line(name, body={"model": "n"}) for name in "abc")) == [("model_not_found", 2)]
+    assert found(b"\n", *(line(name, body={"model": "n"}) for name in "abc")) == [
+        ("model_not_found", 2)
+    ]
 
 
 @given(st.lists(st.binary(max_size=60)))
@@ -91,7 +122,9 @@ def test_no_bytes_break_the_check(lines):
 
 
 def form(*parts, boundary=b"xYz"):
-    whole = b"".join(b"--" + boundary + b"\r\n" + head + b"\r\n\r\n" + body + b"\r\n" for head, body in parts)
+    whole = b"".join(
+        b"--" + boundary + b"\r\n" + head + b"\r\n\r\n" + body + b"\r\n" for head, body in parts
+    )
     return whole + b"--" + boundary + b"--\r\n"
 
 
@@ -100,7 +133,10 @@ def test_a_form_is_taken_apart_with_every_byte_of_its_file():
     body = form(
         (b'Content-Disposition: form-data; name="purpose"', b"batch"),
         (
-            b'content-disposition: form-data; filename="a\\"b; name=c.jsonl"; name="file"\r\ncontent-type: text/x',
+            (
+                b'content-disposition: form-data; filename="a\\"b; name=c.jsonl"; '
+                b'name="file"\r\ncontent-type: text/x'
+            ),
             content,
         ),
         (b"Content-Disposition: form-data; name=empty", b""),

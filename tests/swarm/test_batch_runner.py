@@ -1,4 +1,6 @@
-"""Batches carried out against a gateway that answers at once, and what happens when something is in the way."""
+"""Batches carried out against a gateway that answers at once, and what happens when something is
+in the way.
+"""
 
 import asyncio
 import json
@@ -10,7 +12,14 @@ from skep.errors import StoreError
 from skep.gateway.batch.files import FileStorage, new_file_id
 from skep.gateway.batch.runner import BatchRunner
 from skep.gateway.batch.scheduler import MOST_OF_KIND, BatchAnswer
-from skep.gateway.batch.store import BatchOrder, BatchRequest, BatchResult, BatchStatus, BatchStore, StoredFile
+from skep.gateway.batch.store import (
+    BatchOrder,
+    BatchRequest,
+    BatchResult,
+    BatchStatus,
+    BatchStore,
+    StoredFile,
+)
 from skep.store.database import open_store
 
 ENDPOINT = "/v1/chat/completions"
@@ -21,7 +30,9 @@ class Sent:
 
     def __init__(self, owner):
         self.owner = owner
-        self.waiting, self.ended, self.answer = True, False, None
+        self.waiting = True
+        self.ended = False
+        self.answer = None
 
     def end(self):
         self.ended = True
@@ -43,19 +54,24 @@ class Scripted:
         return None if model == "m" else f"no {model}"
 
     def has_room(self, _owner):
-        return self.most is None or sum(not (one.ended or one.answer) for one in self.requests) < self.most
+        return (
+            self.most is None
+            or sum(not (one.ended or one.answer) for one in self.requests) < self.most
+        )
 
     async def ready(self):
         pass
 
     def send(self, owner, endpoint, body, on_end):
-        request, number = Sent(owner), json.loads(body)["n"]
+        request = Sent(owner)
+        number = json.loads(body)["n"]
         self.requests.append(request)
         self.sent.append((owner, endpoint, number))
         if self.silent or (self.answers is not None and len(self.sent) > self.answers):
             request.waiting = sum(not one.waiting for one in self.requests) >= self.slots
         else:
-            request.waiting, request.answer = False, BatchAnswer(200, b"{}")
+            request.waiting = False
+            request.answer = BatchAnswer(200, b"{}")
             asyncio.get_running_loop().call_soon(on_end)
         self.most_waiting = max(self.most_waiting, sum(one.waiting for one in self.requests))
         return request
@@ -70,9 +86,15 @@ class Bench:
         self.said = []
 
     def add(self, name, count=5, *, window_s=1000.0, owner="ann"):
-        file, now = new_file_id(), time.time()
+        file = new_file_id()
+        now = time.time()
         lines = (
-            {"custom_id": f"c{n}", "method": "POST", "url": ENDPOINT, "body": {"model": "m", "n": n}}
+            {
+                "custom_id": f"c{n}",
+                "method": "POST",
+                "url": ENDPOINT,
+                "body": {"model": "m", "n": n},
+            }
             for n in range(count)
         )
         size = self.room.write(file, (json.dumps(line).encode() + b"\n" for line in lines))
@@ -81,7 +103,9 @@ class Bench:
         return file
 
     def carry_out(self, make_gateway, *, until=None, store=None):
-        """Until every batch has ended, and then the runner is told to leave; or it is cut off at some point."""
+        """Until every batch has ended, and then the runner is told to leave; or it is cut off at
+        some point.
+        """
 
         async def work():
             gateway = make_gateway()
@@ -112,14 +136,18 @@ def test_batches_are_carried_out_with_the_rights_of_their_owners(bench):
     bench.add("batch_1", 20, owner="ann")
     bench.add("batch_2", 20, owner="bob")
     gateway = bench.carry_out(Scripted)
-    assert sorted(gateway.sent) == sorted((owner, ENDPOINT, n) for owner in ("ann", "bob") for n in range(20))
+    assert sorted(gateway.sent) == sorted(
+        (owner, ENDPOINT, n) for owner in ("ann", "bob") for n in range(20)
+    )
     output, errors = bench.told("batch_1")
     assert ([line["custom_id"] for line in output], errors) == ([f"c{n}" for n in range(20)], [])
     assert (bench.store.pending("batch_1"), bench.said) == ([], [])
 
 
 def test_a_few_wait_for_a_slot_and_a_process_that_ends_in_order_leaves_nothing_begun(bench):
-    """What finds no slot waits in the gateway's queue, where others wait too; only what a replica has is begun."""
+    """What finds no slot waits in the gateway's queue, where others wait too; only what a replica
+    has is begun.
+    """
     bench.add("batch_1", 20)
     begun = {}
 
@@ -135,11 +163,15 @@ def test_a_few_wait_for_a_slot_and_a_process_that_ends_in_order_leaves_nothing_b
 
 def test_what_the_gateway_does_not_take_stays_here(bench):
     bench.add("batch_1", 20)
-    gateway = bench.carry_out(lambda: Scripted(silent=True, most=2), until=lambda gateway: len(gateway.sent) == 2)
+    gateway = bench.carry_out(
+        lambda: Scripted(silent=True, most=2), until=lambda gateway: len(gateway.sent) == 2
+    )
     assert len(gateway.sent) == 2
 
 
-def test_many_batches_of_one_owner_keep_neither_another_owners_nor_one_that_is_cancelled_from_their_turn(bench):
+def test_many_batches_of_one_owner_keep_neither_another_owners_nor_one_that_is_cancelled_from_their_turn(
+    bench,
+):
     """One owner's batches once had all the room there is, until one of them ended."""
     for number in range(MOST_OF_KIND + 4):
         bench.add(f"batch_{number}", 1)
@@ -159,7 +191,9 @@ def test_many_batches_of_one_owner_keep_neither_another_owners_nor_one_that_is_c
     bench.carry_out(lambda: Late(slots=100, silent=True), until=both)
 
 
-def test_what_was_cancelled_or_finalizing_or_lost_its_file_meanwhile_ends_and_nothing_is_sent(bench):
+def test_what_was_cancelled_or_finalizing_or_lost_its_file_meanwhile_ends_and_nothing_is_sent(
+    bench,
+):
     bench.add("cancelled")
     bench.store.become("cancelled", BatchStatus.CANCELLING, time.time())
     bench.add("finalizing", 1)
@@ -168,14 +202,22 @@ def test_what_was_cancelled_or_finalizing_or_lost_its_file_meanwhile_ends_and_no
     bench.store.become("finalizing", BatchStatus.FINALIZING, 3.0)
     bench.room.delete(bench.add("gone"))
     gateway = bench.carry_out(Scripted)
-    assert (bench.store.batch("cancelled").status, bench.told("cancelled")) == (BatchStatus.CANCELLED, [[], []])
+    assert (bench.store.batch("cancelled").status, bench.told("cancelled")) == (
+        BatchStatus.CANCELLED,
+        [[], []],
+    )
     assert (gateway.sent, bench.told("finalizing")) == ([], [[{"custom_id": "c0"}], []])
     gone = bench.store.batch("gone")
-    assert (gone.status, gone.detail["errors"][0]["code"]) == (BatchStatus.FAILED, "input_file_missing")
+    assert (gone.status, gone.detail["errors"][0]["code"]) == (
+        BatchStatus.FAILED,
+        "input_file_missing",
+    )
 
 
 @pytest.mark.parametrize(
-    ("window_s", "answers", "answered"), [(-1.0, None, 0), (1.0, 4, 4)], ids=["before", "under way"]
+    ("window_s", "answers", "answered"),
+    [(-1.0, None, 0), (1.0, 4, 4)],
+    ids=["before", "under way"],
 )
 def test_what_is_not_done_in_its_window_expires(bench, window_s, answers, answered):
     """Also where it passed while nobody served: then nothing is sent."""
@@ -198,13 +240,17 @@ def test_a_file_that_goes_meanwhile_ends_what_was_not_sent(bench):
     file = bench.add("batch_1", 10)
     gateway = bench.carry_out(Careless)
     output, errors = bench.told("batch_1")
-    assert [line["custom_id"] for line in output] == [f"c{number}" for _, _, number in gateway.sent]
+    assert [line["custom_id"] for line in output] == [
+        f"c{number}" for _, _, number in gateway.sent
+    ]
     assert {line["error"]["code"] for line in errors} == {"input_file_missing"}
     assert len(output) + len(errors) == 10
 
 
 def test_a_disk_that_is_full_at_the_end_is_not_filled_further(bench):
-    """The first of the two files is written; what is left of it when the second is not, is deleted."""
+    """The first of the two files is written; what is left of it when the second is not, is
+    deleted.
+    """
 
     class Full(FileStorage):
         def write(self, file_id, pieces):
@@ -214,7 +260,8 @@ def test_a_disk_that_is_full_at_the_end_is_not_filled_further(bench):
             return super().write(file_id, kept)
 
     bench.add("batch_1", 3, window_s=1.0)
-    room, before = bench.room, set(bench.room.folder.iterdir())
+    room = bench.room
+    before = set(bench.room.folder.iterdir())
     bench.room = Full(room.folder)
     bench.carry_out(lambda: Scripted(answers=1), until=lambda _gateway: bench.said)
     assert set(room.folder.iterdir()) - before == {room.folder / ".lock"}

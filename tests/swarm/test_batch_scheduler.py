@@ -40,7 +40,8 @@ def test_requests_go_out_in_their_order_and_are_done_when_answered_and_one_lost_
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_who_is_told_to_come_back_comes_back_until_the_end_of_time(status):
-    work, now = BatchSchedule(requests(1)), 0.0
+    work = BatchSchedule(requests(1))
+    now = 0.0
     work.next(now)
     for _ in range(50):
         assert not work.answered(0, BatchAnswer(status, b"{}", retry_after_s=3.0), now)
@@ -59,7 +60,8 @@ def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while_and_what_it_refus
 
 @pytest.mark.parametrize("answer", [BatchAnswer(None), BatchAnswer(502, LOST)])
 def test_a_request_that_costs_a_replica_each_time_is_set_aside(answer):
-    work, now = BatchSchedule(requests(1)), 0.0
+    work = BatchSchedule(requests(1))
+    now = 0.0
     for _ in range(MOST_COSTLY - 1):
         now += 100
         work.next(now)
@@ -77,7 +79,10 @@ def read(result):
 
 def test_an_answer_is_one_line_whatever_form_it_came_in():
     request = BatchRequest(7, 'é "x"', 0, 0)
-    body = b'{\n "usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 1}}}'
+    body = (
+        b'{\n "usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": '
+        b'{"cached_tokens": 1}}}'
+    )
     result = result_of(request, BatchAnswer(200, body, "r-1"), "batch_req_1", 5.0)
     assert read(result) == {
         "id": "batch_req_1",
@@ -93,21 +98,33 @@ def test_an_answer_is_one_line_whatever_form_it_came_in():
 @pytest.mark.parametrize(
     ("body", "tokens"),
     [
-        *((body, (None, None, None)) for body in (b"", b"<html>\xff", b"[1]", b"null", b'{"usage": 3}')),
+        *(
+            (body, (None, None, None))
+            for body in (b"", b"<html>\xff", b"[1]", b"null", b'{"usage": 3}')
+        ),
         (b'{"usage": {"prompt_tokens": -1}}', (None, None, None)),
-        (b'{"usage": {"input_tokens": 5, "output_tokens": 6, "output_tokens_details": {"reasoning_tokens": 2}}}',
-         (5, 6, 2)),
+        (
+            (
+                b'{"usage": {"input_tokens": 5, "output_tokens": 6, "output_tokens_details": '
+                b'{"reasoning_tokens": 2}}}'
+            ),
+            (5, 6, 2),
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_odd_answer_is_kept_with_its_tokens_where_it_tells_them(body, tokens):
     result = result_of(BatchRequest(0, "a", 0, 0), BatchAnswer(500, body), "n", 0.0)
     assert read(result)["response"]["status_code"] == 500
-    assert (result.ok, result.prompt_tokens, result.output_tokens, result.reasoning_tokens) == (False, *tokens)
+    assert (result.ok, result.prompt_tokens, result.output_tokens, result.reasoning_tokens) == (
+        False,
+        *tokens,
+    )
 
 
 def test_what_has_no_answer_says_why_and_one_that_was_too_large_is_not_asked_for_again():
     work = BatchSchedule(requests(1))
-    request, too_large = work.next(0.0), BatchAnswer(None, fault="answer_too_large")
+    request = work.next(0.0)
+    too_large = BatchAnswer(None, fault="answer_too_large")
     assert work.answered(0, too_large, 0.0)
     assert work.done
     results = {
@@ -146,14 +163,27 @@ def test_what_is_taken_back_is_the_next_to_go_out():
 
 
 def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
-    """Gateways one after another; each is killed after some seconds, or by the poison. What failed, by batch."""
-    lost, ended, aside = {}, set(), {name: set() for name in batches}
-    while any(len(ended & {(name, i) for i in range(n)}) + len(aside[name]) < n for name, n in batches.items()):
-        turn, out, now, until = set(), {}, 0, next(kills, None)
+    """Gateways one after another; each is killed after some seconds, or by the poison.
+
+    What failed, by batch.
+    """
+    lost = {}
+    ended = set()
+    aside = {name: set() for name in batches}
+    while any(
+        len(ended & {(name, i) for i in range(n)}) + len(aside[name]) < n
+        for name, n in batches.items()
+    ):
+        turn = set()
+        out = {}
+        now = 0
+        until = next(kills, None)
         works = {}
         for name, count in batches.items():
             pending = [one for one in requests(count) if (name, one.index) not in ended]
-            works[name] = BatchSchedule(pending, {i: n for (of, i), n in lost.items() if of == name}, turn)
+            works[name] = BatchSchedule(
+                pending, {i: n for (of, i), n in lost.items() if of == name}, turn
+            )
             aside[name] = {one.index for one in works[name].set_aside}
         while any(not work.done for work in works.values()) and now != until:
             for name, work in works.items():
@@ -173,14 +203,21 @@ def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
 
 
 def test_a_gateway_that_is_killed_now_and_then_loses_nothing_and_only_what_kills_it_is_set_aside():
-    """Killed seven times, and each time while the same long answers are under way, which are then done one by one.
+    """Killed seven times, and each time while the same long answers are under way, which are then
+    done one by one.
 
     Answers of the others take longer than a gateway lives while it has the request that kills it.
     """
     assert lives_of({"a": 800}, slots=16, answer_s=60, kills=iter([100] * 7)) == {"a": set()}
-    assert lives_of({"a": 800}, slots=16, answer_s=60, kills=iter([59, 59, 59, 100, 59, 100, 59])) == {"a": set()}
-    batches, poison = {"a": 40, "b": 40}, ("a", 3)
-    assert lives_of(batches, slots=16, answer_s=60, kills=iter(()), poison=poison) == {"a": {3}, "b": set()}
+    assert lives_of(
+        {"a": 800}, slots=16, answer_s=60, kills=iter([59, 59, 59, 100, 59, 100, 59])
+    ) == {"a": set()}
+    batches = {"a": 40, "b": 40}
+    poison = ("a", 3)
+    assert lives_of(batches, slots=16, answer_s=60, kills=iter(()), poison=poison) == {
+        "a": {3},
+        "b": set(),
+    }
 
 
 def batch(number, owner="ann", model="m", **more):

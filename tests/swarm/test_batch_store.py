@@ -29,7 +29,9 @@ def store(tmp_path):
 
 
 def order(name="batch_1", owner="", at=1.0):
-    return BatchOrder(name, owner, at, "/v1/chat/completions", "file-in", "24h", at + 86_400, {"a": "b"})
+    return BatchOrder(
+        name, owner, at, "/v1/chat/completions", "file-in", "24h", at + 86_400, {"a": "b"}
+    )
 
 
 def requests(count):
@@ -42,16 +44,24 @@ def result(index, *, ok=True, line=b"x\n", **tokens):
 
 def test_a_batch_is_what_its_newest_event_says(store):
     store.add_batch(order())
-    assert (store.batch("batch_1").status, store.batch("batch_2")) == (BatchStatus.VALIDATING, None)
+    assert (store.batch("batch_1").status, store.batch("batch_2")) == (
+        BatchStatus.VALIDATING,
+        None,
+    )
     store.validated("batch_1", 2.0, "m", requests(3))
     batch = store.batch("batch_1")
     assert (batch.order, batch.status) == (order(), BatchStatus.IN_PROGRESS)
-    assert (batch.detail["model"], batch.detail["total"], batch.detail["tally"]["completed"]) == ("m", 3, 0)
+    assert (batch.detail["model"], batch.detail["total"], batch.detail["tally"]["completed"]) == (
+        "m",
+        3,
+        0,
+    )
     assert store.become("batch_1", BatchStatus.CANCELLING, 3.0)
     assert not store.become("batch_1", BatchStatus.CANCELLING, 4.0)
     assert [(one.cancelling, one.ending) for one in store.unfinished(9.0)] == [(True, True)]
     assert store.become("batch_1", BatchStatus.FINALIZING, 5.0)
-    assert store.batch("batch_1").status is BatchStatus.CANCELLING  # whatever the other process was at
+    # Whatever the other process was at.
+    assert store.batch("batch_1").status is BatchStatus.CANCELLING
     store.become("batch_1", BatchStatus.CANCELLED, 6.0, ())
     assert store.batch("batch_1").times[BatchStatus.CANCELLING] == 3.0
     assert (store.batch("batch_1").status, store.unfinished(9.0)) == (BatchStatus.CANCELLED, [])
@@ -62,12 +72,19 @@ def test_the_first_result_of_a_request_stays(store):
     store.add_batch(order())
     store.validated("batch_1", 2.0, "m", requests(4))
     store.record("batch_1", [result(2, line=b"first\n", output_tokens=3), result(0, ok=False)])
-    store.record("batch_1", [result(2, line=b"second\n", output_tokens=9), result(1, line=b"one\n")])
+    store.record(
+        "batch_1", [result(2, line=b"second\n", output_tokens=9), result(1, line=b"one\n")]
+    )
     assert [request.index for request in store.pending("batch_1")] == [3]
     assert list(store.lines("batch_1", ok=True)) == [b"one\n", b"first\n"]
     assert list(store.lines("batch_1", ok=False)) == [b"x\n"]
     tally = store.tally("batch_1")
-    assert [tally[name] for name in ("completed", "failed", "output_tokens", "prompt_tokens")] == [2, 1, 3, None]
+    assert [tally[name] for name in ("completed", "failed", "output_tokens", "prompt_tokens")] == [
+        2,
+        1,
+        3,
+        None,
+    ]
 
 
 def test_an_ended_batch_takes_nothing_more_and_its_rows_go(store):
@@ -76,8 +93,11 @@ def test_an_ended_batch_takes_nothing_more_and_its_rows_go(store):
     store.record("batch_1", [result(0)])
     output = StoredFile("file-out", "", 3.0, "out.jsonl", "batch_output", 2, 99.0)
     tally = {"completed": 1, "failed": 0}
-    store.become("batch_1", BatchStatus.EXPIRED, 3.0, [output], tally=tally, output_file_id="file-out")
-    assert not store.become("batch_1", BatchStatus.COMPLETED, 4.0, [output])  # by a process that was late
+    store.become(
+        "batch_1", BatchStatus.EXPIRED, 3.0, [output], tally=tally, output_file_id="file-out"
+    )
+    # By a process that was late.
+    assert not store.become("batch_1", BatchStatus.COMPLETED, 4.0, [output])
     with pytest.raises(StoreError, match="has ended"):
         store.record("batch_1", [result(1)])
     store.forget_ended()
@@ -91,10 +111,14 @@ def test_pages_are_by_age_and_by_owner_and_what_is_unfinished_by_age(store):
     for number, owner in enumerate(["ann", "bob", "ann", "ann"]):
         store.add_batch(order(f"batch_{number}", owner, float(number)))
         store.add_file(StoredFile(f"file-{number}", owner, 0.0, "f", "batch", 1))
-    assert [batch.order.id for batch in store.batches(owner="ann", after="batch_3", limit=1)] == ["batch_2"]
+    assert [batch.order.id for batch in store.batches(owner="ann", after="batch_3", limit=1)] == [
+        "batch_2"
+    ]
     assert [file.id for file in store.files(owner="ann", after="file-3")] == ["file-2", "file-0"]
     store.validated("batch_1", 9.0, "m", requests(1))
-    assert [batch.id for batch in store.unfinished(9.0)] == [f"batch_{number}" for number in range(4)]
+    assert [batch.id for batch in store.unfinished(9.0)] == [
+        f"batch_{number}" for number in range(4)
+    ]
     assert store.unfinished(9.0)[1] == UnfinishedBatch("batch_1", "bob", "m")
     assert [one.ending for one in store.unfinished(86_401.0)] == [True, True, False, False]
 
@@ -109,7 +133,8 @@ def test_a_file_is_in_use_until_its_batch_has_ended(store):
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
-    room, file_id = FileStorage(tmp_path / "files"), new_file_id()
+    room = FileStorage(tmp_path / "files")
+    file_id = new_file_id()
     assert room.write(file_id, [b"ab", memoryview(b"cdef")]) == 6
     assert room.read(file_id, 1, 3) == b"bcd"
     assert room.path(file_id).stat().st_mode & 0o077 == 0
@@ -128,12 +153,21 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
 
 
 def test_what_a_killed_process_left_behind_is_removed_when_it_is_old(tmp_path):
-    """A whole file without its row is kept for long: the store may have been replaced by mistake."""
-    room, kept, lost, part = FileStorage(tmp_path), new_file_id(), new_file_id(), f".{new_file_id()}.draft"
+    """A whole file without its row is kept for long:
+    the store may have been replaced by mistake.
+    """
+    room = FileStorage(tmp_path)
+    kept = new_file_id()
+    lost = new_file_id()
+    part = f".{new_file_id()}.draft"
     for name in (kept, lost, part, "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
         os.utime(tmp_path / name, (1000, 1000))
-    for age_s, gone in ((UNFINISHED_S, set()), (UNFINISHED_S + 1, {part}), (ORPHANED_S + 1, {part, lost})):
+    for age_s, gone in (
+        (UNFINISHED_S, set()),
+        (UNFINISHED_S + 1, {part}),
+        (ORPHANED_S + 1, {part, lost}),
+    ):
         room.sweep({kept}, now=1000 + age_s)
         assert {path.name for path in tmp_path.iterdir()} == {kept, lost, part, "notes.txt"} - gone
 

@@ -18,7 +18,9 @@ from skep.workload.extraction import split_answer
 
 ORDER = {
     "type": "object",
-    "properties": {"items": {"type": "array", "items": {"properties": {"price": {"type": "number"}}}}},
+    "properties": {
+        "items": {"type": "array", "items": {"properties": {"price": {"type": "number"}}}}
+    },
     "required": ["items"],
 }
 ENDLESS = {"type": "string", "pattern": "^(a+)+$"}
@@ -94,7 +96,9 @@ def test_a_task_without_demands_takes_any_answer_but_none_and_a_checker_holds_be
     missing = check("no", checker={"kind": "contains", "all": ["Summary:"]})
     assert missing.complaint == "does not pass its check (contains): not there: `Summary:`"
     fields = {"schema": ORDER, "checker": {"kind": "contains", "all": ["apple"]}}
-    assert check('{"items": [{"name": "Apple"}]}', **fields).value == {"items": [{"name": "Apple"}]}
+    assert check('{"items": [{"name": "Apple"}]}', **fields).value == {
+        "items": [{"name": "Apple"}]
+    }
     assert "apple" in check('{"items": []}', **fields).complaint
 
 
@@ -129,7 +133,9 @@ def children():
 def test_a_schema_may_refer_to_itself_and_a_check_that_is_broken_off_leaves_nothing():
     tree = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
     assert check('{"next": {"next": {}}}', schema=tree).value == {"next": {"next": {}}}
-    assert check('{"next": {"last": {}}}', schema=tree).complaint.startswith("$.next: Additional properties")
+    assert check('{"next": {"last": {}}}', schema=tree).complaint.startswith(
+        "$.next: Additional properties"
+    )
 
     async def checking():
         with pytest.raises(TimeoutError):
@@ -143,7 +149,9 @@ def test_a_schema_may_refer_to_itself_and_a_check_that_is_broken_off_leaves_noth
 
 def test_a_further_demand_is_made_of_values_and_a_checker_that_only_reads_opens_no_sandbox():
     async def checking():
-        async with AnswerChecker(lambda value: "$: too few" if not value["items"] else None) as checks:
+        async with AnswerChecker(
+            lambda value: "$: too few" if not value["items"] else None
+        ) as checks:
             await checks.prepare([task(checker={"kind": "number", "answer": 1}), task()])
             assert checks._sandbox is None
             answers = ('{"items": []}', '{"items": [{}]}')
@@ -217,12 +225,16 @@ PYTHON = {"kind": "python", "entry_point": "f", "tests": "assert f(2) == 4"}
         ("<think>" + "so\n" * 500_000 + '</think>{"items": []}', {"schema": ORDER}),
         ("[" * 2_000_000, {"schema": ORDER}),
         ("**A" * 300_000, {"checker": CHOICE}),
-        pytest.param("so\n" * 150_000 + DOUBLED, {"checker": PYTHON}, marks=pytest.mark.needs("bwrap")),
+        pytest.param(
+            "so\n" * 150_000 + DOUBLED, {"checker": PYTHON}, marks=pytest.mark.needs("bwrap")
+        ),
     ],
     ids=["json", "line ends", "thoughts", "brackets", "choice", "python"],
 )
 def test_a_long_answer_is_looked_at_beside_the_loop(text, fields):
-    """Other tasks of the run go on meanwhile: 2 MB of code took a swarm's loop 2 s of computing in one turn."""
+    """Other tasks of the run go on meanwhile: 2 MB of code took a swarm's loop 2 s of computing in
+    one turn.
+    """
 
     async def checking():
         async with AnswerChecker() as checks:
@@ -235,7 +247,9 @@ def test_a_long_answer_is_looked_at_beside_the_loop(text, fields):
 
 
 def test_thinking_is_looked_for_a_piece_at_a_time_so_that_other_threads_go_on():
-    """A search of 64 MiB in one call held the interpreter for 2 to 10 s, from whatever thread it came."""
+    """A search of 64 MiB in one call held the interpreter for 2 to 10 s, from whatever thread it
+    came.
+    """
 
     async def longest_share():
         text = "a" * 8_000_000
@@ -249,7 +263,8 @@ def test_thinking_is_looked_for_a_piece_at_a_time_so_that_other_threads_go_on():
             before = now
         return longest_s / (before - began)
 
-    assert any(asyncio.run(longest_share()) < 0.5 for _ in range(3))  # a busy machine stops them now and then
+    # A busy machine stops them now and then.
+    assert any(asyncio.run(longest_share()) < 0.5 for _ in range(3))
 
 
 def test_a_further_demand_on_a_long_value_is_made_beside_the_loop():
@@ -276,7 +291,9 @@ def test_an_answer_with_many_openings_is_read_a_few_times_and_not_from_each_of_t
         return time.thread_time() - began
 
     once = "[" + "1," * 900_000
-    assert min(spent(opening * 64 + once) for _ in range(2)) < 12 * min(spent(once) for _ in range(2))
+    assert min(spent(opening * 64 + once) for _ in range(2)) < 12 * min(
+        spent(once) for _ in range(2)
+    )
 
 
 def test_a_value_behind_many_openings_is_still_found_in_an_answer_of_usual_length():

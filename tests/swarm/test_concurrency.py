@@ -1,4 +1,6 @@
-"""How many at once: what the gateway tells, what a silent endpoint shows, and what refusals do to both."""
+"""How many at once: what the gateway tells, what a silent endpoint shows, and what refusals do to
+both.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -20,32 +22,53 @@ class Server:
     """Decodes at most `slots` at once; `rate(n)` tokens a second come out of n."""
 
     def __init__(self, rate, slots=10_000, first_s=0.1):
-        self.rate, self.slots, self.first_s = rate, slots, first_s
-        self.now, self.tokens, self.level, self.since = 0.0, 0.0, 0, 0.0
+        self.rate = rate
+        self.slots = slots
+        self.first_s = first_s
+        self.now = 0.0
+        self.tokens = 0.0
+        self.level = 0
+        self.since = 0.0
 
     def drive(self, decider, seconds, limit=None, waiting=1000):
         for _ in range(round(seconds / 0.1)):
             wanted = limit() if limit else decider.level
             if wanted != self.level:
-                self.level, self.since = wanted, self.now
+                self.level = wanted
+                self.since = self.now
             busy = min(self.level, self.slots)
             self.now += 0.1
             self.tokens += 0.1 * self.rate(busy)
-            streaming = busy if self.now - self.since >= self.first_s else min(busy, 1)
+            if self.now - self.since >= self.first_s:
+                streaming = busy
+            else:
+                streaming = min(busy, 1)
             decider.look(
-                ConcurrencySample(self.now, int(self.tokens), self.level, streaming, waiting, None, self.first_s)
+                ConcurrencySample(
+                    self.now, int(self.tokens), self.level, streaming, waiting, None, self.first_s
+                )
             )
 
 
 @pytest.mark.parametrize(
     ("slots", "cap", "limit", "why"),
     [
-        (EndpointSlots(16, is_gateway=True), None, 16 + backlog_of(16), "16 slots and 4 in the queue"),
+        (
+            EndpointSlots(16, is_gateway=True),
+            None,
+            16 + backlog_of(16),
+            "16 slots and 4 in the queue",
+        ),
         (EndpointSlots(16, is_gateway=True), 5, 5, "as many as --concurrency allows"),
         (EndpointSlots(), 2, 2, "as many as --concurrency allows"),
         (EndpointSlots(4), None, 4 + backlog_of(4), "holding the best level found"),
     ],
-    ids=["a gateway", "fewer asked for", "an endpoint that tells nothing", "a server that tells its slots"],
+    ids=[
+        "a gateway",
+        "fewer asked for",
+        "an endpoint that tells nothing",
+        "a server that tells its slots",
+    ],
 )
 def test_the_slots_of_an_endpoint_are_used_and_a_few_wait(slots, cap, limit, why):
     allowed = ConcurrencyLimit(slots, cap=cap)
@@ -91,7 +114,12 @@ def test_nothing_is_sent_before_the_time_that_was_asked_for_unless_the_endpoint_
         (lambda busy: 100.0 * busy if busy <= 8 else 500.0, 10_000, 9.0, 1000, (8,)),
         (lambda busy: 100.0 * busy, 10_000, 9.0, 0, (FIRST,)),
     ],
-    ids=["found within seconds", "stays where more brings no more", "turns back beyond a cliff", "none wait"],
+    ids=[
+        "found within seconds",
+        "stays where more brings no more",
+        "turns back beyond a cliff",
+        "none wait",
+    ],
 )
 def test_the_level_of_a_silent_endpoint_is_searched(rate, slots, seconds, waiting, levels):
     """Fifty tasks of ten seconds: by the time the first could have ended, the level is found."""
@@ -131,16 +159,27 @@ def test_refusals_bound_the_climb():
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("look"), st.integers(0, 300), st.integers(0, 300), st.integers(0, 5000)),
-            st.tuples(st.just("refused"), st.integers(1, 300), st.sampled_from([None, 0.0, 5.0]), st.none()),
-            st.tuples(st.just("told"), st.sampled_from([None, 0, 3, 64]), st.booleans(), st.none()),
+            st.tuples(
+                st.just("look"), st.integers(0, 300), st.integers(0, 300), st.integers(0, 5000)
+            ),
+            st.tuples(
+                st.just("refused"),
+                st.integers(1, 300),
+                st.sampled_from([None, 0.0, 5.0]),
+                st.none(),
+            ),
+            st.tuples(
+                st.just("told"), st.sampled_from([None, 0, 3, 64]), st.booleans(), st.none()
+            ),
         ),
         max_size=80,
     ),
     st.sampled_from([None, 1, 7]),
 )
 def test_the_limit_is_always_between_one_and_what_is_allowed(events, cap):
-    allowed, now, tokens = ConcurrencyLimit(EndpointSlots(), cap), 0.0, 0
+    allowed = ConcurrencyLimit(EndpointSlots(), cap)
+    now = 0.0
+    tokens = 0
     for kind, first, second, third in events:
         now += 0.3
         if kind == "look":

@@ -1,8 +1,8 @@
-"""Tasks whose line is very long, whole and broken: what comes of them, and how much memory they take.
+"""Tasks whose line is very long, whole and broken: what comes of them, and how much memory they
+take.
 
-A line of text may take ten times its size in `skep swarm run`, which checks it, stores it in ASCII and sends it, and
-three times its size in the gateway, beside what the process has anyway.
-"""
+A line of text may take ten times its size in `skep swarm run`, which checks it, stores it in ASCII
+and sends it, and three times its size in the gateway, beside what the process has anyway."""
 
 import http.client
 import json
@@ -19,7 +19,10 @@ from skep.units import MIB
 BASE_BYTES = 150 * MIB
 PER_BYTE = 10
 PER_UPLOADED_BYTE = 3
-LENGTHS = (pytest.param(3_000_000, id="3 MB"), pytest.param(100_000_000, id="100 MB", marks=pytest.mark.slow))
+LENGTHS = (
+    pytest.param(3_000_000, id="3 MB"),
+    pytest.param(100_000_000, id="100 MB", marks=pytest.mark.slow),
+)
 ENDED = ("completed", "failed")
 # The command in a process that says at its end how much memory it has had.
 CHILD = """
@@ -48,7 +51,9 @@ def engine():
 
 @pytest.fixture
 def run_tasks(engine, tmp_path):
-    """Run a file of this one line; return the process, the results, and the most memory that it took."""
+    """Run a file of this one line; return the process, the results, and the most memory that it
+    took.
+    """
 
     env = environment(tmp_path)
 
@@ -56,10 +61,27 @@ def run_tasks(engine, tmp_path):
         tasks = tmp_path / "tasks.jsonl"
         tasks.write_bytes(line + b"\n")
         peak = tmp_path / "peak"
-        argv = [sys.executable, "-c", CHILD, peak, "swarm", "run", tasks, "--url", engine.url, "--max-tokens", "2"]
-        done = subprocess.run([*argv, *options], env=env, capture_output=True, text=True, check=False)
+        argv = [
+            sys.executable,
+            "-c",
+            CHILD,
+            peak,
+            "swarm",
+            "run",
+            tasks,
+            "--url",
+            engine.url,
+            "--max-tokens",
+            "2",
+        ]
+        done = subprocess.run(
+            [*argv, *options], env=env, capture_output=True, text=True, check=False
+        )
         output = tmp_path / "tasks.results.jsonl"
-        results = [json.loads(text) for text in output.read_text().splitlines()] if output.exists() else []
+        if output.exists():
+            results = [json.loads(text) for text in output.read_text().splitlines()]
+        else:
+            results = []
         return done, results, peak_bytes(peak.read_text())
 
     return run
@@ -71,7 +93,9 @@ def test_a_task_of_any_length_is_sent_and_answered(run_tasks, length, word):
     repeats = length // len(word.encode())
     document = json.dumps({"id": "long", "prompt": word * repeats}, ensure_ascii=False)
     done, results, peak = run_tasks(document.encode())
-    assert (done.returncode, [result["id"] for result in results]) == (0, ["long"]), done.stderr[-1000:]
+    assert (done.returncode, [result["id"] for result in results]) == (0, ["long"]), done.stderr[
+        -1000:
+    ]
     assert results[0]["answer"]
     assert peak < BASE_BYTES + PER_BYTE * length, peak / length
 
@@ -85,10 +109,25 @@ BROKEN = {
     "no UTF-8": (b'{"prompt": "', b"x", b'\xff"}', "a byte that is not UTF-8"),
     "an unknown key": (b'{"prompt": "x", "', b"k", b'": 1}', "is not known"),
     "a long id": (b'{"prompt": "x", "id": "', b"k", b'"}', "`id` must be"),
-    "a long role": (b'{"messages": [{"content": "x", "role": "', b"k", b'"}]}', "`messages[0].role` must be"),
+    "a long role": (
+        b'{"messages": [{"content": "x", "role": "',
+        b"k",
+        b'"}]}',
+        "`messages[0].role` must be",
+    ),
     "a long kind": (b'{"prompt": "x", "checker": {"kind": "', b"k", b'"}}', "unknown kind"),
-    "a long type": (b'{"prompt": "x", "schema": {"type": "', b"k", b'"}}', "not a JSON schema: $.type"),
-    "a long number": (b'{"prompt": "x", "max_tokens": ', b"9", b"}", "a number in it has too many digits"),
+    "a long type": (
+        b'{"prompt": "x", "schema": {"type": "',
+        b"k",
+        b'"}}',
+        "not a JSON schema: $.type",
+    ),
+    "a long number": (
+        b'{"prompt": "x", "max_tokens": ',
+        b"9",
+        b"}",
+        "a number in it has too many digits",
+    ),
 }
 
 
@@ -151,7 +190,10 @@ def call(gateway, method, path, body=None, content_type="application/json"):
 
 def upload(gateway, line):
     field = b'--x\r\ncontent-disposition: form-data; name="%b"\r\n\r\n%b\r\n'
-    file = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n%b\r\n--x--\r\n'
+    file = (
+        b'--x\r\ncontent-disposition: form-data; name="file"; '
+        b'filename="a.jsonl"\r\n\r\n%b\r\n--x--\r\n'
+    )
     form = field % (b"purpose", b"batch") + file % line
     return call(gateway, "POST", "/v1/files", form, "multipart/form-data; boundary=x")
 
@@ -170,30 +212,49 @@ def batch_of(gateway, line):
 
     def ended():
         batch = json.loads(call(gateway, "GET", path)[1])
-        return batch if batch["status"] in ENDED else None
+        if batch["status"] in ENDED:
+            return batch
+        return None
 
     return eventually(ended, timeout_s=100)
 
 
 def request_of(prompt):
-    body = {"model": "fake-model", "max_tokens": 2, "messages": [{"role": "user", "content": prompt}]}
+    body = {
+        "model": "fake-model",
+        "max_tokens": 2,
+        "messages": [{"role": "user", "content": prompt}],
+    }
     return {"custom_id": "long", "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_batch_with_a_line_of_any_length_is_carried_out_and_a_broken_one_told_in_few_words(batching, length):
+def test_a_batch_with_a_line_of_any_length_is_carried_out_and_a_broken_one_told_in_few_words(
+    batching, length
+):
     gateway = batching(server={"body_bytes": 150_000_000})
     whole = json.dumps(request_of("word " * (length // 5))).encode() + b"\n"
     batch = batch_of(gateway, whole)
-    assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 1, "completed": 1, "failed": 0})
+    assert (batch["status"], batch["request_counts"]) == (
+        "completed",
+        {"total": 1, "completed": 1, "failed": 0},
+    )
     long_id = whole.replace(b'"long"', b'"%b"' % (b"k" * 1000))
-    for broken in (whole[:-5], b"[" * length, b"x" * length, long_id, b'{"custom_id":"' + b"k" * length + b'"}'):
+    for broken in (
+        whole[:-5],
+        b"[" * length,
+        b"x" * length,
+        long_id,
+        b'{"custom_id":"' + b"k" * length + b'"}',
+    ):
         batch = batch_of(gateway, broken)
         (fault,) = batch["errors"]["data"]
         assert (batch["status"], fault["line"]) == ("failed", 1)
         assert len(fault["message"]) < 200
     status = Path(f"/proc/{gateway.process.pid}/status").read_text()
-    assert peak_bytes(status) < BASE_BYTES + PER_UPLOADED_BYTE * length, peak_bytes(status) / length
+    assert peak_bytes(status) < BASE_BYTES + PER_UPLOADED_BYTE * length, (
+        peak_bytes(status) / length
+    )
 
 
 def test_an_upload_beyond_the_limit_of_a_body_is_refused_before_it_is_read(batching):

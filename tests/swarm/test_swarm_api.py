@@ -43,7 +43,9 @@ class Bee(BaseModel):
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     answers = tmp_path_factory.mktemp("answers") / "answers.jsonl"
-    answers.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in STORED))
+    answers.write_text(
+        "\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in STORED)
+    )
     with FakeEngine(slots=4, token_ms=1, answers=answers) as started:
         yield started
 
@@ -77,7 +79,9 @@ def test_values_come_in_the_order_of_the_items():
 
 
 def test_a_model_gives_instances_of_it_and_its_own_validators_count():
-    """The answer with five legs is JSON of the right form; the model takes it back to be mended."""
+    """The answer with five legs is JSON of the right form;
+    the model takes it back to be mended.
+    """
     assert swarm.map_sync("a {kind} bee", [{"kind": "good"}, {"kind": "lame"}], schema=Bee) == [
         Bee(name="good", legs=6),
         Bee(name="mended", legs=6),
@@ -90,7 +94,12 @@ def test_failures_are_raised_together_and_the_others_are_not_lost():
     good, stubborn = caught.value.values
     assert good.name == "good"
     assert caught.value.failures == [stubborn]
-    assert (stubborn.task, stubborn.item, stubborn.kind, stubborn.tries) == ("2", "stubborn", "rejected", 1)
+    assert (stubborn.task, stubborn.item, stubborn.kind, stubborn.tries) == (
+        "2",
+        "stubborn",
+        "rejected",
+        1,
+    )
     assert stubborn.answer == "I would rather not."
     assert "holds no JSON" in str(stubborn)
 
@@ -120,7 +129,9 @@ async def test_where_a_loop_runs_already_the_other_form_is_named():
 
 @pytest.fixture
 def interruptible():
-    """As a program begins at a terminal: started in the background, or after other tests, SIGINT may be ignored."""
+    """As a program begins at a terminal: started in the background, or after other tests, SIGINT
+    may be ignored.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -138,7 +149,9 @@ def test_an_interrupt_keeps_what_is_done():
 
     length = {"short": 1, "long": 3000}
     with pytest.raises(KeyboardInterrupt):
-        swarm.map_sync(lambda one: {"prompt": one, "max_tokens": length[one]}, list(length), watch=watch)
+        swarm.map_sync(
+            lambda one: {"prompt": one, "max_tokens": length[one]}, list(length), watch=watch
+        )
     (run,) = runs()
     assert (run.state, run.counts.done, run.counts.left) == (SwarmRunState.STOPPED, 1, 1)
 
@@ -176,7 +189,11 @@ def test_a_function_gives_a_prompt_messages_or_fields():
         (lambda _: 5, ["a"], "returned int for item 1"),
         (lambda _: {"prompt": "x", "extra": {"seed": {1}}}, ["a"], "task 1: not JSON"),
         (lambda _: {"promt": "x"}, ["a"], "did you mean `prompt`"),
-        (lambda _: {"id": "same", "prompt": "x"}, ["a", "b"], "the id `same` is already used in task 1"),
+        (
+            lambda _: {"id": "same", "prompt": "x"},
+            ["a", "b"],
+            "the id `same` is already used in task 1",
+        ),
         ("no place", ["a"], "no place to fill in"),
         (7, ["a"], "must be a template or a function"),
         ("{}", "abc", "not str"),
@@ -189,7 +206,9 @@ def test_what_cannot_be_asked_is_told_before_anything_runs(prompt, items, fault)
     assert not user_paths(os.environ).store.exists()
 
 
-@pytest.mark.parametrize(("option", "value"), [("agents", 0), ("tries", True), ("timeout_s", 0), ("schema", open)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("agents", 0), ("tries", True), ("timeout_s", 0), ("schema", open)]
+)
 def test_options_are_checked(option, value):
     with pytest.raises(UserError):
         swarm.map_sync("{}", ["a"], **{option: value})

@@ -1,4 +1,6 @@
-"""kill -9 at random moments, again and again: every task has one result, and none is asked after it was recorded."""
+"""kill -9 at random moments, again and again: every task has one result, and none is asked after
+it was recorded.
+"""
 
 import json
 import random
@@ -18,12 +20,16 @@ CHILD = Path(__file__).with_name("killed_swarm_run.py")
 def check(env, run_id, output, number):
     with open_store(user_paths(env).store) as store:
         swarm = SwarmStore(store)
-        run, results, attempts = swarm.run(run_id), swarm.results(run_id), swarm.attempts(run_id)
+        run = swarm.run(run_id)
+        results = swarm.results(run_id)
+        attempts = swarm.attempts(run_id)
     assert run.state is SwarmRunState.DONE
     assert [result.task for result in results] == [f"t{place}" for place in range(number)]
     assert all(result.ending is TaskEnding.DONE for result in results)
     recorded = {result.task: result.ended_at for result in results}
-    assert all(attempt.started_at <= recorded[attempt.task] for attempt in attempts), "asked after its result"
+    assert all(attempt.started_at <= recorded[attempt.task] for attempt in attempts), (
+        "asked after its result"
+    )
     done = [attempt.task for attempt in attempts if attempt.outcome is AttemptOutcome.DONE]
     assert len(done) == len(set(done)) == number
     lines = [json.loads(line) for line in output.read_bytes().splitlines()]
@@ -33,16 +39,27 @@ def check(env, run_id, output, number):
 
 
 def test_a_run_killed_again_and_again_ends_with_one_result_a_task(env, tmp_path):
-    seed, output = random.SystemRandom().randrange(10**6), tmp_path / "results.jsonl"
+    seed = random.SystemRandom().randrange(10**6)
+    output = tmp_path / "results.jsonl"
     print(f"seed {seed}")
-    tasks = [Task(f"t{n}", ({"role": "user", "content": f"task {n}"},), max_tokens=10) for n in range(60)]
+    tasks = [
+        Task(f"t{n}", ({"role": "user", "content": f"task {n}"},), max_tokens=10)
+        for n in range(60)
+    ]
     with FakeEngine(slots=4, token_ms=5) as server:
         with open_store(user_paths(env).store) as store:
-            run_id = create_run(store, tasks, SwarmRunOptions(output=str(output)), url=server.url, model=None)
+            run_id = create_run(
+                store, tasks, SwarmRunOptions(output=str(output)), url=server.url, model=None
+            )
         argv = [sys.executable, str(CHILD), run_id, str(seed), "0.5"]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=100, check=False
+        )
         assert done.returncode == 0, done.stderr
-        kills, asked = int(done.stdout), server.state()["requests"]
+        kills = int(done.stdout)
+        asked = server.state()["requests"]
     check(env, run_id, output, 60)
     assert kills >= 1
-    assert asked <= 60 + 12 * kills, "only what was under way, or on its way to the disk, is asked again"
+    assert asked <= 60 + 12 * kills, (
+        "only what was under way, or on its way to the disk, is asked again"
+    )

@@ -11,7 +11,15 @@ from skep.errors import EndpointError, StoreError, UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.client import AnswerChecker, AttemptResult, ChatWorker
-from skep.swarm.records import AttemptOutcome, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, Why
+from skep.swarm.records import (
+    AttemptOutcome,
+    SwarmRunOptions,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    TaskResult,
+    Why,
+)
 from skep.swarm.results_file import ResultsFile
 from skep.swarm.runner import carry_out
 from skep.swarm.store import Recorded, SwarmStore, create_run, lock_path
@@ -22,7 +30,8 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 def some(number, tokens=5, **fields):
     return [
-        Task(f"t{n}", ({"role": "user", "content": f"task {n}"},), max_tokens=tokens, **fields) for n in range(number)
+        Task(f"t{n}", ({"role": "user", "content": f"task {n}"},), max_tokens=tokens, **fields)
+        for n in range(number)
     ]
 
 
@@ -57,7 +66,10 @@ def runs(env, tmp_path):
 @pytest.fixture(scope="module")
 def engine_of_all(tmp_path_factory):
     answers = tmp_path_factory.mktemp("answers") / "answers.jsonl"
-    said = [{"prompt": "not accepted", "answer": '{"n": 7}'}, {"prompt": "seven", "answer": "it is seven"}]
+    said = [
+        {"prompt": "not accepted", "answer": '{"n": 7}'},
+        {"prompt": "seven", "answer": "it is seven"},
+    ]
     answers.write_text("\n".join(map(json.dumps, said)))
     with FakeEngine(slots=4, token_ms=1, answers=str(answers)) as engine:
         yield engine
@@ -84,7 +96,12 @@ def test_every_task_has_its_result_and_its_line(runs, quick):
     assert runs.carry_out(run_id, watch=seen.append) is SwarmRunState.DONE
     all_done(runs, run_id, 30)
     line = runs.lines()[0]
-    assert (line["ok"], line["tries"], line["output_tokens"], line["finish_reason"]) == (True, 1, 5, "length")
+    assert (line["ok"], line["tries"], line["output_tokens"], line["finish_reason"]) == (
+        True,
+        1,
+        5,
+        "length",
+    )
     assert (seen[-1].done, seen[-1].in_flight, seen[-1].output_tokens) == (30, 0, 150)
     assert seen[-1].limit == 6
     (session,) = runs.read("session_rows", run_id)
@@ -98,7 +115,9 @@ def test_every_task_has_its_result_and_its_line(runs, quick):
 
 
 def test_the_live_speed_counts_tokens_where_an_event_carries_several(runs):
-    """With speculation an event carries two or three tokens, and the live view said a third of the speed."""
+    """With speculation an event carries two or three tokens, and the live view said a third of the
+    speed.
+    """
     seen = []
     with FakeEngine(slots=2, token_ms=4, chunk_tokens=5) as engine:
         run_id = runs.create(engine.url, some(10, tokens=100))
@@ -116,7 +135,11 @@ def test_refusals_and_drops_and_cuts_lose_nothing(runs, quick):
     run_id = runs.create(quick.url, some(40))
     assert runs.carry_out(run_id) is SwarmRunState.DONE
     all_done(runs, run_id, 40)
-    kinds = {one.error_kind for one in runs.read("attempts", run_id) if one.outcome is AttemptOutcome.FAILED}
+    kinds = {
+        one.error_kind
+        for one in runs.read("attempts", run_id)
+        if one.outcome is AttemptOutcome.FAILED
+    }
     assert {"http_429", "http_500", "http_503", "closed"} <= kinds
 
 
@@ -141,12 +164,20 @@ def test_an_engine_that_dies_and_comes_back_is_waited_for(runs):
         engine.close()
         again.close()
     assert state is SwarmRunState.DONE
-    assert {one.tries for one in all_done(runs, run_id, 40)} == {1}, "none of it was a task's fault"
-    assert [fact["up"] for _, _, _, fact in runs.read("facts", run_id, "endpoint")] == [False, True]
+    assert {one.tries for one in all_done(runs, run_id, 40)} == {1}, (
+        "none of it was a task's fault"
+    )
+    assert [fact["up"] for _, _, _, fact in runs.read("facts", run_id, "endpoint")] == [
+        False,
+        True,
+    ]
 
 
 def test_a_refused_key_is_not_waited_for(runs):
-    with FakeEngine(key="right") as engine, pytest.raises(EndpointError, match="refuses the API key"):
+    with (
+        FakeEngine(key="right") as engine,
+        pytest.raises(EndpointError, match="refuses the API key"),
+    ):
         runs.carry_out(runs.create(engine.url, some(1)), key="wrong")
 
 
@@ -163,9 +194,13 @@ def test_a_task_that_is_no_request_is_set_aside_and_blocks_nobody(runs, quick):
     assert "context" in line["error"]["message"]
 
 
-def test_a_wrong_answer_is_asked_again_with_what_was_wrong_and_set_aside_if_it_never_passes(runs, quick):
+def test_a_wrong_answer_is_asked_again_with_what_was_wrong_and_set_aside_if_it_never_passes(
+    runs, quick
+):
     ask = Task("t0", ({"role": "user", "content": "seven"},), max_tokens=50, schema=SCHEMA)
-    never = Task("t1", ({"role": "user", "content": "task 1"},), max_tokens=5, schema={"type": "array"})
+    never = Task(
+        "t1", ({"role": "user", "content": "task 1"},), max_tokens=5, schema={"type": "array"}
+    )
     run_id = runs.create(quick.url, [ask, never], tries=2)
     assert runs.carry_out(run_id) is SwarmRunState.DONE
     result, failed = runs.read("results", run_id)
@@ -173,12 +208,17 @@ def test_a_wrong_answer_is_asked_again_with_what_was_wrong_and_set_aside_if_it_n
     assert (failed.ending, failed.tries, failed.error_kind) == (TaskEnding.FAILED, 2, "rejected")
     assert failed.answer
     first, second = (one for one in runs.read("attempts", run_id) if one.task == "t0")
-    assert (first.outcome, first.answer, second.why) == (AttemptOutcome.REJECTED, "it is seven", Why.RETRY)
+    assert (first.outcome, first.answer, second.why) == (
+        AttemptOutcome.REJECTED,
+        "it is seven",
+        Why.RETRY,
+    )
     assert {line["id"]: line.get("value") for line in runs.lines()} == {"t0": {"n": 7}, "t1": None}
 
 
 def test_a_gateway_is_filled(runs, start_gateway, quick):
-    gateway, seen = start_gateway(), []
+    gateway = start_gateway()
+    seen = []
     gateway.serve_engines(quick, quick, slots=2)
     run_id = runs.create(gateway.url, some(30), priority="batch")
     assert runs.carry_out(run_id, watch=seen.append) is SwarmRunState.DONE
@@ -196,10 +236,14 @@ def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
 def complete(runs, run_id):
     """How many lines of results were missing in the file."""
     with closing(ResultsFile(runs.output, run_id)) as file:
-        return file.complete({task.id: task for task in runs.read("tasks", run_id)}, runs.read("results", run_id))
+        return file.complete(
+            {task.id: task for task in runs.read("tasks", run_id)}, runs.read("results", run_id)
+        )
 
 
-@pytest.mark.parametrize("added", ["{first}", '{{"id": "stranger"}}\n', "a note\n", "a note", '{{"id": "t1"}}\n'])
+@pytest.mark.parametrize(
+    "added", ["{first}", '{{"id": "stranger"}}\n', "a note\n", "a note", '{{"id": "t1"}}\n']
+)
 def test_a_line_that_is_not_the_journals_own_stays_and_stops_the_resume(runs, quick, added):
     run_id = runs.create(quick.url, some(2))
     done = TaskResult("t0", TaskEnding.DONE, "mine", None, None, None, 1, 1.0, 2.0, 1, 1)
@@ -269,20 +313,28 @@ class KnownAnswers:
     """A client that has every answer ready."""
 
     def __init__(self, takes):
-        self.takes, self.asked = takes, []
+        self.takes = takes
+        self.asked = []
 
     async def ask(self, _, *, fields, **__):
         self.asked.append(fields)
-        name = fields.get("response_format", {}).get("json_schema", {}).get("schema", {}).get("title")
+        name = (
+            fields.get("response_format", {}).get("json_schema", {}).get("schema", {}).get("title")
+        )
         if name is None or name in self.takes:
             return AttemptResult(answer='{"n": 1}', status=200, output_tokens=4)
-        return AttemptResult(error_kind="http_400", error=f"cannot hold an answer to {name}", status=400)
+        return AttemptResult(
+            error_kind="http_400", error=f"cannot hold an answer to {name}", status=400
+        )
 
 
 @pytest.mark.parametrize(("takes", "asked"), [(("a", "b"), 4), (("a",), 5), ((), 6)])
 def test_a_server_that_cannot_hold_answers_to_a_schema_is_asked_without_it(takes, asked):
     """And only once: what it does not take is remembered."""
-    tasks = [Task(name, ({"role": "user", "content": name},), schema={**SCHEMA, "title": name}) for name in "abab"]
+    tasks = [
+        Task(name, ({"role": "user", "content": name},), schema={**SCHEMA, "title": name})
+        for name in "abab"
+    ]
 
     async def go():
         line = KnownAnswers(takes)

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from skep.swarm.client import AttemptResult
 from skep.swarm.records import AttemptOutcome, Recorded, SwarmRunOptions, Task, TaskEnding, Why
-from skep.swarm.schedule import SILENT_S, Cancel, GiveUp, Pending, ProbeEndpoint, Start, TaskSchedule
+from skep.swarm.schedule import (
+    SILENT_S,
+    Cancel,
+    GiveUp,
+    Pending,
+    ProbeEndpoint,
+    Start,
+    TaskSchedule,
+)
 from skep.wire.openai import ErrorKind, classify_error, wait_s
 
 GOOD = AttemptResult(answer="yes", output_tokens=10, status=200)
@@ -35,7 +43,10 @@ def starts(actions):
 
 
 def result(actions):
-    return next((one.result for one in actions if isinstance(one, Recorded) and one.result is not None), None)
+    return next(
+        (one.result for one in actions if isinstance(one, Recorded) and one.result is not None),
+        None,
+    )
 
 
 def test_tasks_go_out_in_order_and_one_that_ends_makes_room_for_one():
@@ -51,7 +62,9 @@ def test_tasks_go_out_in_order_and_one_that_ends_makes_room_for_one():
 
 
 def test_what_is_the_endpoints_fault_costs_no_try():
-    plan, now, done = schedule("a", tries=1), 0.0, None
+    plan = schedule("a", tries=1)
+    now = 0.0
+    done = None
     for came in (AWAY, REFUSED, REFUSED, AWAY, GOOD):
         assert done is None
         while not (sent := starts(plan.step(now, 1))):
@@ -108,7 +121,9 @@ def test_stopping_writes_down_what_was_under_way():
     plan = schedule("a", "b", "c")
     sent = starts(plan.step(0.0, 2))
     actions = plan.stop(1.0)
-    assert [one.attempt.outcome for one in actions if isinstance(one, Recorded)] == [AttemptOutcome.CANCELLED] * 2
+    assert [one.attempt.outcome for one in actions if isinstance(one, Recorded)] == [
+        AttemptOutcome.CANCELLED
+    ] * 2
     assert plan.ended(sent[0].lease, GOOD, 2.0) == []
     assert not plan.is_over
 
@@ -135,12 +150,19 @@ def test_earlier_sessions_are_counted():
 )
 def test_every_error_has_its_kind(expected, kinds):
     statuses = [int(kind[5:]) if kind.startswith("http_") else 200 for kind in kinds]
-    assert {classify_error(kind, status) for kind, status in zip(kinds, statuses, strict=True)} == {expected}
+    assert {
+        classify_error(kind, status) for kind, status in zip(kinds, statuses, strict=True)
+    } == {expected}
     assert classify_error(None, 200) is None
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(list(ErrorKind)), st.integers(1, 1000), st.sampled_from([None, 0.0, 20.0]), st.integers())
+@given(
+    st.sampled_from(list(ErrorKind)),
+    st.integers(1, 1000),
+    st.sampled_from([None, 0.0, 20.0]),
+    st.integers(),
+)
 def test_waits_are_bounded_and_never_shorter_than_asked(error, times, asked, seed):
     wait = wait_s(error, times, Random(seed), asked)
     assert 0 <= wait <= 50
@@ -152,11 +174,16 @@ ENDS = st.sampled_from([GOOD, GOOD, BROKEN, AWAY, REFUSED, SLOW, WRONG, BAD])
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 12), st.lists(st.tuples(ENDS, st.integers(1, 5), st.booleans(), st.integers(0, 9)), max_size=200))
+@given(
+    st.integers(0, 12),
+    st.lists(st.tuples(ENDS, st.integers(1, 5), st.booleans(), st.integers(0, 9)), max_size=200),
+)
 def test_every_task_ends_once_and_never_are_too_many_under_way(number, events):
     """Whatever happens: one result each, none sent after it, and in the end all have one."""
     names = [f"t{place}" for place in range(number)]
-    plan, now, ended = schedule(*names, deadline_s=1e12, tries=3), 0.0, {}
+    plan = schedule(*names, deadline_s=1e12, tries=3)
+    now = 0.0
+    ended = {}
 
     def take(actions):
         for action in actions:
@@ -187,9 +214,12 @@ def test_every_task_ends_once_and_never_are_too_many_under_way(number, events):
 
 
 def breaks_of(poison, restarts):
-    """Twenty at once at an endpoint that breaks when it is given poison, and so often besides; who failed."""
+    """Twenty at once at an endpoint that breaks when it is given poison, and so often besides; who
+    failed.
+    """
     plan = schedule(*(f"t{n}" for n in range(20)), deadline_s=1e9)
-    endings, now = {}, 0.0
+    endings = {}
+    now = 0.0
     while not plan.is_over:
         now += 1.0
         if ProbeEndpoint() in plan.step(now, 20):
@@ -209,5 +239,7 @@ def breaks_of(poison, restarts):
     ("poison", "restarts"),
     [(set(), 1), (set(), 3), (set(), 6), ({"t7"}, 0), ({"t7", "t15"}, 0), ({"t0", "t1", "t2"}, 0)],
 )
-def test_restarts_of_the_endpoint_cost_no_task_its_tries_and_what_breaks_it_is_found(poison, restarts):
+def test_restarts_of_the_endpoint_cost_no_task_its_tries_and_what_breaks_it_is_found(
+    poison, restarts
+):
     assert breaks_of(poison, restarts) == poison

@@ -30,17 +30,30 @@ def test_the_wall_ends_with_the_last_attempt_when_every_task_has_its_result():
 def test_pauses_between_sessions_count_neither_as_wall_nor_as_an_answers_time():
     broken_off = attempt("a", 0, 2, 5, outcome=AttemptOutcome.CANCELLED, output_tokens=50)
     again = attempt("a", 0, 3601, 3605, session=2, number=2, why=Why.RESUMED)
-    sessions = [session(ended=BEGAN + 5, outcome="stopped"), session(2, BEGAN + 3600, BEGAN + 3606)]
-    account = account_of(run_of(1, 1), [broken_off, again], [result("a", 2, 3605)], sessions=sessions)
+    sessions = [
+        session(ended=BEGAN + 5, outcome="stopped"),
+        session(2, BEGAN + 3600, BEGAN + 3606),
+    ]
+    account = account_of(
+        run_of(1, 1), [broken_off, again], [result("a", 2, 3605)], sessions=sessions
+    )
     assert (account.wall_s, account.task_s.p50) == (pytest.approx(5 + 5), pytest.approx(4))
-    assert (account.sessions, account.retried, account.wasted, account.wasted_output_tokens) == (2, 1, 1, 50)
+    assert (account.sessions, account.retried, account.wasted, account.wasted_output_tokens) == (
+        2,
+        1,
+        1,
+        50,
+    )
 
 
 @pytest.mark.parametrize(("alive", "lasted"), [(True, 50), (False, 6)])
 def test_a_session_whose_process_vanished_ends_with_the_last_thing_it_wrote(alive, lasted):
     """Its writer is no more: nothing says when it was killed."""
-    facts, sessions = [(1, "endpoint", BEGAN + 6, {"up": True})], [session(alive=alive, outcome=None)]
-    story = made_story(run_of(2, 1), [attempt(ended=4)], [], sessions=sessions, facts=facts, now=BEGAN + 50)
+    facts = [(1, "endpoint", BEGAN + 6, {"up": True})]
+    sessions = [session(alive=alive, outcome=None)]
+    story = made_story(
+        run_of(2, 1), [attempt(ended=4)], [], sessions=sessions, facts=facts, now=BEGAN + 50
+    )
     assert story.spans[0].seconds == pytest.approx(lasted)
 
 
@@ -60,10 +73,15 @@ def test_a_simulated_endpoint_and_tokens_that_nobody_told_are_said():
 
 def test_downtime_is_told_from_word_to_word_and_ends_with_its_session():
     words = ((5, False), (8, False), (9, True), (20, False))
-    facts = [(1, "endpoint", BEGAN + at, {"up": up, "why": None if up else "refused"}) for at, up in words]
+    facts = [
+        (1, "endpoint", BEGAN + at, {"up": up, "why": None if up else "refused"})
+        for at, up in words
+    ]
     sessions = [session(ended=BEGAN + 30, outcome="failed")]
     story = made_story(run_of(2, 1), [attempt(ended=4)], [], sessions=sessions, facts=facts)
-    assert [(round(one.started_at - BEGAN), round(one.ended_at - BEGAN)) for one in story.downs] == [(5, 9), (20, 30)]
+    assert [
+        (round(one.started_at - BEGAN), round(one.ended_at - BEGAN)) for one in story.downs
+    ] == [(5, 9), (20, 30)]
     assert (story.account.down_s, story.account.wall_s) == (pytest.approx(14), pytest.approx(30))
 
 
@@ -73,7 +91,9 @@ def test_errors_are_counted():
         attempt("a", 0, 3, 5, number=2, why=Why.RETRY, first_token_at=BEGAN + 4),
         attempt("b", 1, 0, 5, outcome=AttemptOutcome.REJECTED, error_kind="schema"),
     ]
-    account = account_of(run_of(2, 1, 1), attempts, [result("a"), result("b", ending=TaskEnding.FAILED)])
+    account = account_of(
+        run_of(2, 1, 1), attempts, [result("a"), result("b", ending=TaskEnding.FAILED)]
+    )
     assert dict(account.errors) == {"closed": 1, "schema": 1}
     assert account.ttft_s.p50 == pytest.approx(1)
 

@@ -37,11 +37,26 @@ TWICE = '{"id": "a", "prompt": "x"}\n{"prompt": "y"}\n{"id": "a", "prompt": "z"}
 @pytest.mark.parametrize(
     ("text", "ending", "template", "tasks"),
     [
-        ('{"prompt": "a"}\n\n{"prompt": "b"}\n{"id": 70, "prompt": "c"}', None, None, {"1": "a", "3": "b", "70": "c"}),
-        ('\ufeff{"prompt": "a"}\r\n{"prompt": "b\u2028c"}', None, None, {"1": "a", "2": "b\u2028c"}),
+        (
+            '{"prompt": "a"}\n\n{"prompt": "b"}\n{"id": 70, "prompt": "c"}',
+            None,
+            None,
+            {"1": "a", "3": "b", "70": "c"},
+        ),
+        (
+            '\ufeff{"prompt": "a"}\r\n{"prompt": "b\u2028c"}',
+            None,
+            None,
+            {"1": "a", "2": "b\u2028c"},
+        ),
         ("one\r\n\n  two {}  \n", ".txt", None, {"1": "one", "3": "two {}"}),
         ("one", ".txt", "Say {{}} {} {line}", {"1": "Say {} one one"}),
-        (BOOK, ".csv", "Sum up {title}: {text}", {"a": "Sum up T: two\nlines {title}", "4": "Sum up U: v"}),
+        (
+            BOOK,
+            ".csv",
+            "Sum up {title}: {text}",
+            {"a": "Sum up T: two\nlines {title}", "4": "Sum up U: v"},
+        ),
         ("prompt,system\nhello,be brief\n", ".csv", None, {"2": "hello"}),
         (f"a\n{LONG}\n", ".csv", "{a}", {"2": LONG}),
         (json.dumps({"prompt": LONG}), None, None, {"1": LONG}),
@@ -59,8 +74,12 @@ TWICE = '{"id": "a", "prompt": "x"}\n{"prompt": "y"}\n{"id": "a", "prompt": "z"}
         "fields",
     ],
 )
-def test_every_form_has_its_prompts_and_an_id_is_the_line_number_unless_given(text, ending, template, tasks):
-    """What editors do to files does no harm: a byte order mark, line ends of Windows, no end of the last line."""
+def test_every_form_has_its_prompts_and_an_id_is_the_line_number_unless_given(
+    text, ending, template, tasks
+):
+    """What editors do to files does no harm: a byte order mark, line ends of Windows, no end of
+    the last line.
+    """
     taken = read(text, ending=ending, template=template)
     assert {task.id: task.messages[-1]["content"] for task in taken} == tasks
 
@@ -74,13 +93,22 @@ def test_text_without_a_form_is_told_of_the_form_it_may_have():
 def test_a_line_is_a_task():
     (task,) = read(
         json.dumps(
-            {"id": "a", "prompt": "Say x", "system": "Be brief", "schema": {"type": "string"}, "max_tokens": 9}
+            {
+                "id": "a",
+                "prompt": "Say x",
+                "system": "Be brief",
+                "schema": {"type": "string"},
+                "max_tokens": 9,
+            }
             | {"temperature": 0, "checker": {"kind": "contains", "all": ["x"]}}
             | {"extra": {"top_p": 0.5}}
         )
     )
     assert task.id == "a"
-    assert task.messages == ({"role": "system", "content": "Be brief"}, {"role": "user", "content": "Say x"})
+    assert task.messages == (
+        {"role": "system", "content": "Be brief"},
+        {"role": "user", "content": "Say x"},
+    )
     assert (task.schema, task.max_tokens, task.temperature) == ({"type": "string"}, 9, 0)
     assert (task.checker["kind"], task.extra) == ("contains", {"top_p": 0.5})
 
@@ -98,7 +126,8 @@ def test_messages_pass_as_they_are():
 def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
     own = {"role": "system", "content": "own"}
     first, second = read(
-        '{"prompt": "a", "max_tokens": 5}\n' + json.dumps({"messages": [own, {"role": "user", "content": "b"}]}),
+        '{"prompt": "a", "max_tokens": 5}\n'
+        + json.dumps({"messages": [own, {"role": "user", "content": "b"}]}),
         system="s",
         max_tokens=7,
         schema={"type": "object"},
@@ -107,7 +136,9 @@ def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
     assert first.messages[0]["content"] == "s"
     assert second.messages[0] == own
     assert first.schema == second.schema == {"type": "object"}
-    with pytest.raises(UserError, match=r"`max_tokens` must be a whole number from 1 to 10000000, not `0`"):
+    with pytest.raises(
+        UserError, match=r"`max_tokens` must be a whole number from 1 to 10000000, not `0`"
+    ):
         read('{"prompt": "a"}', max_tokens=0)
 
 
@@ -128,12 +159,18 @@ def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
         ('{"messages": [{"role": "bob", "content": "x"}]}', "`messages[0].role`"),
         ('{"messages": [{"role": "user"}]}', "`messages[0].content`"),
         ('{"id": true, "prompt": "x"}', "`id` must be"),
-        ('{"prompt": "x", "extra": {"stream": false}}', "`extra` must be an object, without messages"),
+        (
+            '{"prompt": "x", "extra": {"stream": false}}',
+            "`extra` must be an object, without messages",
+        ),
         ('{"prompt": "x", "schema": {"type": "objct"}}', "`schema` is not a JSON schema: $.type"),
         ('{"prompt": "x", "schema": {"$ref": "http://x/y"}}', "nothing is fetched"),
         ('{"prompt": "x", "schema": {"$ref": "#/$defs/y"}}', "nothing is there"),
         ('{"prompt": "x", "schema": {"pattern": "("}}', "$.pattern"),
-        ('{"prompt": "x", "schema": {"$id": "http://[x", "$ref": "y"}}', "its references cannot be followed"),
+        (
+            '{"prompt": "x", "schema": {"$id": "http://[x", "$ref": "y"}}',
+            "its references cannot be followed",
+        ),
         ('{"prompt": "x", "checker": {"kind": "contain"}}', "did you mean `contains`?"),
         # Every other fault of a checker is in tests/workload/test_banks.py.
         ("[" * 100_000, "nested too deeply"),
@@ -149,7 +186,9 @@ def test_all_faults_are_told_at_once_and_many_are_counted():
     message = refused("\n".join(['{"prompt": "fine"}', *(["{}"] * 15)]))
     lines = message.splitlines()
     assert lines[0] == "stdin has 15 faults:"
-    assert [line.split(":")[0].strip() for line in lines[1:-1]] == [f"line {number}" for number in range(2, 12)]
+    assert [line.split(":")[0].strip() for line in lines[1:-1]] == [
+        f"line {number}" for number in range(2, 12)
+    ]
     assert lines[-1].strip() == "and 5 more"
 
 
@@ -170,7 +209,12 @@ def test_all_faults_are_told_at_once_and_many_are_counted():
         ('{"prompt": "a"}'.encode("utf-16"), None, None, "line 1: a byte that is not UTF-8"),
         (b"", None, None, "has no tasks"),
         (TWICE, None, None, "stdin, line 3: the id `a` is already used in line 1"),
-        ('{"id": 2, "prompt": "x"}\n{"prompt": "y"}', None, None, "line 2: the id `2` is already used in line 1"),
+        (
+            '{"id": 2, "prompt": "x"}\n{"prompt": "y"}',
+            None,
+            None,
+            "line 2: the id `2` is already used in line 1",
+        ),
     ],
 )
 def test_a_faulty_file_is_told(text, ending, template, fault):
@@ -184,7 +228,11 @@ def test_a_template_is_text_and_names(template):
 
 
 def test_the_form_follows_the_name_of_the_file(tmp_path):
-    for name, text in (("a.txt", "hello"), ("b.csv", "prompt\nhello\n"), ("c.jsonl", '{"prompt": "hello"}')):
+    for name, text in (
+        ("a.txt", "hello"),
+        ("b.csv", "prompt\nhello\n"),
+        ("c.jsonl", '{"prompt": "hello"}'),
+    ):
         (tmp_path / name).write_text(text)
         assert [task.messages[-1]["content"] for task in read_tasks(tmp_path / name)] == ["hello"]
     for path, words in ((tmp_path, "Is a directory"), (tmp_path / "none.jsonl", "No such file")):
@@ -199,7 +247,12 @@ def test_tasks_may_come_as_a_list():
         tasks_of(["a", 5])
     circle = {"prompt": "x"}
     circle["extra"] = circle
-    for odd in (circle, {"prompt": "x", "temperature": float("nan")}, {"prompt": "\ud800"}, {"prompt": {1}}):
+    for odd in (
+        circle,
+        {"prompt": "x", "temperature": float("nan")},
+        {"prompt": "\ud800"},
+        {"prompt": {1}},
+    ):
         with pytest.raises(UserError, match="the list, task 1: not JSON"):
             tasks_of([odd])
 
@@ -208,7 +261,11 @@ def test_a_schema_may_be_a_file(tmp_path):
     path = tmp_path / "form.json"
     path.write_text('{"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}')
     assert read_schema(path)["type"] == "object"
-    for text, fault in (("{", "is not JSON"), ("[]", "a schema is an object"), ('{"$schema": "x"}', "not a draft")):
+    for text, fault in (
+        ("{", "is not JSON"),
+        ("[]", "a schema is an object"),
+        ('{"$schema": "x"}', "not a draft"),
+    ):
         path.write_text(text)
         with pytest.raises(UserError, match=fault):
             read_schema(path)

@@ -39,7 +39,9 @@ def engine(shared):
 
 def test_engine_tells_about_itself(engine):
     """Health, models, slots, props and metrics in the forms of the real ones."""
-    models, slots, props = (json.loads(call(engine, "GET", path)[1]) for path in ("/v1/models", "/slots", "/props"))
+    models, slots, props = (
+        json.loads(call(engine, "GET", path)[1]) for path in ("/v1/models", "/slots", "/props")
+    )
     assert (models["data"][0]["id"], models["data"][0]["owned_by"]) == ("fake-model", "skep-fake")
     assert slots[1] == {"id": 1, "n_ctx": 50, "is_processing": False}
     assert props["total_slots"] == 2
@@ -56,8 +58,13 @@ def test_body_that_cannot_be_read_is_a_clean_400(engine, body):
 
 def test_engine_ends_with_the_process_that_started_it():
     """Also when that one is killed and cannot clean up."""
-    code = "import sys; from skep.testing.process import FakeEngine as E; print(E().start().pid, flush=True); input()"
-    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    code = (
+        "import sys; from skep.testing.process import FakeEngine as E; print(E().start().pid, "
+        "flush=True); input()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     with parent:
         watch = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()

@@ -5,13 +5,26 @@ import json
 import pytest
 
 from skep.testing import fake_answers
-from skep.testing.fake_answers import LoadShare, Quality, QualityPolicy, StoredAnswer, parse_request, read_answers
+from skep.testing.fake_answers import (
+    LoadShare,
+    Quality,
+    QualityPolicy,
+    StoredAnswer,
+    parse_request,
+    read_answers,
+)
 
-ITEMS = tuple(StoredAnswer(f"What is {n} plus {n}?", f"{2 * n} bees", (f"{2 * n + 1} bees",)) for n in range(2000))
+ITEMS = tuple(
+    StoredAnswer(f"What is {n} plus {n}?", f"{2 * n} bees", (f"{2 * n + 1} bees",))
+    for n in range(2000)
+)
 
 
 def ask_of(prompt: str, *, chat: bool = True):
-    body = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    if chat:
+        body = {"messages": [{"role": "user", "content": prompt}]}
+    else:
+        body = {"prompt": prompt}
     return parse_request(json.dumps(body).encode(), chat=chat)
 
 
@@ -45,14 +58,18 @@ def test_answers_get_worse_above_the_load_and_not_at_it():
 
 def test_the_answer_to_exactly_this_message_goes_before_one_to_a_part_of_it():
     """`What is 1 plus 1?` is a part of a longer message with an answer of its own."""
-    mind = QualityPolicy([StoredAnswer("1 plus 1", "two"), StoredAnswer("What is 11 plus 11?", "22")], Quality())
+    mind = QualityPolicy(
+        [StoredAnswer("1 plus 1", "two"), StoredAnswer("What is 11 plus 11?", "22")], Quality()
+    )
     assert said(mind, "What is 11 plus 11?") == "22"
     assert said(mind, "Say: 1 plus 1") == "two"
     assert mind.decide(ask_of("nothing"), inside=1).text is None
 
 
 def test_the_last_user_message_counts_and_all_words_are_prompt_tokens():
-    """The system message and earlier turns are not asked again; a message may be a list of parts."""
+    """The system message and earlier turns are not asked again;
+    a message may be a list of parts.
+    """
     parts = [{"type": "text", "text": "two"}, {"type": "text", "text": "c d"}]
     messages = [("system", "Be short."), ("user", "one"), ("assistant", "1"), ("user", parts)]
     body = {"messages": [{"role": role, "content": text} for role, text in messages]}
@@ -67,6 +84,13 @@ def test_answers_file_may_hold_wrong_ones(tmp_path):
     """One, several or none; a line separator inside a text is no end of a line."""
     rows = [{"wrong": "no"}, {"wrong": ["no", "never"]}, {}]
     path = tmp_path / "answers.jsonl"
-    lines = [json.dumps({"prompt": "a\u2028b", "answer": "yes", **row}, ensure_ascii=False) for row in rows]
+    lines = [
+        json.dumps({"prompt": "a\u2028b", "answer": "yes", **row}, ensure_ascii=False)
+        for row in rows
+    ]
     path.write_text("\n".join(lines), "utf-8")
-    assert [one.wrong for one in read_answers(path)] == [("no",), ("no", "never"), (fake_answers.DO_NOT_KNOW,)]
+    assert [one.wrong for one in read_answers(path)] == [
+        ("no",),
+        ("no", "never"),
+        (fake_answers.DO_NOT_KNOW,),
+    ]

@@ -15,11 +15,17 @@ def events(**form) -> list[dict]:
     data = b"".join([*map(encoder.token, TOKENS), encoder.ending("length", {"predicted_n": 7})])
     assert data.endswith(b"data: [DONE]\n\n")
     blocks = data.decode().split("\n\n")
-    return [json.loads(block.removeprefix("data: ")) for block in blocks if block and "[DONE]" not in block]
+    return [
+        json.loads(block.removeprefix("data: "))
+        for block in blocks
+        if block and "[DONE]" not in block
+    ]
 
 
 def deltas(chunks: list[dict], name: str) -> str:
-    return "".join(choice["delta"].get(name, "") for event in chunks for choice in event["choices"])
+    return "".join(
+        choice["delta"].get(name, "") for event in chunks for choice in event["choices"]
+    )
 
 
 def test_stream_sends_role_tokens_end_usage_and_timings():
@@ -28,7 +34,9 @@ def test_stream_sends_role_tokens_end_usage_and_timings():
     assert len(chunks) == 1 + len(TOKENS) + 2
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert deltas(chunks, "content") == "".join(TOKENS)
-    assert [choice["finish_reason"] for event in chunks for choice in event["choices"]].count("length") == 1
+    assert [choice["finish_reason"] for event in chunks for choice in event["choices"]].count(
+        "length"
+    ) == 1
     assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], len(TOKENS))
     assert chunks[-1]["timings"] == {"predicted_n": 7}
 

@@ -18,13 +18,19 @@ def test_curve_is_straight_between_its_points_and_flat_outside(busy, ms):
 def test_first_token_waits_for_base_and_prefill_and_waiting_requests_slow_every_token():
     """All are scaled; the factor counts only while somebody waits inside."""
     curve = TokenTimeCurve.parse("1:10")
-    assert Speed(curve, ttft_ms=100, prefill_tok_s=1000, scale=0.1).first_token_s(400) == pytest.approx(0.05)
+    assert Speed(curve, ttft_ms=100, prefill_tok_s=1000, scale=0.1).first_token_s(
+        400
+    ) == pytest.approx(0.05)
     speed = Speed(curve, overfill_slowdown=1.5)
-    assert [speed.token_s(1, waiting=waiting) for waiting in (0, 3)] == pytest.approx([0.010, 0.015])
+    assert [speed.token_s(1, waiting=waiting) for waiting in (0, 3)] == pytest.approx(
+        [0.010, 0.015]
+    )
 
 
 def test_lateness_does_not_add_up_and_a_stopped_process_does_not_pour_out_what_it_missed():
-    """A tick that comes 4 ms late each time leaves the deadlines where they were; after seconds they go on from now."""
+    """A tick that comes 4 ms late each time leaves the deadlines where they were; after seconds
+    they go on from now.
+    """
     clock = DecodeClock(Speed(TokenTimeCurve.parse("1:10")), 5.0, prompt_tokens=0)
     for _ in range(100):
         clock.advance(clock.deadline_s + 0.004, busy=1, waiting=0)
@@ -32,7 +38,9 @@ def test_lateness_does_not_add_up_and_a_stopped_process_does_not_pour_out_what_i
     assert clock.advance(6.0 + LATE_S + 7, busy=1, waiting=0) == pytest.approx(6.0 + LATE_S + 7.01)
 
 
-def virtual_rate(agents: int, *, limit: int | None = None, each: int = 8, tokens: int = 1024) -> float:
+def virtual_rate(
+    agents: int, *, limit: int | None = None, each: int = 8, tokens: int = 1024
+) -> float:
     """Tokens per second of two dual-3090 replicas behind least-connections, in virtual time."""
     options = parse_options(["--preset", "dual-3090"])
     tables = [SlotTable[int](options.slots) for _ in range(2)]
@@ -60,7 +68,9 @@ def virtual_rate(agents: int, *, limit: int | None = None, each: int = 8, tokens
         now, job = heapq.heappop(due)
         left[job] -= 1
         if left[job]:
-            deadline_s = clocks[job].advance(now, busy=place[job].running, waiting=place[job].waiting)
+            deadline_s = clocks[job].advance(
+                now, busy=place[job].running, waiting=place[job].waiting
+            )
             heapq.heappush(due, (deadline_s, job))
         else:
             if (heir := place[job].leave(job)) is not None:

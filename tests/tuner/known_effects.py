@@ -1,4 +1,7 @@
-"""Effects of a few knobs whose truth is written down, and a bench that measures it with noise. No I/O, no clock."""
+"""Effects of a few knobs whose truth is written down, and a bench that measures it with noise.
+
+No I/O, no clock.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -9,7 +12,9 @@ from skep.tuner import records
 
 @dataclass
 class KnownEffects:
-    """`effects`: the share that each value of a knob has of the figure; `foreseen`: what the planner says of it."""
+    """`effects`: the share that each value of a knob has of the figure; `foreseen`: what the
+    planner says of it.
+    """
 
     knobs: tuple
     effects: dict
@@ -23,7 +28,9 @@ class KnownEffects:
         return self.refused(config)
 
     def predict(self, config):
-        return 100.0 * math.prod(self.foreseen.get(knob, {}).get(value, 1.0) for knob, value in config.values)
+        return 100.0 * math.prod(
+            self.foreseen.get(knob, {}).get(value, 1.0) for knob, value in config.values
+        )
 
     def spare_bytes(self, _config):
         return None
@@ -35,7 +42,9 @@ class KnownEffects:
         return self.reading_seconds
 
     def truth(self, config):
-        return 100.0 * math.prod(self.effects.get(knob, {}).get(value, 1.0) for knob, value in config.values)
+        return 100.0 * math.prod(
+            self.effects.get(knob, {}).get(value, 1.0) for knob, value in config.values
+        )
 
     @property
     def baseline(self):
@@ -43,10 +52,16 @@ class KnownEffects:
 
 
 class KnownBench:
-    """Carries requests out. `fails`, `late`, `limited` and `judged` are functions of a configuration."""
+    """Carries requests out.
+
+    `fails`, `late`, `limited` and `judged` are functions of a configuration.
+    """
 
     def __init__(self, effects, seed=0, noise=0.02, start_noise=0.005):
-        self.effects, self.rng, self.noise, self.start_noise = effects, Random(seed), noise, start_noise
+        self.effects = effects
+        self.rng = Random(seed)
+        self.noise = noise
+        self.start_noise = start_noise
         self.requests = []
         self.fails = lambda _config: None
         self.late = lambda _config: 0.0
@@ -67,18 +82,29 @@ class KnownBench:
         if failure is not None:
             return records.ServerStart(config, 1.0, failure=failure)
         lucky = self.rng.gauss(0, self.start_noise)
-        return records.ServerStart(config, 1.0, tuple(self.reading(config, lucky) for _ in range(readings)))
+        return records.ServerStart(
+            config, 1.0, tuple(self.reading(config, lucky) for _ in range(readings))
+        )
 
     def reading(self, config, lucky):
         figure = self.effects.truth(config) * math.exp(lucky + self.rng.gauss(0, self.noise))
         return records.TuneReading(
-            figure, figure, figure / 4, 100.0, 10.0, 10.0, 12,
-            limited=self.limited(config), over_limit=self.late(config),
-        )  # fmt: skip
+            figure,
+            figure,
+            figure / 4,
+            100.0,
+            10.0,
+            10.0,
+            12,
+            limited=self.limited(config),
+            over_limit=self.late(config),
+        )
 
     @property
     def measured(self):
-        return [request for request in self.requests if isinstance(request, records.MeasureRequest)]
+        return [
+            request for request in self.requests if isinstance(request, records.MeasureRequest)
+        ]
 
 
 def searched(search, bench, most=400):
@@ -98,4 +124,6 @@ KV = records.Knob("kv", "KV type", ("bf16", "fp8"), alters_answers=True, expecte
 OUT_OF_MEMORY = records.ConfigFailure(
     "out-of-memory", "the card's memory was not enough", "CUDA out of memory", "lower slots"
 )
-CRASH = records.ConfigFailure("crash-under-load", "died after a good start", "illegal memory access", None)
+CRASH = records.ConfigFailure(
+    "crash-under-load", "died after a good start", "illegal memory access", None
+)

@@ -1,4 +1,6 @@
-"""A tuning of three knobs to be stored, its search, and a bench in virtual time that can be held up."""
+"""A tuning of three knobs to be stored, its search, and a bench in virtual time that can be held
+up.
+"""
 
 from known_effects import KnownEffects
 
@@ -19,11 +21,21 @@ SHARES = {1: 0.2, 2: 0.36, 4: 0.6, 8: 0.66, 16: 0.5}
 
 def a_tuning(**changes) -> Tuning:
     values = {
-        "id": "", "created_at": AT, "model": "smol", "engine": "vllm", "rig": "rtx-3090",
-        "aim": TuneGoal("effective_tok_s", 4), "budget_s": 3 * 3600.0, "seed": 3, "simulated": True,
-        "baseline": BASELINE, "knobs": KNOBS, "base": {"model": "smol"}, "host": {"cpu_cores": 2},
+        "id": "",
+        "created_at": AT,
+        "model": "smol",
+        "engine": "vllm",
+        "rig": "rtx-3090",
+        "aim": TuneGoal("effective_tok_s", 4),
+        "budget_s": 3 * 3600.0,
+        "seed": 3,
+        "simulated": True,
+        "baseline": BASELINE,
+        "knobs": KNOBS,
+        "base": {"model": "smol"},
+        "host": {"cpu_cores": 2},
         "skep_version": "0.0.0",
-    }  # fmt: skip
+    }
     return Tuning(**values | changes)
 
 
@@ -50,11 +62,14 @@ def a_search(baseline=BASELINE, kind=KnobSearch):
 
 
 class NumberedBench(SimulatedBench):
-    """`before(number, request)` is awaited before a request is answered; numbers go on from what was answered."""
+    """`before(number, request)` is awaited before a request is answered; numbers go on from what
+    was answered.
+    """
 
     def __init__(self, answered=0, before=None, now_s=0.0):
         super().__init__(played(), seed=3, now_s=now_s)
-        self.number, self._before = answered, before
+        self.number = answered
+        self._before = before
 
     async def measure(self, request, on_progress):
         await self._begun(request)

@@ -1,4 +1,6 @@
-"""The bench on engines that are real processes: in turns, with the same fresh tasks, failures told at once."""
+"""The bench on engines that are real processes: in turns, with the same fresh tasks, failures told
+at once.
+"""
 
 import asyncio
 import json
@@ -28,8 +30,11 @@ def bench(env, tmp_path):
     with open_store(paths.store) as store:
 
         def make(aim=AIM, **more):
-            there, host = TrialServers(paths, tmp_path / "work"), read_host(NvidiaReport())
-            return EngineBench(there, store, host, "t-1", aim, 7, preset_of, patience=QUICK, **more)
+            there = TrialServers(paths, tmp_path / "work")
+            host = read_host(NvidiaReport())
+            return EngineBench(
+                there, store, host, "t-1", aim, 7, preset_of, patience=QUICK, **more
+            )
 
         yield make
     assert not pids_of(str(tmp_path / "work")), "something was left running"
@@ -45,15 +50,20 @@ def judged(bench, challenger=FASTER):
 
 
 def tasks_of(rows):
-    return sorted((row.repeat, row.index, row.prompt_tokens, row.output_tokens) for row in rows if row.level)
+    return sorted(
+        (row.repeat, row.index, row.prompt_tokens, row.output_tokens) for row in rows if row.level
+    )
 
 
 def test_sides_are_measured_with_the_same_fresh_tasks_in_another_order_each_round(bench):
-    made, seen = bench(), []
+    made = bench()
+    seen = []
     found = measured(made, (PLAIN, FASTER), 2, seen)
     slow, fast = found.starts
     assert [len(one.readings) for one in (slow, fast)] == [2, 2]
-    assert all(one.requests == 6 and not one.failed and 0 < one.over_limit < 1 for one in slow.readings)
+    assert all(
+        one.requests == 6 and not one.failed and 0 < one.over_limit < 1 for one in slow.readings
+    )
     tasks = [tasks_of(made.store.requests(one.run_id)) for one in (slow, fast)]
     assert tasks[0] == tasks[1]
     assert {tokens for *_, tokens in tasks[0]} == {AIM.output_tokens}
@@ -62,12 +72,17 @@ def test_sides_are_measured_with_the_same_fresh_tasks_in_another_order_each_roun
     assert run.config["configuration"] == PLAIN.as_dict
     again = measured(made, (PLAIN, FASTER), 1, seen)
     assert [one.config for one in seen if one.what == "starting"] == [PLAIN, FASTER, FASTER, PLAIN]
-    seeds = [made.store.run(start.run_id).config["workload"]["seed"] for start in (slow, fast, *again.starts)]
+    seeds = [
+        made.store.run(start.run_id).config["workload"]["seed"]
+        for start in (slow, fast, *again.starts)
+    ]
     assert seeds[0] == seeds[1] != seeds[2], "another round has other prompts"
 
 
 def test_one_that_is_measured_alone_gets_as_many_tasks_as_the_last_one(bench):
-    """Readings of another length would be compared otherwise: at their ends fewer agents are busy."""
+    """Readings of another length would be compared otherwise:
+    at their ends fewer agents are busy.
+    """
     made = bench()
     made.patience = replace(QUICK, reading_s=0.2)
     measured(made, (PLAIN,), 1)
@@ -78,7 +93,9 @@ def test_one_that_is_measured_alone_gets_as_many_tasks_as_the_last_one(bench):
 
 
 def test_a_side_that_dies_at_the_start_ends_the_round(bench):
-    dead, other = measured(bench(), (with_words("--crash-at-start", "error: no such flag"), PLAIN)).starts
+    dead, other = measured(
+        bench(), (with_words("--crash-at-start", "error: no such flag"), PLAIN)
+    ).starts
     assert dead.failure.kind == "no-start"
     assert dead.start_s > 0
     assert (other.failure, other.readings) == (None, ())
@@ -96,7 +113,9 @@ def test_a_side_that_dies_at_the_start_ends_the_round(bench):
 def test_one_that_fails_under_load_is_told_with_its_kind(bench, fault, kind, words):
     """The hive's own first generation has eight tokens and ends before these faults strike."""
     made = bench(aim=replace(AIM, output_tokens=24))
-    sound, broken = measured(made, (PLAIN, with_words("--fault", json.dumps({**fault, "after_tokens": 12})))).starts
+    sound, broken = measured(
+        made, (PLAIN, with_words("--fault", json.dumps({**fault, "after_tokens": 12})))
+    ).starts
     assert (sound.failure, broken.failure.kind) == (None, kind)
     assert words in str(broken.failure)
     assert made.store.run(broken.run_id).state is RunState.FAILED
@@ -126,7 +145,8 @@ def test_the_guard_asks_each_configuration_where_it_is_served_and_once(bench):
     assert (unguarded.ok, unguarded.skipped) == (True, True)
     guard = Sheets()
     made = bench(guard=guard)
-    first, urls = judged(made), dict(guard.kept)
+    first = judged(made)
+    urls = dict(guard.kept)
     assert first.ok
     assert first.seconds > 0
     judged(made)
@@ -162,5 +182,7 @@ def test_the_metric_of_the_aim_is_the_figure():
         (2, [0.0], 6),
     ],
 )
-def test_readings_are_long_enough_for_the_fastest_and_not_too_long_for_the_slowest(concurrency, rates, count):
+def test_readings_are_long_enough_for_the_fastest_and_not_too_long_for_the_slowest(
+    concurrency, rates, count
+):
     assert tasks_for(concurrency, rates, RUN_S) == count

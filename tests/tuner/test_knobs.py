@@ -48,7 +48,16 @@ def values(base, box=DUAL, goal=AIM, **how):
 
 def test_vllm_on_two_cards_can_turn_what_the_write_up_turned():
     found = values(dense())
-    assert {"graphs", "memory_share", "slots", "kv", "batched_tokens", "mtp", "ngram", "layout"} <= set(found)
+    assert {
+        "graphs",
+        "memory_share",
+        "slots",
+        "kv",
+        "batched_tokens",
+        "mtp",
+        "ngram",
+        "layout",
+    } <= set(found)
     assert {"2x TP=1", "TP=2"} <= set(found["layout"])
     assert found["kv"] == ("auto", "fp8_e5m2")
     assert found["slots"] == (1, 2, 3, 4, 6, 8)
@@ -62,14 +71,26 @@ def test_vllm_on_two_cards_can_turn_what_the_write_up_turned():
 
 def test_a_model_without_mtp_layers_is_offered_none():
     box = TuneMachine(8, parse_rig("rtx-4090"))
-    assert not {"mtp", "layout"} & values(baseline_of("qwen3-8b", AIM, box, engine="vllm", simulated=True), box).keys()
+    assert (
+        not {"mtp", "layout"}
+        & values(baseline_of("qwen3-8b", AIM, box, engine="vllm", simulated=True), box).keys()
+    )
 
 
 def test_the_cpu_engine_turns_threads_and_batches():
     base = baseline_of("smollm2-135m", AIM, TuneMachine(4), engine="embedded")
     found = values(base, TuneMachine(4))
     assert set(found) == {
-        *("slots", "threads", "replicas", "kv", "kv_layout", "flash_attention", "batched_tokens", "ngram")
+        *(
+            "slots",
+            "threads",
+            "replicas",
+            "kv",
+            "kv_layout",
+            "flash_attention",
+            "batched_tokens",
+            "ngram",
+        )
     }
     assert found["threads"] == (1, 2, 3, 4)
     assert found["replicas"] == (1, 2, 4)
@@ -84,14 +105,21 @@ def test_llama_cpp_on_cards_splits_by_layer_by_tensor_or_not_at_all():
 
 
 def test_ollama_decides_most_by_itself():
-    base = replace(baseline_of("qwen3-8b", AIM, TuneMachine(4), engine="embedded"), engine="ollama")
+    base = replace(
+        baseline_of("qwen3-8b", AIM, TuneMachine(4), engine="embedded"), engine="ollama"
+    )
     assert set(values(base)) == {"slots", "kv"}
 
 
 def test_what_the_presets_own_flags_say_is_left_alone():
     """Turning it as well would put both on one command line."""
-    base = replace(dense(), extra=("--enforce-eager", "--speculative-config={}", "--max-num-batched-tokens", "4096"))
-    assert not {"graphs", "mtp", "ngram", "batched_tokens"} & {knob.name for knob in space_of(base, AIM, DUAL)}
+    base = replace(
+        dense(),
+        extra=("--enforce-eager", "--speculative-config={}", "--max-num-batched-tokens", "4096"),
+    )
+    assert not {"graphs", "mtp", "ngram", "batched_tokens"} & {
+        knob.name for knob in space_of(base, AIM, DUAL)
+    }
 
 
 def test_a_base_off_the_ladder_becomes_a_rung_of_it():
@@ -112,12 +140,20 @@ def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
 
 
 def test_another_checkpoint_does_not_inherit_the_format_of_the_first():
-    """So `--checkpoint` means it, and tunings of earlier versions that chose one keep their choice."""
+    """So `--checkpoint` means it, and tunings of earlier versions that chose one keep their
+    choice.
+    """
     names = ("a/x-AWQ", "a/x-GPTQ")
-    base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint=names[0], quant=QUANTS["awq"])
+    base = baseline_of(
+        "qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint=names[0], quant=QUANTS["awq"]
+    )
     said = replace(base, options=replace(base.options, quant="awq_marlin"))
     kept, other = (apply_config(said, KnobConfig.of({"checkpoint": name})) for name in names)
-    assert (kept.options.quant, other.options.quant, other.checkpoint) == ("awq_marlin", None, names[1])
+    assert (kept.options.quant, other.options.quant, other.checkpoint) == (
+        "awq_marlin",
+        None,
+        names[1],
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,15 +184,27 @@ def test_every_value_gives_a_sound_preset_or_a_refusal(model, hardware, engine):
             if effects.refusal(config) is None:
                 preset = apply_config(base, config)
                 assert contradictions(preset) == []
-                options = replace(preset.options, quant=None)  # where an engine is really started, its checkpoint's own
+                # Where an engine is really started, its checkpoint's own.
+                options = replace(preset.options, quant=None)
                 size = (preset.slots, preset.context_tokens, preset.threads or 0)
-                launch = Launch("r", engine, "m", Path("w.gguf"), *size, checkpoint="w.gguf", options=options)
-                assert list(ADAPTERS[engine]().refusals(launch)) == [] or knob.name == "flash_attention"
+                launch = Launch(
+                    "r", engine, "m", Path("w.gguf"), *size, checkpoint="w.gguf", options=options
+                )
+                assert (
+                    list(ADAPTERS[engine]().refusals(launch)) == []
+                    or knob.name == "flash_attention"
+                )
 
 
 def test_a_safe_beginning_is_plain():
-    base, options = dense(), dense().options
-    assert (options.graphs, options.draft, options.kv, options.memory_share) == (False, None, None, 0.85)
+    base = dense()
+    options = dense().options
+    assert (options.graphs, options.draft, options.kv, options.memory_share) == (
+        False,
+        None,
+        None,
+        0.85,
+    )
     assert (base.replicas, base.slots) == (1, 4)
     plain = baseline_of("smollm2-135m", AIM, TuneMachine(2), engine="embedded")
     assert (plain.slots, plain.threads, plain.replicas, plain.hardware) == (1, 2, 1, "cpu")
@@ -166,37 +214,55 @@ def test_a_model_of_nobodys_catalogue_is_called_as_its_file_is():
     """Else the preset of the best so far could not be read again."""
     known = geometry("smollm2-135m")
     box = TuneMachine(2, model=dataclasses.replace(known, id="some-header-says-this"))
-    base = baseline_of("/models/Mine.Q4_1.gguf", AIM, box, engine="embedded", checkpoint="/models/Mine.Q4_1.gguf")
+    base = baseline_of(
+        "/models/Mine.Q4_1.gguf", AIM, box, engine="embedded", checkpoint="/models/Mine.Q4_1.gguf"
+    )
     assert base.model == "mine.q4_1"
     assert contradictions(base) == []
     assert contradictions(replace(base, model="mein"))[0].message == "no model is called `mein`"
-    unknown = baseline_of("some/Model", AIM, TuneMachine(2), engine="vllm", checkpoint="some/Model")
+    unknown = baseline_of(
+        "some/Model", AIM, TuneMachine(2), engine="vllm", checkpoint="some/Model"
+    )
     assert (unknown.model, contradictions(unknown)) == ("model", [])
 
 
 def test_cards_of_nobodys_catalogue_are_written_as_their_relative_with_a_note():
     gpu = Gpu(0, "NVIDIA Experimental 9000", 20 << 30, compute_capability="8.6")
-    host = HostFacts("Linux", "x86_64", "3.11", "a CPU", 8, (), 64 << 30, 60 << 30, 1024, 1024, gpus=(gpu,) * 2)
+    host = HostFacts(
+        "Linux", "x86_64", "3.11", "a CPU", 8, (), 64 << 30, 60 << 30, 1024, 1024, gpus=(gpu,) * 2
+    )
     box = TuneMachine(8, rig_of_host(host).rig)
-    base = baseline_of("qwen3-8b", AIM, box, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
+    base = baseline_of(
+        "qwen3-8b", AIM, box, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"]
+    )
     assert base.hardware.startswith("2x ")
     assert contradictions(base) == []
     [note] = base.notes
     assert "for NVIDIA Experimental 9000, which is not in the catalogue" in note
 
 
-WIDE, LONG = replace(AIM, min_context=16384), replace(AIM, input_tokens=9000)
+WIDE = replace(AIM, min_context=16384)
+LONG = replace(AIM, input_tokens=9000)
 
 
 def test_there_is_room_for_a_task_and_for_what_was_asked():
-    assert baseline_of("qwen3.6-27b", WIDE, DUAL, engine="vllm", simulated=True).context_tokens == 16384
+    assert (
+        baseline_of("qwen3.6-27b", WIDE, DUAL, engine="vllm", simulated=True).context_tokens
+        == 16384
+    )
     assert prepared(replace(dense(), context_tokens=1024), LONG, DUAL).context_tokens == 9216
 
 
 @pytest.mark.parametrize(
     ("model", "goal", "engine", "checkpoint", "said"),
     [
-        ("smollm2-135m", WIDE, "embedded", None, "--min-context 16384 is beyond the 8192 tokens of smollm2-135m"),
+        (
+            "smollm2-135m",
+            WIDE,
+            "embedded",
+            None,
+            "--min-context 16384 is beyond the 8192 tokens of smollm2-135m",
+        ),
         ("smollm2-135m", LONG, "embedded", None, "a task of 9128 tokens is beyond the 8192"),
         ("nobody/knows-it", AIM, "vllm", "nobody/knows-it", "is not in the catalogue"),
         ("llama-3.1-405b", AIM, "vllm", "a/x", "does not fit"),
@@ -220,7 +286,9 @@ def test_what_cannot_begin_is_refused(model, goal, engine, checkpoint, said):
     ],
 )
 def test_formats_are_read_from_names(engine, checkpoint, quant):
-    base = replace(dense(), engine=engine, checkpoint=checkpoint, options=replace(dense().options, quant=None))
+    base = replace(
+        dense(), engine=engine, checkpoint=checkpoint, options=replace(dense().options, quant=None)
+    )
     assert quant_of(base).id == quant
 
 
@@ -230,11 +298,16 @@ VLLM = replace(EMBEDDED, engine="vllm")
 
 
 @pytest.mark.parametrize(
-    "preset", [*(find_preset(name, NOWHERE) for name in all_presets(NOWHERE)), EMBEDDED], ids=lambda preset: preset.name
+    "preset",
+    [*(find_preset(name, NOWHERE) for name in all_presets(NOWHERE)), EMBEDDED],
+    ids=lambda preset: preset.name,
 )
 def test_every_value_of_every_knob_is_found_again_in_the_preset(preset):
     """Turned to where it stands it is itself: nothing is said that it left to the engine."""
-    box = TuneMachine(4) if preset is EMBEDDED else TuneMachine(8, parse_rig(preset.hardware, preset.link))
+    if preset is EMBEDDED:
+        box = TuneMachine(4)
+    else:
+        box = TuneMachine(8, parse_rig(preset.hardware, preset.link))
     base = prepared(preset, AIM, box)
     for one in (preset, base):
         knobs = space_of(one, AIM, box)
@@ -251,17 +324,23 @@ def test_one_method_drafts_at_a_time():
     base = replace(EMBEDDED, options=replace(EMBEDDED.options, draft=Draft("ngram", 4)))
     assert knob_value(base, "ngram") == 4
     assert apply_config(base, KnobConfig.of({"ngram": 0})).options.draft is None
-    assert apply_config(base, KnobConfig.of({"ngram": 0, "mtp": 3})).options.draft == Draft("mtp", 3)
+    assert apply_config(base, KnobConfig.of({"ngram": 0, "mtp": 3})).options.draft == Draft(
+        "mtp", 3
+    )
     with pytest.raises(UserError, match="mtp n=3 and ngram n=4 cannot be combined"):
         apply_config(base, KnobConfig.of({"ngram": 4, "mtp": 3}))
 
 
 def test_a_draft_that_no_knob_is_about_is_left_alone():
-    """Its model goes with it where the depth is turned, which is offered where the preset names that model."""
+    """Its model goes with it where the depth is turned, which is offered where the preset names
+    that model.
+    """
     base = replace(VLLM, options=EngineOptions(draft=Draft("eagle", 3, "some/head")))
     assert values(base)["eagle"] == (0, 1, 2, 3, 4, 5, 6, 8)
     assert apply_config(base, KnobConfig.of({"mtp": 0, "ngram": 0})) == base
-    assert apply_config(base, KnobConfig.of({"eagle": 5})).options.draft == Draft("eagle", 5, "some/head")
+    assert apply_config(base, KnobConfig.of({"eagle": 5})).options.draft == Draft(
+        "eagle", 5, "some/head"
+    )
 
 
 def test_a_layout_that_is_none_is_refused():
@@ -293,9 +372,19 @@ def test_named_cards_reserved_slots_and_threads_are_kept_as_far_as_they_are_want
     for words, gpus in (("TP=1", (2,)), ("TP=2", (2, 3))):
         assert apply_config(both, KnobConfig.of({"layout": words})).gpus == gpus
     shared = with_layout(VLLM, Layout(1, 1, 2, 2))
-    assert (shared.replicas, shared.options.dp, shared.options.ep) == (1, 2, True), "they share experts: one engine"
-    assert apply_config(replace(EMBEDDED, slots=8, reserve=4), KnobConfig.of({"slots": 2})).reserve == 1
+    assert (shared.replicas, shared.options.dp, shared.options.ep) == (1, 2, True), (
+        "they share experts: one engine"
+    )
+    assert (
+        apply_config(replace(EMBEDDED, slots=8, reserve=4), KnobConfig.of({"slots": 2})).reserve
+        == 1
+    )
     bare = replace(EMBEDDED, threads=None, options=replace(EMBEDDED.options, threads_batch=None))
     whole = prepared(bare, AIM, TuneMachine(4))  # a preset without `threads` divides the cores
     assert whole.threads == 4
-    assert apply_config(whole, KnobConfig.of({"replicas": 2, "threads": 4, "threads_batch": 4})).threads == 4
+    assert (
+        apply_config(
+            whole, KnobConfig.of({"replicas": 2, "threads": 4, "threads_batch": 4})
+        ).threads
+        == 4
+    )

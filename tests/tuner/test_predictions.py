@@ -1,4 +1,6 @@
-"""What is known of configurations before anything is measured, and the bench in virtual time that reads it."""
+"""What is known of configurations before anything is measured, and the bench in virtual time that
+reads it.
+"""
 
 import asyncio
 import math
@@ -38,7 +40,9 @@ def on_cpu():
 
 def test_a_configuration_is_the_planners_setup(dense):
     effects, here = dense
-    config = here.turned({"layout": "2x TP=1", "mtp": 3, "kv": "fp8_e5m2", "graphs": True, "slots": 2})
+    config = here.turned(
+        {"layout": "2x TP=1", "mtp": 3, "kv": "fp8_e5m2", "graphs": True, "slots": 2}
+    )
     setup = effects.setup(config)
     assert (setup.layout, setup.spec) == (Layout(replicas=2), Speculation("mtp", 3))
     assert (setup.kv, setup.quant) == (KV_TYPES["fp8_e5m2"], QUANTS["int4"])
@@ -52,12 +56,18 @@ def test_the_steps_of_the_write_up_are_foreseen(dense):
     """Graphs, MTP and a second replica were steps of its search."""
     effects, here = dense
     figure = effects.predict(here)
-    for change in ({"graphs": True}, {"graphs": True, "mtp": 3}, {"graphs": True, "layout": "2x TP=1"}):
+    for change in (
+        {"graphs": True},
+        {"graphs": True, "mtp": 3},
+        {"graphs": True, "layout": "2x TP=1"},
+    ):
         assert effects.predict(here.turned(change)) > 1.1 * figure
     assert effects.predict(here.turned({"slots": 1})) < 0.8 * figure
 
 
-def test_what_the_planner_knows_nothing_of_leaves_the_figure_and_on_a_cpu_that_is_all(dense, on_cpu):
+def test_what_the_planner_knows_nothing_of_leaves_the_figure_and_on_a_cpu_that_is_all(
+    dense, on_cpu
+):
     effects, here = dense
     assert effects.predict(here.turned({"ngram": 2})) == effects.predict(here)
     effects, here = on_cpu
@@ -79,7 +89,10 @@ def test_what_cannot_start_is_refused_with_the_reason(dense, change, said):
     effects, here = dense
     assert effects.refusal(here) is None
     assert said in (effects.refusal(here.turned(change)) or "")
-    assert effects.predict(here.turned(change)) is None or said not in ("cannot be combined", "is not a layout")
+    assert effects.predict(here.turned(change)) is None or said not in (
+        "cannot be combined",
+        "is not a layout",
+    )
     assert effects.start_s(here.turned(change)) > 0
 
 
@@ -96,8 +109,11 @@ def test_single_tasks_have_a_figure_of_their_own():
     assert alone.predict(here) == pytest.approx(alone.outcome(here).task_tok_s)
 
 
-FAST, SLOW = records.KnobConfig.of({"graphs": True}), records.KnobConfig.of({"graphs": False})
-READING = records.TuneReading(100.0, 100.0, 30.0, 200.0, 30.0, wall_s=10.0, requests=12, over_limit=0.5)
+FAST = records.KnobConfig.of({"graphs": True})
+SLOW = records.KnobConfig.of({"graphs": False})
+READING = records.TuneReading(
+    100.0, 100.0, 30.0, 200.0, 30.0, wall_s=10.0, requests=12, over_limit=0.5
+)
 STILL = SimulatedNoise(reading=0.0, start=0.0, drift=0.0, outliers=0.0)
 
 
@@ -105,21 +121,29 @@ class Plain:
     """FAST is 10 % ahead of everything else, or fails as it is given."""
 
     def __init__(self, failure=None):
-        self.fast = failure or records.TuneReading(110.0, 110.0, 33.0, 180.0, 27.0, wall_s=9.0, requests=12)
+        self.fast = failure or records.TuneReading(
+            110.0, 110.0, 33.0, 180.0, 27.0, wall_s=9.0, requests=12
+        )
 
     def figure(self, config):
         return self.fast if config == FAST else READING
 
     def at(self, _config, concurrency):
-        return records.TuneReading(10.0 * concurrency, 10.0 * concurrency, 10.0, 100.0, 20.0, wall_s=5.0, requests=12)
+        return records.TuneReading(
+            10.0 * concurrency, 10.0 * concurrency, 10.0, 100.0, 20.0, wall_s=5.0, requests=12
+        )
 
     def start_s(self, _config):
         return 60.0
 
 
 def measured(configs, readings, seed=1, on_progress=lambda _: None, bench=None, **noise):
-    bench = bench or SimulatedBench(Plain(), seed=seed, noise=replace(STILL, **noise) if noise else SimulatedNoise())
-    return asyncio.run(bench.measure(records.MeasureRequest(tuple(configs), readings, "confirm", ""), on_progress))
+    bench = bench or SimulatedBench(
+        Plain(), seed=seed, noise=replace(STILL, **noise) if noise else SimulatedNoise()
+    )
+    return asyncio.run(
+        bench.measure(records.MeasureRequest(tuple(configs), readings, "confirm", ""), on_progress)
+    )
 
 
 def test_the_same_seed_gives_the_same_readings_and_another_seed_others():
@@ -135,17 +159,30 @@ def test_a_search_that_is_taken_up_again_meets_the_noise_it_would_have_met():
 
 
 def test_noise_is_as_large_as_it_says():
-    """Of readings, of starts (more readings of one do not tell it away), of the whole machine; some are far off."""
-    logs = [math.log(figure / 100.0) for figure in measured((SLOW,), 2000, reading=0.03).starts[0].figures]
+    """Of readings, of starts (more readings of one do not tell it away), of the whole machine;
+    some are far off.
+    """
+    logs = [
+        math.log(figure / 100.0)
+        for figure in measured((SLOW,), 2000, reading=0.03).starts[0].figures
+    ]
     assert statistics.mean(logs) == pytest.approx(0.0, abs=0.003)
     assert statistics.stdev(logs) == pytest.approx(0.03, rel=0.1)
     bench = SimulatedBench(Plain(), seed=5, noise=replace(STILL, start=0.01))
     starts = [measured((SLOW,), 3, bench=bench).starts[0].figures for _ in range(400)]
     assert all(max(figures) - min(figures) < 1e-9 for figures in starts)
-    assert statistics.stdev(math.log(figures[0]) for figures in starts) == pytest.approx(0.01, rel=0.15)
+    assert statistics.stdev(math.log(figures[0]) for figures in starts) == pytest.approx(
+        0.01, rel=0.15
+    )
     drifting = measured((SLOW,), 200, drift=0.02, drift_period_s=2000.0).starts[0].figures
-    assert (max(drifting) - min(drifting)) / statistics.mean(drifting) == pytest.approx(0.04, rel=0.1)
-    off = [round(one) for one in measured((SLOW,), 5000, outliers=0.02).starts[0].figures if abs(one - 100) > 1]
+    assert (max(drifting) - min(drifting)) / statistics.mean(drifting) == pytest.approx(
+        0.04, rel=0.1
+    )
+    off = [
+        round(one)
+        for one in measured((SLOW,), 5000, outliers=0.02).starts[0].figures
+        if abs(one - 100) > 1
+    ]
     assert set(off) == {112, 75}
     assert len(off) == pytest.approx(100, rel=0.35)
 

@@ -1,4 +1,6 @@
-"""The quality guard: what two answer sheets allow to say, and sheets had from engines that answer right or wrong."""
+"""The quality guard: what two answer sheets allow to say, and sheets had from engines that answer
+right or wrong.
+"""
 
 import asyncio
 import json
@@ -26,8 +28,11 @@ from skep.tuner.records import KnobConfig
 from skep.workload.items import Checker, Item
 
 HOST = read_host(NvidiaReport())
-PLAIN, NARROW = KnobConfig.of({"kv": "f16"}), KnobConfig.of({"kv": "q4_0"})
-RIGHT, WRONG, LATE = VerdictOutcome.PASSED, VerdictOutcome.WRONG, VerdictOutcome.TIMED_OUT
+PLAIN = KnobConfig.of({"kv": "f16"})
+NARROW = KnobConfig.of({"kv": "q4_0"})
+RIGHT = VerdictOutcome.PASSED
+WRONG = VerdictOutcome.WRONG
+LATE = VerdictOutcome.TIMED_OUT
 
 
 def sheet(right, of=ITEMS, first=0):
@@ -41,7 +46,13 @@ HALF = Sheet({str(n): RIGHT if n < 48 else LATE for n in range(96)})
 @pytest.mark.parametrize(
     ("before", "after", "ok", "skipped", "words"),
     [
-        (sheet(80), sheet(80), True, False, "80 of 96 right against 80: not worse by more than 5 points"),
+        (
+            sheet(80),
+            sheet(80),
+            True,
+            False,
+            "80 of 96 right against 80: not worse by more than 5 points",
+        ),
         (sheet(80), sheet(79), True, False, "not worse by more than 5 points"),
         (sheet(80), sheet(50), False, False, "50 of 96 right against 80: worse by at least 23"),
         (sheet(40, 48), sheet(38, 48), True, False, "with 48 items a loss of up to"),
@@ -49,13 +60,38 @@ HALF = Sheet({str(n): RIGHT if n < 48 else LATE for n in range(96)})
         (sheet(4), sheet(0), True, True, "too few to show anything"),
         (HALF, sheet(48), False, False, ""),
         (sheet(80), sheet(48, 48), True, False, "48 of 48 right against 48"),
-        (Sheet(dict.fromkeys("ab", LATE), "HTTP 500"), sheet(80), True, True, "answered nothing: HTTP 500"),
-        (sheet(80), Sheet(dict.fromkeys("ab", LATE), "HTTP 500"), False, False, "was answered: HTTP 500"),
+        (
+            Sheet(dict.fromkeys("ab", LATE), "HTTP 500"),
+            sheet(80),
+            True,
+            True,
+            "answered nothing: HTTP 500",
+        ),
+        (
+            sheet(80),
+            Sheet(dict.fromkeys("ab", LATE), "HTTP 500"),
+            False,
+            False,
+            "was answered: HTTP 500",
+        ),
         (sheet(80), Sheet(fault="cannot connect"), False, False, "was answered: cannot connect"),
     ],
     ids=[
-        *("equal", "one lost", "a clear loss", "little lost, not shown", "more lost, not shown", "too hard for both"),
-        *("no answer before hides no loss", "only what both were asked", "silent before", "silent", "not there"),
+        *(
+            "equal",
+            "one lost",
+            "a clear loss",
+            "little lost, not shown",
+            "more lost, not shown",
+            "too hard for both",
+        ),
+        *(
+            "no answer before hides no loss",
+            "only what both were asked",
+            "silent before",
+            "silent",
+            "not there",
+        ),
     ],
 )
 def test_what_two_sheets_allow_to_say(before, after, ok, skipped, words):
@@ -80,7 +116,10 @@ def numbers(count):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
-    lines = [{"prompt": f"say number {n}.", "answer": f"It is {n}", "wrong": "It is -1"} for n in range(24)]
+    lines = [
+        {"prompt": f"say number {n}.", "answer": f"It is {n}", "wrong": "It is -1"}
+        for n in range(24)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -89,7 +128,9 @@ def sheets(engine, guard, *configs):
     """Of these configurations, of both where none is named."""
 
     async def ask():
-        return [await guard.answers(At(engine.url), config) for config in configs or (PLAIN, NARROW)]
+        return [
+            await guard.answers(At(engine.url), config) for config in configs or (PLAIN, NARROW)
+        ]
 
     return asyncio.run(ask())
 
@@ -98,7 +139,9 @@ PLAN = GuardPlan(concurrency=4, items=24, delta=0.2, seed=7, tuning="t1")
 
 
 def test_a_configuration_that_answers_worse_is_caught_and_each_is_asked_once(answers, store):
-    """Both sides are asked the same at the goal's concurrency; what they said is stored and judged."""
+    """Both sides are asked the same at the goal's concurrency; what they said is stored and
+    judged.
+    """
     heard = []
 
     async def run(good, bad):
@@ -119,17 +162,24 @@ def test_a_configuration_that_answers_worse_is_caught_and_each_is_asked_once(ans
     assert [one.what for one in heard] == ["judging"] * 48
     assert (heard[23].reading, heard[23].readings, heard[23].config) == (24, 24, PLAIN)
     newest, first = store.runs()
-    assert (first.kind, first.state, first.config["tuning"]) == ("tune-quality", RunState.DONE, "t1")
+    assert (first.kind, first.state, first.config["tuning"]) == (
+        "tune-quality",
+        RunState.DONE,
+        "t1",
+    )
     assert first.config["configuration"] == {"kv": "f16"}
     assert first.fingerprint != newest.fingerprint
-    rows, verdicts = store.requests(first.id), store.verdicts(first.id)
+    rows = store.requests(first.id)
+    verdicts = store.verdicts(first.id)
     assert len(rows) == len(verdicts) == len(store.items(first.id)) == 24
     assert all(verdict.passed for verdict in verdicts)
     assert max(sum(o.started_s <= r.started_s < o.ended_s for o in rows) for r in rows) == 4
 
 
 def test_every_item_has_room_for_a_model_that_thinks_aloud(store, tmp_path):
-    assert {item.max_tokens for item in open_guard(PLAN, store, HOST, tmp_path).bank.items} == {ROOM_TOKENS}
+    assert {item.max_tokens for item in open_guard(PLAN, store, HOST, tmp_path).bank.items} == {
+        ROOM_TOKENS
+    }
 
 
 def test_an_endpoint_that_is_gone_is_told_and_not_remembered(store):

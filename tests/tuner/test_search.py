@@ -1,7 +1,19 @@
-"""The search on effects whose truth is known: what it believes, accepts and does not, and that it ends."""
+"""The search on effects whose truth is known: what it believes, accepts and does not, and that it
+ends.
+"""
 
 import pytest
-from known_effects import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, KnownBench, KnownEffects, searched
+from known_effects import (
+    CRASH,
+    DEPTH,
+    GRAPHS,
+    KV,
+    OUT_OF_MEMORY,
+    SLOTS,
+    KnownBench,
+    KnownEffects,
+    searched,
+)
 from msgspec.structs import replace
 
 from skep.tuner import records
@@ -25,7 +37,8 @@ def effects_of(*knobs, **effects):
 def run(*knobs, seed=0, goal=GOAL, budget_s=20 * HOURS, effects=None, **how):
     """A search to its end; `how`: what the bench does with a configuration."""
     known = effects_of(*knobs, **(effects or {}))
-    search, bench = KnobSearch(known, known.baseline, goal, budget_s=budget_s), KnownBench(known, seed)
+    search = KnobSearch(known, known.baseline, goal, budget_s=budget_s)
+    bench = KnownBench(known, seed)
     vars(bench).update(how)
     searched(search, bench)
     return search, bench
@@ -40,7 +53,8 @@ def test_it_finds_the_best_though_depths_are_not_one_clean_hill(seed):
     """Neighbours of a peak are looked at before it is kept."""
     search, bench = run(GRAPHS, SLOTS, DEPTH, KV, seed=seed)
     assert bench.effects.truth(search.incumbent) > 0.98 * 100 * 1.6 * 2.6 * WRITE_UP[4] / 47 * 1.08
-    depth, looked_at = search.incumbent["mtp"], {one["mtp"] for request in bench.measured for one in request.configs}
+    depth = search.incumbent["mtp"]
+    looked_at = {one["mtp"] for request in bench.measured for one in request.configs}
     assert {depth - 1, depth, depth + 1} <= looked_at
 
 
@@ -49,7 +63,11 @@ def test_nothing_is_accepted_on_fewer_than_two_starts_of_either_side_nor_on_its_
     kept = stages_of(search, records.StageDecision.ACCEPTED)
     assert kept
     for stage in kept:
-        confirmed = [one for one in bench.measured if one.purpose == "confirm" and one.configs[-1] == stage.config]
+        confirmed = [
+            one
+            for one in bench.measured
+            if one.purpose == "confirm" and one.configs[-1] == stage.config
+        ]
         assert 2 <= stage.starts <= len(confirmed)
         assert stage.ratio.low > 1
 
@@ -66,7 +84,9 @@ def test_where_nothing_differs_hardly_anything_is_accepted():
 
 def test_the_same_answers_lead_to_the_same_requests():
     effects = effects_of(GRAPHS, SLOTS, KV)
-    first, again = (KnobSearch(effects, effects.baseline, GOAL, budget_s=20 * HOURS) for _ in range(2))
+    first, again = (
+        KnobSearch(effects, effects.baseline, GOAL, budget_s=20 * HOURS) for _ in range(2)
+    )
     bench = KnownBench(effects, 3)
     answers = searched(first, bench)
     for request, answer in zip(bench.requests, answers, strict=True):
@@ -106,7 +126,11 @@ FALLING = {"slots": {1: 1.0, 2: 0.7, 3: 0.6, 4: 0.5, 6: 0.4, 8: 0.3}}
         (lambda config: 0.8 if config["graphs"] else 1.5, {}, "graphs", True),
         (lambda config: 0.9 if config["slots"] >= 4 else 2.0, FALLING, "slots", 4),
     ],
-    ids=["a faster one beyond it is not kept", "a faster one within it is", "from beyond it to within"],
+    ids=[
+        "a faster one beyond it is not kept",
+        "a faster one within it is",
+        "from beyond it to within",
+    ],
 )
 def test_the_slo_is_kept(late, effects, knob, value):
     search, _ = run(GRAPHS, SLOTS, goal=replace(GOAL, slo="ttft=1s"), effects=effects, late=late)
@@ -128,8 +152,11 @@ def test_a_ratio_is_one_of_speeds_whatever_the_slo_says():
 def test_one_failure_of_the_best_so_far_does_not_end_the_search():
     """A neighbour may have taken the card's memory for a moment."""
     effects = effects_of(GRAPHS, SLOTS)
-    search, bench = KnobSearch(effects, effects.baseline, GOAL, budget_s=20 * HOURS), KnownBench(effects)
-    bench.fails = lambda config: OUT_OF_MEMORY if len(bench.requests) == 3 and config == effects.baseline else None
+    search = KnobSearch(effects, effects.baseline, GOAL, budget_s=20 * HOURS)
+    bench = KnownBench(effects)
+    bench.fails = lambda config: (
+        OUT_OF_MEMORY if len(bench.requests) == 3 and config == effects.baseline else None
+    )
     searched(search, bench)
     assert search.incumbent == records.KnobConfig.of({"graphs": True, "slots": 4})
 
@@ -139,11 +166,15 @@ def test_one_failure_of_the_best_so_far_does_not_end_the_search():
     [(20 * HOURS, False, 60.0, 99), (2000.0, True, 5000.0, 1)],
     ids=["worse", "no time"],
 )
-def test_answers_are_judged_only_where_they_may_change_and_worse_ones_are_turned_down(budget_s, ok, seconds, most):
+def test_answers_are_judged_only_where_they_may_change_and_worse_ones_are_turned_down(
+    budget_s, ok, seconds, most
+):
     """Without time to judge them nothing that alters them is kept."""
     judged = records.JudgeResult(ok=ok, words="30 of 48 right against 44", seconds=seconds)
     effects = {"kv": {"bf16": 1.0, "fp8": 1.4}}
-    search, bench = run(GRAPHS, KV, budget_s=budget_s, effects=effects, judged=lambda _config: judged)
+    search, bench = run(
+        GRAPHS, KV, budget_s=budget_s, effects=effects, judged=lambda _config: judged
+    )
     asked = [request for request in bench.requests if isinstance(request, records.JudgeRequest)]
     assert len(asked) <= most
     assert all(request.challenger["kv"] == "fp8" for request in asked)
@@ -161,16 +192,21 @@ def test_it_ends_within_its_budget(minutes):
 def test_what_was_accepted_and_dies_twice_is_given_up():
     """A crash after a good start counts, however late it comes."""
     effects = effects_of(GRAPHS, SLOTS, DEPTH)
-    search, bench = KnobSearch(effects, effects.baseline, GOAL, budget_s=20 * HOURS), KnownBench(effects)
+    search = KnobSearch(effects, effects.baseline, GOAL, budget_s=20 * HOURS)
+    bench = KnownBench(effects)
 
     def worn_out(config):
         seen = sum(config in request.configs for request in bench.measured)
-        return CRASH if config["graphs"] and seen > 3 else None
+        if config["graphs"] and seen > 3:
+            return CRASH
+        return None
 
     bench.fails = worn_out
     searched(search, bench)
     given_up = [stage.config for stage in stages_of(search, records.StageDecision.FAILED)]
-    assert any(stage.config["graphs"] for stage in stages_of(search, records.StageDecision.ACCEPTED))
+    assert any(
+        stage.config["graphs"] for stage in stages_of(search, records.StageDecision.ACCEPTED)
+    )
     assert given_up
     assert search.incumbent not in given_up
 
@@ -179,8 +215,12 @@ def test_values_that_only_work_together_are_found():
     """A layout that is refused unless the slots are fewer."""
     slots = {1: 1.0, 2: 1.2, 3: 1.3, 4: 1.4, 6: 1.5, 8: 1.6}
     effects = effects_of(GRAPHS, SLOTS, slots=slots, graphs={False: 1.0, True: 3.0})
-    effects.refused = lambda config: "too large" if config["graphs"] and config["slots"] > 2 else None
-    search = KnobSearch(effects, records.KnobConfig.of({"graphs": False, "slots": 8}), GOAL, budget_s=20 * HOURS)
+    effects.refused = lambda config: (
+        "too large" if config["graphs"] and config["slots"] > 2 else None
+    )
+    search = KnobSearch(
+        effects, records.KnobConfig.of({"graphs": False, "slots": 8}), GOAL, budget_s=20 * HOURS
+    )
     searched(search, KnownBench(effects))
     assert search.incumbent == records.KnobConfig.of({"graphs": True, "slots": 2})
 
@@ -192,7 +232,8 @@ SLOW_START = {"start_seconds": 120.0, "reading_seconds": 12.0}  # as vLLM on one
 def test_an_hour_on_a_card_that_starts_in_two_minutes_tries_at_least_six_changes(seed):
     effects = effects_of(GRAPHS, SLOTS, DEPTH, KV)
     vars(effects).update(SLOW_START)
-    search, bench = KnobSearch(effects, effects.baseline, GOAL, budget_s=HOURS), KnownBench(effects, seed)
+    search = KnobSearch(effects, effects.baseline, GOAL, budget_s=HOURS)
+    bench = KnownBench(effects, seed)
     announced = search.time_budget.changes()
     searched(search, bench)
     tried = len(search.stages) - 1
@@ -206,7 +247,8 @@ def test_an_hour_on_a_card_that_starts_in_two_minutes_tries_at_least_six_changes
 def test_where_time_is_tight_the_best_so_far_is_not_started_beside_a_first_look():
     effects = effects_of(GRAPHS, SLOTS, DEPTH, KV)
     vars(effects).update(SLOW_START)
-    search, bench = KnobSearch(effects, effects.baseline, GOAL, budget_s=HOURS), KnownBench(effects)
+    search = KnobSearch(effects, effects.baseline, GOAL, budget_s=HOURS)
+    bench = KnownBench(effects)
     searched(search, bench)
     looks = [request for request in bench.measured if request.purpose == "screen"]
     assert looks
@@ -220,7 +262,8 @@ def test_where_time_is_tight_the_best_so_far_is_not_started_beside_a_first_look(
 def test_where_time_is_tight_the_planners_best_change_is_looked_at_first():
     effects = effects_of(GRAPHS, SLOTS, DEPTH, KV)
     vars(effects).update(SLOW_START, foreseen={"kv": {"fp8": 1.3}, "graphs": {True: 1.1}})
-    search, bench = KnobSearch(effects, effects.baseline, GOAL, budget_s=HOURS), KnownBench(effects)
+    search = KnobSearch(effects, effects.baseline, GOAL, budget_s=HOURS)
+    bench = KnownBench(effects)
     searched(search, bench)
     first = next(request for request in bench.measured if request.purpose != "baseline")
     assert first.configs[-1] == effects.baseline.turned({"kv": "fp8"})

@@ -1,4 +1,6 @@
-"""The user's service paused while something else has the machine: it serves again however the holder ends."""
+"""The user's service paused while something else has the machine: it serves again however the
+holder ends.
+"""
 
 import json
 import os
@@ -61,7 +63,9 @@ def status(env):
 
 def held(env):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([sys.executable, "-c", HOLDS], env=env, **pipes, text=True, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDS], env=env, **pipes, text=True, start_new_session=True
+    )
 
 
 def states(told):
@@ -78,7 +82,9 @@ def eventually(check, timeout_s=60):
 
 def asked(url, model="fake-model"):
     """The status and the text of an answer to one request."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}]}).encode()
+    body = json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+    ).encode()
     headers = {"authorization": "Bearer sesame", "content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", body, headers)
     try:
@@ -92,7 +98,9 @@ def serves_as_before(env, before):
     now = status(env)
     if now["phase"] != "ready":
         return False
-    rows = [[(row["name"], row["slots"], row["state"]) for row in one["rows"]] for one in (before, now)]
+    rows = [
+        [(row["name"], row["slots"], row["state"]) for row in one["rows"]] for one in (before, now)
+    ]
     assert rows[0] == rows[1]
     assert (now["url"], now["pid"]) == (before["url"], before["pid"])
     assert asked(now["url"])[0] == 200
@@ -118,11 +126,16 @@ def test_only_the_same_cards_are_in_the_way():
 @pytest.mark.slow
 @pytest.mark.usefixtures("answers")
 def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, tmp_path):
-    """Once by leaving the block, once by a kill. A configuration that was broken meanwhile is no matter."""
+    """Once by leaving the block, once by a kill.
+
+    A configuration that was broken meanwhile is no matter.
+    """
     before = status(env)
     said = f"skep serves fake-model, seldom at {before['url']} (pid {before['pid']})"
     assert str(running_service(user_paths(env))) == said
-    engines = [row["pid"] for row in before["rows"] if row["kind"] == "replica" and row["pid"] is not None]
+    engines = [
+        row["pid"] for row in before["rows"] if row["kind"] == "replica" and row["pid"] is not None
+    ]
     (tmp_path / "skep.toml").write_text("[gateway]\nprot = 0\n")
     with held(env) as holder:
         assert before["url"] in holder.stdout.readline()
@@ -151,9 +164,12 @@ def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, 
 
 
 @pytest.mark.slow
-def test_an_engine_that_cannot_start_at_once_is_tried_again_and_an_error_of_the_block_is_told(env, answers):
+def test_an_engine_that_cannot_start_at_once_is_tried_again_and_an_error_of_the_block_is_told(
+    env, answers
+):
     """As where a card is given back late; it is no reason for the hive to end."""
-    before, away = status(env), answers.with_suffix(".away")
+    before = status(env)
+    away = answers.with_suffix(".away")
 
     def back():
         eventually(lambda: "failed" in states(status(env)))

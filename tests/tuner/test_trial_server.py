@@ -1,4 +1,6 @@
-"""A configuration served for a while: in folders of its own, and gone without a trace however it ends."""
+"""A configuration served for a while: in folders of its own, and gone without a trace however it
+ends.
+"""
 
 import asyncio
 import os
@@ -79,7 +81,9 @@ def test_it_serves_beside_the_users_own_and_leaves_nothing(servers, paths, tmp_p
 
 
 def test_what_does_not_start_is_told_with_its_log_and_tried_once(servers, tmp_path):
-    failure = asyncio.run(not_started(servers, with_words("--crash-at-start", "CUDA error: out of memory")))
+    failure = asyncio.run(
+        not_started(servers, with_words("--crash-at-start", "CUDA error: out of memory"))
+    )
     assert failure.kind == "out-of-memory"
     assert "out of memory" in str(failure)
     logs = (tmp_path / "work").rglob("fake-model-0.log")
@@ -94,7 +98,11 @@ def test_an_engine_that_dies_later_is_trouble_and_is_not_started_again(servers, 
     async def run():
         async with servers.open(preset_of(PLAIN.turned({"replicas": 2}))) as served:
             running = ((pid, words(pid)) for pid in pids_of(str(tmp_path / "work")))
-            engine = next(pid for pid, said in running if "fake_engine" in said and "process_guard" not in said)
+            engine = next(
+                pid
+                for pid, said in running
+                if "fake_engine" in said and "process_guard" not in said
+            )
             os.kill(engine, signal.SIGSEGV)
             failure = await until(served.trouble)
             assert failure.kind == "crash-under-load"
@@ -116,7 +124,9 @@ def test_one_that_never_becomes_healthy_hangs(paths, tmp_path):
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_cancelled_one_leaves_nothing(servers, tmp_path, ready):
     async def serve(up):
-        async with servers.open(preset_of(with_words("--grandchild", "--load-s", "0" if ready else "60"))):
+        async with servers.open(
+            preset_of(with_words("--grandchild", "--load-s", "0" if ready else "60"))
+        ):
             up.set()
             await asyncio.Event().wait()
 
@@ -126,7 +136,9 @@ def test_a_cancelled_one_leaves_nothing(servers, tmp_path, ready):
         if ready:
             await up.wait()
         else:
-            await until(lambda: any("fake_engine" in words(pid) for pid in pids_of(str(tmp_path / "work"))))
+            await until(
+                lambda: any("fake_engine" in words(pid) for pid in pids_of(str(tmp_path / "work")))
+            )
         serving.cancel()
         await asyncio.wait({serving})
         assert serving.cancelled()
@@ -138,7 +150,8 @@ def test_a_cancelled_one_leaves_nothing(servers, tmp_path, ready):
 
 @pytest.mark.slow
 def test_when_the_tuner_is_killed_its_engines_end_by_themselves(env, tmp_path):
-    here, command = {**env, "PYTHONPATH": str(Path(__file__).parent)}, [sys.executable, "-c", SERVES, tmp_path / "work"]
+    here = {**env, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", SERVES, tmp_path / "work"]
     with subprocess.Popen(command, env=here, stdout=subprocess.PIPE, text=True) as child:
         url = child.stdout.readline().strip()
         assert url
@@ -160,9 +173,21 @@ def words(pid):
     ("cause", "evidence", "remedy", "under_load", "kind"),
     [
         ("out of GPU memory while CUDA graphs were captured", None, None, False, "out-of-memory"),
-        ("no room in the KV cache for one request of 32768 tokens", None, "raise memory_share", False, "out-of-memory"),
+        (
+            "no room in the KV cache for one request of 32768 tokens",
+            None,
+            "raise memory_share",
+            False,
+            "out-of-memory",
+        ),
         ("it died", "torch.OutOfMemoryError: CUDA out of memory.", None, True, "out-of-memory"),
-        ("it died", "CUDA error: an illegal memory access was encountered", None, True, "crash-under-load"),
+        (
+            "it died",
+            "CUDA error: an illegal memory access was encountered",
+            None,
+            True,
+            "crash-under-load",
+        ),
         ("an illegal memory access", None, None, False, "no-start"),
     ],
 )
@@ -173,6 +198,12 @@ def test_a_death_is_told_by_its_log_and_by_when_it_came(cause, evidence, remedy,
 
 
 def test_every_rule_that_is_about_running_out_is_told_as_such():
-    causes = [rule.cause for rule in RULES if "out of GPU memory" in rule.cause or "no memory" in rule.cause]
+    causes = [
+        rule.cause
+        for rule in RULES
+        if "out of GPU memory" in rule.cause or "no memory" in rule.cause
+    ]
     assert len(causes) > 10
-    assert {failure_of(Diagnosis(cause), under_load=False).kind for cause in causes} == {"out-of-memory"}
+    assert {failure_of(Diagnosis(cause), under_load=False).kind for cause in causes} == {
+        "out-of-memory"
+    }

@@ -11,13 +11,18 @@ from skep.tuner.records import KnobConfig, MeasurementRound, StageDecision, Tune
 from skep.units import Interval
 
 INF = float("inf")
-MIXED = KnobConfig.of({"a": 1, "b": 1.0, "c": True, "d": None, "e": "1", "f": 0.1 + 0.2, "g": INF, "h": "\ud83d ü"})
-READING = records.TuneReading(None, 0.1 + 0.2, None, 1e-300, INF, 8.0, 12, failed=1, limited=True, over_limit=INF)
+MIXED = KnobConfig.of(
+    {"a": 1, "b": 1.0, "c": True, "d": None, "e": "1", "f": 0.1 + 0.2, "g": INF, "h": "\ud83d ü"}
+)
+READING = records.TuneReading(
+    None, 0.1 + 0.2, None, 1e-300, INF, 8.0, 12, failed=1, limited=True, over_limit=INF
+)
 STARTS = (
     records.ServerStart(BASELINE, 3.5, (READING,), None, "a-run"),
     records.ServerStart(MIXED, 0.0, failure=OUT_OF_MEMORY),
 )
-JUDGE, JUDGED = records.JudgeRequest(BASELINE, MIXED), records.JudgeResult(ok=False, words="38 of 40", seconds=12.0)
+JUDGE = records.JudgeRequest(BASELINE, MIXED)
+JUDGED = records.JudgeResult(ok=False, words="38 of 40", seconds=12.0)
 
 
 def through_text(value):
@@ -27,7 +32,10 @@ def through_text(value):
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        (records.MeasureRequest((BASELINE, MIXED), 3, "screen", "slots 1 → 2"), MeasurementRound(STARTS, 9.5)),
+        (
+            records.MeasureRequest((BASELINE, MIXED), 3, "screen", "slots 1 → 2"),
+            MeasurementRound(STARTS, 9.5),
+        ),
         (JUDGE, JUDGED),
     ],
 )
@@ -52,14 +60,36 @@ def test_document_of_an_older_skep_has_its_defaults():
 
 def test_readers_document_is_plain_json():
     """No infinity in it, intervals by name, settings by knob; baseline and best are stages."""
-    faster, more = BASELINE.turned({"slots": 2}), BASELINE.turned({"slots": 16})
-    first, second, ratio = Interval(19.0, 20.0, INF), Interval(29.0, 30.0, 31.0), Interval(1.4, 1.5, 1.6)
+    faster = BASELINE.turned({"slots": 2})
+    more = BASELINE.turned({"slots": 16})
+    first = Interval(19.0, 20.0, INF)
+    second = Interval(29.0, 30.0, 31.0)
+    ratio = Interval(1.4, 1.5, 1.6)
     stages = (
         TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts", first, starts=2),
-        TuneStage(1, faster.changes_from(BASELINE), faster, StageDecision.ACCEPTED, "better", second, ratio),
-        TuneStage(2, more.changes_from(faster), more, StageDecision.FAILED, "no room", failure=OUT_OF_MEMORY),
+        TuneStage(
+            1,
+            faster.changes_from(BASELINE),
+            faster,
+            StageDecision.ACCEPTED,
+            "better",
+            second,
+            ratio,
+        ),
+        TuneStage(
+            2,
+            more.changes_from(faster),
+            more,
+            StageDecision.FAILED,
+            "no room",
+            failure=OUT_OF_MEMORY,
+        ),
     )
-    told = document(store.TuningRecord(a_tuning(id="x"), store.TuningState.ENDED, 1, 3, 60.0, 0.0, stages=stages))
+    told = document(
+        store.TuningRecord(
+            a_tuning(id="x"), store.TuningState.ENDED, 1, 3, 60.0, 0.0, stages=stages
+        )
+    )
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert list(told) == ["tuning", "baseline", "best", "gain", "stages", "reason", "presets"]
     named = [told["tuning"][name] for name in ("id", "goal", "state")]
@@ -72,15 +102,25 @@ def test_readers_document_is_plain_json():
 
 def test_round_that_an_earlier_skep_stored_is_read_and_written_with_the_same_keys():
     """`sittings` is what starts of a server were called: stores have it, and keep it."""
-    reading = '{"figure": 25.0, "effective_tok_s": 25.0, "task_tok_s": 6.5, "ttft_ms": 90.0, "tpot_ms": 20.0, '
-    reading += '"wall_s": 8.0, "requests": 12, "failed": 0, "limited": false, "over_limit": {"no_number": "inf"}, '
+    reading = (
+        '{"figure": 25.0, "effective_tok_s": 25.0, "task_tok_s": 6.5, "ttft_ms": 90.0, '
+        '"tpot_ms": 20.0, '
+    )
+    reading += (
+        '"wall_s": 8.0, "requests": 12, "failed": 0, "limited": false, "over_limit": '
+        '{"no_number": "inf"}, '
+    )
     failure = (
-        '{"kind": "out-of-memory", "cause": "no room", "evidence": null, "remedy": null, "mended": [["slots", 2]]}'
+        '{"kind": "out-of-memory", "cause": "no room", "evidence": null, "remedy": null, '
+        '"mended": [["slots", 2]]}'
     )
     stored = json.loads(
-        f'{{"sittings": [{{"config": {{"values": [["slots", 4]]}}, "start_s": 12.5, "readings": [{reading}'
-        '"tok_per_joule": null}], "failure": null, "run_id": "a-run"}, {"config": {"values": [["slots", 8]]}, '
-        f'"start_s": 1.0, "readings": [], "failure": {failure}, "run_id": null}}], "seconds": 40.0}}'
+        f'{{"sittings": [{{"config": {{"values": [["slots", 4]]}}, "start_s": 12.5, '
+        f'"readings": [{reading}'
+        '"tok_per_joule": null}], "failure": null, "run_id": "a-run"}, {"config": '
+        '{"values": [["slots", 8]]}, '
+        f'"start_s": 1.0, "readings": [], "failure": {failure}, "run_id": null}}], '
+        f'"seconds": 40.0}}'
     )
     found = store.from_document(stored, MeasurementRound)
     assert [start.config["slots"] for start in found.starts] == [4, 8]

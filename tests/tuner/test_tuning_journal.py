@@ -1,4 +1,6 @@
-"""A tuning as it runs and is stored: what is told and when, and that one broken off goes on where it was."""
+"""A tuning as it runs and is stored: what is told and when, and that one broken off goes on where
+it was.
+"""
 
 import asyncio
 
@@ -9,7 +11,14 @@ from stored_search import BASELINE, NumberedBench, a_search, a_tuning
 from skep import __version__
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
-from skep.tuner.records import BenchProgress, BenchRequest, BenchResult, MeasurementRound, MeasureRequest, TuneStage
+from skep.tuner.records import (
+    BenchProgress,
+    BenchRequest,
+    BenchResult,
+    MeasurementRound,
+    MeasureRequest,
+    TuneStage,
+)
 from skep.tuner.running import TuningJournal
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import TuningOptions, parse_goal
@@ -36,7 +45,9 @@ def go_on(journal, search=None, before=None, **options):
     search = search or a_search()
     with journal:
         spent_s = journal.replay(search)
-        asyncio.run(journal.run(search, NumberedBench(len(journal.past), before, spent_s), **options))
+        asyncio.run(
+            journal.run(search, NumberedBench(len(journal.past), before, spent_s), **options)
+        )
     return journal.tuning.id
 
 
@@ -56,7 +67,10 @@ def what_came(tunings, name):
     """Figures but for their last digits: virtual time is added up in another order."""
     stages = []
     for one in tunings.stages(name):
-        figure = None if one.figure is None else round(one.figure.estimate, 6)
+        if one.figure is None:
+            figure = None
+        else:
+            figure = round(one.figure.estimate, 6)
         stages.append((one.title, one.config, one.decision, figure, one.starts, one.readings))
     return stages, [request for request, _ in tunings.answers(name)]
 
@@ -79,7 +93,10 @@ def test_other_search_is_not_given_anothers_answers(tunings, begin):
     """One line, and what was stored is as it was."""
     name = broken_off(begin(skep_version="0.0.9"), 4)
     before = what_came(tunings, name)
-    said = r"was started by skep 0\.0\.9 and cannot go on: `the baseline, start 1` is not what would be asked for now"
+    said = (
+        r"was started by skep 0\.0\.9 and cannot go on: `the baseline, start 1` is not what "
+        r"would be asked for now"
+    )
     with pytest.raises(UserError, match=said):
         go_on(TuningJournal(tunings, name, now), a_search(BASELINE.turned({"slots": 2})))
     assert what_came(tunings, name) == before
@@ -143,7 +160,9 @@ def test_who_watches_is_told_what_is_stored_already(tunings, begin):
     assert isinstance(of(BenchResult)[0], MeasurementRound)
     assert (len(of(BenchRequest)), len(of(BenchResult))) == (found.answers, found.answers)
     assert tuple(of(TuneStage)) == found.stages
-    assert found.measured_s == pytest.approx(sum(answer.seconds for _, answer in tunings.answers(found.id)))
+    assert found.measured_s == pytest.approx(
+        sum(answer.seconds for _, answer in tunings.answers(found.id))
+    )
 
 
 @pytest.mark.parametrize("text", ["task_tok_s@1", " task-tok-s @ 1 ", "TASK_TOK_S@1"])

@@ -12,12 +12,24 @@ PLAIN = KnobConfig.of({"slots": 2, "ms": 2.0, "extra": ""})
 
 def preset_of(config):
     """`extra`: words for the fake engine, divided by bars."""
-    words = ["--token-ms", str(config["ms"]), *filter(None, str(config.get("extra", "")).split("|"))]
+    words = [
+        "--token-ms",
+        str(config["ms"]),
+        *filter(None, str(config.get("extra", "")).split("|")),
+    ]
     return Preset(
-        name="trial", title="a trial", engine="fake", model="fake-model", checkpoint="none", served_as="fake-model",
-        hardware="cpu", source="this test", slots=int(config["slots"]), replicas=int(config.get("replicas", 1)),
+        name="trial",
+        title="a trial",
+        engine="fake",
+        model="fake-model",
+        checkpoint="none",
+        served_as="fake-model",
+        hardware="cpu",
+        source="this test",
+        slots=int(config["slots"]),
+        replicas=int(config.get("replicas", 1)),
         extra=tuple(words),
-    )  # fmt: skip
+    )
 
 
 def with_words(*words):

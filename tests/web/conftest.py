@@ -1,4 +1,6 @@
-"""Dashboards for the tests of a module: its `fill` stores what they show, its `NOW` and `hive` are theirs, if any."""
+"""Dashboards for the tests of a module: its `fill` stores what they show, its `NOW` and `hive` are
+theirs, if any.
+"""
 
 import time
 from functools import partial
@@ -12,7 +14,9 @@ from skep.web.context import Site
 
 
 def _running(request, paths, **options):
-    now, hive = (getattr(request.module, name, usual) for name, usual in (("NOW", None), ("hive", no_hive)))
+    now, hive = (
+        getattr(request.module, name, usual) for name, usual in (("NOW", None), ("hive", no_hive))
+    )
     clock = time.time if now is None else lambda: now
     return running(Site(paths, clock=clock, **options), read=hive)
 

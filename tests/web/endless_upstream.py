@@ -1,4 +1,6 @@
-"""An upstream that streams without an end, as fast as it is read, and counts what was taken from it."""
+"""An upstream that streams without an end, as fast as it is read, and counts what was taken from
+it.
+"""
 
 import contextlib
 import select
@@ -13,7 +15,10 @@ STUCK_S = 1.5  # nothing was taken for so long: whoever reads has stopped
 
 
 class EndlessUpstream:
-    """Streams to one request. `sent` are the bytes that the socket took; `stuck` is set when it takes no more."""
+    """Streams to one request.
+
+    `sent` are the bytes that the socket took; `stuck` is set when it takes no more.
+    """
 
     def __init__(self, most_bytes):
         self._most_bytes = most_bytes

@@ -1,4 +1,6 @@
-"""A dashboard on a random port, in a thread of the test's own process, what is asked of it, and a hive before it."""
+"""A dashboard on a random port, in a thread of the test's own process, what is asked of it, and a
+hive before it.
+"""
 
 import contextlib
 import http.client
@@ -20,17 +22,41 @@ def no_hive(_site):
 def status(*replicas, url="http://127.0.0.1:1", pid=1, queues=None, up_s=90.0, tokens=10.0):
     """What a hive says of itself. Of a replica its name, its slots and what else is not usual."""
     rows = [
-        {"kind": "replica", "state": "ready", "pid": 7, "url": url, "busy": 1, "model": "m", "engine": "fake",
-         "restarts": 0, "why": None, **replica}
+        {
+            "kind": "replica",
+            "state": "ready",
+            "pid": 7,
+            "url": url,
+            "busy": 1,
+            "model": "m",
+            "engine": "fake",
+            "restarts": 0,
+            "why": None,
+            **replica,
+        }
         for replica in replicas
-    ]  # fmt: skip
-    served = [{**row, "active": 3, "releasing": 1, "state": "up", "simulated": False} for row in rows]
+    ]
+    served = [
+        {**row, "active": 3, "releasing": 1, "state": "up", "simulated": False} for row in rows
+    ]
     gateway = {
-        "queued": 2, "in_flight": 6, "busy": {}, "models": {}, "replicas": served, "ended": {"answered": 12},
+        "queued": 2,
+        "in_flight": 6,
+        "busy": {},
+        "models": {},
+        "replicas": served,
+        "ended": {"answered": 12},
         "tokens": {row["name"]: tokens for row in rows},
         "queues": queues or {"m": {"interactive": 0, "normal": 2, "batch": 0}},
-    }  # fmt: skip
-    return {"phase": "ready", "url": url, "pid": pid, "rows": rows, "gateway": gateway, "up_s": up_s}
+    }
+    return {
+        "phase": "ready",
+        "url": url,
+        "pid": pid,
+        "rows": rows,
+        "gateway": gateway,
+        "up_s": up_s,
+    }
 
 
 def folders(place):
@@ -43,7 +69,8 @@ def folders(place):
 
 @contextlib.contextmanager
 def running(site, *, read=no_hive, routes=()):
-    """Gives a function that asks: `ask(path, method="GET", headers=..., form=...)` -> (response, text).
+    """Gives a function that asks: `ask(path, method="GET", headers=..., form=...)` -> (response,
+    text).
 
     `ask.json(path)` is the document that is answered, `ask.rows(path)` the rows of a CSV file.
     """
@@ -52,7 +79,13 @@ def running(site, *, read=no_hive, routes=()):
     ready = queue.Queue()
     end_streams = app.state.end_streams
     with AsgiServer(
-        app, host="127.0.0.1", port=0, guarded=True, grace_s=2, on_ready=ready.put, on_end=end_streams
+        app,
+        host="127.0.0.1",
+        port=0,
+        guarded=True,
+        grace_s=2,
+        on_ready=ready.put,
+        on_end=end_streams,
     ) as server:
         thread = threading.Thread(target=server.run)
         thread.start()

@@ -8,38 +8,75 @@ from skep.store.database import open_store
 from skep.store.records import GatewayRequest, Request
 from skep.tuner.store import TuningStore
 
-HOST = {"cpu_model": "Test CPU", "cpu_cores": 4, "memory_bytes": 16 << 30, "gpus": [], "driver_version": "570"}
+HOST = {
+    "cpu_model": "Test CPU",
+    "cpu_cores": 4,
+    "memory_bytes": 16 << 30,
+    "gpus": [],
+    "driver_version": "570",
+}
 RTX = {**HOST, "gpus": [{"name": "NVIDIA GeForce RTX 3090"}, {"name": "NVIDIA GeForce RTX 3090"}]}
 ENGINE = {"engine": "vllm", "version": "0.19", "slots": 4, "replicas": 1}
 SIMULATED = "simulated: qwen3-8b AWQ 4-bit, KV BF16, 2 x TP=1 on 2x rtx-3090, as vllm"
 WORKLOAD = {"max_tokens": 64, "seed": 1}
 DAY = 86400.0
-PROMPT, ANSWER = "a prompt of somebody", "an answer of the model"
+PROMPT = "a prompt of somebody"
+ANSWER = "an answer of the model"
 
 
 def requests(levels, tokens=100, *, slow=1.0, failed=0):
-    """At each level as many as its number, all at once for a second: `tokens` tok/s each, divided by `slow`."""
+    """At each level as many as its number, all at once for a second: `tokens` tok/s each, divided
+    by `slow`.
+    """
     begin = 0.0
     for level in levels:
         for index in range(level):
             bad = index < failed
             yield Request(
-                level, 0, index, "implement", begin, begin + slow,
-                first_byte_s=begin + 0.1, first_token_s=begin + 0.1, last_token_s=begin + slow,
-                prompt_tokens=50, output_tokens=0 if bad else tokens, status=500 if bad else 200,
-                error_kind="http" if bad else None, error="10.9.8.7 is cross" if bad else None, finish_reason="stop",
-                prompt=PROMPT, answer=ANSWER,
-            )  # fmt: skip
+                level,
+                0,
+                index,
+                "implement",
+                begin,
+                begin + slow,
+                first_byte_s=begin + 0.1,
+                first_token_s=begin + 0.1,
+                last_token_s=begin + slow,
+                prompt_tokens=50,
+                output_tokens=0 if bad else tokens,
+                status=500 if bad else 200,
+                error_kind="http" if bad else None,
+                error="10.9.8.7 is cross" if bad else None,
+                finish_reason="stop",
+                prompt=PROMPT,
+                answer=ANSWER,
+            )
         begin += slow + 1
 
 
-def put_run(store, place, *, levels=(1, 2, 4), tokens=100, failed=0, end="done", why="10.9.8.7 went away", **told):
+def put_run(
+    store,
+    place,
+    *,
+    levels=(1, 2, 4),
+    tokens=100,
+    failed=0,
+    end="done",
+    why="10.9.8.7 went away",
+    **told,
+):
     """One more, `place` days after the first. `end`: None for one whose writer is still there."""
     facts = {
-        "kind": "sweep", "model": "qwen3-8b", "url": "http://127.0.0.1:8400/v1", "fingerprint": "f" * 16,
-        "config": {"concurrency": list(levels), "workload": WORKLOAD}, "host": RTX, "engine": ENGINE,
-        "simulated": False, "skep_version": "0.1.0",
-    }  # fmt: skip
+        "kind": "sweep",
+        "model": "qwen3-8b",
+        "url": "http://127.0.0.1:8400/v1",
+        "fingerprint": "f" * 16,
+        "config": {"concurrency": list(levels), "workload": WORKLOAD},
+        "host": RTX,
+        "engine": ENGINE,
+        "simulated": False,
+        "skep_version": "0.1.0",
+    }
     run = store.begin_run(created_at=1_790_000_000.0 + place * DAY, **{**facts, **told})
     store.append_requests(run, requests(levels, tokens, failed=failed))
     if end is not None:
@@ -50,18 +87,24 @@ def put_run(store, place, *, levels=(1, 2, 4), tokens=100, failed=0, end="done",
 def gateway_request(arrived_at, **told):
     """A streamed request that the gateway answered."""
     facts = {
-        "id": "x", "path": "/v1/chat/completions", "model": "m", "priority": "normal", "flow": None, "replica": "m-0",
-        "attempts": 1, "outcome": "answered", "status": 200, "code": None, "streamed": True, "queued_s": 0.0,
-        "first_byte_s": 0.1, "ended_s": 9.0, "prompt_tokens": 1, "cached_tokens": None, "output_tokens": 1,
-        "request_bytes": 1, "response_bytes": 1,
+        "id": "x", "path": "/v1/chat/completions", "model": "m", "priority": "normal",
+        "flow": None, "replica": "m-0", "attempts": 1, "outcome": "answered", "status": 200,
+        "code": None, "streamed": True, "queued_s": 0.0, "first_byte_s": 0.1, "ended_s": 9.0,
+        "prompt_tokens": 1, "cached_tokens": None, "output_tokens": 1, "request_bytes": 1,
+        "response_bytes": 1,
     }  # fmt: skip
     return GatewayRequest(arrived_at=arrived_at, **{**facts, **told})
 
 
 def put_tuning(store, stages, *, end="done", reason=None, **changed):
-    """A stored tuning of which this process is the writer; its id. `end`: None for one that still runs."""
-    tunings, tuning = TuningStore(store), sample_tuning(**changed)
-    made, began = tunings.begin(tuning), tuning.created_at
+    """A stored tuning of which this process is the writer; its id.
+
+    `end`: None for one that still runs.
+    """
+    tunings = TuningStore(store)
+    tuning = sample_tuning(**changed)
+    made = tunings.begin(tuning)
+    began = tuning.created_at
     session = tunings.begin_session(made, began)
     tunings.append(made, stages, began + 60)
     if end is not None:

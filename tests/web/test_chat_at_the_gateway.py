@@ -1,4 +1,6 @@
-"""The chat in front of a real gateway: the visitor's own key, the browser's pace, the slot of who left."""
+"""The chat in front of a real gateway: the visitor's own key, the browser's pace, the slot of who
+left.
+"""
 
 import http.client
 import json
@@ -79,7 +81,9 @@ def busy(gateway):
 
 
 def test_without_a_key_the_chat_is_refused_as_the_gateway_refuses(chatting, monkeypatch):
-    """The dashboard asked with the key of its owner's environment, and served everybody on the machine."""
+    """The dashboard asked with the key of its owner's environment, and served everybody on the
+    machine.
+    """
     monkeypatch.setenv("SKEP_API_KEY", CLIENT)
     ask, _, engine = chatting(keys=one_key())
     response, error = answered(ask)
@@ -121,9 +125,13 @@ def test_a_key_that_the_gateway_does_not_know_yet_is_told_as_such(chatting):
 
 
 def test_the_limit_of_a_key_holds_through_the_chat(chatting):
-    """A key limited to one request at a time had four through the chat, which asked with the owner's."""
+    """A key limited to one request at a time had four through the chat, which asked with the
+    owner's.
+    """
     keys = one_key(max_concurrent=1)
-    ask, gateway, engine = chatting(site={"guarded": True}, slots=4, keys=keys, engine={"ttft_ms": 60_000})
+    ask, gateway, engine = chatting(
+        site={"guarded": True}, slots=4, keys=keys, engine={"ttft_ms": 60_000}
+    )
     first = question(ask, **bearer())
     engine.wait_for(running=1)
     responses = [answered(ask, **bearer()) for _ in range(3)]
@@ -151,7 +159,9 @@ def test_who_leaves_before_the_first_byte_frees_the_slot(chatting, workers):
 
 
 def test_who_leaves_behind_a_second_request_frees_the_slot(chatting):
-    """A server that stops reading while a request waits behind the first one hears of nobody leaving."""
+    """A server that stops reading while a request waits behind the first one hears of nobody
+    leaving.
+    """
     ask, gateway, engine = chatting(engine={"ttft_ms": 600_000})
     with raw_question(ask) as browser:
         browser.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -15,7 +15,10 @@ from skep.web.context import Site
 @pytest.fixture
 def chat(tmp_path, monkeypatch):
     """A dashboard whose gateway is a fake engine."""
-    with FakeEngine(slots=1, token_ms=1, ctx=300) as engine, running(Site(installation(tmp_path))) as ask:
+    with (
+        FakeEngine(slots=1, token_ms=1, ctx=300) as engine,
+        running(Site(installation(tmp_path))) as ask,
+    ):
         monkeypatch.setenv("SKEP_URL", engine.url)
         yield ask, engine
 
@@ -37,7 +40,10 @@ def test_the_page_offers_what_is_served_and_an_answer_comes_as_the_events_of_the
     assert 'role="alert"' not in page
     ask, engine = chat
     answer, body = say(ask)
-    assert (answer.status, answer.getheader("content-type")) == (200, "text/event-stream; charset=utf-8")
+    assert (answer.status, answer.getheader("content-type")) == (
+        200,
+        "text/event-stream; charset=utf-8",
+    )
     events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
     assert any(event["choices"][0]["delta"].get("content") for event in events if event["choices"])
     assert events[-1]["usage"]["completion_tokens"] > 0
@@ -68,16 +74,25 @@ def test_without_a_gateway_the_page_says_how_to_start_one(tmp_path, monkeypatch)
 )
 def test_an_answer_that_is_none_is_one_line_of_json(tmp_path, monkeypatch, status, body, shown):
     """It was an error inside, or a connection that was closed without a word."""
-    with recorded(answer=lambda *_: (status, body)) as server, running(Site(installation(tmp_path))) as ask:
+    with (
+        recorded(answer=lambda *_: (status, body)) as server,
+        running(Site(installation(tmp_path))) as ask,
+    ):
         monkeypatch.setenv("SKEP_URL", server.url)
         answer, text = say(ask)
     assert answer.status == shown
     assert json.loads(text)["error"]["message"] == f"HTTP {status}"
 
 
-def test_what_is_no_question_or_of_another_page_is_refused_and_the_public_has_no_chat(chat, tmp_path):
+def test_what_is_no_question_or_of_another_page_is_refused_and_the_public_has_no_chat(
+    chat, tmp_path
+):
     ask, engine = chat
-    for bad in ({"messages": "hi"}, {"model": 3}, {"messages": [{"role": "user", "content": "x" * (1 << 20)}]}):
+    for bad in (
+        {"messages": "hi"},
+        {"model": 3},
+        {"messages": [{"role": "user", "content": "x" * (1 << 20)}]},
+    ):
         answer, body = say(ask, **bad)
         assert answer.status == 400, bad
         assert json.loads(body)["error"]["message"]

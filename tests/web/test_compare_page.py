@@ -1,4 +1,6 @@
-"""The compare page: targets on one axis with the ratio of their medians, stored runs side by side."""
+"""The compare page: targets on one axis with the ratio of their medians,
+stored runs side by side.
+"""
 
 import re
 
@@ -16,7 +18,10 @@ MIXED = []
 def fill(store):
     watched_store.fill(store)
     models = ((GPT_OSS, "gpt-oss-20b"), (QWEN, "qwen3-coder-30b"))
-    MIXED[:] = [store_mixed(store, model, name, at=1e9 + place) for place, (model, name) in enumerate(models)]
+    MIXED[:] = [
+        store_mixed(store, model, name, at=1e9 + place)
+        for place, (model, name) in enumerate(models)
+    ]
     RUNS[:] = [put_run(store, place, tokens=100 * place) for place in (1, 2)]
 
 

@@ -1,4 +1,6 @@
-"""The history page: everything in its address, nothing hidden, everything on it as JSON and CSV."""
+"""The history page: everything in its address, nothing hidden,
+everything on it as JSON and CSV.
+"""
 
 import asyncio
 import re
@@ -23,7 +25,9 @@ def _words(html):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_every_target_is_shown_small_one_that_was_never_probed_says_so_and_two_stand_beneath_each_other(ask):
+def test_every_target_is_shown_small_one_that_was_never_probed_says_so_and_two_stand_beneath_each_other(
+    ask,
+):
     """Each links to its own page, with the same window."""
     _, html = ask("/history?window=30d")
     assert html.count('class="trend"') == 2
@@ -38,7 +42,9 @@ def test_every_target_is_shown_small_one_that_was_never_probed_says_so_and_two_s
     assert len(ids) == len(set(ids))
 
 
-def test_a_target_has_its_picture_its_words_its_figures_and_its_notes_compared_before_and_after(ask):
+def test_a_target_has_its_picture_its_words_its_figures_and_its_notes_compared_before_and_after(
+    ask,
+):
     response, html = ask("/history?target=box&window=30d")
     assert response.status == 200
     words = _words(html)
@@ -85,7 +91,9 @@ def test_an_address_asks_for_what_it_was_made_from_and_a_series_of_another_targe
 
 
 def test_what_goes_wrong_half_way_is_told_on_the_page(paths):
-    """A page that has begun cannot change its status; in public nothing is told that may name a path."""
+    """A page that has begun cannot change its status; in public nothing is told that may name a
+    path.
+    """
 
     def parts(_store):
         yield "<p>first</p>"
@@ -93,7 +101,9 @@ def test_what_goes_wrong_half_way_is_told_on_the_page(paths):
 
     async def whole(site):
         frame = HTMLResponse(f"<html>{PLACE}</html>")
-        return b"".join([part async for part in streamed(site, frame, parts).body_iterator]).decode()
+        return b"".join(
+            [part async for part in streamed(site, frame, parts).body_iterator]
+        ).decode()
 
     told = asyncio.run(whole(Site(paths)))
     assert "first" in told
@@ -114,7 +124,9 @@ def series(paths):
         yield found
 
 
-def test_the_median_begins_anew_at_a_step_for_hot_and_cold_runs_and_one_before_the_window_has_no_say(series):
+def test_the_median_begins_anew_at_a_step_for_hot_and_cold_runs_and_one_before_the_window_has_no_say(
+    series,
+):
     history = history_of(series, BOX, NOW - 9 * DAY_S, NOW)
     (step,) = history.steps
     before = [row[1] for row in history.band if row[0] < step]
@@ -131,7 +143,8 @@ def test_without_a_step_nothing_is_changed_and_a_time_axis_begins_where_the_data
     values = [(float(hour), 1.0) for hour in range(20)]
     assert len(stepped(values, (), 5.0)) == 20
     assert [row[0] for row in stepped(values, (10.0,), 5.0)] == [*range(10), *range(14, 20)]
-    week, hour = 7 * 86400.0, 3600.0
+    week = 7 * 86400.0
+    hour = 3600.0
     assert axis_begin(0.0, week, week - hour) == pytest.approx(week - 1.02 * hour)
     assert axis_begin(0.0, week, 10.0) == 0.0
     assert axis_begin(0.0, week) == 0.0

@@ -1,4 +1,6 @@
-"""What a hostile page, or a program on the way, asks of a dashboard: one refusal, and nothing is written."""
+"""What a hostile page, or a program on the way, asks of a dashboard: one refusal, and nothing is
+written.
+"""
 
 import socket
 from contextlib import suppress
@@ -18,16 +20,31 @@ NOTE = b"text=a+note"
 FORM = b"content-type: application/x-www-form-urlencoded\r\n"
 # What is nothing but the name of the machine, and what only looks like it.
 NO_NAMES = (
-    b"evil.example", b"127.0.0.1.evil.example", b"127.0.0.1@evil.example", b"evil.example@127.0.0.1",
-    b"localhost#.evil.example", b"localhost/evil.example", b"localhost?evil.example", b"", b"[::2]", b"0.0.0.0",
+    b"evil.example", b"127.0.0.1.evil.example", b"127.0.0.1@evil.example",
+    b"evil.example@127.0.0.1", b"localhost#.evil.example", b"localhost/evil.example",
+    b"localhost?evil.example", b"", b"[::2]", b"0.0.0.0",
 )  # fmt: skip
-FOREIGN = (b"http://evil.example", b"null", b"http://127.0.0.1:1", b"https://127.0.0.1.evil.example", b"")
-WRITES = ("/notes", "/api/chat", "/login", "/logout", "/swarm/{swarm}/cancel", "/swarm/{swarm}/resume")
+FOREIGN = (
+    b"http://evil.example",
+    b"null",
+    b"http://127.0.0.1:1",
+    b"https://127.0.0.1.evil.example",
+    b"",
+)
+WRITES = (
+    "/notes",
+    "/api/chat",
+    "/login",
+    "/logout",
+    "/swarm/{swarm}/cancel",
+    "/swarm/{swarm}/resume",
+)
 OUTSIDE = (
-    "/static/../../../../etc/passwd", "/static/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/static/..%5c..%5cskep.css",
-    "/static//etc/passwd", "/static/skep.css%00.js", "/runs/..%2f..%2fetc%2fpasswd/report.html",
-    "/runs/%00/report.html", "/runs/%25/report.html", "/runs/_/report.html", "/swarm/%25/report.html",
-    "/swarm/*/report.html", "/tuning/%25/report.html", "/api/swarm/%25.json", "/login/../api/swarm.json",
+    "/static/../../../../etc/passwd", "/static/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "/static/..%5c..%5cskep.css", "/static//etc/passwd", "/static/skep.css%00.js",
+    "/runs/..%2f..%2fetc%2fpasswd/report.html", "/runs/%00/report.html", "/runs/%25/report.html",
+    "/runs/_/report.html", "/swarm/%25/report.html", "/swarm/*/report.html",
+    "/tuning/%25/report.html", "/api/swarm/%25.json", "/login/../api/swarm.json",
     "/static/../api/swarm.json", "/healthz/../api/swarm.json",
 )  # fmt: skip
 
@@ -91,9 +108,14 @@ def test_a_name_that_was_made_to_point_here_gets_no_page(loopback, host, path):
 
 @pytest.mark.parametrize("origin", FOREIGN)
 @pytest.mark.parametrize("path", WRITES)
-def test_a_form_of_another_site_is_refused_and_nothing_is_written(loopback, site_paths, path, origin):
+def test_a_form_of_another_site_is_refused_and_nothing_is_written(
+    loopback, site_paths, path, origin
+):
     before = notes(site_paths)
-    lines = [FORM.strip(), b"origin: " + origin] if origin else [FORM.strip()]
+    if origin:
+        lines = [FORM.strip(), b"origin: " + origin]
+    else:
+        lines = [FORM.strip()]
     answer = talk(loopback, request("POST", path.format(**STORED), *lines, body=NOTE))
     assert answer.startswith(b"HTTP/1.1 403 ")
     assert notes(site_paths) == before
@@ -102,7 +124,9 @@ def test_a_form_of_another_site_is_refused_and_nothing_is_written(loopback, site
 @pytest.mark.parametrize("origin", FOREIGN)
 @pytest.mark.parametrize("path", WRITES)
 def test_a_browsers_session_is_no_use_to_another_site(guarded, site_paths, path, origin):
-    response, _ = guarded("/login", "POST", form={"key": "sk-owner"}, headers={"origin": guarded.origin})
+    response, _ = guarded(
+        "/login", "POST", form={"key": "sk-owner"}, headers={"origin": guarded.origin}
+    )
     cookie = response.headers["set-cookie"].partition(";")[0].encode()
     before = notes(site_paths)
     lines = [FORM.strip(), b"cookie: " + cookie, *([b"origin: " + origin] if origin else [])]
@@ -125,7 +149,9 @@ def test_no_address_leads_out_of_what_is_served(loopback, path):
     assert b"root:" not in answer
 
 
-@pytest.mark.parametrize("path", [path for path in OUTSIDE if "/../" in path or path.startswith("/swarm")])
+@pytest.mark.parametrize(
+    "path", [path for path in OUTSIDE if "/../" in path or path.startswith("/swarm")]
+)
 def test_no_address_leads_past_the_check_of_the_key(guarded, path):
     answer = talk(guarded, request("GET", path, host=b"x"))
     assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 401 ", b"HTTP/1.1 303 ")), answer[:80]
@@ -157,7 +183,9 @@ def test_a_head_that_can_be_read_in_two_ways_is_refused_once(loopback, lines):
 @pytest.mark.parametrize("path", ["/healthz", "/nowhere"])
 def test_an_offer_of_another_protocol_gets_the_answer_of_a_plain_request(loopback, path, protocol):
     offer = [b"upgrade: " + protocol, b"http2-settings: AAMAAABk", b"sec-websocket-version: 13"]
-    data = request("GET", path, *offer).replace(b"connection: close", b"connection: close, upgrade, http2-settings")
+    data = request("GET", path, *offer).replace(
+        b"connection: close", b"connection: close, upgrade, http2-settings"
+    )
     answer = talk(loopback, data)
     assert answer.startswith(b"HTTP/1.1 200 " if path == "/healthz" else b"HTTP/1.1 404 ")
     assert b"101" not in answer.split(b"\r\n", 1)[0]

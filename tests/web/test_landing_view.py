@@ -1,4 +1,6 @@
-"""The landing view says in one sentence which target is faster, in public too; pages say how it was measured."""
+"""The landing view says in one sentence which target is faster, in public too; pages say how it
+was measured.
+"""
 
 import pytest
 import watched_store
@@ -22,7 +24,9 @@ def test_the_public_page_says_which_target_is_faster_too(public):
     assert "10.9.8.7" not in html
 
 
-@pytest.mark.parametrize("path", ["/", "/history", "/history?target=box", "/compare?target=box&target=cloud"])
+@pytest.mark.parametrize(
+    "path", ["/", "/history", "/history?target=box", "/compare?target=box&target=cloud"]
+)
 def test_the_foot_of_a_page_says_how_its_targets_are_probed(ask, public, path):
     for asked in (ask, public):
         html = asked(path)[1]
@@ -38,7 +42,10 @@ def test_without_targets_nothing_is_said_of_probing(bare):
 def test_what_a_pause_costs_is_told_on_the_landing_view_and_in_a_targets_history(ask, public):
     starts = {start["target"]: start for start in ask.json("/api/now.json")["cold_starts"]}
     sentence = starts["cloud"]["sentence"]
-    assert "cloud after a pause (probed every 1 h): first token after 900 ms instead of 121 ms" in sentence
+    assert (
+        "cloud after a pause (probed every 1 h): first token after 900 ms instead of 121 ms"
+        in sentence
+    )
     for asked in (ask, public):
         assert sentence in asked("/")[1]
         assert sentence in asked("/history?target=cloud")[1]

@@ -1,4 +1,6 @@
-"""Live figures: one reader for all browsers, only what changed is sent, a browser that leaves ends its stream."""
+"""Live figures: one reader for all browsers, only what changed is sent, a browser that leaves ends
+its stream.
+"""
 
 import asyncio
 import contextlib
@@ -25,11 +27,15 @@ class Readings:
     """Answers one after another, the last for ever; counts how often it was asked."""
 
     def __init__(self, *answers):
-        self.answers, self.asked = list(answers), 0
+        self.answers = list(answers)
+        self.asked = 0
 
     def __call__(self, _site):
         self.asked += 1
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if len(self.answers) > 1:
+            answer = self.answers.pop(0)
+        else:
+            answer = self.answers[0]
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -99,7 +105,8 @@ async def test_only_what_changed_is_sent_again(env):
 
 
 async def test_a_hive_is_found_when_it_comes_and_missed_when_it_goes(env):
-    down, hung = NotRunning(), EngineError("it does not answer")
+    down = NotRunning()
+    hung = EngineError("it does not answer")
     async with going(env, Readings(down, status(), hung, status(), down)) as (_, (guest,)):
         seen = [await guest.events.get() for _ in range(5)]
     assert [event["state"] for event in seen] == ["down", "up", "silent", "up", "down"]
@@ -110,7 +117,10 @@ async def test_a_hive_is_found_when_it_comes_and_missed_when_it_goes(env):
 
 async def test_another_hive_begins_its_rates_anew(env):
     told = ((1, 1e6), (1, 2e6), (2, 5.0), (2, 5.0))
-    async with going(env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in told))) as (_, (guest,)):
+    async with going(env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in told))) as (
+        _,
+        (guest,),
+    ):
         seen = [await guest.events.get() for _ in range(4)]
     assert seen[1]["hive"]["tok_s"] > 0
     assert len(seen[2]["hive"]["history"]["tok_s"]) == 1
@@ -118,7 +128,8 @@ async def test_another_hive_begins_its_rates_anew(env):
 
 
 async def test_a_browser_that_goes_away_ends_its_stream_and_the_reader_rests(env):
-    readings, now = Readings(status()), [0.0]
+    readings = Readings(status())
+    now = [0.0]
     async with going(env, readings, clock=lambda: now[0]) as (live, (guest,)):
         await guest.events.get()
         guest.leave()
@@ -144,7 +155,8 @@ async def test_closing_ends_every_stream(env):
 async def test_a_silent_stream_has_a_heartbeat(env, monkeypatch):
     """Proxies and phones close a connection on which nothing comes."""
     monkeypatch.setattr(live_module, "HEARTBEAT_S", 0.01)
-    live, heard = Live(Site(user_paths(env))), asyncio.Event()
+    live = Live(Site(user_paths(env)))
+    heard = asyncio.Event()
 
     async def send(message):
         if b": still here" in message.get("body", b""):
@@ -152,7 +164,9 @@ async def test_a_silent_stream_has_a_heartbeat(env, monkeypatch):
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         guest = Browser()
-        tasks.create_task(Stream(live, render)({"type": "http", "method": "GET"}, guest.receive, send))
+        tasks.create_task(
+            Stream(live, render)({"type": "http", "method": "GET"}, guest.receive, send)
+        )
         await heard.wait()
         guest.leave()
 
@@ -177,7 +191,9 @@ def test_first_tokens_are_told_of_streamed_answers_of_late(env):
     assert found["median_ms"] == pytest.approx(200)
 
 
-@pytest.mark.parametrize("answer", [{"pid": "of another version"}, {**status(), "gateway": {"tokens": [1]}}, None])
+@pytest.mark.parametrize(
+    "answer", [{"pid": "of another version"}, {**status(), "gateway": {"tokens": [1]}}, None]
+)
 def test_a_hive_that_answers_nonsense_does_not_end_the_dashboard(env, answer):
     """The reader is one task for all browsers: were it to end, so would every page."""
 

@@ -12,7 +12,15 @@ from skep.deploy.plan_request import PlanFlags, answer_plan
 from skep.errors import UserError
 from skep.report.plan import answer_lines, level_of
 from skep.web.context import Site
-from skep.web.plan import MOST_WAITING, PlanPages, PlanQuery, drawn, plan_picture, read_query, term_colours
+from skep.web.plan import (
+    MOST_WAITING,
+    PlanPages,
+    PlanQuery,
+    drawn,
+    plan_picture,
+    read_query,
+    term_colours,
+)
 
 TWO = "model=qwen3-8b&card=rtx-3090&count=2"
 
@@ -35,7 +43,9 @@ def test_the_page_paints_first_and_the_plan_is_that_of_the_command_line(ask, pat
     told = ask.json(f"/api/plan.json?{TWO}&agents=8")
     found = answer_plan(PlanFlags("qwen3-8b", ("2x rtx-3090",), agents=8), paths.store)
     at = next(point for point in told["plans"][0]["predicted"] if point["concurrency"] == 8)
-    assert at["effective_tok_s"] == pytest.approx(found.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3)
+    assert at["effective_tok_s"] == pytest.approx(
+        found.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3
+    )
 
 
 def test_a_setup_is_called_the_same_on_the_page_as_on_the_command_line(ask, paths):
@@ -63,7 +73,9 @@ def test_the_page_says_why_every_faster_layout_comes_after_the_first(ask):
     assert all(f"with {speed} tok/s" in reason for speed in faster)
 
 
-def test_without_a_model_there_are_the_form_and_examples_and_one_that_does_not_fit_says_what_would(ask):
+def test_without_a_model_there_are_the_form_and_examples_and_one_that_does_not_fit_says_what_would(
+    ask,
+):
     page = ask("/plan?model=qwen3-235b-a22b&card=rtx-3090&whole=1")[1]
     assert "does not fit" in page
     assert "what would fit" in page
@@ -76,16 +88,22 @@ def test_without_a_model_there_are_the_form_and_examples_and_one_that_does_not_f
     assert ask("/api/plan.json")[0].status == 400
 
 
-def test_an_address_holds_all_that_was_asked_and_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
+def test_an_address_holds_all_that_was_asked_and_no_path_reaches_the_reader_of_models(
+    tmp_path, monkeypatch
+):
     asked = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, input_tokens=2048)
     assert asked.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&input_tokens=2048"
     assert asked_of(asked.query()) == asked
-    assert asked.command() == 'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --prompt-tokens 2048'
+    assert (
+        asked.command()
+        == 'skep plan qwen3-8b --gpu "2x rtx-3090" --concurrency 8 --prompt-tokens 2048'
+    )
     words = PlanQuery("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
     assert asked_of(words.query()) == words
     assert words.flags().gpu == ("2x rtx-3090: nvlink(0-1)",)
     assert asked_of("model=qwen3-8b").flags().gpu == ()  # this machine
-    # Only the catalogue's own names go on: a folder of that name beside the server is not looked at.
+    # Only the catalogue's own names go on: a folder of that name beside the server is not looked
+    # at.
     (tmp_path / "qwen3-8b").mkdir()
     (tmp_path / "qwen3-8b" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -97,7 +115,12 @@ def test_an_address_holds_all_that_was_asked_and_no_path_reaches_the_reader_of_m
 
 def test_a_picture_holds_every_curve_apart_and_a_term_has_one_colour_in_every_bar():
     level = {"low": 8.0, "high": 600.0, "ttft_ms": 5.0}
-    plan = {"predicted": [{"concurrency": c, "effective_tok_s": 100.0 * c, **level} for c in (1, 2, 4)], "memory": []}
+    plan = {
+        "predicted": [
+            {"concurrency": c, "effective_tok_s": 100.0 * c, **level} for c in (1, 2, 4)
+        ],
+        "memory": [],
+    }
     picture = plan_picture([plan, plan], "effective_tok_s", "speed")
     assert len(re.findall(r"<title>C = \d+: \d+ tok/s", picture)) == 6
     assert "style=" not in picture
@@ -105,17 +128,26 @@ def test_a_picture_holds_every_curve_apart_and_a_term_has_one_colour_in_every_ba
     places = {word: float(y) for y, word in words}
     assert set(places) == {"A", "B"}
     assert abs(places["A"] - places["B"]) > 12
-    plans = [{"memory": [{"term": "weights"}, {"term": "x"}]}, {"memory": [{"term": "y"}, {"term": "x"}]}]
+    plans = [
+        {"memory": [{"term": "weights"}, {"term": "x"}]},
+        {"memory": [{"term": "y"}, {"term": "x"}]},
+    ]
     assert list(term_colours(plans)) == ["weights", "KV pool", "x", "y"]
     assert len(set(term_colours(plans).values())) == 4
 
 
-def test_a_context_of_nothing_is_no_figure_and_when_many_plans_are_made_the_rest_comes_again(paths):
-    pages, asked = PlanPages(Site(paths)), PlanQuery("qwen3-8b", "rtx-3090")
+def test_a_context_of_nothing_is_no_figure_and_when_many_plans_are_made_the_rest_comes_again(
+    paths,
+):
+    pages = PlanPages(Site(paths))
+    asked = PlanQuery("qwen3-8b", "rtx-3090")
     found = pages._plan(asked)
     assert "for each agent" in drawn(asked, found)
     found["plans"][0]["largest_context"] = 0
-    assert '<dd class="value">–</dd><dd class="note">not all slots can be full at once</dd>' in drawn(asked, found)
+    assert (
+        '<dd class="value">–</dd><dd class="note">not all slots can be full at once</dd>'
+        in drawn(asked, found)
+    )
     # Each of them would hold a thread, and with all of them held no page at all would be answered.
     pages = PlanPages(Site(paths))
     for _ in range(MOST_WAITING):

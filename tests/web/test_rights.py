@@ -1,4 +1,6 @@
-"""Who may see and do what: every route has one class, and each kind of visitor gets what its class allows."""
+"""Who may see and do what: every route has one class, and each kind of visitor gets what its class
+allows.
+"""
 
 import http.client
 import json
@@ -43,7 +45,9 @@ def guarded(paths, keys):
 
 
 def request_of(address):
-    """The method and a path for the address of a route, with what is stored in the place of its names."""
+    """The method and a path for the address of a route, with what is stored in the place of its
+    names.
+    """
     method, _, path = address.partition(" ")
     for folder in ("swarm", "tuning", "runs"):
         if f"/{folder}/" in path:
@@ -146,7 +150,9 @@ def test_a_refusal_says_what_an_admins_key_is(guarded):
     assert "skep key add NAME --admin" in error["hint"]
 
 
-@pytest.mark.parametrize("kind", ["/runs/{run}/report.html", "/runs/{run}", "/api/run.json?id={run}"])
+@pytest.mark.parametrize(
+    "kind", ["/runs/{run}/report.html", "/runs/{run}", "/api/run.json?id={run}"]
+)
 def test_a_client_reads_the_figures_of_a_run_without_prompts_and_addresses(guarded, kind):
     response, text = client(kind.format(**STORED), guarded)
     assert response.status == 200

@@ -1,4 +1,6 @@
-"""The page of runs: every stored benchmark, filtered by the address, its report, files of it all."""
+"""The page of runs: every stored benchmark, filtered by the address, its report,
+files of it all.
+"""
 
 import re
 from functools import partial
@@ -9,7 +11,15 @@ from stored_runs import HOST, SIMULATED, installation, put_run
 from skep.store.database import open_store
 from skep.web import run_cache
 from skep.web.context import Site
-from skep.web.run_cache import RunCache, RunFigures, engine_of, figures_of, layout_of, machine_of, where_of
+from skep.web.run_cache import (
+    RunCache,
+    RunFigures,
+    engine_of,
+    figures_of,
+    layout_of,
+    machine_of,
+    where_of,
+)
 from skep.web.runs import RunsQuery, listed
 
 MADE = {}
@@ -18,11 +28,17 @@ MADE = {}
 def fill(store):
     MADE["slow"] = put_run(store, 0, tokens=50)
     MADE["fast"] = put_run(store, 1, tokens=200, failed=1)
-    MADE["far"] = put_run(store, 2, url="http://10.9.8.7:8000/v1", model="/srv/models/secret.gguf", host=HOST)
+    MADE["far"] = put_run(
+        store, 2, url="http://10.9.8.7:8000/v1", model="/srv/models/secret.gguf", host=HOST
+    )
     MADE["broken"] = put_run(store, 3, levels=(1,), end="failed")
-    MADE["simulated"] = put_run(store, 4, simulated=True, engine={"engine": SIMULATED, "simulated": True})
+    MADE["simulated"] = put_run(
+        store, 4, simulated=True, engine={"engine": SIMULATED, "simulated": True}
+    )
     MADE["open"] = put_run(store, 5, kind="open", config={"rates": [2.0, 4.0]}, levels=(1, 2))
-    MADE["interrupted"] = put_run(store, 5, model="other", levels=(1,), end="failed", why="interrupted")
+    MADE["interrupted"] = put_run(
+        store, 5, model="other", levels=(1,), end="failed", why="interrupted"
+    )
     MADE["running"] = put_run(store, 6, levels=(1,), end=None)
 
 
@@ -40,7 +56,9 @@ def test_every_run_is_listed_newest_first_with_its_key_figures_in_cells_for_smal
     page = ask("/runs")[1]
     assert '<span class="flag bad">interrupted</span>' in page
     interrupted_page = ask(f"/runs/{MADE['interrupted']}")[1]
-    assert "The run is interrupted; no level was finished: the figures are of the" in interrupted_page
+    assert (
+        "The run is interrupted; no level was finished: the figures are of the" in interrupted_page
+    )
     assert "8 benchmark runs are stored" in page
     assert "600" in page
     assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page
@@ -71,7 +89,9 @@ def test_the_address_says_which_runs_are_shown(ask, query, names):
 
 
 def test_the_best_come_first_where_that_is_asked_for(ask):
-    """Simulated runs are never ranked among measured ones; what failed or still runs comes last."""
+    """Simulated runs are never ranked among measured ones;
+    what failed or still runs comes last.
+    """
     found = runs_of(ask, "?sort=best&q=measured+sweep+qwen3-8b")
     assert [one["id"] for one in found][:2] == [MADE["fast"], MADE["slow"]]
     assert {one["id"] for one in found[-2:]} == {MADE["broken"], MADE["running"]}
@@ -82,7 +102,9 @@ def test_the_best_come_first_where_that_is_asked_for(ask):
     assert "Stored runs, best tok/s first" in page
 
 
-def test_a_run_that_is_still_written_is_drawn_one_without_requests_says_so_and_an_unknown_one_is_404(ask, paths):
+def test_a_run_that_is_still_written_is_drawn_one_without_requests_says_so_and_an_unknown_one_is_404(
+    ask, paths
+):
     run = MADE["running"]
     assert "Still running" in ask(f"/runs/{run}")[1]
     body = ask(f"/runs/{run}")[1]
@@ -105,7 +127,10 @@ def test_the_report_is_a_file_of_its_own_and_two_ticked_runs_go_to_the_page_that
     assert body.startswith("<!doctype html>")
     assert "script" not in response.headers["content-security-policy"]
     response, _ = ask(f"/runs/compare?run={MADE['slow']}&run={MADE['fast']}")
-    assert (response.status, response.headers["location"]) == (303, f"/compare?runs={MADE['slow']},{MADE['fast']}")
+    assert (response.status, response.headers["location"]) == (
+        303,
+        f"/compare?runs={MADE['slow']},{MADE['fast']}",
+    )
     assert ask(f"/runs/compare?run={MADE['slow']}")[0].status == 400
     assert ask("/compare?runs=x")[0].status == 400
 
@@ -118,24 +143,34 @@ def test_figures_of_an_ended_run_are_worked_out_once(monkeypatch, tmp_path):
         return figures_of(store, run)
 
     monkeypatch.setattr(run_cache, "figures_of", counted)
-    site = Site(installation(tmp_path, lambda store: [put_run(store, 0), put_run(store, 1, end=None)]))
+    site = Site(
+        installation(tmp_path, lambda store: [put_run(store, 0), put_run(store, 1, end=None)])
+    )
     with site.store() as store:
         book = RunCache()
         runs = store.runs()
         first, again = ([book.figures(store, run) for run in runs] for _ in range(2))
     assert first == again
-    assert sorted(asked.count(run.id) for run in runs) == [1, 2]  # the one that is still written is asked each time
+    # The one that is still written is asked each time.
+    assert sorted(asked.count(run.id) for run in runs) == [
+        1,
+        2,
+    ]
 
 
 def test_a_list_has_pages_of_fifty(tmp_path):
-    paths = installation(tmp_path, *(partial(put_run, place=place, levels=()) for place in range(52)))
+    paths = installation(
+        tmp_path, *(partial(put_run, place=place, levels=()) for place in range(52))
+    )
     with open_store(paths.store) as store:
         runs = store.runs()
     found = listed(runs, RunsQuery(page=9), lambda _run: RunFigures())
     assert (found.pages, found.asked.page, len(found.runs), found.total) == (2, 2, 2, 52)
 
 
-def test_where_a_run_ran_is_told_in_a_few_words_and_words_find_nothing_that_a_public_page_hides(paths, public):
+def test_where_a_run_ran_is_told_in_a_few_words_and_words_find_nothing_that_a_public_page_hides(
+    paths, public
+):
     with open_store(paths.store, read_only=True) as store:
         runs = {name: store.run(run) for name, run in MADE.items()}
     assert machine_of(runs["far"]) == "10.9.8.7"

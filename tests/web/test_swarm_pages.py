@@ -1,4 +1,6 @@
-"""The pages of swarm runs: the list, one run with its picture and failures, and the owner's cancel and resume."""
+"""The pages of swarm runs: the list, one run with its picture and failures, and the owner's cancel
+and resume.
+"""
 
 import json
 import os
@@ -24,7 +26,9 @@ def fill(store):
     MADE["stopped"] = put_swarm_run(store, "<i>odd</i>.jsonl", left=3, outcome="stopped")
 
 
-def test_the_list_has_every_run_the_public_sees_none_and_what_is_not_there_is_told(ask, bare, public):
+def test_the_list_has_every_run_the_public_sees_none_and_what_is_not_there_is_told(
+    ask, bare, public
+):
     page = ask("/swarm")[1]
     assert "reviews.jsonl" in page
     assert "&lt;i&gt;odd&lt;/i&gt;" in page
@@ -37,7 +41,12 @@ def test_the_list_has_every_run_the_public_sees_none_and_what_is_not_there_is_to
     assert "no swarm run" in page
     assert "No swarm runs yet" in bare("/swarm")[1]
     assert bare("/swarm/last")[0].status == 404
-    for path in ("/swarm", f"/swarm/{MADE['whole']}", "/api/swarm.json", f"/api/swarm/{MADE['whole']}.json"):
+    for path in (
+        "/swarm",
+        f"/swarm/{MADE['whole']}",
+        "/api/swarm.json",
+        f"/api/swarm/{MADE['whole']}.json",
+    ):
         assert public(path)[0].status == 404
     assert "/swarm" not in public("/")[1]
 
@@ -59,11 +68,18 @@ def test_one_run_shows_its_picture_and_failures_and_only_an_unfinished_one_can_b
     assert "Cancel" not in whole
     assert ask(f"/swarm/{MADE['whole']}/resume", "POST", {"origin": ask.origin})[0].status == 303
     for end in ("cancel", "resume"):
-        assert ask(f"/swarm/{MADE['stopped']}/{end}", "POST", {"origin": "http://evil.example"})[0].status == 403
+        assert (
+            ask(f"/swarm/{MADE['stopped']}/{end}", "POST", {"origin": "http://evil.example"})[
+                0
+            ].status
+            == 403
+        )
 
 
 def wait_for(ask, *states):
-    """The id of the run, once it is in one of them; a store that is being made has no tables yet."""
+    """The id of the run, once it is in one of them;
+    a store that is being made has no tables yet.
+    """
     for _ in range(200):
         for run in ask.json("/api/swarm.json").get("runs", ()):
             if run["state"] in states:
@@ -73,15 +89,33 @@ def wait_for(ask, *states):
 
 
 def test_a_real_run_is_cancelled_and_resumed_from_the_page(tmp_path, monkeypatch):
-    home = {name: str(tmp_path / name) for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME")}
+    home = {
+        name: str(tmp_path / name)
+        for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
+    }
     for name, value in home.items():
         monkeypatch.setenv(name, value)
     paths = user_paths(os.environ)
-    lines = [json.dumps({"id": f"t{n}", "prompt": "say something", "max_tokens": 20}) for n in range(12)]
+    lines = [
+        json.dumps({"id": f"t{n}", "prompt": "say something", "max_tokens": 20}) for n in range(12)
+    ]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
     with FakeEngine(slots=1, token_ms=20) as engine, running(Site(paths)) as ask:
-        words = [sys.executable, "-m", "skep", "swarm", "run", "tasks.jsonl", "--url", engine.url, "-c", "1"]
-        process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        words = [
+            sys.executable,
+            "-m",
+            "skep",
+            "swarm",
+            "run",
+            "tasks.jsonl",
+            "--url",
+            engine.url,
+            "-c",
+            "1",
+        ]
+        process = subprocess.Popen(
+            words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         run = wait_for(ask, "running")
         assert "Cancel this run" in ask(f"/swarm/{run}")[1]
         assert "data-running" in ask(f"/swarm/{run}/body")[1]

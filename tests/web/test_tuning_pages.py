@@ -1,4 +1,6 @@
-"""The pages of tunings: the list that ranks nothing, and one tuning with its ladder and pictures."""
+"""The pages of tunings: the list that ranks nothing,
+and one tuning with its ladder and pictures.
+"""
 
 import json
 from functools import partial
@@ -17,14 +19,23 @@ SECRET_LINE = "FileNotFoundError: /srv/secret/model.gguf at http://10.9.8.7:8000
 
 
 def fill(store):
-    stages, load = sample_stages(), TuneGoal("effective_tok_s", 16, 512, 128)
+    stages = sample_stages()
+    load = TuneGoal("effective_tok_s", 16, 512, 128)
     measured = partial(put_tuning, store, simulated=False)
     failure = ConfigFailure("no-start", "the file is not there", SECRET_LINE, "give its path")
-    dead = replace(stages[0], decision=StageDecision.FAILED, figure=None, why="it did not start", failure=failure)
+    dead = replace(
+        stages[0],
+        decision=StageDecision.FAILED,
+        figure=None,
+        why="it did not start",
+        failure=failure,
+    )
     MADE["simulated"] = put_tuning(store, stages)
     MADE["measured"] = measured(stages[:4], created_at=1_785_600_000.0)
     MADE["other shape"] = measured(stages[:3], aim=load)
-    MADE["dead"] = measured([dead], end="failed", reason=SECRET_LINE, model="/srv/secret/model.gguf")
+    MADE["dead"] = measured(
+        [dead], end="failed", reason=SECRET_LINE, model="/srv/secret/model.gguf"
+    )
     MADE["running"] = measured(stages[:2], end=None, model="<b>bold</b>")
 
 
@@ -46,10 +57,18 @@ def test_the_list_has_a_table_for_each_load_and_tells_from_where_to_where_and_th
     assert ask.json("/api/tuning.json?model=nothing")["tunings"] == []
 
 
-def test_one_tuning_shows_its_ladder_a_running_one_is_asked_for_again_and_one_that_is_not_there_is_404(ask):
+def test_one_tuning_shows_its_ladder_a_running_one_is_asked_for_again_and_one_that_is_not_there_is_404(
+    ask,
+):
     page = ask(f"/tuning/{MADE['simulated']}")[1]
-    for part in ("From 25.1 to 190 tok/s", "Attempts not kept", "Failed attempts", "Simulated",
-                 "How this was measured", "torch.OutOfMemoryError"):  # fmt: skip
+    for part in (
+        "From 25.1 to 190 tok/s",
+        "Attempts not kept",
+        "Failed attempts",
+        "Simulated",
+        "How this was measured",
+        "torch.OutOfMemoryError",
+    ):
         assert part in page
     assert "data-refresh" not in page
     assert " style=" not in page
@@ -89,7 +108,9 @@ def test_runs_of_a_tuning_are_listed_only_where_they_are_asked_for(tmp_path):
     def fill_runs(store):
         put_run(store, 0)
         for place, kind in enumerate(("tune", "tune-quality"), 1):
-            put_run(store, place, kind=kind, levels=(4,), config={"tuning": "20260801-101500-tuned1"})
+            put_run(
+                store, place, kind=kind, levels=(4,), config={"tuning": "20260801-101500-tuned1"}
+            )
 
     with running(Site(installation(tmp_path, fill_runs))) as ask:
         page = ask("/runs")[1]
@@ -99,4 +120,7 @@ def test_runs_of_a_tuning_are_listed_only_where_they_are_asked_for(tmp_path):
         assert 'href="/tuning/20260801-101500-tuned1"' in ask("/runs?q=tune")[1]
         assert "Tuning of this run" in ask(f"/runs/{rows[1]['id']}")[1]
         judged = ask.json("/api/runs.json?q=tune-quality")["runs"][0]
-        assert (judged["best_tok_s"], judged["conclusion"]) == (None, "answers judged for a tuning")
+        assert (judged["best_tok_s"], judged["conclusion"]) == (
+            None,
+            "answers judged for a tuning",
+        )

@@ -69,7 +69,10 @@ def test_without_a_key_a_program_gets_401_and_a_browser_the_form(ask):
         assert response.headers["www-authenticate"] == "Bearer"
         assert "key" in json.loads(body)["error"]["message"]
     response, body = ask("/runs?model=a%20b")
-    assert (response.status, response.headers["location"]) == (303, "/login?next=%2Fruns%3Fmodel%3Da%2520b")
+    assert (response.status, response.headers["location"]) == (
+        303,
+        "/login?next=%2Fruns%3Fmodel%3Da%2520b",
+    )
     assert ask("/login")[0].status == 200
     assert ask("/static/skep.css")[0].status == 200
 
@@ -80,7 +83,9 @@ def test_a_program_with_the_key_of_an_admin_may_write_a_note(ask):
     assert ask("/notes", "POST", form={"text": "new fan"})[0].status == 403
 
 
-def test_a_key_entered_once_opens_a_session_that_is_never_sent_without_tls_and_never_leads_away(ask):
+def test_a_key_entered_once_opens_a_session_that_is_never_sent_without_tls_and_never_leads_away(
+    ask,
+):
     response, _ = log_in(ask, next="/runs?model=x")
     assert (response.status, response.headers["location"]) == (303, "/runs?model=x")
     sent = response.headers["set-cookie"].lower()
@@ -97,7 +102,11 @@ def test_a_key_entered_once_opens_a_session_that_is_never_sent_without_tls_and_n
     assert log_in(ask, next="//evil.example/")[0].headers["location"] == "/"
     # The browser says by which scheme it came; a proxy's headers may be anybody's.
     for scheme, secure in (("https", True), ("http", False)):
-        sent = {"host": "box.example", "origin": f"{scheme}://box.example", "x-forwarded-proto": "https"}
+        sent = {
+            "host": "box.example",
+            "origin": f"{scheme}://box.example",
+            "x-forwarded-proto": "https",
+        }
         response, _ = ask("/login", "POST", form={"key": KEY}, headers=sent)
         assert ("secure" in response.headers["set-cookie"].lower()) is secure
 
@@ -122,7 +131,9 @@ def test_a_wrong_key_opens_nothing_and_a_form_of_another_site_neither(ask):
         assert "This key is not valid here." in page
     assert ask("/", headers={"cookie": f"{COOKIE}=guessed"})[0].status == 303
     assert ask("/", headers={"cookie": "\xff;;=,"})[0].status == 303
-    response, _ = ask("/login", "POST", form={"key": KEY}, headers={"origin": "https://evil.example"})
+    response, _ = ask(
+        "/login", "POST", form={"key": KEY}, headers={"origin": "https://evil.example"}
+    )
     assert response.status == 403
 
 
@@ -162,7 +173,9 @@ def asked(keys, tmp_path):
 
 
 def test_a_key_that_was_removed_opens_nothing_any_more(asked, keys):
-    lost, kept = ({"cookie": cookie_of(log_in(asked, f"sk-{name}")[0])} for name in ("laptop", "phone"))
+    lost, kept = (
+        {"cookie": cookie_of(log_in(asked, f"sk-{name}")[0])} for name in ("laptop", "phone")
+    )
     assert asked("/", headers=lost)[0].status == 200
     remove_entry(keys, "laptop")
     assert asked("/", headers=lost)[0].status == 303
@@ -189,8 +202,12 @@ def test_a_file_of_keys_that_cannot_be_read_changes_nothing(asked, keys, caplog)
     whole = keys.read_text()
     with caplog.at_level(logging.ERROR, "skep.config.access"):
         keys.write_text(whole + "[[key")
-        assert asked("/api/now.json", headers={"authorization": "Bearer sk-phone"})[0].status == 200
-        assert asked("/api/now.json", headers={"authorization": "Bearer sk-other"})[0].status == 401
+        assert (
+            asked("/api/now.json", headers={"authorization": "Bearer sk-phone"})[0].status == 200
+        )
+        assert (
+            asked("/api/now.json", headers={"authorization": "Bearer sk-other"})[0].status == 401
+        )
     (said,) = caplog.messages
     assert "keys.unreadable" in said
 
@@ -198,14 +215,18 @@ def test_a_file_of_keys_that_cannot_be_read_changes_nothing(asked, keys, caplog)
 @pytest.mark.parametrize("end", ["logout", "key removed", "key of a program removed"])
 def test_a_live_stream_ends_with_the_session_or_the_key_that_opened_it(asked, keys, end):
     session = {"cookie": cookie_of(log_in(asked, "sk-laptop")[0]), "origin": asked.origin}
-    shown = "Authorization: Bearer sk-laptop" if "program" in end else f"Cookie: {session['cookie']}"
+    if "program" in end:
+        shown = "Authorization: Bearer sk-laptop"
+    else:
+        shown = f"Cookie: {session['cookie']}"
     with (
         socket.create_connection(("127.0.0.1", asked.port), timeout=10) as ended,
         socket.create_connection(("127.0.0.1", asked.port), timeout=10) as other,
     ):
         ended.sendall(f"GET /live HTTP/1.1\r\nHost: x\r\n{shown}\r\n\r\n".encode())
         other.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-phone\r\n\r\n")
-        watched, others = ended.makefile("rb"), other.makefile("rb")
+        watched = ended.makefile("rb")
+        others = other.makefile("rb")
         assert next_event(watched)
         assert next_event(others)
         if end == "logout":
@@ -243,7 +264,9 @@ def test_after_too_many_wrong_keys_even_the_right_one_has_to_wait(own):
     assert own("/", headers={"cookie": inside})[0].status == 200
 
 
-@pytest.mark.parametrize("said", [{}, {"x-forwarded-for": "10.0.0.{}", "forwarded": "for=10.0.0.{}"}])
+@pytest.mark.parametrize(
+    "said", [{}, {"x-forwarded-for": "10.0.0.{}", "forwarded": "for=10.0.0.{}"}]
+)
 def test_keys_of_programs_count_as_well_wherever_they_say_that_they_come_from(own, said):
     """Whoever tells another address with each key would never have to wait."""
 

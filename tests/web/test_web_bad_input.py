@@ -1,4 +1,7 @@
-"""What strangers send: every parameter with what it was not made for. An answer is a page or a line, never a fault."""
+"""What strangers send: every parameter with what it was not made for.
+
+An answer is a page or a line, never a fault.
+"""
 
 import json
 import shutil
@@ -13,9 +16,21 @@ from skep.monitor.store import SeriesStore
 
 SCRIPT = '"><script>alert(1)</script>'
 BAD = (
-    quote(SCRIPT), "x" * 5000, "a%00b", "%ff%fe", "-1", "9" * 40, "nan", "9999-12-31", "0001-01-01",
-    "1969-12-31T23:59:59%2B00:00", "2026-99-99", "..%2f..%2fetc%2fpasswd", "%0d%0aX-Evil:1", "hot/short/c-1/tok_s",
-)  # fmt: skip
+    quote(SCRIPT),
+    "x" * 5000,
+    "a%00b",
+    "%ff%fe",
+    "-1",
+    "9" * 40,
+    "nan",
+    "9999-12-31",
+    "0001-01-01",
+    "1969-12-31T23:59:59%2B00:00",
+    "2026-99-99",
+    "..%2f..%2fetc%2fpasswd",
+    "%0d%0aX-Evil:1",
+    "hot/short/c-1/tok_s",
+)
 NAMES = ("target", "series", "window")
 # Address without its kind, and a part of what is said.
 REFUSED = [
@@ -29,12 +44,24 @@ REFUSED = [
     ("runs?sort=worst", "is unknown"),
     ("runs?page=0", "is not a page"),
     ("runs?page=x", "is not a page"),
-    *((f"plan?{query}", "") for query in (
-        "model=/etc/passwd", "model=../x/config.json", "model=no-such-model-at-all", "model=qwen3-8b&card=no-card",
-        "model=qwen3-8b&agents=0", "model=qwen3-8b&agents=9999999999999", "model=qwen3-8b&agents=%EF%BC%91",
-        "model=%7B%7D", "model=%00", "model=%F0%9F%90%9D", "model=qwen3-8b&agents=0", "count=x",
-    )),
-]  # fmt: skip
+    *(
+        (f"plan?{query}", "")
+        for query in (
+            "model=/etc/passwd",
+            "model=../x/config.json",
+            "model=no-such-model-at-all",
+            "model=qwen3-8b&card=no-card",
+            "model=qwen3-8b&agents=0",
+            "model=qwen3-8b&agents=9999999999999",
+            "model=qwen3-8b&agents=%EF%BC%91",
+            "model=%7B%7D",
+            "model=%00",
+            "model=%F0%9F%90%9D",
+            "model=qwen3-8b&agents=0",
+            "count=x",
+        )
+    ),
+]
 
 
 def fill(store):
@@ -56,7 +83,9 @@ def test_what_cannot_be_shown_is_one_line_on_the_page_and_in_json(ask, address, 
     assert error["hint"]
 
 
-@pytest.mark.parametrize("page", ["/history", "/compare", "/api/history.json", "/api/compare.json"])
+@pytest.mark.parametrize(
+    "page", ["/history", "/compare", "/api/history.json", "/api/compare.json"]
+)
 def test_no_value_of_a_parameter_makes_a_fault(ask, page):
     for name in NAMES:
         for value in BAD:

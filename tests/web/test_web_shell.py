@@ -1,4 +1,6 @@
-"""The frame around every page: headers, names it answers to, errors, static files, JSON and CSV, notes."""
+"""The frame around every page: headers, names it answers to, errors, static files, JSON and CSV,
+notes.
+"""
 
 import gzip
 import os
@@ -30,10 +32,20 @@ SECRETS = ("10.9.8.7", "secret-host", "hunter2", "/models/", "no answer from")
 def fill(store):
     """What is watched, and one of it failing, with an alert."""
     watched_store.fill(store)
-    series, url = SeriesStore(store), "https://me:hunter2@10.9.8.7:8000"
+    series = SeriesStore(store)
+    url = "https://me:hunter2@10.9.8.7:8000"
     series.put_target(ProbeTarget("cloud", url, model="/models/secret-host/m.gguf"))
-    failed = Probe("cloud", 0, int(NOW // 3600), NOW - 60, NOW - 50, ProbeOutcome.FAILED, NOW - 60,
-                   error_kind="connect", error="no answer from 10.9.8.7")  # fmt: skip
+    failed = Probe(
+        "cloud",
+        0,
+        int(NOW // 3600),
+        NOW - 60,
+        NOW - 50,
+        ProbeOutcome.FAILED,
+        NOW - 60,
+        error_kind="connect",
+        error="no answer from 10.9.8.7",
+    )
     series.append_probe(failed)
     series.open_alert(Alert(AlertRule.DOWN, "cloud", NOW - 60, "no answer from `10.9.8.7`"))
 
@@ -53,15 +65,26 @@ def filled(tmp_path):
     return installation(tmp_path, fill)
 
 
-def test_every_answer_forbids_what_a_page_does_not_need_and_names_not_loopbacks_own_are_refused(bare):
-    """Scripts, styles and requests of its own only, whatever a model name may hold; no frame, no guessing of types."""
+def test_every_answer_forbids_what_a_page_does_not_need_and_names_not_loopbacks_own_are_refused(
+    bare,
+):
+    """Scripts, styles and requests of its own only, whatever a model name may hold; no frame, no
+    guessing of types.
+    """
     for path in ("/", "/nowhere", "/api/now.json", "/static/skep.css"):
         policy = bare(path)[0].headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
         assert "unsafe" not in policy
         assert bare(path)[0].headers["x-content-type-options"] == "nosniff"
-    # A page of somebody else's may let its own name point to 127.0.0.1; its requests carry that name.
-    for name in ("evil.example", f"evil.example:{bare.port}", "127.0.0.1.evil.example", "[::1", ""):
+    # A page of somebody else's may let its own name point to 127.0.0.1; its requests carry that
+    # name.
+    for name in (
+        "evil.example",
+        f"evil.example:{bare.port}",
+        "127.0.0.1.evil.example",
+        "[::1",
+        "",
+    ):
         assert bare("/", headers={"host": name})[0].status == 421
     for name in ("localhost", f"127.0.0.1:{bare.port}", "[::1]:80"):
         assert bare("/", headers={"host": name})[0].status == 200
@@ -70,7 +93,15 @@ def test_every_answer_forbids_what_a_page_does_not_need_and_names_not_loopbacks_
 def test_a_page_is_complete_without_scripts_and_what_is_on_screen_is_there_as_json(ask):
     response, page = ask("/")
     assert response.status == 200
-    for part in ("<main", "<nav", "<header", "<footer", 'href="#main"', "3 of 4 slots busy, 1 releasing", "<caption>"):
+    for part in (
+        "<main",
+        "<nav",
+        "<header",
+        "<footer",
+        'href="#main"',
+        "3 of 4 slots busy, 1 releasing",
+        "<caption>",
+    ):
         assert part in page
     assert page.count('aria-current="page"') == 1
     for _, address, title, _ in PAGES:
@@ -153,7 +184,11 @@ def test_an_error_nobody_expected_is_one_line_without_a_traceback(filled):
     def store_breaks(_request):
         raise StoreError(f"`{filled.store}` is damaged")
 
-    routes = [Route("/breaks", breaks), Route("/api/breaks.json", breaks), Route("/store", store_breaks)]
+    routes = [
+        Route("/breaks", breaks),
+        Route("/api/breaks.json", breaks),
+        Route("/store", store_breaks),
+    ]
     with running(make_site(filled, host="127.0.0.1"), routes=routes) as ask:
         response, page = ask("/breaks")
         assert response.status == 500
@@ -167,7 +202,9 @@ def test_an_error_nobody_expected_is_one_line_without_a_traceback(filled):
         assert str(filled.store) not in page
 
 
-def test_static_files_are_kept_until_they_change_and_the_style_sheet_has_every_colour_of_the_theme(bare, ask, paths):
+def test_static_files_are_kept_until_they_change_and_the_style_sheet_has_every_colour_of_the_theme(
+    bare, ask, paths
+):
     response, _ = bare(asset("skep.css"))
     assert "immutable" in response.headers["cache-control"]
     tag = response.headers["etag"]
@@ -181,8 +218,14 @@ def test_static_files_are_kept_until_they_change_and_the_style_sheet_has_every_c
     made.parent.mkdir(parents=True, exist_ok=True)
     made.write_bytes(gzip.compress(b"vega"))
     response, _ = ask(vega_address(), "HEAD")
-    assert (response.headers["content-encoding"], "immutable" in response.headers["cache-control"]) == ("gzip", True)
-    assert ask("/static/vega.js", headers={"if-none-match": response.headers["etag"]})[0].status == 304
+    assert (
+        response.headers["content-encoding"],
+        "immutable" in response.headers["cache-control"],
+    ) == ("gzip", True)
+    assert (
+        ask("/static/vega.js", headers={"if-none-match": response.headers["etag"]})[0].status
+        == 304
+    )
     css = assets()["skep.css"].body.decode()
     assert theme.style_rules() in css
     for day, night in theme.NIGHT.items():
@@ -202,10 +245,18 @@ def test_a_note_is_written_from_the_page_itself_only(filled):
     site = make_site(filled, host="127.0.0.1", clock=lambda: NOW)
     with running(site) as ask:
         own = {"origin": ask.origin}
-        note = {"text": " NVLink bridges\nremoved ", "target": "box", "next": "/history?target=box"}
+        note = {
+            "text": " NVLink bridges\nremoved ",
+            "target": "box",
+            "next": "/history?target=box",
+        }
         response, _ = ask("/notes", "POST", form=note, headers=own)
         assert (response.status, response.headers["location"]) == (303, "/history?target=box")
-        elsewhere = ({"origin": "https://evil.example"}, {"origin": "null"}, own | {"sec-fetch-site": "cross-site"})
+        elsewhere = (
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            own | {"sec-fetch-site": "cross-site"},
+        )
         for headers in ({}, *elsewhere):
             assert ask("/notes", "POST", form=note, headers=headers)[0].status == 403
         for wrong in ({"text": "  "}, {"text": "x" * 501}, {"text": "x", "target": "boxx"}, {}):
@@ -215,7 +266,12 @@ def test_a_note_is_written_from_the_page_itself_only(filled):
         assert ask("/notes", "POST", form={"text": "x" * 20_000}, headers=own)[0].status == 400
     with open_store(filled.store) as store:
         (event,) = SeriesStore(store).events(NOW - 1, NOW + 1)
-    assert (event.kind, event.text, event.target, event.at) == (EventKind.NOTE, "NVLink bridges removed", "box", NOW)
+    assert (event.kind, event.text, event.target, event.at) == (
+        EventKind.NOTE,
+        "NVLink bridges removed",
+        "box",
+        NOW,
+    )
 
 
 def test_the_way_back_keeps_the_query_and_never_leaves_the_site():
@@ -226,7 +282,10 @@ def test_the_way_back_keeps_the_query_and_never_leaves_the_site():
 
 def test_a_sparkline_breaks_where_nothing_was_measured_and_slots_are_dots_until_there_are_too_many():
     sparkline = environment().get_template("macros.html").module.sparkline
-    for drawn in (sparkline([1.0, 2.0, None, 3.0, 4.0], "x"), sparkline([1.0, 2.0, 3.0], "x", places=[0, 1, 9], gap=2)):
+    for drawn in (
+        sparkline([1.0, 2.0, None, 3.0, 4.0], "x"),
+        sparkline([1.0, 2.0, 3.0], "x", places=[0, 1, 9], gap=2),
+    ):
         assert drawn.split('d="')[1].split('"')[0].count("M") == 2
     assert sparkline([None, 1.0], "x") == ""
     assert 'd="M3.0 18.0L157.0 18.0"' in sparkline([5.0, 5.0], "flat")
@@ -240,19 +299,27 @@ def test_a_sparkline_breaks_where_nothing_was_measured_and_slots_are_dots_until_
 
 
 def test_a_port_in_use_is_one_line(filled):
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(GatewayError, match="is in use"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(GatewayError, match="is in use"),
+    ):
         serve(make_site(filled, host="127.0.0.1"), host="127.0.0.1", port=taken.getsockname()[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_it_at_once_though_a_browser_watches(env, number):
     """Streams do not hold it up, or it would say so; and the command ends with 0."""
     code = (
         "import os\nfrom skep.paths import user_paths\nfrom skep.web.context import make_site\n"
-        "from skep.web.app import serve\nsite = make_site(user_paths(os.environ), host='127.0.0.1')\n"
+        "from skep.web.app import serve\nsite = make_site(user_paths(os.environ), "
+        "host='127.0.0.1')\n"
         "serve(site, host='127.0.0.1', port=0, on_ready=lambda url: print(url, flush=True))\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         port = int(child.stdout.readline().decode().rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=10) as browser:

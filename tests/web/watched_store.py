@@ -1,4 +1,6 @@
-"""A store with two targets over ten days: a box that got slower with its driver, and a cloud with cold starts."""
+"""A store with two targets over ten days: a box that got slower with its driver, and a cloud with
+cold starts.
+"""
 
 import random
 
@@ -29,15 +31,21 @@ DOWN = range(200, 203)  # failed
 def fill(store):
     series = SeriesStore(store)
     for name in ("box", "cloud", "new"):
-        series.put_target(ProbeTarget(name, f"http://10.9.8.7/{name}", added_at=NOW - DAYS * DAY_S))
+        series.put_target(
+            ProbeTarget(name, f"http://10.9.8.7/{name}", added_at=NOW - DAYS * DAY_S)
+        )
     rng = random.Random(7)
     for hour in range(0, DAYS * 24, 2):
         _probe(series, "box", hour, rng)
         _probe(series, "cloud", hour, rng)
     change = {"what": "driver", "from": "570", "to": "580"}
-    series.append_event(MonitorEvent(SHIFT_AT, EventKind.VERSION, "driver changed from 570 to 580", "box", change))
+    series.append_event(
+        MonitorEvent(SHIFT_AT, EventKind.VERSION, "driver changed from 570 to 580", "box", change)
+    )
     series.append_event(MonitorEvent(NOW - 2 * DAY_S, EventKind.NOTE, "fans <cleaned>", None))
-    alert = series.open_alert(Alert(AlertRule.DOWN, "box", NOW - 2 * DAY_S, "no answer from http://10.9.8.7/box"))
+    alert = series.open_alert(
+        Alert(AlertRule.DOWN, "box", NOW - 2 * DAY_S, "no answer from http://10.9.8.7/box")
+    )
     series.close_alert(alert, NOW - DAY_S, "10.9.8.7 answers again")
     find_changes(series, "box", NOW)
 
@@ -51,18 +59,39 @@ def _probe(series, name, hour, rng):
             series.append_probe(Probe(name, 0, slot, at, end, ProbeOutcome.MISSED, slots=len(GAP)))
         return
     if name == "box" and hour in DOWN:
-        series.append_probe(Probe(name, 0, slot, at, at + 1, ProbeOutcome.FAILED, started_at=at, error_kind="connect"))
+        series.append_probe(
+            Probe(
+                name, 0, slot, at, at + 1, ProbeOutcome.FAILED, started_at=at, error_kind="connect"
+            )
+        )
         return
-    base = (100.0 if at < SHIFT_AT else 92.0) if name == "box" else 40.0
+    if name == "box":
+        base = 100.0 if at < SHIFT_AT else 92.0
+    else:
+        base = 40.0
     value = rng.gauss(base, base * (0.01 if name == "box" else 0.2))
     cold = value * (0.95 if name == "box" else rng.uniform(0.1, 0.9))
-    host = {"mean_w": 300.0 + rng.random(), "throttled": ["power cap"]} if name == "box" else {}
+    if name == "box":
+        host = {"mean_w": 300.0 + rng.random(), "throttled": ["power cap"]}
+    else:
+        host = {}
     probe = Probe(
-        name, 0, slot, at, at + 20, ProbeOutcome.DONE, started_at=at, running=int(hour == 40), waiting=0,
-        model="/models/qwen.gguf", host=host,
-    )  # fmt: skip
+        name,
+        0,
+        slot,
+        at,
+        at + 20,
+        ProbeOutcome.DONE,
+        started_at=at,
+        running=int(hour == 40),
+        waiting=0,
+        model="/models/qwen.gguf",
+        host=host,
+    )
     samples = [
         ProbeSample(at, Heat.COLD, ProbeShape.SHORT, 1, tok_s=cold, ttft_ms=900.0),
-        ProbeSample(at + 5, Heat.HOT, ProbeShape.SHORT, 1, tok_s=value, ttft_ms=120.0 + rng.random()),
+        ProbeSample(
+            at + 5, Heat.HOT, ProbeShape.SHORT, 1, tok_s=value, ttft_ms=120.0 + rng.random()
+        ),
     ]
     series.append_probe(probe, samples)

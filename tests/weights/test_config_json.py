@@ -21,25 +21,43 @@ FILES = sorted(Path(__file__).with_name("configs").glob("*.json"))
 PUBLISHED = {path.stem: json.loads(path.read_text()) for path in FILES}
 LLAMA = PUBLISHED["llama-3.1-8b"]
 # The last two are of published checkpoints, which a plain configuration does not tell.
-NOT_COMPARED = {"id", "title", "aliases", "origins", "params_total", "params_active", "vision_params"}
+NOT_COMPARED = {
+    "id",
+    "title",
+    "aliases",
+    "origins",
+    "params_total",
+    "params_active",
+    "vision_params",
+}
 NOT_COMPARED |= {"native_bits", "kept_small"}
 
 
 @pytest.mark.parametrize("slug", PUBLISHED)
 def test_a_published_configuration_gives_the_geometry_of_the_catalogue(slug):
     """Field by field; parameters are counted, as no configuration states them."""
-    read, known = geometry_from_config(json.dumps(PUBLISHED[slug]), slug), geometry(slug)
+    read = geometry_from_config(json.dumps(PUBLISHED[slug]), slug)
+    known = geometry(slug)
     compared = set(known.__dataclass_fields__) - NOT_COMPARED
-    assert {key: getattr(read, key) for key in compared} == {key: getattr(known, key) for key in compared}
+    assert {key: getattr(read, key) for key in compared} == {
+        key: getattr(known, key) for key in compared
+    }
     assert read.params_total == pytest.approx(known.params_total, rel=0.02)
     assert read.params_active == pytest.approx(known.params_active, rel=0.1)
 
 
 def test_a_window_without_a_pattern_slides_in_every_layer():
-    """Mistral 7B of the first version; phi-3's window is as long as its context, so nothing slides."""
+    """Mistral 7B of the first version; phi-3's window is as long as its context, so nothing
+    slides.
+    """
     read = geometry_from_config({**LLAMA, "model_type": "mistral", "sliding_window": 4096}, "m")
     assert (read.sliding_layers, read.full_layers) == (32, 0)
-    assert geometry_from_config({**LLAMA, "model_type": "phi3", "sliding_window": 262144}, "p").full_layers == 32
+    assert (
+        geometry_from_config(
+            {**LLAMA, "model_type": "phi3", "sliding_window": 262144}, "p"
+        ).full_layers
+        == 32
+    )
 
 
 def test_an_unknown_architecture_is_read_by_the_usual_keys():
@@ -62,15 +80,27 @@ def test_a_vision_tower_is_counted_beside_the_text_model():
         ({"quant_method": "mxfp4"}, Quantization("mxfp4", 4.25)),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, Quantization("awq", 4.0)),
         ({"quant_method": "gptq", "bits": 8}, Quantization("gptq", 8.0)),
-        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
-         Quantization("compressed-tensors", 4.0)),
-        ({"quant_method": "modelopt", "config_groups": {"a": {"weights": {"num_bits": 8}},
-                                                        "b": {"weights": {"num_bits": 4}}}},
-         Quantization("modelopt", 4.0)),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+            },
+            Quantization("compressed-tensors", 4.0),
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "config_groups": {
+                    "a": {"weights": {"num_bits": 8}},
+                    "b": {"weights": {"num_bits": 4}},
+                },
+            },
+            Quantization("modelopt", 4.0),
+        ),
         ({"quant_method": "new"}, Quantization("new", None)),
         ({}, Quantization("unknown", None)),
     ],
-)  # fmt: skip
+)
 def test_the_quantization_stands_beside_the_geometry(said, expected):
     config = {**LLAMA, "quantization_config": said}
     assert quantization_from_config(config, "x") == expected
@@ -82,7 +112,10 @@ def test_a_file_or_its_folder_is_read(tmp_path):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(PUBLISHED["gpt-oss-20b"]))
     assert read_config(folder / "config.json") == read_config(folder / "config.json")
-    assert (read_config(folder).layers, read_config(folder / "config.json").title) == (24, "My Model")
+    assert (read_config(folder).layers, read_config(folder / "config.json").title) == (
+        24,
+        "My Model",
+    )
     assert read_quantization(folder) == Quantization("mxfp4", 4.25)
     with pytest.raises(UserError, match="there is no file"):
         read_config(tmp_path / "missing.json")
@@ -97,7 +130,11 @@ def test_a_file_or_its_folder_is_read(tmp_path):
         ("num_hidden_layers", 10**12, "`num_hidden_layers` is 1000000000000"),
         ("num_hidden_layers", True, "`num_hidden_layers` is True"),
         ("hidden_size", -4096, "`hidden_size` is -4096"),
-        ("hidden_size", 4097, "`num_attention_heads` is 32, not a divisor of the hidden size 4097"),
+        (
+            "hidden_size",
+            4097,
+            "`num_attention_heads` is 32, not a divisor of the hidden size 4097",
+        ),
         ("hidden_size", [4096], "`hidden_size` is [4096]"),
         ("num_key_value_heads", 7, "`num_key_value_heads` is 7, not a divisor of the 32 heads"),
         ("num_attention_heads", 0, "`num_attention_heads` is 0"),
@@ -106,21 +143,53 @@ def test_a_file_or_its_folder_is_read(tmp_path):
         ("vocab_size", float("nan"), "`vocab_size` is nan"),
         ("intermediate_size", None, "has no `intermediate_size`"),
         ("intermediate_size", {}, "`intermediate_size` is {}"),
-        ("layer_types", ["full_attention"], "`layer_types` is ['full_attention'], not a list of 32"),
+        (
+            "layer_types",
+            ["full_attention"],
+            "`layer_types` is ['full_attention'], not a list of 32",
+        ),
         ("layer_types", "full", "`layer_types` is 'full', not a list"),
         ("layer_types", ["sliding_attention"] * 32, "`sliding_window` is None"),
         ("layer_types", ["linear_attention"] * 32, "has no `mamba_num_heads`"),
         ("hybrid_override_pattern", "MMM", "`hybrid_override_pattern` is 'MMM', not 32 letters"),
-        ("block_configs", [{}] * 32, "`block_configs.0` is {}, not a table with `attention` and `ffn`"),
-        ("block_configs", [{"attention": {}, "ffn": {}}] * 32, "has no `block_configs.0.num_key_value_heads`"),
-        ("block_configs", [{"attention": {"no_op": True}, "ffn": {"ffn_mult": -1}}] * 32, "`block_configs.0.ffn_mult`"),
-        ("block_configs", [{"attention": {"no_op": True}, "ffn": {"moe": {}}}] * 32, "`block_configs.0.moe` is {}"),
-        ("block_configs", [{"attention": {"no_op": True}, "ffn": {"no_op": True}}] * 32, "not a list with"),
+        (
+            "block_configs",
+            [{}] * 32,
+            "`block_configs.0` is {}, not a table with `attention` and `ffn`",
+        ),
+        (
+            "block_configs",
+            [{"attention": {}, "ffn": {}}] * 32,
+            "has no `block_configs.0.num_key_value_heads`",
+        ),
+        (
+            "block_configs",
+            [{"attention": {"no_op": True}, "ffn": {"ffn_mult": -1}}] * 32,
+            "`block_configs.0.ffn_mult`",
+        ),
+        (
+            "block_configs",
+            [{"attention": {"no_op": True}, "ffn": {"moe": {}}}] * 32,
+            "`block_configs.0.moe` is {}",
+        ),
+        (
+            "block_configs",
+            [{"attention": {"no_op": True}, "ffn": {"no_op": True}}] * 32,
+            "not a list with",
+        ),
         ("model_type", "llama4_text", "`sliding_window` is None, not a window"),
-        ("compress_ratios", [4, 128], "`compress_ratios` is [4, 128], not a list of 32 numbers of tokens"),
+        (
+            "compress_ratios",
+            [4, 128],
+            "`compress_ratios` is [4, 128], not a list of 32 numbers of tokens",
+        ),
         ("hybrid_layer_pattern", [2] * 32, "not a list of 0 and 1"),
         ("attn_type_list", [[]] * 32, "not a list of 0 and 1"),
-        ("linear_attn_config", {"full_attn_layers": [0]}, "is [0], not a list of layers from 1 to 32"),
+        (
+            "linear_attn_config",
+            {"full_attn_layers": [0]},
+            "is [0], not a list of layers from 1 to 32",
+        ),
         ("linear_attn_config", {"full_attn_layers": [4]}, "has no `linear_attn_config.num_heads`"),
         ("attn_layer_period", 33, "`attn_layer_period` is 33"),
         ("num_experts", -1, "`num_experts` is -1"),
@@ -141,8 +210,14 @@ def test_a_wrong_value_is_named_with_its_key_and_file(key, value, said):
 
 
 def test_embeddings_of_each_layer_are_refused_by_name():
-    """Gemma 4 E2B: two billion of its five were not counted, and it seemed to fit where it does not."""
-    text = {"num_hidden_layers": 35, "num_kv_shared_layers": 20, "hidden_size_per_layer_input": 256}
+    """Gemma 4 E2B: two billion of its five were not counted, and it seemed to fit where it does
+    not.
+    """
+    text = {
+        "num_hidden_layers": 35,
+        "num_kv_shared_layers": 20,
+        "hidden_size_per_layer_input": 256,
+    }
     config = {**PUBLISHED["gemma-3-27b"], "model_type": "gemma4", "hidden_size_per_layer_input": 0}
     with pytest.raises(UserError) as caught:
         geometry_from_config({**config, "text_config": {**config["text_config"], **text}}, "gemma")
@@ -152,10 +227,15 @@ def test_embeddings_of_each_layer_are_refused_by_name():
 
 @pytest.mark.parametrize(
     ("key", "value", "family"),
-    [("block_types", ["recurrent", "attention"], "RecurrentGemma"), ("mb_per_layer", 2, "Phi-4-mini-flash")],
+    [
+        ("block_types", ["recurrent", "attention"], "RecurrentGemma"),
+        ("mb_per_layer", 2, "Phi-4-mini-flash"),
+    ],
 )
 def test_families_whose_layers_are_not_counted_are_refused_by_name(key, value, family):
-    """RecurrentGemma's 2.7 billion parameters were counted as 4.75, all layers taken as full attention."""
+    """RecurrentGemma's 2.7 billion parameters were counted as 4.75, all layers taken as full
+    attention.
+    """
     with pytest.raises(UserError) as caught:
         geometry_from_config({**LLAMA, key: value}, "mine")
     assert caught.value.message == f"`mine`: skep does not count the layers of {family} (`{key}`)"
@@ -179,16 +259,28 @@ def test_what_a_file_calls_things_is_told_in_one_short_line(config):
 
 
 def test_the_name_of_an_unknown_format_is_one_short_line():
-    said = quantization_from_config({"quantization_config": {"quant_method": "\x1b[31mx\n" * 1000}}, "x")
+    said = quantization_from_config(
+        {"quantization_config": {"quant_method": "\x1b[31mx\n" * 1000}}, "x"
+    )
     assert said.method.isprintable()
     assert len(said.method) <= 100
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '"x"', "{'a'}", "[" * 100_000, b"\xff\xfe", '{"a": ' + "9" * 5000 + "}"],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"x"',
+        "{'a'}",
+        "[" * 100_000,
+        b"\xff\xfe",
+        '{"a": ' + "9" * 5000 + "}",
+    ],
     ids=range(9),
-)  # fmt: skip
+)
 def test_what_is_not_json_is_one_line(text):
     with pytest.raises(UserError) as caught:
         geometry_from_config(text, "broken.json")
@@ -201,7 +293,25 @@ def test_damaged_configurations_give_an_error_or_a_sane_geometry():
     seed = time.time_ns() % 10**6
     print("seed", seed)
     rng = random.Random(seed)
-    nonsense = [None, 0, -1, 1, 3, 10**12, 1e308, float("inf"), "8", "", [], [1], {}, {"a": []}, True, 0.5, [None] * 64]
+    nonsense = [
+        None,
+        0,
+        -1,
+        1,
+        3,
+        10**12,
+        1e308,
+        float("inf"),
+        "8",
+        "",
+        [],
+        [1],
+        {},
+        {"a": []},
+        True,
+        0.5,
+        [None] * 64,
+    ]
     refused = 0
     for _ in range(3000):
         config = json.loads(json.dumps(rng.choice(list(PUBLISHED.values()))))
@@ -220,8 +330,13 @@ def test_damaged_configurations_give_an_error_or_a_sane_geometry():
             refused += 1
         else:
             assert 0 < read.params_active <= read.params_total < 1e19
-            assert min(read.full_layers, read.sliding_layers, read.linear_layers, read.experts) >= 0
-            both = 0 if read.full_entries is None else read.full_layers  # these keep a window beside it
-            assert read.full_layers + read.sliding_layers + read.linear_layers <= read.layers + both
+            assert (
+                min(read.full_layers, read.sliding_layers, read.linear_layers, read.experts) >= 0
+            )
+            # These keep a window beside it.
+            both = 0 if read.full_entries is None else read.full_layers
+            assert (
+                read.full_layers + read.sliding_layers + read.linear_layers <= read.layers + both
+            )
             assert read.kv_bytes_per_token(2) >= 0
     assert refused > 300

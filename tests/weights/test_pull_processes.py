@@ -39,9 +39,15 @@ except SkepError as error:
 def child(model, cache, python=sys.executable, **env):
     """A process that pulls `model`; its standard output tells what happens."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "SKEP_"))}
-    settings = {"PIP_CONFIG_FILE": os.devnull, "PYTHONPATH": str(Path(skep.__file__).parents[1]), **env}
+    settings = {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PYTHONPATH": str(Path(skep.__file__).parents[1]),
+        **env,
+    }
     argv = [python, "-c", CHILD, json.dumps(msgspec.structs.asdict(model)), str(cache)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**kept, **settings}) as process:
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, text=True, env={**kept, **settings}
+    ) as process:
         try:
             yield process
         finally:
@@ -52,8 +58,11 @@ class Index:
     """A package index on the loopback that sends half of the wheel and then waits for `go_on`."""
 
     def __init__(self, content, name):
-        self.content, self.name = content, name
-        self.half_sent, self.go_on, self.hung_up = threading.Event(), threading.Event(), threading.Event()
+        self.content = content
+        self.name = name
+        self.half_sent = threading.Event()
+        self.go_on = threading.Event()
+        self.hung_up = threading.Event()
 
     @contextmanager
     def serving(self):
@@ -76,7 +85,10 @@ class IndexPage(BaseHTTPRequestHandler):
 
     def do_GET(self):
         is_wheel = self.path.endswith(".whl")
-        body = self.index.content if is_wheel else f'<a href="/{self.index.name}">{self.index.name}</a>'.encode()
+        if is_wheel:
+            body = self.index.content
+        else:
+            body = f'<a href="/{self.index.name}">{self.index.name}</a>'.encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream" if is_wheel else "text/html")
         self.send_header("Content-Length", str(len(body)))
@@ -165,8 +177,11 @@ def test_interrupted_pull_ends_pip_and_clears_up(index, tmp_path):
 
 def test_python_without_pip_is_told_so(tmp_path):
     """Some environments come without pip; the error names the interpreter."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
-    packages, own = next((tmp_path / "bare" / "lib").glob("python*/site-packages")), Path(msgspec.__file__).parent
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True
+    )
+    packages = next((tmp_path / "bare" / "lib").glob("python*/site-packages"))
+    own = Path(msgspec.__file__).parent
     (packages / "msgspec").symlink_to(own)
     _, model = wheel(tmp_path / "unused")
     python = str(tmp_path / "bare" / "bin" / "python")

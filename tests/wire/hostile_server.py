@@ -1,4 +1,6 @@
-"""A server in a thread that answers every request with the same beginning, and then with a piece without end."""
+"""A server in a thread that answers every request with the same beginning, and then with a piece
+without end.
+"""
 
 import contextlib
 import socket

@@ -1,4 +1,6 @@
-"""What a client may use up before it has shown a key: bytes and time of a head, connections, time of a body."""
+"""What a client may use up before it has shown a key: bytes and time of a head, connections, time
+of a body.
+"""
 
 import asyncio
 import contextlib
@@ -25,7 +27,9 @@ class Two(LimitedConnection):
 
 
 class App:
-    """Answers with the length of the body: at `/early` before it came, at `/slow` after `go_on`."""
+    """Answers with the length of the body: at `/early` before it came,
+    at `/slow` after `go_on`.
+    """
 
     def __init__(self):
         self.go_on = threading.Event()
@@ -35,13 +39,15 @@ class App:
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
             return
-        length, more = 0, True
+        length = 0
+        more = True
         while more and scope["path"] != "/early":
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.gone.set()
                 return
-            length, more = length + len(message["body"]), message["more_body"]
+            length = length + len(message["body"])
+            more = message["more_body"]
         if scope["path"] == "/slow":
             self.slow.release()
             await asyncio.to_thread(self.go_on.wait, 10)
@@ -62,9 +68,16 @@ class App:
 
 @contextlib.contextmanager
 def listening(connection=Quick):
-    app, ready = App(), queue.Queue()
+    app = App()
+    ready = queue.Queue()
     with AsgiServer(
-        app, host="127.0.0.1", port=0, guarded=False, grace_s=1, connection=connection, on_ready=ready.put
+        app,
+        host="127.0.0.1",
+        port=0,
+        guarded=False,
+        grace_s=1,
+        connection=connection,
+        on_ready=ready.put,
     ) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -126,7 +139,10 @@ TOO_LONG = b"x" * (70 * KIB)
     [
         (b"GET /", TOO_LONG),
         (b"GET / HTTP/1.1\r\nHost: x\r\nx: ", TOO_LONG),
-        (b"POST / HTTP/1.1\r\nHost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", b"t: " + TOO_LONG),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n",
+            b"t: " + TOO_LONG,
+        ),
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b""),
     ],
 )
@@ -165,7 +181,9 @@ def test_a_body_that_does_not_come_is_not_waited_for(quick, path, answers):
     """Whether it was answered already or not."""
     quick.app.gone.clear()
     with quick() as client:
-        client.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\ncontent-length: 100\r\n\r\nbegin".encode())
+        client.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: x\r\ncontent-length: 100\r\n\r\nbegin".encode()
+        )
         assert rest_of(client).count(b"HTTP/1.1 200 ") == answers
     assert path == "/early" or quick.app.gone.wait(10)
 
@@ -182,7 +200,12 @@ def test_an_answer_may_take_longer_than_a_request(quick):
 def test_a_long_body_is_taken(usual):
     with usual() as client:
         length = 3 * 1024 * KIB
-        client.sendall(f"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\ncontent-length: {length}\r\n\r\n".encode())
+        client.sendall(
+            (
+                "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\ncontent-length: "
+                f"{length}\r\n\r\n"
+            ).encode()
+        )
         client.sendall(bytes(length))
         assert f"{length} bytes".encode() in rest_of(client)
 
@@ -214,7 +237,9 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def test_a_body_in_chunks_is_refused_and_what_follows_it_is_not_read(usual):
-    """Two clients that sent chunks of one byte kept all others waiting for over 30 s, before any key."""
+    """Two clients that sent chunks of one byte kept all others waiting for over 30 s, before any
+    key.
+    """
     with usual() as client:
         send_on(client, CHUNKED + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n" + WHOLE)
         answer = rest_of(client)
@@ -249,7 +274,10 @@ def test_who_does_not_read_an_answer_loses_it(quick):
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
 def test_an_offer_of_another_protocol_is_a_plain_request(usual, protocol):
-    offer = f"connection: Upgrade, HTTP2-Settings\r\nupgrade: {protocol}\r\nhttp2-settings: AAMAAABk\r\n"
+    offer = (
+        f"connection: Upgrade, HTTP2-Settings\r\nupgrade: {protocol}\r\nhttp2-settings: "
+        "AAMAAABk\r\n"
+    )
     keys = "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     head = f"GET / HTTP/1.1\r\nHost: x\r\n{offer}{keys}\r\n".encode()
     with usual() as client:

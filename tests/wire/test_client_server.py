@@ -1,4 +1,6 @@
-"""The client and the server of `wire` on real sockets, against each other and against plain ones."""
+"""The client and the server of `wire` on real sockets,
+against each other and against plain ones.
+"""
 
 import asyncio
 import contextlib
@@ -57,12 +59,16 @@ def test_a_port_that_closes_during_the_handshake_is_said_to():
             finally:
                 await pool.close()
 
-    with pytest.raises(WireFailure, match=r"cannot be reached: (it closed the connection|Connection reset)"):
+    with pytest.raises(
+        WireFailure, match=r"cannot be reached: (it closed the connection|Connection reset)"
+    ):
         uvloop.run(ask())
 
 
 async def test_a_pooled_connection_that_died_is_replaced_without_the_caller_noticing():
-    """llama.cpp closes idle connections after 5 s: the next request must not fail because of it."""
+    """llama.cpp closes idle connections after 5 s:
+    the next request must not fail because of it.
+    """
     seen = []
 
     async def one_answer_per_connection(reader, writer):
@@ -70,7 +76,8 @@ async def test_a_pooled_connection_that_died_is_replaced_without_the_caller_noti
         seen.append(1)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
         await writer.drain()
-        await reader.read(1)  # the next request arrives on a connection about to close, and gets nothing
+        # The next request arrives on a connection about to close, and gets nothing.
+        await reader.read(1)
 
     async with plain_server(one_answer_per_connection) as origin:
         pool = Pool(origin)
@@ -127,7 +134,9 @@ OTHER_CODINGS = (
         *((with_coding(coding), "protocol") for coding in OTHER_CODINGS),
     ],
 )
-async def test_an_answer_that_is_not_whole_is_a_failure_of_a_known_kind_and_not_retried(answer, kind):
+async def test_an_answer_that_is_not_whole_is_a_failure_of_a_known_kind_and_not_retried(
+    answer, kind
+):
     connections = []
 
     async def handler(reader, writer):
@@ -173,7 +182,8 @@ async def test_nobody_listening_is_one_clear_failure():
 
 
 async def test_a_caller_that_gives_up_or_is_cancelled_closes_its_connection():
-    asked, gone = asyncio.Event(), asyncio.Event()
+    asked = asyncio.Event()
+    gone = asyncio.Event()
 
     def never(request):
         asked.set()
@@ -210,7 +220,10 @@ async def test_a_body_that_ends_with_the_connection_is_whole_and_an_answer_nobod
     """A server that sends more than was asked: the surplus dies with its connection."""
     async with plain_server(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it")) as origin:
         assert (await fetch_once(origin, "GET", "/")).body == b"all of it"
-    double = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none" + b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntwo"
+    double = (
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none"
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntwo"
+    )
     async with plain_server(answering(double)) as origin:
         pool = Pool(origin)
         for _ in range(3):

@@ -1,4 +1,6 @@
-"""How many connections are held at once, and how many of them one address: the decision, and a server that obeys."""
+"""How many connections are held at once, and how many of them one address: the decision, and a
+server that obeys.
+"""
 
 import json
 
@@ -80,5 +82,8 @@ async def test_a_server_refuses_an_address_with_too_many_and_serves_others():
         for _, client in [*held, (reader, writer)]:
             await hang_up(client)
     error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
-    assert (error["code"], "from your address" in error["message"]) == ("too_many_connections", True)
+    assert (error["code"], "from your address" in error["message"]) == (
+        "too_many_connections",
+        True,
+    )
     assert service.server.connections.refused == {"address": 1}

@@ -1,4 +1,6 @@
-"""What engines say of themselves at `/metrics` and `/slots`: bounded, and long answers read in a thread."""
+"""What engines say of themselves at `/metrics` and `/slots`: bounded, and long answers read in a
+thread.
+"""
 
 import threading
 
@@ -20,7 +22,9 @@ async def state_of(page, parse):
             await pool.close()
 
 
-@pytest.mark.parametrize(("size", "in_loop"), [(LONG_STATE_BYTES, True), (LONG_STATE_BYTES + 1, False)])
+@pytest.mark.parametrize(
+    ("size", "in_loop"), [(LONG_STATE_BYTES, True), (LONG_STATE_BYTES + 1, False)]
+)
 async def test_a_long_answer_is_read_in_a_thread_a_short_one_at_once(size, in_loop):
     """The loop that asked carries streams of other servers meanwhile."""
     thread = await state_of(b"x" * size, lambda _text: threading.current_thread())

@@ -1,4 +1,6 @@
-"""Answers that go on without end beside their body: the client ends the connection, and keeps nothing of them."""
+"""Answers that go on without end beside their body: the client ends the connection, and keeps
+nothing of them.
+"""
 
 import pytest
 from hostile_server import ENOUGH_BYTES, hostile
@@ -28,10 +30,18 @@ KERNEL_BYTES = 16 << 20  # what two sockets hold at most, and a few reads more
         (OK + b"x-more: ", b"x" * 1000, HEADERS),
     ],
     ids=[
-        "trailers", "one trailer", "one extension", "extensions", "short extensions", "digits of a size",
-        "early hints", "continue", "headers", "one header",
+        "trailers",
+        "one trailer",
+        "one extension",
+        "extensions",
+        "short extensions",
+        "digits of a size",
+        "early hints",
+        "continue",
+        "headers",
+        "one header",
     ],
-)  # fmt: skip
+)
 async def test_what_goes_on_beside_the_body_ends_the_connection(begin, piece, why):
     with hostile(begin, piece) as server, pytest.raises(WireFailure, match=why) as caught:
         await fetch_once(server.origin, "GET", "/metrics", timeout_s=60.0)
@@ -42,7 +52,9 @@ async def test_what_goes_on_beside_the_body_ends_the_connection(begin, piece, wh
 async def test_trailers_are_read_and_belong_to_nobody():
     """An answer's headers are those before its body: a trailer cannot add to them."""
     trailers = b"x-skep: id=of-somebody\r\n" * 1000
-    async with plain_server(answering(CHUNKED + b"2;a=b\r\nok\r\n0\r\n" + trailers + b"\r\n")) as origin:
+    async with plain_server(
+        answering(CHUNKED + b"2;a=b\r\nok\r\n0\r\n" + trailers + b"\r\n")
+    ) as origin:
         answer = await fetch_once(origin, "GET", "/")
     assert (answer.body, answer.head.headers) == (b"ok", [(b"transfer-encoding", b"chunked")])
 

@@ -1,4 +1,5 @@
-"""Requests, whole and damaged, in any pieces: the server handles what a strict reading allows, and never more.
+"""Requests, whole and damaged, in any pieces: the server handles what a strict reading allows, and
+never more.
 
 `SKEP_FUZZ_EXAMPLES=100000 pytest tests/wire/test_server_fuzz.py --timeout=0` searches for long.
 """
@@ -24,23 +25,39 @@ def chunked_bodies(draw):
     parts = draw(st.lists(st.binary(min_size=1, max_size=30), max_size=4))
     extension = draw(st.sampled_from([b"", b"", b";a=b", b';a="b c"']))
     trailer = draw(st.sampled_from([b"", b"", b"X-T: v\r\n", b"Authorization: Bearer t\r\n"]))
-    return b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts) + b"0\r\n" + trailer + b"\r\n"
+    return (
+        b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts)
+        + b"0\r\n"
+        + trailer
+        + b"\r\n"
+    )
 
 
 @st.composite
 def whole_requests(draw):
     """One legal request that leaves the connection open."""
-    target = draw(st.sampled_from([b"/", b"/v1/chat/completions", b"/a?b=c", b"http://a/x", b"/%20~"]))
+    target = draw(
+        st.sampled_from([b"/", b"/v1/chat/completions", b"/a?b=c", b"http://a/x", b"/%20~"])
+    )
     lines = [b"Host: a"]
     lines += draw(
         st.lists(
             st.sampled_from(
-                [b"X-A: 1", b"Accept: */*", b"x-b:", b"X-C: \xc3\xbc  ", b"Connection: keep-alive", b"Cookie: a=b; c"]
+                [
+                    b"X-A: 1",
+                    b"Accept: */*",
+                    b"x-b:",
+                    b"X-C: \xc3\xbc  ",
+                    b"Connection: keep-alive",
+                    b"Cookie: a=b; c",
+                ]
             ),
             max_size=3,
         )
     )
-    lines += draw(st.sampled_from([[]] * 4 + [[b"Connection: upgrade, http2-settings", b"Upgrade: h2c"]]))
+    lines += draw(
+        st.sampled_from([[]] * 4 + [[b"Connection: upgrade, http2-settings", b"Upgrade: h2c"]])
+    )
     lines += draw(st.sampled_from([[]] * 6 + [[b"Expect: 100-continue"]]))
     kind = draw(st.sampled_from(["none", "length", "chunks"]))
     body = b""
@@ -57,10 +74,14 @@ def whole_requests(draw):
 
 
 INSERTED = (
-    b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b",", b"#", b"0", b"0\r\n\r\n", b"\r\n\r\n", b"Host: b\r\n",
-    b"Content-Length: 3\r\n", b"Content-Length: +3\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n",
-    b"Transfer-Encoding: gzip\r\n", b"Upgrade: h2c\r\n", b"Connection: upgrade\r\n", b"Expect: x\r\n", b" folded\r\n",
-    b"GET /inner HTTP/1.1\r\nHost: a\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\n",
+    b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b",", b"#", b"0", b"0\r\n\r\n", b"\r\n\r\n", (b"Host: "
+b"b\r\n"),
+    b"Content-Length: 3\r\n", b"Content-Length: +3\r\n", (b"Transfer-Encoding: "
+b"chunked\r\n"), b"Connection: close\r\n",
+    (b"Transfer-Encoding: "
+b"gzip\r\n"), b"Upgrade: h2c\r\n", b"Connection: upgrade\r\n", b"Expect: x\r\n", b" folded\r\n",
+    b"GET /inner HTTP/1.1\r\nHost: a\r\n\r\n", (b"CONNECT a:1 HTTP/1.1\r\nHost: "
+b"a\r\n\r\n"), b"PRI * HTTP/2.0\r\n\r\n",
 )  # fmt: skip
 
 
@@ -70,7 +91,9 @@ def damaged(draw):
     data = bytearray(b"".join(draw(st.lists(whole_requests(), min_size=1, max_size=4))))
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(data)))
-        match draw(st.sampled_from(["flip", "insert", "insert at a line", "delete", "double", "truncate"])):
+        match draw(
+            st.sampled_from(["flip", "insert", "insert at a line", "delete", "double", "truncate"])
+        ):
             case "flip" if at < len(data):
                 data[at] ^= draw(st.integers(1, 255))
             case "insert":

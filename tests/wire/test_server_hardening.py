@@ -1,4 +1,6 @@
-"""What the server refuses, bounds and survives: real sockets, uvloop, bytes as an attacker would send them."""
+"""What the server refuses, bounds and survives: real sockets, uvloop, bytes as an attacker would
+send them.
+"""
 
 import asyncio
 import contextlib
@@ -56,8 +58,14 @@ def coded(value):
 
 REFUSED = {
     # What a proxy before us and we could read differently
-    "length and coding": (post(b"content-length: 5", b"transfer-encoding: chunked", body=b"0\r\n\r\n"), 400),
-    "coding and length": (post(b"transfer-encoding: chunked", b"content-length: 5", body=b"0\r\n\r\n"), 400),
+    "length and coding": (
+        post(b"content-length: 5", b"transfer-encoding: chunked", body=b"0\r\n\r\n"),
+        400,
+    ),
+    "coding and length": (
+        post(b"transfer-encoding: chunked", b"content-length: 5", body=b"0\r\n\r\n"),
+        400,
+    ),
     "two equal lengths": (post(b"content-length: 5", b"content-length: 5"), 400),
     "two lengths": (post(b"content-length: 5", b"content-length: 6"), 400),
     **each(
@@ -67,12 +75,26 @@ REFUSED = {
     ),
     "length of 5000 zeros": (post(b"content-length: " + b"0" * 5000 + b"5"), 400),
     "length too large": (post(b"content-length: 9999999999999999999"), 413),
-    "coding on 1.0": (get(b"transfer-encoding: chunked", first=b"POST / HTTP/1.0") + b"0\r\n\r\n", 400),
-    **each("coding", coded, b"gzip, chunked|identity|xchunked|chunked;q=1|,chunked|chunked |gzip", 501),
+    "coding on 1.0": (
+        get(b"transfer-encoding: chunked", first=b"POST / HTTP/1.0") + b"0\r\n\r\n",
+        400,
+    ),
+    **each(
+        "coding", coded, b"gzip, chunked|identity|xchunked|chunked;q=1|,chunked|chunked |gzip", 501
+    ),
     **each("coding", coded, b"chunked, chunked|chunked, identity|chunked,||\x0bchunked"),
-    "coding twice": (post(b"transfer-encoding: chunked", b"transfer-encoding: chunked", body=b"0\r\n\r\n"), 400),
-    "coding in two lines": (post(b"transfer-encoding: gzip", b"transfer-encoding: chunked", body=b"0\r\n\r\n"), 400),
-    "coding undone": (post(b"transfer-encoding: chunked", b"transfer-encoding: identity", body=b"0\r\n\r\n"), 400),
+    "coding twice": (
+        post(b"transfer-encoding: chunked", b"transfer-encoding: chunked", body=b"0\r\n\r\n"),
+        400,
+    ),
+    "coding in two lines": (
+        post(b"transfer-encoding: gzip", b"transfer-encoding: chunked", body=b"0\r\n\r\n"),
+        400,
+    ),
+    "coding undone": (
+        post(b"transfer-encoding: chunked", b"transfer-encoding: identity", body=b"0\r\n\r\n"),
+        400,
+    ),
     # Line ends and bytes
     "bare LF": (b"GET / HTTP/1.1\nhost: a\n\n", 400),
     "bare LF at the end": (b"GET / HTTP/1.1\r\nhost: a\r\n\n", 400),
@@ -85,11 +107,17 @@ REFUSED = {
     "two hosts": (get(b"host: b"), 400),
     "two equal hosts": (get(b"Host: a"), 400),
     **each(
-        "host", lambda v: get(host=b"host: " + v), b"|a b|a/b|a@b|a,b|a:b|a:|a:123456|http://a|a?b|[::1|\xff|a\xc3\xbc"
+        "host",
+        lambda v: get(host=b"host: " + v),
+        b"|a b|a/b|a@b|a,b|a:b|a:|a:123456|http://a|a?b|[::1|\xff|a\xc3\xbc",
     ),
     "two authorizations": (get(b"authorization: Bearer a", b"authorization: Bearer b"), 400),
     # Versions and other protocols
-    **each("version", lambda v: get(first=b"GET / " + v), b"HTTP/0.9|HTTP/2.0|HTTP/1.2|HTTP/3.0|HTTP/1.10|http/1.1|"),
+    **each(
+        "version",
+        lambda v: get(first=b"GET / " + v),
+        b"HTTP/0.9|HTTP/2.0|HTTP/1.2|HTTP/3.0|HTTP/1.10|http/1.1|",
+    ),
     "HTTP/2.0 kept alive": (get(b"connection: keep-alive", first=b"GET / HTTP/2.0"), 400),
     "HTTP/0.9's one line": (b"GET /\r\n", 400),
     "HTTP/2's preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
@@ -109,13 +137,17 @@ REFUSED = {
         "chunks",
         chunked,
         b"5\nhello\r\n0\r\n\r\n|5\r\nhello\n0\r\n\r\n|5\r\nhello0\r\n\r\n|5\rhello\r\n0\r\n\r\n"
-        b"|0x5\r\nhello|+5\r\nhello|-5\r\nhello| 5\r\nhello|5 \r\nhello|5 ;x\r\nhello|\r\nhello|g\r\n"
+        b"|0x5\r\nhello|+5\r\nhello|-5\r\nhello| 5\r\nhello|5 \r\nhello|5 "
+        b";x\r\nhello|\r\nhello|g\r\n"
         b"|fffffffffffffffff\r\n|5;a\nb\r\nhello|5;\x00\r\nhello",
     ),
     **each(
         "after the chunks",
         lambda end: chunked(b"5\r\nhello\r\n0\r\n" + end),
-        b"\n|x: y\n\r\n|content-length: 5\r\n\r\n|transfer-encoding: chunked\r\n\r\n|x: y\r\n z\r\n\r\n",
+        (
+            b"\n|x: y\n\r\n|content-length: 5\r\n\r\n|transfer-encoding: chunked\r\n\r\n|x: "
+            b"y\r\n z\r\n\r\n"
+        ),
     ),
     "chunk too large": (chunked(b"ffffffff\r\n" + b"x" * 70_000), 413),
     # Without end
@@ -134,7 +166,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("data", "status"), REFUSED.values(), ids=REFUSED)
-async def test_a_request_that_could_be_misread_gets_one_refusal_and_nothing_after_it_is_heard(data, status):
+async def test_a_request_that_could_be_misread_gets_one_refusal_and_nothing_after_it_is_heard(
+    data, status
+):
     async with serving(limits=ServerLimits(body_bytes=65_536)) as service:
         answer = await service.talk(data + AFTER, AFTER)
         assert service.handled == []
@@ -144,7 +178,9 @@ async def test_a_request_that_could_be_misread_gets_one_refusal_and_nothing_afte
     assert json.loads(body)["error"]["code"] == "bad_request"
 
 
-@pytest.mark.parametrize("name", ["a megabyte of headers", "an extension of a megabyte", "100,000 trailers"])
+@pytest.mark.parametrize(
+    "name", ["a megabyte of headers", "an extension of a megabyte", "100,000 trailers"]
+)
 async def test_what_has_no_end_is_bounded_also_in_small_packets_and_behind_another_request(name):
     data = AFTER + REFUSED[name][0]
     async with serving() as service:
@@ -186,7 +222,9 @@ async def test_what_is_legal_is_taken_in_whatever_pieces_it_comes(data, seen, pi
 async def test_many_chunks_of_one_byte_are_legal_and_trailers_never_become_headers():
     """A trailer `authorization` came after the checks on headers: it must not look like one."""
     async with serving() as service:
-        data = chunked(b"1\r\nx\r\n" * 50_000 + b"0\r\nauthorization: Bearer x\r\nhost: evil\r\n\r\n")
+        data = chunked(
+            b"1\r\nx\r\n" * 50_000 + b"0\r\nauthorization: Bearer x\r\nhost: evil\r\n\r\n"
+        )
         await service.talk(data, get(b"connection: close"))
         assert service.handled[0].body == b"x" * 50_000
         assert service.handled[0].headers == [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
@@ -197,10 +235,14 @@ OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings:
 
 @pytest.mark.parametrize("piece", [10_000, 5])
 async def test_an_offer_of_another_protocol_hides_no_request(piece):
-    """The body is read as a body, however much it looks like a request; what follows it is read once."""
+    """The body is read as a body, however much it looks like a request; what follows it is read
+    once.
+    """
     inner = get(first=b"GET /smuggled HTTP/1.1")
     lengthy = post(OFFER, b"content-length: %d" % len(inner), body=inner)
-    chunks = post(OFFER, b"transfer-encoding: chunked", body=b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner))
+    chunks = post(
+        OFFER, b"transfer-encoding: chunked", body=b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner)
+    )
     data = lengthy + chunks + get(OFFER) + get(b"connection: close", first=b"GET /last HTTP/1.1")
     async with serving() as service:
         await service.talk(*[data[i : i + piece] for i in range(0, len(data), piece)])
@@ -348,7 +390,11 @@ async def test_a_client_that_says_nothing_more_is_given_up(pieces, limits, statu
     ("start", "drip", "limits"),
     [
         (b"GET / HTTP/1.1\r\nhost: a\r\nx: ", b"y", {"head_timeout_s": 0.4}),
-        (post(b"content-length: 1000", body=b""), b"y", {"request_timeout_s": 0.4, "body_idle_s": 0.2}),
+        (
+            post(b"content-length: 1000", body=b""),
+            b"y",
+            {"request_timeout_s": 0.4, "body_idle_s": 0.2},
+        ),
         (chunked(b"5;"), b"y", {"body_idle_s": 0.4}),
     ],
     ids=["head", "body", "extension"],
@@ -369,7 +415,13 @@ async def test_a_client_that_drips_is_given_up(start, drip, limits):
 
 
 async def test_an_answer_may_take_longer_than_any_of_these_times():
-    limits = quick(head_timeout_s=0.05, body_idle_s=0.05, request_timeout_s=0.05, idle_timeout_s=0.05, linger_s=0.05)
+    limits = quick(
+        head_timeout_s=0.05,
+        body_idle_s=0.05,
+        request_timeout_s=0.05,
+        idle_timeout_s=0.05,
+        linger_s=0.05,
+    )
 
     def slowly(request):
         asyncio.get_running_loop().call_later(0.3, echo, request)
@@ -394,7 +446,9 @@ async def test_a_client_that_takes_none_of_its_answer_is_cut_and_its_handler_tol
 
 @pytest.mark.parametrize("closing", [b"connection: close", b"connection: keep-alive"])
 async def test_a_finished_answer_that_is_not_fetched_is_cut_too(closing):
-    async with serving(lambda r: r.respond(200, [], b"x" * 20_000_000), quick(write_idle_s=QUICK_S)) as service:
+    async with serving(
+        lambda r: r.respond(200, [], b"x" * 20_000_000), quick(write_idle_s=QUICK_S)
+    ) as service:
         with socket.create_connection((service.origin.host, service.origin.port)) as sock:
             sock.sendall(get(closing))
             await until(lambda: service.handled and is_empty(service.server))
@@ -410,7 +464,8 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer():
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (service.origin.host, service.origin.port))
         await loop.sock_sendall(sock, get(b"connection: close"))
-        got, started = 0, time.monotonic()
+        got = 0
+        started = time.monotonic()
         while data := await loop.sock_recv(sock, 1_000_000):
             got += len(data)
             if time.monotonic() - started < 1.6:  # for longer than the limit
@@ -430,7 +485,11 @@ ANSWERING = ConnectionStage.ANSWERING
             [
                 (1, ANSWERING, {"left": 0, "unsent": 100}),
                 (9, ANSWERING, {"left": 900, "unsent": 299}),
-                (12, ANSWERING, {"left": 1100, "unsent": 399}),  # more waits than before, yet enough has left
+                (
+                    12,
+                    ANSWERING,
+                    {"left": 1100, "unsent": 399},
+                ),  # more waits than before, yet enough has left
                 (19, ANSWERING, {"left": 1500, "unsent": 499}),
                 (23, ANSWERING, {"left": 2000, "unsent": 499}),
             ],
@@ -449,9 +508,15 @@ ANSWERING = ConnectionStage.ANSWERING
     ids=["too little leaves", "not while nothing waited"],
 )
 def test_how_long_a_client_is_waited_for(limits, steps, end):
-    """Each step: time, stage, counters. A reader of 2,000 bytes in 15 s kept a slot for two hours."""
-    patience, nothing = ClientTimeouts(ServerLimits(**limits), 0), {"message": 0, "arrived": 0, "left": 0, "unsent": 0}
-    verdicts = [patience.look(at, stage, **{**nothing, **counters}) for at, stage, counters in steps]
+    """Each step: time, stage, counters.
+
+    A reader of 2,000 bytes in 15 s kept a slot for two hours.
+    """
+    patience = ClientTimeouts(ServerLimits(**limits), 0)
+    nothing = {"message": 0, "arrived": 0, "left": 0, "unsent": 0}
+    verdicts = [
+        patience.look(at, stage, **{**nothing, **counters}) for at, stage, counters in steps
+    ]
     assert verdicts == [*[None] * (len(steps) - 1), end]
 
 
@@ -467,7 +532,9 @@ async def test_connections_beyond_the_limit_are_told_to_come_back():
         answer = await service.talk(AFTER)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1" in answer
-        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        assert (
+            json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        )
         assert len(service.handled) == 2
         for _, writer in kept:
             await hang_up(writer)
@@ -515,9 +582,15 @@ uvloop.run(main())
 
 
 def test_a_server_without_descriptors_neither_dies_nor_spins():
-    """On uvloop, as the gateway runs. Python 3.11's own loop does spin: it tries as often as its backlog is long."""
+    """On uvloop, as the gateway runs.
+
+    Python 3.11's own loop does spin: it tries as often as its backlog is long.
+    """
     with subprocess.Popen(
-        [sys.executable, "-c", STARVED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", STARVED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as child:
         port = int(child.stdout.readline())
         crowd = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(100)]
@@ -534,7 +607,10 @@ def test_a_server_without_descriptors_neither_dies_nor_spins():
 
 
 def answers(port):
-    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+    with (
+        contextlib.suppress(ConnectionError),
+        socket.create_connection(("127.0.0.1", port), timeout=10) as sock,
+    ):
         sock.sendall(get())
         return sock.recv(100).startswith(b"HTTP/1.1 200 OK")
     return False
@@ -569,7 +645,9 @@ LOOPS = pytest.mark.parametrize("start_loop", [uvloop.run, asyncio.run], ids=["u
 
 
 @LOOPS
-async def test_requests_are_answered_over_tls_and_a_refusal_is_said_and_the_connection_closed(start_loop):
+async def test_requests_are_answered_over_tls_and_a_refusal_is_said_and_the_connection_closed(
+    start_loop,
+):
     async with serving(tls=tls_of_server()) as service:
         reader, writer = await service.connect(ssl=tls_of_client())
         for body in (b"hello", b"x" * 3_000_000):
@@ -586,7 +664,8 @@ async def test_requests_are_answered_over_tls_and_a_refusal_is_said_and_the_conn
 @LOOPS
 @pytest.mark.parametrize("how", ["politely", "abruptly"])
 async def test_a_hang_up_over_tls_is_noticed(start_loop, how):
-    asked, gone = asyncio.Event(), asyncio.Event()
+    asked = asyncio.Event()
+    gone = asyncio.Event()
 
     def never(request):
         request.on_gone = gone.set
@@ -604,7 +683,9 @@ async def test_a_hang_up_over_tls_is_noticed(start_loop, how):
 
 
 async def test_handshakes_that_never_end_hold_no_more_connections_than_the_limit():
-    """They were not counted, since nobody is told of a connection before its handshake has ended."""
+    """They were not counted, since nobody is told of a connection before its handshake has
+    ended.
+    """
     async with serving(limits=quick(max_connections=3), tls=tls_of_server()) as service:
         stalled = [await service.connect() for _ in range(100)]
         await until(lambda: not service.server.has_room)
@@ -647,7 +728,9 @@ async def test_a_plain_request_to_a_tls_port_and_a_stalled_handshake_end(start_l
 # Answers
 
 
-@pytest.mark.parametrize(("request_data", "status"), [(get(first=b"HEAD / HTTP/1.1"), 200), (get(), 204), (get(), 304)])
+@pytest.mark.parametrize(
+    ("request_data", "status"), [(get(first=b"HEAD / HTTP/1.1"), 200), (get(), 204), (get(), 304)]
+)
 @pytest.mark.parametrize("whole", [True, False])
 async def test_an_answer_that_has_no_body_gets_none(request_data, status, whole):
     """A body behind such a head would be read as the next answer."""
@@ -663,7 +746,9 @@ async def test_an_answer_that_has_no_body_gets_none(request_data, status, whole)
             request.finish()
 
     async with serving(answer) as service:
-        first, _, rest = (await service.talk(request_data + AFTER + get(b"connection: close"))).partition(b"\r\n\r\n")
+        first, _, rest = (
+            await service.talk(request_data + AFTER + get(b"connection: close"))
+        ).partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 %d " % status)
     assert rest.startswith(b"HTTP/1.1 200 OK")
 

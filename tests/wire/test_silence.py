@@ -23,7 +23,9 @@ def watch():
     return watch
 
 
-@pytest.mark.parametrize(("until_s", "found"), [(2.75, ANSWERS), (3.0, SILENT), (9.75, SILENT), (10.0, HANGS)])
+@pytest.mark.parametrize(
+    ("until_s", "found"), [(2.75, ANSWERS), (3.0, SILENT), (9.75, SILENT), (10.0, HANGS)]
+)
 def test_a_process_is_silent_after_three_seconds_and_hangs_after_ten(watch, until_s, found):
     assert looks(watch, 0, until_s) is found
 
@@ -36,7 +38,9 @@ def test_a_sign_of_life_ends_the_silence(watch):
 
 @pytest.mark.parametrize("pause_s", [1.25, 60, 86_400])
 def test_whoever_looks_and_was_itself_away_counts_anew(watch, pause_s):
-    """A machine that slept, or a supervisor that was stopped: what was said meanwhile has not been read yet."""
+    """A machine that slept, or a supervisor that was stopped: what was said meanwhile has not been
+    read yet.
+    """
     assert looks(watch, 0, 9) is SILENT
     assert watch.look(9 + pause_s) is ANSWERS
     assert looks(watch, 9 + pause_s, 9 + pause_s + 2.5) is ANSWERS

@@ -1,4 +1,6 @@
-"""Streams as the client reads them: whole chunks told from everything else, and every legal form of events."""
+"""Streams as the client reads them: whole chunks told from everything else, and every legal form
+of events.
+"""
 
 import asyncio
 from itertools import accumulate, pairwise
@@ -20,7 +22,9 @@ def chunk(body):
 
 
 @given(bodies, st.data())
-def test_whole_chunks_carry_what_was_put_in_and_a_read_that_ends_inside_one_is_left_to_the_parser(parts, data):
+def test_whole_chunks_carry_what_was_put_in_and_a_read_that_ends_inside_one_is_left_to_the_parser(
+    parts, data
+):
     whole = b"".join(map(chunk, parts))
     assert chunked_body_size(whole) == sum(map(len, parts))
     assert strip_chunk_headers(whole) == b"".join(parts)
@@ -44,7 +48,23 @@ class Parsed:
 
 
 pieces = st.sampled_from(
-    [b"0", b"1", b"3", b"a", b"A", b"10", b"\r\n", b"\n", b"\r", b";", b" ", b"abc", b"x", b"+", b"_"]
+    [
+        b"0",
+        b"1",
+        b"3",
+        b"a",
+        b"A",
+        b"10",
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b";",
+        b" ",
+        b"abc",
+        b"x",
+        b"+",
+        b"_",
+    ]
 )
 
 
@@ -57,8 +77,17 @@ def test_what_passes_for_chunks_is_read_the_same_by_a_parser(data):
 
 
 def test_what_the_parser_would_refuse_or_end_with_is_not_a_chunk():
-    for data in (b"", b"0\r\n\r\n", b"0x3\r\nabc\r\n", b"+3\r\nabc\r\n", b"3 \r\nabc\r\n", b"3;x=1\r\nabc\r\n",
-                 b"3\r\nabc\n\n", b"1_0\r\n" + b"a" * 16 + b"\r\n", b"3\nabc\r\n"):  # fmt: skip
+    for data in (
+        b"",
+        b"0\r\n\r\n",
+        b"0x3\r\nabc\r\n",
+        b"+3\r\nabc\r\n",
+        b"3 \r\nabc\r\n",
+        b"3;x=1\r\nabc\r\n",
+        b"3\r\nabc\n\n",
+        b"1_0\r\n" + b"a" * 16 + b"\r\n",
+        b"3\nabc\r\n",
+    ):
         assert chunked_body_size(data) == 0, data
 
 
@@ -68,7 +97,9 @@ class PassingOn:
     takes_chunks = True
 
     def __init__(self):
-        self.body, self.passed, self.ended = b"", [], False
+        self.body = b""
+        self.passed = []
+        self.ended = False
 
     def on_head(self, _head, _at):
         pass
@@ -108,7 +139,12 @@ async def receive(reads):
     return receiver
 
 
-@given(st.lists(st.binary(min_size=1, max_size=600) | st.binary(min_size=2030, max_size=2060), min_size=1), st.data())
+@given(
+    st.lists(
+        st.binary(min_size=1, max_size=600) | st.binary(min_size=2030, max_size=2060), min_size=1
+    ),
+    st.data(),
+)
 def test_what_is_passed_on_and_what_is_read_is_in_order_all_that_came(parts, data):
     """However the bytes are cut: at chunks, inside of them, several at once."""
     whole = b"".join(map(chunk, parts)) + b"0\r\n\r\n"
@@ -122,6 +158,8 @@ def test_what_is_passed_on_and_what_is_read_is_in_order_all_that_came(parts, dat
 
 
 async def test_chunks_that_come_one_by_one_are_passed_on_from_the_third():
-    received = await receive([STREAM_HEAD, *map(chunk, [b"one", b"two", b"three", b"four"]), b"0\r\n\r\n"])
+    received = await receive(
+        [STREAM_HEAD, *map(chunk, [b"one", b"two", b"three", b"four"]), b"0\r\n\r\n"]
+    )
     assert (received.body, received.ended) == (b"onetwothreefour", True)
     assert received.passed == [chunk(b"three"), chunk(b"four")]

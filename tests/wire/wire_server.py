@@ -25,9 +25,13 @@ class Service:
         return await asyncio.open_connection(self.origin.host, self.origin.port, **kwargs)
 
     async def talk(self, *pieces):
-        """Send the pieces, each in a packet of its own; return all that comes back until the server closes."""
+        """Send the pieces, each in a packet of its own; return all that comes back until the
+        server closes.
+        """
         reader, writer = await self.connect()
-        writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        writer.transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )
         with contextlib.suppress(ConnectionError):
             for piece in pieces:
                 writer.write(piece)
@@ -66,7 +70,8 @@ def echo(request):
 
 @contextlib.asynccontextmanager
 async def serving(handler=echo, limits=None, tls=None, **more):
-    handled, complaints = [], []
+    handled = []
+    complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
 
     def keep_and_handle(request):

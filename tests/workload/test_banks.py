@@ -12,7 +12,9 @@ GOOD = {"prompt": "What is 7 * 8?", "checker": {"kind": "number", "answer": 56}}
 
 
 def parsed(*lines):
-    return parse_bank([line if isinstance(line, str) else json.dumps(line) for line in lines], "mine.jsonl")
+    return parse_bank(
+        [line if isinstance(line, str) else json.dumps(line) for line in lines], "mine.jsonl"
+    )
 
 
 def test_a_line_is_an_item():
@@ -22,7 +24,10 @@ def test_a_line_is_an_item():
         "",
         {
             "id": "two",
-            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Yes?"}],
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Yes?"},
+            ],
             "checker": {"kind": "choice", "answer": "yes", "options": ["yes", "no"]},
             "max_tokens": 8,
             "family": "polite",
@@ -73,8 +78,14 @@ def with_checker(**values):
         ({**GOOD, "messages": []}, "has both"),
         ({**GOOD, "prompt": 7}, "`prompt` must be a text .*, not `7`"),
         ({**GOOD, "prompt": "\ud800"}, "`prompt` must be"),
-        ({"messages": [], "checker": GOOD["checker"]}, "`messages` must be a list .*, not `\\[\\]`"),
-        ({"messages": ["Hi"], "checker": GOOD["checker"]}, "`messages\\[0\\]` must be an object .*, not `Hi`"),
+        (
+            {"messages": [], "checker": GOOD["checker"]},
+            "`messages` must be a list .*, not `\\[\\]`",
+        ),
+        (
+            {"messages": ["Hi"], "checker": GOOD["checker"]},
+            "`messages\\[0\\]` must be an object .*, not `Hi`",
+        ),
         (
             {"messages": [{"role": "boss", "content": "Hi"}], "checker": {}},
             "`messages.0..role` must be one of .* not `boss`",
@@ -88,23 +99,38 @@ def with_checker(**values):
         ({"prompt": "Do.", "checker": {"answer": 1}}, "has no `kind`"),
         (with_checker(kind="mutants"), "has the unknown kind `mutants`"),
         (with_checker(kind="number"), "`checker.answer` is missing: a number"),
-        (with_checker(kind="number", answer="many"), "`checker.answer` must be a number.* not `many`"),
-        (with_checker(kind="number", answer=1, tolerance=-1), "`checker.tolerance` must be .* not `-1`"),
+        (
+            with_checker(kind="number", answer="many"),
+            "`checker.answer` must be a number.* not `many`",
+        ),
+        (
+            with_checker(kind="number", answer=1, tolerance=-1),
+            "`checker.tolerance` must be .* not `-1`",
+        ),
         (with_checker(kind="number", answer=1, pattern="x"), "`checker.pattern` is not known"),
         (
             with_checker(kind="exact", answer="a", ignore_case="no"),
             "`checker.ignore_case` must be true or false, not `no`",
         ),
-        (with_checker(kind="choice", answer="c", options=["a", "b"]), "`checker.answer` is not one of its options"),
+        (
+            with_checker(kind="choice", answer="c", options=["a", "b"]),
+            "`checker.answer` is not one of its options",
+        ),
         (with_checker(kind="choice", answer="a", options=["a", "A"]), "`checker.options`"),
         (with_checker(kind="contains", all="a"), "`checker.all` must be .* not `a`"),
         (with_checker(kind="regex", pattern="("), "`checker.pattern` must be .* not `\\(`"),
         (with_checker(kind="regex", pattern="a{99999999999999999999}"), "`checker.pattern`"),
         (with_checker(kind="regex", pattern="(" * 1900), "`checker.pattern`"),
         (with_checker(kind="nummber", answer=1), "did you mean `number`?"),
-        (with_checker(kind=1), "known: `exact`, `choice`, `number`, `contains`, `regex`, `python`"),
+        (
+            with_checker(kind=1),
+            "known: `exact`, `choice`, `number`, `contains`, `regex`, `python`",
+        ),
         (with_checker(kind="python"), "`checker.tests` is missing"),
-        (with_checker(kind="python", tests="1", entry_point="a b"), "`checker.entry_point` must be .* not `a b`"),
+        (
+            with_checker(kind="python", tests="1", entry_point="a b"),
+            "`checker.entry_point` must be .* not `a b`",
+        ),
         ({**GOOD, "max_tokens": 0}, "`max_tokens` must be a whole number from 1 .*, not `0`"),
         ({**GOOD, "family": 3}, "`family` must be .*, not `3`"),
     ],

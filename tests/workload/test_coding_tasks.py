@@ -1,4 +1,6 @@
-"""The mixed workload as it is read from its data: what the published one said of itself holds here."""
+"""The mixed workload as it is read from its data: what the published one said of itself holds
+here.
+"""
 
 import hashlib
 import json
@@ -17,20 +19,31 @@ SIDE_BY_ID = {item.id: item for item in SIDE}
 def test_levels_limits_and_temperature_are_the_published_ones():
     assert LEVEL_NAMES == {1: "P1", 2: "P1+S1", 3: "P1+S1-S2", 5: "P1+S1-S4"}
     assert TEMPERATURE == 0.2
-    assert [item.id for item in ITEMS] == ["P1.1", "P1.2", "P1.3", "S1", "S2", "S3", "S4"] == list(TITLES)
+    assert (
+        [item.id for item in ITEMS]
+        == ["P1.1", "P1.2", "P1.3", "S1", "S2", "S3", "S4"]
+        == list(TITLES)
+    )
     assert {item.max_tokens for item in PRIMARY} == {1024}
     assert {item.max_tokens for item in SIDE} == {512}
     assert len(AXES) == 6
 
 
 def test_prompts_are_those_of_earlier_runs():
-    """Runs of before and after can be held against each other only while the prompts are the same, byte for byte."""
-    asked = [[item.id, [dict(one) for one in item.messages], item.max_tokens, item.family] for item in ITEMS]
+    """Runs of before and after can be held against each other only while the prompts are the same,
+    byte for byte.
+    """
+    asked = [
+        [item.id, [dict(one) for one in item.messages], item.max_tokens, item.family]
+        for item in ITEMS
+    ]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     assert digest == "70e17dca125fa7bcd7852cb4aabbdb845e3f86104a28393d73c30759895b06f2"
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("S1", 500), ("S2", 1000), ("S3", 800), ("S4", 1000)])
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("S1", 500), ("S2", 1000), ("S3", 800), ("S4", 1000)]
+)
 def test_side_prompts_have_the_published_length(name, tokens):
     """A piece is about a token."""
     (message,) = SIDE_BY_ID[name].messages
@@ -51,9 +64,17 @@ OPTIONS = {"size": "short", "max_tokens": 32, "temperature": 0.0}
 
 
 def test_equal_options_have_one_fingerprint_on_every_machine_and_any_other_option_another():
-    """A mapping has no order, and None is how an option says that it was not given; value, type and presence count."""
+    """A mapping has no order, and None is how an option says that it was not given; value, type
+    and presence count.
+    """
     alike = [OPTIONS, dict(reversed(OPTIONS.items())), OPTIONS | {"words": None}]
     same = "260f5700305f33eb75133182b63b1eb6b60e629cb0fe27c220e6153e80087611"
     assert {workload_fingerprint(one) for one in alike} == {same}
-    for changes in ({"size": "long"}, {"max_tokens": 33}, {"max_tokens": "32"}, {"words": 40}, {"extra": False}):
+    for changes in (
+        {"size": "long"},
+        {"max_tokens": 33},
+        {"max_tokens": "32"},
+        {"words": 40},
+        {"extra": False},
+    ):
         assert workload_fingerprint(OPTIONS | changes) != same, changes

@@ -21,7 +21,14 @@ def test_context_grows_by_the_answers():
     """Each turn repeats all that was said, so that a prefix cache may serve it."""
     (script,) = some(conversations, 1, turns=3)
     first, second, third = (script.messages(turn, ["A", "B"][:turn]) for turn in range(3))
-    assert [message["role"] for message in third] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [message["role"] for message in third] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
     assert second[: len(first)] == first
     assert third[: len(second)] == second
     assert [m["content"] for m in third if m["role"] == "assistant"] == ["A", "B"]
@@ -31,7 +38,11 @@ def test_context_grows_by_the_answers():
 def test_conversations_are_distinct_and_come_from_the_seed():
     """No two begin alike; kinds take turns."""
     scripts = some(conversations, 100, turns=3)
-    assert len({script.system for script in scripts}) == len({script.turns for script in scripts}) == 100
+    assert (
+        len({script.system for script in scripts})
+        == len({script.turns for script in scripts})
+        == 100
+    )
     assert {script.kind for script in scripts} == set(KINDS)
     assert scripts[:50] == some(conversations, 50, turns=3)
 
@@ -39,7 +50,9 @@ def test_conversations_are_distinct_and_come_from_the_seed():
 @pytest.mark.parametrize(("first", "turn"), [(60, 12), (250, 40), (1000, 300), (4000, 1500)])
 def test_turns_have_the_length_asked_for(first, turn):
     """The first with its system message, each further one by itself."""
-    for script in some(conversations, 10, turns=6, tokens_first=first, tokens_turn=turn, **AS_PIECES):
+    for script in some(
+        conversations, 10, turns=6, tokens_first=first, tokens_turn=turn, **AS_PIECES
+    ):
         assert pieces(f"{script.system}\n\n{script.turns[0]}") == pytest.approx(first, abs=2)
         assert all(abs(pieces(text) - turn) <= 4 for text in script.turns[1:])
         assert "{" not in "".join(script.turns[1:]) or turn >= 120
@@ -55,7 +68,11 @@ def test_no_follow_up_comes_twice_while_others_are_left():
 
 def test_think_times_have_the_mean_asked_for_and_an_end():
     """Nobody thinks for an hour because of one draw."""
-    pauses = [s for script in some(conversations, 300, turns=5, tokens_first=60, think_s=4.0) for s in script.think_s]
+    pauses = [
+        s
+        for script in some(conversations, 300, turns=5, tokens_first=60, think_s=4.0)
+        for s in script.think_s
+    ]
     assert len(pauses) == 1200
     assert statistics.mean(pauses) == pytest.approx(4.0, rel=0.1)
     assert min(pauses) >= 0
@@ -66,7 +83,11 @@ def test_think_times_have_the_mean_asked_for_and_an_end():
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [({"turns": 0}, "turns"), ({"tokens_turn": 3}, "a further turn"), ({"tokens_first": 9}, "too few")],
+    [
+        ({"turns": 0}, "turns"),
+        ({"tokens_turn": 3}, "a further turn"),
+        ({"tokens_first": 9}, "too few"),
+    ],
 )
 def test_impossible_conversations_are_refused(options, problem):
     """Before the first is taken."""
@@ -76,7 +97,10 @@ def test_impossible_conversations_are_refused(options, problem):
 
 @pytest.mark.parametrize("tokens", [100, 1000, 8000])
 def test_agents_share_one_system_prompt_and_another_seed_has_another_one(tokens):
-    """Of the length asked for; their tasks differ from the first word on. The first request of a run is cold."""
+    """Of the length asked for; their tasks differ from the first word on.
+
+    The first request of a run is cold.
+    """
     prompts = some(shared_prefix, 50, tokens=tokens, task_tokens=80, **AS_PIECES)
     assert len({prompt.system for prompt in prompts}) == 1
     assert pieces(prompts[0].system) == pytest.approx(tokens, abs=3)

@@ -1,4 +1,6 @@
-"""Drills: the same for ever, different from each other, with answers that their checkers take and a guess does not."""
+"""Drills: the same for ever, different from each other, with answers that their checkers take and
+a guess does not.
+"""
 
 import hashlib
 import json
@@ -39,8 +41,14 @@ def test_an_id_names_the_same_drill_however_many_are_asked_for():
 
 
 def test_no_id_and_no_question_comes_twice_whatever_went_before_it():
-    """In no grade and not between grades: answers to one question are nearly copies, and would count as two."""
-    assert len({item.id for item in MANY}) == len({item.messages[-1]["content"] for item in MANY}) == len(MANY)
+    """In no grade and not between grades: answers to one question are nearly copies, and would
+    count as two.
+    """
+    assert (
+        len({item.id for item in MANY})
+        == len({item.messages[-1]["content"] for item in MANY})
+        == len(MANY)
+    )
 
 
 def test_a_family_without_new_questions_leaves_the_turn():
@@ -87,7 +95,9 @@ def test_a_question_is_not_among_its_examples_which_favour_no_choice_and_its_ans
         *before, asked = item.messages
         assert asked not in before
         assert len(before) >= 2
-        assert [one["role"] for one in item.messages] == ["user", "assistant"] * (len(before) // 2) + ["user"]
+        assert [one["role"] for one in item.messages] == ["user", "assistant"] * (
+            len(before) // 2
+        ) + ["user"]
         said = Counter(one["content"] for one in before if one["role"] == "assistant")
         if options := item.checker.values.get("options"):
             assert (len(set(said.values())), set(said)) == (1, set(options))
@@ -100,7 +110,9 @@ def test_every_family_and_grade_occurs():
     assert {grade for _, grade in expected} == set(GRADES)
 
 
-@pytest.mark.parametrize(("count", "difficulty"), [(0, None), (-1, 1), (10**9, None), (10, 0), (10, 6)])
+@pytest.mark.parametrize(
+    ("count", "difficulty"), [(0, None), (-1, 1), (10**9, None), (10, 0), (10, 6)]
+)
 def test_what_is_not_possible_is_refused(count, difficulty):
     with pytest.raises(UserError):
         drills(1, count, difficulty)

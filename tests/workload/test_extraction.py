@@ -25,14 +25,21 @@ F = "```"
         ("<think>b</think>c", "a", "c", "a\nb"),
         (
             "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>",
-            None, "yes", "hm",
+            None,
+            "yes",
+            "hm",
         ),
         ("<|channel|>analysis<|message|>hm", None, "", "hm"),
-        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", None, "", "{}"),
+        (
+            "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
+            None,
+            "",
+            "{}",
+        ),
         ("<|start|>assistant<|channel|>final<|message|>yes", None, "yes", ""),
         ("", None, "", ""),
     ],
-)  # fmt: skip
+)
 def test_reasoning_is_kept_apart(answer, reasoning, text, thought):
     """Beside the answer, in tags, in a channel of its own, unclosed, or opened by the prompt."""
     said = split_answer(answer, reasoning)
@@ -73,34 +80,47 @@ def test_fences_are_found(text, blocks):
 def python_of(text):
     """The blocks in one piece; None: there is none."""
     blocks = python_blocks(text)
-    return "\n\n".join(code.strip("\n") for code in blocks) + "\n" if blocks else None
+    if blocks:
+        return "\n\n".join(code.strip("\n") for code in blocks) + "\n"
+    return None
 
 
 def fenced(*codes):
     return "Some words.\n\n".join(f"{F}python\n{code}\n{F}\n" for code in codes)
 
 
-SHELL = f"{F}bash\npip install x\n{F}\n{F}json\n{{}}\n{F}\n{F}text\nx = 1\n{F}\n{F}\nHello there, friend.\n{F}\n"
+SHELL = (
+    f"{F}bash\npip install x\n{F}\n{F}json\n{{}}\n{F}\n{F}text\nx = 1\n{F}\n{F}\nHello there, "
+    f"friend.\n{F}\n"
+)
 DOCSTRING = f'def f():\n    """One.\n\n    {F}python\n    f()\n    {F}\n    """\n    return 1\n'
 F1 = "def f():\n    return 1"
 CODE = {
-    "a fence in a docstring, four columns deeper, does not end the block": (f"Here:\n{fenced(DOCSTRING)}", DOCSTRING),
+    "a fence in a docstring, four columns deeper, does not end the block": (
+        f"Here:\n{fenced(DOCSTRING)}",
+        DOCSTRING,
+    ),
     "blocks are joined in order": (
-        fenced("import a", "def f(): ...", "print(f())"), "import a\n\ndef f(): ...\n\nprint(f())\n",
+        fenced("import a", "def f(): ...", "print(f())"),
+        "import a\n\ndef f(): ...\n\nprint(f())\n",
     ),
     "other languages are left out": (SHELL + fenced("x = 1"), "x = 1\n"),
     "nothing but other languages": (SHELL, None),
     "no language, but it looks like code": (
-        f"{F}\nfor i in range(3):\n    print(i)\n{F}", "for i in range(3):\n    print(i)\n",
+        f"{F}\nfor i in range(3):\n    print(i)\n{F}",
+        "for i in range(3):\n    print(i)\n",
     ),
     "without fences": ("def f(x):\n    return x", "def f(x):\n    return x\n"),
     "between words": (
-        "Sure:\n\nimport os\n\ndef f(x):\n    # hi\n\n    return x\n\nprint(f(1))\n\nThat is it.\n",
+        (
+            "Sure:\n\nimport os\n\ndef f(x):\n    # hi\n\n    return x\n\nprint(f(1))\n\nThat "
+            "is it.\n"
+        ),
         "import os\n\ndef f(x):\n    # hi\n\n    return x\n\nprint(f(1))\n",
     ),
     "a body alone": ("    return x + 1\n", "    return x + 1\n"),
     "the longest run of lines": (f"x = 1\nNow something longer:\n\n{F1}\n", f"{F1}\n"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "code"), CODE.values(), ids=CODE)
@@ -110,18 +130,45 @@ def test_the_code_of_an_answer_is_found(text, code):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "No code here.", "For example: this.\n\nImport taxes are high.", "# Title\n\nA paragraph (with a remark).",
-     "1. One\n2. Two\n", "\x00\x01\ufffd" * 100, f"{F}\n{F}"],
-)  # fmt: skip
+    [
+        "",
+        "No code here.",
+        "For example: this.\n\nImport taxes are high.",
+        "# Title\n\nA paragraph (with a remark).",
+        "1. One\n2. Two\n",
+        "\x00\x01\ufffd" * 100,
+        f"{F}\n{F}",
+    ],
+)
 def test_prose_is_not_code(text):
     assert python_of(text) is None
 
 
 @pytest.mark.parametrize(
     "unit",
-    ["`", "```\n", "```a\n", "```python\nx = 1\n```\n", "~", " ", "\n", "> ", "- ```x`\n", "<think>", "</think>",
-     "<|channel|>", "def f(x):\n", "(\n", "x = ", "a.b.", '"""', ">>> \n", "\x00\xff\ufffd", "import a, "],
-)  # fmt: skip
+    [
+        "`",
+        "```\n",
+        "```a\n",
+        "```python\nx = 1\n```\n",
+        "~",
+        " ",
+        "\n",
+        "> ",
+        "- ```x`\n",
+        "<think>",
+        "</think>",
+        "<|channel|>",
+        "def f(x):\n",
+        "(\n",
+        "x = ",
+        "a.b.",
+        '"""',
+        ">>> \n",
+        "\x00\xff\ufffd",
+        "import a, ",
+    ],
+)
 def test_50_kb_of_anything_take_no_time(unit):
     text = unit * (50_000 // len(unit))
     began = time.process_time()

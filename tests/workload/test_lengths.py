@@ -1,4 +1,6 @@
-"""Lengths in tokens: pieces, calibration and mending, against tokenizers made up for the purpose."""
+"""Lengths in tokens: pieces, calibration and mending,
+against tokenizers made up for the purpose.
+"""
 
 import ast
 import random
@@ -21,9 +23,15 @@ def sample_texts(**options):
 
 
 def coarse(text: str) -> int:
-    """A tokenizer unlike the pieces: long words fall apart, signs count singly, indentation is free."""
+    """A tokenizer unlike the pieces: long words fall apart, signs count singly, indentation is
+    free.
+    """
     words = re.findall(r"[A-Za-z]+", text)
-    return sum(1 + (len(word) - 1) // 6 for word in words) + len(re.findall(r"[^\sA-Za-z]", text)) + text.count("\n")
+    return (
+        sum(1 + (len(word) - 1) // 6 for word in words)
+        + len(re.findall(r"[^\sA-Za-z]", text))
+        + text.count("\n")
+    )
 
 
 def test_pieces_are_words_digits_signs_and_line_breaks():
@@ -39,7 +47,10 @@ def test_prompts_have_the_length_asked_for_of_which_the_templates_overhead_is_a_
     assert all(abs(pieces(prompt.text) - tokens) <= 2 for prompt in prompts)
     assert {prompt.kind for prompt in prompts} == set(KINDS)
     assert len({prompt.text for prompt in prompts}) == 10
-    assert some(2, tokens=tokens + 25, chars_per_token=CHARS_PER_PIECE, overhead_tokens=25) == prompts[:2]
+    assert (
+        some(2, tokens=tokens + 25, chars_per_token=CHARS_PER_PIECE, overhead_tokens=25)
+        == prompts[:2]
+    )
 
 
 def test_long_prompts_are_python_with_distinct_functions():
@@ -51,9 +62,16 @@ def test_long_prompts_are_python_with_distinct_functions():
         assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize(("tokens", "overhead", "least"), [(10, 0, "28"), (40, 30, "58"), (-5, 0, "28")])
-def test_too_few_tokens_are_refused_with_the_least_that_works_and_far_too_many_as_well(tokens, overhead, least):
-    """Before the first prompt is taken; and the least does work. A typing mistake must not fill the memory."""
+@pytest.mark.parametrize(
+    ("tokens", "overhead", "least"), [(10, 0, "28"), (40, 30, "58"), (-5, 0, "28")]
+)
+def test_too_few_tokens_are_refused_with_the_least_that_works_and_far_too_many_as_well(
+    tokens, overhead, least
+):
+    """Before the first prompt is taken; and the least does work.
+
+    A typing mistake must not fill the memory.
+    """
     options = {"chars_per_token": CHARS_PER_PIECE, "overhead_tokens": overhead}
     with pytest.raises(UserError, match=f"`{tokens}` tokens are too few") as caught:
         some(0, tokens=tokens, **options)
@@ -111,4 +129,7 @@ def test_calibrated_prompts_are_right_on_average(tokens):
 def test_samples_stay_short():
     """Counting by `usage` costs a prefill each."""
     for tokens in (None, 30, 500, 200_000):
-        assert all(pieces(prompt.text) <= 1700 for prompt in sample_prompts(random.Random(1), tokens=tokens))
+        assert all(
+            pieces(prompt.text) <= 1700
+            for prompt in sample_prompts(random.Random(1), tokens=tokens)
+        )

@@ -33,8 +33,16 @@ def digest() -> str:
 
 def digest_of_the_others() -> str:
     """Prompts in tokens, conversations and shared prefixes."""
-    texts = [prompt.text for tokens in (30, 60, 120, 500, 3000) for prompt in some(10, seed=0, tokens=tokens)]
-    texts += [text for script in islice(conversations(random.Random(0)), 10) for text in (script.system, *script.turns)]
+    texts = [
+        prompt.text
+        for tokens in (30, 60, 120, 500, 3000)
+        for prompt in some(10, seed=0, tokens=tokens)
+    ]
+    texts += [
+        text
+        for script in islice(conversations(random.Random(0)), 10)
+        for text in (script.system, *script.turns)
+    ]
     texts += [prompt.text for prompt in islice(shared_prefix(random.Random(0)), 5)]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
 
@@ -56,7 +64,9 @@ def test_prompts_part_ways_at_the_first_word(tokens):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_short_prompts_are_of_one_length(seed):
-    """Levels differ in concurrency, not in prompt length: within 15 % of the target, alike on average."""
+    """Levels differ in concurrency, not in prompt length: within 15 % of the target, alike on
+    average.
+    """
     prompts = some(300, seed=seed)
     assert all(abs(len(prompt.text) / SHORT_CHARACTERS - 1) < 0.15 for prompt in prompts)
     for kind in KINDS:
@@ -73,16 +83,33 @@ def test_kinds_take_turns_in_an_order_that_comes_from_the_seed(tokens):
 
 
 def test_changed_prompts_need_a_new_version():
-    """Runs are compared by fingerprint: whoever changes a word here raises VERSION and these digests together."""
-    assert (VERSION, digest()[:16], digest_of_the_others()[:16]) == ("coding-2", "e8a8dbbd6732a871", "6ab6e97fcbfd2e17")
+    """Runs are compared by fingerprint: whoever changes a word here raises VERSION and these
+    digests together.
+    """
+    assert (VERSION, digest()[:16], digest_of_the_others()[:16]) == (
+        "coding-2",
+        "e8a8dbbd6732a871",
+        "6ab6e97fcbfd2e17",
+    )
 
 
 @pytest.mark.parametrize("idea", [*TINY, *FULL], ids=lambda idea: idea.name)
 def test_code_is_python_whatever_the_names(idea):
-    """Each idea, right and broken, parses with every thing and every field, and the bug is there."""
-    for (thing, things), field in [(pair, FIELDS[0]) for pair in THINGS] + [(THINGS[0], f) for f in FIELDS]:
-        names = {"thing": thing, "things": things, "Thing": thing.title(), "field": field, "number": "7"}
-        right, broken = idea.code.format_map(names), idea.code.replace(*idea.bug, 1).format_map(names)
+    """Each idea, right and broken, parses with every thing and every field,
+    and the bug is there.
+    """
+    for (thing, things), field in [(pair, FIELDS[0]) for pair in THINGS] + [
+        (THINGS[0], f) for f in FIELDS
+    ]:
+        names = {
+            "thing": thing,
+            "things": things,
+            "Thing": thing.title(),
+            "field": field,
+            "number": "7",
+        }
+        right = idea.code.format_map(names)
+        broken = idea.code.replace(*idea.bug, 1).format_map(names)
         ast.parse(right)
         ast.parse(broken)
         assert right != broken

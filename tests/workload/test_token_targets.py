@@ -19,10 +19,15 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def ask():
     launch = Launch("e", "embedded", MODEL, weights(), slots=1, context_tokens=2048, threads=1)
-    with serving(launch) as url, closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
+    with (
+        serving(launch) as url,
+        closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection,
+    ):
 
         def post(path, **body):
-            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            connection.request(
+                "POST", path, json.dumps(body), {"content-type": "application/json"}
+            )
             return json.loads(connection.getresponse().read())
 
         yield post
@@ -35,10 +40,14 @@ def count(ask):
 
 @pytest.fixture(scope="module")
 def found(count):
-    return calibrate((prompt.text, count(prompt.text)) for prompt in sample_prompts(random.Random(11), count=24))
+    return calibrate(
+        (prompt.text, count(prompt.text)) for prompt in sample_prompts(random.Random(11), count=24)
+    )
 
 
-@pytest.mark.parametrize("tokens", [40, 100, 250, 1000, 8192, pytest.param(131_072, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "tokens", [40, 100, 250, 1000, 8192, pytest.param(131_072, marks=pytest.mark.slow)]
+)
 def test_prompts_are_within_three_per_cent_on_average(tokens, found, count):
     """From one calibration for all lengths."""
     options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
@@ -48,7 +57,9 @@ def test_prompts_are_within_three_per_cent_on_average(tokens, found, count):
 
 
 def test_usage_calibrates_as_well_as_a_tokenizer(ask, count):
-    """The chat template's tokens are found as the overhead, and the engine reads as many as were asked for."""
+    """The chat template's tokens are found as the overhead, and the engine reads as many as were
+    asked for.
+    """
 
     def templated(prompt):
         return count(ask("/apply-template", messages=prompt.messages)["prompt"])

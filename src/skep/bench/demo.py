@@ -1,4 +1,6 @@
-"""Levels of `skep demo`: a SIMULATED rig whose time runs faster, through the gateway and past it."""
+"""Levels of `skep demo`: a SIMULATED rig whose time runs faster,
+through the gateway and past it.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ DEMO_SCALE = 0.05  # seconds here for one of the simulated rig
 async def simulated_run(
     store: Store, kind: str, endpoints: Sequence[Endpoint], levels: Mapping[int, int], tokens: int
 ) -> AsyncIterator[Callable[[int], Awaitable[SweepSummary]]]:
-    """Yield what measures a level and returns the summary so far. `levels`: agents, and their tasks.
+    """Yield what measures a level and returns the summary so far. `levels`: agents, and their
+    tasks.
 
     Several endpoints get equal shares of the agents, as from a proxy that counts connections.
     """
 
-    host, config = read_host(), {"concurrency": [*levels], "max_tokens": tokens, "time_scale": DEMO_SCALE}
+    host = read_host()
+    config = {"concurrency": [*levels], "max_tokens": tokens, "time_scale": DEMO_SCALE}
     config["through"] = f"{len(endpoints)} engines, no gateway" if len(endpoints) > 1 else "skep"
     identity = Identity(kind, fingerprint_of([kind, "demo"], endpoints[0], host), config)
     async with Recording(store, endpoints[0], host, identity) as recording:
@@ -42,19 +46,30 @@ async def simulated_run(
         drivers = [LoadGenerator(one, recording, **how) for one in endpoints]
 
         def task(agents: int, number: int) -> BenchTask:
-            said = [{"role": "user", "content": f"{agents}.{number} " + "word " * (DEMO_TOKENS - 1)}]
-            return BenchTask(agents, 0, number, "demo", said, tokens if agents else 1, fixed_output=True)
+            said = [
+                {"role": "user", "content": f"{agents}.{number} " + "word " * (DEMO_TOKENS - 1)}
+            ]
+            return BenchTask(
+                agents, 0, number, "demo", said, tokens if agents else 1, fixed_output=True
+            )
 
         async def measure(agents: int) -> SweepSummary:
-            todo, many = [task(agents, number) for number in range(levels.get(agents, 2))], len(drivers)
+            todo = [task(agents, number) for number in range(levels.get(agents, 2))]
+            many = len(drivers)
 
             async def load(_: Sender, took: OnRow) -> None:
+                def keep_in_rig_time(row: Request) -> None:
+                    took(_in_rig_time(row))
+
                 async with asyncio.TaskGroup() as group:
                     for n, driver in enumerate(drivers):
-                        keep, mine, width = lambda row: took(_in_rig_time(row)), todo[n::many], agents // many or 1
-                        group.create_task(steady(driver.sender, keep, mine, width))
+                        mine = todo[n::many]
+                        width = agents // many or 1
+                        group.create_task(steady(driver.sender, keep_in_rig_time, mine, width))
 
-            await drivers[0].run_load(agents, 0, load, agents, lambda _: None, is_closed=agents > 0)
+            await drivers[0].run_load(
+                agents, 0, load, agents, lambda _: None, is_closed=agents > 0
+            )
             return summarise(recording.run_id, recording.rows, recording.samples, simulated=True)
 
         try:
@@ -67,7 +82,9 @@ async def simulated_run(
 
 def _in_rig_time(row: Request) -> Request:
     names = ("started_s", "ended_s", "first_byte_s", "first_token_s", "last_token_s", "queued_ms")
-    moments: Any = {name: at / DEMO_SCALE for name in names if (at := getattr(row, name)) is not None}
+    moments: Any = {
+        name: at / DEMO_SCALE for name in names if (at := getattr(row, name)) is not None
+    }
     moments["arrivals_s"] = tuple(at / DEMO_SCALE for at in row.arrivals_s)
     return replace(row, **moments, engine=EngineTimings())
 
@@ -77,4 +94,6 @@ def fault_of(levels: Sequence[LevelSummary]) -> str:
     if failed := sum(level.failed for level in levels):
         return f"{failed} requests failed"
     reasons = [level.repeats[-1].why for level in levels if level.client_limited]
-    return f"this machine was too busy: the client was the limit ({reasons[-1]})" if reasons else ""
+    if reasons:
+        return f"this machine was too busy: the client was the limit ({reasons[-1]})"
+    return ""

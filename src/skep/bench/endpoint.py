@@ -14,12 +14,22 @@ from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import HttpResponse, Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
 
-PROPS = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}  # llama.cpp's name, and ours
+PROPS = {
+    "total_slots": "slots",
+    "build_info": "build",
+    "model_path": "model_path",
+}  # llama.cpp's name, and ours
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 LONGEST_LOCATION = 200
 
 # What servers call themselves, and which engine that is.
-_ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "ollama": "ollama", "library": "ollama"}
+_ENGINES = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llamacpp",
+    "ollama": "ollama",
+    "library": "ollama",
+}
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -42,29 +52,46 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def api_of(url: str, key: str | None) -> tuple[Origin, str, dict[str, str]]:
-    """Return where an OpenAI-compatible server is asked: its origin, what stands before each path, and headers."""
+    """Return where an OpenAI-compatible server is asked: its origin, what stands before each path,
+    and headers.
+    """
     origin, path = parse_url(url)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return origin, path if path.endswith("/v1") else f"{path}/v1", headers
 
 
 async def find_endpoint(
-    url: str, model: str | None, *, key: str | None = None, api: str = "openai", timeout_s: float = 10.0
+    url: str,
+    model: str | None,
+    *,
+    key: str | None = None,
+    api: str = "openai",
+    timeout_s: float = 10.0,
 ) -> Endpoint:
-    """Check that the URL answers and knows the model. `model` None: the only one it serves. `api`: openai or ollama."""
+    """Check that the URL answers and knows the model.
+
+    `model` None: the only one it serves. `api`: openai or ollama.
+    """
     origin, base, headers = api_of(url, key)
     async with _pool_at(origin, url, timeout_s) as pool:
         answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
-        # llama.cpp's own description, where there is one. What hangs or breaks there is no reason to ask no further.
+        # llama.cpp's own description, where there is one. What hangs or breaks there is no reason
+        # to ask no further.
         described = await fetch_if_there(pool, "GET", "/props", headers=headers, timeout_s=5.0)
     models = models_of(answer, f"{origin}{base}/models", key_given=key is not None)
     model = chosen_model(models, model, url)
     props = described.document() if described else {}
-    engine = {name: props[key] for key, name in PROPS.items() if key in props} | _engine_of(models[model], answer)
-    return Endpoint(origin, base, model, headers, "ollama" if api == "ollama" else "openai", engine)
+    engine = {name: props[key] for key, name in PROPS.items() if key in props} | _engine_of(
+        models[model], answer
+    )
+    return Endpoint(
+        origin, base, model, headers, "ollama" if api == "ollama" else "openai", engine
+    )
 
 
-async def served_models(url: str, *, key: str | None, timeout_s: float = 10.0) -> dict[str, dict[str, Any]]:
+async def served_models(
+    url: str, *, key: str | None, timeout_s: float = 10.0
+) -> dict[str, dict[str, Any]]:
     """Return the entries of the list of models at a URL, by id."""
     origin, base, headers = api_of(url, key)
     async with _pool_at(origin, url, timeout_s) as pool:
@@ -95,7 +122,9 @@ def chosen_model(models: Mapping[str, Any], model: str | None, url: str) -> str:
         raise UserError(told, hint="choose one with --model")
     model = model or known[0]
     if model not in known:
-        hint = did_you_mean(get_close_matches(model, known, 1), f"it serves: {', '.join(known) or 'nothing'}")
+        hint = did_you_mean(
+            get_close_matches(model, known, 1), f"it serves: {', '.join(known) or 'nothing'}"
+        )
         raise UserError(f"{url} does not serve `{model}`", hint=hint)
     return model
 
@@ -103,17 +132,36 @@ def chosen_model(models: Mapping[str, Any], model: str | None, url: str) -> str:
 def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
     """Return the entries of a list of models, by id. Raises EndpointError where it is none."""
     if answer.status in (401, 403):
-        what = "refuses the API key" if key_given else "requires an API key"
-        hint = "check the key's value" if key_given else "name its variable with --key-env VAR"
+        if key_given:
+            what = "refuses the API key"
+        else:
+            what = "requires an API key"
+        if key_given:
+            hint = "check the key's value"
+        else:
+            hint = "name its variable with --key-env VAR"
         raise KeyRefused(f"{url} {what} (HTTP {answer.status})", hint=hint)
     if answer.status in REDIRECTS and (location := answer.head.get(b"location")):
         named = location.decode("latin-1")[:LONGEST_LOCATION].removesuffix("/models")
-        raise EndpointError(f"{url} is elsewhere (HTTP {answer.status})", hint=f"it names {named!r}: try that as --url")
+        raise EndpointError(
+            f"{url} is elsewhere (HTTP {answer.status})",
+            hint=f"it names {named!r}: try that as --url",
+        )
     data = answer.document().get("data")
     if answer.status != 200 or not isinstance(data, list):
-        what = f"HTTP {answer.status}" if answer.status != 200 else "an answer that is not a model list"
-        raise EndpointError(f"{url} answered with {what}", hint="--url is the base URL of an OpenAI-compatible server")
-    return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
+        if answer.status != 200:
+            what = f"HTTP {answer.status}"
+        else:
+            what = "an answer that is not a model list"
+        raise EndpointError(
+            f"{url} answered with {what}",
+            hint="--url is the base URL of an OpenAI-compatible server",
+        )
+    return {
+        entry["id"]: entry
+        for entry in data
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    }
 
 
 def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Which level of a sweep is run next, and when it is enough. Pure: knows neither clock nor server."""
+"""Which level of a sweep is run next, and when it is enough.
+
+Pure: knows neither clock nor server.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,13 @@ LIMITED_RUNS = 3  # of one level, all limited by the client, before the search e
 
 
 class LevelRounds:
-    """Every level in turn, until each is known well enough: drift does not pass for an effect of concurrency."""
+    """Every level in turn, until each is known well enough: drift does not pass for an effect of
+    concurrency.
+    """
 
-    def __init__(self, levels: Sequence[int], goal: PrecisionGoal, *, runs: int | None = None) -> None:
+    def __init__(
+        self, levels: Sequence[int], goal: PrecisionGoal, *, runs: int | None = None
+    ) -> None:
         """`runs`: exactly so many of each instead of a goal, and none more at the end."""
         self._levels = tuple(levels)
         self._runs = runs
@@ -51,7 +58,9 @@ class LevelRounds:
         self._given_up.add(level)
 
     def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
-        """A run whose client was the limit makes nothing known; it counts only towards the most there may be."""
+        """A run whose client was the limit makes nothing known; it counts only towards the most
+        there may be.
+        """
         self._done[level] += 1
         if not limited:
             self._precision[level].feed(figure_of(rows, level))
@@ -59,10 +68,14 @@ class LevelRounds:
     def remaining(self) -> dict[int, float]:
         left: dict[int, float] = {}
         for level in self._levels:
-            done, precision = self._done[level], self._precision[level]
+            done = self._done[level]
+            precision = self._precision[level]
             if self._enough(level):
                 continue
-            more = precision.expected_more() if self._runs is None else self._runs - done
+            if self._runs is None:
+                more = precision.expected_more()
+            else:
+                more = self._runs - done
             left[level] = float(max(1, precision.goal.fewest - done) if more is None else more)
         if self._closing:
             left[1] = left.get(1, 0.0) + 1
@@ -79,11 +92,14 @@ class LevelRounds:
 def figure_of(rows: Sequence[Request], level: int) -> float:
     """Tokens a second of one run: over its plateau where it had one, else over the whole batch."""
     summary = repeat_of(0, rows, None if any(row.session is not None for row in rows) else level)
-    return summary.effective_tok_s if summary.plateau_tok_s is None else summary.plateau_tok_s
+    if summary.plateau_tok_s is None:
+        return summary.effective_tok_s
+    return summary.plateau_tok_s
 
 
 class LevelSearch:
-    """Doubles C until two levels lie past the knee, then runs all levels in turns as `LevelRounds` does.
+    """Doubles C until two levels lie past the knee, then runs all levels in turns as `LevelRounds`
+    does.
 
     Where the later runs move the knee, it doubles further.
     """
@@ -99,10 +115,14 @@ class LevelSearch:
 
     def following(self) -> int | None:
         """Return the level to run now; None: it is enough."""
-        is_settled = self.end is not None and (bool(self._rounds.open_levels()) or self.end == self._found_end())
+        is_settled = self.end is not None and (
+            bool(self._rounds.open_levels()) or self.end == self._found_end()
+        )
         if not is_settled:
             self.end = self._found_end()
-        return self._climb() if self.end is None else self._rounds.following()
+        if self.end is None:
+            return self._climb()
+        return self._rounds.following()
 
     def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
         self._rounds.took(level, rows, limited=limited)
@@ -117,8 +137,12 @@ class LevelSearch:
         return self._rounds.remaining()
 
     def ended(self) -> SearchEnd:
-        """Return where it stopped, by all runs so far; where they leave it open, the budget was spent before."""
-        measured = [level for level in self._levels if self._figures[level] or self._limited_runs[level]]
+        """Return where it stopped, by all runs so far; where they leave it open, the budget was
+        spent before.
+        """
+        measured = [
+            level for level in self._levels if self._figures[level] or self._limited_runs[level]
+        ]
         return self._found_end() or SearchEnd(max(measured, default=1), "budget")
 
     def _climb(self) -> int:
@@ -134,9 +158,13 @@ class LevelSearch:
     def _found_end(self) -> SearchEnd | None:
         last = self._levels[-1]
         if not self._figures[last]:
-            return SearchEnd(last, "client") if self._limited_runs[last] >= LIMITED_RUNS else None
+            if self._limited_runs[last] >= LIMITED_RUNS:
+                return SearchEnd(last, "client")
+            return None
         knee = SpeedCurve(LevelPoint(level, self._figures[level]) for level in self._levels).knee()
         beyond = None if knee is None else self._levels[knee.at]
         if knee is not None and len(self._levels) - 1 - knee.at >= PAST_KNEE:
             return SearchEnd(last, "past the knee", beyond)
-        return SearchEnd(last, "most", beyond) if 2 * last > self._most else None
+        if 2 * last > self._most:
+            return SearchEnd(last, "most", beyond)
+        return None

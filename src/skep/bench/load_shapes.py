@@ -41,11 +41,20 @@ async def _kept(sender: Sender) -> AsyncIterator[None]:
 
 
 async def steady(
-    sender: Sender, on_row: OnRow, tasks: Iterable[BenchTask], width: int, *, until_s: float | None = None
+    sender: Sender,
+    on_row: OnRow,
+    tasks: Iterable[BenchTask],
+    width: int,
+    *,
+    until_s: float | None = None,
 ) -> None:
-    """`width` in flight until all tasks are done, or `until_s` on the run's clock; each agent makes one at least."""
+    """`width` in flight until all tasks are done, or `until_s` on the run's clock; each agent
+    makes one at least.
+    """
     requests: Iterator[EncodedRequest] = map(sender.encode, tasks)
-    if isinstance(tasks, Sequence):  # written beforehand: nothing but sending is left to do when a place is free
+    if isinstance(
+        tasks, Sequence
+    ):  # written beforehand: nothing but sending is left to do when a place is free
         requests = iter([*requests])
 
     async def work() -> None:
@@ -59,8 +68,13 @@ async def steady(
             workers.create_task(work())
 
 
-async def scheduled(sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, BenchTask]]) -> None:
-    """Each task at its offset from now. A late client sends at once; the row says when it was due."""
+async def scheduled(
+    sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, BenchTask]]
+) -> None:
+    """Each task at its offset from now.
+
+    A late client sends at once; the row says when it was due.
+    """
     began = sender.now()
 
     async with _kept(sender), asyncio.TaskGroup() as group:
@@ -73,7 +87,9 @@ async def scheduled(sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, 
 
 
 def endless_tasks(tasks: Sequence[BenchTask]) -> Iterator[BenchTask]:
-    """Yield the tasks again and again, each time behind another first line, without composing a prompt anew."""
+    """Yield the tasks again and again, each time behind another first line, without composing a
+    prompt anew.
+    """
     yield from tasks
     for number in count(1) if tasks else ():
         for task in tasks:
@@ -82,17 +98,26 @@ def endless_tasks(tasks: Sequence[BenchTask]) -> Iterator[BenchTask]:
             yield replace(task, messages=said, index=task.index + number * len(tasks))
 
 
-async def run_conversations(sender: Sender, on_row: OnRow, them: Iterable[Conversation], width: int) -> None:
-    """`width` agents in conversation, each with the next one when theirs is over. A failed turn ends a conversation."""
+async def run_conversations(
+    sender: Sender, on_row: OnRow, them: Iterable[Conversation], width: int
+) -> None:
+    """`width` agents in conversation, each with the next one when theirs is over.
+
+    A failed turn ends a conversation.
+    """
     coming = iter(them)
 
     async def talk(first: BenchTask, script: ConversationScript) -> None:
         answers: list[str] = []
         for turn in range(len(script.turns)):
             if turn:
-                await asyncio.sleep(script.think_s[turn - 1] if turn <= len(script.think_s) else 0.0)
+                await asyncio.sleep(
+                    script.think_s[turn - 1] if turn <= len(script.think_s) else 0.0
+                )
             said = script.messages(turn, answers)
-            row, answer = await sender.ask(replace(first, messages=said, turn=turn, index=first.index + turn))
+            row, answer = await sender.ask(
+                replace(first, messages=said, turn=turn, index=first.index + turn)
+            )
             on_row(row)
             if not row.ok:
                 return
@@ -114,9 +139,17 @@ class ClientHealth:
 
     @property
     def lag_p99_ms(self) -> float:
-        """The p99 of the event loop's lag. A short run is counted without its two worst moments."""
-        counted = sorted(self.lags_ms)[:-2] if len(self.lags_ms) < FEW_SAMPLES else self.lags_ms
-        return percentile(counted, 99) if counted else 0.0
+        """The p99 of the event loop's lag.
+
+        A short run is counted without its two worst moments.
+        """
+        if len(self.lags_ms) < FEW_SAMPLES:
+            counted = sorted(self.lags_ms)[:-2]
+        else:
+            counted = self.lags_ms
+        if counted:
+            return percentile(counted, 99)
+        return 0.0
 
     @property
     def lag_max_ms(self) -> float:
@@ -129,11 +162,16 @@ class ClientHealth:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Collect once before the block, and hardly ever while it runs. A heap that was frozen before stays frozen."""
-    before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    """Collect once before the block, and hardly ever while it runs.
+
+    A heap that was frozen before stays frozen.
+    """
+    before = gc.get_threshold()
+    was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*RARELY)  # a collection over a million times and texts takes tens of milliseconds
+    # A collection over a million times and texts takes tens of milliseconds.
+    gc.set_threshold(*RARELY)
     try:
         yield
     finally:
@@ -146,7 +184,8 @@ def garbage_kept() -> Iterator[None]:
 async def watch_client() -> AsyncIterator[ClientHealth]:
     """Samples while the block runs; `cpu_share` is there after it."""
     health = ClientHealth()
-    cpu, wall = time.process_time(), time.monotonic()
+    cpu = time.process_time()
+    wall = time.monotonic()
 
     async def sample() -> None:
         loop = asyncio.get_running_loop()

@@ -1,8 +1,9 @@
-"""From raw request rows to what people compare. Pure: the same rows give the same figures, whenever it is run.
+"""From raw request rows to what people compare. Pure: the same rows give the same figures,
+whenever it is run.
 
-An engine may put several tokens into one event, and the network several events into one read. Only reads have times;
-tokens are known in sum. So a request's tokens are spread evenly over its events, and those of one read came at once.
-"""
+An engine may put several tokens into one event, and the network several events into one read. Only
+reads have times; tokens are known in sum. So a request's tokens are spread evenly over its events,
+and those of one read came at once."""
 
 from __future__ import annotations
 
@@ -68,7 +69,10 @@ class Disagreement(msgspec.Struct, frozen=True):
 
 
 class LevelSummary(msgspec.Struct, frozen=True):
-    """All runs of one level together. Figures are of the runs that count; `wall_s` is the sum over them."""
+    """All runs of one level together.
+
+    Figures are of the runs that count; `wall_s` is the sum over them.
+    """
 
     concurrency: int
     requests: int
@@ -82,28 +86,41 @@ class LevelSummary(msgspec.Struct, frozen=True):
     contention_pct: float | None  # None without C=1
     ttft_ms: Percentiles | None
     tpot_ms: Percentiles | None
-    engine_tok_s: float | None  # the engine's own decode speed per stream, median; None: it does not say
+    # The engine's own decode speed per stream, median; None: it does not say.
+    engine_tok_s: float | None
     cached_prompt_share: float | None
     truncated: int  # answers that ended at the token limit
     client_limited: bool
     repeats: tuple[RepeatSummary, ...] = ()
-    thinking: bool = False  # agents in conversation, who pause between turns: fewer than C are in flight
-    effective_interval: Interval | None = None  # 95 %, of the mean over runs; None with fewer than three
+    thinking: bool = (
+        False  # agents in conversation, who pause between turns: fewer than C are in flight
+    )
+    effective_interval: Interval | None = (
+        None  # 95 %, of the mean over runs; None with fewer than three
+    )
     ttft_interval: Interval | None = None  # 95 %, of the runs' medians, in ms
     tpot_interval: Interval | None = None
-    plateau_tok_s: float | None = None  # while at least 95 % of C were in flight; None: that was never so
+    plateau_tok_s: float | None = (
+        None  # while at least 95 % of C were in flight; None: that was never so
+    )
     gap_ms: Percentiles | None = None  # between two tokens, over all tokens of all requests
     total_ms: Percentiles | None = None  # from sending (or when it was due) to the end
     queued_ms: Percentiles | None = None  # in skep's gateway
     prompt_tokens: float | None = None  # mean of a request
     output_tokens_each: float | None = None  # mean of a request
-    delivered: float | None = None  # requests really in flight while the level was full, as a share of C
+    delivered: float | None = (
+        None  # requests really in flight while the level was full, as a share of C
+    )
     finish_reasons: tuple[tuple[str, int], ...] = ()
     errors: tuple[tuple[str, int], ...] = ()  # by kind
     energy: Energy | None = None
     clocks: tuple[Disagreement, ...] = ()
-    combined_tok_s: float | None = None  # prompt and output tokens over the wall time; None: prompts were not counted
-    prompt_tok_s: float | None = None  # prompt tokens that no cache had over the time to the first token, median
+    combined_tok_s: float | None = (
+        None  # prompt and output tokens over the wall time; None: prompts were not counted
+    )
+    prompt_tok_s: float | None = (
+        None  # prompt tokens that no cache had over the time to the first token, median
+    )
 
     @property
     def counted(self) -> tuple[RepeatSummary, ...]:
@@ -116,7 +133,9 @@ class LevelSummary(msgspec.Struct, frozen=True):
 
 
 class Speedup(msgspec.Struct, frozen=True):
-    """The same tasks one after the other and all at once, by wall time and by tokens, as answers differ in length."""
+    """The same tasks one after the other and all at once, by wall time and by tokens, as answers
+    differ in length.
+    """
 
     tasks: int  # of one run
     concurrency: int
@@ -129,14 +148,19 @@ class Speedup(msgspec.Struct, frozen=True):
     tokens_serial: int
     tokens_swarm: int
     sampled: int | None = None  # tasks that really ran one at a time; None: all of them
-    serial_wall_interval: Interval | None = None  # 95 %, of a serial side that was scaled from a sample
+    serial_wall_interval: Interval | None = (
+        None  # 95 %, of a serial side that was scaled from a sample
+    )
     by_wall_interval: Interval | None = None
     combined_serial_tok_s: float | None = None  # prompt and output tokens together
     combined_swarm_tok_s: float | None = None
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """Which levels kept the limits asked for. `safe`: the highest C that did, with none below it that did not."""
+    """Which levels kept the limits asked for.
+
+    `safe`: the highest C that did, with none below it that did not.
+    """
 
     limits: str
     highest_met: int | None
@@ -145,7 +169,10 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One figure of one level in two runs. `ratio` is B over A; better and worse know which way is up."""
+    """One figure of one level in two runs.
+
+    `ratio` is B over A; better and worse know which way is up.
+    """
 
     concurrency: int
     metric: str  # "effective tok/s", "TTFT p50", ...
@@ -162,7 +189,9 @@ class SearchEnd(msgspec.Struct, frozen=True):
 
     at: int  # the largest C that was measured
     reason: Literal["past the knee", "client", "most", "budget"]
-    beyond: int | None = None  # no level above this one was 5 % faster; None: tok/s still grew, or it is not known
+    beyond: int | None = (
+        None  # no level above this one was 5 % faster; None: tok/s still grew, or it is not known
+    )
 
 
 class SweepSummary(msgspec.Struct, frozen=True):
@@ -179,18 +208,29 @@ class SweepSummary(msgspec.Struct, frozen=True):
 
 
 FULL = 0.95  # of C in flight: the plateau
-CHANGING_S = 0.005  # between the end of one request and the start of the next, the level counts as full
+CHANGING_S = (
+    0.005  # between the end of one request and the start of the next, the level counts as full
+)
 TOLERATED = 0.05  # of the engine's figure
 TOLERATED_MS = 20.0  # of a time to first token: the network and a loaded machine take some
 Key = tuple[int, int]  # a level and which of its runs
 
 
 def tpot_ms(row: Request) -> float | None:
-    """(last - first) / (n - 1): what everybody means by it, also where the first read brought several tokens."""
-    if not row.ok or row.first_token_s is None or row.last_token_s is None or row.last_token_s <= row.first_token_s:
+    """(last - first) / (n - 1): what everybody means by it, also where the first read brought
+    several tokens.
+    """
+    if (
+        not row.ok
+        or row.first_token_s is None
+        or row.last_token_s is None
+        or row.last_token_s <= row.first_token_s
+    ):
         return None
     tokens = row.output_tokens or 0
-    return (row.last_token_s - row.first_token_s) * 1000 / (tokens - 1) if tokens > 1 else None
+    if tokens > 1:
+        return (row.last_token_s - row.first_token_s) * 1000 / (tokens - 1)
+    return None
 
 
 def gaps_ms(row: Request) -> Iterator[float]:
@@ -215,7 +255,8 @@ def full_spans(rows: Iterable[Request], concurrency: int) -> list[tuple[float, f
     """Return the times in which at least 95 % of `concurrency` were in flight."""
     steps = sorted([(row.started_s, 1) for row in rows] + [(row.ended_s, -1) for row in rows])
     spans: list[tuple[float, float]] = []
-    in_flight, since = 0, None
+    in_flight = 0
+    since = None
     for at, change in steps:
         in_flight += change
         if in_flight >= FULL * concurrency:
@@ -245,45 +286,67 @@ def plateau_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
     tokens = 0.0
     for row in rows:
         if row.ok and row.output_tokens:
-            arrivals = row.arrivals_s or (row.ended_s,)  # tokens that no event showed, such as hidden reasoning
-            first, last = bisect_right(edges, arrivals[0]), bisect_right(edges, arrivals[-1])
-            inside = len(arrivals) if first == last and first % 2 else sum(map(is_inside, arrivals))
+            # Tokens that no event showed, such as hidden reasoning.
+            arrivals = row.arrivals_s or (row.ended_s,)
+            first = bisect_right(edges, arrivals[0])
+            last = bisect_right(edges, arrivals[-1])
+            if first == last and first % 2:
+                inside = len(arrivals)
+            else:
+                inside = sum(map(is_inside, arrivals))
             tokens += row.output_tokens * inside / len(arrivals)
     return tokens / whole
 
 
 def delivered(rows: Sequence[Request], concurrency: int) -> float | None:
-    """In flight on average until the last request's start, as a share of `concurrency`; below 1 the client was late."""
-    begin, end = min((row.started_s for row in rows), default=0.0), max((row.started_s for row in rows), default=0.0)
+    """In flight on average until the last request's start, as a share of `concurrency`; below 1
+    the client was late.
+    """
+    begin = min((row.started_s for row in rows), default=0.0)
+    end = max((row.started_s for row in rows), default=0.0)
     if len(rows) <= concurrency or end <= begin:
         return None
     busy = sum(min(row.ended_s, end) - row.started_s for row in rows if row.started_s < end)
     return busy / (end - begin) / concurrency
 
 
-def disagreements(rows: Sequence[Request], counters: Mapping[str, float] | None = None) -> tuple[Disagreement, ...]:
-    """Only what is beyond the tolerance. `counters`: of engines that say nothing of a single request."""
+def disagreements(
+    rows: Sequence[Request], counters: Mapping[str, float] | None = None
+) -> tuple[Disagreement, ...]:
+    """Only what is beyond the tolerance.
+
+    `counters`: of engines that say nothing of a single request.
+    """
     answered = [row for row in rows if row.ok]
     found = [_decode(answered), _first_token(answered), _tokens(answered)]
     if counters and not any(row.engine.decode_ms for row in answered):
         if (seen := tpot_values(answered)) and (told := counters.get("tpot_s")):
             found.append(_decode_verdict(fmean(seen), told * 1000, answered))
-        if (seen := ttft_values(answered)) and (told := counters.get("ttft_s")):  # its own queue included
+        if (seen := ttft_values(answered)) and (
+            told := counters.get("ttft_s")
+        ):  # its own queue included
             queued = fmean(row.queued_ms or 0.0 for row in answered)
             found.append(_first_token_verdict(fmean(seen), told * 1000, queued, 0.0))
     return tuple(one for one in found if one is not None)
 
 
 def _decode(rows: Sequence[Request]) -> Disagreement | None:
-    """Milliseconds a token. Engines count the time from the first token on, so it is one token less here as there."""
+    """Milliseconds a token.
+
+    Engines count the time from the first token on, so it is one token less here as there.
+    """
     pairs = [
         (seen, row.engine.decode_ms / (count - 1))
         for row in rows
-        if (seen := tpot_ms(row)) is not None and row.engine.decode_ms and (count := row.engine.output_tokens or 0) > 1
+        if (seen := tpot_ms(row)) is not None
+        and row.engine.decode_ms
+        and (count := row.engine.output_tokens or 0) > 1
     ]
     if not pairs:
         return None
-    return _decode_verdict(median(pair[0] for pair in pairs), median(pair[1] for pair in pairs), rows)
+    return _decode_verdict(
+        median(pair[0] for pair in pairs), median(pair[1] for pair in pairs), rows
+    )
 
 
 def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Disagreement | None:
@@ -301,33 +364,53 @@ def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Di
 
 def _first_token(rows: Sequence[Request]) -> Disagreement | None:
     """The engine counts from when it began with the prompt; what was before is waiting."""
-    known = [row for row in rows if row.engine.prompt_ms is not None and row.first_token_s is not None]
+    known = [
+        row for row in rows if row.engine.prompt_ms is not None and row.first_token_s is not None
+    ]
     if not known:
         return None
-    waited = median(row.queued_ms or 0.0 for row in known), median(row.engine.queue_ms or 0.0 for row in known)
+    waited = (
+        median(row.queued_ms or 0.0 for row in known),
+        median(row.engine.queue_ms or 0.0 for row in known),
+    )
     return _first_token_verdict(
         median(ttft_values(known)), median(row.engine.prompt_ms or 0.0 for row in known), *waited
     )
 
 
-def _first_token_verdict(client: float, engine: float, queued: float, inside: float) -> Disagreement | None:
+def _first_token_verdict(
+    client: float, engine: float, queued: float, inside: float
+) -> Disagreement | None:
     """`queued`: in the gateway, `inside`: in the engine's own queue, all in milliseconds."""
     ahead = client - engine
     if abs(ahead) <= max(TOLERATED_MS, TOLERATED * engine):
         return None
     if ahead < 0:
-        cause = "the engine's clock counts more than the wait for the first token, or other requests too"
+        cause = (
+            "the engine's clock counts more than the wait for the first token, or other "
+            "requests too"
+        )
     elif max(queued, inside) >= 0.5 * ahead:
-        where = "the gateway's queue" if queued >= inside else "the engine's own queue"
+        if queued >= inside:
+            where = "the gateway's queue"
+        else:
+            where = "the engine's own queue"
         cause = f"{max(queued, inside):,.0f} ms of it in {where}"
     else:
-        cause = "requests waited inside the engine or on the way: the client, a proxy or the network"
+        cause = (
+            "requests waited inside the engine or on the way: the client, a proxy or the network"
+        )
     return Disagreement(Clock.FIRST_TOKEN, client, engine, cause)
 
 
 def _tokens(rows: Sequence[Request]) -> Disagreement | None:
-    known = [row for row in rows if row.output_tokens is not None and row.engine.output_tokens is not None]
-    client, engine = sum(row.output_tokens or 0 for row in known), sum(row.engine.output_tokens or 0 for row in known)
+    known = [
+        row
+        for row in rows
+        if row.output_tokens is not None and row.engine.output_tokens is not None
+    ]
+    client = sum(row.output_tokens or 0 for row in known)
+    engine = sum(row.engine.output_tokens or 0 for row in known)
     tolerated = max(len(known), TOLERATED * engine)  # some count the end token, some do not
     if not known or abs(client - engine) <= tolerated:
         return None
@@ -354,7 +437,10 @@ def levels_of(
             by_level.setdefault(row.level, []).append(row)
     alone = (row for row in by_level.get(1, ()) if (1, row.repeat) not in marks.left_out)
     serial_speed = task_tok_s(alone) if closed else None
-    found = (_level(level, by_level[level], serial_speed, marks, closed=closed) for level in sorted(by_level))
+    found = (
+        _level(level, by_level[level], serial_speed, marks, closed=closed)
+        for level in sorted(by_level)
+    )
     return tuple(level for level in found if level is not None)
 
 
@@ -370,8 +456,14 @@ def task_tok_s(rows: Iterable[Request]) -> float | None:
 
 
 def ttft_values(rows: Iterable[Request]) -> list[float]:
-    """Milliseconds from sending (or when due) to the first content, reasoning or tool-call bytes."""
-    return [(row.first_token_s - row.due_s) * 1000 for row in rows if row.ok and row.first_token_s is not None]
+    """Milliseconds from sending (or when due) to the first content,
+    reasoning or tool-call bytes.
+    """
+    return [
+        (row.first_token_s - row.due_s) * 1000
+        for row in rows
+        if row.ok and row.first_token_s is not None
+    ]
 
 
 def tpot_values(rows: Iterable[Request]) -> list[float]:
@@ -386,7 +478,12 @@ def by_repeat(rows: Iterable[Request]) -> dict[int, list[Request]]:
 
 
 def _level(
-    concurrency: int, every: Sequence[Request], serial_speed: float | None, marks: RunMarks, *, closed: bool
+    concurrency: int,
+    every: Sequence[Request],
+    serial_speed: float | None,
+    marks: RunMarks,
+    *,
+    closed: bool,
 ) -> LevelSummary | None:
     """Return the figures of the runs that count, beside all runs; None: none of them counts."""
     rows = [row for row in every if (concurrency, row.repeat) not in marks.left_out]
@@ -394,20 +491,22 @@ def _level(
         return None
     runs = []
     for number, some in by_repeat(every).items():
-        one, why = (
-            repeat_of(number, some, concurrency if closed else None),
-            marks.limited.get((concurrency, number), ""),
-        )
+        one = repeat_of(number, some, concurrency if closed else None)
+        why = marks.limited.get((concurrency, number), "")
         is_counted = (concurrency, number) not in marks.left_out
         runs.append(replace(one, counted=is_counted, client_limited=bool(why), why=why))
-    repeats, counters = [one for one in runs if one.counted], marks.counters.get(concurrency, {})
+    repeats = [one for one in runs if one.counted]
+    counters = marks.counters.get(concurrency, {})
     tokens = sum(repeat.output_tokens for repeat in repeats)
     wall_s = sum(repeat.wall_s for repeat in repeats)
     speed = task_tok_s(rows)
     speeds = [repeat.effective_tok_s for repeat in repeats]
     plateaus = [repeat.plateau_tok_s for repeat in repeats if repeat.plateau_tok_s is not None]
     thinking = any(row.session is not None for row in rows)
-    steady = by_repeat(rows).values() if closed and not thinking else ()
+    if closed and not thinking:
+        steady: Iterable[Sequence[Request]] = by_repeat(rows).values()
+    else:
+        steady = ()
     shares = [share for some in steady if (share := delivered(some, concurrency)) is not None]
     engine = [row.engine.decode_tok_s for row in rows if row.ok and row.engine.decode_tok_s]
     if not engine and counters.get("tpot_s"):
@@ -442,17 +541,23 @@ def _level(
         prompt_tokens=_mean(row.prompt_tokens for row in answered),
         output_tokens_each=_mean(row.output_tokens for row in answered),
         delivered=median(shares) if shares else None,
-        finish_reasons=tuple(Counter(row.finish_reason or "none" for row in answered).most_common()),
+        finish_reasons=tuple(
+            Counter(row.finish_reason or "none" for row in answered).most_common()
+        ),
         errors=tuple(Counter(row.error_kind for row in rows if row.error_kind).most_common()),
         energy=marks.energy.get(concurrency),
         clocks=disagreements(rows, counters),
-        combined_tok_s=combined / wall_s if (combined := combined_tokens(rows)) and wall_s > 0 else None,
+        combined_tok_s=combined / wall_s
+        if (combined := combined_tokens(rows)) and wall_s > 0
+        else None,
         prompt_tok_s=prompt_tok_s(rows),
     )
 
 
 def combined_tokens(rows: Sequence[Request]) -> int | None:
-    """Return the prompt and output tokens of the answered requests; None where a prompt was not counted."""
+    """Return the prompt and output tokens of the answered requests; None where a prompt was not
+    counted.
+    """
     answered = [row for row in rows if row.ok]
     if not answered or any(row.prompt_tokens is None for row in answered):
         return None
@@ -460,25 +565,37 @@ def combined_tokens(rows: Sequence[Request]) -> int | None:
 
 
 def prompt_tok_s(rows: Sequence[Request]) -> float | None:
-    """Return the median over tasks of prompt tokens that no cache had, over the time to the first token."""
+    """Return the median over tasks of prompt tokens that no cache had, over the time to the first
+    token.
+    """
     speeds = [
         (row.prompt_tokens - (row.engine.cached_tokens or 0)) / (row.first_token_s - row.due_s)
         for row in rows
-        if row.ok and row.prompt_tokens and row.first_token_s is not None and row.first_token_s > row.due_s
+        if row.ok
+        and row.prompt_tokens
+        and row.first_token_s is not None
+        and row.first_token_s > row.due_s
     ]
     return median(speeds) if speeds else None
 
 
-def repeat_of(number: int, rows: Sequence[Request], concurrency: int | None, *, limited: bool = False) -> RepeatSummary:
+def repeat_of(
+    number: int, rows: Sequence[Request], concurrency: int | None, *, limited: bool = False
+) -> RepeatSummary:
     """Failed requests count with their time, not with tokens: what a swarm got for its wait."""
     wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
-    plateau = plateau_tok_s(rows, concurrency) if concurrency else None
+    if concurrency:
+        plateau = plateau_tok_s(rows, concurrency)
+    else:
+        plateau = None
     speed = tokens / wall_s if wall_s > 0 else 0.0
     return RepeatSummary(number, wall_s, tokens, speed, plateau, limited, requests=len(rows))
 
 
-def _of_medians(rows: Sequence[Request], values: Callable[[Sequence[Request]], list[float]]) -> Interval | None:
+def _of_medians(
+    rows: Sequence[Request], values: Callable[[Sequence[Request]], list[float]]
+) -> Interval | None:
     found = [values(some) for some in by_repeat(rows).values()]
     return runs_interval([median(some) for some in found if some])
 
@@ -488,12 +605,18 @@ def _mean(values: Iterable[int | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def cached_share(rows: Sequence[Request], counters: Mapping[str, float] | None = None) -> float | None:
-    """From what the engine says of each request; else from its own count of looks into the cache."""
+def cached_share(
+    rows: Sequence[Request], counters: Mapping[str, float] | None = None
+) -> float | None:
+    """From what the engine says of each request;
+    else from its own count of looks into the cache.
+    """
     counters = counters or {}
     asked = counters.get("cache_queries") or counters.get("prompt_tokens")
     if asked and "cached_tokens" in counters and not any(row.engine.cached_tokens for row in rows):
         return counters["cached_tokens"] / asked
     known = [row for row in rows if row.engine.cached_tokens is not None and row.prompt_tokens]
     prompt = sum(row.prompt_tokens or 0 for row in known)
-    return sum(row.engine.cached_tokens or 0 for row in known) / prompt if prompt else None
+    if prompt:
+        return sum(row.engine.cached_tokens or 0 for row in known) / prompt
+    return None

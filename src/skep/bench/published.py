@@ -1,7 +1,7 @@
 """A preset's published figures beside those that were measured. Pure.
 
-Published figures are their author's, of another machine. Only a load of the same lengths repeats them.
-"""
+Published figures are their author's, of another machine. Only a load of the same lengths repeats
+them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class CheckedFigure(msgspec.Struct, frozen=True):
     measured_tok_s: float | None  # None: its level was not measured
     measured_interval: Interval | None = None  # 95 %, of plain output
     share: float | None = None  # measured over published
-    uncorrected_tok_s: float | None = None  # planned without published rows of the layout; None: none correct it
+    uncorrected_tok_s: float | None = (
+        None  # planned without published rows of the layout; None: none correct it
+    )
     corrected_by_it: bool = False  # this figure is one of those rows
 
 
@@ -61,8 +63,12 @@ class PresetCheck(msgspec.Struct, frozen=True):
     rig: str | None = None  # that it was simulated on, where it is another than the hardware
 
 
-def checked_figure(figure: Published, beside: FigureBeside | None, summary: SweepSummary) -> CheckedFigure:
-    """`beside`: what the plan has beside it; None: the planner knows nothing of the model or the cards."""
+def checked_figure(
+    figure: Published, beside: FigureBeside | None, summary: SweepSummary
+) -> CheckedFigure:
+    """`beside`: what the plan has beside it; None: the planner knows nothing of the model or the
+    cards.
+    """
     checked = CheckedFigure(figure, None, None)
     if beside is not None:
         checked = replace(
@@ -71,17 +77,26 @@ def checked_figure(figure: Published, beside: FigureBeside | None, summary: Swee
             uncorrected_tok_s=beside.uncorrected_tok_s,
             corrected_by_it=beside.corrected_by_it,
         )
-    level = next((level for level in summary.levels if level.concurrency == figure.concurrency), None)
+    level = next(
+        (level for level in summary.levels if level.concurrency == figure.concurrency), None
+    )
     if level is None:
         return checked
-    interval = level.effective_interval if figure.metric == "output" else None
+    if figure.metric == "output":
+        interval = level.effective_interval
+    else:
+        interval = None
     measured = measured_as(figure, level)
     share = None if measured is None else measured / figure.tok_s
     return replace(checked, measured_tok_s=measured, measured_interval=interval, share=share)
 
 
-def published_shares(published: Sequence[Published], summary: SweepSummary) -> list[PublishedShare]:
-    """Return a share for each level that has a published figure; of several figures, that of the same lengths."""
+def published_shares(
+    published: Sequence[Published], summary: SweepSummary
+) -> list[PublishedShare]:
+    """Return a share for each level that has a published figure; of several figures, that of the
+    same lengths.
+    """
     found = []
     for level in summary.levels:
         figures = [figure for figure in published if figure.concurrency == level.concurrency]
@@ -96,7 +111,9 @@ def measured_as(figure: Published, level: LevelSummary) -> float | None:
     if figure.metric == "combined":
         return level.combined_tok_s
     if figure.metric == "decode":
-        return None if level.task_tok_s is None else level.concurrency * level.task_tok_s
+        if level.task_tok_s is None:
+            return None
+        return level.concurrency * level.task_tok_s
     return level.effective_tok_s
 
 
@@ -108,4 +125,8 @@ def _share(figure: Published, level: LevelSummary) -> PublishedShare | None:
 
 
 def _is_alike(published: int | None, measured: float | None) -> bool:
-    return published is not None and measured is not None and abs(measured - published) <= ALIKE * published
+    return (
+        published is not None
+        and measured is not None
+        and abs(measured - published) <= ALIKE * published
+    )

@@ -39,10 +39,14 @@ from skep.wire.prometheus import parse_metrics
 
 FLUSH_EVERY_S = 0.5  # of rows to the store
 TICK_S = 0.25  # of the progress
-NAMES_ONLY = ("model_path", "preset")  # of what an endpoint tells: they change nothing of what runs there
+NAMES_ONLY = (
+    "model_path",
+    "preset",
+)  # of what an endpoint tells: they change nothing of what runs there
 GATEWAYS_OWN = "skep_build_info"
 WINDOW_S = 3.0  # over which the present speed is told
-WARM_UP_TOKENS, WARM_UP_BATCHES = 16, 12
+WARM_UP_TOKENS = 16
+WARM_UP_BATCHES = 12
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -54,16 +58,24 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def fingerprint_of(what: Sequence[Any], endpoint: Endpoint, host: HostFacts) -> str:
-    """Equal for repeats of `what` on the same model, engine and machine; the endpoint's address may differ."""
+    """Equal for repeats of `what` on the same model, engine and machine; the endpoint's address
+    may differ.
+    """
     engine = {name: value for name, value in endpoint.engine.items() if name not in NAMES_ONLY}
-    text = json.dumps([*what, endpoint.model, engine, lasting_json(host)], sort_keys=True, default=str)
+    text = json.dumps(
+        [*what, endpoint.model, engine, lasting_json(host)], sort_keys=True, default=str
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Recording:
-    """`async with Recording(...) as recording`: leaving it ends the run, as done or as failed with the reason."""
+    """`async with Recording(...) as recording`: leaving it ends the run, as done or as failed with
+    the reason.
+    """
 
-    def __init__(self, store: Store, endpoint: Endpoint, host: HostFacts, identity: Identity) -> None:
+    def __init__(
+        self, store: Store, endpoint: Endpoint, host: HostFacts, identity: Identity
+    ) -> None:
         self.rows: list[Request] = []
         self.facts: list[LevelFact] = []
         self.samples: list[ClientSample] = []
@@ -92,7 +104,10 @@ class Recording:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         failed = await self._stop_saving()
         fault = error or failed
@@ -107,7 +122,12 @@ class Recording:
         inner = fault
         while isinstance(inner, BaseExceptionGroup):
             inner = inner.exceptions[0]
-        self._end("failed", RunState.INTERRUPTED.value if isinstance(fault, asyncio.CancelledError) else str(inner))
+        self._end(
+            "failed",
+            RunState.INTERRUPTED.value
+            if isinstance(fault, asyncio.CancelledError)
+            else str(inner),
+        )
         if error is None:
             raise fault
 
@@ -124,7 +144,8 @@ class Recording:
         self._store.append_level_facts(self.run_id, [fact])
 
     def save(self) -> None:
-        rows, self._unsaved = self._unsaved, []
+        rows = self._unsaved
+        self._unsaved = []
         self._store.append_requests(self.run_id, rows)
 
     def check(self) -> None:
@@ -134,14 +155,19 @@ class Recording:
 
     @property
     def broken(self) -> BaseException | None:
-        """The error that keeps rows from being written, such as a full disk; None if there is none."""
+        """The error that keeps rows from being written, such as a full disk; None if there is
+        none.
+        """
         saver = self._saver
-        return saver.exception() if saver is not None and saver.done() and not saver.cancelled() else None
+        if saver is not None and saver.done() and not saver.cancelled():
+            return saver.exception()
+        return None
 
     async def _save_often(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
-            self._in_hand, self._unsaved = self._unsaved, []
+            self._in_hand = self._unsaved
+            self._unsaved = []
             work = asyncio.to_thread(self._store.append_requests, self.run_id, self._in_hand)
             self._writing = asyncio.ensure_future(work)
             await asyncio.shield(self._writing)
@@ -161,37 +187,63 @@ class Recording:
         return fault
 
     def _end(self, outcome: Any, why: str) -> None:
-        """A store that takes no more rows may still take the end; if not, the run stays without one: incomplete."""
+        """A store that takes no more rows may still take the end; if not, the run stays without
+        one: incomplete.
+        """
         with suppress(Exception):  # the first fault is the one to be told
             self._store.end_run(self.run_id, time.time(), outcome, why)
 
 
 class LoadGenerator:
     def __init__(
-        self, endpoint: Endpoint, recording: Recording, *, timeout_s: float, keep_text: bool, most_connections: int,
+        self,
+        endpoint: Endpoint,
+        recording: Recording,
+        *,
+        timeout_s: float,
+        keep_text: bool,
+        most_connections: int,
         meter: PowerMeter | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.endpoint = endpoint
         self.recording = recording
         self.pool = Pool(endpoint.origin, max_idle=most_connections)
-        self.sender = Sender(endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text)
+        self.sender = Sender(
+            endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text
+        )
         self._meter = meter
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is a file, and 1024 are few
+        # A stream is a file, and 1024 are few.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     async def close(self) -> None:
         await self.pool.close()
 
     async def run_tasks(
-        self, level: int, repeat: int, tasks: Sequence[BenchTask], width: int, on_row: OnRow,
+        self,
+        level: int,
+        repeat: int,
+        tasks: Sequence[BenchTask],
+        width: int,
+        on_row: OnRow,
         until_s: float | None = None,
-    ) -> tuple[list[Request], bool]:  # fmt: skip
-        """`width` at once, none begun after `until_s` on the run's clock. The rows, and if the client was the limit."""
+    ) -> tuple[list[Request], bool]:
+        """`width` at once, none begun after `until_s` on the run's clock.
+
+        The rows, and if the client was the limit.
+        """
         load = partial(steady, tasks=tasks, width=min(width, len(tasks)), until_s=until_s)
         return await self.run_load(level, repeat, load, width, on_row)
 
     async def run_load(
-        self, level: int, repeat: int, load: Load, width: int, on_row: OnRow, *, is_closed: bool = True
+        self,
+        level: int,
+        repeat: int,
+        load: Load,
+        width: int,
+        on_row: OnRow,
+        *,
+        is_closed: bool = True,
     ) -> tuple[list[Request], bool]:
         """`is_closed`: `width` requests are in flight all the time."""
         rows: list[Request] = []
@@ -208,16 +260,27 @@ class LoadGenerator:
                 self._meter.begin()
             async with watch_client() as health:
                 await load(self.sender, took)
-            energy = self._meter.end() if self._meter is not None else None
+            if self._meter is not None:
+                energy = self._meter.end()
+            else:
+                energy = None
         self.pool.trim()
-        after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
+        if before:
+            after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
+        else:
+            after = {}
         # One refused at once leaves its place empty for a while.
-        share = delivered(rows, width) if is_closed and rows and all(row.ok for row in rows) else None
+        if is_closed and rows and all(row.ok for row in rows):
+            share = delivered(rows, width)
+        else:
+            share = None
         limited = health.limited or (share is not None and share < LEAST_DELIVERED)
         if level:
             self.recording.save()
             lags = health.lag_p99_ms, health.lag_max_ms
-            self.recording.sampled(ClientSample(level, repeat, *lags, health.cpu_share, limited, share))
+            self.recording.sampled(
+                ClientSample(level, repeat, *lags, health.cpu_share, limited, share)
+            )
             for name, fact in {"counters": counted(before, after), "energy": energy}.items():
                 if fact:
                     self.recording.found(LevelFact(level, repeat, name, fact))
@@ -225,11 +288,15 @@ class LoadGenerator:
 
 
 async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
-    """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also those behind it."""
+    """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also
+    those behind it.
+    """
     samples: dict[str, float] = {}
     for path in ("/metrics", f"/metrics/engines?model={quote(model)}"):
         with suppress(WireFailure):
-            samples |= await fetch_state(pool, path, parse_metrics, headers=headers, timeout_s=10.0) or {}
+            samples |= (
+                await fetch_state(pool, path, parse_metrics, headers=headers, timeout_s=10.0) or {}
+            )
         if GATEWAYS_OWN not in samples:
             break
     return samples
@@ -255,17 +322,30 @@ class TokenPace:
         if len(self._seen) < 2:
             return None
         (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
-        return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else None
+        if last_at > first_at:
+            return max(0.0, (last - first) / (last_at - first_at))
+        return None
 
 
 async def warm_up(
-    driver: LoadGenerator, maker: TaskMaker, width: int, *, on_row: OnRow,
-    on_batch: Callable[[int], None] = lambda _count: None, limit_s: float | None = None, quick: bool = False,
-) -> None:  # fmt: skip
-    """The first request finds out whether there is an answer at all. `quick`: one batch, however it went."""
+    driver: LoadGenerator,
+    maker: TaskMaker,
+    width: int,
+    *,
+    on_row: OnRow,
+    on_batch: Callable[[int], None] = lambda _count: None,
+    limit_s: float | None = None,
+    quick: bool = False,
+) -> None:
+    """The first request finds out whether there is an answer at all.
+
+    `quick`: one batch, however it went.
+    """
     settling = WarmUpDetector(most=WARM_UP_BATCHES)
     tokens = min(WARM_UP_TOKENS, maker.workload.max_tokens)
-    began, index, count = time.monotonic(), 0, 1
+    began = time.monotonic()
+    index = 0
+    count = 1
     while True:
         on_batch(count)
         tasks = maker.warm_up(count, index, tokens)
@@ -273,7 +353,9 @@ async def warm_up(
         rows, _ = await driver.run_tasks(0, 0, tasks, count, on_row)
         if not any(row.ok for row in rows):
             hint = "look at its log; `skep doctor` checks this machine"
-            raise EndpointError(f"{driver.endpoint.url} answered no warm-up request: {rows[0].error}", hint=hint)
+            raise EndpointError(
+                f"{driver.endpoint.url} answered no warm-up request: {rows[0].error}", hint=hint
+            )
         if index > 1:
             settling.feed(repeat_of(0, rows, None).effective_tok_s)
         late = limit_s is not None and time.monotonic() - began > limit_s
@@ -288,7 +370,8 @@ class SessionProgress(msgspec.Struct, frozen=True):
     stage: str = "warming up"  # "asking" | "judging", of a judged run
     level: int = 0
     repeat: int = 0
-    label: str = ""  # of the level, where it is no concurrency; of a judged run, which of its arms or rounds
+    # of the level, where it is no concurrency; of a judged run, which of its arms or rounds
+    label: str = ""
     done: int = 0  # requests of this part of the run; or answers judged
     total: int = 0  # 0: not known before
     failed: int = 0  # requests of the whole run, without its warm-up
@@ -306,16 +389,30 @@ OnProgress = Callable[[SessionProgress], None]
 
 
 class RunSession:
-    """Drives the requests of one run and tells `on_progress` four times a second where it stands."""
+    """Drives the requests of one run and tells `on_progress` four times a second where it
+    stands.
+    """
 
     def __init__(
-        self, endpoint: Endpoint, recording: Recording, on_progress: OnProgress, *, widest: int, keep_text: bool = True,
-        more: Callable[[], Mapping[str, Any]] = dict, **load: Any,
-    ) -> None:  # fmt: skip
-        """`more`: fields of the progress that only the caller knows. `load`: as `LoadGenerator` takes it."""
+        self,
+        endpoint: Endpoint,
+        recording: Recording,
+        on_progress: OnProgress,
+        *,
+        widest: int,
+        keep_text: bool = True,
+        more: Callable[[], Mapping[str, Any]] = dict,
+        **load: Any,
+    ) -> None:
+        """`more`: fields of the progress that only the caller knows.
+
+        `load`: as `LoadGenerator` takes it.
+        """
         self.recording = recording
         self.now = SessionProgress(run_id=recording.run_id)
-        self.driver = LoadGenerator(endpoint, recording, keep_text=keep_text, most_connections=widest, **load)
+        self.driver = LoadGenerator(
+            endpoint, recording, keep_text=keep_text, most_connections=widest, **load
+        )
         self._on_progress = on_progress
         self._more = more
         self._pace = TokenPace()
@@ -331,13 +428,25 @@ class RunSession:
             ticker.cancel()
             await self.driver.close()
 
-    async def warm_up(self, maker: TaskMaker, width: int, *, limit_s: float | None = None, quick: bool = True) -> None:
-        """One request alone, then `width` at once; again until they are alike, unless it is to be `quick`."""
+    async def warm_up(
+        self, maker: TaskMaker, width: int, *, limit_s: float | None = None, quick: bool = True
+    ) -> None:
+        """One request alone, then `width` at once; again until they are alike, unless it is to be
+        `quick`.
+        """
 
         def begin_batch(count: int) -> None:
             self.begin(level=0, repeat=0, done=0, total=count)
 
-        await warm_up(self.driver, maker, width, on_row=self.took, on_batch=begin_batch, limit_s=limit_s, quick=quick)
+        await warm_up(
+            self.driver,
+            maker,
+            width,
+            on_row=self.took,
+            on_batch=begin_batch,
+            limit_s=limit_s,
+            quick=quick,
+        )
 
     def begin(self, **now: Any) -> None:
         self.now = replace(self.now, **now)
@@ -347,7 +456,11 @@ class RunSession:
     def took(self, row: Request) -> None:
         self._pace.ended(len(row.arrivals_s))
         self._tokens_per_read.take(len(row.arrivals_s), row.output_tokens or 0)
-        self.now = replace(self.now, done=self.now.done + 1, failed=self.now.failed + (not row.ok and row.level > 0))
+        self.now = replace(
+            self.now,
+            done=self.now.done + 1,
+            failed=self.now.failed + (not row.ok and row.level > 0),
+        )
 
     def judged(self, done: int) -> None:
         self.now = replace(self.now, done=done)
@@ -355,13 +468,22 @@ class RunSession:
     def tell(self, **now: Any) -> None:
         in_flight = len(self.driver.sender.in_flight)
         reads_per_s = self._pace.per_s
-        tok_s = None if reads_per_s is None else reads_per_s * self._tokens_per_read.value
-        self._on_progress(replace(self.now, in_flight=in_flight, tok_s=tok_s, **self._more(), **now))
+        if reads_per_s is None:
+            tok_s = None
+        else:
+            tok_s = reads_per_s * self._tokens_per_read.value
+        self._on_progress(
+            replace(self.now, in_flight=in_flight, tok_s=tok_s, **self._more(), **now)
+        )
 
-    def summary(self, *, closed: bool = True, slo: SloLimits | None = None, burst: bool = False) -> SweepSummary:
+    def summary(
+        self, *, closed: bool = True, slo: SloLimits | None = None, burst: bool = False
+    ) -> SweepSummary:
         run = self.recording
         stored = (run.rows, run.samples, run.facts)
-        return summarise(run.run_id, *stored, closed=closed, slo=slo, simulated=run.simulated, burst=burst)
+        return summarise(
+            run.run_id, *stored, closed=closed, slo=slo, simulated=run.simulated, burst=burst
+        )
 
     async def _tick(self) -> None:
         while True:

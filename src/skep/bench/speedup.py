@@ -16,7 +16,9 @@ from skep.stats.percentiles import mean_t_interval
 from skep.store.records import LevelFact, Request
 from skep.units import Interval
 
-SERIAL_SAMPLE = "serial_sample"  # the fact that says that C=1 did some of the tasks, and of how many
+SERIAL_SAMPLE = (
+    "serial_sample"  # the fact that says that C=1 did some of the tasks, and of how many
+)
 SAME_LENGTH = 0.05  # prompts whose mean lengths differ by no more are the same work
 
 
@@ -26,11 +28,19 @@ class SampledTasks(msgspec.Struct, frozen=True):
     of: int  # tasks that the swarm did
 
 
-def speedup_of(rows: Sequence[Request], widest: int, facts: Sequence[LevelFact] = ()) -> Speedup | None:
-    """Of C=1 and the widest level; None where there is nothing to compare, or a request failed: work that was not done
-    takes no time."""
-    samples = {fact.repeat: msgspec.convert(fact.fact, SampledTasks) for fact in facts if fact.name == SERIAL_SAMPLE}
-    one, many = _same_tasks(rows, widest, {repeat: sample.of for repeat, sample in samples.items()})
+def speedup_of(
+    rows: Sequence[Request], widest: int, facts: Sequence[LevelFact] = ()
+) -> Speedup | None:
+    """Of C=1 and the widest level; None where there is nothing to compare, or a request failed:
+    work that was not done takes no time."""
+    samples = {
+        fact.repeat: msgspec.convert(fact.fact, SampledTasks)
+        for fact in facts
+        if fact.name == SERIAL_SAMPLE
+    }
+    one, many = _same_tasks(
+        rows, widest, {repeat: sample.of for repeat, sample in samples.items()}
+    )
     if not one or not many or not all(row.ok for row in (*one, *many)):
         return None
     runs = len(by_repeat(many))
@@ -39,8 +49,13 @@ def speedup_of(rows: Sequence[Request], widest: int, facts: Sequence[LevelFact] 
     scale = len(many) / len(one)
     serial_wall_s = scale * _wall_s(one)
     swarm_wall_s = _wall_s(many)
-    serial_interval = _scaled_interval(one, tasks, serial_wall_s) if is_sample else None
-    tokens_serial, tokens_swarm = (sum(row.output_tokens or 0 for row in some) for some in (one, many))
+    if is_sample:
+        serial_interval = _scaled_interval(one, tasks, serial_wall_s)
+    else:
+        serial_interval = None
+    tokens_serial, tokens_swarm = (
+        sum(row.output_tokens or 0 for row in some) for some in (one, many)
+    )
     serial_tok_s = tokens_serial / _wall_s(one) / runs
     swarm_tok_s = tokens_swarm / swarm_wall_s / runs
     return Speedup(
@@ -62,8 +77,11 @@ def speedup_of(rows: Sequence[Request], widest: int, facts: Sequence[LevelFact] 
     )
 
 
-def _same_tasks(rows: Sequence[Request], widest: int, sampled: dict[int, int]) -> tuple[list[Request], list[Request]]:
-    """Return the rows of C=1 and of the widest level, of the runs in which both did the same tasks; often none.
+def _same_tasks(
+    rows: Sequence[Request], widest: int, sampled: dict[int, int]
+) -> tuple[list[Request], list[Request]]:
+    """Return the rows of C=1 and of the widest level, of the runs in which both did the same
+    tasks; often none.
 
     `sampled`: of how many tasks C=1 did the first ones, by run.
     """
@@ -72,8 +90,14 @@ def _same_tasks(rows: Sequence[Request], widest: int, sampled: dict[int, int]) -
     def is_same_work(run: int) -> bool:
         """As many tasks, and prompts of the same length as far as the server counted them."""
         indexes = {row.index for row in one[run]}
-        partners = [row for row in many[run] if row.index in indexes] if run in sampled else many[run]
-        a, b = ([row.prompt_tokens for row in some if row.prompt_tokens is not None] for some in (one[run], partners))
+        if run in sampled:
+            partners = [row for row in many[run] if row.index in indexes]
+        else:
+            partners = many[run]
+        a, b = (
+            [row.prompt_tokens for row in some if row.prompt_tokens is not None]
+            for some in (one[run], partners)
+        )
         same_length = not a or not b or abs(fmean(b) - fmean(a)) <= SAME_LENGTH * fmean(a)
         is_whole = len(many[run]) == sampled.get(run, len(many[run]))
         return len(one[run]) == len(partners) and is_whole and same_length
@@ -88,10 +112,11 @@ def _wall_s(rows: Sequence[Request]) -> float:
 
 
 def _scaled_interval(sample: Sequence[Request], tasks: int, estimate_s: float) -> Interval | None:
-    """95 %, of the time that all tasks take one at a time, never below the time that the sample took.
+    """95 %, of the time that all tasks take one at a time, never below the time that the sample
+    took.
 
-    A sample of nearly all tasks leaves little open: the spread counts by the share of tasks that was not measured.
-    """
+    A sample of nearly all tasks leaves little open: the spread counts by the share of tasks that
+    was not measured."""
     durations = [row.ended_s - row.started_s for row in sample]
     found = mean_t_interval(durations)
     if found is None:
@@ -106,6 +131,10 @@ def _divided(interval: Interval, by: float) -> Interval:
 
 
 def _combined_tok_s(rows: Sequence[Request], runs: int) -> float | None:
-    """Prompt and output tokens over the wall time; None where the server did not count the prompts."""
+    """Prompt and output tokens over the wall time; None where the server did not count the
+    prompts.
+    """
     tokens = combined_tokens(rows)
-    return None if tokens is None else tokens / runs / _wall_s(rows)
+    if tokens is None:
+        return None
+    return tokens / runs / _wall_s(rows)

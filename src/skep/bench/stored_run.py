@@ -1,4 +1,7 @@
-"""A stored run with its figures, derived anew from its rows. What every reader of runs begins with."""
+"""A stored run with its figures, derived anew from its rows.
+
+What every reader of runs begins with.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,26 @@ from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
 
 IMPORTED = "imported"  # in old stores: what another tool measured
-TIMED = ("open", "classes", "replay")  # their levels are no concurrencies; the last two are in old stores only
-MIXED, QUALITY = "mixed", "quality"
+TIMED = (
+    "open",
+    "classes",
+    "replay",
+)  # their levels are no concurrencies; the last two are in old stores only
+MIXED = "mixed"
+QUALITY = "quality"
 JUDGED = (MIXED, QUALITY)  # their answers have verdicts
 TUNE = "tune"  # one start of one configuration at one concurrency
-TUNE_QUALITY = "tune-quality"  # one configuration's answers, judged for a tuning: no measure of speed
+TUNE_QUALITY = (
+    "tune-quality"  # one configuration's answers, judged for a tuning: no measure of speed
+)
 OF_A_TUNING = (TUNE, TUNE_QUALITY)
 
 
 def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Request]]:
     """Load a run by its id, the beginning of its id, or "last"."""
     run = store.run(name)
-    rows, facts = store.requests(run.id), store.level_facts(run.id)
+    rows = store.requests(run.id)
+    facts = store.level_facts(run.id)
     if run.kind == IMPORTED:
         rows = []  # shown as a run without figures, not as one that skep measured
     samples = store.client_samples(run.id)
@@ -38,26 +49,39 @@ def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Req
         else:
             unfinished_level = max((row.level for row in rows), default=0) or None
     promised = run.config.get("slo")
-    slo = SloLimits.parse(promised) if isinstance(promised, str) else None
-    closed, simulated = run.kind not in TIMED, run.simulated
+    if isinstance(promised, str):
+        slo = SloLimits.parse(promised)
+    else:
+        slo = None
+    closed = run.kind not in TIMED
+    simulated = run.simulated
     burst = run.config.get("shape") == "burst"
-    summary = summarise(run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated, burst=burst)
+    summary = summarise(
+        run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated, burst=burst
+    )
     return run, replace(summary, unfinished_level=unfinished_level), rows
 
 
 def kept_words(summary: SweepSummary) -> str:
-    """Return what there is of a run that was broken off; the command line and the pages say the same."""
+    """Return what there is of a run that was broken off; the command line and the pages say the
+    same.
+    """
     if not summary.levels:
         return "nothing was measured: it was still warming up"
     if summary.unfinished_level is None:
         return "the finished levels are kept"
     ended = sum(level.requests for level in summary.levels)
-    answers = "the one request" if ended == 1 else f"the {ended} requests"
+    if ended == 1:
+        answers = "the one request"
+    else:
+        answers = f"the {ended} requests"
     return f"no level was finished: the figures are of {answers} that had ended"
 
 
 def nothing_measured(run: StoredRun) -> UserError:
-    return UserError(f"run `{run.id}` has no measured requests", hint="`skep runs` lists the others")
+    return UserError(
+        f"run `{run.id}` has no measured requests", hint="`skep runs` lists the others"
+    )
 
 
 def check_drawn_together(runs: Sequence[StoredRun]) -> None:

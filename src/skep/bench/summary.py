@@ -1,4 +1,7 @@
-"""A whole run in figures, from what is stored of it: levels, turning points, speedup, drift. Pure."""
+"""A whole run in figures, from what is stored of it: levels, turning points, speedup, drift.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +52,15 @@ JOULES_PER_KWH = 3_600_000.0
 
 
 def worst_share(limits: SloLimits, rows: Sequence[Request]) -> float:
-    """Return the worst of them as a share of its limit: 1 or less is within, infinity where nothing was answered."""
+    """Return the worst of them as a share of its limit: 1 or less is within, infinity where
+    nothing was answered.
+    """
     if not rows or sum(not row.ok for row in rows) > TOLERATED_FAILURES * len(rows):
         return inf
     values = ((one, _VALUES[one.name](rows)) for one in limits.limits)
-    return share_of_limit((percentile(told, one.percent) if told else None, one.ms) for one, told in values)
+    return share_of_limit(
+        (percentile(told, one.percent) if told else None, one.ms) for one, told in values
+    )
 
 
 def promise_of(limits: SloLimits, rows: Sequence[Request]) -> Promise:
@@ -69,12 +76,24 @@ def promise_of(limits: SloLimits, rows: Sequence[Request]) -> Promise:
 
 
 def summarise(
-    run_id: str, rows: Sequence[Request], samples: Sequence[ClientSample] = (), facts: Sequence[LevelFact] = (), *,
-    closed: bool = True, slo: SloLimits | None = None, simulated: bool = False, burst: bool = False,
-) -> SweepSummary:  # fmt: skip
-    """`closed`: a level is a number of agents, not a rate. `burst`: each run gives every agent one task."""
+    run_id: str,
+    rows: Sequence[Request],
+    samples: Sequence[ClientSample] = (),
+    facts: Sequence[LevelFact] = (),
+    *,
+    closed: bool = True,
+    slo: SloLimits | None = None,
+    simulated: bool = False,
+    burst: bool = False,
+) -> SweepSummary:
+    """`closed`: a level is a number of agents, not a rate.
+
+    `burst`: each run gives every agent one task.
+    """
     limited = {  # the runs whose client was the limit, each with the reason
-        (sample.level, sample.repeat): limit_reason(sample) for sample in samples if sample.client_limited
+        (sample.level, sample.repeat): limit_reason(sample)
+        for sample in samples
+        if sample.client_limited
     }
     left_out = _left_out(rows, limited)
     counted = [row for row in rows if (row.level, row.repeat) not in left_out]
@@ -96,19 +115,28 @@ def summarise(
 
 def _search_end(facts: Sequence[LevelFact]) -> SearchEnd | None:
     told = [fact.fact for fact in facts if fact.name == SEARCH]
-    return msgspec.convert(told[-1], SearchEnd) if told else None
+    if told:
+        return msgspec.convert(told[-1], SearchEnd)
+    return None
 
 
 def repeat_figure(level: LevelSummary) -> tuple[float, ...]:
-    """Return the speed of each run of a level: over its plateau if all have one, else over the whole batch."""
-    plateaus = tuple(repeat.plateau_tok_s for repeat in level.counted if repeat.plateau_tok_s is not None)
+    """Return the speed of each run of a level: over its plateau if all have one, else over the
+    whole batch.
+    """
+    plateaus = tuple(
+        repeat.plateau_tok_s for repeat in level.counted if repeat.plateau_tok_s is not None
+    )
     # one agent alone is "full" whenever it does not think, many hardly ever
     whole = level.thinking or len(plateaus) < len(level.counted)
-    return tuple(repeat.effective_tok_s for repeat in level.counted) if whole else plateaus
+    if whole:
+        return tuple(repeat.effective_tok_s for repeat in level.counted)
+    return plateaus
 
 
 def _point(level: LevelSummary, *, burst: bool) -> LevelPoint:
-    """Of the runs in which every agent had enough tasks: in others most of the time is the beginning and the end.
+    """Of the runs in which every agent had enough tasks: in others most of the time is the
+    beginning and the end.
 
     A burst is all beginning and end, and its agents have their tasks in as many runs.
     """
@@ -128,28 +156,42 @@ def _point(level: LevelSummary, *, burst: bool) -> LevelPoint:
 
 
 def _shown_spread(speeds: Sequence[float]) -> tuple[float, float] | None:
-    """As the table has it: the 95 % interval of the runs' effective tok/s, else the slowest and the fastest."""
+    """As the table has it: the 95 % interval of the runs' effective tok/s, else the slowest and
+    the fastest.
+    """
     if not speeds:
         return None
     interval = runs_interval(speeds)
-    return (min(speeds), max(speeds)) if interval is None else (interval.low, interval.high)
+    if interval is None:
+        return (min(speeds), max(speeds))
+    return (interval.low, interval.high)
 
 
 def _left_out(rows: Sequence[Request], limited: Collection[Key]) -> frozenset[Key]:
-    """A run whose client was the limit counts only where its level has no other. All of them stay stored."""
-    failed = {(row.level, row.repeat) for row in rows if not row.ok}  # a failure is the server's, whoever was the limit
+    """A run whose client was the limit counts only where its level has no other.
+
+    All of them stay stored.
+    """
+    # A failure is the server's, whoever was the limit.
+    failed = {(row.level, row.repeat) for row in rows if not row.ok}
     spoiled = {key for key in limited if key not in failed}
     free = {row.level for row in rows if (row.level, row.repeat) not in spoiled}
     return frozenset(key for key in spoiled if key[0] in free)
 
 
 def _drift(rows: Sequence[Request]) -> Interval | None:
-    """Return one agent alone at the end of the run against the beginning: heat, clocks, a filling cache."""
+    """Return one agent alone at the end of the run against the beginning: heat, clocks, a filling
+    cache.
+    """
     repeats = list(by_repeat(rows).values())
     if len(repeats) < 2:
         return None
     first, last = (
-        [row.output_tokens / (row.ended_s - row.started_s) for row in some if row.ok and row.output_tokens]
+        [
+            row.output_tokens / (row.ended_s - row.started_s)
+            for row in some
+            if row.ok and row.output_tokens
+        ]
         for some in (repeats[0], repeats[-1])
     )
     return ratio_of_medians(first, last)
@@ -176,7 +218,9 @@ def _counters(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, 
             for name, value in fact.items():
                 told.setdefault(name, []).append(value)
         means = counter_names()["means"]
-        found[level] = {name: fmean(values) if name in means else sum(values) for name, values in told.items()}
+        found[level] = {
+            name: fmean(values) if name in means else sum(values) for name, values in told.items()
+        }
     return found
 
 
@@ -184,16 +228,24 @@ def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, En
     """Over the runs of a level; tokens are those of the same runs."""
     found: dict[int, Energy] = {}
     for level, runs in _facts("energy", facts, rows).items():
-        some, repeats = [fact for _, fact in runs], {repeat for repeat, _ in runs}
-        tokens = sum(row.output_tokens or 0 for row in rows if row.level == level and row.repeat in repeats and row.ok)
-        joules, seconds = sum(fact["joules"] for fact in some), sum(fact["seconds"] for fact in some)
+        some = [fact for _, fact in runs]
+        repeats = {repeat for repeat, _ in runs}
+        tokens = sum(
+            row.output_tokens or 0
+            for row in rows
+            if row.level == level and row.repeat in repeats and row.ok
+        )
+        joules = sum(fact["joules"] for fact in some)
+        seconds = sum(fact["seconds"] for fact in some)
         found[level] = Energy(
             joules=joules,
             seconds=seconds,
             joules_per_token=joules / tokens if tokens else None,
             mean_w=joules / seconds if seconds else 0.0,
             max_w=max(fact["max_w"] for fact in some),
-            throttled=tuple(sorted({reason for fact in some for reason in fact.get("throttled", ())})),
+            throttled=tuple(
+                sorted({reason for fact in some for reason in fact.get("throttled", ())})
+            ),
             source=str(some[0].get("source", "NVML")),
         )
     return found
@@ -206,7 +258,9 @@ def cost_per_million_tokens(joules_per_token: float, price_per_kwh: float) -> fl
 @cache
 def counter_names() -> dict[str, dict[str, list[str]]]:
     """Return, for `means` and `totals`, what a figure is called here and what engines call it."""
-    return tomllib.loads(files("skep.bench").joinpath("engine_counters.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        files("skep.bench").joinpath("engine_counters.toml").read_text(encoding="utf-8")
+    )
 
 
 def limit_reason(sample: ClientSample) -> str:
@@ -216,12 +270,16 @@ def limit_reason(sample: ClientSample) -> str:
     if (sample.cpu_share or 0.0) > CPU_LIMIT:
         reasons.append(f"it used {sample.cpu_share:.0%} of a core".replace("%", " %"))
     if sample.delivered is not None and sample.delivered < LEAST_DELIVERED:
-        reasons.append(f"{sample.delivered:.0%} of the requests asked for were in flight".replace("%", " %"))
+        reasons.append(
+            f"{sample.delivered:.0%} of the requests asked for were in flight".replace("%", " %")
+        )
     return ", ".join(reasons) or "the reason was not recorded"
 
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return what changed between two readings; empty if a counter fell, because the engine was restarted."""
+    """Return what changed between two readings; empty if a counter fell, because the engine was
+    restarted.
+    """
     changes = {name: after[name] - before.get(name, 0.0) for name in after}
     figures: dict[str, float] = {}
     for figure, names in counter_names()["means"].items():
@@ -232,4 +290,6 @@ def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
         name = next((name for name in names if name in changes), None)
         if name is not None:
             figures[figure] = changes[name]
-    return {} if any(value < 0 for value in figures.values()) else figures
+    if any(value < 0 for value in figures.values()):
+        return {}
+    return figures

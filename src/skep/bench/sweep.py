@@ -1,7 +1,8 @@
-"""A sweep: fresh tasks at each concurrency, in turns, until each level is known well enough. Every request is stored.
+"""A sweep: fresh tasks at each concurrency, in turns, until each level is known well enough. Every
+request is stored.
 
-It warms up until stationary; `LevelRounds` or `LevelSearch` says which level comes next and when it is enough.
-"""
+It warms up until stationary; `LevelRounds` or `LevelSearch` says which level comes next and when
+it is enough."""
 
 from __future__ import annotations
 
@@ -41,14 +42,18 @@ class SweepPlan(msgspec.Struct, frozen=True):
     """`runs` None: as many of each level as its interval needs, within the budget."""
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
-    finds_knee: bool = False  # from C=1 it doubles until two levels past the knee, instead of these levels
+    finds_knee: bool = (
+        False  # from C=1 it doubles until two levels past the knee, instead of these levels
+    )
     tasks: int | None = None  # per run of a level; None: three for each agent, six at least
     runs: int | None = None
     precision: float = 0.03  # half of the 95 % interval, as a share
     most_runs: int = 8
     budget_s: float | None = 600.0
     workload: Workload = msgspec.field(default_factory=Workload)
-    same_tasks: bool = False  # at every level the same ones, each time with another first line: cold all the same
+    same_tasks: bool = (
+        False  # at every level the same ones, each time with another first line: cold all the same
+    )
     slo: SloLimits | None = None  # to be told which levels keep them
     timeout_s: float = 900.0
     keep_text: bool = True
@@ -73,17 +78,32 @@ class SweepPlan(msgspec.Struct, frozen=True):
 
     @property
     def warm_up_width(self) -> int:
-        widest = WARM_UP_AGENTS if self.finds_knee else max(self.concurrency)
+        if self.finds_knee:
+            widest = WARM_UP_AGENTS
+        else:
+            widest = max(self.concurrency)
         return min(widest, self.tasks_at(widest))
 
 
 async def run_sweep(
-    plan: SweepPlan, endpoint: Endpoint, store: Store, host: HostFacts, on_progress: OnProgress = lambda _: None, *,
-    maker: TaskMaker | None = None, meter: PowerMeter | None = None,
-) -> SweepSummary:  # fmt: skip
-    """Faults of single requests become rows; what ends the run as a whole is raised, and the rows so far are kept."""
+    plan: SweepPlan,
+    endpoint: Endpoint,
+    store: Store,
+    host: HostFacts,
+    on_progress: OnProgress = lambda _: None,
+    *,
+    maker: TaskMaker | None = None,
+    meter: PowerMeter | None = None,
+) -> SweepSummary:
+    """Faults of single requests become rows; what ends the run as a whole is raised, and the rows
+    so far are kept.
+    """
     maker = maker or TaskMaker(plan.workload)
-    config = {**msgspec.to_builtins(plan), "slo": str(plan.slo) if plan.slo else None, **maker.lengths}
+    config = {
+        **msgspec.to_builtins(plan),
+        "slo": str(plan.slo) if plan.slo else None,
+        **maker.lengths,
+    }
     identity = Identity(plan.kind, run_fingerprint(plan, endpoint, host), config)
     async with Recording(store, endpoint, host, identity) as recording:
         sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter)
@@ -93,11 +113,21 @@ async def run_sweep(
 
 
 def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str:
-    """Equal for repeats: the seed and the endpoint's address may differ, workload, engine and machine may not."""
+    """Equal for repeats: the seed and the endpoint's address may differ, workload, engine and
+    machine may not.
+    """
     load = plan.workload
     names = ("max_tokens", "fixed_output", "prompt_tokens", "shape", "temperature")
-    levels = "auto" if plan.finds_knee else ",".join(map(str, plan.concurrency))
-    options = {"concurrency": levels, "tasks": plan.tasks, "size": "short"}  # as older runs say of short prompts
+    if plan.finds_knee:
+        levels = "auto"
+    else:
+        levels = ",".join(map(str, plan.concurrency))
+    # As older runs say of short prompts.
+    options = {
+        "concurrency": levels,
+        "tasks": plan.tasks,
+        "size": "short",
+    }
     told = workload_fingerprint(options | {name: getattr(load, name) for name in names})
     return fingerprint_of([told], endpoint, host)
 
@@ -105,14 +135,21 @@ def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str
 def most_agents() -> int:
     """Return how many streams this client can have at once: each is an open file."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_AGENTS if files == resource.RLIM_INFINITY else max(1, min(MOST_AGENTS, files - SPARE_FILES))
+    if files == resource.RLIM_INFINITY:
+        return MOST_AGENTS
+    return max(1, min(MOST_AGENTS, files - SPARE_FILES))
 
 
 class Sweep:
     def __init__(
-        self, plan: SweepPlan, endpoint: Endpoint, recording: Recording, maker: TaskMaker, on_progress: OnProgress,
+        self,
+        plan: SweepPlan,
+        endpoint: Endpoint,
+        recording: Recording,
+        maker: TaskMaker,
+        on_progress: OnProgress,
         meter: PowerMeter | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan = plan
         self.recording = recording
         goal = PrecisionGoal(relative=plan.precision, most=plan.most_runs)
@@ -122,8 +159,15 @@ class Sweep:
             if plan.finds_knee
             else LevelRounds(plan.concurrency, goal, runs=plan.runs)
         )
-        how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "meter": meter}
-        how |= {"widest": most if plan.finds_knee else max(plan.concurrency), "more": self._outlook}
+        how: dict[str, Any] = {
+            "timeout_s": plan.timeout_s,
+            "keep_text": plan.keep_text,
+            "meter": meter,
+        }
+        how |= {
+            "widest": most if plan.finds_knee else max(plan.concurrency),
+            "more": self._outlook,
+        }
         self.session = RunSession(endpoint, recording, on_progress, **how)
         self._maker = maker
         self._repeats: dict[int, int] = {}
@@ -140,35 +184,57 @@ class Sweep:
         if isinstance(self.course, LevelSearch):
             end = self.course.ended()
             self.recording.found(LevelFact(end.at, 0, SEARCH, msgspec.to_builtins(end)))
-        known, budget = self._durations.get(1), self.plan.budget_s
+        known = self._durations.get(1)
+        budget = self.plan.budget_s
         if level in (None, 1) or self.plan.runs is not None or known is None or budget is None:
             return
-        if known < CLOSING_SHARE * budget:  # the budget has ended it: C=1 all the same, where that is a small part
+        if (
+            known < CLOSING_SHARE * budget
+        ):  # the budget has ended it: C=1 all the same, where that is a small part
             await self.run_level(1)
 
     async def run_level(self, level: int, *, within_budget: bool = False) -> list[Request]:
-        """`within_budget`: one that is spent before the level has begun leaves each agent one task; else all run."""
+        """`within_budget`: one that is spent before the level has begun leaves each agent one
+        task; else all run.
+        """
         repeat = self._repeats.get(level, 0)
         self._repeats[level] = repeat + 1
         total = self.plan.tasks_at(level)
-        session, driver = self.session, self.session.driver
+        session = self.session
+        driver = self.session.driver
         session.begin(level=level, repeat=repeat, done=0, total=total)
-        began, took = time.monotonic(), session.took
+        began = time.monotonic()
+        took = session.took
         if self.plan.workload.shape == "conversation":
-            talks = partial(run_conversations, them=self._maker.conversations(level, repeat, total), width=level)
-            rows, limited = await driver.run_load(level, repeat, talks, level, took, is_closed=False)
+            talks = partial(
+                run_conversations,
+                them=self._maker.conversations(level, repeat, total),
+                width=level,
+            )
+            rows, limited = await driver.run_load(
+                level, repeat, talks, level, took, is_closed=False
+            )
         else:
-            tasks, left = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks), self._budget_left()
-            # from then on, on the run's clock, nothing more is begun, and what is under way is finished
+            tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
+            left = self._budget_left()
+            # from then on, on the run's clock, nothing more is begun, and what is under way is
+            # finished
             is_cut = left is not None and (within_budget or left > 0)
-            until_s = driver.sender.now() + (left or 0.0) if is_cut else None
-            rows, limited = await driver.run_tasks(level, repeat, tasks, level, took, until_s=until_s)
+            if is_cut:
+                until_s = driver.sender.now() + (left or 0.0)
+            else:
+                until_s = None
+            rows, limited = await driver.run_tasks(
+                level, repeat, tasks, level, took, until_s=until_s
+            )
         if level == 1 and self.plan.serial_sample is not None and self.plan.tasks is not None:
             sampled = msgspec.to_builtins(SampledTasks(self.plan.tasks))
             self.recording.found(LevelFact(level, repeat, SERIAL_SAMPLE, sampled))
         self._durations[level] = time.monotonic() - began
         self._runs_done += 1
-        self._figures.setdefault(level, []).append(repeat_of(0, rows, None).effective_tok_s if rows else 0.0)
+        self._figures.setdefault(level, []).append(
+            repeat_of(0, rows, None).effective_tok_s if rows else 0.0
+        )
         self.course.took(level, rows, limited=limited)
         session.tell(ended=True)
         self.recording.check()
@@ -176,16 +242,25 @@ class Sweep:
 
     async def warm_up(self) -> None:
         plan = self.plan
-        limit_s = WARM_UP_SHARE * plan.budget_s if plan.budget_s else None
-        await self.session.warm_up(self._maker, plan.warm_up_width, limit_s=limit_s, quick=plan.quick_warm_up)
+        if plan.budget_s:
+            limit_s = WARM_UP_SHARE * plan.budget_s
+        else:
+            limit_s = None
+        await self.session.warm_up(
+            self._maker, plan.warm_up_width, limit_s=limit_s, quick=plan.quick_warm_up
+        )
 
     def _has_time(self, level: int) -> bool:
-        """A level never run yet gets its first run while there is any time; another run must be expected to fit."""
+        """A level never run yet gets its first run while there is any time; another run must be
+        expected to fit.
+        """
         left = self._budget_left()
         if left is None or not self._runs_done:
             return True
         known = self._durations.get(level)
-        return left > 0 if known is None else left > OVERRUN * known
+        if known is None:
+            return left > 0
+        return left > OVERRUN * known
 
     def _budget_left(self) -> float | None:
         if self.plan.budget_s is None or self.plan.runs is not None:
@@ -193,11 +268,23 @@ class Sweep:
         return self.plan.budget_s - (time.monotonic() - self._began)
 
     def _outlook(self) -> dict[str, Any]:
-        """How much is left, from what runs of the levels took; one not run yet is taken for the slowest that was."""
-        remaining, left_s = self.course.remaining(), None
+        """How much is left, from what runs of the levels took; one not run yet is taken for the
+        slowest that was.
+        """
+        remaining = self.course.remaining()
+        left_s = None
         if self._durations:
-            slowest, allowed = max(self._durations.values()), self._budget_left()
-            left_s = sum(runs * self._durations.get(level, slowest) for level, runs in remaining.items())
-            left_s = left_s if allowed is None else max(0.0, min(left_s, allowed))
+            slowest = max(self._durations.values())
+            allowed = self._budget_left()
+            left_s = sum(
+                runs * self._durations.get(level, slowest) for level, runs in remaining.items()
+            )
+            if allowed is not None:
+                left_s = max(0.0, min(left_s, allowed))
         runs_left = sum(remaining.values())
-        return {"runs_done": self._runs_done, "runs_left": runs_left, "left_s": left_s, "figures": self._figures}
+        return {
+            "runs_done": self._runs_done,
+            "runs_left": runs_left,
+            "left_s": left_s,
+            "figures": self._figures,
+        }

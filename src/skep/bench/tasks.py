@@ -1,4 +1,6 @@
-"""What is asked: a workload and a seed become tasks, tasks become requests, answers become rows."""
+"""What is asked: a workload and a seed become tasks, tasks become requests,
+answers become rows.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class BenchTask(msgspec.Struct, frozen=True):
     kind: str
     messages: list[dict[str, str]]
     max_tokens: int
-    fixed_output: bool = False  # ask the engine to go on to max_tokens (llama.cpp and vLLM know how)
+    fixed_output: bool = (
+        False  # ask the engine to go on to max_tokens (llama.cpp and vLLM know how)
+    )
     temperature: float = 0.0
     traffic: str = ""
     scheduled_s: float | None = None  # on the run's clock
@@ -49,13 +53,20 @@ class BenchTask(msgspec.Struct, frozen=True):
     body: Mapping[str, Any] = {}  # more fields of the request, as the engine knows them
 
 
-EncodedRequest = tuple[BenchTask, tuple[bytes, bytes]]  # a task, and its head and body as they go over the wire
+EncodedRequest = tuple[
+    BenchTask, tuple[bytes, bytes]
+]  # a task, and its head and body as they go over the wire
 
 
 def body_of(task: BenchTask, endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.api == "ollama":
         options: dict[str, Any] = {"num_predict": task.max_tokens, "temperature": task.temperature}
-        return {"model": endpoint.model, "messages": task.messages, "stream": True, "options": options}
+        return {
+            "model": endpoint.model,
+            "messages": task.messages,
+            "stream": True,
+            "options": options,
+        }
     body: dict[str, Any] = {
         "model": endpoint.model,
         "messages": task.messages,
@@ -71,18 +82,31 @@ def body_of(task: BenchTask, endpoint: Endpoint) -> dict[str, Any]:
 
 
 class Sender:
-    """Sends tasks to one endpoint and makes rows of the answers, when nothing else is to be done: requests go first."""
+    """Sends tasks to one endpoint and makes rows of the answers, when nothing else is to be done:
+    requests go first.
+    """
 
     def __init__(
-        self, endpoint: Endpoint, pool: Pool, origin_s: float, *, timeout_s: float, keep_text: bool = False
+        self,
+        endpoint: Endpoint,
+        pool: Pool,
+        origin_s: float,
+        *,
+        timeout_s: float,
+        keep_text: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.pool = pool
         self.origin_s = origin_s  # rows count their seconds from here, on `time.monotonic()`
-        path = OLLAMA_CHAT if endpoint.api == "ollama" else f"{endpoint.base}{CHAT}"
+        if endpoint.api == "ollama":
+            path = OLLAMA_CHAT
+        else:
+            path = f"{endpoint.base}{CHAT}"
         self._client = OpenAIClient(pool, path, endpoint.headers, timeout_s=timeout_s)
         self._keep_text = keep_text
-        self._finished_answers: deque[tuple[BenchTask, StreamReader, Callable[[Request], None]]] = deque()
+        self._finished_answers: deque[
+            tuple[BenchTask, StreamReader, Callable[[Request], None]]
+        ] = deque()
         self._row_task: asyncio.Task[None] | None = None
 
     def now(self) -> float:
@@ -100,7 +124,10 @@ class Sender:
         return task, self._client.encode(body_of(task, self.endpoint))
 
     async def send(self, encoded: EncodedRequest, on_row: Callable[[Request], None]) -> None:
-        """Returns when the answer has ended; its row comes soon after. Does not raise for faults."""
+        """Returns when the answer has ended; its row comes soon after.
+
+        Does not raise for faults.
+        """
         task, request = encoded
         self._finished_answers.append((task, await self._exchange(request), on_row))
         if self._row_task is None or self._row_task.done():
@@ -115,13 +142,17 @@ class Sender:
 
     async def settle(self) -> None:
         """Wait until every row has been handed on."""
-        emitting, self._row_task = self._row_task, None
+        emitting = self._row_task
+        self._row_task = None
         if emitting is not None:
             await emitting
 
     def flush_rows(self) -> None:
-        """Hand on all rows at once, because the load was broken off and its measurements are kept."""
-        emitting, self._row_task = self._row_task, None
+        """Hand on all rows at once, because the load was broken off and its measurements are
+        kept.
+        """
+        emitting = self._row_task
+        self._row_task = None
         if emitting is not None:
             emitting.cancel()
         while self._finished_answers:
@@ -144,9 +175,11 @@ class Sender:
     def _row(self, task: BenchTask, reading: StreamReader) -> Request:
         reading.digest()
         output_tokens = reading.output_tokens
-        kind, error = reading.error_kind, reading.error
+        kind = reading.error_kind
+        error = reading.error
         if kind is None and output_tokens is None:
-            kind, error = "no_usage", "the server sent no `usage`, so its tokens are unknown"
+            kind = "no_usage"
+            error = "the server sent no `usage`, so its tokens are unknown"
         origin = self.origin_s
         arrivals = tuple([at - origin for at in reading.arrivals])
         return Request(
@@ -169,7 +202,9 @@ class Sender:
             queued_ms=reading.queued_ms,
             engine=EngineTimings(**reading.engine_figures()),
             arrivals_s=arrivals,
-            prompt=storable("\n".join(str(one.get("content")) for one in task.messages)) if self._keep_text else None,
+            prompt=storable("\n".join(str(one.get("content")) for one in task.messages))
+            if self._keep_text
+            else None,
             answer=storable("".join(reading.text)) if self._keep_text else None,
             reasoning=storable("".join(reading.reasoning)) or None if self._keep_text else None,
             traffic=task.traffic,
@@ -193,9 +228,13 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class TaskMaker:
-    """Every prompt begins with a tag of its own, so that no cache has seen it; `salt` makes other tags of the same."""
+    """Every prompt begins with a tag of its own, so that no cache has seen it; `salt` makes other
+    tags of the same.
+    """
 
-    def __init__(self, workload: Workload, calibration: TokenCalibration | None = None, *, salt: str = "") -> None:
+    def __init__(
+        self, workload: Workload, calibration: TokenCalibration | None = None, *, salt: str = ""
+    ) -> None:
         self.workload = workload
         self._calibration = calibration or TokenCalibration()
         self._salt = salt
@@ -210,48 +249,75 @@ class TaskMaker:
         """`same`: those that every other level has too, each behind another first line."""
         found = islice(self._prompts(f"{repeat}" if same else f"{level}/{repeat}"), count)
         first = f"{self._salt}{level}." if same else self._salt
-        return [self._task(level, repeat, index, prompt, first) for index, prompt in enumerate(found)]
+        return [
+            self._task(level, repeat, index, prompt, first) for index, prompt in enumerate(found)
+        ]
 
     def warm_up(self, count: int, begin: int, max_tokens: int) -> list[BenchTask]:
         """Level 0: prompts of the same kind, short answers."""
         found = islice(self._prompts(f"warm/{begin}"), count)
-        made = (self._task(0, 0, begin + index, prompt, self._salt) for index, prompt in enumerate(found))
+        made = (
+            self._task(0, 0, begin + index, prompt, self._salt)
+            for index, prompt in enumerate(found)
+        )
         return [replace(task, max_tokens=max_tokens) for task in made]
 
     def scripts(self, level: int, repeat: int) -> Iterator[prompts.ConversationScript]:
-        load, rng = self.workload, Random(f"{self.workload.seed}/talk/{level}/{repeat}")
-        lengths = {"tokens_first": load.prompt_tokens or FIRST_TURN_TOKENS, **self._calibration.lengths}
+        load = self.workload
+        rng = Random(f"{self.workload.seed}/talk/{level}/{repeat}")
+        lengths = {
+            "tokens_first": load.prompt_tokens or FIRST_TURN_TOKENS,
+            **self._calibration.lengths,
+        }
         found = prompts.conversations(rng, turns=load.turns, think_s=load.think_s, **lengths)
         if not self._salt:
             return found
         return (replace(script, system=f"{self._salt} {script.system}") for script in found)
 
     def _prompts(self, place: str) -> Iterator[prompts.Prompt]:
-        load, rng = self.workload, Random(f"{self.workload.seed}/{place}")
+        load = self.workload
+        rng = Random(f"{self.workload.seed}/{place}")
         measure = self._calibration.lengths
         if load.shape == "shared-prefix":
             least = math.ceil(TASK_TOKENS + self._calibration.overhead_tokens)
-            return prompts.shared_prefix(rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=least, **measure)
+            return prompts.shared_prefix(
+                rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=least, **measure
+            )
         if load.prompt_tokens is None:
             return prompts.coding_prompts(rng)
         return prompts.coding_prompts(rng, tokens=load.prompt_tokens, **measure)
 
-    def _task(self, level: int, repeat: int, index: int, prompt: prompts.Prompt, first: str) -> BenchTask:
+    def _task(
+        self, level: int, repeat: int, index: int, prompt: prompts.Prompt, first: str
+    ) -> BenchTask:
         said = prompt.messages
         if first:
             said[0]["content"] = f"{first} {said[0]['content']}"
         return self._base_task(level, repeat, index, prompt.kind, said)
 
-    def _base_task(self, level: int, repeat: int, index: int, kind: str, said: list[dict[str, str]]) -> BenchTask:
+    def _base_task(
+        self, level: int, repeat: int, index: int, kind: str, said: list[dict[str, str]]
+    ) -> BenchTask:
         load = self.workload
-        return BenchTask(level, repeat, index, kind, said, load.max_tokens, load.fixed_output, load.temperature)
+        return BenchTask(
+            level, repeat, index, kind, said, load.max_tokens, load.fixed_output, load.temperature
+        )
 
-    def conversations(self, level: int, repeat: int, count: int) -> list[tuple[BenchTask, ConversationScript]]:
-        """For `level` agents, until about `count` turns were had: each with the task of its first turn."""
+    def conversations(
+        self, level: int, repeat: int, count: int
+    ) -> list[tuple[BenchTask, ConversationScript]]:
+        """For `level` agents, until about `count` turns were had: each with the task of its first
+        turn.
+        """
         turns = self.workload.turns
         scripts = islice(self.scripts(level, repeat), max(level, -(-count // turns)))
         return [
-            (replace(self._base_task(level, repeat, place * turns, script.kind, []), session=place), script)
+            (
+                replace(
+                    self._base_task(level, repeat, place * turns, script.kind, []), session=place
+                ),
+                script,
+            )
             for place, script in enumerate(scripts)
         ]
 
@@ -259,11 +325,15 @@ class TaskMaker:
 async def calibrate_on(
     endpoint: Endpoint, tokens: int | None, seed: int, *, timeout_s: float = 120.0
 ) -> TokenCalibration:
-    """The template's own tokens are known only from `usage`, so a few requests of one token are made in any case."""
+    """The template's own tokens are known only from `usage`, so a few requests of one token are
+    made in any case.
+    """
     samples = sample_prompts(Random(f"{seed}/lengths"), tokens=tokens, count=SAMPLES)
     pool = Pool(endpoint.origin)
     try:
-        counts = await asyncio.gather(*(count_tokens(pool, endpoint, prompt.text) for prompt in samples))
+        counts = await asyncio.gather(
+            *(count_tokens(pool, endpoint, prompt.text) for prompt in samples)
+        )
         known = [(prompt, count) for prompt, count in zip(samples, counts, strict=True) if count]
         asked = samples[: 1 if len(known) == len(samples) else ASKED_OF_USAGE]
         told = [(prompt, await _usage(pool, endpoint, prompt, timeout_s)) for prompt in asked]
@@ -278,14 +348,21 @@ async def calibrate_on(
 
 async def count_tokens(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
     """Return how many tokens the engine's tokenizer finds; None where it has none."""
-    # llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a count
-    body, headers = {"model": endpoint.model, "content": text, "prompt": text}, dict(endpoint.headers)
-    answer = await fetch_if_there(pool, "POST", "/tokenize", body=body, headers=headers, timeout_s=10.0)
+    # llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a
+    # count
+    body = {"model": endpoint.model, "content": text, "prompt": text}
+    headers = dict(endpoint.headers)
+    answer = await fetch_if_there(
+        pool, "POST", "/tokenize", body=body, headers=headers, timeout_s=10.0
+    )
     document = answer.document() if answer else {}
-    count, tokens = document.get("count"), document.get("tokens")
+    count = document.get("count")
+    tokens = document.get("tokens")
     if isinstance(count, int):
         return count
-    return len(tokens) if isinstance(tokens, list) else None
+    if isinstance(tokens, list):
+        return len(tokens)
+    return None
 
 
 async def _usage(pool: Pool, endpoint: Endpoint, prompt: prompts.Prompt, timeout_s: float) -> int:

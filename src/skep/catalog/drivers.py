@@ -44,7 +44,9 @@ def need_of_cuda(cuda: int) -> DriverNeed:
 
 
 def need_of(engine: str, version: str | None) -> DriverNeed | None:
-    """Return what a release needs, the newest where none is named; None: skep does not know the engine's builds."""
+    """Return what a release needs, the newest where none is named; None: skep does not know the
+    engine's builds.
+    """
     releases = driver_table().releases.get(engine)
     if releases is None:
         return None
@@ -55,7 +57,9 @@ def need_of(engine: str, version: str | None) -> DriverNeed | None:
 
 
 def older_release(engine: str, driver: str) -> str | None:
-    """Return the newest release that this driver runs, where the newest of all needs a newer driver."""
+    """Return the newest release that this driver runs, where the newest of all needs a newer
+    driver.
+    """
     releases = driver_table().releases.get(engine)
     major = driver_number(driver)
     if releases is None or major is None or major < need_of_cuda(12).driver:
@@ -64,7 +68,9 @@ def older_release(engine: str, driver: str) -> str | None:
 
 
 def recommended_driver(card: str) -> int | None:
-    """Return the driver that is recommended for a card of this name; None: any that its engine takes."""
+    """Return the driver that is recommended for a card of this name; None: any that its engine
+    takes.
+    """
     table = driver_table().recommended
     return next((driver for name, driver in table.items() if name in card), None)
 

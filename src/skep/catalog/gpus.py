@@ -28,12 +28,17 @@ _CHIPS_OF_MACS = {
 }  # the first key that begins a name
 MOST_CARDS = 64  # of a rig; a higher number in front of an `x` is part of a name
 _AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
-_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,9}(?=\s*+[x*]\s*+[a-z]))\s*+[x*]\s*+(\S.*)", re.IGNORECASE)
+_COUNT_FIRST = re.compile(
+    r"(\d{1,3}|\d{4,9}(?=\s*+[x*]\s*+[a-z]))\s*+[x*]\s*+(\S.*)", re.IGNORECASE
+)
 _COUNT_LAST = re.compile(r"(.*\S)\s++[x*]\s*+(\d{1,9})", re.IGNORECASE)
 
 
 class ValueOrigin(msgspec.Struct, frozen=True):
-    """Where one value comes from. `confidence`: A read in a data sheet, B derived, C one unconfirmed source."""
+    """Where one value comes from.
+
+    `confidence`: A read in a data sheet, B derived, C one unconfirmed source.
+    """
 
     source: str
     confidence: str
@@ -41,7 +46,10 @@ class ValueOrigin(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU (or a chip with memory of its own). `None`: nobody told. Rates are dense, with FP32 accumulation."""
+    """One GPU (or a chip with memory of its own).
+
+    `None`: nobody told. Rates are dense, with FP32 accumulation.
+    """
 
     id: str  # a lower-case slug: `rtx-3090`
     title: str
@@ -82,7 +90,9 @@ def find_device(name: str) -> Device | None:
     if (found := _literally(name)) is not None or not memory_gib:
         return found
     guess = _literally(shorter)
-    fits = guess is not None and (guess.unified_memory or abs(guess.memory_gib / memory_gib - 1) < 0.1)
+    fits = guess is not None and (
+        guess.unified_memory or abs(guess.memory_gib / memory_gib - 1) < 0.1
+    )
     return guess if fits else None
 
 
@@ -96,7 +106,9 @@ def device(name: str) -> Device:
 def _hint_for_unknown(name: str) -> str:
     """Name cards that are meant perhaps; of a Mac the chips that it is sold with."""
     squeezed = squeeze(name)
-    chips = next((chips for mac, chips in _CHIPS_OF_MACS.items() if squeezed.startswith(mac)), None)
+    chips = next(
+        (chips for mac, chips in _CHIPS_OF_MACS.items() if squeezed.startswith(mac)), None
+    )
     if chips is not None:
         return f"{names.did_you_mean(chips, '')} 'About This Mac' names its chip"
     near = names.similar_names(name, names.spellings(_FILE))
@@ -104,7 +116,9 @@ def _hint_for_unknown(name: str) -> str:
 
 
 def other_matches(name: str) -> tuple[str, ...]:
-    """Other cards that a short name could stand for: `h100` is one of three. Empty where the name is one card's own."""
+    """Other cards that a short name could stand for: `h100` is one of three. Empty where the name
+    is one card's own.
+    """
     found = find_device(name)
     if found is None or squeeze(found.id) in names.device_spellings(name):
         return ()
@@ -114,7 +128,9 @@ def other_matches(name: str) -> tuple[str, ...]:
 
 
 def rig_parts(text: str) -> Iterator[tuple[str, int, str | None]]:
-    """Yield name, count and price of each kind of card in `2x rtx-3090@700 + rtx-5090`, as they are written."""
+    """Yield name, count and price of each kind of card in `2x rtx-3090@700 + rtx-5090`, as they
+    are written.
+    """
     for part in _AND.split(text):
         named, at, price = part.partition("@")
         named = named.strip()
@@ -123,7 +139,8 @@ def rig_parts(text: str) -> Iterator[tuple[str, int, str | None]]:
             match = None  # `7900xtx` is a card
         name, count = (match[2], int(match[1])) if match else (named, 1)
         if match is None and (match := _COUNT_LAST.fullmatch(named)):
-            name, count = match[1], int(match[2])
+            name = match[1]
+            count = int(match[2])
         yield name.strip(), count, price if at else None
 
 

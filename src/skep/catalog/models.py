@@ -1,6 +1,6 @@
-"""The models that are known by name, from packaged TOML files: their geometry (`models.toml`), which files of them an
-engine can be given (`checkpoints.toml`), and those that `skep pull` fetches as one file (`pullable.toml`).
-"""
+"""The models that are known by name, from packaged TOML files: their geometry (`models.toml`),
+which files of them an engine can be given (`checkpoints.toml`), and those that `skep pull` fetches
+as one file (`pullable.toml`)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _NOT_VALUES = ("title", "aliases", "origin", "origins")
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Layers are counted by what they keep: a full-attention layer keeps KV of every token, a sliding one of the last
-    `sliding_window`, a linear one a state of fixed size. `layers` is their sum (plus layers that keep nothing), but for
-    layers that keep both a window and what they have compressed of all tokens: those count as full and as sliding.
-    """
+    """Layers are counted by what they keep: a full-attention layer keeps KV of every token, a
+    sliding one of the last `sliding_window`, a linear one a state of fixed size. `layers` is their
+    sum (plus layers that keep nothing), but for layers that keep both a window and what they have
+    compressed of all tokens: those count as full and as sliding."""
 
     id: str  # a lower-case slug: `qwen3.6-27b`
     title: str
@@ -48,7 +48,8 @@ class Geometry:
     kv_heads: int
     head_dim: int
     vocab: int
-    params_total: float  # parameters of the text model with embeddings, without vision tower and draft layers
+    # parameters of the text model with embeddings, without vision tower and draft layers
+    params_total: float
     params_active: float  # read for one token
     intermediate: int = 0  # width of a dense MLP; 0 where every layer has experts
     full_layers: int = 0
@@ -69,14 +70,18 @@ class Geometry:
     expert_intermediate: int = 0
     expert_layers: int = 0  # layers with experts
     shared_intermediate: int = 0  # width of what runs beside the routed experts for every token
-    mla_rank: int = 0  # compressed KV of multi-head latent attention; 0 where K and V are kept whole
+    mla_rank: int = (
+        0  # compressed KV of multi-head latent attention; 0 where K and V are kept whole
+    )
     mla_rope_dim: int = 0
     attention_params: float = 0.0  # of all layers, where the widths of the heads do not tell
     mtp_layers: int = 0
     vision_params: float = 0.0  # of the vision tower that the checkpoint carries
     tied_embeddings: bool = False
     max_context: int | None = None
-    kept_small: tuple[str, ...] = ()  # formats whose checkpoints of this model leave attention in 16 bit
+    kept_small: tuple[
+        str, ...
+    ] = ()  # formats whose checkpoints of this model leave attention in 16 bit
     native_bits: float | None = None  # of a checkpoint that is published quantized (gpt-oss: 4.25)
     estimated: bool = False  # made from parameter counts alone: its widths are guesses
     aliases: tuple[str, ...] = ()
@@ -88,20 +93,27 @@ class Geometry:
 
     @property
     def is_hybrid(self) -> bool:
-        """Linear attention beside full attention: what stock TurboQuant refuses and what needs scratch to warm up."""
+        """Linear attention beside full attention: what stock TurboQuant refuses and what needs
+        scratch to warm up.
+        """
         return self.linear_layers > 0
 
     def kv_bytes_per_token(self, bytes_per_value: float) -> float:
         """Of the layers that grow with every token, over all cards."""
         if self.mla_rank:
             return self.kept_layers * (self.mla_rank + self.mla_rope_dim) * bytes_per_value
-        heads, dim = self.full_kv_heads or self.kv_heads, self.full_head_dim or self.head_dim
+        heads = self.full_kv_heads or self.kv_heads
+        dim = self.full_head_dim or self.head_dim
         return 2 * self.kept_layers * heads * dim * bytes_per_value
 
     @property
     def kept_layers(self) -> float:
-        """Return how many layers that keep every token whole would keep as much as the full ones do."""
-        return self.full_layers if self.full_entries is None else self.full_entries
+        """Return how many layers that keep every token whole would keep as much as the full ones
+        do.
+        """
+        if self.full_entries is None:
+            return self.full_layers
+        return self.full_entries
 
     def window_bytes(self, tokens: float, bytes_per_value: float) -> float:
         """KV of the sliding layers for one sequence of that length."""
@@ -111,9 +123,13 @@ class Geometry:
 
     @property
     def state_bytes(self) -> float:
-        """Of the linear layers for one sequence, in FP32, with the short convolution's inputs beside it."""
+        """Of the linear layers for one sequence, in FP32, with the short convolution's inputs
+        beside it.
+        """
         state = self.linear_v_heads * self.linear_k_dim * self.linear_v_dim * 4
-        channels = 2 * self.linear_k_heads * self.linear_k_dim + self.linear_v_heads * self.linear_v_dim
+        channels = (
+            2 * self.linear_k_heads * self.linear_k_dim + self.linear_v_heads * self.linear_v_dim
+        )
         return self.linear_layers * (state + channels * max(0, self.conv_kernel - 1) * 2)
 
 
@@ -137,7 +153,9 @@ def geometry(name: str) -> Geometry:
 
 
 def _hint_for_unknown(name: str) -> str:
-    """Name full names that are meant perhaps, and the way to plan a model that the catalogue does not have."""
+    """Name full names that are meant perhaps, and the way to plan a model that the catalogue does
+    not have.
+    """
     known = spellings(_FILE)
     written = model_spellings(name) or (name,)  # a name of signs alone has no spelling
     typed = next((text for text in (name, *written) if begun_names(text, known)), written[-1])
@@ -150,7 +168,9 @@ def _hint_for_unknown(name: str) -> str:
     meant = did_you_mean(names, "`skep catalog models` lists them;")
     if len(begun) > _SUGGESTED:
         meant += f" `skep catalog models` lists all {len(begun)};"
-    other = "any other model plans from its config.json (on its page at huggingface.co) or a GGUF file"
+    other = (
+        "any other model plans from its config.json (on its page at huggingface.co) or a GGUF file"
+    )
     return f"{meant} {other}: `skep plan path/to/config.json`"
 
 
@@ -161,13 +181,20 @@ def _geometry(slug: str) -> Geometry:
     values: dict[str, Any] = {key: value for key, value in entry.items() if key not in _NOT_VALUES}
     origins = dict.fromkeys(values, ValueOrigin(**entry["origin"]))
     origins |= {key: ValueOrigin(**origin) for key, origin in entry.get("origins", {}).items()}
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    values = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
     aliases = tuple(entry.get("aliases", ()))
-    return Geometry(id=slug, title=entry["title"], aliases=aliases, **values, origins=MappingProxyType(origins))
+    return Geometry(
+        id=slug, title=entry["title"], aliases=aliases, **values, origins=MappingProxyType(origins)
+    )
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """One repository of a hub. `files`: of GGUF, the name of the file (or of its first part) by format."""
+    """One repository of a hub.
+
+    `files`: of GGUF, the name of the file (or of its first part) by format.
+    """
 
     hub: str  # "organisation/name"
     model: str  # as models.toml calls it
@@ -179,7 +206,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
     # parts in 16 bit: embeddings lm_head attention linear_attention shared_experts vision mtp
     kept: tuple[str, ...] = ()
     disk_gb: float | None = None  # 10^9 bytes of its weight files
-    loaded_gib: float | None = None  # as an engine's log said, without drafts; else the planner counts it
+    loaded_gib: float | None = (
+        None  # as an engine's log said, without drafts; else the planner counts it
+    )
     mtp: bool = False  # its draft layers are there and can be used
     draft: str | None = None  # a checkpoint that drafts for it
     vision: bool = False
@@ -191,11 +220,17 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     @property
     def formats(self) -> tuple[str, ...]:
-        return tuple(self.files) if self.files else (self.format,)
+        if self.files:
+            return tuple(self.files)
+        return (self.format,)
 
     def reference(self, quant: str) -> str:
-        """Return it as `--checkpoint` takes it: `organisation/name`, of GGUF with `:FILE` behind it."""
-        return f"{self.hub}:{self.files[quant]}" if self.files else self.hub
+        """Return it as `--checkpoint` takes it: `organisation/name`, of GGUF with `:FILE` behind
+        it.
+        """
+        if self.files:
+            return f"{self.hub}:{self.files[quant]}"
+        return self.hub
 
 
 @lru_cache(maxsize=64)
@@ -210,21 +245,32 @@ def all_checkpoints() -> Iterator[Checkpoint]:
     return map(_checkpoint, table_texts(_CHECKPOINTS))
 
 
-def find_checkpoint(model: str, engine: str, quant: str, *, mtp: bool = False) -> Checkpoint | None:
-    """Return the first one that this engine loads in this format; with `mtp` one that has its draft layers."""
-    found = (one for one in checkpoints_of(model) if engine in one.engines and quant in one.formats)
+def find_checkpoint(
+    model: str, engine: str, quant: str, *, mtp: bool = False
+) -> Checkpoint | None:
+    """Return the first one that this engine loads in this format; with `mtp` one that has its
+    draft layers.
+    """
+    found = (
+        one for one in checkpoints_of(model) if engine in one.engines and quant in one.formats
+    )
     return next((one for one in found if one.mtp or not mtp), None)
 
 
 def is_published(model: str, engine: str, quant: str) -> bool:
-    """Whether somebody made it. Of a model without any known checkpoint nothing is known, and all is believed in."""
+    """Whether somebody made it.
+
+    Of a model without any known checkpoint nothing is known, and all is believed in.
+    """
     return not checkpoints_of(model) or find_checkpoint(model, engine, quant) is not None
 
 
 def checkpoint_of(hub: str) -> Checkpoint | None:
     """By its name on the hub, with or without a file behind it."""
     name = hub.partition(":")[0].casefold()
-    return next((_checkpoint(one) for one in table_texts(_CHECKPOINTS) if one.casefold() == name), None)
+    return next(
+        (_checkpoint(one) for one in table_texts(_CHECKPOINTS) if one.casefold() == name), None
+    )
 
 
 @lru_cache(maxsize=512)
@@ -259,7 +305,9 @@ def pullable_names() -> tuple[str, ...]:
 def find_pullable(name: str) -> PullableModel | None:
     """By id or title, whatever the case, spaces, dashes and underscores."""
     found = find_name(_PULLABLE, (squeeze(name),))
-    return None if found is None else PullableModel(found, **table(_PULLABLE, found))
+    if found is None:
+        return None
+    return PullableModel(found, **table(_PULLABLE, found))
 
 
 def pullable(name: str) -> PullableModel:
@@ -269,6 +317,8 @@ def pullable(name: str) -> PullableModel:
             hint = f"name a GGUF file; `skep plan {name}` chooses an engine for your GPUs"
             raise UserError(f"skep has no weights of `{name}` for the embedded engine", hint=hint)
         near = similar_names(name, {**models, **spellings(_PULLABLE)})
-        hint = did_you_mean(near, "`skep catalog models` lists them; ORG/NAME is a checkpoint on the hub")
+        hint = did_you_mean(
+            near, "`skep catalog models` lists them; ORG/NAME is a checkpoint on the hub"
+        )
         raise UserError(f"no model is called `{name}`", hint=hint)
     return model

@@ -1,8 +1,9 @@
-"""Names as people type them: `NVIDIA GeForce RTX 3090`, `Qwen/Qwen3-8B-Instruct`, `qwen 3.6 27b awq`.
+"""Names as people type them: `NVIDIA GeForce RTX 3090`, `Qwen/Qwen3-8B-Instruct`, `qwen 3.6 27b
+awq`.
 
-And the packaged TOML files that they are looked up in, taken apart by table, so that asking for one entry does not read
-the hundred others: a line that begins with `[` begins a table there; a test holds the pieces against the whole.
-"""
+And the packaged TOML files that they are looked up in, taken apart by table, so that asking for
+one entry does not read the hundred others: a line that begins with `[` begins a table there; a
+test holds the pieces against the whole."""
 
 from __future__ import annotations
 
@@ -14,24 +15,31 @@ from typing import Any
 _MEMORY = re.compile(r"(?<![0-9.])([0-9]{1,4})[\s-]*+gi?b$")
 _TRADEMARKS = re.compile(r"\((?:r|tm)\)")
 _FAMILIES = ("rtx", "rx", "radeon", "apple", "quadro", "arc")
-_VENDORS = ("nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "intel", "huawei", "quadro", "graphics",
-            "generation", "gpu", "igpu", "mac", "studio")  # fmt: skip
+_VENDORS = (
+    "nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "intel", "huawei", "quadro",
+    "graphics", "generation", "gpu", "igpu", "mac", "studio",
+)  # fmt: skip
 _ENDINGS = (
-    "instruct", "it", "chat", "hf", "gguf", "awq", "gptq", "fp8", "fp4", "nvfp4", "mxfp4", "int4", "int8", "bf16",
-    "fp16", "w4a16", "w8a8", "4bit", "8bit", "autoround", "marlin", "dynamic", "static", "thinking", "base", "preview",
-    "mlx", "qat", "mtp", "exl2", "exl3", "bnb", "quantized", "abliterated", "uncensored",
+    "instruct", "it", "chat", "hf", "gguf", "awq", "gptq", "fp8", "fp4", "nvfp4", "mxfp4", "int4",
+    "int8", "bf16", "fp16", "w4a16", "w8a8", "4bit", "8bit", "autoround", "marlin", "dynamic",
+    "static", "thinking", "base", "preview", "mlx", "qat", "mtp", "exl2", "exl3", "bnb",
+    "quantized", "abliterated", "uncensored",
 )  # fmt: skip
 _DATED = re.compile(r"(?:2[3-9](?:0[1-9]|1[0-2])|v[0-9](?:[._][0-9])?)")  # -2507, -v1.5
 
 
 @lru_cache(maxsize=4096)
 def squeeze(name: str) -> str:
-    """Two names that differ only in case, spaces, dashes, underscores and dots are the same name."""
+    """Two names that differ only in case, spaces, dashes,
+    underscores and dots are the same name.
+    """
     return "".join(c for c in name.casefold() if c.isalnum() or c in "+/")
 
 
 def model_spellings(name: str) -> tuple[str, ...]:
-    """What to look for, most literal first: the name, without its owner, without endings that change no width."""
+    """What to look for, most literal first: the name, without its owner, without endings that
+    change no width.
+    """
     text = name.strip().casefold()
     found = [squeeze(text)]
     if not text.startswith((".", "/", "~")) and text.count("/") == 1:
@@ -45,7 +53,9 @@ def model_spellings(name: str) -> tuple[str, ...]:
 
 
 def device_spellings(name: str) -> tuple[str, ...]:
-    """Return the name as it is, without the vendor's words, with a family's word that people leave out."""
+    """Return the name as it is, without the vendor's words, with a family's word that people leave
+    out.
+    """
     words = [word for word in re.split(r"[\s_-]+", _TRADEMARKS.sub(" ", name.casefold())) if word]
     bare = "-".join(word for word in words if word not in _VENDORS)
     with_family = "-".join(word for word in words if word not in _VENDORS or word in _FAMILIES)
@@ -75,13 +85,19 @@ def similar_names(name: str, spelled: Mapping[str, str], *, count: int = 3) -> t
 
 
 def begun_names(name: str, spelled: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the entries that a short name begins, else those that have all of its words: `llama`, `ministral-14b`."""
+    """Return the entries that a short name begins, else those that have all of its words: `llama`,
+    `ministral-14b`.
+    """
     wanted = squeeze(name)
     begun = [entry for text, entry in spelled.items() if wanted and text.startswith(wanted)]
     if begun:
         return tuple(dict.fromkeys(begun))
     words = {squeeze(word) for word in _words(name)}
-    holding = [entry for entry in spelled.values() if words and words <= {squeeze(word) for word in _words(entry)}]
+    holding = [
+        entry
+        for entry in spelled.values()
+        if words and words <= {squeeze(word) for word in _words(entry)}
+    ]
     return tuple(dict.fromkeys(holding))
 
 
@@ -91,7 +107,9 @@ def _words(name: str) -> list[str]:
 
 def did_you_mean(names: Iterable[str], otherwise: str) -> str:
     quoted = [f"`{name}`" for name in names]
-    return f"did you mean {' or '.join(quoted)}?" if quoted else otherwise
+    if quoted:
+        return f"did you mean {' or '.join(quoted)}?"
+    return otherwise
 
 
 def _distinct(spellings: Iterable[str]) -> tuple[str, ...]:
@@ -113,8 +131,15 @@ def recipe_texts() -> Mapping[str, str]:
     """Return the text of each shipped preset by its name."""
     from importlib.resources import files
 
-    found = {entry.name.removesuffix(".toml"): entry for entry in files("skep.catalog").joinpath("recipes").iterdir()}
-    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found) if found[name].name != name}
+    found = {
+        entry.name.removesuffix(".toml"): entry
+        for entry in files("skep.catalog").joinpath("recipes").iterdir()
+    }
+    return {
+        name: found[name].read_text(encoding="utf-8")
+        for name in sorted(found)
+        if found[name].name != name
+    }
 
 
 def table(file_name: str, name: str) -> Mapping[str, Any]:
@@ -125,7 +150,9 @@ def table(file_name: str, name: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=8)
 def spellings(file_name: str) -> Mapping[str, str]:
-    """Return every squeezed id, title and alias with the id it stands for; where two claim one, the id goes first."""
+    """Return every squeezed id, title and alias with the id it stands for; where two claim one,
+    the id goes first.
+    """
     import tomllib
 
     kept = ("title = ", "aliases = ")
@@ -134,12 +161,21 @@ def spellings(file_name: str) -> Mapping[str, str]:
         for name, body in table_texts(file_name).items()
     )
     told = tomllib.loads("\n".join(texts))
-    called = ((name, alias) for name, said in told.items() for alias in (*said.get("aliases", ()), said["title"]))
-    return {squeeze(alias): name for name, alias in called} | {squeeze(name): name for name in told}
+    called = (
+        (name, alias)
+        for name, said in told.items()
+        for alias in (*said.get("aliases", ()), said["title"])
+    )
+    return {squeeze(alias): name for name, alias in called} | {
+        squeeze(name): name for name in told
+    }
 
 
 def find_name(file_name: str, spelled: Sequence[str]) -> str | None:
-    """Return the id that the first known spelling stands for. Where that is an id itself, no alias is read."""
+    """Return the id that the first known spelling stands for.
+
+    Where that is an id itself, no alias is read.
+    """
     ids = {squeeze(name): name for name in table_texts(file_name)}
     if spelled and spelled[0] in ids:
         return ids[spelled[0]]

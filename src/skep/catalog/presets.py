@@ -1,6 +1,6 @@
-"""Presets as values: a recipe somebody published, how it runs the engine (in words that all engines share; None: as the
-engine itself has it), the figures its author got, what they rest on beyond flags, and which fall away without that.
-"""
+"""Presets as values: a recipe somebody published, how it runs the engine (in words that all
+engines share; None: as the engine itself has it), the figures its author got, what they rest on
+beyond flags, and which fall away without that."""
 
 from __future__ import annotations
 
@@ -39,18 +39,27 @@ _LONGEST_SHOWN = 80  # characters of a wrong value
 
 def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
     """Return the first word of `extra` that is skep's own to say, and what to set instead."""
-    own = table("own_flags.toml", engine) if extra and engine in table_texts("own_flags.toml") else {}
+    if extra and engine in table_texts("own_flags.toml"):
+        own = table("own_flags.toml", engine)
+    else:
+        own = {}
     for word in extra:
         flag = word.partition("=")[0]
-        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        if flag.startswith("--"):
+            flag = flag.replace("_", "-")
         key = own.get(flag)
         if key is not None:
-            return flag, f"set `{key}` instead" if key else "skep chooses it; `engine_port` fixes the port"
+            return (
+                flag,
+                f"set `{key}` instead" if key else "skep chooses it; `engine_port` fixes the port",
+            )
     return None
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """Speculative decoding: `depth` tokens are drafted a step, by `model` where the method wants one."""
+    """Speculative decoding: `depth` tokens are drafted a step, by `model` where the method wants
+    one.
+    """
 
     method: str  # mtp, ngram, draft, eagle, dflash
     depth: int
@@ -63,16 +72,26 @@ class Draft(msgspec.Struct, frozen=True):
 def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:
     """Parse `mtp:3`: a method and how many tokens it drafts a step."""
     if text is None:
-        raise UserError("`draft_model` needs `speculation`", hint='name the method and depth: "draft:4"')
+        raise UserError(
+            "`draft_model` needs `speculation`", hint='name the method and depth: "draft:4"'
+        )
     method, _, depth = text.strip().lower().partition(":")
-    if method not in DRAFT_METHODS or re.fullmatch(r"[1-9][0-9]?", depth) is None or int(depth) > 64:
+    if (
+        method not in DRAFT_METHODS
+        or re.fullmatch(r"[1-9][0-9]?", depth) is None
+        or int(depth) > 64
+    ):
         hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
-        raise UserError(f"`{key}` = `{shortened(text, _LONGEST_SHOWN)}` is not understood", hint=hint)
+        raise UserError(
+            f"`{key}` = `{shortened(text, _LONGEST_SHOWN)}` is not understood", hint=hint
+        )
     return Draft(method, int(depth), model)
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
-    """`quant`, `dtype` and `kv` are the engine's own words, passed on as they are: awq_marlin, float16, fp8_e5m2."""
+    """`quant`, `dtype` and `kv` are the engine's own words, passed on as they are: awq_marlin,
+    float16, fp8_e5m2.
+    """
 
     quant: str | None = None
     dtype: str | None = None
@@ -85,22 +104,31 @@ class EngineOptions(msgspec.Struct, frozen=True):
     graphs: bool | None = None
     chunked_prefill: bool | None = None
     batched_tokens: AtLeast1 | None = None  # prefill tokens a step; of llama.cpp, the micro-batch
-    batch: AtLeast1 | None = None  # llama.cpp: tokens that one call of the server holds, taken in micro-batches
-    threads_batch: Annotated[int, Meta(ge=1, le=512)] | None = None  # llama.cpp: CPU threads for prompts
+    batch: AtLeast1 | None = (
+        None  # llama.cpp: tokens that one call of the server holds, taken in micro-batches
+    )
+    threads_batch: Annotated[int, Meta(ge=1, le=512)] | None = (
+        None  # llama.cpp: CPU threads for prompts
+    )
     flash_attention: bool | None = None  # llama.cpp
     # llama.cpp: "unified", one cache for all slots, or "split", one each
     kv_layout: Literal["unified", "split"] | None = None
     prefix_cache: bool | None = None
     draft: Annotated[
-        Draft | None, Meta(extra={"key": "speculation", "parse": parse_draft, "beside": "draft_model"})
+        Draft | None,
+        Meta(extra={"key": "speculation", "parse": parse_draft, "beside": "draft_model"}),
     ] = None
     # between cards: "nvlink" only over NVLink, "off" not at all
     p2p: Literal["nvlink", "off"] | None = None
     custom_all_reduce: bool | None = None
     # llama.cpp over several cards
     split: Literal["layer", "tensor", "row", "none"] | None = None
-    cpu_moe: AtLeast1 | None = None  # llama.cpp: so many layers keep their experts in system memory
-    card_shares: tuple[Annotated[float, Meta(gt=0)], ...] = ()  # of the model, by card, where cards differ
+    cpu_moe: AtLeast1 | None = (
+        None  # llama.cpp: so many layers keep their experts in system memory
+    )
+    card_shares: tuple[
+        Annotated[float, Meta(gt=0)], ...
+    ] = ()  # of the model, by card, where cards differ
     text_only: bool = False  # the vision tower of the checkpoint is not loaded
     trust_remote_code: bool = False
     reasoning_parser: str | None = None
@@ -108,9 +136,13 @@ class EngineOptions(msgspec.Struct, frozen=True):
     chat_template: str | None = None  # a file
 
     def speed_words(self) -> dict[str, Any]:
-        """Return what changes the speed of an engine and it does not tell by itself, where it is set."""
+        """Return what changes the speed of an engine and it does not tell by itself, where it is
+        set.
+        """
         told = {
-            name: value for name, value in self.given.items() if name in ("quant", "kv", "tp", "pp", "ep", "graphs")
+            name: value
+            for name, value in self.given.items()
+            if name in ("quant", "kv", "tp", "pp", "ep", "graphs")
         }
         return told | ({"spec": str(self.draft)} if self.draft else {})
 
@@ -121,7 +153,11 @@ class EngineOptions(msgspec.Struct, frozen=True):
     @property
     def given(self) -> dict[str, Any]:
         """What differs from the engine's own way."""
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if value != getattr(_USUAL, name)}
+        return {
+            name: value
+            for name, value in msgspec.structs.asdict(self).items()
+            if value != getattr(_USUAL, name)
+        }
 
 
 _USUAL = EngineOptions()
@@ -140,13 +176,17 @@ class Published(msgspec.Struct, frozen=True):
     ttft_ms: _Figure | None = None
     tpot_ms: _Figure | None = None
     per_task_tok_s: _Figure | None = None
-    runs: str | None = None  # how often, with which spread: "16 prompts", "hourly over 7 days, median"
+    runs: str | None = (
+        None  # how often, with which spread: "16 prompts", "hourly over 7 days, median"
+    )
     needs: tuple[str, ...] = ()  # ids of `Need`s without which it does not apply
     note: str | None = None
 
 
 class Need(msgspec.Struct, frozen=True):
-    """What figures rest on beyond flags: an image, a patch, a checkpoint, a driver, a step before the start."""
+    """What figures rest on beyond flags: an image, a patch, a checkpoint, a driver, a step before
+    the start.
+    """
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     kind: Literal["image", "patch", "checkpoint", "driver", "step"]
@@ -224,7 +264,9 @@ class RunEnvironment(msgspec.Struct, frozen=True):
 def missing_needs(preset: Preset, here: RunEnvironment) -> list[Need]:
     """Return those not known to be met, in the preset's order."""
     vouched = {word.strip() for word in here.env.get(HAVE_VARIABLE, "").split(",")}
-    return [need for need in preset.needs if need.id not in vouched and not _is_met(need, preset, here)]
+    return [
+        need for need in preset.needs if need.id not in vouched and not _is_met(need, preset, here)
+    ]
 
 
 def figures_lost(preset: Preset, missing: Sequence[Need]) -> list[Published]:
@@ -234,20 +276,30 @@ def figures_lost(preset: Preset, missing: Sequence[Need]) -> list[Published]:
 
 
 def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
-    """`without genesis, tolist the published 225 tok/s at C=4 does not apply`; None where nothing is lost."""
+    """`without genesis, tolist the published 225 tok/s at C=4 does not apply`; None where nothing
+    is lost.
+    """
     lost = figures_lost(preset, missing)
     if not lost:
         return None
     used = {name for figure in lost for name in figure.needs}
     named = ", ".join(need.id for need in missing if need.id in used)
     best = figure_words(max(lost, key=lambda figure: figure.tok_s))
-    return f"without {named} the published {best} does not apply: `skep presets show {preset.name}` explains them"
+    return (
+        f"without {named} the published {best} does not apply: `skep presets show "
+        f"{preset.name}` explains them"
+    )
 
 
 def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
-    """`measured on 2x rtx-3090, this machine has 2x rtx-4090`; None where as many are here. `cards`: driver names."""
+    """`measured on 2x rtx-3090, this machine has 2x rtx-4090`; None where as many are here.
+
+    `cards`: driver names.
+    """
     wanted: Counter[str] = Counter()
-    for name, count, _ in rig_parts(preset.hardware.partition(":")[0]) if preset.hardware != NO_CARDS else ():
+    for name, count, _ in (
+        rig_parts(preset.hardware.partition(":")[0]) if preset.hardware != NO_CARDS else ()
+    ):
         wanted[_kind(name)] += count
     here = Counter(_kind(name) for name in cards)
     if all(here[kind] >= count for kind, count in wanted.items()):
@@ -260,11 +312,15 @@ def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
 
 def version_beside(published: str | None, told: str | None) -> str | None:
     """Return the version in an engine's own words, where it is another than the published one."""
-    return None if published is None or told is None or published.split()[0] in told else told.rpartition(" ")[2]
+    if published is None or told is None or published.split()[0] in told:
+        return None
+    return told.rpartition(" ")[2]
 
 
 def stand_in_words(preset: Preset) -> str | None:
-    """That nobody knows whether this checkpoint is the one that was measured; None where its author names it."""
+    """That nobody knows whether this checkpoint is the one that was measured; None where its
+    author names it.
+    """
     if not preset.stand_in:
         return None
     return f"the source does not name its checkpoint: skep uses {preset.checkpoint} in its place"
@@ -277,23 +333,35 @@ def best_figure(preset: Preset) -> Published | None:
 def figure_words(figure: Published) -> str:
     """`225 tok/s at C=4`; what is not plain output is named."""
     kind = "" if figure.metric == "output" else f" {figure.metric}"
-    tok_s = f"{figure.tok_s:,.0f}" if figure.tok_s >= 100 else f"{figure.tok_s:g}"
+    if figure.tok_s >= 100:
+        tok_s = f"{figure.tok_s:,.0f}"
+    else:
+        tok_s = f"{figure.tok_s:g}"
     return f"{tok_s} tok/s{kind} at C={figure.concurrency}"
 
 
 def _is_met(need: Need, preset: Preset, here: RunEnvironment) -> bool:
-    if need.kind == "driver":  # `its author says driver 575 or newer`: the first number is the least
+    if (
+        need.kind == "driver"
+    ):  # `its author says driver 575 or newer`: the first number is the least
         least = _first_version(need.what)
         driver = _first_version(here.driver_version or "")
         return least is not None and driver is not None and driver >= least
     if need.kind == "checkpoint":
         return not preset.stand_in and _same_checkpoint(here.checkpoint, preset.checkpoint)
-    version = preset.engine_version  # a nightly's commit, a patch or a step cannot be seen: the user says so
-    return need.kind == "image" and version is not None and (here.engine_version or "").endswith(f" {version}")
+    # A nightly's commit, a patch or a step cannot be seen: the user says so.
+    version = preset.engine_version
+    return (
+        need.kind == "image"
+        and version is not None
+        and (here.engine_version or "").endswith(f" {version}")
+    )
 
 
 def _first_version(text: str) -> list[int] | None:
-    """Return the parts of the first version in a text; None where it has none, or no driver ever had it."""
+    """Return the parts of the first version in a text; None where it has none, or no driver ever
+    had it.
+    """
     found = _VERSION.search(text)
     parts = found[0].split(".") if found is not None else []
     if not parts or max(map(len, parts)) > _LONGEST_PART:
@@ -307,7 +375,9 @@ def _kind(name: str) -> str:
 
 
 def _same_checkpoint(found: str | None, wanted: str) -> bool:
-    """By hub name, by its folder in the hub's cache, or by a folder or file that bears its name."""
+    """By hub name, by its folder in the hub's cache,
+    or by a folder or file that bears its name.
+    """
     if found is None:
         return False
     short = wanted.rpartition("/")[2].rpartition(":")[2]

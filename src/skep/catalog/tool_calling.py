@@ -25,10 +25,10 @@ _CACHED = re.compile(r"models--([^/]+?)--([^/]+)")  # a folder of the hub's cach
 _PART = re.compile(r"-[0-9]{5}-of-[0-9]{5}$")
 _GGUF_FORMAT = re.compile(
     r"[-._](?:ud-)?(?:i?q[0-9][a-z0-9_]{0,16}|bf16|f16|f32|mxfp4(?:_moe)?)$", re.IGNORECASE
-)  # fmt: skip
+)
 _RELEASE = re.compile(
     r"(?<![0-9.])([0-9]{1,6})\.([0-9]{1,6})(?:\.([0-9]{1,6}))?(?:\.?post([0-9]{1,6}))?"
-)  # fmt: skip
+)
 
 Release = tuple[int, int, int, int]
 
@@ -39,25 +39,34 @@ class ToolCalling(msgspec.Struct, frozen=True):
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     flags: tuple[str, ...] = ()  # more that the engine takes with it
-    since: str = ""  # the first release that has both parsers; empty: every one, or it is not known
+    since: str = (
+        ""  # the first release that has both parsers; empty: every one, or it is not known
+    )
     template: str | None = None  # a chat template without which the model never hears of tools
     why_not: str | None = None  # why agents cannot call tools, in a few words; None: they can
     unreliable: str | None = None  # why calls often fail all the same
 
 
-def find_tool_calling(engine: str, model: str, checkpoint: str | None = None) -> ToolCalling | None:
+def find_tool_calling(
+    engine: str, model: str, checkpoint: str | None = None
+) -> ToolCalling | None:
     """Return how this engine reads the calls of a model; None: one of the two is not known.
 
     `model` is its name, `checkpoint` what is loaded: a name on the hub, a folder or a file.
     """
     slug, name = _named(model, checkpoint)
-    entry = _entry(slug, name.rpartition("/")[2].casefold()) if slug is not None else None
+    if slug is not None:
+        entry = _entry(slug, name.rpartition("/")[2].casefold())
+    else:
+        entry = None
     if entry is None:
         return None
     if engine in _BY_TEMPLATE:
         readable = entry.get("llamacpp", "no") != "no"
         return ToolCalling(why_not=None if readable else NO_TOOLS)
-    return _told(engine, entry, name) if engine in TOLD_PARSERS else None
+    if engine in TOLD_PARSERS:
+        return _told(engine, entry, name)
+    return None
 
 
 def launched_model(model: str, checkpoint: str | None = None) -> str | None:
@@ -85,12 +94,13 @@ def _told(engine: str, entry: Mapping[str, Any], name: str) -> ToolCalling:
 
 def usable(
     known: ToolCalling, engine: str, *, version: str | None = None, has_template: bool = False
-) -> ToolCalling:  # fmt: skip
+) -> ToolCalling:
     """Return what can be told of it to this version of the engine; None: the version is not known.
 
     `has_template`: a chat template is given, which is taken for the one that the model needs.
     """
-    installed, first = release_of(version), release_of(known.since)
+    installed = release_of(version)
+    first = release_of(known.since)
     if installed is not None and first is not None and installed < first:
         why_not = known.why_not or f"{engine} has its parser since {known.since}"
         return ToolCalling(why_not=why_not)
@@ -112,7 +122,10 @@ def with_template(known: ToolCalling, engine: str, *, takes_tools: bool | None) 
         return msgspec.structs.replace(known, tool_parser=None, why_not=NO_TOOLS)
     if takes_tools and known.why_not == NO_TOOLS:
         by_template = engine in _BY_TEMPLATE
-        why_not = None if by_template else f"no parser of {engine} is known for its calls, name yours with tool_parser"
+        if by_template:
+            why_not = None
+        else:
+            why_not = f"no parser of {engine} is known for its calls, name yours with tool_parser"
         return msgspec.structs.replace(known, why_not=why_not)
     return known
 
@@ -127,7 +140,9 @@ def release_of(version: str | None) -> Release | None:
 
 
 def hub_name(source: str) -> str:
-    """Return `organisation/name`, also of a folder of the hub's cache; else the last part's name."""
+    """Return `organisation/name`, also of a folder of the hub's cache;
+    else the last part's name.
+    """
     cached = _CACHED.search(source)
     if cached is not None and not source.endswith(".gguf"):
         return f"{cached[1]}/{cached[2]}"

@@ -24,20 +24,25 @@ if TYPE_CHECKING:
 @command(ROOT, "skep agent claude -- -p 'fix the failing test'")
 def agent(
     name: Annotated[str | None, argument("Agent; without one they are listed.")] = None,
-    arguments: Annotated[tuple[str, ...], argument("Behind `--`: the agent's own arguments.", metavar="-- ARGS")] = (),
+    arguments: Annotated[
+        tuple[str, ...], argument("Behind `--`: the agent's own arguments.", metavar="-- ARGS")
+    ] = (),
     *,
     endpoint: EndpointOptions,
     show: Annotated[
-        bool, option("Print what would be set, as lines for a shell, and start nothing.", "--print")
+        bool,
+        option("Print what would be set, as lines for a shell, and start nothing.", "--print"),
     ] = False,
-    write: Annotated[bool, option("Merge it into the agent's own configuration, with a backup.")] = False,
+    write: Annotated[
+        bool, option("Merge it into the agent's own configuration, with a backup.")
+    ] = False,
     undo: Annotated[bool, option("Take out again what --write has merged.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a coding agent with everything set: URL, key, model names, window, limits.
 
-    It finds the deployment that runs here, or the one of --url or SKEP_URL. --json starts nothing, as --print.
-    """
+    It finds the deployment that runs here, or the one of --url or SKEP_URL. --json starts nothing,
+    as --print."""
     from skep.clients.catalog import client_named
 
     given = {"--print": show, "--write": write, "--undo": undo}
@@ -74,7 +79,9 @@ def agent(
         _run(client, facts, arguments, paths)
 
 
-def _check_actions(name: str | None, actions: list[str], arguments: tuple[str, ...], *, as_json: bool) -> None:
+def _check_actions(
+    name: str | None, actions: list[str], arguments: tuple[str, ...], *, as_json: bool
+) -> None:
     """Raise UserError where the words of the command line do not belong together."""
     if len(actions) > 1:
         raise UserError(f"{' and '.join(actions)} contradict each other", hint="give one of them")
@@ -104,7 +111,12 @@ def _print_clients(*, as_json: bool) -> None:
     ]
 
     def cells(row: dict[str, Any]) -> tuple[str, ...]:
-        return row["name"], row["title"], row["speaks"], row["path"] or f"not installed: {row['install']}"
+        return (
+            row["name"],
+            row["title"],
+            row["speaks"],
+            row["path"] or f"not installed: {row['install']}",
+        )
 
     def print_rows(rows: Any) -> None:
         print_table("NAME|AGENT~1|SPEAKS|INSTALLED", cells, rows)
@@ -116,7 +128,9 @@ def _print_clients(*, as_json: bool) -> None:
 
 def _check_installed(client: Client) -> None:
     if shutil.which(client.program) is None:
-        raise UserError(f"{client.title} is not installed: there is no `{client.program}`", hint=client.install)
+        raise UserError(
+            f"{client.title} is not installed: there is no `{client.program}`", hint=client.install
+        )
 
 
 def _endpoint(options: EndpointOptions, paths: Paths) -> tuple[str, str | None, str]:
@@ -125,7 +139,10 @@ def _endpoint(options: EndpointOptions, paths: Paths) -> tuple[str, str | None, 
     from skep.swarm.client import key_here, url_here
 
     url = options.url or url_here(paths, os.environ)
-    key = options.key() if options.key_env is not None else key_here(url, os.environ)
+    if options.key_env is not None:
+        key = options.key()
+    else:
+        key = key_here(url, os.environ)
     return url, key, options.key_env or GATEWAY_KEY
 
 
@@ -147,7 +164,9 @@ def _facts(url: str, key: str | None, model: str | None, *, is_named: bool) -> E
         raise EndpointError(f"no deployment runs here: {error.message}", hint=hint) from None
     chosen = chosen_model(models, model, url)
     if not chosen.isprintable():
-        raise UserError(f"{url} serves a model whose name cannot be printed", hint="give it another name there")
+        raise UserError(
+            f"{url} serves a model whose name cannot be printed", hint="give it another name there"
+        )
     origin, base, _ = api_of(url, key)
     return EndpointFacts(
         root=f"{origin}{base}".removesuffix("/v1"),
@@ -163,18 +182,32 @@ def _facts(url: str, key: str | None, model: str | None, *, is_named: bool) -> E
 
 def _warn(client: Client, facts: EndpointFacts) -> None:
     if facts.context is None:
-        note(f"warning: {facts.root} does not tell the context of {facts.model}: {client.title} uses its own default")
+        note(
+            f"warning: {facts.root} does not tell the context of {facts.model}: "
+            f"{client.title} uses its own default"
+        )
     elif facts.context < client.min_context:
-        least = f"{client.title} needs some {client.min_context:,} for its own prompt and a conversation"
+        least = (
+            f"{client.title} needs some {client.min_context:,} for its own prompt and a "
+            "conversation"
+        )
         note(f"warning: {facts.model} has {facts.context:,} tokens of context; {least}")
 
 
 def _backup_words(backup: str | None) -> str:
-    return "" if backup is None else f"; before: {backup}"
+    if backup is None:
+        return ""
+    return f"; before: {backup}"
 
 
 def _print_start(
-    client: Client, facts: EndpointFacts, arguments: tuple[str, ...], paths: Paths, key_variable: str, *, as_json: bool
+    client: Client,
+    facts: EndpointFacts,
+    arguments: tuple[str, ...],
+    paths: Paths,
+    key_variable: str,
+    *,
+    as_json: bool,
 ) -> None:
     from msgspec.structs import replace
 
@@ -213,12 +246,20 @@ def _run(client: Client, facts: EndpointFacts, arguments: tuple[str, ...], paths
 
     start: ClientStart = start_of(client, facts, _folder(paths), os.environ)
     start.write_files()
-    size = "" if facts.context is None else f", {facts.context:,} tokens of context"
+    if facts.context is None:
+        size = ""
+    else:
+        size = f", {facts.context:,} tokens of context"
     note(f"{client.title} uses {facts.model} at {facts.root}{size}")
     sys.stdout.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and what it becomes would, too
+        # Python ignores them, and what it becomes would, too.
+        signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(start.program, [start.program, *start.args, *arguments], start.environment(os.environ))  # noqa: S606
+        os.execvpe(  # noqa: S606
+            start.program, [start.program, *start.args, *arguments], start.environment(os.environ)
+        )
     except OSError as error:
-        raise EndpointError(f"`{start.program}` cannot be started: {error.strerror}", hint=client.install) from None
+        raise EndpointError(
+            f"`{start.program}` cannot be started: {error.strerror}", hint=client.install
+        ) from None

@@ -1,4 +1,6 @@
-"""What the commands of `skep calibrate` do: fit the planner to an endpoint, list what was found, validate it."""
+"""What the commands of `skep calibrate` do: fit the planner to an endpoint, list what was found,
+validate it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ if TYPE_CHECKING:
 import os
 import random
 
-from skep.bench.calibration import CalibrationPlan, Described, SetupFlags, describe, discard, fitted_record, measure
+from skep.bench.calibration import (
+    CalibrationPlan,
+    Described,
+    SetupFlags,
+    describe,
+    discard,
+    fitted_record,
+    measure,
+)
 from skep.catalog.gpus import HostFacts
 from skep.cli.calibrate import CalibrateOptions
 from skep.cli.options import Interrupted, run_measuring
@@ -34,7 +44,8 @@ MOST_LEVEL = 8  # of the higher level, unless a flag says so
 def run_calibration(options: CalibrateOptions) -> None:
     budget_s = parse_positive_seconds(options.budget, "--budget", "5m")
     _ = options.address  # an error here, before anything is stored
-    host, seed = read_host(), random.SystemRandom().randrange(2**31)
+    host = read_host()
+    seed = random.SystemRandom().randrange(2**31)
     with open_store(user_paths(os.environ).store) as store:
         try:
             found = run_measuring(lambda: _calibrate(options, host, store, budget_s, seed))
@@ -59,10 +70,12 @@ async def _calibrate(
     described = describe(flags, endpoint, host)
     plan = _plan(options, described, budget_s, seed)
     note(*described.notes)
-    setup, rig = described.setup, described.rig
+    setup = described.setup
+    rig = described.rig
     levels = ",".join(map(str, plan.levels))
     note(
-        f"{endpoint.model} at {endpoint.url}: {setup.model.id} {setup.quant.title}, {setup.layout} on "
+        f"{endpoint.model} at {endpoint.url}: {setup.model.id} {setup.quant.title}, "
+        f"{setup.layout} on "
         f"{rig.title}, as {setup.engine}; C={levels}, then prompts of {plan.prompt_tokens}; "
         f"{format_seconds(budget_s)} at most"
     )
@@ -73,8 +86,11 @@ async def _calibrate(
     return found
 
 
-def _plan(options: CalibrateOptions, described: Described, budget_s: float, seed: int) -> CalibrationPlan:
-    capacity, setup = described.capacity, described.setup
+def _plan(
+    options: CalibrateOptions, described: Described, budget_s: float, seed: int
+) -> CalibrationPlan:
+    capacity = described.capacity
+    setup = described.setup
     if options.levels is None:
         widest = min(MOST_LEVEL, capacity or MOST_LEVEL)
         levels: tuple[int, ...] = (1, widest) if widest > 1 else (1,)
@@ -82,10 +98,15 @@ def _plan(options: CalibrateOptions, described: Described, budget_s: float, seed
         levels = levels_of(options.levels, "--concurrency")
     if levels[0] != 1 or len(levels) > 2:
         hint = "write --concurrency 1,8"
-        raise UserError(f"--concurrency `{options.levels}` is not 1 and one higher level", hint=hint)
+        raise UserError(
+            f"--concurrency `{options.levels}` is not 1 and one higher level", hint=hint
+        )
     beyond = next((level for level in levels if capacity is not None and level > capacity), None)
     if beyond is not None:
-        what = f"C={beyond} is beyond the {capacity} slots of `{setup.model.id}`: queueing would spoil the fit"
+        what = (
+            f"C={beyond} is beyond the {capacity} slots of `{setup.model.id}`: queueing would "
+            "spoil the fit"
+        )
         raise UserError(what, hint=f"choose {capacity} at most")
     crowd = levels[1] if len(levels) > 1 else None
     return CalibrationPlan(crowd, budget_s, options.prompt_tokens, seed)
@@ -95,7 +116,10 @@ def print_calibrations(*, as_json: bool) -> None:
     here = host_key(read_host())
 
     def cells(row: CalibrationRecord) -> list[str]:
-        where = "simulated" if row.simulated else "here" if row.host == here else row.host
+        if row.simulated:
+            where = "simulated"
+        else:
+            where = "here" if row.host == here else row.host
         where += ", by a sweep" if is_sweep(row) else ""
         factors = [number(factor, digits=2) for factor in (row.decode, row.batch, row.prompt)]
         what = [row.model, row.quant, row.engine, row.layout, row.rig]
@@ -103,7 +127,13 @@ def print_calibrations(*, as_json: bool) -> None:
 
     columns = "CALIBRATION|WHEN|WHERE|MODEL|QUANT|ENGINE|LAYOUT|ON|>STEPS|>FURTHER|>PROMPTS"
     none_yet = "there are no calibrations yet; `skep calibrate` makes one"
-    print_list(_kept(), partial(print_table, columns, cells), calibration_json, as_json=as_json, none_yet=none_yet)
+    print_list(
+        _kept(),
+        partial(print_table, columns, cells),
+        calibration_json,
+        as_json=as_json,
+        none_yet=none_yet,
+    )
 
 
 def show_calibration(name: str, *, as_json: bool) -> None:
@@ -112,7 +142,10 @@ def show_calibration(name: str, *, as_json: bool) -> None:
         print_json(calibration_json(row))
     else:
         print_calibration(row)
-        note(f"measured at {row.document.get('url')}, runs {', '.join(row.document.get('runs', []))}")
+        note(
+            f"measured at {row.document.get('url')}, runs "
+            f"{', '.join(row.document.get('runs', []))}"
+        )
 
 
 def forget_calibration(name: str) -> None:
@@ -129,13 +162,21 @@ def _kept() -> list[CalibrationRecord]:
 
 def _named(name: str) -> CalibrationRecord:
     rows = _kept()
-    found = rows[:1] if name == "last" else [row for row in rows if name and row.id.startswith(name)]
+    if name == "last":
+        found = rows[:1]
+    else:
+        found = [row for row in rows if name and row.id.startswith(name)]
     if len(found) == 1:
         return found[0]
     hint = "`skep calibrate list` shows them all"
     if found:
-        raise UserError(f"calibration `{name}` could be {' or '.join(f'`{row.id}`' for row in found[:3])}", hint=hint)
-    raise UserError(f"there is no calibration `{name}`" if rows else "there are no calibrations yet", hint=hint)
+        raise UserError(
+            f"calibration `{name}` could be {' or '.join(f'`{row.id}`' for row in found[:3])}",
+            hint=hint,
+        )
+    raise UserError(
+        f"there is no calibration `{name}`" if rows else "there are no calibrations yet", hint=hint
+    )
 
 
 def validate(points: Path, as_json: bool) -> None:

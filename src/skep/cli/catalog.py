@@ -7,12 +7,16 @@ from typing import Annotated
 from skep.cli.options import ROOT, JsonOption, argument, command, group
 from skep.report.terminal import print_json
 
-catalog_app = group("catalog", "Show the GPUs and models that skep knows, with source and certainty of each value.")
+catalog_app = group(
+    "catalog", "Show the GPUs and models that skep knows, with source and certainty of each value."
+)
 
 
 @command(catalog_app, "skep catalog gpus rtx-3090")
 def gpus(
-    name: Annotated[str | None, argument("Show every value of one GPU with its source (default: list all).")] = None,
+    name: Annotated[
+        str | None, argument("Show every value of one GPU with its source (default: list all).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the GPUs that plans can use: memory, bandwidth, tensor throughput, formats, links."""
@@ -31,10 +35,14 @@ def gpus(
 
 @command(catalog_app, "skep catalog models qwen3.6-27b --json")
 def models(
-    name: Annotated[str | None, argument("Show one model, config.json or GGUF file in full (default: all).")] = None,
+    name: Annotated[
+        str | None, argument("Show one model, config.json or GGUF file in full (default: all).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the models that plans can use: layers, experts, KV bytes per token, size per quantization."""
+    """List the models that plans can use: layers, experts, KV bytes per token, size per
+    quantization.
+    """
     from skep.catalog.models import geometries
     from skep.deploy.plan_request import read_model
     from skep.report.catalog import MODELS, model_document, print_model
@@ -51,7 +59,9 @@ def models(
 
 @command(ROOT, "skep schema bench sweep > sweep.schema.json")
 def schema(
-    name: Annotated[tuple[str, ...], argument("Command with --json, such as bench sweep (default: list all).")] = (),
+    name: Annotated[
+        tuple[str, ...], argument("Command with --json, such as bench sweep (default: list all).")
+    ] = (),
 ) -> None:
     """Print the JSON Schema of a command's --json output, or list the commands that have one."""
     from skep.report.schemas import document_names, schema_of

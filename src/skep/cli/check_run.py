@@ -43,10 +43,14 @@ def run_check(options: CheckOptions) -> None:
     rig = rig_to_simulate(options.gpu, simulate=options.simulate)
     figures = _figures_of(checked, options)
     plan = _plan_of(figures, load_lengths(checked, figures[0]), options)
-    planned = planned_figures(checked, paths.store) if rig is None else {}  # before what is measured now is stored
+    # Before what is measured now is stored.
+    planned = planned_figures(checked, paths.store) if rig is None else {}
     if options.simulate:
         if options.url is not None:
-            raise UserError("--simulate starts a simulated rig, and --url names an endpoint", hint="leave one out")
+            raise UserError(
+                "--simulate starts a simulated rig, and --url names an endpoint",
+                hint="leave one out",
+            )
         summary = _measure_started(checked, plan, options, paths, rig)
     elif options.url is not None or running_service(paths) is not None:
         summary = measure(plan, partial(_served, checked, options), as_json=options.as_json)
@@ -56,9 +60,14 @@ def run_check(options: CheckOptions) -> None:
         summary = _measure_started(checked, plan, options, paths, rig)
     told = tuple(checked_figure(figure, planned.get(figure), summary) for figure in figures)
     found = PresetCheck(
-        checked.name, checked.source, checked.hardware, summary.run_id,
-        simulated=summary.simulated, figures=told, rig=rig,
-    )  # fmt: skip
+        checked.name,
+        checked.source,
+        checked.hardware,
+        summary.run_id,
+        simulated=summary.simulated,
+        figures=told,
+        rig=rig,
+    )
     note(*shortfalls(plan, summary))
     if options.as_json:
         print_json(to_builtins(found))
@@ -74,8 +83,12 @@ def _figures_of(checked: Preset, options: CheckOptions) -> list[Published]:
         what = f"`{checked.name}` has no published figures: its author could not start it"
         raise UserError(what, hint=f"what was seen: {checked.broken}")
     if not checked.published:
-        raise UserError(f"`{checked.name}` has no published figures", hint="`skep bench sweep` measures it")
-    lengths = Counter(load_lengths(checked, figure) for figure in checked.published).most_common(1)[0][0]
+        raise UserError(
+            f"`{checked.name}` has no published figures", hint="`skep bench sweep` measures it"
+        )
+    lengths = Counter(load_lengths(checked, figure) for figure in checked.published).most_common(
+        1
+    )[0][0]
     figures = [figure for figure in checked.published if load_lengths(checked, figure) == lengths]
     figures.sort(key=lambda figure: figure.concurrency)
     if options.concurrency is None:
@@ -84,18 +97,25 @@ def _figures_of(checked: Preset, options: CheckOptions) -> list[Published]:
     known = ", ".join(str(level) for level in sorted({figure.concurrency for figure in figures}))
     chosen = [figure for figure in figures if figure.concurrency in levels]
     if not chosen:
-        raise UserError(f"`{checked.name}` has no figure at C={options.concurrency}", hint=f"it has some at C={known}")
+        raise UserError(
+            f"`{checked.name}` has no figure at C={options.concurrency}",
+            hint=f"it has some at C={known}",
+        )
     return chosen
 
 
-def _plan_of(figures: list[Published], lengths: tuple[int, int], options: CheckOptions) -> SweepPlan:
+def _plan_of(
+    figures: list[Published], lengths: tuple[int, int], options: CheckOptions
+) -> SweepPlan:
     prompt, answer = lengths
     return SweepPlan(
         concurrency=tuple(sorted({figure.concurrency for figure in figures})),
         runs=options.runs,
         precision=parse_share(options.precision, "--precision"),
         budget_s=parse_positive_seconds(options.budget, "--budget", "15m"),
-        workload=Workload(prompt_tokens=prompt, max_tokens=answer, fixed_output=True, seed=seed_of(None)),
+        workload=Workload(
+            prompt_tokens=prompt, max_tokens=answer, fixed_output=True, seed=seed_of(None)
+        ),
         timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
     )
 
@@ -103,9 +123,14 @@ def _plan_of(figures: list[Published], lengths: tuple[int, int], options: CheckO
 def _measure_started(
     checked: Preset, plan: SweepPlan, options: CheckOptions, paths: Paths, rig: str | None
 ) -> SweepSummary:
-    """Start, measure and stop it. On Ctrl-C, print what there is of the run, unless as JSON, and raise Interrupted."""
+    """Start, measure and stop it. On Ctrl-C, print what there is of the run, unless as JSON, and
+    raise Interrupted.
+    """
     results: list[MeasuredPreset] = []
-    simulated = f"SIMULATED on {rig or checked.hardware}" if options.simulate else ""
+    if options.simulate:
+        simulated = f"SIMULATED on {rig or checked.hardware}"
+    else:
+        simulated = ""
     note(f"starting {checked.name} {simulated}".rstrip() + "; it is stopped when it is measured")
     lock = nullcontext() if options.simulate else tuner_lock(paths)
 
@@ -115,7 +140,9 @@ def _measure_started(
 
     with lock, open_store(paths.store) as store:
         try:
-            with preset_sweeps(paths, store, plan, "checks", simulate=options.simulate, rig=rig) as sweeps:
+            with preset_sweeps(
+                paths, store, plan, "checks", simulate=options.simulate, rig=rig
+            ) as sweeps:
                 result = run_measuring(run)
         except Interrupted:
             raise _interrupted(results, as_json=options.as_json) from None

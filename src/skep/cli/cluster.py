@@ -19,7 +19,9 @@ from skep.report.terminal import note, print_json
 if TYPE_CHECKING:
     from skep.cluster.ray_processes import NodeOptions, NodeRecord
 
-cluster_app = group("cluster", "Join machines into one Ray cluster for `skep up --cluster` (docs/cluster.md).")
+cluster_app = group(
+    "cluster", "Join machines into one Ray cluster for `skep up --cluster` (docs/cluster.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,12 @@ class JoinOptions:
 
 @command(cluster_app, "skep cluster start --address 10.0.0.1")
 def start(
-    address: Annotated[str, option("Address at which other machines reach this one.")] = "127.0.0.1",
-    port: Annotated[int, option("Port of the head; Ray and the engines use the 1120 ports after it.")] = 6379,
+    address: Annotated[
+        str, option("Address at which other machines reach this one.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, option("Port of the head; Ray and the engines use the 1120 ports after it.")
+    ] = 6379,
     *,
     options: JoinOptions,
 ) -> None:
@@ -53,9 +59,15 @@ def start(
 
 @command(cluster_app, "skep cluster join 10.0.0.1:6379")
 def join(
-    head: Annotated[str, argument("Address printed by `skep cluster start`.", metavar="HEAD:PORT")],
-    address: Annotated[str | None, option("Address of this machine (default: the one that reaches the head).")] = None,
-    port: Annotated[int | None, option("First of the 1121 ports used here (default: the head's port).")] = None,
+    head: Annotated[
+        str, argument("Address printed by `skep cluster start`.", metavar="HEAD:PORT")
+    ],
+    address: Annotated[
+        str | None, option("Address of this machine (default: the one that reaches the head).")
+    ] = None,
+    port: Annotated[
+        int | None, option("First of the 1121 ports used here (default: the head's port).")
+    ] = None,
     token_file: Annotated[
         Path | None, option("File with the cluster's token, which skep stores; - reads stdin.")
     ] = None,
@@ -65,8 +77,13 @@ def join(
     """Add this machine to the cluster at HEAD:PORT."""
     from skep.cluster.node_commands import join_head
 
-    given = _read_token(token_file) if token_file is not None else None
-    node = join_head(user_paths(os.environ), os.environ, head, address, port, options.node(), given)
+    if token_file is not None:
+        given = _read_token(token_file)
+    else:
+        given = None
+    node = join_head(
+        user_paths(os.environ), os.environ, head, address, port, options.node(), given
+    )
     _tell(node, as_json=options.as_json)
 
 
@@ -109,15 +126,24 @@ def stop() -> None:
     if node is None:
         note("skep has not started Ray on this machine")
         return
-    what = f"the head of the cluster at {node.head}" if node.is_head else f"a node of the cluster at {node.head}"
-    note(f"stopped: {what}" + (f"; {len(killed)} of its processes had to be killed" if killed else ""))
+    if node.is_head:
+        what = f"the head of the cluster at {node.head}"
+    else:
+        what = f"a node of the cluster at {node.head}"
+    note(
+        f"stopped: {what}"
+        + (f"; {len(killed)} of its processes had to be killed" if killed else "")
+    )
 
 
 def _read_token(path: Path) -> str:
     from skep.cluster.ray_processes import checked_token
 
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+        if str(path) == "-":
+            text = sys.stdin.read()
+        else:
+            text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         hint = "`skep cluster token` prints it on the head"
         raise UserError(f"`{path}` cannot be read: {error}", hint=hint) from None
@@ -126,13 +152,27 @@ def _read_token(path: Path) -> str:
 
 def _tell(node: NodeRecord, *, as_json: bool) -> None:
     if as_json:
-        print_json({key: value for key, value in msgspec.to_builtins(node).items() if key != "mark"})
+        print_json(
+            {key: value for key, value in msgspec.to_builtins(node).items() if key != "mark"}
+        )
     what = "head" if node.is_head else "node"
-    note(f"{what} `{node.name}` of the cluster at {node.head}; `skep up MODEL --cluster auto` serves on it")
+    note(
+        f"{what} `{node.name}` of the cluster at {node.head}; `skep up MODEL --cluster "
+        "auto` serves on it"
+    )
     if node.address == "127.0.0.1":
-        note("it listens on loopback only, so no other machine can join; `--address IP` changes that")
+        note(
+            "it listens on loopback only, so no other machine can join; `--address IP` "
+            "changes that"
+        )
         return
     if node.is_head:
-        note(f"another machine: `ssh {node.address} skep cluster token | skep cluster join {node.head} --token-file -`")
-    note(f"warning: Ray listens on every interface, on ports {node.ports}: calls without the token are refused,")
+        note(
+            f"another machine: `ssh {node.address} skep cluster token | skep cluster join "
+            f"{node.head} --token-file -`"
+        )
+    note(
+        f"warning: Ray listens on every interface, on ports {node.ports}: calls without the "
+        "token are refused,"
+    )
     note("         but close these ports to everybody else (firewall rules: docs/cluster.md)")

@@ -44,7 +44,9 @@ def run_compare_command(options: CompareOptions) -> int:
         run_b, summary_b, rows_b = load_run(store, b)
         check_kinds(run_a, run_b)
         if run_a.kind == MIXED:
-            return compare_mixed_runs((load_mixed(store, run_a), load_mixed(store, run_b)), allowed, options)
+            return compare_mixed_runs(
+                (load_mixed(store, run_a), load_mixed(store, run_b)), allowed, options
+            )
     if not options.anyway:
         check_lengths(run_a, run_b)
     sides = ComparedRun(summary_a, rows_a), ComparedRun(summary_b, rows_b)
@@ -53,13 +55,21 @@ def run_compare_command(options: CompareOptions) -> int:
         hint = "measure both with the same --concurrency"
         raise UserError(f"`{run_a.id}` and `{run_b.id}` have no level in common", hint=hint)
     differ = [f"{key} {a} and {b}" for key, (a, b) in differing((run_a, run_b)).items()]
-    note(*([f"warning: these settings differ: {'; '.join(differ[:MOST_DIFFERENCES])}"] if differ else []))
+    note(
+        *(
+            [f"warning: these settings differ: {'; '.join(differ[:MOST_DIFFERENCES])}"]
+            if differ
+            else []
+        )
+    )
     note(*(f"SIMULATED: no model ran in {one.id}" for one in (run_a, run_b) if one.simulated))
     outcome = CompareResult(found, regressions(*sides, allowed), allowed)
     return tell(outcome, (run_a.id, run_b.id), as_json=options.as_json)
 
 
-def compare_mixed_runs(sides: tuple[MixedSide, MixedSide], allowed: float, options: CompareOptions) -> int:
+def compare_mixed_runs(
+    sides: tuple[MixedSide, MixedSide], allowed: float, options: CompareOptions
+) -> int:
     """Print tables with a column a model and which does the work better. Return the exit code."""
     from skep.report.mixed_comparison import judged_comparison, print_comparison
 
@@ -87,7 +97,10 @@ def run_ab_command(options: ABOptions) -> int:
 
     async def run() -> ABResult:
         sides = (options.url_a, options.model), (options.url_b, options.model_b or options.model)
-        a, b = [await EndpointOptions(url=url, model=model, key_env=options.key_env).find() for url, model in sides]
+        a, b = [
+            await EndpointOptions(url=url, model=model, key_env=options.key_env).find()
+            for url, model in sides
+        ]
         where = f"A {a.model} at {a.url}, B {b.model} at {b.url}"
         note(f"{where}: C={options.concurrency} in turns; seed {workload.seed}")
         makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
@@ -99,7 +112,9 @@ def run_ab_command(options: ABOptions) -> int:
             return await run_ab(plan, (a, b), store, read_host(), makers, show_side)
 
     duel = run_measuring(run)
-    outcome = CompareResult(duel.comparisons, regressions(duel.a, duel.b, allowed, paired=True), allowed)
+    outcome = CompareResult(
+        duel.comparisons, regressions(duel.a, duel.b, allowed, paired=True), allowed
+    )
     return tell(outcome, (duel.a.summary.run_id, duel.b.summary.run_id), as_json=options.as_json)
 
 
@@ -109,7 +124,10 @@ def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int
     if as_json:
         print_json(outcome.document(a, b))
         return outcome.exit_code
-    note(f"A is run {a}, B is run {b}; B / A with its 95 % interval; = not distinguishable, ? not comparable")
+    note(
+        f"A is run {a}, B is run {b}; B / A with its 95 % interval; = not distinguishable, "
+        "? not comparable"
+    )
     print_records(comparison_columns(), group_by_level(outcome.found))
     note(*outcome.remarks())
     print(outcome.words)  # noqa: T201

@@ -1,4 +1,6 @@
-"""Commands on a running hive: its models (load, unload) and its replicas (drain, restart, scale, reload)."""
+"""Commands on a running hive: its models (load, unload) and its replicas (drain, restart, scale,
+reload).
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,42 @@ from skep.paths import user_paths
 from skep.report.hive_text import say_reload, say_scale
 from skep.report.terminal import byte_progress, note, print_json
 
-ModelArgument = Annotated[str, argument("Model name that clients use; `skep ps --json` lists them.")]
-NoWaitOption = Annotated[bool, option("Return at once; `skep ps` shows the progress.", "--no-wait")]
+ModelArgument = Annotated[
+    str, argument("Model name that clients use; `skep ps --json` lists them.")
+]
+NoWaitOption = Annotated[
+    bool, option("Return at once; `skep ps` shows the progress.", "--no-wait")
+]
 model_app = group("model", "Load and unload the models of a running deployment.")
-replica_app = group("replica", "Drain, restart, scale and reload the replicas of a running deployment.")
+replica_app = group(
+    "replica", "Drain, restart, scale and reload the replicas of a running deployment."
+)
 
 
 @command(model_app, "skep model load qwen3-coder")
 def load(model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOption = False) -> None:
-    """Load a model now, before its first request. Other models make room as they would for a request."""
-    _say({"op": "load", "model": model, "wait": not no_wait}, f"{model} is {{state}}", as_json=as_json)
+    """Load a model now, before its first request. Other models make room as they would for a
+    request.
+    """
+    _say(
+        {"op": "load", "model": model, "wait": not no_wait},
+        f"{model} is {{state}}",
+        as_json=as_json,
+    )
 
 
 @command(model_app, "skep model unload qwen3-coder")
-def unload(model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOption = False) -> None:
-    """Unload a model after its running requests, even if it is pinned. The next request loads it again."""
-    _say({"op": "unload", "model": model, "wait": not no_wait}, f"{model} is {{state}}", as_json=as_json)
+def unload(
+    model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOption = False
+) -> None:
+    """Unload a model after its running requests, even if it is pinned. The next request loads it
+    again.
+    """
+    _say(
+        {"op": "unload", "model": model, "wait": not no_wait},
+        f"{model} is {{state}}",
+        as_json=as_json,
+    )
 
 
 def _say(message: dict[str, Any], words: str, *, as_json: bool) -> None:
@@ -55,7 +77,10 @@ def drain(
 ) -> None:
     """Send no new requests to a replica until `skep replica undrain`. Running requests finish."""
     answer = _answer({"op": "drain", "name": name, "wait": wait}, 10.0)
-    left = f"; {answer['busy']} still running" if answer["busy"] else " and has none running"
+    if answer["busy"]:
+        left = f"; {answer['busy']} still running"
+    else:
+        left = " and has none running"
     note(f"{name} gets no new requests{left}")
 
 
@@ -70,19 +95,26 @@ def undrain(name: NameArgument) -> None:
 def restart(name: Annotated[str, argument("Replica name from `skep ps`, or `gateway`.")]) -> None:
     """Restart a replica, or the gateway, after its running requests; new ones wait meanwhile."""
     ask_hive({"op": "restart", "name": name}, 600)
-    note(f"{name} is restarting; `skep ps` shows it" if name != "gateway" else "the new gateway is serving")
+    note(
+        f"{name} is restarting; `skep ps` shows it"
+        if name != "gateway"
+        else "the new gateway is serving"
+    )
 
 
 @command(replica_app, "skep replica reload --wait")
 def reload(
-    config: Annotated[Path | None, option("Configuration file (default: the one skep was started with).")] = None,
+    config: Annotated[
+        Path | None, option("Configuration file (default: the one skep was started with).")
+    ] = None,
     wait: Annotated[bool, option("Return when all replicas have started or stopped.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read skep.toml and keys.toml again and apply them; only replicas whose settings changed restart.
+    """Read skep.toml and keys.toml again and apply them; only replicas whose settings changed
+    restart.
 
-    Options that were given to `skep up` still override the file. A file with an error changes nothing.
-    """
+    Options that were given to `skep up` still override the file. A file with an error changes
+    nothing."""
     from contextlib import chdir
     from dataclasses import replace
 
@@ -100,12 +132,17 @@ def reload(
     if config is not None:
         overrides = replace(overrides, config=str(config.absolute()))
     with chdir(overrides.folder or "."), byte_progress("downloading the weights") as progress:
-        settings = settings_with_overrides(overrides, paths, {})  # SKEP_API_KEY stays what the running one has
+        # SKEP_API_KEY stays what the running one has.
+        settings = settings_with_overrides(overrides, paths, {})
         check_tls(settings.gateway)
         read_keys(keys_path(paths))
-        if not origin.get("on_cluster", settings.cluster):  # there, what fits is known to who runs it
+        if not origin.get(
+            "on_cluster", settings.cluster
+        ):  # there, what fits is known to who runs it
             plan_launches(settings, paths, progress, starting=False)
-    answer = _answer({"op": "reload", "settings": msgspec.to_builtins(settings), "wait": wait}, 120.0)
+    answer = _answer(
+        {"op": "reload", "settings": msgspec.to_builtins(settings), "wait": wait}, 120.0
+    )
     if as_json:
         print_json(answer)
     else:
@@ -124,7 +161,10 @@ def scale(
     """
     model, _, number = wanted.rpartition("=")  # the name of a model may hold a `=`
     if not model or not number.isascii() or not number.isdecimal():
-        raise UserError(f"`{wanted}` is not MODEL=N", hint="write it as smollm2-135m=3; `skep ps` shows the replicas")
+        raise UserError(
+            f"`{wanted}` is not MODEL=N",
+            hint="write it as smollm2-135m=3; `skep ps` shows the replicas",
+        )
     answer = _answer({"op": "scale", "model": model, "replicas": int(number), "wait": wait}, 120.0)
     if as_json:
         print_json(answer)

@@ -7,7 +7,9 @@ from typing import Annotated
 from skep.cli.options import Interrupted, JsonOption, argument, command, group, option
 from skep.report.terminal import note, print_json
 
-engine_app = group("engine", "Install engines, each in its own environment, and list them.", default="list")
+engine_app = group(
+    "engine", "Install engines, each in its own environment, and list them.", default="list"
+)
 STARTS_AGAIN = "what was installed before is still there; the same command starts again"
 EngineArgument = Annotated[str, argument("Engine: vllm, sglang or llama-server.")]
 
@@ -34,14 +36,19 @@ def install(
     version: Annotated[
         str | None, option("Version to install (default: the one skep tested).", metavar="VERSION")
     ] = None,
-    dry_run: Annotated[bool, option("Check the machine and say what would be installed; install nothing.")] = False,
+    dry_run: Annotated[
+        bool, option("Check the machine and say what would be installed; install nothing.")
+    ] = False,
 ) -> None:
-    """Install an engine into skep's data folder with uv or pip, after a check of driver and disk space."""
+    """Install an engine into skep's data folder with uv or pip, after a check of driver and disk
+    space.
+    """
     from skep.engines.discovery import version_of
     from skep.engines.install import install_engine, named, plan_install
     from skep.host.facts import read_host
 
-    engine, driver = named(name), read_host().driver_version
+    engine = named(name)
+    driver = read_host().driver_version
     if dry_run:
         print(*plan_install(engine, version=version, driver=driver).lines, sep="\n")  # noqa: T201
         return

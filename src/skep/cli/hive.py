@@ -1,4 +1,6 @@
-"""`skep up`: what the options and skep.toml ask for, served here, in the background or on a cluster; what is said."""
+"""`skep up`: what the options and skep.toml ask for, served here, in the background or on a
+cluster; what is said.
+"""
 
 from __future__ import annotations
 
@@ -37,29 +39,49 @@ def up(options: ServeOptions) -> None:
     paths = user_paths(os.environ)
     where = cluster_of(options.cluster, options.hive, options.config)
     if where is not None:
-        refuse_together("--cluster", gpus=options.gpus is not None, **{"engine-port": bool(options.engine_port)})
+        refuse_together(
+            "--cluster",
+            gpus=options.gpus is not None,
+            **{"engine-port": bool(options.engine_port)},
+        )
     serve = {**options.named("replicas", "slots", "threads"), "context_tokens": options.context}
     real = options.named("checkpoint", "gpus", "memory_share", "binary")
-    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "pp", "graphs", "concurrency")
+    plan = options.named(
+        "link", "engine", "quant", "kv", "spec", "tp", "pp", "graphs", "concurrency"
+    )
     model = options.model
     served: tuple[Serve, ...] = ()
     if options.simulate:
         from skep.deploy.resolve import simulated_serve
 
         only_real = {name.replace("_", "-"): True for name in real}
-        refuse_together("--simulate", embedded=options.embedded, threads=options.threads is not None, **only_real)
+        refuse_together(
+            "--simulate",
+            embedded=options.embedded,
+            threads=options.threads is not None,
+            **only_real,
+        )
         if model is None:
-            raise UserError("--simulate needs a model", hint="`skep catalog models` lists the known models")
+            raise UserError(
+                "--simulate needs a model", hint="`skep catalog models` lists the known models"
+            )
         model, serve = simulated_serve(_request(options), paths, note)
     elif options.gpu:
-        raise UserError("--gpu needs --simulate", hint="add --simulate; --gpus 0,1 selects GPUs of this machine")
+        raise UserError(
+            "--gpu needs --simulate",
+            hint="add --simulate; --gpus 0,1 selects GPUs of this machine",
+        )
     elif model is not None:
         refuse_together("a model", embedded=options.embedded)
         served = _served(_request(options), where, paths)
-        serve = serve if where is None else {"threads": options.threads}
+        if where is not None:
+            serve = {"threads": options.threads}
     elif plan or real:
         name = next(iter({**plan, **real})).replace("_", "-")
-        raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
+        raise UserError(
+            f"--{name} is for a model named on the command line",
+            hint="skep up MODEL --engine vllm",
+        )
     elif not options.embedded and where is None and find_config(options.config, paths) is None:
         from skep.deploy.resolve import refuse_toy
 
@@ -72,7 +94,13 @@ def up(options: ServeOptions) -> None:
         gateway=given(host=options.host or None, port=options.port),
         cluster=where if options.cluster is not None or options.hive is not None else None,
     )
-    start(overrides, options.config, detach=options.detach, as_json=options.as_json, dry_run=options.dry_run)
+    start(
+        overrides,
+        options.config,
+        detach=options.detach,
+        as_json=options.as_json,
+        dry_run=options.dry_run,
+    )
 
 
 def _request(options: ServeOptions) -> ServeRequest:
@@ -82,7 +110,9 @@ def _request(options: ServeOptions) -> ServeRequest:
 
 
 def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[Serve, ...]:
-    """What the model's name stands for, here or on the nodes of a cluster; none: the embedded engine serves it."""
+    """What the model's name stands for, here or on the nodes of a cluster; none: the embedded
+    engine serves it.
+    """
     from skep.deploy.resolve import parse_gpus, serve_for
 
     parse_gpus(wanted.gpus)
@@ -103,7 +133,10 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cl
     address = address or (found.address if found is not None else None)
     if address is None:
         if hive is not None:
-            raise UserError("--hive names a deployment of a cluster", hint="add --cluster auto, or its HOST:PORT")
+            raise UserError(
+                "--hive names a deployment of a cluster",
+                hint="add --cluster auto, or its HOST:PORT",
+            )
         return None
     return make_cluster(address, hive or (found.hive if found is not None else "skep"))
 
@@ -111,18 +144,35 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cl
 def refuse_together(option: str, **others: bool) -> None:
     wrong = next((name for name, is_given in others.items() if is_given), None)
     if wrong is not None:
-        raise UserError(f"{option} and --{wrong} contradict each other", hint="leave one of them out")
+        raise UserError(
+            f"{option} and --{wrong} contradict each other", hint="leave one of them out"
+        )
 
 
-def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json: bool, dry_run: bool = False) -> None:
-    """Serve what the file says and the command line asks for. `dry_run`: say what that would be."""
+def start(
+    overrides: CliOverrides,
+    config: Path | None,
+    *,
+    detach: bool,
+    as_json: bool,
+    dry_run: bool = False,
+) -> None:
+    """Serve what the file says and the command line asks for.
+
+    `dry_run`: say what that would be.
+    """
     paths = user_paths(os.environ)
     found = find_config(config, paths)
     settings = load_settings(found, paths, os.environ)
-    overrides = replace(overrides, folder=str(Path.cwd()), config=str(found.absolute()) if found else None)
+    overrides = replace(
+        overrides, folder=str(Path.cwd()), config=str(found.absolute()) if found else None
+    )
     settings = overrides.apply(settings)
     if not settings.serve and not settings.upstream:
-        hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
+        hint = (
+            "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] "
+            "table in skep.toml"
+        )
         raise UserError("no upstream is given", hint=hint)
     if dry_run:
         from skep.deploy.launches import preview
@@ -140,14 +190,22 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
 
 
 def serve(settings: Settings, paths: Paths, *, detach: bool, as_json: bool) -> None:
-    """Start it, and return when it is ready; in the foreground with Ctrl-C or `skep down`, a line per change."""
+    """Start it, and return when it is ready; in the foreground with Ctrl-C or `skep down`, a line
+    per change.
+    """
     from skep.supervisor.control import start_detached
 
     env = os.environ.copy()
     with byte_progress("downloading the weights") as progress:
         hear = partial(_hear, {}, progress)
         if detach:
-            _say_ready(start_detached(settings, paths, env, hear), settings, paths, detach=True, as_json=as_json)
+            _say_ready(
+                start_detached(settings, paths, env, hear),
+                settings,
+                paths,
+                detach=True,
+                as_json=as_json,
+            )
             return
         _serve_here(settings, paths, env, hear, as_json=as_json)
     note("skep is down")
@@ -183,15 +241,20 @@ def _serve_here(
                 raise
 
 
-def _say_ready(ready: dict[str, Any], settings: Settings, paths: Paths, *, detach: bool, as_json: bool) -> None:
-    for row in ready["replicas"]:  # servers of others are no reason to wait: the gateway takes them in when they answer
+def _say_ready(
+    ready: dict[str, Any], settings: Settings, paths: Paths, *, detach: bool, as_json: bool
+) -> None:
+    for row in ready[
+        "replicas"
+    ]:  # servers of others are no reason to wait: the gateway takes them in when they answer
         if row["kind"] == "upstream" and row["state"] != "ready":
             note(f"warning: {row['name']} is not ready yet, skep keeps asking: {row['why']}")
     if as_json:
         print_json(ready)
         sys.stdout.flush()
         return
-    url, models = ready["openai_base_url"], ready["models"]
+    url = ready["openai_base_url"]
+    models = ready["models"]
     listed = ", ".join(models) or "no model yet"
     if detach:
         note(f"skep is up (pid {ready['pid']}): {listed}")
@@ -205,7 +268,9 @@ def _say_ready(ready: dict[str, Any], settings: Settings, paths: Paths, *, detac
 
 
 def remote_nodes(settings: Settings) -> RayNodes | None:
-    """Return the nodes of the cluster that the settings name. Without one, nothing of Ray is loaded."""
+    """Return the nodes of the cluster that the settings name. Without one, nothing of Ray is
+    loaded.
+    """
     if settings.cluster is None:
         return None
     from skep.cluster.client import RayNodes
@@ -214,7 +279,9 @@ def remote_nodes(settings: Settings) -> RayNodes | None:
 
 
 def learn_flags(settings: Settings) -> None:
-    """Which flags the installed engines know, asked once a version, with a word: vLLM takes half a minute to tell."""
+    """Which flags the installed engines know, asked once a version, with a word: vLLM takes half a
+    minute to tell.
+    """
     from skep.config.settings import OWN_ENGINES
 
     others = [serve for serve in settings.serve if serve.engine not in OWN_ENGINES]
@@ -229,7 +296,9 @@ def learn_flags(settings: Settings) -> None:
             known_flags(find_program(serve.engine, serve.binary), tell=note)
 
 
-def _hear(said: dict[str, str], progress: Callable[[int, int], None], message: Mapping[str, Any]) -> None:
+def _hear(
+    said: dict[str, str], progress: Callable[[int, int], None], message: Mapping[str, Any]
+) -> None:
     for row in message.get("rows", ()):
         _say_state(row, said)
     if "warning" in message:
@@ -240,7 +309,9 @@ def _hear(said: dict[str, str], progress: Callable[[int, int], None], message: M
 
 def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:
     """Print a line when a row's state has changed, with the reason if that has changed too."""
-    name, state, why = row["name"], row["state"], row.get("why") or ""
+    name = row["name"]
+    state = row["state"]
+    why = row.get("why") or ""
     if said.get(name) == state:
         return
     said[name] = state

@@ -24,23 +24,46 @@ def add(
     name: NameArgument,
     priority: Annotated[
         str | None,
-        option("Highest priority the key may ask for: interactive, normal or batch (default: any).", "--class"),
+        option(
+            "Highest priority the key may ask for: interactive, normal or batch (default: any).",
+            "--class",
+        ),
     ] = None,
-    max_concurrent: Annotated[int | None, option("Maximum concurrent requests (default: no limit).", min=1)] = None,
+    max_concurrent: Annotated[
+        int | None, option("Maximum concurrent requests (default: no limit).", min=1)
+    ] = None,
     rate: Annotated[
-        str | None, option("Maximum requests per s, m, h or d, such as 60/m, also in one burst (default: no limit).")
+        str | None,
+        option(
+            "Maximum requests per s, m, h or d, such as 60/m, also in one burst (default: "
+            "no limit)."
+        ),
     ] = None,
     admin: Annotated[
-        bool, option("On the dashboard the key may see and change everything: swarm runs, prompts, notes.")
+        bool,
+        option(
+            "On the dashboard the key may see and change everything: swarm runs, prompts, notes."
+        ),
     ] = False,
 ) -> None:
     """Create a key and print it once. Only its digest is stored."""
-    from skep.config.keys import KeySpec, add_entry, checked, digest_of, keys_path, new_key, remove_entry
+    from skep.config.keys import (
+        KeySpec,
+        add_entry,
+        checked,
+        digest_of,
+        keys_path,
+        new_key,
+        remove_entry,
+    )
 
     path = keys_path(user_paths(os.environ))
     key = new_key()
     created = datetime.now(UTC).replace(microsecond=0)
-    add_entry(path, checked(KeySpec(name, digest_of(key), priority, max_concurrent, rate, created, admin)))
+    add_entry(
+        path,
+        checked(KeySpec(name, digest_of(key), priority, max_concurrent, rate, created, admin)),
+    )
     try:
         print(key, flush=True)  # noqa: T201
     except OSError:
@@ -48,7 +71,10 @@ def add(
         raise
     note(f"this is the key of `{name}`, shown only once; {path} stores its digest")
     note("a running deployment accepts it after `skep replica reload`")
-    note("from then on every request needs a key, from this machine too: `Authorization: Bearer KEY`")
+    note(
+        "from then on every request needs a key, from this machine too: `Authorization: "
+        "Bearer KEY`"
+    )
 
 
 @command(key_app, "skep key list --json", name="list")
@@ -66,7 +92,13 @@ def list_keys(as_json: JsonOption = False) -> None:
 def _document(entry: KeySpec) -> dict[str, Any]:
     created = entry.created.isoformat() if entry.created else None
     limits = {"class": entry.priority, "max_concurrent": entry.max_concurrent, "rate": entry.rate}
-    return {"name": entry.name, **limits, "admin": entry.admin, "created": created, "sha256": entry.sha256}
+    return {
+        "name": entry.name,
+        **limits,
+        "admin": entry.admin,
+        "created": created,
+        "sha256": entry.sha256,
+    }
 
 
 def _cells(entry: KeySpec) -> list[Any]:

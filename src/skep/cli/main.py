@@ -1,4 +1,7 @@
-"""`skep`: from a command line to an exit code. Nothing heavy is imported: each command imports what it needs."""
+"""`skep`: from a command line to an exit code.
+
+Nothing heavy is imported: each command imports what it needs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def _read_toml(name: str) -> dict[str, Any]:
-    """Return a file of this folder; `importlib.resources` and `pathlib` would take longer to load."""
+    """Return a file of this folder; `importlib.resources` and `pathlib` would take longer to
+    load.
+    """
     with open(os.path.join(os.path.dirname(__file__), name), "rb") as file:  # noqa: PTH118, PTH120, PTH123
         return tomllib.load(file)
 
@@ -60,7 +65,9 @@ def _hint_for_unknown(word: str) -> str:
         return str(instead)
     pages = "`skep help --all` lists the commands, `skep help topics` the pages to read"
     near = closest(word)
-    return f"did you mean `skep {near}`? {pages}" if near else pages
+    if near:
+        return f"did you mean `skep {near}`? {pages}"
+    return pages
 
 
 def help_page(*, everything: bool) -> str:
@@ -74,10 +81,15 @@ def help_page(*, everything: bool) -> str:
     for title, commands in GROUPS.items():
         if title == "More" and not everything:
             continue
-        lines += ["", f"{title}:", *(f"  {name:10} {line}" for name, (_, line) in commands.items())]
+        lines += [
+            "",
+            f"{title}:",
+            *(f"  {name:10} {line}" for name, (_, line) in commands.items()),
+        ]
     lines += [
         "",
-        "skep COMMAND --help explains a command" + ("." if everything else ", skep help --all lists the rest."),
+        "skep COMMAND --help explains a command"
+        + ("." if everything else ", skep help --all lists the rest."),
         "Options: --version, --install-completion, -h/--help; guides: skep help topics",
         "Example: skep up -d && skep bench sweep --concurrency 1,2,4 && skep runs report",
     ]
@@ -90,11 +102,15 @@ def removed_options() -> dict[str, dict[str, str]]:
 
 
 def instead_of(words: Sequence[str]) -> str | None:
-    """Return what to say of a command line that was not understood and names a removed option; None: it does not."""
+    """Return what to say of a command line that was not understood and names a removed option;
+    None: it does not.
+    """
     given = words[: words.index("--")] if "--" in words else words
     for command, options in removed_options().items():
         if list(given[: len(command.split())]) == command.split():
-            return next((options[name] for word in given if (name := word.split("=")[0]) in options), None)
+            return next(
+                (options[name] for word in given if (name := word.split("=")[0]) in options), None
+            )
     return None
 
 
@@ -102,7 +118,9 @@ HELP = ("-h", "--help")
 
 
 def completion_line(shell: str) -> str:
-    """Return the line that makes a shell complete skep's commands and options, and the file that it belongs in."""
+    """Return the line that makes a shell complete skep's commands and options, and the file that
+    it belongs in.
+    """
     name = shell.rpartition("/")[2]
     if name == "fish":
         return "_SKEP_COMPLETE=fish_source skep > ~/.config/fish/completions/skep.fish"
@@ -111,13 +129,19 @@ def completion_line(shell: str) -> str:
 
 
 def topic(words: Sequence[str]) -> str | None:
-    """Return a page of the documentation; a command of that name wins, unless `--page` says otherwise."""
+    """Return a page of the documentation; a command of that name wins, unless `--page` says
+    otherwise.
+    """
     from skep.paths import documentation
 
     pages = documentation()
     if list(words) == ["topics"]:
         return "\n".join(
-            [*pages, "", "`skep help TOPIC` prints one; `--page` behind it if a command has the same name"]
+            [
+                *pages,
+                "",
+                "`skep help TOPIC` prints one; `--page` behind it if a command has the same name",
+            ]
         )
     if not words or words[0] not in pages or (words[0] in PART_OF and "--page" not in words):
         return None
@@ -134,13 +158,15 @@ def tree_of(parts: Iterable[str]) -> click.Group:
 
 
 def run(words: Sequence[str]) -> int:
-    """Carry a command line out and return its exit code. Raise SkepError for what its user should know."""
+    """Carry a command line out and return its exit code. Raise SkepError for what its user should
+    know.
+    """
     words = plain_words(words)
     if words[:1] == ["help"] and (page := topic(words[1:])) is not None:
         print(page)  # noqa: T201
         return 0
-    if words[:1] == ["help"]:
-        words = [*words[1:], "--help"] if words[1:] != ["--all"] else words
+    if words[:1] == ["help"] and words[1:] != ["--all"]:
+        words = [*words[1:], "--help"]
     if not words or words[0] in HELP or words == ["help", "--all"]:
         if "_SKEP_COMPLETE" not in os.environ:  # a shell that asks which words may follow
             print(help_page(everything="--all" in words))  # noqa: T201
@@ -155,7 +181,10 @@ def run(words: Sequence[str]) -> int:
         raise UserError(removed)
     elif words[0] not in PART_OF and not words[0].startswith("-"):
         raise UserError(f"there is no command `{words[0]}`", hint=_hint_for_unknown(words[0]))
-    parts = (PART_OF[words[0]],) if words and words[0] in PART_OF else PARTS
+    if words and words[0] in PART_OF:
+        parts: tuple[str, ...] = (PART_OF[words[0]],)
+    else:
+        parts = PARTS
     return _invoke(tree_of(parts), words)
 
 
@@ -175,7 +204,10 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
         if removed := instead_of(words):
             raise UserError(removed) from None
         context = getattr(error, "ctx", None)
-        if context is not None and getattr(context.parent.command, "default", "") == context.info_name:
+        if (
+            context is not None
+            and getattr(context.parent.command, "default", "") == context.info_name
+        ):
             context = context.parent  # its name was left out
         path = "skep" if context is None else context.command_path
         if type(error) is click.BadParameter and error.param is not None:
@@ -183,7 +215,9 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
         else:
             message = error.format_message().rstrip(".").replace("'", "`")
         hint = f"`{path} --help` explains the command"
-        if context is not None and any((param.metavar or "").startswith("--") for param in context.command.params):
+        if context is not None and any(
+            (param.metavar or "").startswith("--") for param in context.command.params
+        ):
             hint = f"arguments for the other program stand behind `--`; {hint}"
         raise UserError(f"{message[:1].lower()}{message[1:]}", hint=hint) from None
 
@@ -191,7 +225,9 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
 def main() -> int:
     _open_standard_files()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it: the command is to go on
+        if (
+            signal.getsignal(number) is not signal.SIG_IGN
+        ):  # as `nohup` sets it: the command is to go on
             signal.signal(number, _leave)
     try:
         return run(sys.argv[1:])
@@ -199,16 +235,22 @@ def main() -> int:
         say_error(error.message, error.hint)
         return error.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: no second complaint at exit
+        # Nobody reads on: no second complaint at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         where = f" `{error.filename}`" if error.filename else ""
-        say_error(f"{error.strerror or error}{where}", "check the disk, the permissions and the path")
+        say_error(
+            f"{error.strerror or error}{where}", "check the disk, the permissions and the path"
+        )
         return 1
     except Exception as error:
         if os.environ.get("SKEP_DEBUG"):
             raise
-        say_error(f"unexpected {type(error).__name__}: {error}", "SKEP_DEBUG=1 shows where; please report it")
+        say_error(
+            f"unexpected {type(error).__name__}: {error}",
+            "SKEP_DEBUG=1 shows where; please report it",
+        )
         return 1
 
 
@@ -222,7 +264,9 @@ def _open_standard_files() -> None:
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(descriptor, "r" if descriptor == 0 else "w", closefd=False))
+            setattr(
+                sys, name, os.fdopen(descriptor, "r" if descriptor == 0 else "w", closefd=False)
+            )
 
 
 def say_error(message: str, hint: str | None) -> None:

@@ -40,7 +40,8 @@ def pull_model(source: str, *, as_json: bool) -> None:
     from skep.quality.banks import pull_humaneval
     from skep.weights.pull import pull
 
-    fetch = pull_humaneval if source == HUMANEVAL else pull  # the bank of tasks; fetched with the first use as well
+    # The bank of tasks; fetched with the first use as well.
+    fetch = pull_humaneval if source == HUMANEVAL else pull
     known = source == HUMANEVAL or "/" in source or find_pullable(source) is not None
     if not known and find_geometry(source) is not None:
         from skep.deploy.resolve import checkpoint_to_pull
@@ -54,17 +55,24 @@ def pull_model(source: str, *, as_json: bool) -> None:
             note(*said)
 
     with byte_progress(f"fetching {source}") as progress:
-        found = fetch(source, cache_dir=user_paths(os.environ).cache, progress=progress, waiting=waiting)
+        found = fetch(
+            source, cache_dir=user_paths(os.environ).cache, progress=progress, waiting=waiting
+        )
     if as_json:
         print_json({**msgspec.structs.asdict(found), "path": str(found.path)})
         return
-    how = "is already in the cache" if found.already_there else "downloaded and verified"
+    if found.already_there:
+        how = "is already in the cache"
+    else:
+        how = "downloaded and verified"
     note(f"{found.name} {how}: {format_bytes(found.bytes)}")
     print(found.path)  # noqa: T201
 
 
 def run_demo(output: OutputFile) -> None:
-    """Serve in folders of its own, so that a running skep is not disturbed; runs go to the user's store."""
+    """Serve in folders of its own, so that a running skep is not disturbed; runs go to the user's
+    store.
+    """
     from skep.bench.demo import DEMO_SCALE
     from skep.report.demo import DEMO_MODEL, demonstrate
     from skep.supervisor.control import start_detached
@@ -72,14 +80,23 @@ def run_demo(output: OutputFile) -> None:
     output = output.checked(suffixes=HTML)
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
-    env = os.environ | {f"XDG_{name}": str(folder) for name in ("STATE_HOME", "RUNTIME_DIR", "CONFIG_HOME")}
-    paths, gateway = user_paths(env), GatewaySettings(port=0, store_requests=False)
+    env = os.environ | {
+        f"XDG_{name}": str(folder) for name in ("STATE_HOME", "RUNTIME_DIR", "CONFIG_HOME")
+    }
+    paths = user_paths(env)
+    gateway = GatewaySettings(port=0, store_requests=False)
     extra = ("--preset=dual-3090", f"--time-scale={DEMO_SCALE}", "--chunk-tokens=3")
-    rig = Serve(model=DEMO_MODEL, engine="fake", replicas=2, slots=2, context_tokens=4096, extra=extra)
+    rig = Serve(
+        model=DEMO_MODEL, engine="fake", replicas=2, slots=2, context_tokens=4096, extra=extra
+    )
     settings = Settings(gateway=gateway, serve=(Serve(slots=1), rig))
-    alive_read, _alive_write = os.pipe()  # ends with this process, however it ends; the hive ends with it
+    # Ends with this process, however it ends; the hive ends with it.
+    alive_read, _alive_write = os.pipe()
     try:
-        note(f"1/4 starting the gateway, {EMBEDDED_MODEL} (a real model, on the CPU) and a SIMULATED 2x RTX 3090")
+        note(
+            f"1/4 starting the gateway, {EMBEDDED_MODEL} (a real model, on the CPU) and a "
+            "SIMULATED 2x RTX 3090"
+        )
         with byte_progress("fetching the weights") as progress:
             hear = lambda told: progress(told["done"], told["total"]) if "done" in told else None  # noqa: E731
             ready = start_detached(settings, paths, env, hear, parent_fd=alive_read)
@@ -94,7 +111,10 @@ def run_demo(output: OutputFile) -> None:
     cards = "" if read_host().gpus else ' --gpu "2x rtx-3090"'
     note(
         f"done in {format_seconds(time.monotonic() - began)}; nothing is left running",
-        f"next, for your own cards: `skep plan {DEMO_MODEL}{cards}`, then `skep up {DEMO_MODEL} -d`",
+        (
+            f"next, for your own cards: `skep plan {DEMO_MODEL}{cards}`, then `skep up "
+            f"{DEMO_MODEL} -d`"
+        ),
         "dashboard of the SIMULATED runs: `skep web --open`, at http://127.0.0.1:8401",
         "report of the SIMULATED runs, with pictures, for a browser:",
     )
@@ -117,7 +137,9 @@ def run_doctor(url: str | None, key_env: str | None, model: str | None, *, as_js
         print_json({"findings": msgspec.to_builtins(findings), **about})
     else:
         print_findings(findings)
-    return 1 if any(finding.verdict is CheckResult.PROBLEM for finding in findings) else 0
+    if any(finding.verdict is CheckResult.PROBLEM for finding in findings):
+        return 1
+    return 0
 
 
 def _examine_server(options: EndpointOptions) -> tuple[dict[str, Any], list[HostFinding]]:
@@ -131,7 +153,9 @@ def _examine_server(options: EndpointOptions) -> tuple[dict[str, Any], list[Host
         models = await served_models(options.address, key=options.key())
         name = str(endpoint.engine.get("engine") or "")
         context_tokens = context_in(models.get(endpoint.model, {}))
-        findings = await examine_server(endpoint.url, endpoint.model, name, endpoint.headers, context_tokens)
+        findings = await examine_server(
+            endpoint.url, endpoint.model, name, endpoint.headers, context_tokens
+        )
         return {"url": endpoint.url, "model": endpoint.model}, findings
 
     return asyncio.run(examine())
@@ -139,7 +163,15 @@ def _examine_server(options: EndpointOptions) -> tuple[dict[str, Any], list[Host
 
 def store_info(*, as_json: bool) -> None:
     path = user_paths(os.environ).store
-    tables = ["runs", "requests", "swarm_runs", "swarm_tasks", "tunings", "tuning_stages", "gateway_requests"]
+    tables = [
+        "runs",
+        "requests",
+        "swarm_runs",
+        "swarm_tasks",
+        "tunings",
+        "tuning_stages",
+        "gateway_requests",
+    ]
     document: dict[str, Any] = {"path": str(path), "bytes": 0, **dict.fromkeys(tables, 0)}
     if path.exists():
         with open_store(path, read_only=True) as store:
@@ -149,7 +181,10 @@ def store_info(*, as_json: bool) -> None:
         print_json(document)
         return
     size = format_bytes(document["bytes"])
-    kept = f"{document['runs']} runs, {document['requests']} requests, {document['gateway_requests']} gateway requests"
+    kept = (
+        f"{document['runs']} runs, {document['requests']} requests, "
+        f"{document['gateway_requests']} gateway requests"
+    )
     swarm = f"{document['swarm_runs']} swarm runs, {document['swarm_tasks']} tasks"
     tuned = f"{document['tunings']} tunings, {document['tuning_stages']} stages"
     print(f"{document['path']}: {size}, {kept}, {swarm}, {tuned}")  # noqa: T201
@@ -163,8 +198,17 @@ def store_backup(to: Path, *, overwrite: bool) -> None:
 
 def collect_garbage(older_than: str | None, *, dry_run: bool, as_json: bool) -> None:
     paths = user_paths(os.environ)
-    before = None if older_than is None else time.time() - parse_seconds(older_than)
-    gone: dict[str, Any] = {"runs": [], "swarm_runs": [], "tunings": [], "gateway_requests": 0, "samples": 0}
+    if older_than is None:
+        before = None
+    else:
+        before = time.time() - parse_seconds(older_than)
+    gone: dict[str, Any] = {
+        "runs": [],
+        "swarm_runs": [],
+        "tunings": [],
+        "gateway_requests": 0,
+        "samples": 0,
+    }
     freed = 0
     if paths.store.exists():
         size = paths.store.stat().st_size
@@ -177,22 +221,34 @@ def collect_garbage(older_than: str | None, *, dry_run: bool, as_json: bool) -> 
         print_json({"dry_run": dry_run, **gone, "freed_bytes": freed})
         return
     counts = {kind: len(gone[kind]) for kind in ("runs", "swarm_runs", "tunings")}
-    kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items() if count or kind == "runs")
-    what = f"{kinds}, {gone['gateway_requests']} gateway requests and {gone['samples']} probe samples"
+    kinds = ", ".join(
+        f"{count} {kind.replace('_', ' ')}"
+        for kind, count in counts.items()
+        if count or kind == "runs"
+    )
+    what = (
+        f"{kinds}, {gone['gateway_requests']} gateway requests and {gone['samples']} probe samples"
+    )
     note(f"{'would delete' if dry_run else 'deleted'} {what}: {format_bytes(freed)}")
     for name in (name for kind in counts for name in gone[kind]):
         print(name)  # noqa: T201
 
 
 def _old(store: Store, paths: Paths, before: float | None) -> dict[str, Any]:
-    """Return what is to go, by kind. What is at work stays; what is measured for a tuning goes by its own age.
+    """Return what is to go, by kind. What is at work stays; what is measured for a tuning goes by
+    its own age.
 
-    A swarm run that stopped halfway goes only by its age, which is when it was last at work: it can go on.
-    """
-    since, swarm = before if before is not None else float("-inf"), SwarmStore(store)
+    A swarm run that stopped halfway goes only by its age, which is when it was last at work: it
+    can go on."""
+    since = before if before is not None else float("-inf")
+    swarm = SwarmStore(store)
     old_swarm_runs = [as_it_stands(paths, run) for run in swarm.runs() if run.created_at < since]
     return {
-        "runs": [run.id for run in store.runs() if run.state is not RunState.RUNNING and run.created_at < since],
+        "runs": [
+            run.id
+            for run in store.runs()
+            if run.state is not RunState.RUNNING and run.created_at < since
+        ],
         "swarm_runs": [
             run.id
             for run in old_swarm_runs
@@ -210,7 +266,9 @@ def _old(store: Store, paths: Paths, before: float | None) -> dict[str, Any]:
 
 
 def _whole_days(before: float) -> float:
-    """Return until when probe samples go: change detection needs those of late, and days go whole."""
+    """Return until when probe samples go: change detection needs those of late,
+    and days go whole.
+    """
     return min(before, time.time() - SAMPLES_KEPT_S) // DAY_S * DAY_S
 
 

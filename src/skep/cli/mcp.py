@@ -22,14 +22,20 @@ def mcp(*, endpoint: EndpointOptions) -> None:
 
         lack = "`skep mcp` needs the MCP SDK, which is not installed"
         raise UserError(lack, hint=extra_hint("mcp"))
-    from skep.mcp_server.first_answers import ClientWire, Doorman, open_conversation, read_first_answers
+    from skep.mcp_server.first_answers import (
+        ClientWire,
+        Doorman,
+        open_conversation,
+        read_first_answers,
+    )
 
     doorman = Doorman(read_first_answers())
     wire = ClientWire()
     next_line = open_conversation(doorman, wire)
     if next_line is None:
         return
-    from skep.mcp_server.read_tools import ServerContext  # a second or more, for a client that calls a tool
+    # This takes a second or more, for a client that calls a tool.
+    from skep.mcp_server.read_tools import ServerContext
     from skep.mcp_server.server import serve_stdio
 
     where = {"url": endpoint.url, "model": endpoint.model, "key_env": endpoint.key_env}

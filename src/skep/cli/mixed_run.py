@@ -60,8 +60,11 @@ def measure_model(options: MixedOptions, plan: MixedPlan) -> MixedSide:
             endpoint = await options.find()
             note(mixed_headline(plan, endpoint))
             with open_store(user_paths(os.environ).store) as store, level_view() as show:
-                meter, memory = meter_for(endpoint), memory_reader(endpoint)
-                return await run_mixed(plan, endpoint, store, read_host(), sandbox, show, meter=meter, memory=memory)
+                meter = meter_for(endpoint)
+                memory = memory_reader(endpoint)
+                return await run_mixed(
+                    plan, endpoint, store, read_host(), sandbox, show, meter=meter, memory=memory
+                )
         finally:
             await sandbox.close()
 
@@ -71,20 +74,29 @@ def measure_model(options: MixedOptions, plan: MixedPlan) -> MixedSide:
     rows = [row for row in side.rows if row.level]
     if not any(row.ok for row in rows):
         hint = f"docs/errors.md says what each kind means; the rows are in the store, run {run_id}"
-        raise EndpointError(f"all {len(rows)} requests failed, the first by {rows[0].error_kind}", hint=hint)
+        raise EndpointError(
+            f"all {len(rows)} requests failed, the first by {rows[0].error_kind}", hint=hint
+        )
     return side
 
 
 def run_models(options: MixedOptions, plan: MixedPlan) -> None:
-    """Measure each model with the others of them unloaded, where skep serves them here, and compare.
+    """Measure each model with the others of them unloaded, where skep serves them here, and
+    compare.
 
-    One that cannot be loaded or gives no answer does not end the others; it is told, and the command fails at its end.
-    """
+    One that cannot be loaded or gives no answer does not end the others; it is told, and the
+    command fails at its end."""
     asyncio.run(open_sandbox().close())  # what is missing is said before a model is loaded
     models = models_of(options)
-    loader = ModelSwitch(models) if serves_here(options.address) else None
+    if serves_here(options.address):
+        loader = ModelSwitch(models)
+    else:
+        loader = None
     if loader is None:
-        note(f"{options.address} is not the gateway of a `skep up` on this machine: its server loads the models itself")
+        note(
+            f"{options.address} is not the gateway of a `skep up` on this machine: its "
+            "server loads the models itself"
+        )
     sides: list[MixedSide] = []
     failures: list[SkepError] = []
     try:
@@ -103,11 +115,15 @@ def run_models(options: MixedOptions, plan: MixedPlan) -> None:
             loader.restore()
     tell_models(options, sides)
     if failures:
-        raise EndpointError(f"{len(failures)} of {len(models)} models were not measured: {failures[0]}") from None
+        raise EndpointError(
+            f"{len(failures)} of {len(models)} models were not measured: {failures[0]}"
+        ) from None
 
 
 def tell_models(options: MixedOptions, sides: Sequence[MixedSide]) -> None:
-    """Print the comparison of two, the tables of more, and of a single one that is left its own."""
+    """Print the comparison of two, the tables of more,
+    and of a single one that is left its own.
+    """
     judged = comparable(sides)
     if options.as_json:
         document: dict[str, Any] = {"runs": [run_document(side) for side in sides]}
@@ -123,7 +139,9 @@ def tell_models(options: MixedOptions, sides: Sequence[MixedSide]) -> None:
 
 
 def comparable(sides: Sequence[MixedSide]) -> JudgedMixed | None:
-    return judged_comparison(sides[0], sides[1]) if len(sides) == 2 else None
+    if len(sides) == 2:
+        return judged_comparison(sides[0], sides[1])
+    return None
 
 
 def run_document(side: MixedSide) -> dict[str, Any]:
@@ -131,11 +149,15 @@ def run_document(side: MixedSide) -> dict[str, Any]:
 
 
 def models_of(options: MixedOptions) -> list[str]:
-    """Return the models that are named. Raise UserError where one is not served, before any is measured."""
+    """Return the models that are named. Raise UserError where one is not served, before any is
+    measured.
+    """
     text = options.models or ""
     models = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if options.model is not None:
-        raise UserError("--model and --models were both given", hint="name all models with --models")
+        raise UserError(
+            "--model and --models were both given", hint="name all models with --models"
+        )
     if not 2 <= len(models) <= MOST_MODELS:
         hint = f"name two to {MOST_MODELS} models, as in --models qwen3-coder,gpt-oss-20b"
         raise UserError(f"--models `{text}` names {len(models)} different models", hint=hint)
@@ -150,17 +172,22 @@ def serves_here(address: str) -> bool:
     except SkepError:
         return False
     origin = parse_url(address)[0]
-    return origin.port == hive.port and (origin.host == hive.host or {origin.host, hive.host} <= {*LOOPBACK})
+    return origin.port == hive.port and (
+        origin.host == hive.host or {origin.host, hive.host} <= {*LOOPBACK}
+    )
 
 
 class ModelSwitch:
-    """Loads one of several models of the hive at a time, and at last those again that were loaded at first.
+    """Loads one of several models of the hive at a time, and at last those again that were loaded
+    at first.
 
-    It knows the models that have replicas of skep's own; servers that skep only asks are left alone.
-    """
+    It knows the models that have replicas of skep's own; servers that skep only asks are left
+    alone."""
 
     def __init__(self, models: Sequence[str]) -> None:
-        self._before = {model: loaded for model, loaded in loaded_models().items() if model in models}
+        self._before = {
+            model: loaded for model, loaded in loaded_models().items() if model in models
+        }
 
     def load_alone(self, model: str) -> None:
         if model not in self._before:
@@ -175,7 +202,9 @@ class ModelSwitch:
         note(f"{model} is loaded after {format_seconds(time.monotonic() - began_s)}")
 
     def restore(self) -> None:
-        """Begin to load what was loaded before; what keeps that from going well is told by `skep ps`."""
+        """Begin to load what was loaded before; what keeps that from going well is told by `skep
+        ps`.
+        """
         with suppress(SkepError):
             now = loaded_models()
             for model, loaded in self._before.items():
@@ -185,16 +214,23 @@ class ModelSwitch:
 
 
 def loaded_models() -> dict[str, bool]:
-    """Return the models with replicas of the hive's own, and whether they are loaded or about to be."""
+    """Return the models with replicas of the hive's own, and whether they are loaded or about to
+    be.
+    """
     rows = [row for row in ask_hive({"op": "status"})["rows"] if row["kind"] == "replica"]
     models = dict.fromkeys(row["model"] for row in rows)
-    return {model: any(row["model"] == model and row["state"] != "unloaded" for row in rows) for model in models}
+    return {
+        model: any(row["model"] == model and row["state"] != "unloaded" for row in rows)
+        for model in models
+    }
 
 
 def memory_reader(endpoint: Endpoint) -> ReadMemory:
     """Return what reads this machine's GPUs, if they are the ones that serve."""
     serves_here = endpoint.origin.host in LOOPBACK and not endpoint.simulated
-    return gpu_memory_in_use if serves_here else lambda: None
+    if serves_here:
+        return gpu_memory_in_use
+    return lambda: None
 
 
 def mixed_plan_of(options: MixedOptions) -> MixedPlan:
@@ -203,9 +239,13 @@ def mixed_plan_of(options: MixedOptions) -> MixedPlan:
     if unknown:
         names = ", ".join(f"{level} ({name})" for level, name in LEVEL_NAMES.items())
         hint = f"choose from {names}"
-        raise UserError(f"--concurrency `{options.levels}`: there is no level {unknown[0]}", hint=hint)
+        raise UserError(
+            f"--concurrency `{options.levels}`: there is no level {unknown[0]}", hint=hint
+        )
     timeout_s = parse_positive_seconds(options.timeout, "--timeout", "15m")
-    return MixedPlan(repeats=options.repeats, levels=levels, seed=seed_of(options.seed), timeout_s=timeout_s)
+    return MixedPlan(
+        repeats=options.repeats, levels=levels, seed=seed_of(options.seed), timeout_s=timeout_s
+    )
 
 
 def mixed_headline(plan: MixedPlan, endpoint: Endpoint) -> str:

@@ -1,4 +1,7 @@
-"""The commands of `skep monitor` and their options. `monitor_run` and `monitor_series` carry them out."""
+"""The commands of `skep monitor` and their options.
+
+`monitor_run` and `monitor_series` carry them out.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,54 @@ TargetOption = Annotated[str | None, option("Only this target (default: all).", 
 
 @dataclass(frozen=True)
 class AddTargetOptions:
-    name: Annotated[str, argument("Name of the new target: 1 to 64 letters, digits, dots and dashes.", metavar="NAME")]
-    url: Annotated[str | None, option("Base URL, with or without /v1 (default: the gateway of `skep up`).")] = None
+    name: Annotated[
+        str,
+        argument(
+            "Name of the new target: 1 to 64 letters, digits, dots and dashes.", metavar="NAME"
+        ),
+    ]
+    url: Annotated[
+        str | None, option("Base URL, with or without /v1 (default: the gateway of `skep up`).")
+    ] = None
     model: Annotated[str | None, option("Model name (default: the only model served).")] = None
     key_env: Annotated[
-        str | None, option("Environment variable with the API key; the key is not stored.", metavar="VAR")
+        str | None,
+        option("Environment variable with the API key; the key is not stored.", metavar="VAR"),
     ] = None
     every: Annotated[str, option("Time between two probes.")] = "1h"
-    prompt_tokens: Annotated[int, option("Approximate prompt length in tokens.", min=16, max=MOST_TOKENS)] = 256
-    short: Annotated[int, option("Length of the short answer in tokens.", min=8, max=MOST_TOKENS)] = 64
-    long: Annotated[int, option("Length of the long answer in tokens.", min=8, max=MOST_TOKENS)] = 512
+    prompt_tokens: Annotated[
+        int, option("Approximate prompt length in tokens.", min=16, max=MOST_TOKENS)
+    ] = 256
+    short: Annotated[
+        int, option("Length of the short answer in tokens.", min=8, max=MOST_TOKENS)
+    ] = 64
+    long: Annotated[
+        int, option("Length of the long answer in tokens.", min=8, max=MOST_TOKENS)
+    ] = 512
     no_long: Annotated[bool, option("Skip the run with the long answer.")] = False
     concurrency: Annotated[
-        int, option("Add a run with this many concurrent requests; 0: none.", "-c", "--concurrency", min=0, max=256)
+        int,
+        option(
+            "Add a run with this many concurrent requests; 0: none.",
+            "-c",
+            "--concurrency",
+            min=0,
+            max=256,
+        ),
     ] = 0
     slower: Annotated[
-        str | None, option("Alert when speed falls this far below its median, such as 10% (default: skep.toml).")
+        str | None,
+        option(
+            "Alert when speed falls this far below its median, such as 10% (default: skep.toml)."
+        ),
     ] = None
-    ttft: Annotated[str | None, option("Alert when TTFT is above this, such as 2s (default: skep.toml).")] = None
+    ttft: Annotated[
+        str | None, option("Alert when TTFT is above this, such as 2s (default: skep.toml).")
+    ] = None
     timeout: Annotated[str, option("Time limit of one request.")] = "300s"
-    api: Annotated[str, option("API: openai, or ollama for Ollama's own, which reports durations.")] = "openai"
+    api: Annotated[
+        str, option("API: openai, or ollama for Ollama's own, which reports durations.")
+    ] = "openai"
     no_check: Annotated[bool, option("Add the target without connecting to it.")] = False
     as_json: JsonOption = False
 
@@ -52,7 +83,8 @@ def add(options: AddTargetOptions) -> None:
 
 @command(monitor_app, "skep monitor list --json", name="list", runs="monitor_run.list_targets")
 def list_(
-    everyone: Annotated[bool, option("Include removed targets.", "--all")] = False, as_json: JsonOption = False
+    everyone: Annotated[bool, option("Include removed targets.", "--all")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List targets and how each is probed."""
 
@@ -78,7 +110,9 @@ def probe(name: NameArgument, as_json: JsonOption = False) -> None:
 
 @command(monitor_app, "skep monitor status", runs="monitor_run.show_status")
 def status(as_json: JsonOption = False) -> None:
-    """Show each target's last value against its 7-day median, its next probe, open alerts and the probe loop."""
+    """Show each target's last value against its 7-day median, its next probe, open alerts and the
+    probe loop.
+    """
 
 
 @command(monitor_app, "skep monitor compare box cloud --since 30d", runs="monitor_run.compare_two")
@@ -88,21 +122,32 @@ def compare(
     since: Annotated[str, option("How far back, such as 7d, or a date and time.")] = "7d",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two targets: which is faster, every figure that both have, and what a pause costs each."""
+    """Compare two targets: which is faster, every figure that both have, and what a pause costs
+    each.
+    """
 
 
-@command(monitor_app, "skep monitor check --json || mail -s skep me < /dev/null", runs="monitor_run.check_now")
+@command(
+    monitor_app,
+    "skep monitor check --json || mail -s skep me < /dev/null",
+    runs="monitor_run.check_now",
+)
 def check(as_json: JsonOption = False) -> None:
     """Print one line per open problem, for cron. Exit code 4 if there is one."""
 
 
 @command(
-    monitor_app, 'skep monitor note "NVLink bridges removed" --target box', name="note", runs="monitor_run.write_note"
+    monitor_app,
+    'skep monitor note "NVLink bridges removed" --target box',
+    name="note",
+    runs="monitor_run.write_note",
 )
 def note_(
     text: Annotated[str, argument("What you changed.", metavar="TEXT")],
     target: TargetOption = None,
-    at: Annotated[str | None, option("How long ago, such as 2h, or a date and time (default: now).")] = None,
+    at: Annotated[
+        str | None, option("How long ago, such as 2h, or a date and time (default: now).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Record a change that you made. skep compares each series before and after it."""

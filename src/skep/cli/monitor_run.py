@@ -1,4 +1,6 @@
-"""What the commands of `skep monitor` do: targets and probes, and series shown, compared, noted and exported."""
+"""What the commands of `skep monitor` do: targets and probes, and series shown, compared, noted
+and exported.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,11 @@ def _loop_pid() -> int | None:
 
 
 def run_loop(config: Path | None, *, once: bool, parent_fd: int | None) -> None:
-    paths, settings = user_paths(os.environ), _settings(config)
-    if parent_fd is not None and not begin_with(parent_fd, paths, lambda: _hive("status").get("phase")):
+    paths = user_paths(os.environ)
+    settings = _settings(config)
+    if parent_fd is not None and not begin_with(
+        parent_fd, paths, lambda: _hive("status").get("phase")
+    ):
         return
     with series_to_read() as series:
         if parent_fd is None and not series.targets():
@@ -102,17 +107,22 @@ def probe_now(name: str, *, as_json: bool) -> None:
         probe, samples = asyncio.run(probe_by_hand(series, target, os.environ))
         news = model_changes(series, name, time.time() + 1)[-1:]
     if as_json:
-        print_json({"probe": probe.document(), "samples": [sample.document() for sample in samples]})
+        print_json(
+            {"probe": probe.document(), "samples": [sample.document() for sample in samples]}
+        )
     else:
         if samples:
             print_records(SAMPLES, samples)
-        note(*describe_probe(probe), *(event.text for event in news if event.at == probe.started_at))
+        note(
+            *describe_probe(probe), *(event.text for event in news if event.at == probe.started_at)
+        )
     if probe.outcome is ProbeOutcome.FAILED:
         raise probe_error(probe)
 
 
 def show_status(*, as_json: bool) -> None:
-    now, pid = time.time(), _loop_pid()
+    now = time.time()
+    pid = _loop_pid()
     with series_to_read() as series:
         found = monitor_status(series, now)
     if as_json:
@@ -157,19 +167,27 @@ def check_now(*, as_json: bool) -> None:
     else:
         note("no problems found")
     if wrong:
-        raise Regression(f"{len(wrong)} thing{'s are' if len(wrong) > 1 else ' is'} wrong", hint=None)
+        raise Regression(
+            f"{len(wrong)} thing{'s are' if len(wrong) > 1 else ' is'} wrong", hint=None
+        )
 
 
 def add_target(options: AddTargetOptions) -> None:
     """Store a target. Without `--url`, it is this installation's gateway."""
-    own, check = options.url is None, not options.no_check
+    own = options.url is None
+    check = not options.no_check
     with series_to_write() as series:
-        found = store_target(series, _target_of(options), os.environ, time.time(), own=own, check=check)
+        found = store_target(
+            series, _target_of(options), os.environ, time.time(), own=own, check=check
+        )
     running = _loop_pid() is not None or bool(_hive("monitor").get("running"))
     if options.as_json:
         print_json({**msgspec.to_builtins(found.target), "about": found.about, "probing": running})
         return
-    start = "the first probe begins soon" if running else "`skep monitor run` or the next `skep up` starts probing"
+    if running:
+        start = "the first probe begins soon"
+    else:
+        start = "`skep monitor run` or the next `skep up` starts probing"
     note(*found.sentences(), f"{start}; `skep monitor status` shows it")
 
 
@@ -186,7 +204,9 @@ def _target_of(options: AddTargetOptions) -> ProbeTarget:
         long_tokens=0 if options.no_long else options.long,
         concurrency=options.concurrency if options.concurrency > 1 else 0,
         timeout_s=parse_seconds(options.timeout),
-        slower_pct=None if options.slower is None else parse_percent(options.slower, option="--slower"),
+        slower_pct=None
+        if options.slower is None
+        else parse_percent(options.slower, option="--slower"),
         ttft_ms=None if options.ttft is None else 1000 * parse_seconds(options.ttft),
     )
 
@@ -195,7 +215,13 @@ def list_targets(*, everyone: bool, as_json: bool) -> None:
     with series_to_read() as series:
         found = series.targets(removed=everyone)
     none_yet = f"there are no targets; {NOTHING_YET}"
-    print_list(found, partial(print_records, TARGETS), msgspec.to_builtins, as_json=as_json, none_yet=none_yet)
+    print_list(
+        found,
+        partial(print_records, TARGETS),
+        msgspec.to_builtins,
+        as_json=as_json,
+        none_yet=none_yet,
+    )
 
 
 def remove_target(name: str) -> None:

@@ -1,8 +1,8 @@
-"""Commands whose options are frozen dataclasses: an option is defined once, as a field, and travels in its object.
+"""Commands whose options are frozen dataclasses: an option is defined once, as a field, and
+travels in its object.
 
-A field that is `Annotated[..., option(...)]` is an option; any other is an ordinary field with its default.
-Also the options that many commands share, and the hive that they mean.
-"""
+A field that is `Annotated[..., option(...)]` is an option; any other is an ordinary field with its
+default. Also the options that many commands share, and the hive that they mean."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 HELP = ("-h", "--help")
-ROOT = click.Group("skep", context_settings={"help_option_names": [*HELP], "max_content_width": 100})
+ROOT = click.Group(
+    "skep", context_settings={"help_option_names": [*HELP], "max_content_width": 100}
+)
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,15 @@ def argument(help: str, **more: Any) -> Any:  # noqa: A002 - as click calls it
     return About(help, is_argument=True, **more)
 
 
-def command(group: click.Group, example: str, *, name: str | None = None, runs: str | None = None) -> Callable[[F], F]:
-    """Add a function as a command. A parameter that is a dataclass stands for the options among its fields.
+def command(
+    group: click.Group, example: str, *, name: str | None = None, runs: str | None = None
+) -> Callable[[F], F]:
+    """Add a function as a command. A parameter that is a dataclass stands for the options among
+    its fields.
 
-    `runs`: "MODULE.FUNCTION" of `skep.cli` that carries the command out, imported when it runs; it takes the same
-    parameters by name. Without it the function itself does. An integer that it returns is the exit code.
-    """
+    `runs`: "MODULE.FUNCTION" of `skep.cli` that carries the command out, imported when it runs; it
+    takes the same parameters by name. Without it the function itself does. An integer that it
+    returns is the exit code."""
 
     def add(function: F) -> F:
         hints = get_type_hints(function, include_extras=True)
@@ -75,23 +80,39 @@ def command(group: click.Group, example: str, *, name: str | None = None, runs: 
         files = {one.name: one for one in params if getattr(one.type, "type", None) is OutputFile}
         if files and "overwrite" not in [one.name for one in params]:
             named = " or ".join(f"{one.opts[-1]}" for one in files.values())
-            asked = Annotated[bool, option(f"Replace the {named} file if it exists.", "--overwrite")]
+            asked = Annotated[
+                bool, option(f"Replace the {named} file if it exists.", "--overwrite")
+            ]
             params.append(_parameter("overwrite", asked, default=False))
             params[-1].panel = getattr(next(iter(files.values())), "panel", None)  # type: ignore[attr-defined]
 
         def run(**given: Any) -> Any:
             for key in files.keys() & {key for key, value in given.items() if value is not None}:
-                typed = click.get_current_context().get_parameter_source(key) is not ParameterSource.DEFAULT
-                own = {"option": files[key].opts[-1], "named": typed, "overwrite": given["overwrite"]}
+                typed = (
+                    click.get_current_context().get_parameter_source(key)
+                    is not ParameterSource.DEFAULT
+                )
+                own = {
+                    "option": files[key].opts[-1],
+                    "named": typed,
+                    "overwrite": given["overwrite"],
+                }
                 vars(given[key]).update(own)
             values = {key: _value(key, hints[key], given) for key in taken}
             return (function if runs is None else implementation(runs))(**values)
 
         own = name or function.__name__.replace("_", "-")
-        group.add_command(PlainCommand(own, None, run, params, function.__doc__, f"Example: {example}"))
+        about = _help_text(function)
+        group.add_command(PlainCommand(own, None, run, params, about, f"Example: {example}"))
         return function
 
     return add
+
+
+def _help_text(function: Callable[..., Any]) -> str:
+    """Return the docstring with one line for each paragraph: a help page breaks lines itself."""
+    paragraphs = (function.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _value(name: str, kind: Any, given: dict[str, Any]) -> Any:
@@ -104,13 +125,22 @@ def _value(name: str, kind: Any, given: dict[str, Any]) -> Any:
 
 
 def _fields_as_parameters(kind: Any) -> Iterator[click.Parameter]:
-    """In the order of `PANELS`, the groups of a help page; fields that it does not name come first, as they stand."""
+    """In the order of `PANELS`, the groups of a help page; fields that it does not name come
+    first, as they stand.
+    """
     hints = get_type_hints(kind, include_extras=True)
-    panels = {name: title for title, names in getattr(kind, "PANELS", {}).items() for name in names.split()}
+    panels = {
+        name: title
+        for title, names in getattr(kind, "PANELS", {}).items()
+        for name in names.split()
+    }
     places = {name: place for place, name in enumerate(panels)}
     for field in sorted(fields(kind), key=lambda field: places.get(field.name, -1)):
         if get_origin(hints[field.name]) is Annotated:
-            default = Parameter.empty if field.default is MISSING else field.default
+            if field.default is MISSING:
+                default = Parameter.empty
+            else:
+                default = field.default
             made = _parameter(field.name, hints[field.name], default)
             made.panel = panels.get(field.name)  # type: ignore[attr-defined]
             yield made
@@ -121,7 +151,11 @@ _METAVARS = {int: "N", float: "X", Path: "FILE", OutputFile: "FILE", str: "TEXT"
 
 def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     inner, about = get_args(hint)
-    kind = next(one for one in (get_args(inner) if isinstance(inner, UnionType) else (inner,)) if one is not NoneType)
+    kind = next(
+        one
+        for one in (get_args(inner) if isinstance(inner, UnionType) else (inner,))
+        if one is not NoneType
+    )
     several = get_origin(kind) is tuple
     kind = get_args(kind)[0] if several else kind
     more: dict[str, Any] = {"required": default is Parameter.empty, "type": _type_of(kind, about)}
@@ -151,7 +185,9 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
 def _type_of(kind: Any, about: About) -> Any:
     if kind in (int, float):
         return _Number(kind, about.min, about.max)
-    return click.Path(path_type=kind) if kind in (Path, OutputFile) else kind
+    if kind in (Path, OutputFile):
+        return click.Path(path_type=kind)
+    return kind
 
 
 class _Number(click.ParamType[Any]):
@@ -159,17 +195,26 @@ class _Number(click.ParamType[Any]):
 
     def __init__(self, kind: type[int | float], least: float | None, most: float | None) -> None:
         self.name = "number"
-        self._kind, self._least, self._most = kind, least, most
+        self._kind = kind
+        self._least = least
+        self._most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             number = self._kind(value)
         except ValueError:
-            self.fail(f"`{value}` should be a {'whole ' if self._kind is int else ''}number", param, ctx)
-        least, most = (-inf if self._least is None else self._least), (inf if self._most is None else self._most)
+            self.fail(
+                f"`{value}` should be a {'whole ' if self._kind is int else ''}number", param, ctx
+            )
+        least = -inf if self._least is None else self._least
+        most = inf if self._most is None else self._most
         if not least <= number <= most or number in (-inf, inf):
-            limits = [f"at least {least:g}"] * (least > -inf) + [f"at most {most:g}"] * (most < inf)
-            self.fail(f"`{value}` should be {' and '.join(limits) or 'a finite number'}", param, ctx)
+            limits = [f"at least {least:g}"] * (least > -inf) + [f"at most {most:g}"] * (
+                most < inf
+            )
+            self.fail(
+                f"`{value}` should be {' and '.join(limits) or 'a finite number'}", param, ctx
+            )
         return number
 
 
@@ -181,19 +226,28 @@ def implementation(path: str) -> Callable[..., Any]:
 
 
 class PlainGroup(click.Group):
-    """A group whose help, which it also gives without a command, has the first sentence of each command, whole."""
+    """A group whose help, which it also gives without a command, has the first sentence of each
+    command, whole.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or ["--help"])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        lines = [(name, (one.help or "").split(". ")[0].split("\n\n")[0]) for name, one in self.commands.items()]
+        lines = [
+            (name, (one.help or "").split(". ")[0].split("\n\n")[0])
+            for name, one in self.commands.items()
+        ]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line if line.endswith((".", "?")) else f"{line}.") for name, line in lines])
+            formatter.write_dl(
+                [(name, line if line.endswith((".", "?")) else f"{line}.") for name, line in lines]
+            )
 
 
 class GroupWithDefault(PlainGroup):
-    """A group with one command whose name may be left out: `skep tune MODEL` is `skep tune run MODEL`."""
+    """A group with one command whose name may be left out: `skep tune MODEL` is `skep tune run
+    MODEL`.
+    """
 
     default: str
 
@@ -219,15 +273,22 @@ class GroupWithDefault(PlainGroup):
 
 
 class PlainCommand(click.Command):
-    """A command whose help shows its arguments too, and its options in groups, where they have some."""
+    """A command whose help shows its arguments too, and its options in groups, where they have
+    some.
+    """
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
             if isinstance(param, click.Argument):
-                default = f"  [default: {param.default}]" if isinstance(param.default, str) else ""
+                if isinstance(param.default, str):
+                    default = f"  [default: {param.default}]"
+                else:
+                    default = ""
                 more = "  [required]" if param.required else default
-                panels["Arguments"].append((param.human_readable_name, f"{getattr(param, 'about', '')}{more}"))
+                panels["Arguments"].append(
+                    (param.human_readable_name, f"{getattr(param, 'about', '')}{more}")
+                )
             elif (record := param.get_help_record(ctx)) is not None:
                 panels.setdefault(getattr(param, "panel", None) or "Options", []).append(record)
         for title, records in sorted(panels.items(), key=lambda panel: panel[0] == "Options"):
@@ -238,7 +299,10 @@ class PlainCommand(click.Command):
 
 def group(name: str, help: str, *, default: str | None = None) -> click.Group:  # noqa: A002 - as click calls it
     """Return a group of commands. `default`: the command that is meant where none is named."""
-    made = PlainGroup(name, help=help) if default is None else GroupWithDefault(name, help=help)
+    if default is None:
+        made = PlainGroup(name, help=help)
+    else:
+        made = GroupWithDefault(name, help=help)
     if isinstance(made, GroupWithDefault):
         made.default = default or ""
     ROOT.add_command(made)
@@ -250,25 +314,41 @@ def group(name: str, help: str, *, default: str | None = None) -> click.Group:  
 Model = Annotated[str | None, option("Model name (default: the only model served).")]
 KeyEnv = Annotated[str | None, option("Environment variable with the endpoint's API key.")]
 JsonOption = Annotated[bool, option("Print one JSON document on stdout.", "--json")]
-ConfigOption = Annotated[Path | None, option("Configuration file (default: skep.toml, if it exists).")]
+ConfigOption = Annotated[
+    Path | None, option("Configuration file (default: skep.toml, if it exists).")
+]
 
-HostOption = Annotated[str | None, option("Address the gateway listens on; beyond loopback a key is required.")]
+HostOption = Annotated[
+    str | None, option("Address the gateway listens on; beyond loopback a key is required.")
+]
 PortOption = Annotated[
-    int | None, option("Port of the gateway; 0 picks a free port (default: skep.toml, else 8400).", min=0, max=65535)
+    int | None,
+    option(
+        "Port of the gateway; 0 picks a free port (default: skep.toml, else 8400).",
+        min=0,
+        max=65535,
+    ),
 ]
 DetachOption = Annotated[bool, option("Run in the background.", "-d", "--detach")]
 ClusterOption = Annotated[
     str | None,
-    option("Serve on a Ray cluster: HOST:PORT of its head, or auto for this machine's.", metavar="ADDRESS"),
+    option(
+        "Serve on a Ray cluster: HOST:PORT of its head, or auto for this machine's.",
+        metavar="ADDRESS",
+    ),
 ]
-HiveOption = Annotated[str | None, option("Name of the deployment, if the cluster runs several (default: skep).")]
+HiveOption = Annotated[
+    str | None, option("Name of the deployment, if the cluster runs several (default: skep).")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
     """The endpoint as given on the command line."""
 
-    url: Annotated[str | None, option("Base URL, with or without /v1 (default: the gateway of `skep up`).")] = None
+    url: Annotated[
+        str | None, option("Base URL, with or without /v1 (default: the gateway of `skep up`).")
+    ] = None
     model: Model = None
     key_env: KeyEnv = None
     api: str = "openai"
@@ -278,14 +358,18 @@ class EndpointOptions:
         return self.url or running_url()
 
     def key(self) -> str | None:
-        """Return the key in the given variable, else skep's own key for a server on this machine."""
+        """Return the key in the given variable, else skep's own key for a server on this
+        machine.
+        """
         from skep.supervisor.control import local_key
 
         if self.key_env is None:
             return local_key(self.address, os.environ, user_paths(os.environ))
         value = os.environ.get(self.key_env)
         if not value:
-            raise UserError(f"--key-env `{self.key_env}` is not set", hint=f"export {self.key_env}=... first")
+            raise UserError(
+                f"--key-env `{self.key_env}` is not set", hint=f"export {self.key_env}=... first"
+            )
         return value
 
     async def find(self) -> Endpoint:
@@ -329,7 +413,10 @@ def running_url(otherwise: str | None = "http://127.0.0.1:8400") -> str:
 
 
 def existing(
-    none_yet: str = "there are no runs yet", hint: str = "`skep bench sweep` makes one", *, read_only: bool = True
+    none_yet: str = "there are no runs yet",
+    hint: str = "`skep bench sweep` makes one",
+    *,
+    read_only: bool = True,
 ) -> Store:
     """Open the store. Where there is none yet, raise UserError: looking makes no file."""
     from skep.store.database import open_store
@@ -347,7 +434,10 @@ class Interrupted(SkepError):
     exit_code = 130
 
     def __init__(
-        self, message: str = "interrupted", *, hint: str | None = "what was measured is kept: `skep runs` lists it"
+        self,
+        message: str = "interrupted",
+        *,
+        hint: str | None = "what was measured is kept: `skep runs` lists it",
     ) -> None:
         super().__init__(message, hint=hint)
 
@@ -366,7 +456,9 @@ def run_measuring(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         task = asyncio.current_task()
         assert task is not None
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(sign) is not signal.SIG_IGN:  # as `nohup` sets it: the work is to go on
+            if (
+                signal.getsignal(sign) is not signal.SIG_IGN
+            ):  # as `nohup` sets it: the work is to go on
                 asyncio.get_running_loop().add_signal_handler(sign, task.cancel)
         return await work()
 

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from skep.deploy.plan_request import PlanAnswer
 
 GPU_HELP = (
-    'GPUs to plan for: "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: pcie4x8, nvlink(0-1,2-3)". '
-    "Repeat it to compare rigs; 4x rtx-3090@750 is a price of 750 for each card (default: this machine)."
+    'GPUs to plan for: "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: pcie4x8, '
+    'nvlink(0-1,2-3)". '
+    "Repeat it to compare rigs; 4x rtx-3090@750 is a price of 750 for each card (default: "
+    "this machine)."
 )
 
 
@@ -28,17 +30,25 @@ class PlanOptions:
     PANELS: ClassVar[dict[str, str]] = {
         "GPUs": "gpu link",
         "Load and goal": "agents goal slo input_tokens output_tokens",
-        "Choices to pin": "engine version quant kv tp pp ep replicas slots context utilization spec graphs vision",
+        "Choices to pin": (
+            "engine version quant kv tp pp ep replicas slots context utilization spec graphs "
+            "vision"
+        ),
     }
 
     model: Annotated[
         str,
         argument(
-            "Model name from `skep catalog models`, a preset, or path of a config.json, its folder or a GGUF file.",
+            (
+                "Model name from `skep catalog models`, a preset, or path of a config.json, its "
+                "folder or a GGUF file."
+            ),
         ),
     ]
     gpu: Annotated[tuple[str, ...], option(GPU_HELP, metavar="RIG")] = ()
-    link: Annotated[str | None, option("Link between all GPUs: nvlink, pcie, pcie4x8 or p2p.")] = None
+    link: Annotated[str | None, option("Link between all GPUs: nvlink, pcie, pcie4x8 or p2p.")] = (
+        None
+    )
     agents: Annotated[
         int | None,
         option(
@@ -52,26 +62,43 @@ class PlanOptions:
     goal: Annotated[str, option("Optimise for throughput or latency.")] = "throughput"
     slo: Annotated[str | None, option("Latency limits to meet, such as ttft=1s,tpot=25ms.")] = None
     input_tokens: Annotated[
-        int | None, option("Prompt length in tokens (default: 16384, an agent's).", "--prompt-tokens", min=1)
+        int | None,
+        option("Prompt length in tokens (default: 16384, an agent's).", "--prompt-tokens", min=1),
     ] = None
-    output_tokens: Annotated[int | None, option("Answer length in tokens (default: 1024, an agent's).", min=1)] = None
+    output_tokens: Annotated[
+        int | None, option("Answer length in tokens (default: 1024, an agent's).", min=1)
+    ] = None
     engine: Annotated[
-        tuple[str, ...], option("vllm, sglang, llamacpp or all; repeatable (default: those that load the model).")
+        tuple[str, ...],
+        option("vllm, sglang, llamacpp or all; repeatable (default: those that load the model)."),
     ] = ()
-    quant: Annotated[str | None, option("Pin the weight format: awq, fp8, nvfp4, bf16, q4_k_m.")] = None
+    quant: Annotated[
+        str | None, option("Pin the weight format: awq, fp8, nvfp4, bf16, q4_k_m.")
+    ] = None
     kv: Annotated[str | None, option("Pin the KV cache type: bf16, fp8, fp8_e5m2, q8_0.")] = None
     tp: Annotated[int | None, option("Pin the tensor-parallel size.", min=1)] = None
     pp: Annotated[int | None, option("Pin the pipeline-parallel size.", min=1)] = None
-    ep: Annotated[int | None, option("Pin the expert-parallel size; 1 turns it off.", min=1)] = None
+    ep: Annotated[int | None, option("Pin the expert-parallel size; 1 turns it off.", min=1)] = (
+        None
+    )
     replicas: Annotated[int | None, option("Pin the number of replicas.", min=1)] = None
-    slots: Annotated[int | None, option("Pin the sequences each replica decodes at a time.", min=1, max=4096)] = None
-    context: Annotated[int | None, option("Pin the maximum sequence length in tokens.", min=64)] = None
-    utilization: Annotated[float | None, option("Pin the share of GPU memory to fill: 0.9.", "--memory-share")] = None
+    slots: Annotated[
+        int | None, option("Pin the sequences each replica decodes at a time.", min=1, max=4096)
+    ] = None
+    context: Annotated[
+        int | None, option("Pin the maximum sequence length in tokens.", min=64)
+    ] = None
+    utilization: Annotated[
+        float | None, option("Pin the share of GPU memory to fill: 0.9.", "--memory-share")
+    ] = None
     spec: Annotated[str | None, option("Pin speculative decoding: mtp:3, ngram:4 or none.")] = None
     graphs: Annotated[
         bool | None,
         option(
-            "Record CUDA graphs, or run eager with --no-graphs (default: graphs; a preset's own choice).",
+            (
+                "Record CUDA graphs, or run eager with --no-graphs (default: graphs; a preset's "
+                "own choice)."
+            ),
             "--graphs/--no-graphs",
         ),
     ] = None
@@ -82,12 +109,19 @@ class PlanOptions:
 def plan(
     options: PlanOptions,
     html: Annotated[
-        OutputFile | None, option("Also write an HTML page with charts to this file.", metavar="FILE")
+        OutputFile | None,
+        option("Also write an HTML page with charts to this file.", metavar="FILE"),
     ] = None,
-    more: Annotated[bool, option("Also print reasons, rejected layouts and all memory terms.")] = False,
+    more: Annotated[
+        bool, option("Also print reasons, rejected layouts and all memory terms.")
+    ] = False,
     commands: Annotated[bool, option("Also print the engines' own command lines.")] = False,
     formats: Annotated[
-        bool, option("Print one row a weight format and one a KV type instead: size, kernel, speed, verdict and why.")
+        bool,
+        option(
+            "Print one row a weight format and one a KV type instead: size, kernel, speed, "
+            "verdict and why."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -116,7 +150,9 @@ def plan(
 
 
 def _answer(options: PlanOptions, paths: Paths) -> PlanAnswer:
-    """Return the answer for a preset of that name, else for a model. As with `skep up`, a preset goes first."""
+    """Return the answer for a preset of that name, else for a model. As with `skep up`, a preset
+    goes first.
+    """
     from skep.config.presets import find_preset, presets_folder
     from skep.deploy.plan_request import AGENTS, PlanFlags, answer_plan
     from skep.deploy.preset_plan import agents_of, answer_preset
@@ -125,7 +161,9 @@ def _answer(options: PlanOptions, paths: Paths) -> PlanAnswer:
     preset = find_preset(options.model, presets_folder(paths))
     if preset is None:
         return answer_plan(PlanFlags(**{**given, "agents": options.agents or AGENTS}), paths.store)
-    return answer_preset(preset, PlanFlags(**{**given, "agents": options.agents or agents_of(preset)}), paths.store)
+    return answer_preset(
+        preset, PlanFlags(**{**given, "agents": options.agents or agents_of(preset)}), paths.store
+    )
 
 
 def _formats(options: PlanOptions, *, as_json: bool, alone: bool) -> None:
@@ -138,7 +176,9 @@ def _formats(options: PlanOptions, *, as_json: bool, alone: bool) -> None:
     from skep.report.formats import print_formats
 
     if not alone:
-        raise UserError("--formats prints its tables only", hint="leave --html, --more and --commands out")
+        raise UserError(
+            "--formats prints its tables only", hint="leave --html, --more and --commands out"
+        )
     paths = user_paths(os.environ)
     preset = find_preset(options.model, presets_folder(paths))
     if preset is not None:

@@ -20,7 +20,13 @@ from skep.errors import EngineError, UserError
 from skep.files import HTML
 from skep.host.facts import read_host
 from skep.paths import Paths, user_paths
-from skep.report.preset_table import measured, presets_document, presets_page, presets_words, print_presets
+from skep.report.preset_table import (
+    measured,
+    presets_document,
+    presets_page,
+    presets_words,
+    print_presets,
+)
 from skep.report.terminal import byte_progress, note, print_json
 from skep.store.database import Store, open_store
 from skep.tuner.preset_sweep import MeasuredPreset, PresetSweeps
@@ -29,23 +35,39 @@ from skep.tuner.trial_server import TrialServers, tuner_lock
 
 
 def run_presets_command(options: PresetsOptions) -> None:
-    paths, plan = user_paths(os.environ), plan_of(options)
+    paths = user_paths(os.environ)
+    plan = plan_of(options)
     output = options.output.checked(suffixes=HTML)
     presets = presets_of(options.presets, paths)
-    levels = AUTO if plan.finds_knee else ",".join(map(str, plan.concurrency))
+    if plan.finds_knee:
+        levels = AUTO
+    else:
+        levels = ",".join(map(str, plan.concurrency))
     rig = rig_to_simulate(options.gpu, simulate=options.simulate)
     note(f"{presets_words(len(presets))}, C={levels}, {plan.budget_s:g} s each at most")
     results: list[MeasuredPreset] = []
-    with nullcontext() if options.simulate else tuner_lock(paths), open_store(paths.store) as store:
+    with (
+        nullcontext() if options.simulate else tuner_lock(paths),
+        open_store(paths.store) as store,
+    ):
         if not options.simulate:
             _check_free(paths)
-        opened = preset_sweeps(paths, store, plan, "preset-sweeps", simulate=options.simulate, rig=rig)
+        opened = preset_sweeps(
+            paths, store, plan, "preset-sweeps", simulate=options.simulate, rig=rig
+        )
         interrupted = _measured_until(presets, opened, results)
-        page = presets_page(store, results) if measured(results) else None
+        if measured(results):
+            page = presets_page(store, results)
+        else:
+            page = None
     if page is not None:
         output.write(page)
     if options.as_json:
-        print_json(presets_document(results, simulated=options.simulate, report=str(output) if page else None))
+        print_json(
+            presets_document(
+                results, simulated=options.simulate, report=str(output) if page else None
+            )
+        )
     elif results:
         print_presets(results, () if plan.finds_knee else plan.concurrency)
     if page is not None:
@@ -53,12 +75,17 @@ def run_presets_command(options: PresetsOptions) -> None:
     if interrupted is not None:
         raise Interrupted(_left_words(presets, results), hint=interrupted.hint)
     if page is None:
-        hint = "`skep presets show NAME` has its needs; `skep bench presets --help` explains --simulate"
+        hint = (
+            "`skep presets show NAME` has its needs; `skep bench presets --help` explains "
+            "--simulate"
+        )
         raise EngineError("no preset was measured", hint=hint)
 
 
 def _measured_until(
-    presets: Sequence[Preset], opened: AbstractContextManager[PresetSweeps], results: list[MeasuredPreset]
+    presets: Sequence[Preset],
+    opened: AbstractContextManager[PresetSweeps],
+    results: list[MeasuredPreset],
 ) -> Interrupted | None:
     """Measure all presets into `results`; return the interruption that ended it before."""
     try:
@@ -88,11 +115,15 @@ def _check_free(paths: Paths) -> None:
     if service is None:
         return
     if service.gpus:
-        raise EngineError(f"the GPUs are in use: {service}", hint="`skep down` first; --simulate needs no GPU")
+        raise EngineError(
+            f"the GPUs are in use: {service}", hint="`skep down` first; --simulate needs no GPU"
+        )
     note(f"warning: {service}; its requests slow down what is measured here")
 
 
-async def _measure_all(presets: Sequence[Preset], sweeps: PresetSweeps, results: list[MeasuredPreset]) -> None:
+async def _measure_all(
+    presets: Sequence[Preset], sweeps: PresetSweeps, results: list[MeasuredPreset]
+) -> None:
     for number, measured_preset in enumerate(presets, 1):
         simulated = "SIMULATED " if sweeps.simulate else ""
         rig = sweeps.rig or measured_preset.hardware
@@ -130,7 +161,10 @@ def rig_to_simulate(gpu: str | None, *, simulate: bool) -> str | None:
     if gpu is None:
         return None
     if not simulate:
-        raise UserError("--gpu needs --simulate", hint="add --simulate; without it, this machine's GPUs are measured")
+        raise UserError(
+            "--gpu needs --simulate",
+            hint="add --simulate; without it, this machine's GPUs are measured",
+        )
     find_rig(gpu)
     return gpu
 

@@ -1,4 +1,6 @@
-"""`skep bench quality`: options to a plan and a bank, a trial with progress, a table and what may be said."""
+"""`skep bench quality`: options to a plan and a bank, a trial with progress, a table and what may
+be said.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def run_quality_command(options: QualityOptions) -> int:
     else:
         print_quality(summary)
         note(*late_levels(summary.run_id))
-        note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the report")
+        note(
+            f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes "
+            "the report"
+        )
     return exit_code(summary)
 
 
@@ -83,10 +88,14 @@ def bank_of(options: QualityOptions, plan: TrialPlan) -> Bank:
             note(f"{needed:,} items are needed; {count:,} are made unless you set --items")
     with byte_progress(f"fetching {options.bank}") as progress:
         cache = user_paths(os.environ).cache
-        bank = choose_bank(options.bank, seed=plan.seed, count=count, cache_dir=cache, progress=progress)
+        bank = choose_bank(
+            options.bank, seed=plan.seed, count=count, cache_dir=cache, progress=progress
+        )
     if len(bank.items) < plan.levels[-1]:
         hint = "ask more items, or a smaller --concurrency"
-        raise UserError(f"{len(bank.items)} items cannot keep {plan.levels[-1]} agents busy", hint=hint)
+        raise UserError(
+            f"{len(bank.items)} items cannot keep {plan.levels[-1]} agents busy", hint=hint
+        )
     if options.max_tokens is not None:
         longer = tuple(replace(item, max_tokens=options.max_tokens) for item in bank.items)
         bank = replace(bank, items=longer)
@@ -105,7 +114,9 @@ async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> Quali
         note(*outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available))
         meter = meter_for(endpoint)
         with open_store(user_paths(os.environ).store) as store, level_view() as show:
-            trial = QualityTrial(plan, bank, endpoint, store, read_host(), Judge(sandbox), show, note_level, meter)
+            trial = QualityTrial(
+                plan, bank, endpoint, store, read_host(), Judge(sandbox), show, note_level, meter
+            )
             return await trial.run()
     finally:
         if sandbox is not None:

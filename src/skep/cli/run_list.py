@@ -20,14 +20,23 @@ from skep.report.terminal import day_and_time, note, picked, print_list, print_t
 from skep.store.database import read_store
 from skep.store.records import StoredRun
 
-RUN_KEYS = "id kind state created_at ended_at model url requests simulated fingerprint config engine skep_version error"
+RUN_KEYS = (
+    "id kind state created_at ended_at model url requests simulated fingerprint config engine "
+    "skep_version error"
+)
 
 
 def print_runs(limit: int, *, as_json: bool) -> None:
     columns = "RUN|WHEN~1|KIND|STATE|MODEL|C~3|>REQUESTS~4|URL~5|NOTE~2"
     none_yet = "no runs yet; `skep bench sweep` makes one"
     document = lambda row: {**picked(row[0], RUN_KEYS), "failed": row[1]}  # noqa: E731
-    print_list(_runs(limit), partial(print_table, columns, _run_cells), document, as_json=as_json, none_yet=none_yet)
+    print_list(
+        _runs(limit),
+        partial(print_table, columns, _run_cells),
+        document,
+        as_json=as_json,
+        none_yet=none_yet,
+    )
 
 
 def write_reports(run: Sequence[str], output: OutputFile) -> None:
@@ -37,21 +46,32 @@ def write_reports(run: Sequence[str], output: OutputFile) -> None:
         output = output.checked(*(one.id for one in runs), suffixes=HTML)
         text = drawn(store, runs)
     output.write(text, *(one.id for one in runs))
-    what = f"{runs[0].id} ({runs[0].state.value})" if len(runs) == 1 else f"{len(runs)} runs"
+    if len(runs) == 1:
+        what = f"{runs[0].id} ({runs[0].state.value})"
+    else:
+        what = f"{len(runs)} runs"
     note(f"{what} written to {output}")
 
 
 def _runs(limit: int) -> list[tuple[StoredRun, int]]:
     """Return the runs, and how many of the requests of each failed."""
     with read_store(user_paths(os.environ).store) as store:
-        return [(run, sum(not row.ok for row in store.requests(run.id))) for run in store.runs(limit)]
+        return [
+            (run, sum(not row.ok for row in store.requests(run.id))) for run in store.runs(limit)
+        ]
 
 
 def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
     run, failed = row
     levels = ",".join(str(level) for level in run.config.get("concurrency", ()))
-    notes = [run.error or "", f"{failed} failed" if failed else "", "simulated" if run.simulated else ""]
-    if run.config.get("max_concurrency") and (run.config.get("to_saturation") or run.config.get("slo")):
+    notes = [
+        run.error or "",
+        f"{failed} failed" if failed else "",
+        "simulated" if run.simulated else "",
+    ]
+    if run.config.get("max_concurrency") and (
+        run.config.get("to_saturation") or run.config.get("slo")
+    ):
         levels = "search"  # in old stores
     if run.config.get("finds_knee"):
         levels = "auto"
@@ -62,21 +82,35 @@ def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
 FORMATS = ("markdown", "csv", "json")
 
 
-def run_export_command(run: str, form: str, output: OutputFile | None, *, requests: bool, answers: bool) -> None:
+def run_export_command(
+    run: str, form: str, output: OutputFile | None, *, requests: bool, answers: bool
+) -> None:
     if form not in FORMATS:
-        raise UserError(f"--format `{form}` is unknown", hint=f"choose one of {', '.join(FORMATS)}")
+        raise UserError(
+            f"--format `{form}` is unknown", hint=f"choose one of {', '.join(FORMATS)}"
+        )
     if requests and form == "markdown":
-        raise UserError("--requests has too many rows for Markdown", hint="add --format csv or --format json")
+        raise UserError(
+            "--requests has too many rows for Markdown", hint="add --format csv or --format json"
+        )
     if answers and not requests:
-        raise UserError("--answers belongs to --requests", hint="add --requests --format csv or --format json")
+        raise UserError(
+            "--answers belongs to --requests", hint="add --requests --format csv or --format json"
+        )
     if output is not None:
         output.checked()
     with existing() as store:
         found, summary, rows = load_run(store, run)
         verdicts = store.verdicts(found.id)
-        mixed = load_mixed(store, found) if found.kind == MIXED and not requests else None
+        if found.kind == MIXED and not requests:
+            mixed = load_mixed(store, found)
+        else:
+            mixed = None
     if found.kind == QUALITY and not requests:
-        hint = f"`skep runs report {found.id}` has the figures; --requests --format csv has every request and verdict"
+        hint = (
+            f"`skep runs report {found.id}` has the figures; --requests --format csv has every "
+            "request and verdict"
+        )
         raise UserError(f"run `{found.id}` ({found.kind}) measures answers, not speed", hint=hint)
     if requests:
         text = requests_text(rows, verdicts, form, with_texts=answers)

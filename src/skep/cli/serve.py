@@ -33,7 +33,9 @@ class ServeOptions:
 
     PANELS: ClassVar[dict[str, str]] = {
         "Run": "embedded dry_run detach config fallback as_json",
-        "Layout": "replicas slots context concurrency engine checkpoint quant kv spec tp pp graphs vision gpus "
+        "Layout": "replicas slots context concurrency engine checkpoint quant kv spec tp pp "
+        "graphs "
+        "vision gpus "
         "memory_share threads binary",
         "Gateway": "host port engine_port",
         "Simulation": "simulate gpu link",
@@ -41,58 +43,101 @@ class ServeOptions:
     }
 
     model: Annotated[
-        str | None, argument("Preset, model, checkpoint or GGUF file (default: skep.toml; without GPUs, embedded).")
+        str | None,
+        argument(
+            "Preset, model, checkpoint or GGUF file (default: skep.toml; without GPUs, embedded)."
+        ),
     ] = None
-    embedded: Annotated[bool, option("Serve the embedded model, whatever skep.toml serves.")] = False
-    replicas: Annotated[int | None, option("Number of replicas (engine processes).", min=1, max=1024)] = None
-    slots: Annotated[int | None, option("Sequences that each replica decodes at a time.", min=1, max=1024)] = None
-    context: Annotated[int | None, option("Context length of each slot in tokens.", min=64)] = None
-    threads: Annotated[int | None, option("CPU threads per replica (default: its share of the free cores).", min=1)] = (
-        None
+    embedded: Annotated[bool, option("Serve the embedded model, whatever skep.toml serves.")] = (
+        False
     )
+    replicas: Annotated[
+        int | None, option("Number of replicas (engine processes).", min=1, max=1024)
+    ] = None
+    slots: Annotated[
+        int | None, option("Sequences that each replica decodes at a time.", min=1, max=1024)
+    ] = None
+    context: Annotated[int | None, option("Context length of each slot in tokens.", min=64)] = None
+    threads: Annotated[
+        int | None,
+        option("CPU threads per replica (default: its share of the free cores).", min=1),
+    ] = None
     host: HostOption = None
     port: PortOption = None
     engine_port: Annotated[
         int | None,
-        option("Port of the first engine; the others use the next ports (default: free ports).", min=0, max=65535),
+        option(
+            "Port of the first engine; the others use the next ports (default: free ports).",
+            min=0,
+            max=65535,
+        ),
     ] = None
     simulate: Annotated[
         bool,
-        option("Simulate the engine at the speed the planner predicts; needs no weights and no GPU."),
+        option(
+            "Simulate the engine at the speed the planner predicts; needs no weights and no GPU."
+        ),
     ] = False
-    gpu: Annotated[tuple[str, ...], option('GPUs to simulate, such as "2x rtx-3090" (default: this machine\'s).')] = ()
+    gpu: Annotated[
+        tuple[str, ...],
+        option('GPUs to simulate, such as "2x rtx-3090" (default: this machine\'s).'),
+    ] = ()
     link: Annotated[str | None, option("Link between the GPUs: nvlink or pcie.")] = None
     engine: Annotated[
-        str | None, option("vllm, sglang, llamacpp, ollama or embedded (default: the planner's choice).")
+        str | None,
+        option("vllm, sglang, llamacpp, ollama or embedded (default: the planner's choice)."),
     ] = None
-    checkpoint: Annotated[str | None, option("Weights to load: hub name, folder, GGUF file or Ollama tag.")] = None
-    quant: Annotated[str | None, option("Weight format, such as awq (default: the planner's choice).")] = None
-    kv: Annotated[str | None, option("KV cache type, such as fp8 (default: the planner's choice).")] = None
+    checkpoint: Annotated[
+        str | None, option("Weights to load: hub name, folder, GGUF file or Ollama tag.")
+    ] = None
+    quant: Annotated[
+        str | None, option("Weight format, such as awq (default: the planner's choice).")
+    ] = None
+    kv: Annotated[
+        str | None, option("KV cache type, such as fp8 (default: the planner's choice).")
+    ] = None
     spec: Annotated[str | None, option("Speculative decoding, such as mtp:3, or none.")] = None
-    tp: Annotated[int | None, option("Tensor-parallel size: GPUs that share each layer of a replica.", min=1)] = None
-    pp: Annotated[int | None, option("Pipeline-parallel size: stages of a replica with their own GPUs.", min=1)] = None
+    tp: Annotated[
+        int | None, option("Tensor-parallel size: GPUs that share each layer of a replica.", min=1)
+    ] = None
+    pp: Annotated[
+        int | None,
+        option("Pipeline-parallel size: stages of a replica with their own GPUs.", min=1),
+    ] = None
     graphs: Annotated[
         bool | None,
         option(
-            "Record CUDA graphs, or run eager with --no-graphs (default: the engine's, or the preset's).",
+            (
+                "Record CUDA graphs, or run eager with --no-graphs (default: the engine's, or "
+                "the preset's)."
+            ),
             "--graphs/--no-graphs",
         ),
     ] = None
     vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.")] = False
     concurrency: Annotated[
-        int | None, option("Number of agents to plan the layout for (default: 4).", "-c", "--concurrency", min=1)
+        int | None,
+        option(
+            "Number of agents to plan the layout for (default: 4).", "-c", "--concurrency", min=1
+        ),
     ] = None
     gpus: Annotated[str | None, option("Use only these GPUs of this machine, such as 0,1.")] = None
     memory_share: Annotated[
-        float | None, option("Share of each GPU's memory that the engine may fill, such as 0.9.", min=0.01, max=1.0)
+        float | None,
+        option(
+            "Share of each GPU's memory that the engine may fill, such as 0.9.", min=0.01, max=1.0
+        ),
     ] = None
-    binary: Annotated[str | None, option("Path of the engine's program, if it is not on PATH.")] = None
+    binary: Annotated[
+        str | None, option("Path of the engine's program, if it is not on PATH.")
+    ] = None
     dry_run: Annotated[
-        bool, option("Print what would be downloaded and started, with command lines; start nothing.")
+        bool,
+        option("Print what would be downloaded and started, with command lines; start nothing."),
     ] = False
-    fallback: Annotated[bool, option("If an engine dies, restart it with the known remedy, one change at a time.")] = (
-        False
-    )
+    fallback: Annotated[
+        bool, option("If an engine dies, restart it with the known remedy, one change at a time.")
+    ] = False
     cluster: ClusterOption = None
     hive: HiveOption = None
     config: ConfigOption = None
@@ -106,13 +151,19 @@ class ServeOptions:
 
 @command(ROOT, "skep up --replicas 2 --slots 4 -d", runs="hive.up")
 def up(options: ServeOptions) -> None:
-    """Serve a model behind one endpoint. Options left out come from skep.toml, the preset or the planner."""
+    """Serve a model behind one endpoint. Options left out come from skep.toml, the preset or the
+    planner.
+    """
 
 
 @command(ROOT, "skep down")
 def down(
     wait: Annotated[
-        str | None, option("How long to wait for running requests before aborting them (default: skep.toml, else 30s).")
+        str | None,
+        option(
+            "How long to wait for running requests before aborting them (default: "
+            "skep.toml, else 30s)."
+        ),
     ] = None,
 ) -> None:
     """Stop everything: finish running requests, then end the gateway and the engines."""
@@ -157,12 +208,19 @@ def ps(as_json: JsonOption = False) -> None:
 @command(ROOT, "skep logs smollm2-135m-0 -f")
 def logs(
     name: Annotated[
-        str | None, argument("Replica name from `skep ps`, or `gateway`, `monitor` or `skep` (default: all).")
+        str | None,
+        argument("Replica name from `skep ps`, or `gateway`, `monitor` or `skep` (default: all)."),
     ] = None,
-    follow: Annotated[bool, option("Keep printing new lines as they are written.", "-f", "--follow")] = False,
-    lines: Annotated[int, option("Number of lines to print from the end.", "-n", "--lines", min=0)] = 100,
+    follow: Annotated[
+        bool, option("Keep printing new lines as they are written.", "-f", "--follow")
+    ] = False,
+    lines: Annotated[
+        int, option("Number of lines to print from the end.", "-n", "--lines", min=0)
+    ] = 100,
 ) -> None:
-    """Print the logs of engines, gateway and monitor. Lines of several logs begin with the name of their log."""
+    """Print the logs of engines, gateway and monitor. Lines of several logs begin with the name of
+    their log.
+    """
     show_log(user_paths(os.environ), name, lines, follow=follow)
 
 
@@ -170,7 +228,10 @@ def show_log(paths: Paths, name: str | None, lines: int, *, follow: bool) -> Non
     """Print a log, or all; where it is followed, until Ctrl-C or the end of the hive."""
     from skep.supervisor.control import read_all_logs, read_log
 
-    every = read_all_logs(paths, lines, follow=follow) if name is None else read_log(paths, name, lines, follow=follow)
+    if name is None:
+        every = read_all_logs(paths, lines, follow=follow)
+    else:
+        every = read_log(paths, name, lines, follow=follow)
     try:
         for data in every:
             sys.stdout.buffer.write(data)

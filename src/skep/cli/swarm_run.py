@@ -1,4 +1,6 @@
-"""`skep swarm run`, `resume` and `ask`: checks the input, stores the run in the journal, and starts it."""
+"""`skep swarm run`, `resume` and `ask`: checks the input, stores the run in the journal, and
+starts it.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,31 @@ LONGEST_NAME = 80
 
 
 def tasks_of(options: TaskRunOptions) -> list[Task]:
-    schema = None if options.schema is None else read_schema(options.schema)
+    if options.schema is None:
+        schema = None
+    else:
+        schema = read_schema(options.schema)
     if options.failed_of is not None:
         return _failed_tasks(options, options.failed_of, schema)
     if options.tasks is None:
-        raise UserError("there are no tasks", hint="name a file of tasks, or `-` for stdin: docs/swarm.md")
+        raise UserError(
+            "there are no tasks", hint="name a file of tasks, or `-` for stdin: docs/swarm.md"
+        )
     told = _taken(options, "template system max_tokens temperature")
     return read_tasks(options.tasks, schema=schema, **told)
 
 
 def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | None) -> list[Task]:
     """As they were, but for what is asked for otherwise this time."""
-    if beside := [name for name, value in _taken(options, "tasks template system").items() if value is not None]:
+    if beside := [
+        name
+        for name, value in _taken(options, "tasks template system").items()
+        if value is not None
+    ]:
         what = "TASKS" if beside[0] == "tasks" else f"--{beside[0]}"
-        raise UserError(f"{what} does not go with --failed-of", hint="those tasks are already stored")
+        raise UserError(
+            f"{what} does not go with --failed-of", hint="those tasks are already stored"
+        )
     with journal() as swarm:
         tasks = failed_tasks(swarm, name)
     wanted = {"schema": schema, **_taken(options, "max_tokens temperature")}
@@ -59,9 +72,8 @@ def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | N
 def output_path(options: TaskRunOptions, source: Path | None) -> Path | None:
     """Return the results file; None is stdout.
 
-    `tasks.jsonl` has `tasks.results.jsonl`. Any other file keeps its ending, `tasks.csv.results.jsonl`,
-    so that task files of one name do not meet in one results file.
-    """
+    `tasks.jsonl` has `tasks.results.jsonl`. Any other file keeps its ending,
+    `tasks.csv.results.jsonl`, so that task files of one name do not meet in one results file."""
     if options.output == "-":
         return None
     if options.output is not None:
@@ -91,16 +103,26 @@ def _before_sending(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def run_tasks(options: TaskRunOptions) -> int:
     """Everything that can be wrong is found before the first task is sent."""
-    paths, as_json = user_paths(os.environ), options.as_json
-    source = None if options.tasks in (None, "-") else Path(str(options.tasks))
+    paths = user_paths(os.environ)
+    as_json = options.as_json
+    if options.tasks in (None, "-"):
+        source = None
+    else:
+        source = Path(str(options.tasks))
     output = output_path(options, source)
     if options.priority not in (None, "interactive", "normal", "batch"):
-        raise UserError(f"--priority `{options.priority}` is unknown", hint="choose interactive, normal or batch")
+        raise UserError(
+            f"--priority `{options.priority}` is unknown",
+            hint="choose interactive, normal or batch",
+        )
     own = _taken(options, "priority max_tokens")
     order = _order_of(options, **own, output=None if output is None else str(output))
     key = options.key()
     if as_json and output is None and not options.dry_run:
-        raise UserError("--json and the results would both go to stdout", hint="name a file for the results with -o")
+        raise UserError(
+            "--json and the results would both go to stdout",
+            hint="name a file for the results with -o",
+        )
     tasks = tasks_of(options)
     if output is not None:
         check_output_free(paths, output, source, overwrite=options.overwrite)
@@ -109,20 +131,30 @@ def run_tasks(options: TaskRunOptions) -> int:
         _show_dry(options, tasks, output, endpoint, down)
         return 0
     name = "stdin" if source is None else source.name
-    name = name if options.failed_of is None else f"failed of {options.failed_of}"
+    if options.failed_of is not None:
+        name = f"failed of {options.failed_of}"
     with open_store(paths.store) as store:
-        model = endpoint.model if endpoint is not None else options.model
+        if endpoint is not None:
+            model: str | None = endpoint.model
+        else:
+            model = options.model
         run_id = create_run(store, tasks, order, url=options.address, model=model, name=name)
     if output is not None:
         with closing(ResultsFile(output, run_id)) as file:
-            file.clear()  # --overwrite: the old lines go when the new run is in the journal, not before
+            # --overwrite: the old lines go when the new run is in the journal, not before
+            file.clear()
     return carry_out_here(run_id, key=key, as_json=as_json)
 
 
-def resume_run(name: str | None, *, last: bool, url: str | None, model: str | None, as_json: bool) -> int:
-    """`url`, `model`: of an endpoint that has moved. A run that has ended sends nothing; its file is made whole."""
+def resume_run(
+    name: str | None, *, last: bool, url: str | None, model: str | None, as_json: bool
+) -> int:
+    """`url`, `model`: of an endpoint that has moved. A run that has ended sends nothing; its file
+    is made whole.
+    """
     run = run_to_resume(user_paths(os.environ), name, last=last)
-    counts, file = run.counts, run.config.get("output")
+    counts = run.counts
+    file = run.config.get("output")
     if run.state is SwarmRunState.DONE:
         note(f"{run.id} has ended already: {counts.done} tasks done, {counts.failed} failed")
     else:
@@ -138,7 +170,9 @@ def resume_run(name: str | None, *, last: bool, url: str | None, model: str | No
 
 
 async def _found(options: SwarmOptions) -> tuple[Endpoint | None, str | None]:
-    """Return the endpoint, or why it does not answer: it will be waited for. UserError: it does not serve the model."""
+    """Return the endpoint, or why it does not answer: it will be waited for. UserError: it does
+    not serve the model.
+    """
     try:
         return await options.find(), None
     except EndpointError as error:
@@ -146,7 +180,11 @@ async def _found(options: SwarmOptions) -> tuple[Endpoint | None, str | None]:
 
 
 def _show_dry(
-    options: TaskRunOptions, tasks: list[Task], output: Path | None, endpoint: Endpoint | None, down: str | None
+    options: TaskRunOptions,
+    tasks: list[Task],
+    output: Path | None,
+    endpoint: Endpoint | None,
+    down: str | None,
 ) -> None:
     document = {
         "tasks": len(tasks),
@@ -160,27 +198,41 @@ def _show_dry(
     if options.as_json:
         print_json(document)
         return
-    note(f"{len(tasks)} tasks would go to {options.address}, their results to {output or 'stdout'}; nothing was sent")
+    note(
+        f"{len(tasks)} tasks would go to {options.address}, their results to "
+        f"{output or 'stdout'}; nothing was sent"
+    )
     if endpoint is None:
         note(f"it does not answer now: {down}")
     else:
         slots = endpoint.engine.get("slots")
-        note(f"it serves {endpoint.model}" + (f" with {slots} slots" if slots is not None else " and reports no slots"))
+        note(
+            f"it serves {endpoint.model}"
+            + (f" with {slots} slots" if slots is not None else " and reports no slots")
+        )
     note("the first task:")
     print_json(document["first"])
 
 
 def run_ask(options: AskOptions) -> int:
     """Everything that can be wrong is found before the first task is sent."""
-    goal, order = options.goal.strip(), _order_of(options)
+    goal = options.goal.strip()
+    order = _order_of(options)
     if options.output is not None:
         options.output.checked()
     if not goal:
-        raise UserError("the goal is empty", hint='skep swarm ask "Summarise each file" "docs/*.md"')
+        raise UserError(
+            "the goal is empty", hint='skep swarm ask "Summarise each file" "docs/*.md"'
+        )
     if not options.files and options.chunk_tokens is not None:
-        raise UserError("--chunk-tokens cuts files, and no files are named", hint="leave it out, or name files")
+        raise UserError(
+            "--chunk-tokens cuts files, and no files are named", hint="leave it out, or name files"
+        )
     key = options.key()
-    sources = find_sources(Path(), options.files, outside=True) if options.files else None
+    if options.files:
+        sources = find_sources(Path(), options.files, outside=True)
+    else:
+        sources = None
     left_out = () if sources is None else sources.left_out
     note(*(f"left out of {len(left_out)}: {name} ({why})" for name, why in left_out[:5]))
 
@@ -188,9 +240,15 @@ def run_ask(options: AskOptions) -> int:
         """A plan has to be had before the tasks run."""
         if sources is None:
             endpoint = await options.find()
-            most = MOST_PLANNED if options.agents is None else min(options.agents, MOST_PLANNED)
-            tokens, within_s = options.max_tokens, order.timeout_s
-            split = await plan_goal(goal, endpoint, most=most, max_tokens=tokens, timeout_s=within_s, say=note)
+            if options.agents is None:
+                most = MOST_PLANNED
+            else:
+                most = min(options.agents, MOST_PLANNED)
+            tokens = options.max_tokens
+            within_s = order.timeout_s
+            split = await plan_goal(
+                goal, endpoint, most=most, max_tokens=tokens, timeout_s=within_s, say=note
+            )
             return split, endpoint.model
         found, down = (await options.find(), None) if options.by_model else await _found(options)
         if down is not None:
@@ -206,12 +264,17 @@ def run_ask(options: AskOptions) -> int:
         if options.as_json:
             print_json(plan)
         return 0
-    answer = None if options.output is None else str(options.output.absolute())
+    if options.output is None:
+        answer = None
+    else:
+        answer = str(options.output.absolute())
     order = replace(order, ask=ask_document(plan, split.sizes, answer))
     tasks = [part.task(split.sizes) for part in split.parts]
     name = one_line(goal, LONGEST_NAME)
     with open_store(user_paths(os.environ).store) as store:
-        run_id = create_run(store, tasks, order, url=options.address, model=model, kind="ask", name=name)
+        run_id = create_run(
+            store, tasks, order, url=options.address, model=model, kind="ask", name=name
+        )
     code = carry_out_here(run_id, key=key)
     give_answer(run_id, as_json=options.as_json)
     return code
@@ -230,7 +293,9 @@ def give_answer(run_id: str, *, as_json: bool) -> None:
     if as_json:
         counts = {"tasks": run.counts.total, "done": run.counts.done, "failed": run.counts.failed}
         told = {"answer": answer.text, "notes": answer.notes, "complete": answer.complete}
-        print_json({"run": run.id, "goal": ask.get("goal"), **told, **counts, "output": ask.get("answer")})
+        print_json(
+            {"run": run.id, "goal": ask.get("goal"), **told, **counts, "output": ask.get("answer")}
+        )
     elif not ask.get("answer"):
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -1,4 +1,6 @@
-"""Swarm runs: one in the foreground with its live view and summary; stored ones as lists, tables and reports."""
+"""Swarm runs: one in the foreground with its live view and summary; stored ones as lists, tables
+and reports.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def print_runs(limit: int, *, as_json: bool) -> None:
 
 def show_run(name: str, *, last: bool, as_json: bool) -> None:
     if last and name != "last":
-        raise UserError("name one run, or --last for the newest", hint="`skep swarm list` lists all")
+        raise UserError(
+            "name one run, or --last for the newest", hint="`skep swarm list` lists all"
+        )
     with journal() as swarm:
         run = as_it_stands(user_paths(os.environ), swarm.run(name))
         story = story_of(swarm, run, now=time.time())
@@ -73,7 +77,10 @@ def show_run(name: str, *, last: bool, as_json: bool) -> None:
     if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED):
         note(f"`skep swarm resume {run.id}` continues it")
     elif failures:
-        note(f"`skep swarm trace {run.id} TASK` shows one task, `skep swarm run --failed-of {run.id}` runs them again")
+        note(
+            f"`skep swarm trace {run.id} TASK` shows one task, `skep swarm run --failed-of "
+            f"{run.id}` runs them again"
+        )
 
 
 def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
@@ -103,7 +110,10 @@ def cancel_run(name: str, *, as_json: bool) -> None:
         ended = swarm.run(run.id)
     counts = f"{ended.counts.done} done, {ended.counts.failed} failed, {ended.counts.left} left"
     is_done = run.state is SwarmRunState.DONE
-    what = "already finished" if is_done else f"cancelled, `skep swarm resume {run.id}` continues it"
+    if is_done:
+        what = "already finished"
+    else:
+        what = f"cancelled, `skep swarm resume {run.id}` continues it"
     note(f"{run.id} is {what}: {counts}")
     if as_json:
         print_json(run_json(ended))
@@ -126,9 +136,13 @@ def write_report(name: str, output: OutputFile) -> None:
     note(f"{run.id} ({run.state.value}) written to {output}")
 
 
-def live_view(title: str, deadline_s: float) -> AbstractContextManager[Callable[[SwarmProgress], None]]:
+def live_view(
+    title: str, deadline_s: float
+) -> AbstractContextManager[Callable[[SwarmProgress], None]]:
     """Show what it is told."""
-    return progress_view(_line_writer(deadline_s), lambda progress, page: frame(progress, page, title, deadline_s))
+    return progress_view(
+        _line_writer(deadline_s), lambda progress, page: frame(progress, page, title, deadline_s)
+    )
 
 
 def _line_writer(deadline_s: float) -> Callable[[SwarmProgress], None]:
@@ -136,7 +150,9 @@ def _line_writer(deadline_s: float) -> Callable[[SwarmProgress], None]:
 
     def take(progress: SwarmProgress) -> None:
         for line in ticker.take(progress):
-            with contextlib.suppress(OSError):  # nobody reads on: the work is worth more than the story of it
+            with contextlib.suppress(
+                OSError
+            ):  # nobody reads on: the work is worth more than the story of it
                 note(cleaned(line))
 
     return take
@@ -145,12 +161,18 @@ def _line_writer(deadline_s: float) -> Callable[[SwarmProgress], None]:
 def carry_out_here(
     run_id: str, *, key: str | None, target: EndpointOptions | None = None, as_json: bool = False
 ) -> int:
-    """0 when every task is done, 1 where some failed. `target`: of a run that is resumed, where it goes on."""
+    """0 when every task is done, 1 where some failed. `target`: of a run that is resumed, where it
+    goes on.
+    """
     run = _read(run_id)
-    deadline_s, left = run.options.deadline_s, run.counts.left
+    deadline_s = run.options.deadline_s
+    left = run.counts.left
     url, model = (run.url, run.model) if target is None else (target.address, target.model)
     if left:
-        note(f"{run.id}: {left} task{'' if left == 1 else 's'} for {url}; Ctrl-C stops it, and its results are kept")
+        note(
+            f"{run.id}: {left} task{'' if left == 1 else 's'} for {url}; Ctrl-C stops it, "
+            "and its results are kept"
+        )
     here = partial(carry_out, user_paths(os.environ), run_id, url=url, model=model, key=key)
     try:
         with live_view(f"{run.id}  {run.name}  {url}", deadline_s) as watch:
@@ -159,7 +181,9 @@ def carry_out_here(
         raise _stopped(run_id) from None
     except SkepError as error:
         if "skep swarm" not in (error.hint or ""):
-            error.hint = "; ".join(filter(None, (error.hint, f"then `skep swarm resume {run_id}` continues")))
+            error.hint = "; ".join(
+                filter(None, (error.hint, f"then `skep swarm resume {run_id}` continues"))
+            )
         raise
     if state is not SwarmRunState.DONE and _read(run_id).counts.left:
         raise _stopped(run_id)
@@ -188,6 +212,9 @@ def _read(run_id: str) -> SwarmRun:
 def _stopped(run_id: str) -> Interrupted:
     run = _read(run_id)
     ended = run.counts.done + run.counts.failed
-    what = "cancelled" if run.state is SwarmRunState.CANCELLED else "stopped"
+    if run.state is SwarmRunState.CANCELLED:
+        what = "cancelled"
+    else:
+        what = "stopped"
     said = f"{what}: {ended} of {run.counts.total} tasks have their result, and keep it"
     return Interrupted(said, hint=f"resume with `skep swarm resume {run_id}`")

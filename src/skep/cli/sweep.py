@@ -21,7 +21,13 @@ from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import kept_words, load_run
 from skep.bench.sweep import MOST_AGENTS, SweepPlan, run_sweep
 from skep.bench.tasks import Shape, TaskMaker, Workload, calibrate_on
-from skep.cli.bench import ABOptions, OpenOptions, SerialVsSwarmOptions, SweepOptions, WorkloadOptions
+from skep.cli.bench import (
+    ABOptions,
+    OpenOptions,
+    SerialVsSwarmOptions,
+    SweepOptions,
+    WorkloadOptions,
+)
 from skep.cli.options import EndpointOptions, Interrupted, existing, run_measuring
 from skep.config.presets import find_preset, presets_folder
 from skep.errors import EndpointError, UserError
@@ -29,7 +35,14 @@ from skep.host.facts import read_host
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, user_paths
 from skep.report.liveview import LevelLines, level_frame, progress_view
-from skep.report.sweep_text import cut_answers, failure_reasons, headline, print_summary, published_words, shortfalls
+from skep.report.sweep_text import (
+    cut_answers,
+    failure_reasons,
+    headline,
+    print_summary,
+    published_words,
+    shortfalls,
+)
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
@@ -44,9 +57,15 @@ NEEDS_LENGTHS = ("conversation", "shared-prefix")
 
 def plan_of(options: SweepOptions) -> SweepPlan:
     finds_knee = options.concurrency.strip() == AUTO
-    levels = (1,) if finds_knee else levels_of(options.concurrency, "--concurrency")
+    if finds_knee:
+        levels: tuple[int, ...] = (1,)
+    else:
+        levels = levels_of(options.concurrency, "--concurrency")
     if options.tasks is not None and options.tasks > MOST_TASKS:
-        raise UserError(f"--tasks {options.tasks} is too large", hint=f"at most {MOST_TASKS:,} per run of a level")
+        raise UserError(
+            f"--tasks {options.tasks} is too large",
+            hint=f"at most {MOST_TASKS:,} per run of a level",
+        )
     if options.warm_up not in ("steady", "quick"):
         raise UserError(f"--warm-up `{options.warm_up}` is unknown", hint="choose steady or quick")
     if options.tasks is not None and options.tasks < levels[-1]:
@@ -86,7 +105,9 @@ def sweep_plan(
 def levels_of(text: str, option: str) -> tuple[int, ...]:
     levels = parse_int_list(text, name=option)
     if levels[-1] > MOST_AGENTS:
-        raise UserError(f"{option} {levels[-1]} is too large", hint=f"one client goes up to {MOST_AGENTS}")
+        raise UserError(
+            f"{option} {levels[-1]} is too large", hint=f"one client goes up to {MOST_AGENTS}"
+        )
     return levels
 
 
@@ -99,31 +120,46 @@ def run_sweep_command(options: SweepOptions) -> None:
 
 
 def _of_published(summary: SweepSummary) -> list[str]:
-    """Return the share of the published figures where a deployment of skep serves a preset; else nothing."""
+    """Return the share of the published figures where a deployment of skep serves a preset; else
+    nothing.
+    """
     paths = user_paths(os.environ)
     with open_store(paths.store, read_only=True) as store:
         name = store.run(summary.run_id).engine.get("preset")
     try:
-        preset = find_preset(name, presets_folder(paths)) if isinstance(name, str) else None
+        if isinstance(name, str):
+            preset = find_preset(name, presets_folder(paths))
+        else:
+            preset = None
     except UserError as error:  # its file was changed since the start
         return [f"no share of published figures: {one_line(error.message)}"]
-    shares = published_shares(preset.published, summary) if preset is not None else []
+    if preset is not None:
+        shares = published_shares(preset.published, summary)
+    else:
+        shares = []
     if preset is None or not shares:
         return []
     return [published_words(preset.name, shares, simulated=summary.simulated)]
 
 
 def run_swarm_command(options: SerialVsSwarmOptions) -> None:
-    levels, tasks = levels_of(options.agents, "--concurrency"), options.tasks
+    levels = levels_of(options.agents, "--concurrency")
+    tasks = options.tasks
     if levels[0] != 1 or len(levels) < 2:
         hint = "write it as --concurrency 1,50"
         raise UserError(f"--concurrency `{options.agents}` needs 1 and another number", hint=hint)
     if tasks > MOST_TASKS:
         raise UserError(f"--tasks {tasks} is too large", hint=f"at most {MOST_TASKS:,}")
     if tasks < levels[-1]:
-        raise UserError(f"--tasks {tasks} cannot keep {levels[-1]} agents busy", hint=f"use --tasks {levels[-1]}")
+        raise UserError(
+            f"--tasks {tasks} cannot keep {levels[-1]} agents busy",
+            hint=f"use --tasks {levels[-1]}",
+        )
     if options.sample is not None and options.sample > tasks:
-        raise UserError(f"--sample {options.sample} is more than --tasks {tasks}", hint="leave it out to run them all")
+        raise UserError(
+            f"--sample {options.sample} is more than --tasks {tasks}",
+            hint="leave it out to run them all",
+        )
     sample = options.sample if options.sample != tasks else None
     more = {
         "budget_s": None,
@@ -150,7 +186,10 @@ def show(
         print_json(to_builtins(summary))
     else:
         print_summary(summary, price=price, title=title, names=names)
-        note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the report")
+        note(
+            f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes "
+            "the report"
+        )
     fail_for(summary)
 
 
@@ -161,7 +200,9 @@ def fail_for(summary: SweepSummary) -> None:
     failed = [row for row in rows if not row.ok]
     if failed:
         what = f"{len(failed)} of {len(rows)} requests failed: {failure_reasons(failed)}"
-        raise EndpointError(what, hint="docs/errors.md says what each kind means; the rows are in the store")
+        raise EndpointError(
+            what, hint="docs/errors.md says what each kind means; the rows are in the store"
+        )
 
 
 OpenEndpoint = Callable[[], AbstractAsyncContextManager[Endpoint]]
@@ -206,7 +247,8 @@ def _interrupted(now: SessionProgress, *, as_json: bool) -> Interrupted:
 
 async def _sweep_endpoint(plan: SweepPlan, endpoint: Endpoint, watch: OnProgress) -> SweepSummary:
     note(headline(plan, endpoint))
-    maker, meter = await maker_for(plan.workload, endpoint), meter_for(endpoint)
+    maker = await maker_for(plan.workload, endpoint)
+    meter = meter_for(endpoint)
     with open_store(user_paths(os.environ).store) as store, level_view() as show:
 
         def told(progress: SessionProgress) -> None:
@@ -215,12 +257,18 @@ async def _sweep_endpoint(plan: SweepPlan, endpoint: Endpoint, watch: OnProgress
 
         host = read_host()
         summary = await run_sweep(plan, endpoint, store, host, told, maker=maker, meter=meter)
-        if endpoint.engine.get("setup"):  # a deployment of skep tells what it is: plans can rest on its figures
+        if endpoint.engine.get(
+            "setup"
+        ):  # a deployment of skep tells what it is: plans can rest on its figures
             from skep.bench.calibration import calibration_from_sweep
 
             rows = [row for row in store.requests(summary.run_id) if row.level]
-            as_run = replace(plan, concurrency=tuple(level.concurrency for level in summary.levels))
-            if (found := calibration_from_sweep(as_run, endpoint, summary, rows, host)) is not None:
+            as_run = replace(
+                plan, concurrency=tuple(level.concurrency for level in summary.levels)
+            )
+            if (
+                found := calibration_from_sweep(as_run, endpoint, summary, rows, host)
+            ) is not None:
                 store.append_calibration(found)
         return summary
 
@@ -241,7 +289,8 @@ def run_open_command(options: OpenOptions) -> None:
         endpoint = await options.find()
         what = f"{', '.join(names)} requests per second, {plan.arrivals}, {plan.for_s:g} s each"
         note(f"{endpoint.model} at {endpoint.url}: {what}; seed {plan.workload.seed}")
-        maker, meter = await maker_for(plan.workload, endpoint), meter_for(endpoint)
+        maker = await maker_for(plan.workload, endpoint)
+        meter = meter_for(endpoint)
         with open_store(user_paths(os.environ).store) as store, level_view() as progress:
             return await run_open(plan, endpoint, store, read_host(), maker, progress, meter=meter)
 
@@ -267,20 +316,31 @@ async def maker_for(workload: Workload, endpoint: Endpoint, *, salt: str = "") -
     if workload.prompt_tokens is None and workload.shape not in NEEDS_LENGTHS:
         return TaskMaker(workload, salt=salt)
     found = await calibrate_on(endpoint, workload.prompt_tokens, workload.seed)
-    miss = f", within {100 * found.worst:.1f} % on {found.samples} samples" if found.worst is not None else ""
-    template = f", {found.overhead_tokens:.0f} of the chat template" if found.overhead_tokens >= 1 else ""
+    if found.worst is not None:
+        miss = f", within {100 * found.worst:.1f} % on {found.samples} samples"
+    else:
+        miss = ""
+    if found.overhead_tokens >= 1:
+        template = f", {found.overhead_tokens:.0f} of the chat template"
+    else:
+        template = ""
     note(f"{found.chars_per_token:.2f} characters per token{template}{miss}")
     return TaskMaker(workload, found, salt=salt)
 
 
 def meter_for(endpoint: Endpoint) -> PowerMeter | None:
     """This machine's GPUs, if they are the ones that serve."""
-    return open_meter() if endpoint.origin.host in LOOPBACK else None
+    if endpoint.origin.host in LOOPBACK:
+        return open_meter()
+    return None
 
 
 def workload_of(options: WorkloadOptions) -> Workload:
     if options.shape not in get_args(Shape):
-        raise UserError(f"--shape `{options.shape}` is unknown", hint=f"choose one of {', '.join(get_args(Shape))}")
+        raise UserError(
+            f"--shape `{options.shape}` is unknown",
+            hint=f"choose one of {', '.join(get_args(Shape))}",
+        )
     return Workload(
         shape=options.shape,  # type: ignore[arg-type]
         prompt_tokens=options.prompt_tokens,
@@ -293,9 +353,13 @@ def workload_of(options: WorkloadOptions) -> Workload:
 
 
 def seed_of(seed: int | None) -> int:
-    return random.SystemRandom().randrange(2**31) if seed is None else seed
+    if seed is None:
+        return random.SystemRandom().randrange(2**31)
+    return seed
 
 
 def level_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
-    """Return the levels so far and what happens now; a line for each run of a level where there is no terminal."""
+    """Return the levels so far and what happens now; a line for each run of a level where there is
+    no terminal.
+    """
     return progress_view(LevelLines(), level_frame)

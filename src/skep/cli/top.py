@@ -19,13 +19,16 @@ from skep.supervisor.control import HiveReadings
 from skep.units import parse_seconds
 
 ONCE_S = 1.0  # between the two readings of `--once` and `--json`
-SHORTEST_S, ANSWER_S = 0.1, 3.0
+SHORTEST_S = 0.1
+ANSWER_S = 3.0
 
 
 @command(ROOT, "skep top --every 2s")
 def top(
     every: Annotated[str, option("Time between two readings, at least 100ms.")] = "1s",
-    once: Annotated[bool, option("Print one frame and exit (the default without a terminal).")] = False,
+    once: Annotated[
+        bool, option("Print one frame and exit (the default without a terminal).")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Watch slots, queues and tokens per second of a running deployment. Press q to quit."""
@@ -34,7 +37,9 @@ def top(
     from skep.report.liveview import can_draw, drawn
     from skep.supervisor.control import HiveReadings, read_status
 
-    every_s, readings, paths = max(SHORTEST_S, parse_seconds(every)), HiveReadings(), user_paths(os.environ)
+    every_s = max(SHORTEST_S, parse_seconds(every))
+    readings = HiveReadings()
+    paths = user_paths(os.environ)
 
     def read() -> None:
         readings.take(read_status(paths, ANSWER_S), time.monotonic())
@@ -54,7 +59,9 @@ def top(
 
 
 def _watch(readings: HiveReadings, read: Callable[[], None], every_s: float) -> None:
-    """Draw frames until q or the end of the hive. If the hive does not answer, keep the last figures."""
+    """Draw frames until q or the end of the hive. If the hive does not answer, keep the last
+    figures.
+    """
     from skep.report.liveview import live_view
     from skep.supervisor.control import NotRunning
 

@@ -1,4 +1,6 @@
-"""What the commands of `skep tune` do: a search with its live view, and stored tunings listed, shown and exported."""
+"""What the commands of `skep tune` do: a search with its live view, and stored tunings listed,
+shown and exported.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,11 @@ from skep.units import one_line
 
 @contextmanager
 def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
-    """Of a simulated search stages only: requests take no time. A terminal that went away is no reason to stop."""
-    began, brief = time.monotonic(), status.tuning.simulated
+    """Of a simulated search stages only: requests take no time. A terminal that went away is no
+    reason to stop.
+    """
+    began = time.monotonic()
+    brief = status.tuning.simulated
     lines = not can_draw(sys.stderr)
 
     def on_event(event: TuneEvent) -> None:
@@ -55,7 +60,8 @@ def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
         status.take(event)
         said = None
         if isinstance(event, BenchRequest):
-            began, said = time.monotonic(), None if brief else f"{event.words} ..."
+            began = time.monotonic()
+            said = None if brief else f"{event.words} ..."
         elif isinstance(event, TuneStage):
             said = stage_words(event, unit_of(status.tuning))
         if lines and said is not None:
@@ -65,14 +71,19 @@ def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
     if lines:
         yield on_event
         return
-    with live_view(lambda page: status_lines(status, page, 0.0 if brief else time.monotonic() - began)):
+    with live_view(
+        lambda page: status_lines(status, page, 0.0 if brief else time.monotonic() - began)
+    ):
         yield on_event
 
 
 def run_tuning(options: TuneOptions, *, as_json: bool) -> int:
     """Everything that can be wrong is found before anything is started."""
-    paths, wanted = user_paths(os.environ), TuningOptions(**asdict(options))
-    with nullcontext() if options.simulate else tuner_lock(paths):  # before its memory and cards are looked at
+    paths = user_paths(os.environ)
+    wanted = TuningOptions(**asdict(options))
+    with (
+        nullcontext() if options.simulate else tuner_lock(paths)
+    ):  # before its memory and cards are looked at
         ready = prepare(wanted, paths)
     say_what_begins(ready)
     return _carry_through(ready, paths, in_place=options.in_place, as_json=as_json)
@@ -91,21 +102,29 @@ def resume_tuning(name: str, *, in_place: bool, as_json: bool) -> int:
 def _carry_through(ready: PreparedTuning, paths: Paths, *, in_place: bool, as_json: bool) -> int:
     """A tuning without an id is begun, one that has its id goes on."""
     with machine_for(ready, paths, note, in_place=in_place), open_store(paths.store) as store:
-        tunings, search = TuningStore(store), ready.search()
+        tunings = TuningStore(store)
+        search = ready.search()
         journal = TuningJournal(tunings, ready.tuning.id or tunings.begin(ready.tuning), time.time)
         tuning = journal.tuning
         verb = "continues" if journal.past else "starts"
         note(f"{tuning.id} {verb}; `skep tune show {tuning.id}` shows its steps so far")
-        status = TuneStatus(tuning, sum(answer.seconds for _, answer in journal.past), [*journal.stages])
+        status = TuneStatus(
+            tuning, sum(answer.seconds for _, answer in journal.past), [*journal.stages]
+        )
         try:
-            with tuning_view(status) as on_event, byte_progress("downloading the weights") as progress:
+            with (
+                tuning_view(status) as on_event,
+                byte_progress("downloading the weights") as progress,
+            ):
                 carried_out = partial(carry_out, progress=progress, on_event=on_event)
                 run_measuring(partial(carried_out, ready, journal, search, store, paths))
         except Interrupted:
             raise _stopped(tunings, tuning.id, paths) from None
         except SkepError as error:
             if "skep tune" not in (error.hint or "") and journal.stages:
-                error.hint = "; ".join(filter(None, (error.hint, f"then `skep tune resume {tuning.id}` continues it")))
+                error.hint = "; ".join(
+                    filter(None, (error.hint, f"then `skep tune resume {tuning.id}` continues it"))
+                )
             raise
     with open_store(paths.store) as store:
         say_how_far_off(ready, TuningStore(store).record(tuning.id))
@@ -115,11 +134,22 @@ def _carry_through(ready: PreparedTuning, paths: Paths, *, in_place: bool, as_js
 # What is left when it ends
 
 
-def _ended(tunings: TuningStore, tuning_id: str, paths: Paths, failure: ConfigFailure | None, *, as_json: bool) -> int:
-    """Print the ladder and the preset. Raise where nothing could be tuned, or the promise is not kept."""
+def _ended(
+    tunings: TuningStore,
+    tuning_id: str,
+    paths: Paths,
+    failure: ConfigFailure | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Print the ladder and the preset. Raise where nothing could be tuned, or the promise is not
+    kept.
+    """
     found, name = _saved(tunings, tuning_id, paths)
     if failure is not None and best_of(found.stages) is None:
-        message = f"nothing was tuned, the baseline {failure.title}: {replace(failure, remedy=None)}"
+        message = (
+            f"nothing was tuned, the baseline {failure.title}: {replace(failure, remedy=None)}"
+        )
         hint = failure.remedy or f"try `--from safe`; `skep tune show {tuning_id}` has its runs"
         raise EngineError(one_line(message, 600), hint=hint)
     print_found(found, as_json=as_json)
@@ -152,7 +182,8 @@ def _stopped(tunings: TuningStore, tuning_id: str, paths: Paths) -> Interrupted:
     return Interrupted(f"stopped after {stages} and {took_words(found)}{best}", hint=hint)
 
 
-NONE_YET, MAKES_ONE = "there are no tunings yet", "`skep tune MODEL` makes one"
+NONE_YET = "there are no tunings yet"
+MAKES_ONE = "`skep tune MODEL` makes one"
 
 
 @contextmanager
@@ -191,7 +222,10 @@ def _say_next(found: TuningRecord) -> None:
     if found.state is not TuningState.RUNNING and logs.is_dir():
         note(f"logs of failures are in {logs}")
     if best_of(found.stages) is not None:
-        made = f"; made of it already: {', '.join(found.presets)}" if found.presets else ""
+        if found.presets:
+            made = f"; made of it already: {', '.join(found.presets)}"
+        else:
+            made = ""
         note(f"`skep tune export NAME --tuning {found.id}` writes the best as a preset{made}")
 
 
@@ -201,9 +235,15 @@ def export_tuning(name: str, tuning: str, *, overwrite: bool) -> None:
         path, best = write_preset(found, name, user_paths(os.environ), overwrite=overwrite)
         tunings.append_preset(found.id, name, time.time(), stage=best.number)
     print(path)  # noqa: T201
-    note(f"step {best.number} of {found.id}, against its baseline: {changes_words(best.config, found.tuning.baseline)}")
+    note(
+        f"step {best.number} of {found.id}, against its baseline: "
+        f"{changes_words(best.config, found.tuning.baseline)}"
+    )
     stand_in = base_of(found.tuning).stand_in
-    before = f"write the weights' name into its `checkpoint` ({path}), then " if stand_in else ""
+    if stand_in:
+        before = f"write the weights' name into its `checkpoint` ({path}), then "
+    else:
+        before = ""
     note(f"{before}`skep up {name}` serves it")
 
 
@@ -220,5 +260,8 @@ def remove_tuning(name: str) -> None:
         found = tunings.find(name)
         tunings.delete([found.id])
     shutil.rmtree(logs_folder(user_paths(os.environ), found.id), ignore_errors=True)
-    stay = f"; its presets stay: {', '.join(found.presets)}" if found.presets else ""
+    if found.presets:
+        stay = f"; its presets stay: {', '.join(found.presets)}"
+    else:
+        stay = ""
     note(f"tuning {found.id} of {found.tuning.model} is deleted{stay}")

@@ -12,10 +12,15 @@ from skep.report.terminal import note
 
 @command(ROOT, "skep web --port 8401 --open")
 def web(
-    host: Annotated[str, option("Address to listen on; beyond loopback a key or --public is required.")] = "127.0.0.1",
-    port: Annotated[int, option("Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8401,
+    host: Annotated[
+        str, option("Address to listen on; beyond loopback a key or --public is required.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, option("Port to listen on; 0 picks a free port.", min=0, max=65535)
+    ] = 8401,
     public: Annotated[
-        bool, option("Serve everyone without a key: read-only, without prompts, keys or addresses.")
+        bool,
+        option("Serve everyone without a key: read-only, without prompts, keys or addresses."),
     ] = False,
     open_browser: Annotated[bool, option("Open the dashboard in the browser.", "--open")] = False,
 ) -> None:
@@ -25,7 +30,11 @@ def web(
 
     def ready(url: str) -> None:
         print(url, flush=True)  # noqa: T201
-        note("the dashboard is up" + (", open to everyone who can reach it" if public else "") + "; Ctrl-C stops it")
+        note(
+            "the dashboard is up"
+            + (", open to everyone who can reach it" if public else "")
+            + "; Ctrl-C stops it"
+        )
         if open_browser:
             show(url)
 

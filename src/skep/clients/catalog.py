@@ -1,4 +1,7 @@
-"""The agents of clients.toml, filled in with what is known of an endpoint. Starts nothing and writes nothing."""
+"""The agents of clients.toml, filled in with what is known of an endpoint.
+
+Starts nothing and writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ class EndpointFacts(msgspec.Struct, frozen=True):
     @property
     def output(self) -> int | None:
         """A quarter of the context at most, so that a request with its answer always fits."""
-        return None if self.context is None else min(MOST_OUTPUT, self.context // 4)
+        if self.context is None:
+            return None
+        return min(MOST_OUTPUT, self.context // 4)
 
     @property
     def compact_at(self) -> int | None:
@@ -52,7 +57,9 @@ class EndpointFacts(msgspec.Struct, frozen=True):
     @property
     def agents(self) -> int | None:
         """How many sub-agents work at once: each takes a slot."""
-        return None if self.slots is None else max(1, min(MOST_AGENTS, self.slots))
+        if self.slots is None:
+            return None
+        return max(1, min(MOST_AGENTS, self.slots))
 
     def named(self) -> dict[str, str | int | None]:
         more = {"output": self.output, "compact_at": self.compact_at, "agents": self.agents}
@@ -72,7 +79,9 @@ def context_in(entry: Mapping[str, Any]) -> int | None:
 
 def slots_in(entry: Mapping[str, Any]) -> int | None:
     slots = _table(entry, "skep").get("slots")
-    return slots if isinstance(slots, int) and slots > 0 else None
+    if isinstance(slots, int) and slots > 0:
+        return slots
+    return None
 
 
 def _table(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -90,7 +99,10 @@ class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OwnFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file that skep keeps for a client. `extends`: the user's file whose content it has, too."""
+    """A file that skep keeps for a client.
+
+    `extends`: the user's file whose content it has, too.
+    """
 
     name: str
     variable: str | None = None
@@ -169,7 +181,9 @@ def filled(value: Any, facts: EndpointFacts) -> Any:
 def _filled_text(text: str, known: Mapping[str, str | int | None]) -> Any:
     if text[:1] == "{" and text[1:-1] in known and text[-1:] == "}":
         return known[text[1:-1]]
-    missing = [name for name in _PLACEHOLDER.findall(text) if name in known and known[name] is None]
+    missing = [
+        name for name in _PLACEHOLDER.findall(text) if name in known and known[name] is None
+    ]
     if missing:
         return None
     return _PLACEHOLDER.sub(lambda match: str(known.get(match[1], match[0])), text)
@@ -185,7 +199,9 @@ def merged(values: Values, more: Mapping[str, Any]) -> Values:
     return result
 
 
-def leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(
+    values: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each value that is no table, with its path."""
     for key, value in values.items():
         if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Changes of single values in a text of JSON, TOML or YAML that leave the rest of the text as it was.
+"""Changes of single values in a text of JSON, TOML or YAML that leave the rest of the text as it
+was.
 
-Whatever was done to the text, the result is read again: where it does not hold exactly what was asked for, the text is
-refused instead of written.
-"""
+Whatever was done to the text, the result is read again: where it does not hold exactly what was
+asked for, the text is refused instead of written."""
 
 from __future__ import annotations
 
@@ -38,14 +38,17 @@ def parsed(text: str, kind: str, where: str) -> dict[str, Any]:
         values = form.parse(text) if text.strip() else {}
     except Exception as error:  # a reader of YAML raises errors of its own
         what = " ".join(str(error).split())[:200]
-        raise UserError(f"`{where}` is not {form.title}: {what}", hint="it is unchanged; mend it first") from None
+        raise UserError(
+            f"`{where}` is not {form.title}: {what}", hint="it is unchanged; mend it first"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(f"`{where}` holds no table", hint="it is unchanged; mend it first")
     return values
 
 
 def edited(text: str, kind: str, where: str, changes: Mapping[Path, Any]) -> str:
-    """Return the text with other values; ABSENT removes one, and the tables that hold nothing then.
+    """Return the text with other values; ABSENT removes one, and the tables that hold nothing
+    then.
 
     Such a table may stay where its text has a line of its own, as `[table]` has in TOML.
     """
@@ -125,18 +128,26 @@ def _set_toml(text: str, path: Path, value: Any) -> str:
 def _remove_toml(text: str, path: Path) -> str:
     lines = text.splitlines()
     start, end = _toml_table(lines, path[:-1])
-    place = None if start is None else _toml_line(lines, start, end, path[-1])
+    if start is None:
+        place = None
+    else:
+        place = _toml_line(lines, start, end, path[-1])
     if start is None or place is None:
         return text
     del lines[place]
     if start > 0 and not "".join(lines[start : end - 1]).strip():
-        first = start - 2 if start > 1 and not lines[start - 2].strip() else start - 1
+        if start > 1 and not lines[start - 2].strip():
+            first = start - 2
+        else:
+            first = start - 1
         del lines[first : end - 1]
     return "\n".join([*lines, ""]) if lines else ""
 
 
 def _toml_table(lines: Sequence[str], table: Path) -> tuple[int | None, int]:
-    """Return the lines of a table, without its head; of the values before any head for the empty name."""
+    """Return the lines of a table, without its head; of the values before any head for the empty
+    name.
+    """
     start = 0 if not table else None
     for place, line in enumerate(lines):
         if not line.lstrip().startswith("["):
@@ -202,10 +213,13 @@ def _set_yaml(text: str, path: Path, value: Any) -> str:
     """Set a value of the outermost table."""
     lines = text.splitlines()
     line = f"{path[0]}: {json.dumps(value)}"
-    place = next((place for place, other in enumerate(lines) if other.startswith(f"{path[0]}:")), None)
+    place = next(
+        (place for place, other in enumerate(lines) if other.startswith(f"{path[0]}:")), None
+    )
     if place is None:
         if path[0] in (_parse_yaml(text) or {}):
-            raise ValueError("the key is written in another way")  # goose refuses a second line of it
+            # Goose refuses a second line of it.
+            raise ValueError("the key is written in another way")
         lines.append(line)
     else:
         lines[place] = line

@@ -1,4 +1,6 @@
-"""JSON with comments and trailing commas, as editors write settings: its values, and changes of single members."""
+"""JSON with comments and trailing commas, as editors write settings: its values, and changes of
+single members.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ _SCALAR = re.compile(r"[^\s,\]}/]+")
 
 
 class JsonValue:
-    """A value, and where it stands. `members` of an object: where each key begins, and its value."""
+    """A value, and where it stands.
+
+    `members` of an object: where each key begins, and its value.
+    """
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -69,7 +74,9 @@ def _read_value(text: str, place: int) -> JsonValue:
         try:
             node.value = json.loads(scalar.group())
         except ValueError:
-            raise ValueError(f"line {_line_of(text, place)}: `{scalar.group()[:40]}` is no value") from None
+            raise ValueError(
+                f"line {_line_of(text, place)}: `{scalar.group()[:40]}` is no value"
+            ) from None
     else:
         raise ValueError(f"line {_line_of(text, place)}: a value is missing")
     return node
@@ -84,7 +91,8 @@ def _read_string(text: str, place: int) -> tuple[str, int]:
 
 
 def _read_object(text: str, node: JsonValue) -> None:
-    node.value, node.members = {}, {}
+    node.value = {}
+    node.members = {}
     place = _skip(text, node.start + 1)
     while not text.startswith("}", place):
         if not text.startswith('"', place):
@@ -160,7 +168,9 @@ def _with_member(text: str, inner: JsonValue, key: str, value: Any) -> str:
 
 
 def remove_member(text: str, path: Sequence[str]) -> str:
-    """Return the text without the value at the path, and without the objects that are empty then."""
+    """Return the text without the value at the path,
+    and without the objects that are empty then.
+    """
     root = _read(text)
     outer = [root]
     for key in path:

@@ -1,4 +1,6 @@
-"""How a client is started: variables, arguments, files of our own; and the same as lines for a shell."""
+"""How a client is started: variables, arguments, files of our own; and the same as lines for a
+shell.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from typing import Any
 
 import msgspec
 
-from skep.clients.catalog import Client, EndpointFacts, OwnFile, filled, first_path, leaves, merged, toml_value
+from skep.clients.catalog import (
+    Client,
+    EndpointFacts,
+    OwnFile,
+    filled,
+    first_path,
+    leaves,
+    merged,
+    toml_value,
+)
 from skep.clients.edits import parsed
 from skep.files import read_user_text, write_secret
 
@@ -36,8 +47,13 @@ class ClientStart(msgspec.Struct, frozen=True):
         return {**kept, **self.env}
 
 
-def start_of(client: Client, facts: EndpointFacts, folder: Path, env: Mapping[str, str]) -> ClientStart:
-    """Return how the client starts. `folder`: of the files of our own, with one for each endpoint and model in it."""
+def start_of(
+    client: Client, facts: EndpointFacts, folder: Path, env: Mapping[str, str]
+) -> ClientStart:
+    """Return how the client starts.
+
+    `folder`: of the files of our own, with one for each endpoint and model in it.
+    """
     mark = sha256(f"{facts.root} {facts.model}".encode()).hexdigest()[:8]
     places = [folder / client.program / mark / file.name for file in client.own_files]
     facts = msgspec.structs.replace(facts, own=str(places[0]) if places else "")
@@ -57,7 +73,9 @@ def start_of(client: Client, facts: EndpointFacts, folder: Path, env: Mapping[st
     return ClientStart(client.program, args, variables, client.unset, files)
 
 
-def _own_text(file: OwnFile, values: dict[str, Any], facts: EndpointFacts, env: Mapping[str, str]) -> str:
+def _own_text(
+    file: OwnFile, values: dict[str, Any], facts: EndpointFacts, env: Mapping[str, str]
+) -> str:
     content = filled(file.values, facts) if file.values else values
     if file.extends and (users := first_path(file.extends, env)).exists():
         content = merged(parsed(read_user_text(users), "json", str(users)), content)
@@ -68,12 +86,16 @@ def shell_lines(start: ClientStart, arguments: tuple[str, ...], key_variable: st
     """Return lines that do the same in a shell; the key stands there as its variable."""
     lines = []
     for path, text in start.files.items():
-        place, folder = shlex.quote(path), shlex.quote(str(Path(path).parent))
+        place = shlex.quote(path)
+        folder = shlex.quote(str(Path(path).parent))
         lines.append(f"mkdir -p {folder} && touch {place} && chmod 600 {place}")
         lines += [f"cat > {place} <<SKEP", _in_document(text, key_variable).rstrip("\n"), "SKEP"]
     lines += [f"unset {name}" for name in start.unset]
     lines += [f"export {name}={_quoted(value, key_variable)}" for name, value in start.env.items()]
-    return [*lines, " ".join(_quoted(word, key_variable) for word in (start.program, *start.args, *arguments))]
+    return [
+        *lines,
+        " ".join(_quoted(word, key_variable) for word in (start.program, *start.args, *arguments)),
+    ]
 
 
 def shown(value: str, key_variable: str) -> str:
@@ -83,7 +105,9 @@ def shown(value: str, key_variable: str) -> str:
 
 def _quoted(value: str, key_variable: str) -> str:
     parts = [shlex.quote(part) if part else "" for part in value.split(HIDDEN_KEY)]
-    return f'"${key_variable}"'.join(parts) if len(parts) > 1 else shlex.quote(value)
+    if len(parts) > 1:
+        return f'"${key_variable}"'.join(parts)
+    return shlex.quote(value)
 
 
 def _in_document(text: str, key_variable: str) -> str:

@@ -1,8 +1,8 @@
 """Settings merged into a client's own files, with a backup of each, and taken out again.
 
-A record below skep's state folder says what was written where. A file that nobody changed since comes back byte by
-byte; in one that somebody changed, only the values that skep wrote go back to what they were.
-"""
+A record below skep's state folder says what was written where. A file that nobody changed since
+comes back byte by byte; in one that somebody changed, only the values that skep wrote go back to
+what they were."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ BY_HAND = "it is unchanged; `--print` shows what to set by hand"
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
-    """One file as skep left it. `backup` None: there was no file. `digest`: of the text that skep wrote last."""
+    """One file as skep left it.
+
+    `backup` None: there was no file. `digest`: of the text that skep wrote last.
+    """
 
     path: str
     format: str
@@ -107,7 +110,9 @@ def _text_at(path: Path) -> str | None:
 
 
 def _mode_of(path: Path, text: str | None) -> int:
-    return 0o600 if text is None else stat.S_IMODE(path.stat().st_mode)
+    if text is None:
+        return 0o600
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def _first_record(
@@ -148,7 +153,9 @@ def _pairs(values: Values) -> list[tuple[list[str], Any]]:
 
 
 def _free_name(path: Path) -> Path:
-    names = (f"{path.name}.before-skep{'' if number == 1 else f'-{number}'}" for number in count(1))
+    names = (
+        f"{path.name}.before-skep{'' if number == 1 else f'-{number}'}" for number in count(1)
+    )
     return next(place for name in names if not os.path.lexists(place := path.with_name(name)))
 
 
@@ -259,7 +266,10 @@ def _sentence(path: Path, text: str | None, origin: str | None) -> str:
 
 def _record_change(record_path: Path, records: Sequence[WrittenFile]) -> FileChange:
     """Return the change of the record; one of no file is removed."""
-    before = record_path.read_text(encoding="utf-8") if record_path.exists() else None
+    if record_path.exists():
+        before = record_path.read_text(encoding="utf-8")
+    else:
+        before = None
     after = msgspec.json.encode(records).decode() if records else None
     return FileChange(record_path, before, after, 0o600, 0o600)
 
@@ -270,4 +280,6 @@ def _read_record(record_path: Path) -> list[WrittenFile]:
     try:
         return msgspec.json.decode(record_path.read_bytes(), type=list[WrittenFile])
     except msgspec.DecodeError:
-        raise UserError(f"`{record_path}` is broken", hint="remove it; the backups stand beside the files") from None
+        raise UserError(
+            f"`{record_path}` is broken", hint="remove it; the backups stand beside the files"
+        ) from None

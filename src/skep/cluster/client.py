@@ -1,8 +1,9 @@
-"""The supervisor's side of the Ray driver process: keeps one running, tells it what is wanted, updates the replicas.
+"""The supervisor's side of the Ray driver process: keeps one running, tells it what is wanted,
+updates the replicas.
 
-When the driver dies or the head of the cluster is lost, the replicas keep their state and the gateway keeps sending
-requests to them. A new driver receives all that is wanted. If another gateway owns the hive, this one ends.
-"""
+When the driver dies or the head of the cluster is lost, the replicas keep their state and the
+gateway keeps sending requests to them. A new driver receives all that is wanted. If another
+gateway owns the hive, this one ends."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ END_S = 30.0
 HEADLESS_END_S = 12.0
 ANSWER_S = 15.0
 AGAIN_S = (0.5, 2.0, 5.0)  # waits before the next driver is started
-# A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are not ready yet.
+# A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are
+# not ready yet.
 _STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
 
 
@@ -54,7 +56,9 @@ class RemoteReplica(ReplicaMember):
         self.life = Life(None, ReplicaState.STARTING)
         adapter = engine_named(launch.engine, launch.binary)
         told = ("confirms", "release_bound_s", "health_path", "simulated")
-        self.engine: UpstreamInfo = UpstreamInfo(name="", **{field: getattr(adapter, field) for field in told})
+        self.engine: UpstreamInfo = UpstreamInfo(
+            name="", **{field: getattr(adapter, field) for field in told}
+        )
         self._client = client
         self.changed = changed
         self._as_started = launch
@@ -65,7 +69,9 @@ class RemoteReplica(ReplicaMember):
     @property
     def started(self) -> Launch:
         """The launch that its actor reports, with the settings that need no restart."""
-        return replace(self._as_started, reserve=self.launch.reserve, soft_slots=self.launch.soft_slots)
+        return replace(
+            self._as_started, reserve=self.launch.reserve, soft_slots=self.launch.soft_slots
+        )
 
     def stop(self) -> None:
         self._stopping.set()
@@ -94,7 +100,10 @@ class RemoteReplica(ReplicaMember):
         if report.incarnation is not None and report.incarnation != self._incarnation:
             self._moves += self._incarnation is not None
             self._incarnation = report.incarnation
-        self.life.state, self.life.why = _STATES.get(report.state, ReplicaState.STARTING), report.why
+        self.life.state, self.life.why = (
+            _STATES.get(report.state, ReplicaState.STARTING),
+            report.why,
+        )
         self.life.url, self.pid, self.node = report.url, report.pid, report.node
         self.life.restarts = report.restarts + self._moves
         self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
@@ -132,15 +141,30 @@ class ClusterClient:
 
     def row(self) -> Message:
         away = "away" if self._was_joined else "starting"
-        state = "lost" if self.head_lost else "ready" if self._joined else away
-        why = "the head does not answer; running replicas go on serving" if self.head_lost else None
-        told = {"name": "cluster", "kind": "cluster", "state": state, "url": self.address, "why": why or self._trouble}
+        if self.head_lost:
+            state = "lost"
+        else:
+            state = "ready" if self._joined else away
+        if self.head_lost:
+            why = "the head does not answer; running replicas go on serving"
+        else:
+            why = None
+        told = {
+            "name": "cluster",
+            "kind": "cluster",
+            "state": state,
+            "url": self.address,
+            "why": why or self._trouble,
+        }
         return {**told, "hive": self._setup.hive}
 
     # Called by the supervisor
 
     async def run(self) -> None:
-        """Keep a driver running. Raise SkepError if the cluster cannot be joined or another gateway owns the hive."""
+        """Keep a driver running.
+
+        Raise SkepError if the cluster cannot be joined or another gateway owns the hive.
+        """
         attempt = 0
         reminding = asyncio.create_task(self._remind_on())
         try:
@@ -171,7 +195,10 @@ class ClusterClient:
                     self._process.kill()
         if not self._was_joined or done or self._taken_over:
             return None
-        return f"the cluster cannot be reached; replicas left on its nodes end within {ABANDONED_AFTER_S:g} s"
+        return (
+            "the cluster cannot be reached; replicas left on its nodes end within "
+            f"{ABANDONED_AFTER_S:g} s"
+        )
 
     # Called by the remote replicas
 
@@ -182,7 +209,10 @@ class ClusterClient:
         asyncio.get_running_loop().call_soon(self._remind)  # once for all that come together
 
     async def went(self, member: RemoteReplica) -> None:
-        """End a replica. If no driver can do it now, the next one ends it, because it is no longer wanted."""
+        """End a replica.
+
+        If no driver can do it now, the next one ends it, because it is no longer wanted.
+        """
         name = member.launch.name
         if self._members.get(name) is member:
             del self._members[name]
@@ -199,14 +229,18 @@ class ClusterClient:
         answer = await self._ask(messages.ReadLog(name, offset, lines), ANSWER_S)
         if answer is None or answer.log is None:
             why = (answer and answer.error) or "its node does not answer"
-            raise EngineError(f"the log of `{name}` cannot be read: {why}", hint="`skep ps` shows its node and state")
+            raise EngineError(
+                f"the log of `{name}` cannot be read: {why}",
+                hint="`skep ps` shows its node and state",
+            )
         return answer.log
 
     # The driver process
 
     async def _run_driver(self) -> SkepError | None:
         """Run one driver until it ends. Return why it could not join, if so."""
-        program, env = [sys.executable, "-m", "skep.cluster.ray_driver"], {**PATIENT, **os.environ}
+        program = [sys.executable, "-m", "skep.cluster.ray_driver"]
+        env = {**PATIENT, **os.environ}
         try:
             with open_log(self._log) as output:
                 started = await start_linked(program, messages.FromDriver, output=output, env=env)
@@ -218,25 +252,34 @@ class ClusterClient:
         failed: SkepError | None = None
         while (message := await link.receive()) is not None:
             if isinstance(message, messages.DriverFailed):
-                failed, self._taken_over = error_of(to_document(message)), message.taken_over
+                failed = error_of(to_document(message))
+                self._taken_over = message.taken_over
             else:
                 self._hear(message)
-        self._link, self._joined, self._told = None, False, None
+        self._link = None
+        self._joined = False
+        self._told = None
         await link.close()
         code = await self._process.wait()
         if failed is None and not self._was_joined:
-            failed = EngineError(f"the Ray driver process ended with code {code}", hint=f"see the end of {self._log}")
+            failed = EngineError(
+                f"the Ray driver process ended with code {code}",
+                hint=f"see the end of {self._log}",
+            )
         return failed
 
     def _hear(self, message: messages.FromDriver) -> None:
         match message:
             case messages.Joined(address):
-                self.address, self._trouble, self._told = address, None, None
+                self.address = address
+                self._trouble = None
+                self._told = None
                 self._joined = self._was_joined = True
                 self.head_lost = False
                 self._remind()
             case messages.ReplicaRows(rows):
-                before, self._rows = self._rows, {row.name: row for row in rows}
+                before = self._rows
+                self._rows = {row.name: row for row in rows}
                 for row in rows:
                     if row.name in self._members and row != before.get(row.name):
                         self._members[row.name].hear(row)
@@ -250,7 +293,9 @@ class ClusterClient:
         if self._link is None or not self._joined:
             return None
         answer = await self._link.ask(question, timeout_s)
-        return answer if isinstance(answer, messages.Answer) else None
+        if isinstance(answer, messages.Answer):
+            return answer
+        return None
 
     async def _remind_on(self) -> None:
         while True:
@@ -271,10 +316,14 @@ class RayNodes:
     """The placement of one hive's replicas on the nodes of its cluster."""
 
     def __init__(self, where: Cluster, survey: Callable[..., ClusterSurvey] = survey) -> None:
-        self._where, self._survey = where, survey
+        self._where = where
+        self._survey = survey
 
     def launches(self, settings: Settings, paths: Paths, **how: Any) -> tuple[Launch, ...]:
-        """Return the replicas, placed on the nodes as they are now, or where they run. `how`: for `place_launches`."""
+        """Return the replicas, placed on the nodes as they are now, or where they run.
+
+        `how`: for `place_launches`.
+        """
         where = self._where
         look = cache(lambda: self._survey(where.address, hive=where.hive))
         return place_launches(settings, paths, look, **how)

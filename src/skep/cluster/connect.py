@@ -1,9 +1,10 @@
-"""Connects this process to a Ray cluster, or says in one line why it cannot. The only place that calls `ray.init`.
+"""Connects this process to a Ray cluster, or says in one line why it cannot. The only place that
+calls `ray.init`.
 
-Neither the supervisor nor a short command imports ray: `ask_ray` calls a function in a child process,
-`python -m skep.cluster.connect MODULE:FUNCTION`, which reads its arguments from stdin and prints one JSON document.
-Ray waits half a minute for an address where nobody listens and then reports a time-out, so the port is tried first.
-"""
+Neither the supervisor nor a short command imports ray: `ask_ray` calls a function in a child
+process, `python -m skep.cluster.connect MODULE:FUNCTION`, which reads its arguments from stdin and
+prints one JSON document. Ray waits half a minute for an address where nobody listens and then
+reports a time-out, so the port is tried first."""
 
 from __future__ import annotations
 
@@ -33,16 +34,26 @@ GONE = "REMOVED"
 KNOCK_S = 3.0
 STRANGER = "this machine is not a node of the cluster"
 START = "`skep cluster start` starts one here, `skep cluster join ADDRESS` joins one"
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_IMPATIENT = {"RAY_gcs_server_request_timeout_seconds": "8"}  # a machine that is not a node gets its error after it
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_IMPATIENT = {
+    "RAY_gcs_server_request_timeout_seconds": "8"
+}  # a machine that is not a node gets its error after it
 _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|Unauthenticated")
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
-_ERRORS: dict[int, type[SkepError]] = {error.exit_code: error for error in (EngineError, UserError, DoesNotFit)}
+_ERRORS: dict[int, type[SkepError]] = {
+    error.exit_code: error for error in (EngineError, UserError, DoesNotFit)
+}
 
 
 def require_ray() -> None:
     if find_spec("ray") is None:
-        raise UserError("Ray is not installed", hint=f"{extra_hint('ray')}, on every node the same")
+        raise UserError(
+            "Ray is not installed", hint=f"{extra_hint('ray')}, on every node the same"
+        )
 
 
 def join(address: str) -> None:
@@ -53,11 +64,20 @@ def join(address: str) -> None:
         os.environ.setdefault(name, value)
     import ray
 
-    where = {} if way.node is None else {"_node_ip_address": way.node}  # else Ray guesses the node's address
+    # Else Ray guesses the node's address.
+    where = {} if way.node is None else {"_node_ip_address": way.node}
     try:
-        ray.init(address=way.head, namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **where)
+        ray.init(
+            address=way.head,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            configure_logging=False,
+            **where,
+        )
     except (Exception, SystemExit) as error:  # a raylet that is not there ends the process
-        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # Ray's own handler of it
+        if (
+            isinstance(error, SystemExit) and error.code == signal.SIGTERM
+        ):  # Ray's own handler of it
             raise
         with contextlib.suppress(Exception):
             ray.shutdown()
@@ -67,7 +87,9 @@ def join(address: str) -> None:
 def head_of(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if "://" in address:
-        hint = "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
+        hint = (
+            "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
+        )
     elif not host or not port.isdecimal() or not port.isascii() or not 0 < int(port) < 65536:
         hint = "write its HOST:PORT, such as 10.0.0.1:6379"
     else:
@@ -76,15 +98,22 @@ def head_of(address: str) -> tuple[str, int]:
 
 
 def checked_connection(address: str) -> RayConnection:
-    """Return the connection to an address, or to that of `auto`. Raise EngineError if nobody listens there."""
+    """Return the connection to an address, or to that of `auto`.
+
+    Raise EngineError if nobody listens there.
+    """
     way = connection_to(address, os.environ)
     try:
         check_address(way.head)
     except EngineError:
         if way.node is None:
             raise
-        hint = "running replicas go on serving; docs/cluster.md says how to start the cluster again"
-        raise EngineError(f"the head node at {way.head} is lost; this machine was its node", hint=hint) from None
+        hint = (
+            "running replicas go on serving; docs/cluster.md says how to start the cluster again"
+        )
+        raise EngineError(
+            f"the head node at {way.head} is lost; this machine was its node", hint=hint
+        ) from None
     return way
 
 
@@ -102,30 +131,50 @@ def check_address(address: str) -> None:
 
 def explained(address: str, error: BaseException) -> EngineError | UserError:
     said = f"{error.__cause__ or ''}\n{type(error).__name__}: {error}"  # the cause has the details
-    # The file lines of a traceback name `node.py` and `_raylet.pyx`, which says nothing about a node.
+    # The file lines of a traceback name `node.py` and `_raylet.pyx`, which says nothing about a
+    # node.
     text = "\n".join(line for line in said.splitlines() if not line.lstrip().startswith('File "'))
     if "ersion mismatch" in text:
         found = _VERSIONS.findall(text)
-        (ray, python), (own_ray, own_python) = (found[0], found[-1]) if len(found) > 1 else (("?", "?"),) * 2
-        hint = f"install ray=={ray} with Python {python} here, or restart the cluster with ray {own_ray}"
+        (ray, python), (own_ray, own_python) = (
+            (found[0], found[-1]) if len(found) > 1 else (("?", "?"),) * 2
+        )
+        hint = (
+            f"install ray=={ray} with Python {python} here, or restart the cluster with ray "
+            f"{own_ray}"
+        )
         own = f"this machine has Ray {own_ray} and Python {own_python}"
         return UserError(f"the cluster runs Ray {ray} on Python {python}, {own}", hint=hint)
     if _REFUSED.search(text):
         hint = "give this machine the cluster's token: docs/cluster.md"
-        return EngineError(f"the cluster at {address} refuses the connection: its token differs", hint=hint)
+        return EngineError(
+            f"the cluster at {address} refuses the connection: its token differs", hint=hint
+        )
     strange = "No node info found" in text
     if address == "auto" and isinstance(error, ConnectionError) and not strange:
-        return EngineError("no Ray cluster runs here", hint=f"{START}; or name its head with --cluster HOST:PORT")
+        return EngineError(
+            "no Ray cluster runs here", hint=f"{START}; or name its head with --cluster HOST:PORT"
+        )
     if "Failed to connect to GCS" in text:
         return EngineError(f"the server at {address} is not the head of a Ray cluster", hint=START)
-    if strange or isinstance(error, SystemExit) or ("node" in text.lower() and "raylet" in text.lower()):
-        return EngineError(f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` joins it")
-    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
+    if (
+        strange
+        or isinstance(error, SystemExit)
+        or ("node" in text.lower() and "raylet" in text.lower())
+    ):
+        return EngineError(
+            f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` joins it"
+        )
+    last = next(
+        (line.strip() for line in reversed(text.splitlines()) if line.strip()),
+        type(error).__name__,
+    )
     hint = "`skep cluster status` may say more"
     return EngineError(f"the cluster at {address} cannot be joined: {last[:200]}", hint=hint)
 
 
-# Actors, placement groups and live nodes. A call may wait a minute for a lost head: never in the event loop
+# Actors, placement groups and live nodes. A call may wait a minute for a lost head: never in the
+# event loop
 
 
 def actor_name(hive: str, replica: str) -> str:
@@ -157,8 +206,13 @@ def free_by_node() -> dict[str, dict[str, float]]:
     return found
 
 
-def make_group(full: str, place: PlacementRequest, ids: Collection[str] | None, target: str | None) -> Any:
-    """Create a group of that name, replacing an unused one. `ids`: of the nodes it may use; `target`: the best one."""
+def make_group(
+    full: str, place: PlacementRequest, ids: Collection[str] | None, target: str | None
+) -> Any:
+    """Create a group of that name, replacing an unused one.
+
+    `ids`: of the nodes it may use; `target`: the best one.
+    """
     from ray.util.placement_group import placement_group
 
     remove_group(full)
@@ -185,7 +239,11 @@ def groups_by_name() -> dict[str, str]:
     """Return the state of each group by name, without removed ones."""
     from ray.util import placement_group_table
 
-    return {row["name"]: row["state"] for row in placement_group_table().values() if row["state"] != GONE}
+    return {
+        row["name"]: row["state"]
+        for row in placement_group_table().values()
+        if row["state"] != GONE
+    }
 
 
 def actor_names(hive: str) -> list[str]:
@@ -199,19 +257,31 @@ def actor_names(hive: str) -> list[str]:
 # Functions that need Ray, in a process of their own
 
 
-def ask_ray(function: Callable[..., Any], *args: Any, asked: str, wait_s: float, hint: str | None = None) -> Any:
-    """Return what the function returns in a child process, or raise its error. `asked`: the subject of errors."""
+def ask_ray(
+    function: Callable[..., Any], *args: Any, asked: str, wait_s: float, hint: str | None = None
+) -> Any:
+    """Return what the function returns in a child process, or raise its error.
+
+    `asked`: the subject of errors.
+    """
     argv = [sys.executable, "-m", __name__, f"{function.__module__}:{function.__name__}"]
     env = {**_IMPATIENT, **LENIENT, **os.environ}
     try:
         done = subprocess.run(
-            argv, input=json.dumps(args).encode(), env=env, capture_output=True, timeout=wait_s, check=False
+            argv,
+            input=json.dumps(args).encode(),
+            env=env,
+            capture_output=True,
+            timeout=wait_s,
+            check=False,
         )
         document = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         raise EngineError(f"{asked} did not answer within {wait_s:g} s", hint=hint) from None
     except ValueError:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [
+            f"exit code {done.returncode}"
+        ]
         raise EngineError(f"{asked} cannot be queried: {lines[-1][:200]}", hint=hint) from None
     if "error" in document:
         raise error_of(document)

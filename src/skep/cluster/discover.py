@@ -1,4 +1,7 @@
-"""Asks a cluster for its nodes and replicas, through a child that imports ray. Silent nodes are listed, with why."""
+"""Asks a cluster for its nodes and replicas, through a child that imports ray.
+
+Silent nodes are listed, with why.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,15 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.gpus import Gpu
-from skep.cluster.connect import actor_name, ask_ray, checked_connection, free_by_node, join, living_nodes, require_ray
+from skep.cluster.connect import (
+    actor_name,
+    ask_ray,
+    checked_connection,
+    free_by_node,
+    join,
+    living_nodes,
+    require_ray,
+)
 from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, named_apart, nodes_of
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program, version_of
@@ -34,7 +45,8 @@ def survey(address: str, *, hive: str | None = None) -> ClusterSurvey:
     """Return the nodes and the replicas of `hive`. It takes seconds."""
     require_ray()
     checked_connection(address)
-    asked, hint = f"the cluster at {address}", "`skep cluster status` may say more"
+    asked = f"the cluster at {address}"
+    hint = "`skep cluster status` may say more"
     told = ask_ray(survey_here, address, hive, asked=asked, wait_s=SURVEY_S, hint=hint)
     found: ClusterSurvey = from_document(told, ClusterSurvey)
     return found
@@ -44,7 +56,9 @@ def ask_status(address: str) -> Message:
     """Return every node with its free resources and its replicas."""
     require_ray()
     checked_connection(address)
-    told: Message = ask_ray(status_here, address, asked=f"the cluster at {address}", wait_s=STATUS_S)
+    told: Message = ask_ray(
+        status_here, address, asked=f"the cluster at {address}", wait_s=STATUS_S
+    )
     return told
 
 
@@ -58,7 +72,9 @@ def survey_here(address: str, hive: str | None) -> Message:
     context = ray.get_runtime_context()
     nodes = _looked_at(named_apart(living_nodes()))
     standing = () if hive is None else _standing(hive)
-    found = ClusterSurvey(context.gcs_address, ray.__version__, nodes, context.get_node_id(), standing)
+    found = ClusterSurvey(
+        context.gcs_address, ray.__version__, nodes, context.get_node_id(), standing
+    )
     ray.shutdown()
     return to_document(found)
 
@@ -87,7 +103,10 @@ def _looked_at(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def told_by(node: Node, document: Message) -> Node:
-    """Add the facts if the node runs this version of skep. GPUs that Ray does not assign are left out."""
+    """Add the facts if the node runs this version of skep.
+
+    GPUs that Ray does not assign are left out.
+    """
     version = document.get("skep")
     if version != __version__:
         return replace(node, why=f"runs skep {version}, this machine runs {__version__}")
@@ -97,7 +116,9 @@ def told_by(node: Node, document: Message) -> Node:
 
 def _why(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    missing = next((line for line in lines if "ModuleNotFoundError" in line or "No module named" in line), "")
+    missing = next(
+        (line for line in lines if "ModuleNotFoundError" in line or "No module named" in line), ""
+    )
     if "skep." in missing:
         return f"runs another version than skep {__version__}"
     if "skep" in missing:
@@ -115,7 +136,9 @@ def _standing(hive: str) -> tuple[Launch, ...]:
 
 
 def _described(part: str) -> list[Message]:
-    """Return what the replica actors say of themselves whose name has this part; without those that do not answer."""
+    """Return what the replica actors say of themselves whose name has this part; without those
+    that do not answer.
+    """
     import ray
 
     asked = []
@@ -137,8 +160,12 @@ def status_here(address: str) -> Message:
 
     context = ray.get_runtime_context()
     replicas = _described(actor_name("", ""))
-    rows, here = rows_of(ray.nodes(), free_by_node(), replicas), context.get_node_id()
-    owners = {told["hive"]: told["owner"] and told["owner"].rpartition(":")[0] for told in replicas}  # machine, process
+    rows = rows_of(ray.nodes(), free_by_node(), replicas)
+    here = context.get_node_id()
+    # Machine, process.
+    owners = {
+        told["hive"]: told["owner"] and told["owner"].rpartition(":")[0] for told in replicas
+    }
     told = {
         "address": context.gcs_address,
         "ray": ray.__version__,
@@ -152,19 +179,31 @@ def status_here(address: str) -> Message:
 def rows_of(
     nodes: Sequence[Message], free: Mapping[str, Mapping[str, float]], replicas: Sequence[Message]
 ) -> list[Message]:
-    """Return one row for each node, dead ones last unless they came back. `replicas`: as their actors describe them."""
+    """Return one row for each node, dead ones last unless they came back.
+
+    `replicas`: as their actors describe them.
+    """
     alive = nodes_of(nodes, free)
     here = {(node.name, node.address) for node in alive}
     lost = nodes_of([{**node, "Alive": True} for node in nodes if not node["Alive"]], {})
-    gone = {(node.name, node.address): node for node in lost if (node.name, node.address) not in here}
+    gone = {
+        (node.name, node.address): node for node in lost if (node.name, node.address) not in here
+    }
     rows = []
     for node in (*named_apart(alive), *gone.values()):
         standing = [
-            {"hive": one["hive"], **{key: {**one["launch"], **one["row"]}.get(key) for key in _SHOWN}}
+            {
+                "hive": one["hive"],
+                **{key: {**one["launch"], **one["row"]}.get(key) for key in _SHOWN},
+            }
             for one in sorted(replicas, key=lambda one: (one["hive"], one["row"]["name"]))
             if one["row"].get("node_id") == node.id
         ]
-        told = {**msgspec.to_builtins(node), "alive": node not in gone.values(), "replicas": standing}
+        told = {
+            **msgspec.to_builtins(node),
+            "alive": node not in gone.values(),
+            "replicas": standing,
+        }
         del told["facts"], told["why"]
         rows.append(told)
     return rows
@@ -175,16 +214,22 @@ def rows_of(
 
 def look() -> Message:
     """Return the facts of this node."""
-    with ThreadPoolExecutor() as pool:  # nvidia-smi takes seconds if nothing keeps the driver loaded
-        cards_read, memory_read = pool.submit(read_nvidia), pool.submit(read_gpu_memory)
+    with (
+        ThreadPoolExecutor() as pool
+    ):  # nvidia-smi takes seconds if nothing keeps the driver loaded
+        cards_read = pool.submit(read_nvidia)
+        memory_read = pool.submit(read_gpu_memory)
         engines = installed_engines()
-        host, memory = read_host(cards_read.result()), memory_read.result()
+        host = read_host(cards_read.result())
+        memory = memory_read.result()
     used = {gpu.index: gpu.used_bytes for gpu in memory}
     lent = lendable(host.gpus, memory, _of_the_node("CUDA_VISIBLE_DEVICES"))
     facts = NodeFacts(
         cores=host.cpu_cores,
         memory_bytes=host.memory_bytes,
-        cards=tuple(NodeCard(**msgspec.structs.asdict(gpu), used_bytes=used.get(gpu.index)) for gpu in lent),
+        cards=tuple(
+            NodeCard(**msgspec.structs.asdict(gpu), used_bytes=used.get(gpu.index)) for gpu in lent
+        ),
         skep=__version__,
         engines=engines,
         links=links_among([gpu.index for gpu in lent], host.links),
@@ -202,8 +247,12 @@ def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuCard], visible: str | None
     return [known[number] for number in numbers if number in known]
 
 
-def links_among(cards: Sequence[int], links: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
-    """Return the links with card numbers replaced by positions in `cards`, without links to other cards."""
+def links_among(
+    cards: Sequence[int], links: Sequence[tuple[int, int, str]]
+) -> tuple[tuple[int, int, str], ...]:
+    """Return the links with card numbers replaced by positions in `cards`, without links to other
+    cards.
+    """
     ranks = {card: rank for rank, card in enumerate(cards)}
     kept = [(ranks[a], ranks[b], kind) for a, b, kind in links if a in ranks and b in ranks]
     return tuple((min(a, b), max(a, b), kind) for a, b, kind in kept)

@@ -1,4 +1,7 @@
-"""What supervisor, Ray driver and replica actors tell each other. Through Ray go documents: versions may differ."""
+"""What supervisor, Ray driver and replica actors tell each other.
+
+Through Ray go documents: versions may differ.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,14 @@ from typing import Any
 
 from skep.cluster import connect
 from skep.cluster import ray_processes as local
-from skep.cluster.ray_processes import LOOPBACK, NodeOptions, NodeRecord, Ports, checked_address, checked_ports
+from skep.cluster.ray_processes import (
+    LOOPBACK,
+    NodeOptions,
+    NodeRecord,
+    Ports,
+    checked_address,
+    checked_ports,
+)
 from skep.errors import EngineError, UserError
 from skep.paths import Paths, make_runtime
 from skep.wire.listen import is_final, refusal_of
@@ -24,8 +31,11 @@ START_S = 90.0
 FREED_S = 5.0  # a killed process holds its ports for a moment
 
 
-def start_head(paths: Paths, env: Mapping[str, str], address: str, port: int, options: NodeOptions) -> NodeRecord:
-    address, ports = checked_address(address), checked_ports(port)
+def start_head(
+    paths: Paths, env: Mapping[str, str], address: str, port: int, options: NodeOptions
+) -> NodeRecord:
+    address = checked_address(address)
+    ports = checked_ports(port)
     _check_machine(address)
     _make_way(paths)
     if local.stored_token(paths) is None:  # a new head keeps the one that the other nodes have
@@ -47,22 +57,32 @@ def join_head(
     connect.require_ray()
     connect.check_address(head)
     if host in (LOOPBACK, "localhost"):
-        hint = "run `skep cluster start --address IP` on its machine, with an address that this machine reaches"
-        raise UserError(f"the cluster at {head} listens on loopback only: no other machine can join", hint=hint)
+        hint = (
+            "run `skep cluster start --address IP` on its machine, with an address that this "
+            "machine reaches"
+        )
+        raise UserError(
+            f"the cluster at {head} listens on loopback only: no other machine can join", hint=hint
+        )
     if address is None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
             probe.connect((host, head_port))
             address = str(probe.getsockname()[0])  # of the interface that leads to the head
     address = checked_address(address)
     if address == LOOPBACK:
-        raise UserError(f"{address} cannot be reached from {head}", hint="add --address with an IP of this machine")
+        raise UserError(
+            f"{address} cannot be reached from {head}",
+            hint="add --address with an IP of this machine",
+        )
     ports = checked_ports(port or head_port)
     _check_machine(address)
     _make_way(paths)
     kept = local.stored_token(paths)
     token = token or kept
     if token is None:
-        bring = f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` copies it"
+        bring = (
+            f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` copies it"
+        )
         raise UserError(f"the token of the cluster at {head} is not stored here", hint=bring)
     local.keep_token(paths, token)
     try:
@@ -77,7 +97,8 @@ def join_head(
 
 def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
     """Stop the node. Return it (None if there is none) and the processes that had to be killed."""
-    node, killed = local.read_node(paths), []
+    node = local.read_node(paths)
+    killed = []
     if node is not None and not local.marked(node.mark):
         node = None
     if node is not None:
@@ -87,7 +108,8 @@ def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
 
 
 def _make_way(paths: Paths) -> None:
-    """End what outlived a dead raylet. Raise UserError where a node still runs: only the user knows whether it may end.
+    """End what outlived a dead raylet. Raise UserError where a node still runs: only the user
+    knows whether it may end.
 
     Its raylet may be gone, for memory: the other nodes would meet a new head, and end themselves.
     """
@@ -95,7 +117,10 @@ def _make_way(paths: Paths) -> None:
     if node is None or not (left := set(local.marked(node.mark).values())):
         return
     if left & {"raylet", "gcs_server"}:
-        hint = "`skep cluster status` shows it; `skep cluster stop` leaves it and ends its replicas on this machine"
+        hint = (
+            "`skep cluster status` shows it; `skep cluster stop` leaves it and ends its "
+            "replicas on this machine"
+        )
         raise UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
     stop_node(paths)
 
@@ -106,14 +131,27 @@ def _make_way(paths: Paths) -> None:
 def _check_machine(address: str) -> None:
     connect.require_ray()
     if not (local.PROC / "self/environ").exists():
-        raise UserError("a node of a cluster needs Linux", hint="`skep up` serves on this machine without a cluster")
+        raise UserError(
+            "a node of a cluster needs Linux",
+            hint="`skep up` serves on this machine without a cluster",
+        )
     refused = refusal_of(address, 0)
     if refused is not None and is_final(refused):
-        raise UserError(f"{address} is not an address of this machine", hint="`ip -4 -brief address` lists them")
+        raise UserError(
+            f"{address} is not an address of this machine",
+            hint="`ip -4 -brief address` lists them",
+        )
 
 
 def _start(
-    paths: Paths, env: Mapping[str, str], head: str, address: str, ports: Ports, options: NodeOptions, *, is_head: bool
+    paths: Paths,
+    env: Mapping[str, str],
+    head: str,
+    address: str,
+    ports: Ports,
+    options: NodeOptions,
+    *,
+    is_head: bool,
 ) -> NodeRecord:
     host = address if address == LOOPBACK else ""  # as Ray binds them
     deadline = time.monotonic() + FREED_S
@@ -127,12 +165,15 @@ def _start(
     make_runtime(folder.parent)
     shutil.rmtree(folder, ignore_errors=True)  # logs and sockets of a start before this one
     folder.mkdir()
-    name, mark = options.name or socket.gethostname(), secrets.token_hex(8)
+    name = options.name or socket.gethostname()
+    mark = secrets.token_hex(8)
     node = NodeRecord(head, address, is_head, name, str(ports), mark)
     local.write_node(paths, node)
     words = local.arguments(node, options, ports, folder, has_client=find_spec("grpc") is not None)
     try:
-        _ray_start(head, words, local.environment(node, ports, local.token_path(paths), env), folder)
+        _ray_start(
+            head, words, local.environment(node, ports, local.token_path(paths), env), folder
+        )
     except BaseException:
         local.end(mark, patience_s=2.0)
         local.record_path(paths).unlink(missing_ok=True)
@@ -145,12 +186,24 @@ def _ray_start(head: str, words: list[str], env: Mapping[str, str], folder: Path
     log = folder.parent / "ray-start.log"
     with log.open("w+") as output:
         try:
-            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            streams: dict[str, Any] = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": output,
+                "stderr": subprocess.STDOUT,
+            }
             done = subprocess.run(
-                argv, env=env, cwd=folder, timeout=START_S, check=False, start_new_session=True, **streams
+                argv,
+                env=env,
+                cwd=folder,
+                timeout=START_S,
+                check=False,
+                start_new_session=True,
+                **streams,
             )
         except subprocess.TimeoutExpired:
-            raise EngineError(f"Ray did not start within {START_S:g} s", hint=f"see {log}") from None
+            raise EngineError(
+                f"Ray did not start within {START_S:g} s", hint=f"see {log}"
+            ) from None
         if done.returncode != 0:
             output.seek(0)
             raise refusal(head, output.read(), log)
@@ -160,4 +213,6 @@ def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
     if "AuthenticationError" in text or "ersion mismatch" in text:
         return connect.explained(head, RuntimeError(text))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return EngineError(f"Ray did not start: {(lines or ['no message'])[-1][:200]}", hint=f"see {log}")
+    return EngineError(
+        f"Ray did not start: {(lines or ['no message'])[-1][:200]}", hint=f"see {log}"
+    )

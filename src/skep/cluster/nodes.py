@@ -1,4 +1,6 @@
-"""The nodes of a cluster: facts, what is free, and which would take which replica before Ray places it. Pure."""
+"""The nodes of a cluster: facts, what is free, and which would take which replica before Ray
+places it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One node with the resources that Ray counts. `facts` is None if nobody looked or looking failed (`why`)."""
+    """One node with the resources that Ray counts.
+
+    `facts` is None if nobody looked or looking failed (`why`).
+    """
 
     id: str
     name: str  # unique among the nodes
@@ -53,19 +58,28 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def cards(self) -> tuple[NodeCard, ...]:
-        return self.facts.cards if self.facts is not None else ()
+        if self.facts is not None:
+            return self.facts.cards
+        return ()
 
     @property
     def engines(self) -> Mapping[str, str | None]:
-        return self.facts.engines if self.facts is not None else {}
+        if self.facts is not None:
+            return self.facts.engines
+        return {}
 
     @property
     def kind(self) -> str:
-        """The GPUs of the node, such as `2x NVIDIA GeForce RTX 3090`. Nodes of one kind get the same plan."""
+        """The GPUs of the node, such as `2x NVIDIA GeForce RTX 3090`.
+
+        Nodes of one kind get the same plan.
+        """
         counts = Counter(card.name for card in self.cards)
         if counts:
             return " + ".join(f"{count}x {name}" for name, count in sorted(counts.items()))
-        return f"{self.gpus:g} GPUs" if self.gpus else "CPU only"
+        if self.gpus:
+            return f"{self.gpus:g} GPUs"
+        return "CPU only"
 
     @property
     def names(self) -> set[str]:
@@ -82,11 +96,18 @@ class Node(msgspec.Struct, frozen=True):
 
     def without(self, place: PlacementRequest) -> Node:
         """Return it with what is free beside one more replica."""
-        left = self.free_gpus - place.cards, self.free_cpus - place.cpus, self.free_memory_bytes - place.memory_bytes
+        left = (
+            self.free_gpus - place.cards,
+            self.free_cpus - place.cpus,
+            self.free_memory_bytes - place.memory_bytes,
+        )
         return replace(self, free_gpus=left[0], free_cpus=left[1], free_memory_bytes=left[2])
 
     def describe(self) -> str:
-        gpus = f"{self.free_gpus:g} of {self.gpus:g} GPUs" if self.gpus else "no GPU"
+        if self.gpus:
+            gpus = f"{self.free_gpus:g} of {self.gpus:g} GPUs"
+        else:
+            gpus = "no GPU"
         memory = f"{format_bytes(self.free_memory_bytes)} of {format_bytes(self.memory_bytes)}"
         return f"{self.name} has {gpus}, {self.free_cpus:g} of {self.cpus:g} CPUs, {memory} free"
 
@@ -96,7 +117,9 @@ class ClusterSurvey(msgspec.Struct, frozen=True):
     ray: str  # version
     nodes: tuple[Node, ...]
     here: str | None = None  # the id of the node that this machine is
-    standing: tuple[Launch, ...] = ()  # replicas of the hive that run already, as their actors were created
+    standing: tuple[
+        Launch, ...
+    ] = ()  # replicas of the hive that run already, as their actors were created
 
     @property
     def kinds(self) -> dict[str, list[Node]]:
@@ -107,17 +130,22 @@ class ClusterSurvey(msgspec.Struct, frozen=True):
 
 
 def can_keep_actor(old: Launch, new: Launch) -> bool:
-    """Return whether the actor of `old` can serve `new`: they differ only in placement and in what the gateway does."""
+    """Return whether the actor of `old` can serve `new`: they differ only in placement and in what
+    the gateway does.
+    """
     return replace(old, place=None).same_process(replace(new, place=None))
 
 
-def nodes_of(rows: Iterable[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> list[Node]:
+def nodes_of(
+    rows: Iterable[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]
+) -> list[Node]:
     """Return the live nodes of `ray.nodes()` with their free resources, the head first."""
     nodes = []
     for row in rows:
         if not row["Alive"]:
             continue
-        has, left = row["Resources"], free.get(row["NodeID"], {})
+        has = row["Resources"]
+        left = free.get(row["NodeID"], {})
         nodes.append(
             Node(
                 id=row["NodeID"],
@@ -136,26 +164,43 @@ def nodes_of(rows: Iterable[Mapping[str, Any]], free: Mapping[str, Mapping[str, 
 
 
 def named_apart(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes with unique names: those that share one get the first letters of their id."""
+    """Return the nodes with unique names: those that share one get the first letters of their
+    id.
+    """
     names = Counter(node.name for node in nodes)
-    return [node if names[node.name] == 1 else replace(node, name=f"{node.name}-{node.id[:6]}") for node in nodes]
+    return [
+        node if names[node.name] == 1 else replace(node, name=f"{node.name}-{node.id[:6]}")
+        for node in nodes
+    ]
 
 
 def host_of(node: Node) -> HostFacts:
     """Return the node as the machine that a plan is made for."""
     facts = node.facts or NodeFacts(int(node.cpus), None)
     return HostFacts(
-        os="", machine="", python="", cpu_model=None, cpu_cores=facts.cores, cpu_features=(),
-        memory_bytes=facts.memory_bytes, memory_available_bytes=None, open_files_soft=None, open_files_hard=None,
-        gpus=facts.cards, links=facts.links,
-    )  # fmt: skip
+        os="",
+        machine="",
+        python="",
+        cpu_model=None,
+        cpu_cores=facts.cores,
+        cpu_features=(),
+        memory_bytes=facts.memory_bytes,
+        memory_available_bytes=None,
+        open_files_soft=None,
+        open_files_hard=None,
+        gpus=facts.cards,
+        links=facts.links,
+    )
 
 
 # Which nodes a replica may use
 
 
 def allowed(place: PlacementRequest, nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes that it may use. Names are as at the start; a node that came back may be there twice."""
+    """Return the nodes that it may use.
+
+    Names are as at the start; a node that came back may be there twice.
+    """
     return [node for node in nodes if not place.nodes or node.names & set(place.nodes)]
 
 
@@ -177,35 +222,49 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 def busy_cards(node: Node, share: float) -> str | None:
-    """Return the cards that Ray would lend and that somebody else holds, in words; `share` of each should be free.
+    """Return the cards that Ray would lend and that somebody else holds, in words; `share` of each
+    should be free.
 
-    Ray says how many it has lent, not which: so many may be full. What this misses, the replica's actor finds.
-    """
+    Ray says how many it has lent, not which: so many may be full. What this misses, the replica's
+    actor finds."""
     sizes = [(card.index, card.memory_bytes, card.used_bytes) for card in node.cards]
     full = [
         f"GPU {index} ({format_bytes(whole - used)} of {format_bytes(whole)} free)"
         for index, whole, used in sizes
         if whole and used and whole - used < share * whole
     ]
-    lent = math.ceil(node.gpus - node.free_gpus - _EPSILON)  # one that is lent in part is lent to nobody else
+    # One that is lent in part is lent to nobody else.
+    lent = math.ceil(node.gpus - node.free_gpus - _EPSILON)
     if len(full) <= lent:
         return None
-    return f"has busy cards: {', '.join(full)}" + (f"; Ray assigned {lent} of them" if lent else "")
+    return f"has busy cards: {', '.join(full)}" + (
+        f"; Ray assigned {lent} of them" if lent else ""
+    )
 
 
 # What fits
 
 
 def assign_nodes(places: Sequence[PlacementRequest], nodes: Sequence[Node]) -> list[str | None]:
-    """Return the id of each request's node, None if none fits. Most GPUs choose first; each goes where fewest are."""
+    """Return the id of each request's node, None if none fits.
+
+    Most GPUs choose first; each goes where fewest are.
+    """
     found: list[str | None] = [None] * len(places)
-    left, taken = {node.id: node for node in nodes}, Counter[str]()
+    left = {node.id: node for node in nodes}
+    taken = Counter[str]()
     for number in sorted(range(len(places)), key=lambda n: (-places[n].cards, -places[n].cpus)):
         place = places[number]
 
         def preference(node: Node, place: PlacementRequest = place) -> tuple[float, ...]:
             spared = bool(node.free_gpus) and not place.cards
-            return taken[node.id], spared, -node.free_gpus, -node.free_cpus, -node.free_memory_bytes
+            return (
+                taken[node.id],
+                spared,
+                -node.free_gpus,
+                -node.free_cpus,
+                -node.free_memory_bytes,
+            )
 
         best = min(fitting(place, allowed(place, left.values())), key=preference, default=None)
         if best is not None:
@@ -220,7 +279,10 @@ def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
 
 def describe_request(place: PlacementRequest) -> str:
     """Return a request in words: `2 GPUs, 2 CPUs, 1.0 GiB of memory`."""
-    parts = [f"{place.cards} GPU{'s' if place.cards > 1 else ''}"] if place.cards else []
+    if place.cards:
+        parts = [f"{place.cards} GPU{'s' if place.cards > 1 else ''}"]
+    else:
+        parts = []
     parts += [f"{place.cpus:g} CPU{'s' if place.cpus != 1 else ''}"] if place.cpus else []
     parts += [f"{format_bytes(place.memory_bytes)} of memory"] if place.memory_bytes else []
     return ", ".join(parts) or "nothing"

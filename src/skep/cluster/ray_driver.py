@@ -1,9 +1,9 @@
 """The Ray driver process of a hive: `python -m skep.cluster.ray_driver --link-fd FD`.
 
-Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. It carries out the
-supervisor's commands, makes the replica actors, and forwards what they report. Ray restarts or moves what died; the
-driver recreates what Ray has given up. It keeps no state: a new one receives everything again.
-"""
+Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. It
+carries out the supervisor's commands, makes the replica actors, and forwards what they report. Ray
+restarts or moves what died; the driver recreates what Ray has given up. It keeps no state: a new
+one receives everything again."""
 
 from __future__ import annotations
 
@@ -61,11 +61,15 @@ class ActorManager:
         self.policy = policy
         self._aimed: dict[str, str] = {}  # by replica: the node it was aimed at
         self._handles: dict[str, Any] = {}  # they work without a head
-        self._stuck: set[str] = set()  # waited for a node at the last check while another one had room
+        # Waited for a node at the last check while another one had room.
+        self._stuck: set[str] = set()
         self._one_at_a_time = asyncio.Lock()  # each placement sees the targets of those before it
 
     async def ensure(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
-        """Create the actor unless it runs already. `standing`: nodes of running actors. Ends it if cancelled."""
+        """Create the actor unless it runs already.
+
+        `standing`: nodes of running actors. Ends it if cancelled.
+        """
         actor = await asyncio.to_thread(find_actor, actor_name(self._hive, launch.name))
         if actor is not None:
             if await self._stays(actor, launch):
@@ -91,9 +95,12 @@ class ActorManager:
         import ray
 
         self._aimed.pop(name, None)
-        actor, full = self._handles.pop(name, None), actor_name(self._hive, name)
+        actor = self._handles.pop(name, None)
+        full = actor_name(self._hive, name)
         if not headless:
-            with contextlib.suppress(Exception):  # the head does not answer: what is left is ended at the next look
+            with contextlib.suppress(
+                Exception
+            ):  # the head does not answer: what is left is ended at the next look
                 actor = await _with_deadline(find_actor, full)
         if actor is not None:
             with contextlib.suppress(Exception):
@@ -119,7 +126,10 @@ class ActorManager:
         return connect.actor_names(self._hive)
 
     async def _stays(self, actor: Any, launch: Launch) -> bool:
-        """Return whether an existing actor can serve this launch. Ray mends a silent one, unless it is stuck."""
+        """Return whether an existing actor can serve this launch.
+
+        Ray mends a silent one, unless it is stuck.
+        """
         try:
             told = await asyncio.wait_for(actor.describe.remote(), DESCRIBE_S)
         except Exception:
@@ -127,17 +137,22 @@ class ActorManager:
         self._stuck.discard(launch.name)
         try:
             from_document(told["row"], ReplicaReport)
-            return not told["over"] and cluster_nodes.can_keep_actor(from_document(told["launch"], Launch), launch)
+            return not told["over"] and cluster_nodes.can_keep_actor(
+                from_document(told["launch"], Launch), launch
+            )
         except (KeyError, msgspec.ValidationError):  # of another version of skep
             return False
 
     async def _is_stuck(self, launch: Launch) -> bool:
-        """Return whether its group has waited, at two checks in a row, for gone or full nodes while another had room.
+        """Return whether its group has waited, at two checks in a row, for gone or full nodes
+        while another had room.
 
         A group names nodes by id, and a restarted node has a new one.
         """
         place = launch.place or PlacementRequest()
-        state = (await asyncio.to_thread(connect.groups_by_name)).get(actor_name(self._hive, launch.name))
+        state = (await asyncio.to_thread(connect.groups_by_name)).get(
+            actor_name(self._hive, launch.name)
+        )
         if state is not None:
             nodes = await asyncio.to_thread(living_nodes)
             has_room = cluster_nodes.fitting(place, cluster_nodes.allowed(place, nodes))
@@ -150,7 +165,8 @@ class ActorManager:
 
     async def _placed(self, launch: Launch, standing: Mapping[str, str], say: Say) -> Any:
         """Return a placement group on an allowed node; wait until one has room."""
-        place, full = launch.place or PlacementRequest(), actor_name(self._hive, launch.name)
+        place = launch.place or PlacementRequest()
+        full = actor_name(self._hive, launch.name)
         while True:
             async with self._one_at_a_time:
                 nodes = await asyncio.to_thread(living_nodes)
@@ -158,17 +174,28 @@ class ActorManager:
                 # The node with room that has the fewest replicas of this hive, then the most room.
                 held: Counter[str] = Counter({**self._aimed, **standing}.values())
                 rooms = cluster_nodes.fitting(place, near)
-                room = [(held[one.id], -(one.free_gpus if place.cards else one.free_cpus), one.id) for one in rooms]
+                room = [
+                    (held[one.id], -(one.free_gpus if place.cards else one.free_cpus), one.id)
+                    for one in rooms
+                ]
                 if room:
                     self._aimed[launch.name] = target = min(room)[2]
-                    ids = {node.id for node in near} if place.nodes else None
-                    group = await _to_its_end(asyncio.to_thread(connect.make_group, full, place, ids, target))
+                    if place.nodes:
+                        ids = {node.id for node in near}
+                    else:
+                        ids = None
+                    group = await _to_its_end(
+                        asyncio.to_thread(connect.make_group, full, place, ids, target)
+                    )
                     if await asyncio.to_thread(group.wait, PLACED_S):
                         return group
                     await asyncio.to_thread(connect.remove_group, full)  # others were faster
             there = has_words(cluster_nodes.allowed(place, named_apart(nodes)))
             needed = f"waits for room: needs {describe_request(place)} on one node; {there}"
-            say("waiting", needed if there else f"waits for one of its nodes: {', '.join(place.nodes)}")
+            say(
+                "waiting",
+                needed if there else f"waits for one of its nodes: {', '.join(place.nodes)}",
+            )
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _start(self, launch: Launch, group: Any) -> Any:
@@ -177,15 +204,23 @@ class ActorManager:
 
         place = launch.place or PlacementRequest()
         made = ray.remote(ReplicaActor).options(
-            name=actor_name(self._hive, launch.name), namespace=NAMESPACE, lifetime="detached",
-            max_restarts=-1, max_concurrency=8, num_cpus=place.cpus, num_gpus=place.cards,
+            name=actor_name(self._hive, launch.name),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            max_concurrency=8,
+            num_cpus=place.cpus,
+            num_gpus=place.cards,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
-        )  # fmt: skip
+        )
         return made.remote(self._hive, to_document(launch), to_document(self.policy), self._key)
 
 
 async def _until_it_lives(actor: Any, say: Say) -> None:
-    """Wait for the first answer. Raise EngineError if Ray has given the actor up; if its node dies, Ray restarts it."""
+    """Wait for the first answer.
+
+    Raise EngineError if Ray has given the actor up; if its node dies, Ray restarts it.
+    """
     from ray.exceptions import ActorUnavailableError, RayActorError
 
     try:
@@ -201,7 +236,9 @@ async def _until_it_lives(actor: Any, say: Say) -> None:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, Any]) -> Any:
-    """Delay a cancellation until the thread has created its object, so that the caller can end it."""
+    """Delay a cancellation until the thread has created its object,
+    so that the caller can end it.
+    """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -216,7 +253,10 @@ async def _with_deadline(call: Callable[..., Any], *args: Any) -> Any:
 
 
 class NewHead(Exception):
-    """Another cluster has the address, or this machine has joined another one. Only a new driver can join it."""
+    """Another cluster has the address, or this machine has joined another one.
+
+    Only a new driver can join it.
+    """
 
 
 class TakenOver(EngineError):
@@ -231,7 +271,8 @@ class RayDriver:
         self._wanted: dict[str, Launch] | None = None  # None: not received yet
         self._rows: dict[str, ReplicaReport] = {}
         self._told: tuple[ReplicaReport, ...] = ()  # what the supervisor knows
-        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # a replica is never placed while it is being ended
+        # A replica is never placed while it is being ended.
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
@@ -244,7 +285,9 @@ class RayDriver:
         import ray
 
         names = await asyncio.to_thread(self._actors.all_names)
-        claims = (self._actors.ask(name, "claim", self._setup.gateway, timeout_s=ASK_S) for name in names)
+        claims = (
+            self._actors.ask(name, "claim", self._setup.gateway, timeout_s=ASK_S) for name in names
+        )
         for owner in await asyncio.gather(*claims, return_exceptions=True):
             if isinstance(owner, str):  # not of one that does not answer
                 self._check(owner)
@@ -263,8 +306,14 @@ class RayDriver:
         """Raise TakenOver where another gateway owns a replica of this hive."""
         if owner != self._setup.gateway:
             where = owner.rpartition(":")[0]  # its machine and process
-            hint = f"`--hive NAME` starts another deployment; if the other skep was killed, try again in {OWNED_S:g} s"
-            raise TakenOver(f"a deployment `{self._setup.hive}` runs in this cluster already (from {where})", hint=hint)
+            hint = (
+                "`--hive NAME` starts another deployment; if the other skep was killed, try "
+                f"again in {OWNED_S:g} s"
+            )
+            raise TakenOver(
+                f"a deployment `{self._setup.hive}` runs in this cluster already (from {where})",
+                hint=hint,
+            )
 
     # Commands of the supervisor
 
@@ -277,7 +326,8 @@ class RayDriver:
 
     async def _safely(self, order: messages.Order) -> None:
         """Carry out one command and answer it; its failure does not affect the others."""
-        log, failed = None, None
+        log = None
+        failed = None
         try:
             log = await self._carry_out(order)
         except Exception as error:
@@ -298,8 +348,11 @@ class RayDriver:
                 (self._wanted or {}).pop(name, None)
                 await self._end(name)
             case messages.ReadLog(name, offset, lines):
-                told = await self._actors.ask(name, "log_since", offset, lines)
-                return None if told is None else from_document(told, LogPart)
+                document = await self._actors.ask(name, "log_since", offset, lines)
+                if document is None:
+                    return None
+                part: LogPart = from_document(document, LogPart)
+                return part
             case messages.Leave():
                 self._wanted = {}
                 names = {*self._rows, *self._keepers}
@@ -309,14 +362,20 @@ class RayDriver:
         return None
 
     async def _end(self, name: str) -> None:
-        """End a replica. Without a head only its engine ends; `_end_unwanted` ends the rest when the head is back."""
+        """End a replica.
+
+        Without a head only its engine ends; `_end_unwanted` ends the rest when the head is
+        back.
+        """
         self._ending.add(name)
         try:
             if (keeper := self._keepers.pop(name, None)) is not None:
                 self._orders.add(keeper)
                 keeper.add_done_callback(self._orders.discard)
                 keeper.cancel()
-            async with self._turns[name]:  # its next keeper, which an order may bring meanwhile, comes after this
+            async with self._turns[
+                name
+            ]:  # its next keeper, which an order may bring meanwhile, comes after this
                 await self._actors.end(name, headless=self._head_lost)
                 self._rows.pop(name, None)
         finally:
@@ -336,19 +395,27 @@ class RayDriver:
 
     async def _end_all_but_wanted(self, names: list[str]) -> None:
         for name in {*names, *self._rows}:
-            if name not in (self._wanted or ()) and name not in self._ending:  # ends take seconds: orders may come
+            if (
+                name not in (self._wanted or ()) and name not in self._ending
+            ):  # ends take seconds: orders may come
                 await self._end(name)
 
     # One replica
 
     async def _keep(self, name: str) -> None:
-        """Keep one replica while it is wanted: make its actor, follow it, and make it again if Ray lost it."""
+        """Keep one replica while it is wanted: make its actor, follow it, and make it again if Ray
+        lost it.
+        """
         try:
             while (launch := (self._wanted or {}).get(name)) is not None:
                 try:
                     async with self._turns[name]:
-                        standing = {other: row.node_id for other, row in self._rows.items() if row.node_id}
-                        await self._actors.ensure(launch, standing, lambda *words: self._say(name, *words))
+                        standing = {
+                            other: row.node_id for other, row in self._rows.items() if row.node_id
+                        }
+                        await self._actors.ensure(
+                            launch, standing, lambda *words: self._say(name, *words)
+                        )
                     await self._follow(launch)
                 except TakenOver:
                     raise
@@ -364,19 +431,29 @@ class RayDriver:
         self._tell()
 
     async def _follow(self, launch: Launch) -> None:
-        """Forward the reports of an actor. Return when another launch is wanted, or when it is away."""
-        name, loop = launch.name, asyncio.get_running_loop()
-        version, misses, heard_at = 0, 0, loop.time()
+        """Forward the reports of an actor.
+
+        Return when another launch is wanted, or when it is away.
+        """
+        name = launch.name
+        loop = asyncio.get_running_loop()
+        version = 0
+        misses = 0
+        heard_at = loop.time()
         while (self._wanted or {}).get(name) == launch:
             try:
                 asked = (self._setup.gateway, version, REPORT_S)
                 told = await self._actors.ask(name, "report", *asked, timeout_s=AWAY_AFTER_S)
-            except Exception:  # Ray restarts or moves it; or this process was held up, and the next answer comes
+            except (
+                Exception
+            ):  # Ray restarts or moves it; or this process was held up, and the next answer comes
                 misses += 1
                 if misses >= MISSES and loop.time() - heard_at > AWAY_AFTER_S:
                     row = self._rows.get(name)
                     if row is not None and row.node is not None:
-                        self._rows[name] = replace(row, state="away", why=f"no report from node {row.node}")
+                        self._rows[name] = replace(
+                            row, state="away", why=f"no report from node {row.node}"
+                        )
                         self._tell()
                     if not self._head_lost:  # without a head nothing can be placed
                         return
@@ -385,7 +462,9 @@ class RayDriver:
             if told is None:
                 return
             self._check(told["owner"])
-            version, misses, heard_at = told["version"], 0, loop.time()
+            version = told["version"]
+            misses = 0
+            heard_at = loop.time()
             self._rows[name] = from_document(told["row"], ReplicaReport)
             self._tell()
 
@@ -394,15 +473,24 @@ class RayDriver:
     async def _watch_head(self) -> None:
         import ray
 
-        loop, asking, misses = asyncio.get_running_loop(), ThreadPoolExecutor(1, "head"), 0
+        loop = asyncio.get_running_loop()
+        asking = ThreadPoolExecutor(1, "head")
+        misses = 0
         address = ray.get_runtime_context().gcs_address
-        client = import_module("ray._raylet").GcsClient(address=address)  # a private class: no other has a deadline
+        # A private class: no other has a deadline.
+        client = import_module("ray._raylet").GcsClient(address=address)
         while True:
             await asyncio.sleep(HEAD_EVERY_S)
-            misses = 0 if await loop.run_in_executor(asking, _answers, client) else misses + 1
+            if await loop.run_in_executor(asking, _answers, client):
+                misses = 0
+            else:
+                misses = misses + 1
             if self._head_lost and self._setup.address == "auto":
                 now = await asyncio.to_thread(connection_to, "auto", os.environ)
-                if now.head not in ("auto", address):  # this machine is now a node of another cluster
+                if now.head not in (
+                    "auto",
+                    address,
+                ):  # this machine is now a node of another cluster
                     raise NewHead
             if (misses >= MISSES) != self._head_lost:
                 self._head_lost = misses >= MISSES
@@ -417,7 +505,10 @@ class RayDriver:
 
 
 def _answers(client: Any) -> bool:
-    """Return whether the head answers in time. Ray's public calls, and a new client, would wait without limit."""
+    """Return whether the head answers in time.
+
+    Ray's public calls, and a new client, would wait without limit.
+    """
     try:
         client.internal_kv_exists(b"skep", namespace=b"skep", timeout=HEAD_S)
     except (AttributeError, TypeError):
@@ -430,15 +521,23 @@ def _answers(client: Any) -> bool:
 
 
 async def serve(link_fd: int) -> NoReturn:
-    """Run the driver, then exit at once: Ray's own shutdown takes seconds, and threads may wait for a lost head."""
+    """Run the driver, then exit at once: Ray's own shutdown takes seconds, and threads may wait
+    for a lost head.
+    """
     code = 0
-    link: JsonPipe[messages.ToDriver] = await JsonPipe.over(socket.socket(fileno=link_fd), messages.ToDriver)
+    link: JsonPipe[messages.ToDriver] = await JsonPipe.over(
+        socket.socket(fileno=link_fd), messages.ToDriver
+    )
     try:
         setup = await link.receive()
         if isinstance(setup, messages.DriverSetup):
             await RayDriver(link, setup).run()
     except SkepError as error:
-        link.send(messages.DriverFailed(error.message, error.hint, error.exit_code, isinstance(error, TakenOver)))
+        link.send(
+            messages.DriverFailed(
+                error.message, error.hint, error.exit_code, isinstance(error, TakenOver)
+            )
+        )
         code = error.exit_code
     except NewHead:
         print("there is a new head; this driver ends", file=sys.stderr)  # noqa: T201 - its log

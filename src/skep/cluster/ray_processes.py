@@ -1,9 +1,9 @@
 """Ray's own processes on this machine: how they are started, which run, how they end. Linux only.
 
-Ray binds what it starts to every interface, but for a node whose address is exactly 127.0.0.1. So the ports are pinned
-to one range that a firewall can name, and every call wants a token. docs/cluster.md has the whole of it. Process
-numbers are used again and names are shared with other people's clusters; the mark in their environment is not.
-"""
+Ray binds what it starts to every interface, but for a node whose address is exactly 127.0.0.1. So
+the ports are pinned to one range that a firewall can name, and every call wants a token.
+docs/cluster.md has the whole of it. Process numbers are used again and names are shared with other
+people's clusters; the mark in their environment is not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ WORKERS = 1000  # ports: each worker and each driver has one
 ENGINES = 100  # ports: each engine has one
 _SERVICES = 20  # ports kept for the processes of the node itself
 _AFTER = _SERVICES + WORKERS + ENGINES
-STORE_BYTES = 256 * 2**20  # of shared memory: next to nothing travels through Ray, so the engines get the rest
+STORE_BYTES = (
+    256 * 2**20
+)  # of shared memory: next to nothing travels through Ray, so the engines get the rest
 PROC = Path("/proc")
 _LOOK_EVERY_S = 0.1
 
@@ -41,7 +43,8 @@ _WATCHFUL = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "5",
 }
-# Ray alone refuses 3.11.9 beside 3.11.2. What travels through it is data and the names of functions of skep.
+# Ray alone refuses 3.11.9 beside 3.11.2. What travels through it is data and the names of
+# functions of skep.
 LENIENT = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
 # Else every node ends itself, and what it serves, 60 s after the head is lost; a driver too.
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600)}
@@ -60,8 +63,8 @@ class Ports(msgspec.Struct, frozen=True):
     def services(self) -> dict[str, int]:
         """By flag of `ray start`."""
         flags = (
-            "node-manager-port", "object-manager-port", "runtime-env-agent-port", "dashboard-agent-grpc-port",
-            "dashboard-agent-listen-port", "metrics-export-port",
+            "node-manager-port", "object-manager-port", "runtime-env-agent-port",
+            "dashboard-agent-grpc-port", "dashboard-agent-listen-port", "metrics-export-port",
         )  # fmt: skip
         return {flag: self.first + 1 + number for number, flag in enumerate(flags)}
 
@@ -102,7 +105,9 @@ def checked_address(text: str) -> str:
     try:
         found = ipaddress.IPv4Address(LOOPBACK if text == "localhost" else text)
     except ValueError:
-        raise UserError(f"`{text}` is not an IPv4 address", hint="write one of this machine: 10.0.0.1") from None
+        raise UserError(
+            f"`{text}` is not an IPv4 address", hint="write one of this machine: 10.0.0.1"
+        ) from None
     if found.is_unspecified or found.is_multicast:
         hint = "name the one that the other machines reach; `ip -4 -brief address` lists them"
         raise UserError(f"`{text}` is not the address of one network interface", hint=hint)
@@ -113,14 +118,19 @@ def checked_ports(first: int) -> Ports:
     ports = Ports(first)
     if first < 1024 or ports.last > 65535:
         hint = f"choose a port from 1024 to {65535 - _AFTER}; Ray's default is {HEAD_PORT}"
-        raise UserError(f"port {first} is not possible: the {_AFTER} ports after it are used too", hint=hint)
+        raise UserError(
+            f"port {first} is not possible: the {_AFTER} ports after it are used too", hint=hint
+        )
     return ports
 
 
 def arguments(
     node: NodeRecord, options: NodeOptions, ports: Ports, folder: Path, *, has_client: bool = False
 ) -> list[str]:
-    """Of `ray start`. `folder`: of its logs and sockets. `has_client`: Ray's client server is installed."""
+    """Of `ray start`.
+
+    `folder`: of its logs and sockets. `has_client`: Ray's client server is installed.
+    """
     flags = {
         "node-ip-address": node.address,
         "node-name": node.name,
@@ -135,9 +145,13 @@ def arguments(
         "num-gpus": options.gpus,
     }
     if node.is_head:
-        # Nobody listens on the port of the dashboard, which Ray counts as taken all the same. The server for drivers
-        # elsewhere cannot be left out where Ray has it installed.
-        flags |= {"port": ports.first, "include-dashboard": "false", "dashboard-port": ports.first + _SERVICES}
+        # Nobody listens on the port of the dashboard, which Ray counts as taken all the same. The
+        # server for drivers elsewhere cannot be left out where Ray has it installed.
+        flags |= {
+            "port": ports.first,
+            "include-dashboard": "false",
+            "dashboard-port": ports.first + _SERVICES,
+        }
         flags["ray-client-server-port"] = ports.first + _SERVICES - 1 if has_client else None
     else:
         flags["address"] = node.head
@@ -146,29 +160,46 @@ def arguments(
     return ["start", *whole, "--disable-usage-stats", *given]
 
 
-def environment(node: NodeRecord, ports: Ports, token: Path, env: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    node: NodeRecord, ports: Ports, token: Path, env: Mapping[str, str]
+) -> dict[str, str]:
     """What the user has set of Ray's own settings counts, but for what closes it."""
-    own = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
+    own = {
+        name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
+    }
     first, last = ports.engines
     ours = {MARK: node.mark, ENGINE_PORTS: f"{first}-{last}"}
     return {**PATIENT, **_WATCHFUL, **LENIENT, **own, **reaching(node.address, token), **ours}
 
 
 def engine_ports(env: Mapping[str, str]) -> range | None:
-    """Return which ports the engines of a node may have. None: any, as in a cluster that skep did not start."""
+    """Return which ports the engines of a node may have.
+
+    None: any, as in a cluster that skep did not start.
+    """
     text = env.get(ENGINE_PORTS)
     if not text:
         return None
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536):
-        raise EngineError(f"{ENGINE_PORTS} is `{text}`, not a range of ports", hint="such as 7400-7499")
+        raise EngineError(
+            f"{ENGINE_PORTS} is `{text}`, not a range of ports", hint="such as 7400-7499"
+        )
     return range(int(first), int(last) + 1)
 
 
 def reaching(address: str, token: Path) -> dict[str, str]:
-    """For a driver as well: with what a node, or the head at `address`, is reached. Set before ray is imported."""
-    told = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    # Ray puts another interface's address in the place of 127.0.0.1, unless it takes this for a machine of its own.
+    """For a driver as well: with what a node, or the head at `address`, is reached.
+
+    Set before ray is imported.
+    """
+    told = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+    }
+    # Ray puts another interface's address in the place of 127.0.0.1, unless it takes this for a
+    # machine of its own.
     return {**told, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if address == LOOPBACK else "1"}
 
 
@@ -177,7 +208,8 @@ def reaching(address: str, token: Path) -> dict[str, str]:
 
 def marked(mark: str) -> dict[int, str]:
     """Return every live process that carries the mark, with its name."""
-    wanted, found = f"{MARK}={mark}".encode(), {}
+    wanted = f"{MARK}={mark}".encode()
+    found = {}
     for pid in living():
         with contextlib.suppress(OSError):  # gone, or another user's
             if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
@@ -186,19 +218,28 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def end(mark: str, patience_s: float = 8.0) -> list[int]:
-    """End the raylet first, which ends its workers, then the rest. Return the process numbers that had to be killed."""
+    """End the raylet first, which ends its workers, then the rest.
+
+    Return the process numbers that had to be killed.
+    """
     kin = descendants(*marked(mark))  # Ray's agents and workers write over their mark
     for names in (("raylet",), None):
-        deadline, told = time.monotonic() + patience_s, set[int]()
-        while left := {pid for pid, name in marked(mark).items() if names is None or name in names}:
+        deadline = time.monotonic() + patience_s
+        told = set[int]()
+        while left := {
+            pid for pid, name in marked(mark).items() if names is None or name in names
+        }:
             _send(left - told, signal.SIGTERM)
             told |= left
             if time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_EVERY_S)
-    stay, now = list(marked(mark)), living()
+    stay = list(marked(mark))
+    now = living()
     _send(stay, signal.SIGKILL)
-    _send((pid for pid, begun in kin.items() if pid in now and now[pid][1] == begun), signal.SIGKILL)
+    _send(
+        (pid for pid, begun in kin.items() if pid in now and now[pid][1] == begun), signal.SIGKILL
+    )
     return stay
 
 
@@ -208,7 +249,8 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-# The record of this node, from which a driver here learns how to reach the cluster, and the cluster's token
+# The record of this node, from which a driver here learns how to reach the cluster, and the
+# cluster's token
 
 _SHORTEST = 16  # characters of a token
 
@@ -230,7 +272,10 @@ def record_path(paths: Paths) -> Path:
 
 
 def folder_of(paths: Paths) -> Path:
-    """Return Ray's folder. Ray makes it public, so its parent is private; sockets in it need short paths."""
+    """Return Ray's folder.
+
+    Ray makes it public, so its parent is private; sockets in it need short paths.
+    """
     mark = paths.runtime.name.rpartition("-")[2]
     return Path(f"/tmp/skep-ray-{os.getuid()}-{mark}/r")  # noqa: S108 - made private by who uses it
 
@@ -251,7 +296,11 @@ def connection_to(address: str, env: Mapping[str, str]) -> RayConnection:
     """Return how to reach the cluster; one that skep did not start here is left to Ray."""
     paths = user_paths(env)
     node = read_node(paths)
-    if node is None or address not in ("auto", node.head) or "raylet" not in marked(node.mark).values():
+    if (
+        node is None
+        or address not in ("auto", node.head)
+        or "raylet" not in marked(node.mark).values()
+    ):
         return RayConnection(address)
     return RayConnection(node.head, node.address, reaching(node.address, token_path(paths)))
 
@@ -259,7 +308,9 @@ def connection_to(address: str, env: Mapping[str, str]) -> RayConnection:
 def token_of(paths: Paths) -> str:
     """Return the stored token. Raise UserError if there is none or others may read it."""
     if (token := stored_token(paths)) is None:
-        raise UserError("this machine has no cluster token", hint="`skep cluster start` makes one on the head")
+        raise UserError(
+            "this machine has no cluster token", hint="`skep cluster start` makes one on the head"
+        )
     return token
 
 
@@ -280,5 +331,7 @@ def keep_token(paths: Paths, token: str) -> None:
 
 def checked_token(text: str) -> str:
     if len(text) < _SHORTEST or not text.isascii() or not text.isprintable() or " " in text:
-        raise UserError("this is not a cluster token", hint="`skep cluster token` prints it on the head")
+        raise UserError(
+            "this is not a cluster token", hint="`skep cluster token` prints it on the head"
+        )
     return text

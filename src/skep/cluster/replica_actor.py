@@ -1,9 +1,9 @@
-"""The Ray actor that runs one replica on its node, with the same adapter and guard process as on one machine.
+"""The Ray actor that runs one replica on its node, with the same adapter and guard process as on
+one machine.
 
-Ray calls it in one event loop, in which it also works. Failures are part of its reports and never raised: Ray would
-give up an actor that fails while it is created. The gateway asks for the reports all the time; when none asks any more,
-the replica ends.
-"""
+Ray calls it in one event loop, in which it also works. Failures are part of its reports and never
+raised: Ray would give up an actor that fails while it is created. The gateway asks for the reports
+all the time; when none asks any more, the replica ends."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ from skep.supervisor.replica import Replica, StartOrder
 from skep.weights.pull import pull
 from skep.wire.json_pipe import from_document, to_document
 
-AGAIN_S = 5.0  # after a failed pull or an occupied GPU (a killed engine's is freed late); doubles each time
+# after a failed pull or an occupied GPU (a killed engine's is freed late); doubles each time
+AGAIN_S = 5.0
 AGAIN_MOST_S = 300.0
 OWNED_S = 8.0  # a gateway that has not asked for so long can lose the replica to another one
 ABANDONED_AFTER_S = 120.0  # asked by no gateway for so long, the replica ends
 LOOK_EVERY_S = 0.5
-LONGEST_LOOK_S = 2.0  # later than this, the process was held up, and so were the questions of the gateway
+LONGEST_LOOK_S = (
+    2.0  # later than this, the process was held up, and so were the questions of the gateway
+)
 
 Row = dict[str, Any]
 
@@ -52,7 +55,10 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
 
 
 class Ownership:
-    """The gateway that a replica belongs to: the one that asks for its reports. Counts time by `pass_time`."""
+    """The gateway that a replica belongs to: the one that asks for its reports.
+
+    Counts time by `pass_time`.
+    """
 
     def __init__(self) -> None:
         self.gateway: str | None = None
@@ -61,7 +67,8 @@ class Ownership:
     def claim(self, gateway: str) -> str:
         """Return who owns the replica: this gateway, unless another one asked recently."""
         if self.gateway in (None, gateway) or self._silent_s > OWNED_S:
-            self.gateway, self._silent_s = gateway, 0.0
+            self.gateway = gateway
+            self._silent_s = 0.0
         assert self.gateway is not None
         return self.gateway
 
@@ -72,9 +79,16 @@ class Ownership:
 
 
 def with_local_weights(launch: Launch, progress: Callable[[int, int | None], None]) -> Launch:
-    """Return the launch with its weights as they lie here. Raises WeightsError where there are none to be had."""
+    """Return the launch with its weights as they lie here.
+
+    Raises WeightsError where there are none to be had.
+    """
     source = launch.place.source if launch.place is not None else None
-    if launch.weights is not None and launch.weights.is_file() and (source is None or source.startswith(("/", "~"))):
+    if (
+        launch.weights is not None
+        and launch.weights.is_file()
+        and (source is None or source.startswith(("/", "~")))
+    ):
         return launch
     if source is not None:
         path = pull(source, cache_dir=user_paths(os.environ).cache, progress=progress).path
@@ -82,13 +96,19 @@ def with_local_weights(launch: Launch, progress: Callable[[int, int | None], Non
     named = launch.checkpoint or ""  # a folder that engines read themselves, or a hub name
     is_there = not named.startswith(("/", "~")) or Path(named).expanduser().exists()
     if launch.weights is not None or not is_there:
-        hint = "put it into a folder that all nodes share under the same path, or name a model that can be pulled"
+        hint = (
+            "put it into a folder that all nodes share under the same path, or name a model "
+            "that can be pulled"
+        )
         raise WeightsError(f"`{launch.weights or named}` does not exist on this node", hint=hint)
     return launch
 
 
 class ReplicaActor:
-    """One replica. Its arguments are plain documents, which outlive the process that created it."""
+    """One replica.
+
+    Its arguments are plain documents, which outlive the process that created it.
+    """
 
     def __init__(self, hive: str, launch: Row, policy: Row, key: str) -> None:
         self._hive = hive
@@ -105,7 +125,8 @@ class ReplicaActor:
         self._node: Row = {}
         self._over = False
         self._version = 0
-        self._changed, self._again = asyncio.Event(), asyncio.Event()
+        self._changed = asyncio.Event()
+        self._again = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._living = asyncio.get_running_loop().create_task(self._live())
 
@@ -115,16 +136,25 @@ class ReplicaActor:
         return True
 
     async def describe(self) -> Row:
-        """Return the launch that it was created with, whether it is over, whose it is, and its report."""
+        """Return the launch that it was created with, whether it is over, whose it is, and its
+        report.
+        """
         whose = {"hive": self._hive, "owner": self._owner.gateway}
-        return {"launch": self._wanted, "over": self._over or self._living.done(), **whose, "row": self._row()}
+        return {
+            "launch": self._wanted,
+            "over": self._over or self._living.done(),
+            **whose,
+            "row": self._row(),
+        }
 
     async def claim(self, gateway: str) -> str:
         """Return the gateway that it belongs to: this one, unless another one asked recently."""
         return self._owner.claim(gateway)
 
     async def report(self, gateway: str, since: int, wait_s: float) -> Row:
-        """Return the report of the replica when it differs from version `since`, at the latest after `wait_s`."""
+        """Return the report of the replica when it differs from version `since`, at the latest
+        after `wait_s`.
+        """
         owner = self._owner.claim(gateway)
         if owner != gateway:
             return {"owner": owner}
@@ -155,7 +185,10 @@ class ReplicaActor:
     # Its life
 
     async def _live(self) -> None:
-        """Serve until stopped, or until no gateway is left. After a failure, report it and wait."""
+        """Serve until stopped, or until no gateway is left.
+
+        After a failure, report it and wait.
+        """
         watching = asyncio.ensure_future(self._watch_owner())
         failures = 0
         while not self._over:
@@ -173,7 +206,10 @@ class ReplicaActor:
         watching.cancel()
 
     def _end_self(self) -> None:
-        """End this actor and its placement group. Ray would restart an actor whose group alone is removed."""
+        """End this actor and its placement group.
+
+        Ray would restart an actor whose group alone is removed.
+        """
         import ray
 
         me = ray.get_runtime_context().current_actor
@@ -189,18 +225,26 @@ class ReplicaActor:
         self._stop_now()
 
     def _explain(self, error: BaseException | None, failures: int) -> float | None:
-        """Report why nothing is served; return the seconds until the next attempt, None if only on request."""
+        """Report why nothing is served; return the seconds until the next attempt, None if only on
+        request.
+        """
         self._replica = None
         if not isinstance(error, SkepError):
             self._say("failed", f"{type(error).__name__}: {error}")
             return None
-        why = f"{error.message}; {error.hint}" if error.hint else error.message
+        if error.hint:
+            why = f"{error.message}; {error.hint}"
+        else:
+            why = error.message
         pulled = self._asked.place is not None and self._asked.place.source is not None
         if not isinstance(error, DoesNotFit) and not (isinstance(error, WeightsError) and pulled):
             self._say("failed", why)  # what is pulled may be there another time
             return None
         wait_s: float = min(AGAIN_S * 2 ** (failures - 1), AGAIN_MOST_S)
-        state = "failed" if failures >= self._policy.failures_before_ready else "backoff"
+        if failures >= self._policy.failures_before_ready:
+            state = "failed"
+        else:
+            state = "backoff"
         self._say(state, f"{why}; next attempt in {wait_s:g} s")
         return wait_s
 
@@ -211,7 +255,8 @@ class ReplicaActor:
         self._launch = launch = await asyncio.to_thread(self._settled)
         engine = engine_named(launch.engine, launch.binary)
         await asyncio.to_thread(engine.check, launch)
-        await asyncio.to_thread(engine.version)  # runs a program once; the reports use the cached answer
+        # Runs a program once; the reports use the cached answer.
+        await asyncio.to_thread(engine.version)
         folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
         self._log = folder / f"{launch.name}.log"
         with contextlib.closing(StartOrder(engine_ports(os.environ))) as company:
@@ -223,9 +268,15 @@ class ReplicaActor:
 
     def _settled(self) -> Launch:
         """Return the launch with the address, GPUs and weights of this node."""
-        launch = replace(self._asked, host=self._node["address"], api_key=self._key, gpus=own_cards(self._node["gpus"]))
+        launch = replace(
+            self._asked,
+            host=self._node["address"],
+            api_key=self._key,
+            gpus=own_cards(self._node["gpus"]),
+        )
         if launch.place is not None and not launch.place.cards:
-            os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray assigned no GPU: the engine sees none
+            # Ray assigned no GPU: the engine sees none.
+            os.environ.update(dict.fromkeys(VISIBLE.values(), ""))
 
         def progress(done: int, total: int | None) -> None:
             words = "fetching the weights" + (f", {done * 100 // total} %" if total else "")
@@ -244,7 +295,8 @@ class ReplicaActor:
 
     def _say(self, state: str, why: str | None) -> None:
         """Set the state. A new state is reported at once, mere progress with the next report."""
-        before, self._state = self._state, {"state": state, "why": why}
+        before = self._state
+        self._state = {"state": state, "why": why}
         if state != before["state"]:
             self._tell()
 
@@ -254,20 +306,34 @@ class ReplicaActor:
         self._changed.clear()  # who waits now has heard of it
 
     def _row(self) -> Row:
-        replica, node = self._replica, self._node
+        replica = self._replica
+        node = self._node
         told: Row = {**self._state, "launch": self._launch}
         if replica is not None and replica.life.state is not ReplicaState.STOPPED:
             life = replica.life
-            told = {"state": life.state.value, "why": life.why, "url": life.url, "restarts": life.restarts}
-            told |= {"pid": replica.pid, "launch": replica.started, "engine": replica.engine.version()}
+            told = {
+                "state": life.state.value,
+                "why": life.why,
+                "url": life.url,
+                "restarts": life.restarts,
+            }
+            told |= {
+                "pid": replica.pid,
+                "launch": replica.started,
+                "engine": replica.engine.version(),
+            }
             told |= {"checks": replica.checks}
         told |= {"name": self._launch.name, "incarnation": self._incarnation}
         return to_document(ReplicaReport(**told, node=node.get("name"), node_id=node.get("id")))
 
 
 def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
-    """Return the GPUs by number; none for GPUs with names, which Ray has put into the environment."""
-    return tuple(sorted(int(card) for card in lent)) if all(str(card).isdecimal() for card in lent) else ()
+    """Return the GPUs by number; none for GPUs with names,
+    which Ray has put into the environment.
+    """
+    if all(str(card).isdecimal() for card in lent):
+        return tuple(sorted(int(card) for card in lent))
+    return ()
 
 
 def check_cards(launch: Launch) -> None:
@@ -278,7 +344,9 @@ def check_cards(launch: Launch) -> None:
     try:
         check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
     except DoesNotFit as error:
-        raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows which process uses it") from None
+        raise DoesNotFit(
+            error.message, hint="`nvidia-smi` on that node shows which process uses it"
+        ) from None
 
 
 def _own_node() -> Row:
@@ -286,8 +354,19 @@ def _own_node() -> Row:
     import ray
 
     node_id = ray.get_runtime_context().get_node_id()
-    found = next((node for node in named_apart(nodes_of(ray.nodes(), {})) if node.id == node_id), None)
+    found = next(
+        (node for node in named_apart(nodes_of(ray.nodes(), {})) if node.id == node_id), None
+    )
     if found is None:
-        raise EngineError(f"Ray does not list this node ({node_id[:6]})", hint="`skep replica restart` tries again")
+        raise EngineError(
+            f"Ray does not list this node ({node_id[:6]})",
+            hint="`skep replica restart` tries again",
+        )
     head = ray.get_runtime_context().gcs_address  # hives of two clusters may have one name
-    return {"id": node_id, "address": found.address, "name": found.name, "gpus": ray.get_gpu_ids(), "head": head}
+    return {
+        "id": node_id,
+        "address": found.address,
+        "name": found.name,
+        "gpus": ray.get_gpu_ids(),
+        "head": head,
+    }

@@ -1,4 +1,6 @@
-"""Who may use the dashboard and the MCP server: the keys of `keys.toml` as it is now, and SKEP_API_KEY."""
+"""Who may use the dashboard and the MCP server: the keys of `keys.toml` as it is now, and
+SKEP_API_KEY.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,29 @@ from skep.units import one_line
 
 log = logging.getLogger("skep.config.access")
 LONGEST_KEY = 1024
-RECHECK_S = 0.5  # how often an answer that is still being sent is checked for whether its key is still accepted
+# how often an answer that is still being sent is checked for whether its key is still accepted
+RECHECK_S = 0.5
 _OWN_NAME = "$SKEP_API_KEY"  # no key of the file can have this name
 
 _FileState = tuple[int, int, int, int] | None
 
 
 class AcceptedKeys:
-    """Reads the file again whenever it has changed. Where it cannot be read, the keys that were read last stay."""
+    """Reads the file again whenever it has changed.
+
+    Where it cannot be read, the keys that were read last stay.
+    """
 
     def __init__(self, path: Path, own_key: str | None = None, *, must_read: bool = True) -> None:
         """`own_key`: SKEP_API_KEY, whose holder is an admin.
 
-        `must_read`: raise UserError where the file cannot be read; else there are no keys until it can.
-        """
+        `must_read`: raise UserError where the file cannot be read; else there are no keys until it
+        can."""
         self._path = path
-        self._own = (KeySpec(_OWN_NAME, digest_of(own_key), admin=True),) if own_key else ()
+        if own_key:
+            self._own: tuple[KeySpec, ...] = (KeySpec(_OWN_NAME, digest_of(own_key), admin=True),)
+        else:
+            self._own = ()
         self._state: _FileState = None
         self._take(())
         if must_read:
@@ -51,7 +60,8 @@ class AcceptedKeys:
         return next((spec for spec in found if spec is not None), None)
 
     def current(self, spec: KeySpec) -> KeySpec | None:
-        """Return what the file says now of a key that was found before; None: it is no longer accepted.
+        """Return what the file says now of a key that was found before; None: it is no longer
+        accepted.
 
         Another key of the same name is another key.
         """
@@ -62,7 +72,9 @@ class AcceptedKeys:
         state = _state_of(self._path)
         if state == self._state:
             return
-        self._state = state  # taken before the file is read: a change in between is seen the next time
+        self._state = (
+            state  # taken before the file is read: a change in between is seen the next time
+        )
         try:
             self._take(read_keys(self._path))
         except UserError as error:
@@ -74,8 +86,13 @@ class AcceptedKeys:
         self._by_digest = {spec.sha256: spec for spec in accepted}
 
 
-async def answer_while(admitted: Callable[[], bool], app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Call `app`, for which the client hangs up as soon as it is not admitted any more. The answer ends there."""
+async def answer_while(
+    admitted: Callable[[], bool], app: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Call `app`, for which the client hangs up as soon as it is not admitted any more.
+
+    The answer ends there.
+    """
     unfinished = False
 
     async def receive_while_admitted() -> Message:
@@ -106,7 +123,9 @@ def _state_of(path: Path) -> _FileState:
 
 
 def host_of(given: str) -> str:
-    """Return the name in a `Host` header, without its port and brackets; empty where it is no host and port."""
+    """Return the name in a `Host` header, without its port and brackets; empty where it is no host
+    and port.
+    """
     if any(character in given for character in "@/?#\\"):  # what follows or precedes is not a name
         return ""
     try:

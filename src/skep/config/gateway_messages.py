@@ -1,7 +1,8 @@
-"""What the supervisor and the gateway process say to each other, as values. `skep.wire.json_pipe` carries them.
+"""What the supervisor and the gateway process say to each other, as values. `skep.wire.json_pipe`
+carries them.
 
-A field that a gateway of another version may lack has a default: `skep replica restart gateway` may start a newer one.
-"""
+A field that a gateway of another version may lack has a default: `skep replica restart gateway`
+may start a newer one."""
 
 from __future__ import annotations
 
@@ -17,25 +18,37 @@ from skep.wire.silence import SilenceLimits
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True):
-    """What the gateway is told of a replica. `reserve` and `soft_slots` are of this replica's slots."""
+    """What the gateway is told of a replica.
+
+    `reserve` and `soft_slots` are of this replica's slots.
+    """
 
     name: str
     model: str
     url: str
     slots: int
-    confirms: str = ""  # how it says that slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not at all
+    # how it says that slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not at all
+    confirms: str = ""
     engine: str = ""  # name and version, for those who ask what serves
     simulated: bool = False
-    release_bound_s: float = 30.0  # a slot whose client left is free after so long, whatever the engine says
+    release_bound_s: float = (
+        30.0  # a slot whose client left is free after so long, whatever the engine says
+    )
     health_path: str = "/health"
     draining: bool = False  # finishes what it has, gets nothing new
     reserve: int = 0  # slots that only interactive requests may take
-    soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
+    soft_slots: int | None = (
+        None  # requests at once while anything but batch is there; None: all slots
+    )
     context: int | None = None  # tokens of one sequence; None: not known
     authorization: str = ""  # what the replica wants to read in that header
     own_engine: bool = False  # skep started it: clients may ask for known paths alone
-    setup: Mapping[str, Any] = {}  # how skep started it: the checkpoint, and what decides about its speed
-    checks: Mapping[str, Any] = {}  # by name, what agents need of it: a state ("ok", "warning", "unknown") and a text
+    setup: Mapping[
+        str, Any
+    ] = {}  # how skep started it: the checkpoint, and what decides about its speed
+    checks: Mapping[
+        str, Any
+    ] = {}  # by name, what agents need of it: a state ("ok", "warning", "unknown") and a text
     modalities: tuple[str, ...] = ("text",)  # what it reads
     preset: str | None = None  # that it was made from
 
@@ -48,8 +61,12 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     max_queue: int = 256  # per model
     max_wait_s: float = 900.0
     attempts: int = 2  # replicas tried per request while nothing has reached its client
-    aging_s: float = 30.0  # a request goes before one of the next higher class that arrived so much later
-    dead_after_s: float = 60.0  # without a sign of life: what is under way in a replica is taken back
+    aging_s: float = (
+        30.0  # a request goes before one of the next higher class that arrived so much later
+    )
+    dead_after_s: float = (
+        60.0  # without a sign of life: what is under way in a replica is taken back
+    )
 
 
 class Timeouts(msgspec.Struct, frozen=True):
@@ -58,8 +75,12 @@ class Timeouts(msgspec.Struct, frozen=True):
     first_byte_s: float = 1800.0
     idle_s: float = 300.0  # between two bytes of an answer
     total_s: float = 7200.0
-    comment_after_s: float | None = 5.0  # without a byte, a stream that waits gets its head; None: never
-    late_comment_after_s: float = 240.0  # the same for clients that read status codes and hang up at 300 s
+    comment_after_s: float | None = (
+        5.0  # without a byte, a stream that waits gets its head; None: never
+    )
+    late_comment_after_s: float = (
+        240.0  # the same for clients that read status codes and hang up at 300 s
+    )
     comment_every_s: float = 5.0  # in a stream that waits
 
 
@@ -109,7 +130,10 @@ class ReplicaFigures(Struct, frozen=True):
 
 
 class GatewayStatus(Struct, frozen=True):
-    """The gateway as it is. Counters are since its process began; who asks twice can tell the rates."""
+    """The gateway as it is.
+
+    Counters are since its process began; who asks twice can tell the rates.
+    """
 
     queued: int = 0
     in_flight: int = 0
@@ -127,7 +151,10 @@ class GatewayStatus(Struct, frozen=True):
 
 
 class GatewaySetup(Struct, frozen=True, tag_field="op", tag="settings"):
-    """The first message. A later one changes limits, keys and the rest of what may change while it runs."""
+    """The first message.
+
+    A later one changes limits, keys and the rest of what may change while it runs.
+    """
 
     limits: AdmissionLimits = AdmissionLimits()
     timeouts: Timeouts = Timeouts()
@@ -137,7 +164,9 @@ class GatewaySetup(Struct, frozen=True, tag_field="op", tag="settings"):
     keys: tuple[KeySpec, ...] = ()
     keys_wanted: bool = False
     aliases: Mapping[str, str] = {}
-    strict_models: bool = False  # an unknown name stands for no model, also where only one is served
+    strict_models: bool = (
+        False  # an unknown name stands for no model, also where only one is served
+    )
     origins: tuple[str, ...] = ()
     hosts: frozenset[str] | None = None
     tls: TlsFiles | None = None
@@ -171,7 +200,9 @@ class AskAlive(Struct, frozen=True, tag_field="op", tag="alive"):
 
 
 class AskDrain(Struct, frozen=True, tag_field="op", tag="drain"):
-    """`hand_over`: connections wait for the next gateway from now on; else new requests are told to come back."""
+    """`hand_over`: connections wait for the next gateway from now on; else new requests are told
+    to come back.
+    """
 
     timeout_s: float
     hand_over: bool = False

@@ -1,11 +1,11 @@
-"""`keys.toml`: the clients' keys as digests, with their limits. Written by `skep key`, and by hand.
+"""`keys.toml`: the clients' keys as digests, with their limits. Written by `skep key`, and by
+hand.
 
-Comments and order of a file edited by hand are kept. A change is made under a lock, beside the file, and moved into
-place: readers need no lock, and see the file before or after it.
+Comments and order of a file edited by hand are kept. A change is made under a lock, beside the
+file, and moved into place: readers need no lock, and see the file before or after it.
 
-A key is looked up by comparing its digest with every stored one, each in constant time, so that the time of an answer
-says nothing of how close a guess came.
-"""
+A key is looked up by comparing its digest with every stored one, each in constant time, so that
+the time of an answer says nothing of how close a guess came."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ _EARLY_S = 1e-6  # a client that waited as told must not be refused for a roundi
 
 
 class KeySpec(msgspec.Struct, frozen=True):
-    """A key as it stands in the file, and as the gateway is told of it. `checked` says whether its values are valid."""
+    """A key as it stands in the file, and as the gateway is told of it.
+
+    `checked` says whether its values are valid.
+    """
 
     name: str
     sha256: str  # hexadecimal
@@ -78,7 +81,10 @@ class KeyRefusal(msgspec.Struct, frozen=True):
 
 
 class RateLimit:
-    """A token bucket, kept as one number: when it will be full again. Time never runs backwards in it."""
+    """A token bucket, kept as one number: when it will be full again.
+
+    Time never runs backwards in it.
+    """
 
     __slots__ = ("_burst", "_full_at", "_interval_s")
 
@@ -90,7 +96,10 @@ class RateLimit:
         self._full_at = float("-inf")
 
     def take(self, now: float) -> float:
-        """0.0: a token was taken. Else nothing was, and so many seconds remain until there is one."""
+        """0.0: a token was taken.
+
+        Else nothing was, and so many seconds remain until there is one.
+        """
         wait_s = self._full_at - now - (self._burst - 1) * self._interval_s
         if wait_s > _EARLY_S:
             return wait_s
@@ -99,7 +108,9 @@ class RateLimit:
 
 
 class KeyRing:
-    """The keys that open this endpoint, and what each has under way: counted by name, also after a key is removed."""
+    """The keys that open this endpoint, and what each has under way: counted by name, also after a
+    key is removed.
+    """
 
     def __init__(self, specs: Sequence[KeySpec] = ()) -> None:
         self._specs: dict[str, KeySpec] = {}
@@ -118,18 +129,29 @@ class KeyRing:
         return self._in_flight.get(name, 0)
 
     def replace(self, specs: Sequence[KeySpec]) -> None:
-        """All keys anew. What is under way stays counted; a bucket stays as full as it is unless its rate changed."""
-        before, self._specs = self._specs, {spec.name: spec for spec in specs}
+        """All keys anew.
+
+        What is under way stays counted; a bucket stays as full as it is unless its rate
+        changed.
+        """
+        before = self._specs
+        self._specs = {spec.name: spec for spec in specs}
         assert len(self._specs) == len(specs), "two keys of one name"
         self._digests = [(bytes.fromhex(spec.sha256), spec) for spec in specs]
-        old_buckets, self._buckets = self._buckets, {}
+        old_buckets = self._buckets
+        self._buckets = {}
         for name, spec in self._specs.items():
             if spec.rate is not None:
                 same = name in before and before[name].rate == spec.rate
-                self._buckets[name] = old_buckets[name] if same else RateLimit(*parse_rate(spec.rate))
+                self._buckets[name] = (
+                    old_buckets[name] if same else RateLimit(*parse_rate(spec.rate))
+                )
 
     def find(self, given: bytes) -> KeySpec | None:
-        """Every digest is compared, also after a match. Where two keys are the same, the later one counts."""
+        """Every digest is compared, also after a match.
+
+        Where two keys are the same, the later one counts.
+        """
         digest = hashlib.sha256(given).digest()
         found = None
         for stored, spec in self._digests:
@@ -153,7 +175,9 @@ class KeyRing:
         """A request that counts for the rate alone."""
         bucket = self._buckets.get(name)
         wait_s = bucket.take(now) if bucket is not None else 0.0
-        return KeyRefusal(RefusalCode.RATE_LIMITED, wait_s) if wait_s else None
+        if wait_s:
+            return KeyRefusal(RefusalCode.RATE_LIMITED, wait_s)
+        return None
 
     def leave(self, name: str) -> None:
         """Once for each `enter` that was not refused."""
@@ -182,14 +206,17 @@ def class_for(spec: KeySpec | None, asked: str | None) -> str:
 
 
 def given_keys(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
-    """The keys of a request, each once: clients send `Authorization: Bearer`, `x-api-key` (Anthropic's), `api-key`
-    (Azure's), or several of them. Names are lower case, as the server hands them over.
-    """
+    """The keys of a request, each once: clients send `Authorization: Bearer`, `x-api-key`
+    (Anthropic's), `api-key` (Azure's), or several of them. Names are lower case, as the server
+    hands them over."""
     found: list[bytes] = []
     for name, value in headers:
         if name == b"authorization":
             scheme, *rest = value.split(maxsplit=1) or [b""]
-            key = rest[0].strip() if rest and scheme.lower() == b"bearer" else b""
+            if rest and scheme.lower() == b"bearer":
+                key = rest[0].strip()
+            else:
+                key = b""
         elif name in (b"x-api-key", b"api-key"):
             key = value.strip()
         else:
@@ -202,7 +229,8 @@ def given_keys(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 _HEADER = """\
-# The keys that clients of skep's gateway present, as sha256 digests. Written by `skep key`; edit it as you like.
+# The keys that clients of skep's gateway present, as sha256 digests.
+# Written by `skep key`; edit it as you like.
 # A running deployment reads it again on `skep replica reload`.
 """
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -225,17 +253,29 @@ def new_key() -> str:
 
 
 def checked(entry: KeySpec) -> KeySpec:
-    """Return the entry, whether it comes from the file or from the command line. Raise where a value is not valid."""
-    name, sha256 = entry.name, entry.sha256.lower()
+    """Return the entry, whether it comes from the file or from the command line.
+
+    Raise where a value is not valid.
+    """
+    name = entry.name
+    sha256 = entry.sha256.lower()
     if not _NAME.fullmatch(name):
-        raise UserError(f"{name!r} is not a valid key name", hint="use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        raise UserError(
+            f"{name!r} is not a valid key name",
+            hint="use 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+        )
     if not _SHA256.fullmatch(sha256):  # not shown: it may be a key that was put in the wrong place
         hint = "`printf %s KEY | sha256sum` makes one, `skep key add` a key and its digest"
         raise UserError(f"the sha256 of `{name}` is not 64 hexadecimal digits", hint=hint)
     if entry.priority is not None and entry.priority not in PRIORITIES:
-        raise UserError(f"the priority {entry.priority!r} is unknown", hint=f"one of {', '.join(PRIORITIES)}, or none")
+        raise UserError(
+            f"the priority {entry.priority!r} is unknown",
+            hint=f"one of {', '.join(PRIORITIES)}, or none",
+        )
     if entry.max_concurrent is not None and entry.max_concurrent < 1:
-        raise UserError(f"max_concurrent {entry.max_concurrent} is below 1", hint="leave it out for no limit")
+        raise UserError(
+            f"max_concurrent {entry.max_concurrent} is below 1", hint="leave it out for no limit"
+        )
     if entry.rate is not None:
         parse_rate(entry.rate)
     return replace(entry, sha256=sha256)
@@ -245,7 +285,10 @@ def parse_rate(text: str) -> tuple[float, int]:
     """Return a rate as a token bucket has it: `60/m` is one a second, 60 at once after a pause."""
     match = _RATE.fullmatch(text)
     if match is None:
-        raise UserError(f"{text!r} is not a rate", hint="write it as 2/s, 60/m, 500/h or 10000/d; 30/m for one in 2 s")
+        raise UserError(
+            f"{text!r} is not a rate",
+            hint="write it as 2/s, 60/m, 500/h or 10000/d; 30/m for one in 2 s",
+        )
     count = int(match[1])
     return count / _PERIOD_S[match[2]], count
 
@@ -282,7 +325,9 @@ def remove_entry(path: Path, name: str) -> tuple[KeySpec, ...]:
             raise UserError(f"there is no key named {name!r}", hint=f"known: {known}")
         head, *blocks = _BLOCK.split(text)
         if len(blocks) != len(entries):
-            raise UserError(f"{path}: not every key begins with a line [[key]]", hint="remove it by hand")
+            raise UserError(
+                f"{path}: not every key begins with a line [[key]]", hint="remove it by hand"
+            )
         kept = [block for block, entry in zip(blocks, entries, strict=True) if entry.name != name]
         write_whole(real, head + "".join(kept), 0o600)
         return stay
@@ -295,7 +340,9 @@ def _parse(text: str, path: Path) -> tuple[KeySpec, ...]:
     try:
         document = parse_toml(text, secret=True)
     except ValueError as error:
-        raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
+        raise UserError(
+            f"{path} cannot be read: {error}", hint="fix it by hand, or move it away"
+        ) from None
     hint = f"each key is a [[key]] table of its own, with {', '.join(file_keys(KeySpec))}"
     # a value may be a key in the wrong place
     checks: Mapping[type, Check] = {KeySpec: _check_entry, KeysFile: _check_different}
@@ -303,7 +350,9 @@ def _parse(text: str, path: Path) -> tuple[KeySpec, ...]:
     return tuple(checked(entry) for entry in found.key)
 
 
-def _check_entry(entry: KeySpec, _table: Mapping[str, Any], place: str, problems: Problems) -> None:
+def _check_entry(
+    entry: KeySpec, _table: Mapping[str, Any], place: str, problems: Problems
+) -> None:
     try:
         checked(entry)
     except UserError as error:
@@ -311,13 +360,17 @@ def _check_entry(entry: KeySpec, _table: Mapping[str, Any], place: str, problems
         problems.add(UserError(f"key {number}: {error.message}", hint=error.hint))
 
 
-def _check_different(file: KeysFile, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+def _check_different(
+    file: KeysFile, _table: Mapping[str, Any], _place: str, problems: Problems
+) -> None:
     names: set[str] = set()
     holders: dict[str, str] = {}  # names by digest
     for entry in file.key:
         holder = holders.setdefault(entry.sha256.lower(), entry.name)
         if entry.name in names:
-            problems.add(UserError(f"two keys are named `{entry.name}`", hint="rename or delete one"))
+            problems.add(
+                UserError(f"two keys are named `{entry.name}`", hint="rename or delete one")
+            )
         elif holder != entry.name:
             what = f"`{holder}` and `{entry.name}` have the same sha256"
             problems.add(UserError(what, hint="delete one of them"))
@@ -329,7 +382,10 @@ def _block(entry: KeySpec) -> str:
     for name, rule in rules_of(KeySpec).items():
         value = getattr(entry, name)
         if value is not None and value is not False:
-            written = value.isoformat() if isinstance(value, datetime) else json.dumps(value)
+            if isinstance(value, datetime):
+                written = value.isoformat()
+            else:
+                written = json.dumps(value)
             lines.append(f"{rule.get('key', name)} = {written}")
     return "\n".join(lines) + "\n"
 
@@ -338,24 +394,37 @@ def _block(entry: KeySpec) -> str:
 
 
 def _read(path: Path) -> str:
-    """Read the file. Refuse one that other users may write: they could add a key for themselves."""
+    """Read the file.
+
+    Refuse one that other users may write: they could add a key for themselves.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & 0o022:
-                raise UserError(f"other users can write `{path}`", hint=f"check its content, then `chmod 600 {path}`")
+                raise UserError(
+                    f"other users can write `{path}`",
+                    hint=f"check its content, then `chmod 600 {path}`",
+                )
             return file.read()
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
+        raise UserError(
+            f"{path} cannot be read: {error}", hint="fix it by hand, or move it away"
+        ) from None
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[Path]:
-    """Lock the file for one change, and yield its real path. The lock file is never deleted: else two may enter."""
+    """Lock the file for one change, and yield its real path.
+
+    The lock file is never deleted: else two may enter.
+    """
     real = path.resolve()
     real.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(real.with_name(f".{real.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(
+        real.with_name(f".{real.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+    )
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield real

@@ -1,4 +1,7 @@
-"""`skep.toml` and the environment, checked and turned into settings. `read_table` also reads presets and keys.toml."""
+"""`skep.toml` and the environment, checked and turned into settings.
+
+`read_table` also reads presets and keys.toml.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +56,11 @@ _KINDS = {
 }
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than"}
 _REFUSAL = re.compile(r"Expected `(\w++)[^`]*+`(?: (>=|<=|>|matching regex) (.+))?")
-SLOTS_MATTER = "how many sequences the server decodes at a time: vLLM --max-num-seqs, llama-server -np"
-# Holds the values of a table against each other. It is given them, the table as it is written, and its place.
+SLOTS_MATTER = (
+    "how many sequences the server decodes at a time: vLLM --max-num-seqs, llama-server -np"
+)
+# Holds the values of a table against each other. It is given them, the table as it is written, and
+# its place.
 Check = Callable[[Any, Mapping[str, Any], str, Problems], None]
 _NO_CHECKS: Mapping[type, Check] = {}
 _MISSING = {  # what a key that must be there is for
@@ -74,9 +80,8 @@ def hints_of(kind: type) -> dict[str, Any]:
 def rules_of(kind: type) -> dict[str, dict[str, Any]]:
     """Return what `msgspec.Meta(extra=...)` says of each field: how it stands in a file.
 
-    `key`: its name there. `kind`: its type there. `parse`: makes the value of a text, and of the text at the key
-    `beside`. `hidden`: no file has it.
-    """
+    `key`: its name there. `kind`: its type there. `parse`: makes the value of a text, and of the
+    text at the key `beside`. `hidden`: no file has it."""
     metas = {name: getattr(hint, "__metadata__", ()) for name, hint in hints_of(kind).items()}
     return {name: found[0].extra or {} if found else {} for name, found in metas.items()}
 
@@ -105,8 +110,8 @@ def read_table(
 ) -> Any:
     """Return the document as a frozen value. Raise UserError with every wrong key and value.
 
-    `docs`: what describes every key. `secret`: values are not shown. `given`: fields that the file does not have.
-    """
+    `docs`: what describes every key. `secret`: values are not shown. `given`: fields that the file
+    does not have."""
     reader = _TableReader(docs, secret, checks)
     found = None
     with suppress(TooManyProblems):
@@ -123,7 +128,9 @@ class _TableReader:
 
     def __init__(self, docs: str, secret: bool, checks: Mapping[type, Check]) -> None:
         self.problems = Problems()
-        self._docs, self._secret, self._checks = docs, secret, checks
+        self._docs = docs
+        self._secret = secret
+        self._checks = checks
 
     def table(self, value: Any, kind: Any, place: str, **values: Any) -> Any:
         """Return None where the table is none, or lacks what must be there."""
@@ -134,7 +141,8 @@ class _TableReader:
         unknown = [key for key in value if key not in known]
         for key in unknown:
             self.problems.add(unknown_key(place, key, known))
-        misspelt = {meant for key in unknown for meant in meant_keys(key, known)}  # and so not also missing
+        # And so not also missing.
+        misspelt = {meant for key in unknown for meant in meant_keys(key, known)}
         inside = f"{place}." if place else ""
         for field in msgspec.structs.fields(kind):
             rule = rules_of(kind)[field.name]
@@ -149,16 +157,22 @@ class _TableReader:
                 read = self._gathered(value[key], hint, f"{inside}{key}")
                 values |= {} if read is None else {field.name: read}
             elif field.required and key not in misspelt:
-                error = UserError(f"`{inside}{key}` is missing", hint=_MISSING.get(key, self._docs))
+                error = UserError(
+                    f"`{inside}{key}` is missing", hint=_MISSING.get(key, self._docs)
+                )
                 self.problems.add(error)
-        if any(field.required and field.name not in values for field in msgspec.structs.fields(kind)):
+        if any(
+            field.required and field.name not in values for field in msgspec.structs.fields(kind)
+        ):
             return None
         made = kind(**values)
         if kind in self._checks:
             self._checks[kind](made, value, place, self.problems)
         return made
 
-    def _parsed(self, table: Mapping[str, Any], key: str, rule: Mapping[str, Any], inside: str) -> Any:
+    def _parsed(
+        self, table: Mapping[str, Any], key: str, rule: Mapping[str, Any], inside: str
+    ) -> Any:
         texts = [table.get(name) for name in (key, rule.get("beside")) if name is not None]
         for text in texts:
             if text is not None and not isinstance(text, str):
@@ -174,8 +188,14 @@ class _TableReader:
             return None
 
     def _value(self, value: Any, hint: Any, place: str) -> Any:
-        plain = hint.__origin__ if get_origin(hint) is Annotated else hint
-        kind = next(one for one in get_args(plain) if one is not NoneType) if NoneType in get_args(plain) else plain
+        if get_origin(hint) is Annotated:
+            plain = hint.__origin__
+        else:
+            plain = hint
+        if NoneType in get_args(plain):
+            kind = next(one for one in get_args(plain) if one is not NoneType)
+        else:
+            kind = plain
         origin = get_origin(kind)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             return self.table(value, kind, place)
@@ -184,17 +204,24 @@ class _TableReader:
                 raise self._wrong(place, value, "must be a table")
             texts = {key: self._gathered(one, str, f"{place}.{key}") for key, one in value.items()}
             read = {key: text for key, text in texts.items() if text is not None}
-            return read if origin is Mapping else tuple(read.items())
+            if origin is Mapping:
+                return read
+            return tuple(read.items())
         if origin is tuple:
             if not isinstance(value, list):
                 raise self._wrong(place, value, "must be a list")
             item = get_args(kind)[0]
-            items = [self._gathered(one, item, f"{place}.{number}") for number, one in enumerate(value)]
+            items = [
+                self._gathered(one, item, f"{place}.{number}") for number, one in enumerate(value)
+            ]
             return tuple(one for one in items if one is not None)
         try:
             read = msgspec.convert(value, hint, builtin_types=(datetime,))
         except msgspec.ValidationError as error:
-            words = "must not be empty" if value == "" else _words(error, get_args(kind))
+            if value == "":
+                words = "must not be empty"
+            else:
+                words = _words(error, get_args(kind))
             raise self._wrong(place, value, words) from None
         if isinstance(read, float) and not math.isfinite(read):
             raise self._wrong(place, value, "must be a number that is not infinite")
@@ -219,25 +246,39 @@ def _words(error: msgspec.ValidationError, options: tuple[str, ...]) -> str:
 
 
 def _written(value: object) -> str:
-    """Return a value as it stands in a file: `true`, not Python's `True`; of a table or a list, that it is one."""
+    """Return a value as it stands in a file: `true`, not Python's `True`; of a table or a list,
+    that it is one.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict | list):
-        return "a table" if isinstance(value, dict) else "a list"
-    if isinstance(value, int) and value.bit_length() > 256:  # Python writes no number of thousands of digits
+        if isinstance(value, dict):
+            return "a table"
+        return "a list"
+    if (
+        isinstance(value, int) and value.bit_length() > 256
+    ):  # Python writes no number of thousands of digits
         return "a number of more than 77 digits"
     return shortened(repr(value), LONGEST_SHOWN)
 
 
 def make_cluster(address: str, hive: str = "skep") -> Cluster:
     """Return the cluster of a typed address. Raise where address or name is not valid."""
-    if address != "auto" and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@]+):[0-9]{1,5}", address):
-        hint = "write `auto` for the cluster of this machine, or the address of its head, such as 10.0.0.1:6379"
+    if address != "auto" and not re.fullmatch(
+        r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@]+):[0-9]{1,5}", address
+    ):
+        hint = (
+            "write `auto` for the cluster of this machine, or the address of its head, such as "
+            "10.0.0.1:6379"
+        )
         shown = shortened(address, LONGEST_SHOWN)
         raise UserError(f"`{shown}` is not the address of a Ray cluster", hint=hint)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", hive):
         shown = shortened(hive, LONGEST_SHOWN)
-        raise UserError(f"`{shown}` is not a valid deployment name", hint="use letters, digits, dots, dashes: team-a")
+        raise UserError(
+            f"`{shown}` is not a valid deployment name",
+            hint="use letters, digits, dots, dashes: team-a",
+        )
     return Cluster(address, hive)
 
 
@@ -251,40 +292,61 @@ def check_words(env: Mapping[str, str], *words: str) -> None:
     wrong = next((word for word in (*env.values(), *words) if "\0" in word), None)
     if wrong is not None:
         shown = shortened(repr(wrong), LONGEST_SHOWN)
-        raise UserError(f"{shown} contains a NUL character, which skep cannot pass to a program", hint="leave it out")
+        raise UserError(
+            f"{shown} contains a NUL character, which skep cannot pass to a program",
+            hint="leave it out",
+        )
 
 
 def make_upstream(url: str, slots: int, *, name: str = "", **more: Any) -> Upstream:
-    """Return the upstream of a typed URL: `/v1` at its end is dropped, the name is made of host and port.
+    """Return the upstream of a typed URL: `/v1` at its end is dropped, the name is made of host
+    and port.
 
-    A path before it (`/api/v1` of a cloud) becomes the prefix of every path. `more`: of `Upstream`.
-    """
+    A path before it (`/api/v1` of a cloud) becomes the prefix of every path. `more`: of
+    `Upstream`."""
     origin, path = parse_url(url, name="upstream")
     if path and not path.endswith("/v1"):
         shown = shortened(path, LONGEST_SHOWN)
-        hint = f"give the server's address, such as {origin}, or what clients use, such as {origin}{shown}/v1"
-        raise UserError(f"upstream `{shortened(url, LONGEST_SHOWN)}` has the path `{shown}`", hint=hint)
+        hint = (
+            f"give the server's address, such as {origin}, or what clients use, such as "
+            f"{origin}{shown}/v1"
+        )
+        raise UserError(
+            f"upstream `{shortened(url, LONGEST_SHOWN)}` has the path `{shown}`", hint=hint
+        )
     if "@" in urlsplit(url if "://" in url else f"http://{url}").netloc:
-        raise UserError(f"upstream `{origin}` contains a user name", hint="leave out what stands before the @")
+        raise UserError(
+            f"upstream `{origin}` contains a user name", hint="leave out what stands before the @"
+        )
     chosen = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{origin.host}-{origin.port}").strip("-")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen) or chosen in TAKEN_NAMES:
         shown = shortened(chosen, LONGEST_SHOWN)
-        raise UserError(f"`{shown}` is not a valid upstream name", hint="use letters, digits, dots, dashes: box-2")
+        raise UserError(
+            f"`{shown}` is not a valid upstream name",
+            hint="use letters, digits, dots, dashes: box-2",
+        )
     return Upstream(f"{origin}{path.removesuffix('/v1')}", slots, chosen, **more)
 
 
 def find_config(path: Path | None, paths: Paths, folder: Path | None = None) -> Path | None:
-    """Return the given file, which must exist; else `skep.toml` here or in the configuration folder, or None."""
+    """Return the given file, which must exist; else `skep.toml` here or in the configuration
+    folder, or None.
+    """
     if path is not None:
         if not path.exists():
             hint = "leave --config out for the embedded model"
             raise UserError(f"the configuration file `{path}` does not exist", hint=hint)
         return path
-    here = Path("skep.toml") if folder is None else folder / "skep.toml"
+    if folder is None:
+        here = Path("skep.toml")
+    else:
+        here = folder / "skep.toml"
     return next((found for found in (here, paths.config / "skep.toml") if found.exists()), None)
 
 
-def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str], *, folder: Path | None = None) -> Settings:
+def load_settings(
+    path: Path | None, paths: Paths, env: Mapping[str, str], *, folder: Path | None = None
+) -> Settings:
     """Read the file that `find_config` finds; without one, serve the embedded model."""
     found = find_config(path, paths, folder)
     if found is None:
@@ -292,80 +354,122 @@ def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str], *, fo
     return parse_settings(_read(found), str(found), env, found.parent.absolute())
 
 
-def settings_with_overrides(overrides: CliOverrides, paths: Paths, env: Mapping[str, str]) -> Settings:
+def settings_with_overrides(
+    overrides: CliOverrides, paths: Paths, env: Mapping[str, str]
+) -> Settings:
     """Return the settings of the file as it is now, with the overrides of the command line."""
     config, folder = (Path(one) if one else None for one in (overrides.config, overrides.folder))
     return overrides.apply(load_settings(config, paths, env, folder=folder))
 
 
-def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str], folder: Path = Path()) -> Settings:
+def parse_settings(
+    document: dict[str, Any], origin: str, env: Mapping[str, str], folder: Path = Path()
+) -> Settings:
     docs = "docs/configuration.md has an example of every key"
     found: Settings = read_table(document, Settings, origin, docs, checks=_CHECKS)
     gateway = found.gateway
     # a relative path starts at the folder of the file
     certificate, key = (
-        text and str(folder / Path(text).expanduser()) for text in (gateway.tls_certificate, gateway.tls_key)
+        text and str(folder / Path(text).expanduser())
+        for text in (gateway.tls_certificate, gateway.tls_key)
     )
     api_key = env.get("SKEP_API_KEY") or None
     tables = document.get("serve", [] if found.upstream else [{}])
     return replace(
         found,
         gateway=replace(gateway, api_key=api_key, tls_certificate=certificate, tls_key=key),
-        serve=tuple(_with_defaults(one, table) for one, table in zip(found.serve, tables, strict=False)),
+        serve=tuple(
+            _with_defaults(one, table) for one, table in zip(found.serve, tables, strict=False)
+        ),
         upstream=tuple(make_upstream(**msgspec.structs.asdict(one)) for one in found.upstream),
     )
 
 
 def _with_defaults(serve: Serve, table: Mapping[str, Any]) -> Serve:
-    context = serve.context_tokens if "context" in table else default_context(serve.engine)
-    return replace(serve, context_tokens=context, on_demand=serve.on_demand or serve.idle_unload_s is not None)
+    if "context" in table:
+        context = serve.context_tokens
+    else:
+        context = default_context(serve.engine)
+    return replace(
+        serve, context_tokens=context, on_demand=serve.on_demand or serve.idle_unload_s is not None
+    )
 
 
-def _check_settings(_found: Settings, document: Mapping[str, Any], _place: str, problems: Problems) -> None:
+def _check_settings(
+    _found: Settings, document: Mapping[str, Any], _place: str, problems: Problems
+) -> None:
     if document.get("serve") == []:
         problems.add(UserError("`serve` has no table", hint="leave it out for the embedded model"))
 
 
 def _check_serve(serve: Serve, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
     with problems.gathered():
-        check_words(dict(serve.env), *serve.extra, serve.binary or "", serve.checkpoint or "", serve.model)
+        check_words(
+            dict(serve.env), *serve.extra, serve.binary or "", serve.checkpoint or "", serve.model
+        )
     if serve.room is not None:
         with problems.gathered():
             parse_bytes(serve.room, key="serve.room")
     if serve.pinned and (serve.on_demand or serve.idle_unload_s is not None):
-        other = "idle_unload" if serve.idle_unload_s is not None else "on_demand"
+        if serve.idle_unload_s is not None:
+            other = "idle_unload"
+        else:
+            other = "on_demand"
         what = f"`pinned` and `{other}` of `{serve.model}` contradict each other"
         problems.add(UserError(what, hint="leave one out"))
 
 
-def _check_gateway(gateway: GatewaySettings, table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+def _check_gateway(
+    gateway: GatewaySettings, table: Mapping[str, Any], _place: str, problems: Problems
+) -> None:
     if ("tls_certificate" in table) != ("tls_key" in table):
         both = ("tls_certificate", "tls_key")
         given, missing = both if "tls_certificate" in table else reversed(both)
-        problems.add(UserError(f"`gateway.{given}` is set without `gateway.{missing}`", hint="TLS needs both files"))
+        problems.add(
+            UserError(
+                f"`gateway.{given}` is set without `gateway.{missing}`",
+                hint="TLS needs both files",
+            )
+        )
     for text in gateway.cors_origins:
         if text != "*" and not re.fullmatch(r"https?://[^/\s?#]+", text):
-            hint = 'scheme, host and port without a path, such as "http://localhost:3000"; "*" allows every web page'
+            hint = (
+                'scheme, host and port without a path, such as "http://localhost:3000"; "*" '
+                "allows every web page"
+            )
             shown = shortened(text, LONGEST_SHOWN)
-            problems.add(UserError(f"`gateway.cors_origins`: `{shown}` is not the origin of a web page", hint=hint))
+            problems.add(
+                UserError(
+                    f"`gateway.cors_origins`: `{shown}` is not the origin of a web page", hint=hint
+                )
+            )
 
 
-def _check_upstream(upstream: Upstream, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+def _check_upstream(
+    upstream: Upstream, _table: Mapping[str, Any], _place: str, problems: Problems
+) -> None:
     with problems.gathered():
         make_upstream(**msgspec.structs.asdict(upstream))
 
 
-def _check_cluster(cluster: Cluster, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+def _check_cluster(
+    cluster: Cluster, _table: Mapping[str, Any], _place: str, problems: Problems
+) -> None:
     with problems.gathered():
         make_cluster(cluster.address, cluster.hive)
 
 
-def _check_monitor(monitor: Monitor, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+def _check_monitor(
+    monitor: Monitor, _table: Mapping[str, Any], _place: str, problems: Problems
+) -> None:
     if monitor.quiet_hours is not None:
         with problems.gathered():
             parse_quiet_hours(monitor.quiet_hours)
     with problems.gathered():
-        check_words({name: "" for name in (monitor.webhook_env, monitor.webhook_token_env) if name}, *monitor.command)
+        check_words(
+            {name: "" for name in (monitor.webhook_env, monitor.webhook_token_env) if name},
+            *monitor.command,
+        )
     with problems.gathered():
         check_command(monitor.command)
     if monitor.webhook is not None and monitor.webhook_env is not None:
@@ -399,7 +503,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_text_file(path: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a file that a person has written. Raise OSError or ValueError for what is none."""
+    """Return the text of a file that a person has written.
+
+    Raise OSError or ValueError for what is none.
+    """
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE_BYTES + 1)
     if len(data) > LARGEST_FILE_BYTES:
@@ -408,7 +515,8 @@ def read_text_file(path: Path, encoding: str = "utf-8") -> str:
 
 
 def parse_toml(text: str, *, secret: bool = False) -> dict[str, Any]:
-    """Return the document. Raise ValueError, in one line, for what is none: also where Python's reader gives up.
+    """Return the document. Raise ValueError, in one line, for what is none: also where Python's
+    reader gives up.
 
     `secret`: values are not shown.
     """
@@ -423,16 +531,27 @@ def parse_toml(text: str, *, secret: bool = False) -> dict[str, Any]:
 
 
 def check_printed(document: Mapping[str, Any]) -> None:
-    """Raise for a text or a key with a character that is an order to a terminal, or that hides others."""
+    """Raise for a text or a key with a character that is an order to a terminal, or that hides
+    others.
+    """
     for place, text in _texts_in(document):
-        order = None if text.isprintable() else next(filter(_is_order, text), None)
+        if text.isprintable():
+            order = None
+        else:
+            order = next(filter(_is_order, text), None)
         if order is not None:
-            what = f"{shortened(place, LONGEST_SHOWN)} contains the character U+{ord(order):04X}, which is not printed"
+            what = (
+                f"{shortened(place, LONGEST_SHOWN)} contains the character U+{ord(order):04X}, "
+                "which is not printed"
+            )
             raise UserError(what, hint="delete it")
 
 
 def _texts_in(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield every key and every text with its place. Without recursion: dotted keys nest as deep as a line is long."""
+    """Yield every key and every text with its place.
+
+    Without recursion: dotted keys nest as deep as a line is long.
+    """
     left: list[tuple[str, Any]] = [("", document)]
     while left:
         place, value = left.pop()
@@ -443,12 +562,15 @@ def _texts_in(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif isinstance(value, dict):
             yield from (("a key", key) for key in value)
             left += [
-                (shortened(f"{place}.{key}" if place else key, LONGEST_SHOWN), item) for key, item in value.items()
+                (shortened(f"{place}.{key}" if place else key, LONGEST_SHOWN), item)
+                for key, item in value.items()
             ]
 
 
 def _is_order(character: str) -> bool:
-    return unicodedata.category(character) in _NOT_PRINTED and character not in _PRINTED_ALL_THE_SAME
+    return (
+        unicodedata.category(character) in _NOT_PRINTED and character not in _PRINTED_ALL_THE_SAME
+    )
 
 
 def _longest_number(text: str, *, secret: bool) -> str | None:
@@ -456,7 +578,10 @@ def _longest_number(text: str, *, secret: bool) -> str | None:
     for number, line in enumerate(text.split("\n"), 1):
         if _MANY_DIGITS.search(line):
             key, _, value = line.partition("=")
-            shown = "" if secret else f" = {shortened(value.strip(), LONGEST_SHOWN)}"
+            if secret:
+                shown = ""
+            else:
+                shown = f" = {shortened(value.strip(), LONGEST_SHOWN)}"
             named = shortened(key.strip(), LONGEST_SHOWN)
             return f"line {number}: `{named}`{shown}: the number has too many digits"
     return None

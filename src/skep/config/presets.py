@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date as Day  # noqa: N812 - `date` is a key here
 from difflib import get_close_matches
 from functools import lru_cache
@@ -17,7 +17,15 @@ from msgspec.structs import replace
 from skep.catalog.models import Geometry, find_geometry, geometry
 from skep.catalog.names import did_you_mean, recipe_texts, similar_names, squeeze
 from skep.catalog.presets import NO_CARDS, Draft, Preset, own_flag, own_name
-from skep.config.load import Check, check_printed, check_words, parse_toml, read_table, read_text_file, rules_of
+from skep.config.load import (
+    Check,
+    check_printed,
+    check_words,
+    parse_toml,
+    read_table,
+    read_text_file,
+    rules_of,
+)
 from skep.config.problems import Problems
 from skep.config.rigs import parse_rig
 from skep.config.settings import OWN_ENGINES, Serve, default_context
@@ -28,7 +36,8 @@ from skep.planner.setup import Rig
 from skep.units import shortened
 
 SHIPPED = "shipped"
-USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: what a whole card's default refuses
+# where the author does not say and no figure wants more: what a whole card's default refuses
+USUAL_CONTEXT = 8192
 _ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _LONGEST_TOLD = 300  # characters of what is wrong, and of what to do: names in them are the file's
@@ -52,7 +61,9 @@ def presets_folder(paths: Paths) -> Path:
 
 def shipped_preset(name: str) -> Preset | None:
     """Return one of them without reading the others."""
-    return _shipped(name) if name in recipe_texts() else None
+    if name in recipe_texts():
+        return _shipped(name)
+    return None
 
 
 @lru_cache(maxsize=1)
@@ -84,13 +95,18 @@ def find_preset(name: str, folder: Path) -> Preset | None:
     own = folder / f"{name}.toml"
     if own.is_file():
         return read_preset(own)
-    return _shipped(name) if name in recipe_texts() else None
+    if name in recipe_texts():
+        return _shipped(name)
+    return None
 
 
 def preset(name: str, folder: Path) -> Preset:
     found = find_preset(name, folder)
     if found is None:
-        own = (path.stem for path in folder.glob("*.toml")) if folder.is_dir() else ()
+        if folder.is_dir():
+            own: Iterable[str] = (path.stem for path in folder.glob("*.toml"))
+        else:
+            own = ()
         names = {squeeze(known): known for known in (*recipe_texts(), *own)}
         hint = did_you_mean(similar_names(name, names), "`skep presets` lists them")
         raise UserError(f"no preset is called `{name}`", hint=hint)
@@ -100,7 +116,9 @@ def preset(name: str, folder: Path) -> Preset:
 def preset_text(name: str, folder: Path) -> str:
     """Return the file as it is written, one's own or shipped."""
     found = preset(name, folder)
-    return recipe_texts()[name] if found.origin == SHIPPED else Path(found.origin).read_text(encoding=_ENCODING)
+    if found.origin == SHIPPED:
+        return recipe_texts()[name]
+    return Path(found.origin).read_text(encoding=_ENCODING)
 
 
 def read_preset(path: Path) -> Preset:
@@ -108,10 +126,14 @@ def read_preset(path: Path) -> Preset:
     try:
         text = read_text_file(path, _ENCODING)
     except FileNotFoundError:
-        raise UserError(f"the preset `{path}` does not exist", hint="`skep presets` lists those that do") from None
+        raise UserError(
+            f"the preset `{path}` does not exist", hint="`skep presets` lists those that do"
+        ) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise UserError(f"the preset `{path}` cannot be read: {why}", hint="it is a TOML file in UTF-8") from None
+        raise UserError(
+            f"the preset `{path}` cannot be read: {why}", hint="it is a TOML file in UTF-8"
+        ) from None
     return parse_preset(text, check_name(path.stem), str(path))
 
 
@@ -133,11 +155,15 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
     if isinstance(document.get("date"), Day):  # TOML has dates, and people leave the quotes out
         document["date"] = str(document["date"])
     checks: Mapping[type, Check] = {Preset: _check_preset}
-    found: Preset = read_table(document, Preset, origin, _HINT, checks=checks, name=name, origin=origin)
+    found: Preset = read_table(
+        document, Preset, origin, _HINT, checks=checks, name=name, origin=origin
+    )
     return replace(found, served_as=found.served_as or found.model)
 
 
-def _check_preset(found: Preset, _table: Mapping[str, Any], _place: str, problems: Problems) -> None:
+def _check_preset(
+    found: Preset, _table: Mapping[str, Any], _place: str, problems: Problems
+) -> None:
     with problems.gathered():
         check_words(dict(found.env), *found.extra, found.checkpoint)
     for error in contradictions(found):
@@ -147,19 +173,37 @@ def _check_preset(found: Preset, _table: Mapping[str, Any], _place: str, problem
 
 def serve_of(wanted: Preset) -> Serve:
     """Return what it is when it is served. Its cards are chosen where it does not name them."""
-    alike = ("engine", "replicas", "slots", "threads", "extra", "reserve", "checkpoint", "options", "gpus", "env")
+    alike = (
+        "engine",
+        "replicas",
+        "slots",
+        "threads",
+        "extra",
+        "reserve",
+        "checkpoint",
+        "options",
+        "gpus",
+        "env",
+    )
     context = wanted.context_tokens or _usual_context(wanted)
     own = {name: getattr(wanted, name) for name in alike}
     return Serve(model=wanted.served_as, context_tokens=context, preset=wanted.name, **own)
 
 
 def _usual_context(wanted: Preset) -> int:
-    """A model's whole context seldom fits beside its weights: enough for the figures, and for a task."""
+    """A model's whole context seldom fits beside its weights: enough for the figures, and for a
+    task.
+    """
     if wanted.engine in OWN_ENGINES:
         return default_context(wanted.engine)
-    lengths = [(figure.input_tokens or 0) + (figure.output_tokens or 0) for figure in wanted.published]
+    lengths = [
+        (figure.input_tokens or 0) + (figure.output_tokens or 0) for figure in wanted.published
+    ]
     model = find_geometry(wanted.model)
-    most = model.max_context if model is not None and model.max_context else USUAL_CONTEXT
+    if model is not None and model.max_context:
+        most = model.max_context
+    else:
+        most = USUAL_CONTEXT
     return min(most, max(USUAL_CONTEXT, *lengths, 0))
 
 
@@ -172,7 +216,9 @@ def _shipped(name: str) -> Preset:
 
 
 def contradictions(preset: Preset) -> list[UserError]:
-    """Return all of them, those of names first: what rests on an unknown model or card is not looked at."""
+    """Return all of them, those of names first: what rests on an unknown model or card is not
+    looked at.
+    """
     return [UserError(what, hint=instead) for what, instead in _contradictions(preset)]
 
 
@@ -182,7 +228,10 @@ def _contradictions(preset: Preset) -> Iterator[tuple[str, str | None]]:
         yield what, f"at most {preset.slots - 1}"
     if preset.engine not in ENGINES:
         near = get_close_matches(preset.engine.casefold(), ENGINES, n=1)
-        yield f"no engine is called `{preset.engine}`", did_you_mean(near, f"known: {', '.join(ENGINES)}")
+        yield (
+            f"no engine is called `{preset.engine}`",
+            did_you_mean(near, f"known: {', '.join(ENGINES)}"),
+        )
     if own := own_flag(preset.engine, preset.extra):
         yield f"`extra` has {own[0]}, which skep sets itself", own[1]
     try:
@@ -190,16 +239,25 @@ def _contradictions(preset: Preset) -> Iterator[tuple[str, str | None]]:
     except UserError as error:  # what the catalogue has not is called as its checkpoint is
         own_id = own_name(preset.checkpoint)
         if preset.model.casefold() != own_id:
-            yield error.message, f"{error.hint}; for a model that is not in the catalogue, `{own_id}`"
+            yield (
+                error.message,
+                f"{error.hint}; for a model that is not in the catalogue, `{own_id}`",
+            )
     else:
         yield from _of_model(preset, model)
     try:
-        rig = Rig(()) if preset.hardware == NO_CARDS else parse_rig(preset.hardware)
+        if preset.hardware == NO_CARDS:
+            rig = Rig(())
+        else:
+            rig = parse_rig(preset.hardware)
     except UserError as error:
         yield error.message.replace("--gpu ", "`hardware` = "), error.hint
         return
     if preset.link == "nvlink" and any(not card.nvlink_gbs for card in rig.cards):
-        yield f"`link` = `nvlink`, but {preset.hardware} has no NVLink", "leave `link` out where it is not known"
+        yield (
+            f"`link` = `nvlink`, but {preset.hardware} has no NVLink",
+            "leave `link` out where it is not known",
+        )
     yield from _of_cards(preset, rig)
 
 
@@ -207,18 +265,34 @@ def _of_model(preset: Preset, model: Geometry) -> Iterator[tuple[str, str]]:
     options = preset.options
     if options.ep and not model.is_moe:
         yield f"{model.id} is dense: `ep` has no experts to spread", "leave `ep` out"
-    if options.tp > 1 and preset.engine not in _GGUF and options.tp not in (rungs := valid_rungs(model)):
-        what = f"`tp` = {options.tp} does not divide the heads of {model.id} ({model.heads} of attention)"
+    if (
+        options.tp > 1
+        and preset.engine not in _GGUF
+        and options.tp not in (rungs := valid_rungs(model))
+    ):
+        what = (
+            f"`tp` = {options.tp} does not divide the heads of {model.id} ({model.heads} of "
+            "attention)"
+        )
         yield what, f"valid: {', '.join(map(str, rungs))}"
-    asked, most = preset.context_tokens, model.max_context
-    told = " ".join((*preset.extra, *(name for name, _ in preset.env))).casefold().replace("_", "-")
-    if asked is not None and most and asked > most and not any(word in told for word in _STRETCHED):
+    asked = preset.context_tokens
+    most = model.max_context
+    told = (
+        " ".join((*preset.extra, *(name for name, _ in preset.env))).casefold().replace("_", "-")
+    )
+    if (
+        asked is not None
+        and most
+        and asked > most
+        and not any(word in told for word in _STRETCHED)
+    ):
         hint = "lower it, or put the engine's flags that stretch it (rope, yarn) into `extra`"
         yield f"`context` = {asked} is beyond the {most} tokens of {model.id}", hint
 
 
 def _of_cards(preset: Preset, rig: Rig) -> Iterator[tuple[str, str]]:
-    options, there = preset.options, len(rig.cards)
+    options = preset.options
+    there = len(rig.cards)
     wanted = preset.replicas * options.cards
     if not there:
         if options.cards > 1 or preset.gpus:
@@ -227,20 +301,28 @@ def _of_cards(preset: Preset, rig: Rig) -> Iterator[tuple[str, str]]:
         return
     if wanted > there:
         has = f"`hardware` = `{preset.hardware}` has {there} {'card' if there == 1 else 'cards'}"
-        yield f"replicas x tp x pp x dp = {wanted} cards, {has}", "name all cards in `hardware`, or ask for fewer"
+        yield (
+            f"replicas x tp x pp x dp = {wanted} cards, {has}",
+            "name all cards in `hardware`, or ask for fewer",
+        )
 
 
 # Written
 
 
 def preset_toml(preset: Preset) -> str:
-    """Return a file that is read back as this preset (but for name and origin), without what goes without saying."""
+    """Return a file that is read back as this preset (but for name and origin), without what goes
+    without saying.
+    """
     told = _told(preset)
     if preset.served_as == preset.model:
         del told["served_as"]
     inner = {key: told.pop(key) for key in ("options", "env", "container") if key in told}
     several = {key: told.pop(key) for key in ("need", "published") if key in told}
-    parts = [_table("", told), *(_table(f"[{key}]", table) for key, table in inner.items() if table)]
+    parts = [
+        _table("", told),
+        *(_table(f"[{key}]", table) for key, table in inner.items() if table),
+    ]
     parts += [_table(f"[[{key}]]", table) for key, tables in several.items() for table in tables]
     return "\n".join(parts)
 
@@ -251,23 +333,35 @@ def _told(value: Any) -> dict[str, Any]:
     kind: type = type(value)
     rules = rules_of(kind)
     for one in msgspec.structs.fields(value):
-        rule, inner = rules[one.name], getattr(value, one.name)
-        if "hidden" in rule or inner == (None if one.default is msgspec.NODEFAULT else one.default):
+        rule = rules[one.name]
+        inner = getattr(value, one.name)
+        if "hidden" in rule or inner == (
+            None if one.default is msgspec.NODEFAULT else one.default
+        ):
             continue
         if isinstance(inner, Draft):  # two texts: how it stands in a file
-            found |= {"speculation": str(inner)} | ({"draft_model": inner.model} if inner.model is not None else {})
+            found |= {"speculation": str(inner)} | (
+                {"draft_model": inner.model} if inner.model is not None else {}
+            )
         elif isinstance(inner, msgspec.Struct):
             found[rule.get("key", one.name)] = _told(inner)
         elif one.name == "env":
             found["env"] = dict(inner)
         else:
-            several = isinstance(inner, tuple) and bool(inner) and isinstance(inner[0], msgspec.Struct)
-            found[rule.get("key", one.name)] = [_told(each) for each in inner] if several else inner
+            several = (
+                isinstance(inner, tuple) and bool(inner) and isinstance(inner[0], msgspec.Struct)
+            )
+            found[rule.get("key", one.name)] = (
+                [_told(each) for each in inner] if several else inner
+            )
     return found
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
-    lines = [*filter(None, [head]), *(f"{name} = {_value(value)}" for name, value in values.items())]
+    lines = [
+        *filter(None, [head]),
+        *(f"{name} = {_value(value)}" for name, value in values.items()),
+    ]
     return "".join(f"{line}\n" for line in lines)
 
 

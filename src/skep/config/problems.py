@@ -16,7 +16,8 @@ from skep.units import one_line
 
 LONGEST_SHOWN = 80  # characters of a wrong value or key
 _MOST_TOLD = 20  # problems: what is no configuration file at all has thousands
-_MOST_FOUND = 1000  # problems after which nothing more is read: each costs a search for the key that is meant
+# problems after which nothing more is read: each costs a search for the key that is meant
+_MOST_FOUND = 1000
 
 
 class TooManyProblems(Exception):
@@ -50,7 +51,8 @@ class Problems:
             self.add(error)
 
     def tell(self, origin: str, docs: str) -> None:
-        """Raise UserError where there are any. One stands in one line, each of several in a line of its own.
+        """Raise UserError where there are any. One stands in one line, each of several in a line
+        of its own.
 
         `docs`: what describes every key, the hint where there are several.
         """
@@ -63,7 +65,10 @@ class Problems:
         if len(self._errors) > _MOST_TOLD:
             lines.append(f"and {len(self._errors) - _MOST_TOLD} more")
         listed = "".join(f"\n  {line}" for line in lines)
-        count = f"at least {_MOST_FOUND:,}" if len(self._errors) >= _MOST_FOUND else str(len(self._errors))
+        if len(self._errors) >= _MOST_FOUND:
+            count = f"at least {_MOST_FOUND:,}"
+        else:
+            count = str(len(self._errors))
         raise UserError(f"{origin}: {count} keys or values are wrong:{listed}", hint=docs)
 
 
@@ -83,9 +88,13 @@ def meant_keys(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _line(error: UserError, docs: str) -> str:
-    return error.message if error.hint in (None, docs) else f"{error.message}; {error.hint}"
+    if error.hint in (None, docs):
+        return error.message
+    return f"{error.message}; {error.hint}"
 
 
 @cache
 def _removed_keys() -> dict[str, dict[str, str]]:
-    return tomllib.loads(files("skep.config").joinpath("removed_keys.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        files("skep.config").joinpath("removed_keys.toml").read_text(encoding="utf-8")
+    )

@@ -24,18 +24,38 @@ from skep.catalog.gpus import (
     rig_parts,
 )
 from skep.errors import UserError
-from skep.planner.setup import CardLink, Rig, default_link, is_geforce, of_machines, pcie_gbs, usual_link
+from skep.planner.setup import (
+    CardLink,
+    Rig,
+    default_link,
+    is_geforce,
+    of_machines,
+    pcie_gbs,
+    usual_link,
+)
 from skep.units import GIB
 
 _LINK = re.compile(r"\s*+([a-z0-9-]++)\s*+(?>(?:\(([^)]*+)\))?)\s*+(?:,|$)", re.IGNORECASE)
 _PAIR = re.compile(r"\s*+(\d{1,4})\s*+-\s*+(\d{1,4})\s*+")
 _PCIE = re.compile(r"pcie([1-6])?(?:x(1|2|4|8|16))?")
-_HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: pcie4x8, nvlink(0-1,2-3)"'
+_HINT = (
+    'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: pcie4x8, '
+    'nvlink(0-1,2-3)"'
+)
 _LINK_HINT = "known: nvlink, pcie, pcie4x8 and p2p"
 _CLOCK_GHZ = 3.0  # a guess: the clock under load is not known
-# Operations a core and cycle, by the widest unit that llama.cpp has kernels for. Rough: a calibration corrects it.
-# Without i8mm, ARM cores are far below what their units could do: on a Neoverse-N1, about 3 with 4-bit weights.
-_PER_CYCLE = (("amx_int8", 64), ("avx512f", 64), ("avx2", 32), ("i8mm", 32), ("sve", 16), ("avx", 16), ("asimddp", 8))
+# Operations a core and cycle, by the widest unit that llama.cpp has kernels for. Rough: a
+# calibration corrects it. Without i8mm, ARM cores are far below what their units could do: on a
+# Neoverse-N1, about 3 with 4-bit weights.
+_PER_CYCLE = (
+    ("amx_int8", 64),
+    ("avx512f", 64),
+    ("avx2", 32),
+    ("i8mm", 32),
+    ("sve", 16),
+    ("avx", 16),
+    ("asimddp", 8),
+)
 _LEAST_PER_CYCLE = 4
 
 
@@ -58,19 +78,29 @@ def find_rig(text: str, link: str | None = None) -> ResolvedRig:
     notes: list[str] = []
     for name, count, at in rig_parts(names):
         if not name or count < 1:
-            raise UserError(f"--gpu `{text}` {'has no cards' if name else 'names no card'}", hint=_HINT)
+            raise UserError(
+                f"--gpu `{text}` {'has no cards' if name else 'names no card'}", hint=_HINT
+            )
         found = device(name)
         if others := other_matches(name):
             notes.append(f"`{name}` is taken as {found.id}; there is also {', '.join(others)}")
         if len(cards) + count > MOST_CARDS:
-            raise UserError(f"--gpu `{text}` has {len(cards) + count} cards", hint=f"a rig has at most {MOST_CARDS}")
+            raise UserError(
+                f"--gpu `{text}` has {len(cards) + count} cards",
+                hint=f"a rig has at most {MOST_CARDS}",
+            )
         cards += [found] * count
         prices += [None if at is None else _price(at, text)] * count
-    total = sum(p for p in prices if p is not None) if all(p is not None for p in prices) else None
+    if all(p is not None for p in prices):
+        total = sum(p for p in prices if p is not None)
+    else:
+        total = None
     rig = Rig(tuple(cards), usual_link(cards), title=_title(cards), price=total)
     rig = _with_links(_with_links(rig, link or ""), links)
     if of_machines(rig) and link is None and not links.strip() and rig.default_link is not None:
-        notes.append(f"{rig.title} is {len(cards)} machines, taken as joined by a {rig.default_link.title}")
+        notes.append(
+            f"{rig.title} is {len(cards)} machines, taken as joined by a {rig.default_link.title}"
+        )
     return ResolvedRig(rig, tuple(dict.fromkeys(notes)))
 
 
@@ -99,8 +129,11 @@ def _linked(rig: Rig, word: str, members: str | None) -> Rig:
     everybody = chosen = [*combinations(range(count), 2)]
     if members is not None:
         chosen = [_pair(member, count) for member in members.split(",")]
-    elif word == "nvlink" and any(c.nvlink_gbs and default_link(c).kind != "nvlink" for c in rig.cards):
-        chosen = [(a, a + 1) for a in range(0, count - 1, 2)]  # NVLink that is not the board's own joins two cards
+    elif word == "nvlink" and any(
+        c.nvlink_gbs and default_link(c).kind != "nvlink" for c in rig.cards
+    ):
+        # NVLink that is not the board's own joins two cards.
+        chosen = [(a, a + 1) for a in range(0, count - 1, 2)]
     made = {pair: _make(word, rig, *pair) for pair in chosen or [(0, 0)]}
     if chosen == everybody and len(set(made.values())) == 1:
         return replace(rig, default_link=next(iter(made.values())), pairs=())
@@ -113,7 +146,10 @@ def _pair(member: str, count: int) -> tuple[int, int]:
     match = _PAIR.fullmatch(member)
     first, second = sorted((int(match[1]), int(match[2]))) if match else (0, 0)
     if first == second or second >= count:
-        raise UserError(f"there is no pair `{member.strip()}`", hint=f"the cards are 0 to {count - 1}, a pair is 0-1")
+        raise UserError(
+            f"there is no pair `{member.strip()}`",
+            hint=f"the cards are 0 to {count - 1}, a pair is 0-1",
+        )
     return first, second
 
 
@@ -124,15 +160,23 @@ def _make(word: str, rig: Rig, a: int, b: int) -> CardLink:
         lacking = next((card for card in cards if not card.nvlink_gbs), None)
         if lacking is not None:
             raise UserError(f"{lacking.id} has no NVLink", hint="--link pcie, or leave --link out")
-        return CardLink("nvlink", min(card.nvlink_gbs or 0.0 for card in cards), p2p=True, title="NVLink")
+        return CardLink(
+            "nvlink", min(card.nvlink_gbs or 0.0 for card in cards), p2p=True, title="NVLink"
+        )
     if word == "p2p":
         return replace(old, p2p=True)
     match = _PCIE.fullmatch(word)
     if match is None:
         raise UserError(f"`{word}` is not a link", hint=_LINK_HINT)
-    p2p = old.p2p if old.kind == "pcie" else not any(is_geforce(card) for card in cards)
+    if old.kind == "pcie":
+        p2p = old.p2p
+    else:
+        p2p = not any(is_geforce(card) for card in cards)
     slot = min((card.pcie or "4.0 x16" for card in cards), key=pcie_gbs)
-    written = slot if word == "pcie" else f"{match[1] or '4'}.0 x{match[2] or '16'}"
+    if word == "pcie":
+        written = slot
+    else:
+        written = f"{match[1] or '4'}.0 x{match[2] or '16'}"
     return CardLink("pcie", pcie_gbs(written), p2p=p2p, title=f"PCIe {written}")
 
 
@@ -142,16 +186,22 @@ def _price(text: str, whole: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1e9:
-        raise UserError(f"`{text.strip()}` in `{whole}` is not a number above 0", hint="write it as 936 or 2.5")
+        raise UserError(
+            f"`{text.strip()}` in `{whole}` is not a number above 0", hint="write it as 936 or 2.5"
+        )
     return value
 
 
 def rig_of_host(facts: HostFacts, link: str | None = None) -> ResolvedRig:
-    """This machine's cards. One that is not known by name stands in for by its nearest relative, which is said."""
+    """This machine's cards.
+
+    One that is not known by name stands in for by its nearest relative, which is said.
+    """
     if not facts.gpus:
         raise UserError("no GPU was found on this machine", hint='name one: --gpu "2x rtx-3090"')
     found = [_host_card(gpu) for gpu in facts.gpus]
-    cards, notes = [card for card, _ in found], [note for _, note in found if note]
+    cards = [card for card, _ in found]
+    notes = [note for _, note in found if note]
     pairs = [
         (a, b, _host_link(kind, facts.gpus[a], facts.gpus[b], cards[a], cards[b]))
         for a, b, kind in facts.links
@@ -165,19 +215,36 @@ def rig_of_host(facts: HostFacts, link: str | None = None) -> ResolvedRig:
 
 
 def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
-    memory = None if gpu.memory_bytes is None else gpu.memory_bytes / GIB
-    found = find_device(gpu.name) or (find_device(f"{gpu.name} {round(memory)}GB") if memory else None)
+    if gpu.memory_bytes is None:
+        memory = None
+    else:
+        memory = gpu.memory_bytes / GIB
+    found = find_device(gpu.name) or (
+        find_device(f"{gpu.name} {round(memory)}GB") if memory else None
+    )
     if found is not None:
         if memory is None or abs(memory / found.memory_gib - 1) <= 0.06:
             return found, None
-        return dataclasses.replace(found, memory_gib=round(memory, 1)), f"{gpu.name} has {memory:.1f} GiB here"
-    cc = float(gpu.compute_capability) if gpu.compute_capability else None
-    alike = [d for d in devices().values() if d.vendor == "nvidia" and (cc is None or d.compute_capability == cc)]
+        return dataclasses.replace(
+            found, memory_gib=round(memory, 1)
+        ), f"{gpu.name} has {memory:.1f} GiB here"
+    if gpu.compute_capability:
+        cc = float(gpu.compute_capability)
+    else:
+        cc = None
+    alike = [
+        d
+        for d in devices().values()
+        if d.vendor == "nvidia" and (cc is None or d.compute_capability == cc)
+    ]
     if memory is None or not alike:
         hint = 'name a card that is like it: --gpu "rtx-3090"'
-        raise UserError(f"`{gpu.name}` is not in the catalogue and reports too little about itself", hint=hint)
+        raise UserError(
+            f"`{gpu.name}` is not in the catalogue and reports too little about itself", hint=hint
+        )
     near = min(alike, key=lambda d: abs(d.memory_gib - memory))
-    name, has = "-".join(gpu.name.casefold().split()), f"{memory:.0f} GiB as it says, speeds as of {near.id}"
+    name = "-".join(gpu.name.casefold().split())
+    has = f"{memory:.0f} GiB as it says, speeds as of {near.id}"
     note = f"{gpu.name} is not in the catalogue: {has}, its nearest relative"
     return dataclasses.replace(near, id=name, title=gpu.name, memory_gib=round(memory, 1)), note
 
@@ -187,29 +254,51 @@ def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, other: Device) -> Ca
     if kind.startswith("NV"):
         told = min(card.nvlink_gbs or 0.0, other.nvlink_gbs or 0.0)
         return CardLink("nvlink", told or float(kind[2:] or 1) * 14.0, title=f"NVLink ({kind})")
-    generation = min((g.pcie_generation_max for g in (one, two) if g.pcie_generation_max), default=None)
+    generation = min(
+        (g.pcie_generation_max for g in (one, two) if g.pcie_generation_max), default=None
+    )
     lanes = min((g.pcie_lanes for g in (one, two) if g.pcie_lanes), default=None)
     usual = usual_link((card, other))
     if generation is None or lanes is None:
-        return usual if usual.kind == "pcie" else CardLink("pcie", 31.5, title="PCIe")
+        if usual.kind == "pcie":
+            return usual
+        return CardLink("pcie", 31.5, title="PCIe")
     written = f"{generation}.0 x{lanes}"
-    return CardLink("pcie", pcie_gbs(written), p2p=not (is_geforce(card) or is_geforce(other)), title=f"PCIe {written}")
+    return CardLink(
+        "pcie",
+        pcie_gbs(written),
+        p2p=not (is_geforce(card) or is_geforce(other)),
+        title=f"PCIe {written}",
+    )
 
 
 def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, replicas: int = 1) -> Rig:
     """Replicas share cores and memory evenly: each is taken for a device of its own."""
-    per_cycle = next((width for name, width in _PER_CYCLE if name in facts.cpu_features), _LEAST_PER_CYCLE)
+    per_cycle = next(
+        (width for name, width in _PER_CYCLE if name in facts.cpu_features), _LEAST_PER_CYCLE
+    )
     tflops = facts.cpu_cores * _CLOCK_GHZ * per_cycle / 1000
     told = ValueOrigin("copying a large buffer", "C")
     whole = Device(
-        id="cpu", title=facts.cpu_model or "CPU", vendor="cpu", arch="CPU",
-        memory_gib=round((facts.memory_bytes or 0) / GIB, 1), bandwidth_gbs=round(bandwidth_gbs, 1),
-        fp16_tflops=round(tflops, 3), units=facts.cpu_cores, formats=("fp16", "int8"),
-        origins={"bandwidth_gbs": told, "fp16_tflops": ValueOrigin("cores x 3 GHz x width of the units", "C")},
-    )  # fmt: skip
+        id="cpu",
+        title=facts.cpu_model or "CPU",
+        vendor="cpu",
+        arch="CPU",
+        memory_gib=round((facts.memory_bytes or 0) / GIB, 1),
+        bandwidth_gbs=round(bandwidth_gbs, 1),
+        fp16_tflops=round(tflops, 3),
+        units=facts.cpu_cores,
+        formats=("fp16", "int8"),
+        origins={
+            "bandwidth_gbs": told,
+            "fp16_tflops": ValueOrigin("cores x 3 GHz x width of the units", "C"),
+        },
+    )
     share = dataclasses.replace(
-        whole, memory_gib=whole.memory_gib / replicas, bandwidth_gbs=whole.bandwidth_gbs / replicas,
+        whole,
+        memory_gib=whole.memory_gib / replicas,
+        bandwidth_gbs=whole.bandwidth_gbs / replicas,
         fp16_tflops=(whole.fp16_tflops or 0.0) / replicas,
-    )  # fmt: skip
+    )
     title = f"this machine's CPU ({facts.cpu_cores} cores, {whole.bandwidth_gbs:g} GB/s)"
     return Rig((share if replicas > 1 else whole,) * replicas, title=title)

@@ -1,4 +1,7 @@
-"""The settings as frozen values, the monitor's among them. `skep.config.load` fills them from `skep.toml`."""
+"""The settings as frozen values, the monitor's among them.
+
+`skep.config.load` fills them from `skep.toml`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,18 @@ MIN_BODY_BYTES = 1024
 Shape = Literal["json", "ntfy", "slack"]
 Alert = Literal["down", "slower", "ttft", "disk", "shift"]
 # What `{...}` of a command stands for.
-COMMAND_WORDS = ("event", "message", "title", "host", "rule", "target", "value", "limit", "opened_at", "closed_at")
+COMMAND_WORDS = (
+    "event",
+    "message",
+    "title",
+    "host",
+    "rule",
+    "target",
+    "value",
+    "limit",
+    "opened_at",
+    "closed_at",
+)
 DAY_MINUTES = 24 * 60
 QUIET_HINT = 'write them as "22:00-07:00"; the end may lie on the next day'
 
@@ -46,7 +60,9 @@ _HIDDEN = Meta(extra={"hidden": True})
 
 
 def parse_seconds_or_off(text: str, *, key: str) -> float | None:
-    return None if text.strip().lower() == "off" else parse_seconds(text, key=key)
+    if text.strip().lower() == "off":
+        return None
+    return parse_seconds(text, key=key)
 
 
 def _seconds(key: str, *, above: float | None = 0.0) -> Meta:
@@ -54,7 +70,9 @@ def _seconds(key: str, *, above: float | None = 0.0) -> Meta:
 
 
 class QuietHours(msgspec.Struct, frozen=True):
-    """From a minute of the day to another one, as the clock on the wall shows it, summer time or not."""
+    """From a minute of the day to another one, as the clock on the wall shows it, summer time or
+    not.
+    """
 
     start: int
     end: int
@@ -75,7 +93,11 @@ class QuietHours(msgspec.Struct, frozen=True):
 def parse_quiet_hours(text: str) -> QuietHours:
     found = re.fullmatch(r"\s*(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)\s*", text)
     numbers = [int(part) for part in found.groups()] if found else []
-    minutes = [hour * 60 + minute for hour, minute in zip(numbers[::2], numbers[1::2], strict=True) if minute < 60]
+    minutes = [
+        hour * 60 + minute
+        for hour, minute in zip(numbers[::2], numbers[1::2], strict=True)
+        if minute < 60
+    ]
     if len(minutes) != 2 or max(minutes) > DAY_MINUTES:
         raise UserError(f"quiet hours `{shortened(text, 60)}` are not understood", hint=QUIET_HINT)
     start, end = (minute % DAY_MINUTES for minute in minutes)
@@ -89,15 +111,22 @@ def _milliseconds(text: str, *, key: str) -> float:
 
 
 class Monitor(msgspec.Struct, frozen=True):
-    """When something is wrong, who is told, and when nobody is. Addresses and tokens in it are never shown."""
+    """When something is wrong, who is told, and when nobody is.
+
+    Addresses and tokens in it are never shown.
+    """
 
     with_up: bool = True  # the loop runs beside the gateway
     # below its own 7-day median; None: no such alert
-    slower_pct: Annotated[float | None, Meta(extra={"key": "slower", "parse": parse_percent})] = 10.0
+    slower_pct: Annotated[float | None, Meta(extra={"key": "slower", "parse": parse_percent})] = (
+        10.0
+    )
     ttft_ms: Annotated[float | None, Meta(extra={"key": "ttft", "parse": _milliseconds})] = None
     down_after: Annotated[int, Meta(ge=1, le=100)] = 2  # failed probes in a row
     # 0: the disk is not watched
-    disk_free_bytes: Annotated[int, Meta(extra={"key": "disk_free", "parse": parse_bytes})] = 2 * GIB
+    disk_free_bytes: Annotated[int, Meta(extra={"key": "disk_free", "parse": parse_bytes})] = (
+        2 * GIB
+    )
     quiet_hours: str | None = None  # "22:00-07:00", of the machine's own time
     quiet_except: tuple[Alert, ...] = ()  # rules that are told all the same
     command: tuple[str, ...] = ()
@@ -108,7 +137,10 @@ class Monitor(msgspec.Struct, frozen=True):
 
 
 class Hook(msgspec.Struct, frozen=True):
-    """Where a webhook is called. The path and the query may be the secret: only `str(hook)` is ever shown."""
+    """Where a webhook is called.
+
+    The path and the query may be the secret: only `str(hook)` is ever shown.
+    """
 
     origin: Origin
     path: str  # with the query
@@ -119,9 +151,14 @@ class Hook(msgspec.Struct, frozen=True):
 
 
 def check_command(words: Sequence[str]) -> None:
-    """A misspelt `{mesage}` would be handed to the program as it stands. Other braces are none of ours."""
+    """A misspelt `{mesage}` would be handed to the program as it stands.
+
+    Other braces are none of ours.
+    """
     if words and not words[0]:
-        raise UserError("`monitor.command` has no program", hint='write it as ["notify-send", "{message}"]')
+        raise UserError(
+            "`monitor.command` has no program", hint='write it as ["notify-send", "{message}"]'
+        )
     for found in (found for word in words for found in re.findall(r"\{([a-z_]+)\}", word)):
         if found not in COMMAND_WORDS:
             hint = f"known: {', '.join(f'{{{name}}}' for name in COMMAND_WORDS)}"
@@ -129,23 +166,31 @@ def check_command(words: Sequence[str]) -> None:
 
 
 def check_webhook(url: str, shape: Shape, *, name: str) -> Hook:
-    """Return the address in its parts. An ntfy address is that of its topic, as everywhere: `https://ntfy.sh/my-topic`.
+    """Return the address in its parts. An ntfy address is that of its topic, as everywhere:
+    `https://ntfy.sh/my-topic`.
 
-    A message with a title and a priority goes to the server itself, with the topic inside (ntfy, "Publish as JSON").
-    """
+    A message with a title and a priority goes to the server itself, with the topic inside (ntfy,
+    "Publish as JSON")."""
     try:
         origin, path = parse_url(url, name=name)
     except UserError:
-        raise UserError(f"{name} is not an http(s) URL", hint="write it as https://ntfy.sh/my-topic") from None
+        raise UserError(
+            f"{name} is not an http(s) URL", hint="write it as https://ntfy.sh/my-topic"
+        ) from None
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if "@" in parts.netloc or re.search(r"[\x00-\x20\x7f-\uffff]", url):
-        hint = "percent-encode it, and leave out what stands before an @; `webhook_token_env` names a token"
+        hint = (
+            "percent-encode it, and leave out what stands before an @; `webhook_token_env` "
+            "names a token"
+        )
         raise UserError(f"{name} is not written as a plain http(s) URL", hint=hint)
     if shape != "ntfy":
         return Hook(origin, (path or "/") + (f"?{parts.query}" if parts.query else ""))
     root, _, topic = path.rpartition("/")
     if not re.fullmatch(r"[-_A-Za-z0-9]{1,64}", topic):
-        raise UserError(f"{name} does not end in an ntfy topic", hint="write it as https://ntfy.sh/my-topic")
+        raise UserError(
+            f"{name} does not end in an ntfy topic", hint="write it as https://ntfy.sh/my-topic"
+        )
     return Hook(origin, f"{root}/", topic)
 
 
@@ -157,16 +202,26 @@ class Serve(msgspec.Struct, frozen=True):
     replicas: _UpTo1024 = 1
     slots: _UpTo1024 = 4
     # per slot; 0: as the engine has it
-    context_tokens: Annotated[int, Meta(extra={"key": "context", "kind": Context})] = DEFAULT_CONTEXT
-    threads: AtLeast1 | None = None  # None: the cores divided among the replicas; embedded: those that are free
+    context_tokens: Annotated[int, Meta(extra={"key": "context", "kind": Context})] = (
+        DEFAULT_CONTEXT
+    )
+    threads: AtLeast1 | None = (
+        None  # None: the cores divided among the replicas; embedded: those that are free
+    )
     engine_port: Port = 0  # of the first replica; the next ones follow. 0: free ones
     extra: tuple[str, ...] = ()
     reserve: AtLeast0 = 0  # slots of each replica for interactive requests only
-    soft_slots: AtLeast1 | None = None  # requests at once while anything but batch is there; None: all slots
-    about: Annotated[str, _HIDDEN] = ""  # for records, where the engine's version does not say what serves
+    soft_slots: AtLeast1 | None = (
+        None  # requests at once while anything but batch is there; None: all slots
+    )
+    about: Annotated[str, _HIDDEN] = (
+        ""  # for records, where the engine's version does not say what serves
+    )
     checkpoint: str | None = None  # folder, file or hub name; None: the model's own name
     options: EngineOptions = msgspec.field(default_factory=EngineOptions)
-    gpus: tuple[CardNumber, ...] = ()  # for all replicas, divided among them in this order; empty: chosen where needed
+    gpus: tuple[
+        CardNumber, ...
+    ] = ()  # for all replicas, divided among them in this order; empty: chosen where needed
     env: tuple[tuple[str, str], ...] = ()
     binary: str | None = None  # the engine's program; None: looked for on PATH
     preset: Annotated[str | None, _HIDDEN] = None  # that it was made from
@@ -178,14 +233,23 @@ class Serve(msgspec.Struct, frozen=True):
 
     @property
     def model_id(self) -> str:
-        """What clients call it: files and folders by their own name, everything else as it is written."""
-        path, is_path = PurePath(self.model), self.model.startswith(("/", "./", "../", "~"))
-        return path.stem.lower() if path.suffix == ".gguf" else path.name.lower() if is_path else self.model
+        """What clients call it: files and folders by their own name, everything else as it is
+        written.
+        """
+        path = PurePath(self.model)
+        is_path = self.model.startswith(("/", "./", "../", "~"))
+        if path.suffix == ".gguf":
+            return path.stem.lower()
+        if is_path:
+            return path.name.lower()
+        return self.model
 
 
 def default_context(engine: str) -> int:
     """Return the tokens of a slot where none are set; 0: the engine's own default."""
-    return DEFAULT_CONTEXT if engine in OWN_ENGINES else 0
+    if engine in OWN_ENGINES:
+        return DEFAULT_CONTEXT
+    return 0
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -212,13 +276,22 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     first_byte_timeout_s: Annotated[float, _seconds("first_byte_timeout")] = 1800.0
     idle_timeout_s: Annotated[float, _seconds("idle_timeout")] = 300.0
     total_timeout_s: Annotated[float, _seconds("total_timeout")] = 7200.0
-    body_limit_bytes: Annotated[int, Meta(extra={"key": "body_limit", "parse": _body_limit})] = 64 * MIB
+    body_limit_bytes: Annotated[int, Meta(extra={"key": "body_limit", "parse": _body_limit})] = (
+        64 * MIB
+    )
     # of the connections, for one address of another machine at most; None: all of them
-    address_share_pct: Annotated[float | None, Meta(extra={"key": "address_share", "parse": parse_percent})] = 50.0
+    address_share_pct: Annotated[
+        float | None, Meta(extra={"key": "address_share", "parse": parse_percent})
+    ] = 50.0
     cors_origins: tuple[str, ...] = ()
-    # a stream of chat or text completions that had no byte for so long gets its head and comments; None: never
-    comment_after_s: Annotated[float | None, Meta(extra={"key": "comment_after", "parse": parse_seconds_or_off})] = 5.0
-    strict_models: bool = False  # an unknown model name is refused, also where only one model is served
+    # a stream of chat or text completions that had no byte for so long gets its head and comments;
+    # None: never
+    comment_after_s: Annotated[
+        float | None, Meta(extra={"key": "comment_after", "parse": parse_seconds_or_off})
+    ] = 5.0
+    strict_models: bool = (
+        False  # an unknown model name is refused, also where only one model is served
+    )
     tls_certificate: str | None = None  # both or none
     tls_key: str | None = None
     store_requests: bool = True
@@ -238,9 +311,14 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 class CliOverrides(msgspec.Struct, frozen=True):
-    """Settings of the command line. They win over the file, also when `skep replica reload` reads the file again."""
+    """Settings of the command line.
 
-    folder: str | None = None  # where skep was started: `skep.toml` is looked for there, relative paths begin there
+    They win over the file, also when `skep replica reload` reads the file again.
+    """
+
+    folder: str | None = (
+        None  # where skep was started: `skep.toml` is looked for there, relative paths begin there
+    )
     config: str | None = None  # the file; None: looked for
     model: str | None = None  # instead of all that the file serves
     served: tuple[Serve, ...] = ()  # likewise, worked out: a preset, or the planner's best
@@ -253,13 +331,16 @@ class CliOverrides(msgspec.Struct, frozen=True):
     cluster: Cluster | None = None
 
     def apply(self, settings: Settings) -> Settings:
-        serve, upstream = settings.serve, self.upstream or settings.upstream
+        serve = settings.serve
+        upstream = self.upstream or settings.upstream
         if self.only_upstreams:
             serve = ()
         elif self.served:
-            serve, upstream = self.served, ()
+            serve = self.served
+            upstream = ()
         elif self.model is not None:
-            serve, upstream = (Serve(model=self.model),), ()
+            serve = (Serve(model=self.model),)
+            upstream = ()
         return replace(
             settings,
             gateway=replace(settings.gateway, **self.gateway),
@@ -278,7 +359,9 @@ class Settings(msgspec.Struct, frozen=True):
     drain_s: Annotated[float, _seconds("drain", above=None)] = 30.0
     # None: as long as the slowest of its engines may take
     start_deadline_s: Annotated[float | None, _seconds("start_deadline", above=None)] = None
-    fallback: bool = False  # an engine that dies is tried again with the remedy, one change at a time
+    fallback: bool = (
+        False  # an engine that dies is tried again with the remedy, one change at a time
+    )
     max_loaded: AtLeast1 | None = None  # models at once, where some are loaded on demand
     upstream: tuple[Upstream, ...] = ()
     aliases: Mapping[str, str] = {}  # name or pattern to model; the first that fits
@@ -288,7 +371,9 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def secret_variables(self) -> frozenset[str]:
-        """Return the environment variables with keys that are named here: of other servers and of the webhook."""
+        """Return the environment variables with keys that are named here: of other servers and of
+        the webhook.
+        """
         names = [upstream.key_env for upstream in self.upstream]
         names += [self.monitor.webhook_env, self.monitor.webhook_token_env]
         return frozenset(name for name in names if name)

@@ -1,4 +1,7 @@
-"""Whether the chat template of a checkpoint on this machine takes tools. Knows nothing of engines and parsers."""
+"""Whether the chat template of a checkpoint on this machine takes tools.
+
+Knows nothing of engines and parsers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def header_takes_tools(metadata: Mapping[str, Any]) -> bool | None:
 
 
 def _take_tools(templates: list[str]) -> bool | None:
-    return any(_VARIABLE in template for template in templates) if templates else None
+    if templates:
+        return any(_VARIABLE in template for template in templates)
+    return None
 
 
 def _templates_in_json(folder: Path) -> Iterator[str]:
@@ -42,10 +47,16 @@ def _templates_in_json(folder: Path) -> Iterator[str]:
             document = json.loads(_text_of(folder / name) or "null")
         except (ValueError, RecursionError):
             continue
-        value = document.get(_JSON_KEY) if isinstance(document, dict) else None
+        if isinstance(document, dict):
+            value = document.get(_JSON_KEY)
+        else:
+            value = None
         entries = value if isinstance(value, list) else [value]
         for entry in entries:
-            template = entry.get("template") if isinstance(entry, dict) else entry
+            if isinstance(entry, dict):
+                template = entry.get("template")
+            else:
+                template = entry
             if isinstance(template, str):
                 yield template
 
@@ -53,6 +64,8 @@ def _templates_in_json(folder: Path) -> Iterator[str]:
 def _text_of(path: Path) -> str | None:
     """Return the text of a file; None where there is none that can be read."""
     try:
-        return read_text_file(path) if path.is_file() else None
+        if path.is_file():
+            return read_text_file(path)
+        return None
     except (OSError, ValueError):
         return None

@@ -1,4 +1,6 @@
-"""A plan as launches, as the lines that somebody types (the adapters' own words, nothing else), and as JSON."""
+"""A plan as launches, as the lines that somebody types (the adapters' own words, nothing else),
+and as JSON.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,11 @@ _KV = {
     ("sglang", "fp8"): "fp8_e4m3",
 }
 _SOURCES = 3  # that are named
-_SILENT = {"CUDA_DEVICE_ORDER", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_OFFLINE", "OLLAMA_NOPRUNE",
-           "OLLAMA_NO_CLOUD"}  # fmt: skip  # set where skep starts it; nobody types them
+# set where skep starts it; nobody types them
+_SILENT = {
+    "CUDA_DEVICE_ORDER", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_OFFLINE",
+    "OLLAMA_NOPRUNE", "OLLAMA_NO_CLOUD",
+}  # fmt: skip
 
 
 def checkpoint_name(setup: Setup) -> str:
@@ -54,18 +59,24 @@ def checkpoint_name(setup: Setup) -> str:
 
 def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
     """Quantization is not named: every one of these engines finds it in the checkpoint."""
-    layout, cards = setup.layout, used_cards(setup, rig)
+    layout = setup.layout
+    cards = used_cards(setup, rig)
     llama = setup.engine in ("llamacpp", "ollama")
     eight_six = layout.tp > 1 and any(capability(card) == 8.6 for card in rig.cards)
     shares = tuple(card.memory_gib for card in rig.cards[: layout.pp])
     draft = None
     if setup.spec is not None:
         ending = ".gguf" if llama else ""
-        model = f"path/to/draft{ending}" if setup.spec.method in DRAFTED_BY_MODEL else None
+        if setup.spec.method in DRAFTED_BY_MODEL:
+            model = f"path/to/draft{ending}"
+        else:
+            model = None
         draft = Draft(setup.spec.method, setup.spec.depth, model)
     return EngineOptions(
         dtype="half" if not llama and any("bf16" not in card.formats for card in cards) else None,
-        kv=None if setup.kv.family == "half" else _KV.get((setup.engine, setup.kv.id), setup.kv.id),
+        kv=None
+        if setup.kv.family == "half"
+        else _KV.get((setup.engine, setup.kv.id), setup.kv.id),
         tp=layout.tp,
         pp=layout.pp,
         ep=layout.ep > 1,
@@ -76,14 +87,19 @@ def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
         text_only=not setup.vision and setup.model.vision_params > 0,
         custom_all_reduce=False if eight_six and not llama else None,
         cpu_moe=setup.cpu_moe or None,
-        card_shares=shares if setup.engine == "llamacpp" and layout.pp > 1 and len(set(shares)) > 1 else (),
+        card_shares=shares
+        if setup.engine == "llamacpp" and layout.pp > 1 and len(set(shares)) > 1
+        else (),
     )
 
 
 def launches_of(
     setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = ()
 ) -> tuple[Launch, ...]:
-    """One a replica, its cards and port its own. `order`: the machine's numbers of the rig's cards, if rearranged."""
+    """One a replica, its cards and port its own.
+
+    `order`: the machine's numbers of the rig's cards, if rearranged.
+    """
     each = setup.layout.cards_each
     numbers = tuple(order) or tuple(range(len(rig.cards)))
     return tuple(
@@ -105,16 +121,29 @@ def launches_of(
 
 
 def command_lines(
-    setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = (), preset: Preset | None = None
+    setup: Setup,
+    rig: Rig,
+    *,
+    checkpoint: str | None = None,
+    order: Sequence[int] = (),
+    preset: Preset | None = None,
 ) -> tuple[str, ...]:
-    """Return one shell line a replica; none where its cards are in several machines. `preset`: with all its flags."""
+    """Return one shell line a replica; none where its cards are in several machines.
+
+    `preset`: with all its flags.
+    """
     if of_machines(rig):
         return ()  # engines find each other over a network in ways of their own
-    adapter, lines = adapter_of(setup.engine, rig.cards[0].vendor), []
+    adapter = adapter_of(setup.engine, rig.cards[0].vendor)
+    lines = []
     for launch in launches_of(setup, rig, checkpoint=checkpoint, order=order):
         if preset is not None:
             launch = replace(launch, options=preset.options, extra=preset.extra, env=preset.env)  # noqa: PLW2901
-        shown = {name: value for name, value in adapter.environment(launch).items() if name not in _SILENT}
+        shown = {
+            name: value
+            for name, value in adapter.environment(launch).items()
+            if name not in _SILENT
+        }
         variables = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
         words = [*bare_words(launch.engine, launch.binary), *adapter.arguments(launch)]
         lines.append(" ".join([*variables, shlex.join(words)]))
@@ -129,13 +158,24 @@ def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str
         words += ["--checkpoint", checkpoint or checkpoint_name(setup)]
     words += ["--quant", setup.quant.id, "--tp", str(layout.tp)]
     words += ["--pp", str(layout.pp)] if layout.pp > 1 else []
-    words += ["--replicas", str(layout.replicas), "--slots", str(setup.slots), "--context", str(setup.context)]
+    words += [
+        "--replicas",
+        str(layout.replicas),
+        "--slots",
+        str(setup.slots),
+        "--context",
+        str(setup.context),
+    ]
     words += ["--kv", setup.kv.id] if setup.kv.family != "half" else []
     words += ["--memory-share", f"{setup.utilization:g}"] if setup.utilization else []
     if setup.spec is not None or setup.model.mtp_layers:
         words += ["--spec", f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else "none"]
     words += [] if setup.graphs else ["--no-graphs"]
-    words += ["--vision"] if setup.vision and setup.engine == "vllm" and setup.model.vision_params else []
+    words += (
+        ["--vision"]
+        if setup.vision and setup.engine == "vllm" and setup.model.vision_params
+        else []
+    )
     return shlex.join(words)
 
 
@@ -143,7 +183,9 @@ def gateway_line(setup: Setup, rig: Rig) -> str | None:
     """Return one endpoint for all replicas; None where there is but one engine."""
     if setup.layout.replicas < 2 or setup.slots is None or of_machines(rig):
         return None
-    urls = " ".join(f"--upstream http://{HOST}:{FIRST_PORT + n}" for n in range(setup.layout.replicas))
+    urls = " ".join(
+        f"--upstream http://{HOST}:{FIRST_PORT + n}" for n in range(setup.layout.replicas)
+    )
     return f"skep gateway {urls} --slots {setup.slots}"
 
 
@@ -155,21 +197,32 @@ def document(found: PlanAnswer) -> dict[str, Any]:
         "rigs": [_rig_document(choice) for choice in found.choices],
         "plans": [plan_document(found, choice, plan) for choice, plan in found.ranked],
         "rejected": [
-            {"rig": choice.rig.title, **_renamed(rejected)} for choice in found.choices for rejected in choice.rejected
+            {"rig": choice.rig.title, **_renamed(rejected)}
+            for choice in found.choices
+            for rejected in choice.rejected
         ],
         "notes": found.notes,
         "preset": None if found.preset is None else _preset_document(found.preset),
-    }  # fmt: skip
+    }
 
 
 def _preset_document(answer: PresetAnswer) -> dict[str, Any]:
-    figures = [{**to_builtins(figure), "off": round(figure.off, 4) + 0.0} for figure in answer.figures]
+    figures = [
+        {**to_builtins(figure), "off": round(figure.off, 4) + 0.0} for figure in answer.figures
+    ]
     return {"name": answer.preset.name, "source": answer.preset.source, "figures": figures}
 
 
 def _rig_document(choice: PlanChoice) -> dict[str, Any]:
-    rig, link = choice.rig, to_builtins(choice.rig.default_link) if choice.rig.default_link else None
-    pairs = [{"cards": [choice.order[a], choice.order[b]], **to_builtins(one)} for a, b, one in rig.pairs]
+    rig = choice.rig
+    if choice.rig.default_link:
+        link = to_builtins(choice.rig.default_link)
+    else:
+        link = None
+    pairs = [
+        {"cards": [choice.order[a], choice.order[b]], **to_builtins(one)}
+        for a, b, one in rig.pairs
+    ]
     cards = {"cards": [card.id for card in rig.cards], "numbers": choice.order}
     reason = {"first_because": choice.first_because}
     return {"rig": rig.title, **cards, "link": link, "pairs": pairs, "price": rig.price, **reason}
@@ -182,23 +235,36 @@ def _renamed(record: Any) -> dict[str, Any]:
 
 
 def _rounded(point: Predicted) -> dict[str, float]:
-    return {key: round(n, 2 if key == "ttft_ms" else 4) for key, n in to_builtins(point).items() if key != "band_why"}
+    return {
+        key: round(n, 2 if key == "ttft_ms" else 4)
+        for key, n in to_builtins(point).items()
+        if key != "band_why"
+    }
 
 
 def rests_on(plan: Plan) -> str:
-    """Return what its figures rest on, in one word: a calibration, a sweep in the store, or published measurements."""
+    """Return what its figures rest on, in one word: a calibration, a sweep in the store, or
+    published measurements.
+    """
     return plan.rated.prospect.step.tuning.rests_on
 
 
 def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str, Any]:
-    setup, held = plan.setup, plan.memory
+    setup = plan.setup
+    held = plan.memory
     at = plan.rated.outcome.effective_tok_s
     return {
-        "rig": choice.rig.title, "engine": setup.engine, "topology": to_builtins(setup.layout), "quant": setup.quant.id,
-        "kv_dtype": setup.kv.id, "slots": setup.slots,
+        "rig": choice.rig.title,
+        "engine": setup.engine,
+        "topology": to_builtins(setup.layout),
+        "quant": setup.quant.id,
+        "kv_dtype": setup.kv.id,
+        "slots": setup.slots,
         "spec": f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else None,
-        "context": setup.context, "context_each": plan.rated.context_each,
-        "utilization": setup.utilization, "graphs": setup.graphs,
+        "context": setup.context,
+        "context_each": plan.rated.context_each,
+        "utilization": setup.utilization,
+        "graphs": setup.graphs,
         "memory": [_renamed(term) for term in held.terms],
         "card_bytes": held.usable_bytes,
         "largest_context": plan.largest_context,
@@ -216,7 +282,7 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan) -> dict[str
         "rules": [to_builtins(finding) for finding in plan.rated.findings],
         "price": choice.rig.price,
         "tok_s_per_price": round(at / choice.rig.price, 4) if choice.rig.price else None,
-    }  # fmt: skip
+    }
 
 
 def start_line(found: PlanAnswer, plan: Plan) -> str | None:
@@ -244,7 +310,10 @@ def _preset_line(flags: PlanFlags) -> str:
 
 def download_bytes(plan: Plan) -> int:
     """As the catalogue knows it, else counted from the model's geometry."""
-    known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
+    if plan.checkpoint:
+        known = checkpoint_of(plan.checkpoint)
+    else:
+        known = None
     if known is not None and known.disk_gb is not None:
         return int(known.disk_gb * 1e9)
     return weights_bytes(plan.setup.model, plan.setup.quant)
@@ -252,32 +321,55 @@ def download_bytes(plan: Plan) -> int:
 
 def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
     """Return what a user must know before the start, what matters most first."""
-    rated, setup, goal = plan.rated, plan.setup, found.goal
+    rated = plan.rated
+    setup = plan.setup
+    goal = found.goal
     said: list[str] = list(found.preset.cautions) if found.preset is not None else []
-    known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
+    if plan.checkpoint:
+        known = checkpoint_of(plan.checkpoint)
+    else:
+        known = None
     if not rated.published:
-        said.append(f"{setup.quant.title} of {setup.model.id} would be best, but no such checkpoint is known")
+        said.append(
+            f"{setup.quant.title} of {setup.model.id} would be best, but no such checkpoint "
+            "is known"
+        )
     elif plan.checkpoint is None:
         said.append(f"skep knows no checkpoint of {setup.model.id}: name yours with --checkpoint")
-    choice = next((one for one in found.choices if one.plans[:1] == (plan,)), None)  # whose first it is
+    # Whose first it is.
+    choice = next((one for one in found.choices if one.plans[:1] == (plan,)), None)
     said += filter(None, [agent_caveat(found, plan)])
     if not rated.holds_all:
         at_once = (setup.slots or 1) * setup.layout.replicas
-        waiting = f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait"
+        waiting = (
+            f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait"
+        )
         costs = choice.room_costs if choice is not None else None
         said.append("; ".join(filter(None, [waiting, costs])))
     if rated.on_paper:
-        said.append("it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left")
+        said.append(
+            "it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left"
+        )
     if choice is not None and choice.idle is not None:
         said.append(choice.idle)
     if setup.cpu_moe:
-        ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB are assumed)"
+        if rated.rig.ram_gib:
+            ram = ""
+        else:
+            ram = f" ({USUAL_RAM_GIB} GiB are assumed)"
         layers = f"{setup.cpu_moe} of {setup.model.expert_layers} layers"
-        said.append(f"experts of {layers} stay in system memory{ram}: how fast they are is least certain")
+        said.append(
+            f"experts of {layers} stay in system memory{ram}: how fast they are is least certain"
+        )
     if of_machines(rated.rig):
-        said.append(f"{rated.rig.title} is several machines: {setup.engine}'s documentation says how to join them")
+        said.append(
+            f"{rated.rig.title} is several machines: {setup.engine}'s documentation says "
+            "how to join them"
+        )
     if not found.flags.gpu and not is_installed(setup.engine):
-        said.append(f"{setup.engine} is not installed here: {engine_kinds()[setup.engine].install}")
+        said.append(
+            f"{setup.engine} is not installed here: {engine_kinds()[setup.engine].install}"
+        )
     if known is not None and known.gated:
         said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
     if known is not None and known.origin.confidence == "C":
@@ -287,7 +379,9 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         said.append(found.published[rated.rig.title])
     spared = vision_bytes(plan)
     if spared:
-        said.append(f"image input is off, which saves {format_bytes(spared)} a card; --vision turns it on")
+        said.append(
+            f"image input is off, which saves {format_bytes(spared)} a card; --vision turns it on"
+        )
     said += [f.sentence for f in rated.findings if f.verdict == "costs"]
     said += [f.sentence for f in rated.findings if f.verdict == "depends"]
     said += filter(None, [_correction_words(plan)])
@@ -296,7 +390,9 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
 
 
 def _left_out_drafts(plan: Plan) -> str | None:
-    """Return why a plan has no drafts although its model has the layers for them; None where nothing is known."""
+    """Return why a plan has no drafts although its model has the layers for them; None where
+    nothing is known.
+    """
     setup = plan.setup
     failure = draft_failure(setup, plan.rated.rig)
     if setup.spec is not None or failure is None:
@@ -311,23 +407,34 @@ def _correction_words(plan: Plan) -> str | None:
     if corrected is None:
         return None
     sources = list(dict.fromkeys(row.source for row in corrected.rows))
-    more = f" and {len(sources) - _SOURCES} more" if len(sources) > _SOURCES else ""
+    if len(sources) > _SOURCES:
+        more = f" and {len(sources) - _SOURCES} more"
+    else:
+        more = ""
     words = f"figures corrected by rows of this layout ({', '.join(sources[:_SOURCES])}{more})"
     return f"{words}: decode steps take {corrected.factor:.2f}x as long as the formulas say"
 
 
 def author_notes(plan: Plan) -> list[str]:
     """Return what the presets say that measured just this layout in this format."""
-    rows = plan.rated.corrected.rows if plan.rated.corrected is not None else ()
-    names = dict.fromkeys(row.source.removeprefix("preset ") for row in rows if row.is_of(plan.setup))
+    if plan.rated.corrected is not None:
+        rows = plan.rated.corrected.rows
+    else:
+        rows = ()
+    names = dict.fromkeys(
+        row.source.removeprefix("preset ") for row in rows if row.is_of(plan.setup)
+    )
     notes = {name: preset.notes for name in names if (preset := shipped_preset(name)) is not None}
     return [f"preset {name}: {note}" for name, said in notes.items() for note in said]
 
 
 def agent_caveat(found: PlanAnswer, plan: Plan) -> str | None:
-    """Return why agents cannot call tools with it, or not reliably; None: they can, or nothing is known against it."""
+    """Return why agents cannot call tools with it, or not reliably; None: they can, or nothing is
+    known against it.
+    """
     setup = plan.setup
-    engine, model = setup.engine, setup.model.id
+    engine = setup.engine
+    model = setup.model.id
     calling = find_tool_calling(engine, model, plan.checkpoint)
     was_read = plan.checkpoint == found.model.checkpoint
     takes_tools = found.model.takes_tools if was_read else None
@@ -340,19 +447,26 @@ def agent_caveat(found: PlanAnswer, plan: Plan) -> str | None:
     calling = usable(calling, engine, version=version_of(find_program(engine)) if here else None)
     if calling.why_not is not None:
         return f"agents cannot call tools with it on {engine}: {calling.why_not}"
-    return f"agents' tool calls are unreliable with it: {calling.unreliable}" if calling.unreliable else None
+    if calling.unreliable:
+        return f"agents' tool calls are unreliable with it: {calling.unreliable}"
+    return None
 
 
 def vision_bytes(plan: Plan) -> int:
     """Return what the vision tower would take of a card, where it is left out."""
-    setup, card = plan.setup, plan.rated.card
+    setup = plan.setup
+    card = plan.rated.card
     if setup.vision or not setup.model.vision_params:
         return 0
-    sizes = (memory(replace(setup, vision=on), card, context=setup.context or 0) for on in (True, False))
+    sizes = (
+        memory(replace(setup, vision=on), card, context=setup.context or 0) for on in (True, False)
+    )
     with_tower, without = (sum(t.bytes for t in one.terms if t.name != KV_POOL) for one in sizes)
     return with_tower - without
 
 
 def commands_of(found: PlanAnswer, plan: Plan) -> tuple[str, ...]:
     preset = found.preset.preset if found.preset is not None else None
-    return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order, preset=preset)
+    return command_lines(
+        plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order, preset=preset
+    )

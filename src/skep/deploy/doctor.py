@@ -1,4 +1,6 @@
-"""What `skep doctor` finds: the host, the embedded engine and its weights, the store, the sandbox and the disk."""
+"""What `skep doctor` finds: the host, the embedded engine and its weights, the store, the sandbox
+and the disk.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,29 @@ from skep.units import format_bytes
 from skep.weights.hub import hub_cache, hub_token
 from skep.weights.pull import installed, model_path
 
-OK, ABSENT = CheckResult.OK, CheckResult.ABSENT
-WARNING, PROBLEM = CheckResult.WARNING, CheckResult.PROBLEM
+OK = CheckResult.OK
+ABSENT = CheckResult.ABSENT
+WARNING = CheckResult.WARNING
+PROBLEM = CheckResult.PROBLEM
 
 
 def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
-    """Return what this machine is and what there is to say about it, in the order in which it is printed."""
+    """Return what this machine is and what there is to say about it, in the order in which it is
+    printed.
+    """
     nvidia = read_nvidia()
     facts = read_host(nvidia)
-    embedded = HostFinding("embedded engine", WARNING, "not installed", "install skep again: xllamacpp is missing")
+    embedded = HostFinding(
+        "embedded engine", WARNING, "not installed", "install skep again: xllamacpp is missing"
+    )
     if (version := engine_named("embedded").version()) is not None:
         embedded = HostFinding("embedded engine", OK, version)
-    ours = [embedded, weights_finding(paths), *engine_findings(cards=bool(facts.gpus)), hub_finding()]
+    ours = [
+        embedded,
+        weights_finding(paths),
+        *engine_findings(cards=bool(facts.gpus)),
+        hub_finding(),
+    ]
     ours += [store_finding(paths), sandbox_finding(), _disk(paths)]
     return facts, [*examine(facts, nvidia_error=nvidia.error), *ours]
 
@@ -43,7 +56,9 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
 async def examine_server(
     url: str, model: str, engine: str, headers: Mapping[str, str], context_tokens: int | None
 ) -> list[HostFinding]:
-    """Return what agents find there: whether their tool calls arrive, and whether a prompt is read only once."""
+    """Return what agents find there: whether their tool calls arrive, and whether a prompt is read
+    only once.
+    """
     endpoint = CheckedEndpoint(url, model, engine, headers, context_tokens, is_hybrid(model, None))
     return [_server_finding(check) for check in await check_for_agents(endpoint)]
 
@@ -74,23 +89,37 @@ def _engine_finding(status: EngineStatus) -> HostFinding:
 
 
 def hub_finding() -> HostFinding:
-    """Where checkpoints are fetched to, how much room is there, and whether gated ones can be had."""
+    """Where checkpoints are fetched to, how much room is there,
+    and whether gated ones can be had.
+    """
     folder = hub_cache()
     there = next(one for one in (folder, *folder.parents) if one.exists())
-    token = "a token is set" if hub_token(os.environ) else "no token: gated models need one"
-    hint = None if hub_token(os.environ) else "`hf auth login`, or HF_TOKEN in the environment"
+    if hub_token(os.environ):
+        token = "a token is set"  # noqa: S105 it is said of one
+        hint = None
+    else:
+        token = "no token: gated models need one"  # noqa: S105 it is said of one
+        hint = "`hf auth login`, or HF_TOKEN in the environment"
     return HostFinding(
-        "hub cache", OK, f"{_short(folder)}, {format_bytes(shutil.disk_usage(there).free)} free, {token}", hint
+        "hub cache",
+        OK,
+        f"{_short(folder)}, {format_bytes(shutil.disk_usage(there).free)} free, {token}",
+        hint,
     )
 
 
 def weights_finding(paths: Paths) -> HostFinding:
     if (path := installed(EMBEDDED_MODEL, paths.cache)) is not None:
         return HostFinding("embedded weights", OK, str(path))
-    damaged, pull = model_path(pullable(EMBEDDED_MODEL), paths.cache), f"`skep pull {EMBEDDED_MODEL}` fetches"
+    damaged = model_path(pullable(EMBEDDED_MODEL), paths.cache)
+    pull = f"`skep pull {EMBEDDED_MODEL}` fetches"
     if damaged.exists():
-        return HostFinding("embedded weights", WARNING, f"{damaged} is damaged or incomplete", f"{pull} it again")
-    return HostFinding("embedded weights", OK, "not fetched yet", f"{pull} them; `skep up` does so too")
+        return HostFinding(
+            "embedded weights", WARNING, f"{damaged} is damaged or incomplete", f"{pull} it again"
+        )
+    return HostFinding(
+        "embedded weights", OK, "not fetched yet", f"{pull} them; `skep up` does so too"
+    )
 
 
 def store_finding(paths: Paths) -> HostFinding:
@@ -98,20 +127,28 @@ def store_finding(paths: Paths) -> HostFinding:
         return HostFinding("store", OK, "no runs yet")
     try:
         with open_store(paths.store, read_only=True) as store:
-            runs, size = len(store.runs()), store.size_bytes()
+            runs = len(store.runs())
+            size = store.size_bytes()
     except SkepError as error:
         return HostFinding("store", PROBLEM, error.message, error.hint)
     return HostFinding("store", OK, f"{runs} runs, {format_bytes(size)} in {_short(paths.store)}")
 
 
 def sandbox_finding() -> HostFinding:
-    """Opens one, tries it out and closes it: a quarter of a second. A warning, as all but quality works without it."""
+    """Opens one, tries it out and closes it: a quarter of a second.
+
+    A warning, as all but quality works without it.
+    """
     try:
         sandbox = open_sandbox()
     except UserError as error:
         return HostFinding("sandbox", WARNING, error.message, error.hint)
     sandbox.close_now()
-    return HostFinding("sandbox", OK, f"model-written code runs in {sandbox.name}; a test script could not leave it")
+    return HostFinding(
+        "sandbox",
+        OK,
+        f"model-written code runs in {sandbox.name}; a test script could not leave it",
+    )
 
 
 def _disk(paths: Paths) -> HostFinding:
@@ -122,10 +159,15 @@ def _disk(paths: Paths) -> HostFinding:
         hint = "set XDG_CACHE_HOME to a folder that you can write to"
         return HostFinding("disk", PROBLEM, f"skep cannot write below {folder}", hint)
     model = pullable(EMBEDDED_MODEL)
-    need = 0 if installed(EMBEDDED_MODEL, paths.cache) else model.wheel_bytes + model.gguf_bytes
+    if installed(EMBEDDED_MODEL, paths.cache):
+        need = 0
+    else:
+        need = model.wheel_bytes + model.gguf_bytes
     return disk_finding(str(_short(paths.cache)), shutil.disk_usage(folder).free, need)
 
 
 def _short(path: Path) -> Path:
     home = Path.home()
-    return Path("~") / path.relative_to(home) if path.is_relative_to(home) else path
+    if path.is_relative_to(home):
+        return Path("~") / path.relative_to(home)
+    return path

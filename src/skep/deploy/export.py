@@ -19,6 +19,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from msgspec.structs import replace
 
+from skep.catalog.gpus import Device
 from skep.catalog.models import find_geometry
 from skep.catalog.presets import NO_CARDS, Container, Need, Preset, stand_in_words
 from skep.config.presets import find_preset, preset, presets_folder, serve_of
@@ -40,16 +41,21 @@ FOLDER = "~/.config/systemd/user"
 LOCAL = ("/", "./", "../", "~", "$")
 PLACEHOLDER = "path/to/"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
-CHECKPOINT, MODELS = "CHECKPOINT", "MODELS"  # variables for what lies where only the user knows
+# variables for what lies where only the user knows
+CHECKPOINT = "CHECKPOINT"
+MODELS = "MODELS"
 LLAMA_CACHE = ("~/.cache/llama.cpp", "/models")
 HUB_CACHE = ("~/.cache/huggingface", "/root/.cache/huggingface")
-CHECKPOINT_INSIDE, MODELS_INSIDE = "/model", "/models"
+CHECKPOINT_INSIDE = "/model"
+MODELS_INSIDE = "/models"
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 class RecipePath(msgspec.Struct, frozen=True):
-    """A path of the machine it will run on: `~` at its beginning and `$NAME` stand for what they are there."""
+    """A path of the machine it will run on: `~` at its beginning and `$NAME` stand for what they
+    are there.
+    """
 
     text: str
     after: str = ""  # literal, of the same word
@@ -63,11 +69,21 @@ Word = str | RecipePath
 
 def comment(text: str) -> str:
     """Return every line of it behind a `#`: no value ends a comment."""
-    return "\n".join(f"# {line}".rstrip() for line in re.split(r"[\r\n\x0b\x0c\x85\u2028\u2029]+", text))
+    return "\n".join(
+        f"# {line}".rstrip() for line in re.split(r"[\r\n\x0b\x0c\x85\u2028\u2029]+", text)
+    )
 
 
 def shell_word(word: Word) -> str:
-    return _word(word, lambda text: shlex.quote(text) if text else "", '"$HOME"', lambda found: f'"{found[0]}"') or "''"
+    return (
+        _word(
+            word,
+            lambda text: shlex.quote(text) if text else "",
+            '"$HOME"',
+            lambda found: f'"{found[0]}"',
+        )
+        or "''"
+    )
 
 
 def systemd_word(word: Word, *, dollars: bool = True) -> str:
@@ -75,26 +91,40 @@ def systemd_word(word: Word, *, dollars: bool = True) -> str:
     quote = partial(_escape, doubled="%$" if dollars else "%")
     text = _word(word, quote, "%h", lambda found: f"${{{found[1] or found[2]}}}")
     # a lone `;` would end the command
-    return text if _PLAIN.fullmatch(re.sub(r"[${}]", "", text)) else f'"{text}"'
+    if _PLAIN.fullmatch(re.sub(r"[${}]", "", text)):
+        return text
+    return f'"{text}"'
 
 
 def yaml_word(word: Word) -> str:
-    """Return a double-quoted scalar. Compose puts variables in: a dollar that means itself is doubled."""
+    """Return a double-quoted scalar.
+
+    Compose puts variables in: a dollar that means itself is doubled.
+    """
 
     def variable(found: re.Match[str]) -> str:
         name = found[1] or found[2]
-        return "${HOME}" if name == "HOME" else f"${{{name}:?set its path in .env}}"
+        if name == "HOME":
+            return "${HOME}"
+        return f"${{{name}:?set its path in .env}}"
 
     return f'"{_word(word, partial(_escape, doubled="$"), "${HOME}", variable)}"'
 
 
-def _word(word: Word, literal: Callable[[str], str], home: str, variable: Callable[[re.Match[str]], str]) -> str:
-    """Return the word with what is literal in it quoted, and of a path the home folder and variables as they are."""
+def _word(
+    word: Word, literal: Callable[[str], str], home: str, variable: Callable[[re.Match[str]], str]
+) -> str:
+    """Return the word with what is literal in it quoted, and of a path the home folder and
+    variables as they are.
+    """
     if isinstance(word, str):
         return literal(word)
-    parts, text, last = [], word.text, 0
+    parts = []
+    text = word.text
+    last = 0
     if text == "~" or text.startswith("~/"):
-        parts, last = [home], 1
+        parts = [home]
+        last = 1
     for found in _VARIABLE.finditer(text):
         parts += [literal(text[last : found.start()]), variable(found)]
         last = found.end()
@@ -102,7 +132,9 @@ def _word(word: Word, literal: Callable[[str], str], home: str, variable: Callab
 
 
 def _escape(text: str, doubled: str) -> str:
-    """Escape what YAML or a unit does not take as it is, in a way that both know, and double signs that they read."""
+    """Escape what YAML or a unit does not take as it is, in a way that both know, and double signs
+    that they read.
+    """
     text = json.dumps(text, ensure_ascii=False)[1:-1]
     for sign in doubled:
         text = text.replace(sign, 2 * sign)
@@ -129,7 +161,10 @@ def _folded(quoted: Sequence[str]) -> str:
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """Replicas alike, in the order they start. `container` None: the engine's public image, where one is asked for."""
+    """Replicas alike, in the order they start.
+
+    `container` None: the engine's public image, where one is asked for.
+    """
 
     name: str
     title: str
@@ -149,7 +184,9 @@ class Recipe(msgspec.Struct, frozen=True):
         return self.launches[0]
 
 
-def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_port: int) -> Recipe:
+def find_recipe(
+    name: str, gpu: str | None, paths: Paths, *, port: int, engine_port: int
+) -> Recipe:
     """Return a preset's recipe; with `gpu` that of the best plan for a model on these cards."""
     folder = presets_folder(paths)
     known = find_preset(name, folder)
@@ -159,43 +196,77 @@ def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_p
             raise UserError(f"the preset `{name}` says its cards itself", hint=hint)
         return _planned(name, gpu, paths, port=port, engine_port=engine_port)
     if known is None and find_geometry(name) is not None:
-        raise UserError(f"`{name}` is a model, not a preset", hint='name the cards: --gpu "2x rtx-3090"')
+        raise UserError(
+            f"`{name}` is a model, not a preset", hint='name the cards: --gpu "2x rtx-3090"'
+        )
     return recipe_of(preset(name, folder), port=port, engine_port=engine_port)
 
 
 def recipe_of(preset: Preset, *, port: int, engine_port: int) -> Recipe:
     """A preset's replicas, on the cards it names or on the first ones."""
     _check_engine(preset.engine, preset.name)
-    each, cards = preset.options.cards, () if preset.hardware == NO_CARDS else parse_rig(preset.hardware).cards
+    each = preset.options.cards
+    if preset.hardware == NO_CARDS:
+        cards: tuple[Device, ...] = ()
+    else:
+        cards = parse_rig(preset.hardware).cards
     wanted = max((*preset.gpus, each * preset.replicas - 1)) + 1
-    placed = assign_cards(preset.replicas, each, preset.gpus, [GpuCard(number) for number in range(wanted)])
+    placed = assign_cards(
+        preset.replicas, each, preset.gpus, [GpuCard(number) for number in range(wanted)]
+    )
     if (not preset.gpus and preset.replicas == 1 and each < len(cards)) or not cards:
         placed = [()] * preset.replicas  # an engine that divides itself over what it sees
-    serve, name = serve_of(preset), file_name(preset.name)
-    one = replace(launch_of(serve, name, None, preset.checkpoint, threads=preset.threads or 0), model=preset.served_as)
-    launches = [replace(one, name=f"{name}-{number}", gpus=gpus) for number, gpus in enumerate(placed)]
+    serve = serve_of(preset)
+    name = file_name(preset.name)
+    one = replace(
+        launch_of(serve, name, None, preset.checkpoint, threads=preset.threads or 0),
+        model=preset.served_as,
+    )
+    launches = [
+        replace(one, name=f"{name}-{number}", gpus=gpus) for number, gpus in enumerate(placed)
+    ]
     names = ("name", "title", "source", "container", "needs", "engine_version", "notes")
     alike: dict[str, Any] = {name: getattr(preset, name) for name in names}
-    vendor, stand_in = cards[0].vendor if cards else "", stand_in_words(preset)
-    return Recipe(launches=_on_ports(launches, port, engine_port), port=port, vendor=vendor, stand_in=stand_in, **alike)
+    vendor = cards[0].vendor if cards else ""
+    stand_in = stand_in_words(preset)
+    return Recipe(
+        launches=_on_ports(launches, port, engine_port),
+        port=port,
+        vendor=vendor,
+        stand_in=stand_in,
+        **alike,
+    )
 
 
 def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int) -> Recipe:
     """As `skep plan MODEL --gpu ...` has it, with the checkpoint that it names."""
     plan = best_plan(simulated_flags(ServeRequest(model, gpu=(gpu,))), paths.store)
-    setup, rig = plan.setup, plan.rated.rig
+    setup = plan.setup
+    rig = plan.rated.rig
     if of_machines(rig):
-        raise UserError(f"`{gpu}` is several machines", hint=f"`skep plan {model}` prints a command for each")
+        raise UserError(
+            f"`{gpu}` is several machines", hint=f"`skep plan {model}` prints a command for each"
+        )
     _check_engine(setup.engine, model)
-    title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
+    title = (
+        f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best "
+        "that skep plans"
+    )
     launches = _on_ports(launches_of(setup, rig, checkpoint=plan.checkpoint), port, engine_port)
-    return Recipe(file_name(launches[0].model), title, launches, port, vendor=rig.cards[0].vendor, cards=gpu)
+    return Recipe(
+        file_name(launches[0].model), title, launches, port, vendor=rig.cards[0].vendor, cards=gpu
+    )
 
 
 def _check_engine(engine: str, name: str) -> None:
     if engine == "ollama" or not isinstance(engine_named(engine), Adapter):
-        what = "Ollama" if engine == "ollama" else f"skep's own {engine} engine"
-        raise UserError(f"`{name}` runs in {what}, which needs no export", hint=f"`skep up {name}` starts it")
+        if engine == "ollama":
+            what = "Ollama"
+        else:
+            what = f"skep's own {engine} engine"
+        raise UserError(
+            f"`{name}` runs in {what}, which needs no export", hint=f"`skep up {name}` starts it"
+        )
 
 
 def _on_ports(launches: Sequence[Launch], port: int, engine_port: int) -> tuple[Launch, ...]:
@@ -203,8 +274,12 @@ def _on_ports(launches: Sequence[Launch], port: int, engine_port: int) -> tuple[
     last = engine_port + len(launches) - 1
     if last > 65535 or engine_port <= port <= last:
         hint = f"they would use ports {engine_port} to {last}, the endpoint uses {port}"
-        raise UserError(f"--engine-port {engine_port} does not fit {len(launches)} replicas", hint=hint)
-    return tuple(replace(launch, port=engine_port + number) for number, launch in enumerate(launches))
+        raise UserError(
+            f"--engine-port {engine_port} does not fit {len(launches)} replicas", hint=hint
+        )
+    return tuple(
+        replace(launch, port=engine_port + number) for number, launch in enumerate(launches)
+    )
 
 
 def file_name(text: str) -> str:
@@ -216,8 +291,14 @@ def file_name(text: str) -> str:
 
 def native_words(launch: Launch, release: str | None = None) -> list[Word]:
     """Return the command line as somebody types it: nothing is looked for on this machine."""
-    words = [*bare_words(launch.engine, launch.binary), *adapter_of(launch.engine, release=release).arguments(launch)]
-    return [RecipePath(word) if word == launch.checkpoint and word.startswith(("~", "$")) else word for word in words]
+    words = [
+        *bare_words(launch.engine, launch.binary),
+        *adapter_of(launch.engine, release=release).arguments(launch),
+    ]
+    return [
+        RecipePath(word) if word == launch.checkpoint and word.startswith(("~", "$")) else word
+        for word in words
+    ]
 
 
 def native_command(recipe: Recipe, launch: Launch) -> list[Word]:
@@ -243,7 +324,9 @@ def gateway_words(recipe: Recipe, skep: Sequence[str] = ("skep",)) -> list[Word]
 def own_command() -> tuple[str, ...]:
     """Return the skep that runs now: a unit does not search where a shell does."""
     beside = Path(sys.executable).with_name("skep")
-    return (str(beside),) if beside.exists() else (sys.executable, "-m", "skep")
+    if beside.exists():
+        return (str(beside),)
+    return (sys.executable, "-m", "skep")
 
 
 def health_path(launch: Launch) -> str:
@@ -254,7 +337,10 @@ def health_path(launch: Launch) -> str:
 
 
 class ContainerSpec(msgspec.Struct, frozen=True):
-    """One replica in its container. `program` None: the image's own entry point gets the arguments."""
+    """One replica in its container.
+
+    `program` None: the image's own entry point gets the arguments.
+    """
 
     name: str
     image: str
@@ -274,24 +360,46 @@ class ContainerSpec(msgspec.Struct, frozen=True):
 
 def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     public = image_of(launch.engine, recipe.engine_version)
-    # processes of one engine on several cards talk through shared memory, of which a container has 64 MiB
+    # processes of one engine on several cards talk through shared memory, of which a container has
+    # 64 MiB
     own = recipe.container or Container(public, ipc_host=launch.engine in ("vllm", "sglang"))
     host, inside, read_only, checkpoint = _weights(launch, own)
     port = engine_kinds()[launch.engine].image_port
     inner = replace(launch, port=port, gpus=(), checkpoint=checkpoint, binary=None)
-    program, arguments = _started(launch.engine, _inner_words(inner, launch, recipe.engine_version), own.before)
+    program, arguments = _started(
+        launch.engine, _inner_words(inner, launch, recipe.engine_version), own.before
+    )
     mounts = [(RecipePath(mount.host), mount.inside, mount.read_only) for mount in own.mounts]
     if inside and inside not in (mount.inside for mount in own.mounts):
         mounts.insert(0, (RecipePath(host), inside, read_only))
-    given, hub = environment(inner), on_hub(checkpoint or "")
+    given = environment(inner)
+    hub = on_hub(checkpoint or "")
     given |= {"LLAMA_CACHE": LLAMA_CACHE[1]} if hub and launch.engine == "llamacpp" else {}
     url = f"http://{HOST}:{port}{health_path(launch)}"
-    by_python = ("CMD", "python3", "-c", f"import urllib.request as u; u.urlopen({url!r}, timeout=5)")
-    health = ("CMD", "curl", "-f", url) if launch.engine == "llamacpp" else by_python  # what the image has
+    by_python = (
+        "CMD",
+        "python3",
+        "-c",
+        f"import urllib.request as u; u.urlopen({url!r}, timeout=5)",
+    )
+    # What the image has.
+    health = ("CMD", "curl", "-f", url) if launch.engine == "llamacpp" else by_python
     return ContainerSpec(
-        launch.name, own.image, launch.gpus, recipe.vendor == "nvidia", launch.port, port, tuple(mounts), given,
-        ("HF_TOKEN",) if hub else (), own.shm, own.ipc_host, program, arguments, health,
-    )  # fmt: skip
+        launch.name,
+        own.image,
+        launch.gpus,
+        recipe.vendor == "nvidia",
+        launch.port,
+        port,
+        tuple(mounts),
+        given,
+        ("HF_TOKEN",) if hub else (),
+        own.shm,
+        own.ipc_host,
+        program,
+        arguments,
+        health,
+    )
 
 
 def docker_words(one: ContainerSpec) -> list[Word]:
@@ -317,28 +425,40 @@ def image_of(engine: str, version: str | None) -> str:
         build = re.fullmatch(r"b[0-9]+", version or "")
         return f"{name}:server-cuda" + (f"-{build[0]}" if build else "")
     release = re.fullmatch(r"v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)", version or "")
-    return f"{name}:v{release[1]}" if release else f"{name}:latest"
+    if release:
+        return f"{name}:v{release[1]}"
+    return f"{name}:latest"
 
 
 def variables_of(recipe: Recipe) -> dict[str, str | None]:
     """Return names in the mounts, with a place to begin with; None: only the user knows."""
     texts = [host.text for host, _, _ in container_of(recipe, recipe.first).mounts]
     names = [found[1] or found[2] for text in texts for found in _VARIABLE.finditer(text)]
-    own, name = weights_variable(recipe), (recipe.first.checkpoint or "").rpartition("/")[2]
-    place = "~/models" if name.endswith(".gguf") else f"~/models/{file_name(name)}"
+    own = weights_variable(recipe)
+    name = (recipe.first.checkpoint or "").rpartition("/")[2]
+    if name.endswith(".gguf"):
+        place = "~/models"
+    else:
+        place = f"~/models/{file_name(name)}"
     return {one: place if one == own else None for one in dict.fromkeys(names) if one != "HOME"}
 
 
 def weights_variable(recipe: Recipe) -> str | None:
     """Return the name that stands for where the weights lie, if one does."""
-    inside = {CHECKPOINT_INSIDE, MODELS_INSIDE, recipe.container.checkpoint if recipe.container else None}
+    inside = {
+        CHECKPOINT_INSIDE,
+        MODELS_INSIDE,
+        recipe.container.checkpoint if recipe.container else None,
+    }
     mounts = container_of(recipe, recipe.first).mounts
     whole = (_VARIABLE.fullmatch(host.text) for host, target, _ in mounts if target in inside)
     return next((found[1] or found[2] for found in whole if found), None)
 
 
 def _weights(launch: Launch, own: Container) -> tuple[str, str, bool, str | None]:
-    """Return what is mounted for them, where inside, whether only to be read, and what the engine inside is told."""
+    """Return what is mounted for them, where inside, whether only to be read, and what the engine
+    inside is told.
+    """
     checkpoint = launch.checkpoint
     if checkpoint is None:
         return "", "", False, None
@@ -353,14 +473,30 @@ def _weights(launch: Launch, own: Container) -> tuple[str, str, bool, str | None
 
 
 def _inner_words(inner: Launch, launch: Launch, release: str | None) -> list[str]:
-    """Return the command line inside. Which parsers a model takes is told by its own name, not by its folder there."""
-    named = replace(inner, checkpoint=launch.checkpoint) if launch.engine in FROM_HUB else inner
-    words = [word.text if isinstance(word, RecipePath) else word for word in native_words(named, release)]
-    return [inner.checkpoint if inner.checkpoint and word == named.checkpoint else word for word in words]
+    """Return the command line inside.
+
+    Which parsers a model takes is told by its own name, not by its folder there.
+    """
+    if launch.engine in FROM_HUB:
+        named = replace(inner, checkpoint=launch.checkpoint)
+    else:
+        named = inner
+    words = [
+        word.text if isinstance(word, RecipePath) else word
+        for word in native_words(named, release)
+    ]
+    return [
+        inner.checkpoint if inner.checkpoint and word == named.checkpoint else word
+        for word in words
+    ]
 
 
-def _started(engine: str, words: list[str], steps: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the engine's command line as its image knows it, behind the steps that come before."""
+def _started(
+    engine: str, words: list[str], steps: Sequence[str]
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the engine's command line as its image knows it,
+    behind the steps that come before.
+    """
     words[0] = words[0].rpartition("/")[2]
     if words[0].startswith("python"):
         words[0] = "python3"
@@ -370,7 +506,10 @@ def _started(engine: str, words: list[str], steps: Sequence[str]) -> tuple[str |
     else:
         words += ["--host", EVERYWHERE]
     if steps:
-        start = "/app/llama-server" if engine == "llamacpp" else words[0]
+        if engine == "llamacpp":
+            start = "/app/llama-server"
+        else:
+            start = words[0]
         script = "\n".join(("set -e", *steps, f"exec {shell_lines([start, *words[1:]])}"))
         return "/bin/bash", ("-c", script)
     return None if engine == "llamacpp" else words[0], tuple(words[1:])
@@ -382,9 +521,12 @@ def _started(engine: str, words: list[str], steps: Sequence[str]) -> tuple[str |
 @cache
 def _templates() -> Environment:
     found = Environment(  # noqa: S701 - no HTML: each form has a quoting of its own
-        loader=PackageLoader("skep.deploy"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        loader=PackageLoader("skep.deploy"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
         undefined=StrictUndefined,
-    )  # fmt: skip
+    )
     found.filters |= {
         # a unit has no search path
         "command": lambda words: _folded(["/usr/bin/env", *map(systemd_word, words)]),
@@ -399,18 +541,31 @@ def _templates() -> Environment:
         "yaml": yaml_word,
     }
     functions = (
-        container_of, docker_words, variables_of, environment, gateway_words, file_name, native_command,
-        native_words, own_command, image_of, weights_variable, on_hub,
+        container_of, docker_words, variables_of, environment, gateway_words, file_name,
+        native_command, native_words, own_command, image_of, weights_variable, on_hub,
     )  # fmt: skip
     found.globals |= {function.__name__: function for function in functions}
-    found.globals |= {"here": HOST, "start_s": START_S, "folder": FOLDER, "placeholder": PLACEHOLDER}
+    found.globals |= {
+        "here": HOST,
+        "start_s": START_S,
+        "folder": FOLDER,
+        "placeholder": PLACEHOLDER,
+    }
     return found
 
 
 def _export(form: str, recipe: Recipe) -> str:
-    contained = form in ("docker", "compose") or (form == "systemd" and recipe.container is not None)
-    about = _templates().get_template("about.j2").render(recipe=recipe, contained=contained, form=form)
-    style: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
+    contained = form in ("docker", "compose") or (
+        form == "systemd" and recipe.container is not None
+    )
+    about = (
+        _templates().get_template("about.j2").render(recipe=recipe, contained=contained, form=form)
+    )
+    style: dict[str, Any] = {
+        "subsequent_indent": "  ",
+        "break_long_words": False,
+        "break_on_hyphens": False,
+    }
     lines = [part for line in about.splitlines() for part in wrap(line, WIDTH, **style)]
     return _templates().get_template(f"{form}.j2").render(recipe=recipe, about="\n".join(lines))
 
@@ -421,6 +576,12 @@ FORMS: Mapping[str, Callable[[Recipe], str]] = {
 
 
 def service_unit(folder: Path) -> str:
-    """Return a unit for the skep that runs now, started in this folder, so that a skep.toml there is found."""
+    """Return a unit for the skep that runs now, started in this folder, so that a skep.toml there
+    is found.
+    """
     command = " ".join(map(systemd_word, own_command()))
-    return _templates().get_template("service.j2").render(command=command, folder=str(folder).replace("%", "%%"))
+    return (
+        _templates()
+        .get_template("service.j2")
+        .render(command=command, folder=str(folder).replace("%", "%%"))
+    )

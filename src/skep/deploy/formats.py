@@ -1,7 +1,8 @@
-"""`skep plan --formats`: a model on one rig in every weight format, and with every KV type of the best one.
+"""`skep plan --formats`: a model on one rig in every weight format, and with every KV type of the
+best one.
 
-Each row is a plan of its own with that choice pinned, so that verdict and reason are those of the planner's rules.
-"""
+Each row is a plan of its own with that choice pinned, so that verdict and reason are those of the
+planner's rules."""
 
 from __future__ import annotations
 
@@ -40,7 +41,16 @@ from skep.units import GIB
 _POOL_FORMATS = ("awq", "gptq", "autoround", "int8", "fp8", "nvfp4", "bf16")
 _GGUF_FORMATS = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16")
 _LEAST_BITS = 4
-_WEIGHT_RULES = ("engine-format", "fp8-weights", "nvfp4", "mxfp4", "int8-weights", "bf16", "int4-kernels", "engine")
+_WEIGHT_RULES = (
+    "engine-format",
+    "fp8-weights",
+    "nvfp4",
+    "mxfp4",
+    "int8-weights",
+    "bf16",
+    "int4-kernels",
+    "engine",
+)
 _KV_RULES = ("kv-engine", "kv-fp8", "kv-int8", "turboquant", "kv-nvfp4", "engine")
 _WORST_FIRST = ("costs", "depends")
 _TOKENS = 1000  # whose KV is counted
@@ -48,8 +58,8 @@ Tick = Callable[[int, int], None]
 
 
 class FormatRow(Struct, frozen=True):
-    """`size_gib`: of the weights on disk, or of the KV of 1,000 tokens. `verdict`: first, fine, costs, depends,
-    unpublished, too large, refused."""
+    """`size_gib`: of the weights on disk, or of the KV of 1,000 tokens. `verdict`: first, fine,
+    costs, depends, unpublished, too large, refused."""
 
     format: str
     title: str
@@ -83,41 +93,78 @@ class FormatTrial(Struct, frozen=True):
     goal: PlanGoal
     basis_of: BasisOf
 
-    def choice(self, pins: Pins, engines: Sequence[str], checkpoint: str | None = None) -> PlanChoice:
+    def choice(
+        self, pins: Pins, engines: Sequence[str], checkpoint: str | None = None
+    ) -> PlanChoice:
         return choose(
-            self.model, self.rig, self.goal, pins,
-            engines=engines, basis_of=self.basis_of, checkpoint=checkpoint, all_levels=False,
-        )  # fmt: skip
+            self.model,
+            self.rig,
+            self.goal,
+            pins,
+            engines=engines,
+            basis_of=self.basis_of,
+            checkpoint=checkpoint,
+            all_levels=False,
+        )
 
 
-def answer_formats(flags: PlanFlags, store: Path, tick: Tick = lambda _done, _all: None) -> FormatAnswer:
-    """Return a row for every format; first is what `skep plan` would choose. Raise DoesNotFit where it has no plan.
+def answer_formats(
+    flags: PlanFlags, store: Path, tick: Tick = lambda _done, _all: None
+) -> FormatAnswer:
+    """Return a row for every format; first is what `skep plan` would choose. Raise DoesNotFit
+    where it has no plan.
 
     `tick`: is told how many plans are made, of how many.
     """
     model = read_model(flags.model)
     rigs = read_rigs(flags)
     if len(rigs) > 1:
-        raise UserError("--formats compares the formats of one rig", hint="leave all --gpu but one out")
+        raise UserError(
+            "--formats compares the formats of one rig", hint="leave all --gpu but one out"
+        )
     found = rigs[0]
-    goal, pins = goal_of(flags, model), pins_of(flags, model)
+    goal = goal_of(flags, model)
+    pins = pins_of(flags, model)
     check_flags(found.rig, goal, pins, model.geometry)
     quant = pins.quant.id if pins.quant else None
     trial = FormatTrial(
-        model.geometry, found.rig, goal, own_basis(store, model.geometry.id, quant, found.rig if flags.gpu else None)
+        model.geometry,
+        found.rig,
+        goal,
+        own_basis(store, model.geometry.id, quant, found.rig if flags.gpu else None),
     )
     engines = engines_of(flags, model, found)
     best = trial.choice(pins, engines, checkpoint_asked(flags, model))
     if not best.plans:
-        raise fits_nowhere(model.geometry, best, goal, pins, best.rejected[0].engine if best.rejected else engines[0])
+        raise fits_nowhere(
+            model.geometry,
+            best,
+            goal,
+            pins,
+            best.rejected[0].engine if best.rejected else engines[0],
+        )
     weights, kv = _rows(trial, model, pins, engines, best, tick)
-    return FormatAnswer(model.geometry.id, found.rig.title, goal.agents, best.plans[0].setup.quant.title, weights, kv)
+    return FormatAnswer(
+        model.geometry.id,
+        found.rig.title,
+        goal.agents,
+        best.plans[0].setup.quant.title,
+        weights,
+        kv,
+    )
 
 
 def _rows(
-    trial: FormatTrial, model: ModelFound, pins: Pins, engines: tuple[str, ...], best: PlanChoice, tick: Tick
+    trial: FormatTrial,
+    model: ModelFound,
+    pins: Pins,
+    engines: tuple[str, ...],
+    best: PlanChoice,
+    tick: Tick,
 ) -> tuple[tuple[FormatRow, ...], tuple[FormatRow, ...]]:
-    """Return the rows of weights and of KV types; that of the best plan's own choice is the best plan."""
+    """Return the rows of weights and of KV types; that of the best plan's own choice is the best
+    plan.
+    """
     first = best.plans[0]
     tries = list(_weight_tries(model, pins, engines, first))
     kv_types = list(_kv_tries(pins, first))
@@ -126,7 +173,10 @@ def _rows(
     kv: list[FormatRow] = []
     for tried, engine in tries:
         tick(len(weights), count)
-        choice = best if tried.id == first.setup.quant.id else trial.choice(replace(pins, quant=tried), (engine,))
+        if tried.id == first.setup.quant.id:
+            choice = best
+        else:
+            choice = trial.choice(replace(pins, quant=tried), (engine,))
         weights.append(_weight_row(trial.model, tried, engine, choice, first))
     for kv_type in kv_types:
         tick(len(weights) + len(kv), count)
@@ -136,8 +186,9 @@ def _rows(
 
 def _weight_tries(
     model: ModelFound, pins: Pins, engines: tuple[str, ...], first: Plan
-) -> Iterator[tuple[Quant, str]]:  # fmt: skip
-    """Yield every format with the first engine that reads it: those of known checkpoints, and the usual ones.
+) -> Iterator[tuple[Quant, str]]:
+    """Yield every format with the first engine that reads it: those of known checkpoints, and the
+    usual ones.
 
     That of the first plan is among them, with its own engine.
     """
@@ -150,31 +201,54 @@ def _weight_tries(
         engine = next((one for one in engines if has_pool(one) is pooled), None)
         if engine is None:
             continue
-        wanted = {name for name in (*usual, *known) if name in QUANTS and QUANTS[name].nominal >= _LEAST_BITS}
+        wanted = {
+            name
+            for name in (*usual, *known)
+            if name in QUANTS and QUANTS[name].nominal >= _LEAST_BITS
+        }
         fitting = {name for name in wanted if (QUANTS[name].family == "gguf") is not pooled}
         if has_pool(chosen.engine) is pooled:
             fitting.add(chosen.quant.id)
-        yield from ((QUANTS[name], _engine_for(name, engine, chosen)) for name in QUANTS if name in fitting)
+        yield from (
+            (QUANTS[name], _engine_for(name, engine, chosen)) for name in QUANTS if name in fitting
+        )
 
 
 def _engine_for(quant: str, usual: str, chosen: Setup) -> str:
-    return chosen.engine if quant == chosen.quant.id else usual
+    if quant == chosen.quant.id:
+        return chosen.engine
+    return usual
 
 
-def _weight_row(model: Geometry, quant: Quant, engine: str, choice: PlanChoice, first: Plan) -> FormatRow:
+def _weight_row(
+    model: Geometry, quant: Quant, engine: str, choice: PlanChoice, first: Plan
+) -> FormatRow:
     plan = choice.plans[0] if choice.plans else None
     verdict, why = _judged(choice, first, _WEIGHT_RULES)
     checkpoint = plan.checkpoint if plan is not None else None
     if plan is not None and checkpoint is None and checkpoints_of(model.id):
         verdict = verdict if plan is first else "unpublished"
         why = f"no checkpoint in this format is known; {why}"
-    known = checkpoint_of(checkpoint) if checkpoint is not None else None
+    if checkpoint is not None:
+        known = checkpoint_of(checkpoint)
+    else:
+        known = None
     size = as_published(quant, model, engine)
-    on_disk = known.disk_gb * 1e9 if known is not None and known.disk_gb else weights_bytes(model, size)
+    if known is not None and known.disk_gb:
+        on_disk = known.disk_gb * 1e9
+    else:
+        on_disk = weights_bytes(model, size)
     return FormatRow(
-        format=quant.id, title=quant.title, engine=engine, size_gib=on_disk / GIB, verdict=verdict, why=why,
-        kernel=weight_kernel(quant, choice.rig.cards[0], engine), checkpoint=checkpoint, **_figures(plan),
-    )  # fmt: skip
+        format=quant.id,
+        title=quant.title,
+        engine=engine,
+        size_gib=on_disk / GIB,
+        verdict=verdict,
+        why=why,
+        kernel=weight_kernel(quant, choice.rig.cards[0], engine),
+        checkpoint=checkpoint,
+        **_figures(plan),
+    )
 
 
 def _kv_tries(pins: Pins, first: Plan) -> Iterator[KvType]:
@@ -182,26 +256,39 @@ def _kv_tries(pins: Pins, first: Plan) -> Iterator[KvType]:
         yield first.setup.kv
         return
     gguf = first.setup.engine == "llamacpp"
-    yield from (kv for kv in KV_TYPES.values() if kv.family == "half" or (kv.family == "gguf") is gguf)
+    yield from (
+        kv for kv in KV_TYPES.values() if kv.family == "half" or (kv.family == "gguf") is gguf
+    )
 
 
 def _kv_row(trial: FormatTrial, kv: KvType, pins: Pins, best: PlanChoice) -> FormatRow:
     """Return the row of a KV type with the weights of the best plan, in its layout."""
     first = best.plans[0]
-    setup, layout = first.setup, first.setup.layout
+    setup = first.setup
+    layout = first.setup.layout
     choice = best
     if kv.id != setup.kv.id:
         pinned = replace(
-            pins, quant=setup.quant, kv=kv, tp=layout.tp, pp=layout.pp, ep=layout.ep, replicas=layout.replicas
+            pins,
+            quant=setup.quant,
+            kv=kv,
+            tp=layout.tp,
+            pp=layout.pp,
+            ep=layout.ep,
+            replicas=layout.replicas,
         )
         choice = trial.choice(pinned, (setup.engine,))
     verdict, why = _judged(choice, first, _KV_RULES)
     return FormatRow(
-        format=kv.id, title=kv.title, engine=setup.engine, verdict=verdict, why=why,
+        format=kv.id,
+        title=kv.title,
+        engine=setup.engine,
+        verdict=verdict,
+        why=why,
         size_gib=trial.model.kv_bytes_per_token(kv.bytes) * _TOKENS / GIB,
         kernel=kv_kernel(kv, gguf=setup.engine == "llamacpp"),
         **_figures(choice.plans[0] if choice.plans else None),
-    )  # fmt: skip
+    )
 
 
 def _figures(plan: Plan | None) -> dict[str, Any]:
@@ -216,7 +303,9 @@ def _figures(plan: Plan | None) -> dict[str, Any]:
 
 
 def _judged(choice: PlanChoice, first: Plan, rules: tuple[str, ...]) -> tuple[str, str]:
-    """Return the verdict on a row and why: what its rules say, else its speed and context against the first."""
+    """Return the verdict on a row and why: what its rules say, else its speed and context against
+    the first.
+    """
     if not choice.plans:
         return _rejected(choice)
     plan = choice.plans[0]
@@ -237,7 +326,9 @@ def _against(plan: Plan, first: Plan) -> str:
 
 
 def _with_remedy(finding: Finding) -> str:
-    return f"{finding.sentence} -> {finding.remedy}" if finding.remedy is not None else finding.sentence
+    if finding.remedy is not None:
+        return f"{finding.sentence} -> {finding.remedy}"
+    return finding.sentence
 
 
 def _rejected(choice: PlanChoice) -> tuple[str, str]:
@@ -245,25 +336,38 @@ def _rejected(choice: PlanChoice) -> tuple[str, str]:
         return "refused", "nothing was left to try"
     short = [one for one in choice.rejected if one.rule == "memory"]
     if short:
-        return "too large", max(short, key=lambda one: (one.layout.cards_each, -one.layout.pp)).reason
+        return "too large", max(
+            short, key=lambda one: (one.layout.cards_each, -one.layout.pp)
+        ).reason
     first = choice.rejected[0]
-    return "refused", f"{first.reason} -> {first.remedy}" if first.remedy is not None else first.reason
+    return (
+        "refused",
+        f"{first.reason} -> {first.remedy}" if first.remedy is not None else first.reason,
+    )
 
 
 def weight_kernel(quant: Quant, card: Device, engine: str) -> str:
     """Return what multiplies weights of this format on such a card."""
     if engine == "llamacpp":
-        return "llama.cpp, 16 bits" if quant.bits >= 16 else "llama.cpp, quantized"
+        if quant.bits >= 16:
+            return "llama.cpp, 16 bits"
+        return "llama.cpp, quantized"
     if quant.family == "half":
         return "16-bit units"
     if quant.family == "int4":
-        return "Marlin" if has_marlin(card) else "the engine's own for 4 bits"
+        if has_marlin(card):
+            return "Marlin"
+        return "the engine's own for 4 bits"
     if unpacked(quant, card):
-        return "Marlin, unpacked to 16 bits" if has_marlin(card) else "unpacked to 16 bits"
+        if has_marlin(card):
+            return "Marlin, unpacked to 16 bits"
+        return "unpacked to 16 bits"
     return f"{quant.title} units"
 
 
 def kv_kernel(kv: KvType, *, gguf: bool) -> str:
     if kv.family == "half":
         return "attention in 16 bits"
-    return "flash attention of llama.cpp" if gguf else "unpacked in attention"
+    if gguf:
+        return "flash attention of llama.cpp"
+    return "unpacked in attention"

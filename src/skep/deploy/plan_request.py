@@ -1,4 +1,6 @@
-"""What `skep plan` does between its flags and its output: read the model, read the rigs, choose."""
+"""What `skep plan` does between its flags and its output:
+read the model, read the rigs, choose.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,25 @@ if TYPE_CHECKING:
 
 GOALS = ("throughput", "latency")
 AGENTS = 4  # to plan for, where nobody says how many
-_QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
-_METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
+_QUANT_ENDINGS = (
+    "awq",
+    "gptq",
+    "fp8",
+    "nvfp4",
+    "mxfp4",
+    "autoround",
+    "int4",
+    "w4a16",
+    "w8a8",
+    "bf16",
+)
+_METHODS = {
+    "modelopt": "fp8",
+    "fbgemm_fp8": "fp8",
+    "modelopt_fp4": "nvfp4",
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+}
 _NO_LIMIT = 1 << 40
 EVIDENCE = "published for "  # begins a note about what others measured on such cards
 
@@ -69,7 +88,9 @@ class ModelFound(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     engine: str | None = None  # that reads them, where no other does
     takes_tools: bool | None = None  # as their chat template says; None: it was not read
-    unknown_quant: str | None = None  # what their configuration calls a format that is not known here
+    unknown_quant: str | None = (
+        None  # what their configuration calls a format that is not known here
+    )
 
 
 class FigureBeside(Struct, frozen=True):
@@ -82,7 +103,9 @@ class FigureBeside(Struct, frozen=True):
     metric: Metric
     published_tok_s: float
     predicted_tok_s: float  # as the plan's own levels
-    uncorrected_tok_s: float | None = None  # without published rows of the layout; None: none correct it
+    uncorrected_tok_s: float | None = (
+        None  # without published rows of the layout; None: none correct it
+    )
     corrected_by_it: bool = False  # this figure is one of those rows
 
     @property
@@ -92,7 +115,10 @@ class FigureBeside(Struct, frozen=True):
 
 
 class PresetAnswer(Struct, frozen=True):
-    """The preset that was planned. `figures`: empty on cards or with options that it was not measured with."""
+    """The preset that was planned.
+
+    `figures`: empty on cards or with options that it was not measured with.
+    """
 
     preset: Preset
     figures: tuple[FigureBeside, ...] = ()
@@ -112,20 +138,30 @@ class PlanAnswer(Struct, frozen=True):
 
     @property
     def recommended(self) -> PlanChoice:
-        """Return the rig to start on: of those that meet the requirement the cheapest, without prices the fastest."""
+        """Return the rig to start on: of those that meet the requirement the cheapest, without
+        prices the fastest.
+        """
         return min((choice for choice in self.choices if choice.plans), key=self.place)
 
     @staticmethod
     def place(choice: PlanChoice) -> tuple[bool, bool, float, float]:
-        """Return what orders rigs: those that meet the requirement, the cheap ones, the fast ones."""
+        """Return what orders rigs: those that meet the requirement, the cheap ones,
+        the fast ones.
+        """
         if not choice.plans:
             return True, True, 0.0, 0.0
         rated = choice.plans[0].rated
-        return False, not rated.keeps_promise, choice.rig.price or math.inf, -rated.outcome.effective_tok_s
+        return (
+            False,
+            not rated.keeps_promise,
+            choice.rig.price or math.inf,
+            -rated.outcome.effective_tok_s,
+        )
 
     @property
     def ranked(self) -> list[tuple[PlanChoice, Plan]]:
-        """Return all plans of all rigs, the recommended rig's first one before the others, those best first.
+        """Return all plans of all rigs, the recommended rig's first one before the others, those
+        best first.
 
         Plans of one rig stay in their order.
         """
@@ -144,12 +180,22 @@ class PlanAnswer(Struct, frozen=True):
         return ordered
 
 
-def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True, rig: ResolvedRig | None = None) -> PlanAnswer:
-    """`files`: the model may be a file or a folder of this machine. `rig`: instead of those that the flags name."""
-    model = read_model(flags.model) if files else model_by_name(flags.model)
-    goal, pins = goal_of(flags, model), pins_of(flags, model)
+def answer_plan(
+    flags: PlanFlags, store: Path, *, files: bool = True, rig: ResolvedRig | None = None
+) -> PlanAnswer:
+    """`files`: the model may be a file or a folder of this machine.
+
+    `rig`: instead of those that the flags name.
+    """
+    if files:
+        model = read_model(flags.model)
+    else:
+        model = model_by_name(flags.model)
+    goal = goal_of(flags, model)
+    pins = pins_of(flags, model)
     rigs = read_rigs(flags) if rig is None else (rig,)
-    elsewhere, quant = bool(flags.gpu) or rig is not None, pins.quant.id if pins.quant else None
+    elsewhere = bool(flags.gpu) or rig is not None
+    quant = pins.quant.id if pins.quant else None
     checkpoint = checkpoint_asked(flags, model)
     notes = [*model.notes, *(note for found in rigs for note in found.notes)]
     choices: list[PlanChoice] = []
@@ -159,7 +205,15 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True, rig: Resol
         names = engines_of(flags, model, found)
         basis_of = own_basis(store, model.geometry.id, quant, found.rig if elsewhere else None)
         choices.append(
-            choose(model.geometry, found.rig, goal, pins, engines=names, basis_of=basis_of, checkpoint=checkpoint)
+            choose(
+                model.geometry,
+                found.rig,
+                goal,
+                pins,
+                engines=names,
+                basis_of=basis_of,
+                checkpoint=checkpoint,
+            )
         )
         engines += names
         notes += [basis_of(name).note for name in names]
@@ -171,8 +225,14 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True, rig: Resol
 
 
 def checkpoint_asked(flags: PlanFlags, model: ModelFound) -> str | None:
-    """Return the model's own files; in another format than theirs, the files are others, yet to be made."""
-    same = flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family
+    """Return the model's own files; in another format than theirs, the files are others, yet to be
+    made.
+    """
+    same = (
+        flags.quant is None
+        or model.quant is None
+        or model.quant.family == find_quant(flags.quant).family
+    )
     return model.checkpoint if same else None
 
 
@@ -180,13 +240,21 @@ def nothing_fits(found: PlanAnswer) -> SkepError | None:
     """Where no rig has a plan; exit 3 wins over exit 2."""
     if any(choice.plans for choice in found.choices):
         return None
-    tried = [(one, one.rejected[0].engine if one.rejected else found.engines[0]) for one in found.choices]
-    errors = (fits_nowhere(found.model.geometry, one, found.goal, found.pins, engine) for one, engine in tried)
+    tried = [
+        (one, one.rejected[0].engine if one.rejected else found.engines[0])
+        for one in found.choices
+    ]
+    errors = (
+        fits_nowhere(found.model.geometry, one, found.goal, found.pins, engine)
+        for one, engine in tried
+    )
     return max(errors, key=lambda error: error.exit_code)
 
 
 def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
-    """Return what is wanted; where nobody says how long a task is, an agent's, as far as the context is enough."""
+    """Return what is wanted; where nobody says how long a task is, an agent's, as far as the
+    context is enough.
+    """
     _one_of("--goal", flags.goal, GOALS)
     limits: tuple[tuple[str, float], ...] = ()
     if flags.slo is not None:
@@ -202,44 +270,70 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
 def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
     """Refuse flags that cannot all be meant, or not of this model."""
     if model is not None and model.max_context is not None:
-        most, made_for = model.max_context, f"that {model.id} was made for"
+        most = model.max_context
+        made_for = f"that {model.id} was made for"
         if (pins.context or 0) > most:
             hint = f"use --context {most} at most, or a config.json with rope scaling"
-            raise UserError(f"--context {pins.context} is beyond the {most} tokens {made_for}", hint=hint)
+            raise UserError(
+                f"--context {pins.context} is beyond the {most} tokens {made_for}", hint=hint
+            )
         if goal.need_tokens > most:
-            hint = "lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling"
-            raise UserError(f"a task of {goal.need_tokens} tokens is beyond the {most} {made_for}", hint=hint)
+            hint = (
+                "lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling"
+            )
+            raise UserError(
+                f"a task of {goal.need_tokens} tokens is beyond the {most} {made_for}", hint=hint
+            )
     needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
     if needed > len(rig.cards):
         there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
         hint = "the cards are TP x PP x replicas; leave one out and skep chooses it"
-        raise UserError(f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}", hint=hint)
+        raise UserError(
+            f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}", hint=hint
+        )
     if pins.context is not None and pins.context < goal.need_tokens:
         hint = "raise --context, or lower --prompt-tokens and --output-tokens"
-        raise UserError(f"--context {pins.context} is less than a task's {goal.need_tokens} tokens", hint=hint)
+        raise UserError(
+            f"--context {pins.context} is less than a task's {goal.need_tokens} tokens", hint=hint
+        )
 
 
 def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
     if flags.utilization is not None and not 0 < flags.utilization <= 1:
-        raise UserError(f"--memory-share {flags.utilization:g} is not a share of a card", hint="write it as 0.9")
+        raise UserError(
+            f"--memory-share {flags.utilization:g} is not a share of a card",
+            hint="write it as 0.9",
+        )
     quant = find_quant(flags.quant) if flags.quant else model.quant
     known = model.quant
     if quant is not None and known is not None and known.family not in ("half", quant.family):
-        raise UserError(f"--quant {quant.id} contradicts `{flags.model}`, which is {known.title}",
-                        hint="leave --quant out, or name the checkpoint in that format")  # fmt: skip
+        raise UserError(
+            f"--quant {quant.id} contradicts `{flags.model}`, which is {known.title}",
+            hint="leave --quant out, or name the checkpoint in that format",
+        )
     if quant is None and model.unknown_quant is not None:
-        raise UserError(f"`{flags.model}` is quantized with `{model.unknown_quant}`, which skep does not know",
-                        hint="name the nearest format with --quant: " + ", ".join(QUANTS))  # fmt: skip
+        raise UserError(
+            f"`{flags.model}` is quantized with `{model.unknown_quant}`, which skep does not know",
+            hint="name the nearest format with --quant: " + ", ".join(QUANTS),
+        )
     spec, no_spec = _speculation(flags.spec)
     sizes = {name: getattr(flags, name) for name in PinnedSizes.__struct_fields__}
     kv = find_kv(flags.kv) if flags.kv else None
     graphs = flags.graphs is not False
-    return Pins(quant=quant, kv=kv, spec=spec, no_spec=no_spec, graphs=graphs, vision=flags.vision, **sizes)
+    return Pins(
+        quant=quant, kv=kv, spec=spec, no_spec=no_spec, graphs=graphs, vision=flags.vision, **sizes
+    )
 
 
 def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:
-    """GGUF, Apple's chips and NVIDIA's oldest are llama.cpp's, folders the others'; else all that load one may win."""
-    words = (name.strip().lower().replace("llama.cpp", "llamacpp") for each in flags.engine for name in each.split(","))
+    """GGUF, Apple's chips and NVIDIA's oldest are llama.cpp's, folders the others'; else all that
+    load one may win.
+    """
+    words = (
+        name.strip().lower().replace("llama.cpp", "llamacpp")
+        for each in flags.engine
+        for name in each.split(",")
+    )
     named = tuple(dict.fromkeys(words))
     if "all" in named:
         return ENGINES
@@ -249,9 +343,15 @@ def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[s
         return named
     pinned = find_quant(flags.quant) if flags.quant else model.quant
     gguf = pinned is not None and pinned.family == "gguf"
-    if gguf or model.engine == "llamacpp" or not any(runs_cuda_kernels(card) for card in rig.rig.cards):
+    if (
+        gguf
+        or model.engine == "llamacpp"
+        or not any(runs_cuda_kernels(card) for card in rig.rig.cards)
+    ):
         return ("llamacpp",)
-    return ENGINES if pinned is None and model.checkpoint is None else ("vllm", "sglang")
+    if pinned is None and model.checkpoint is None:
+        return ENGINES
+    return ("vllm", "sglang")
 
 
 def read_rigs(flags: PlanFlags) -> tuple[ResolvedRig, ...]:
@@ -269,7 +369,9 @@ def read_rigs(flags: PlanFlags) -> tuple[ResolvedRig, ...]:
 
 
 def read_model(name: str) -> ModelFound:
-    """A path wins where it looks like one: `qwen3-8b` is a name even beside a folder of that name."""
+    """A path wins where it looks like one: `qwen3-8b` is a name even beside a folder of that
+    name.
+    """
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         return _read_gguf(path, name)
@@ -285,18 +387,30 @@ def read_model(name: str) -> ModelFound:
 
 
 def model_by_name(name: str) -> ModelFound:
-    """Return a model of the catalogue. Reads no file: whoever may not know what files there are learns nothing."""
+    """Return a model of the catalogue.
+
+    Reads no file: whoever may not know what files there are learns nothing.
+    """
     from skep.catalog.models import geometry
 
     known = geometry(name)
     words = re.split(r"[\s_-]+", name.lower())
     if words[-1] == "gguf":
-        return ModelFound(known, notes=(f"{name} is taken as GGUF for llama.cpp, by its name",), engine="llamacpp")
+        return ModelFound(
+            known,
+            notes=(f"{name} is taken as GGUF for llama.cpp, by its name",),
+            engine="llamacpp",
+        )
     word = next((word for word in words if word in _QUANT_ENDINGS), None)
     if word is None or known.id == name.lower():
         return ModelFound(known)
     quant = find_quant(word)
-    return ModelFound(known, quant, name if "/" in name else None, (f"{name} is taken as {quant.title}, by its name",))
+    return ModelFound(
+        known,
+        quant,
+        name if "/" in name else None,
+        (f"{name} is taken as {quant.title}, by its name",),
+    )
 
 
 def _read_gguf(path: Path, name: str) -> ModelFound:
@@ -306,16 +420,20 @@ def _read_gguf(path: Path, name: str) -> ModelFound:
         header = read_header(path)
     except WeightsError as error:
         raise UserError(error.message, hint=error.hint) from None
-    geometry, takes_tools = geometry_of(header), header_takes_tools(header.metadata)
+    geometry = geometry_of(header)
+    takes_tools = header_takes_tools(header.metadata)
     if any(tensor.type_name == "MXFP4" for tensor in header.tensors):
         notes = (f"{path.name} holds MXFP4",)
         return ModelFound(geometry, QUANTS["gguf_mxfp4"], name, notes, takes_tools=takes_tools)
-    word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w{1,16})?|BF16|F16)$", path.stem, re.IGNORECASE)  # `Model-Q4_K_M`
-    quant, by = known_quant(word[1]) if word else None, "name"
+    # `Model-Q4_K_M`
+    word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w{1,16})?|BF16|F16)$", path.stem, re.IGNORECASE)
+    quant = known_quant(word[1]) if word else None
+    by = "name"
     if quant is None or quant.family != "gguf":
         by_size = (q for q in QUANTS.values() if q.family == "gguf" and q.id != "gguf_mxfp4")
         bits = path.stat().st_size * 8 / geometry.params_total
-        quant, by = min(by_size, key=lambda q: abs(q.bits - bits)), "size"
+        quant = min(by_size, key=lambda q: abs(q.bits - bits))
+        by = "size"
     notes = (f"{path.name} is taken as {quant.title}, by its {by}",)
     return ModelFound(geometry, quant, name, notes, takes_tools=takes_tools)
 
@@ -323,7 +441,8 @@ def _read_gguf(path: Path, name: str) -> ModelFound:
 def _read_folder(path: Path) -> ModelFound:
     from skep.weights.config_json import read_config, read_quantization
 
-    geometry, said = read_config(path), read_quantization(path)
+    geometry = read_config(path)
+    said = read_quantization(path)
     folder = path.parent if path.suffix == ".json" else path
     model = ModelFound(geometry, checkpoint=str(folder), takes_tools=folder_takes_tools(folder))
     if said is None:
@@ -337,10 +456,21 @@ def _read_folder(path: Path) -> ModelFound:
 def _named_quant(method: str, bits: float | None, *, floats: bool | None = None) -> Quant | None:
     """Of a `quantization_config`; None where it is none of those that are known."""
     if method in ("compressed-tensors", "modelopt", "quark") and (floats or bits == 4.5):
-        return QUANTS["fp8"] if bits == 8 else QUANTS["nvfp4"] if bits in (4, 4.5) else None
+        if bits == 8:
+            return QUANTS["fp8"]
+        if bits in (4, 4.5):
+            return QUANTS["nvfp4"]
+        return None
     method = _METHODS.get(method, method)
-    found = next(filter(None, map(known_quant, (method, method.replace("-", "_"), method.replace("_", "-")))), None)
-    return QUANTS["int8"] if found is not None and bits == 8 and found.nominal == 4 else found
+    found = next(
+        filter(
+            None, map(known_quant, (method, method.replace("-", "_"), method.replace("_", "-")))
+        ),
+        None,
+    )
+    if found is not None and bits == 8 and found.nominal == 4:
+        return QUANTS["int8"]
+    return found
 
 
 def _speculation(asked: str | None) -> tuple[Speculation | None, bool]:
@@ -357,8 +487,8 @@ def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def own_basis(store: Path, model_id: str, quant_id: str | None, rig: Rig | None = None) -> BasisOf:
-    """Return the nearest calibration on this machine, or with a rig on such cards, if any; its sentence goes with
-    every plan."""
+    """Return the nearest calibration on this machine, or with a rig on such cards, if any; its
+    sentence goes with every plan."""
     if not store.exists():
         return lambda _engine: Basis(published_constants())
     from skep.deploy.stored_calibration import calibrated_basis
@@ -371,10 +501,11 @@ def own_basis(store: Path, model_id: str, quant_id: str | None, rig: Rig | None 
 
 
 def evidence(choices: Sequence[PlanChoice], agents: int) -> dict[str, str]:
-    """Return a sentence for each rig's title: the fastest of what others measured at about as many agents.
+    """Return a sentence for each rig's title: the fastest of what others measured at about as many
+    agents.
 
-    Rows in the plan's format that state their lengths are compared with it; others are shown where none is as near.
-    """
+    Rows in the plan's format that state their lengths are compared with it; others are shown where
+    none is as near."""
     sentences = {}
     for choice in choices:
         if not choice.plans:
@@ -390,7 +521,9 @@ def evidence(choices: Sequence[PlanChoice], agents: int) -> dict[str, str]:
         told = [f"{_row_words(plan, row)}{_compared(plan, row)}" for row in compared]
         told += [f"{_row_words(plan, row)}{_not_compared(plan, row)}" for row in shown]
         if told:
-            sentences[choice.rig.title] = f"{EVIDENCE}{cards_title(choice.rig.cards)}: {'; also '.join(told)}"
+            sentences[choice.rig.title] = (
+                f"{EVIDENCE}{cards_title(choice.rig.cards)}: {'; also '.join(told)}"
+            )
     return sentences
 
 
@@ -399,7 +532,12 @@ def _fastest_near(rows: Sequence[PublishedRow], agents: int) -> list[PublishedRo
     if not rows:
         return []
     nearest = min(_distance(row, agents) for row in rows)
-    return [max((row for row in rows if _distance(row, agents) <= nearest + 0.5), key=lambda row: row.tok_s)]
+    return [
+        max(
+            (row for row in rows if _distance(row, agents) <= nearest + 0.5),
+            key=lambda row: row.tok_s,
+        )
+    ]
 
 
 def _distance(row: PublishedRow, agents: int) -> float:
@@ -419,9 +557,16 @@ def _row_words(best: Plan, row: PublishedRow) -> str:
     how = [f"with {row.way}"] if differs else []
     if row.quant is not None and row.quant != best.setup.quant.id:
         how.append(f"in {QUANTS[row.quant].title}")
-    alone = row.metric == "decode" and row.concurrency == 1  # the speed of one stream, whatever its length
-    task = f"{row.input_tokens} tokens in, {row.output_tokens} out, " if row.has_lengths and not alone else ""
-    pure = " while they decode" if row.metric == "decode" and not alone else ""
+    # The speed of one stream, whatever its length.
+    alone = row.metric == "decode" and row.concurrency == 1
+    if row.has_lengths and not alone:
+        task = f"{row.input_tokens} tokens in, {row.output_tokens} out, "
+    else:
+        task = ""
+    if row.metric == "decode" and not alone:
+        pure = " while they decode"
+    else:
+        pure = ""
     found = " ".join([f"{row.tok_s:,.0f} tok/s{pure}", *how])
     return f"{found} at {task}C={row.concurrency} ({row.source})"
 
@@ -431,7 +576,8 @@ def _compared(best: Plan, row: PublishedRow) -> str:
     here = best.rated.prospect.figure(load, row.metric)
     alike = row.way == way_of(best.setup.layout, best.setup.spec, best.setup.engine)
     alike = alike and row.quant == best.setup.quant.id
-    why, around = "", band(best.setup, best.rated.card, load.concurrency)
+    why = ""
+    around = band(best.setup, best.rated.card, load.concurrency)
     slots = (best.setup.slots or load.concurrency) * best.setup.layout.replicas
     if slots < load.concurrency:
         why = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"

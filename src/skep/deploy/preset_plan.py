@@ -1,8 +1,9 @@
-"""A preset as a plan: what the planner expects of it on the cards it was measured on, or on others.
+"""A preset as a plan: what the planner expects of it on the cards it was measured on, or on
+others.
 
-Nothing is searched for: the preset says everything. Its author ran it, so on its own cards and unchanged, a rule or the
-memory that speaks against it is a caution; on other cards or with other options it is a reason to refuse.
-"""
+Nothing is searched for: the preset says everything. Its author ran it, so on its own cards and
+unchanged, a rule or the memory that speaks against it is a caution; on other cards or with other
+options it is a reason to refuse."""
 
 from __future__ import annotations
 
@@ -47,17 +48,23 @@ _ALONE = ("llamacpp", "ollama")  # one engine process divides itself over all ca
 def agents_of(preset: Preset) -> int:
     """Return how many agents its best figure was measured with."""
     best = best_figure(preset)
-    return best.concurrency if best is not None else AGENTS
+    if best is not None:
+        return best.concurrency
+    return AGENTS
 
 
 def load_lengths(preset: Preset, figure: Published) -> tuple[int, int]:
-    """Return the tokens of prompt and answer that a figure was measured with; assumed where its author gives none."""
+    """Return the tokens of prompt and answer that a figure was measured with; assumed where its
+    author gives none.
+    """
     prompt, answer = _usual_lengths(preset, serve_of(preset).context_tokens)
     return figure.input_tokens or prompt, figure.output_tokens or answer
 
 
 def _usual_lengths(preset: Preset, context: int) -> tuple[int, int]:
-    """Return the lengths of most of its figures, else those of a coding task, as far as the context goes."""
+    """Return the lengths of most of its figures, else those of a coding task, as far as the
+    context goes.
+    """
     known = [
         (figure.input_tokens, figure.output_tokens)
         for figure in preset.published
@@ -69,7 +76,9 @@ def _usual_lengths(preset: Preset, context: int) -> tuple[int, int]:
 
 
 def planned_figures(preset: Preset, store: Path) -> dict[Published, FigureBeside]:
-    """Return what `skep plan PRESET` has beside each of its figures; none where the planner does not know it."""
+    """Return what `skep plan PRESET` has beside each of its figures; none where the planner does
+    not know it.
+    """
     try:
         found = answer_preset(preset, PlanFlags(preset.name, agents=agents_of(preset)), store)
     except UserError:
@@ -79,7 +88,10 @@ def planned_figures(preset: Preset, store: Path) -> dict[Published, FigureBeside
 
 
 def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
-    """Return what `skep plan PRESET` answers. `flags`: as typed, with the preset's name where a model stands."""
+    """Return what `skep plan PRESET` answers.
+
+    `flags`: as typed, with the preset's name where a model stands.
+    """
     _refuse_pins(preset, flags)
     request = _request(preset, flags)
     model, setup = _setup(request.preset)
@@ -97,11 +109,17 @@ def answer_preset(preset: Preset, flags: PlanFlags, store: Path) -> PlanAnswer:
         choices.append(choice)
         cautions += caution
         if request.is_published:
-            figures += (_beside(preset, figure, plan, basis) for plan in choice.plans for figure in preset.published)
+            figures += (
+                _beside(preset, figure, plan, basis)
+                for plan in choice.plans
+                for figure in preset.published
+            )
     beside = PresetAnswer(request.preset, tuple(figures), tuple(_cautions(request, cautions)))
     told = tuple(dict.fromkeys(filter(None, notes)))
     found = ModelFound(model, checkpoint=preset.checkpoint)
-    return PlanAnswer(flags, found, goal, _pins(setup), (setup.engine,), tuple(choices), told, preset=beside)
+    return PlanAnswer(
+        flags, found, goal, _pins(setup), (setup.engine,), tuple(choices), told, preset=beside
+    )
 
 
 class _PresetRequest(Struct, frozen=True):
@@ -122,7 +140,10 @@ def _request(published: Preset, flags: PlanFlags) -> _PresetRequest:
     preset = _with_flags(published, flags)
     own_cards = not flags.gpu and flags.link in (None, published.link)
     return _PresetRequest(
-        published, preset, own_cards, changed=preset != _with_flags(published, PlanFlags(flags.model))
+        published,
+        preset,
+        own_cards,
+        changed=preset != _with_flags(published, PlanFlags(flags.model)),
     )
 
 
@@ -132,12 +153,17 @@ def _with_cards(flags: PlanFlags, preset: Preset) -> PlanFlags:
         return flags
     if preset.hardware == NO_CARDS:
         hint = f'name cards to plan it for: skep plan {preset.name} --gpu "2x rtx-3090"'
-        raise UserError(f"the preset `{preset.name}` runs on a CPU, which skep does not plan", hint=hint)
+        raise UserError(
+            f"the preset `{preset.name}` runs on a CPU, which skep does not plan", hint=hint
+        )
     return replace(flags, gpu=(preset.hardware,), link=flags.link or preset.link)
 
 
 def _refuse_pins(preset: Preset, flags: PlanFlags) -> None:
-    flag = next((name for name in ("engine", "quant", "spec", "tp", "pp", "ep") if getattr(flags, name)), None)
+    flag = next(
+        (name for name in ("engine", "quant", "spec", "tp", "pp", "ep") if getattr(flags, name)),
+        None,
+    )
     if flag is not None:
         hint = f"`skep presets new NAME --from {preset.name}` makes a copy that you can change"
         raise UserError(f"--{flag} cannot be combined with the preset `{preset.name}`", hint=hint)
@@ -165,14 +191,22 @@ def _setup(preset: Preset) -> tuple[Geometry, Setup]:
     quant = quant_of(preset, model)
     if model is None or quant is None:
         what = "model" if model is None else "weight format"
-        hint = "`skep catalog models` lists the models that it knows; `skep plan CONFIG.JSON` reads another one"
-        raise UserError(f"skep does not know the {what} of the preset `{preset.name}`, so cannot plan it", hint=hint)
+        hint = (
+            "`skep catalog models` lists the models that it knows; `skep plan CONFIG.JSON` "
+            "reads another one"
+        )
+        raise UserError(
+            f"skep does not know the {what} of the preset `{preset.name}`, so cannot plan it",
+            hint=hint,
+        )
     setup = setup_of_preset(preset, model, quant)
     return model, replace(setup, quant=as_published(quant, model, setup.engine))
 
 
 def _with_lengths(flags: PlanFlags, preset: Preset, setup: Setup) -> PlanFlags:
-    """Return the flags with the usual lengths of its figures, where none are typed, as far as the context goes."""
+    """Return the flags with the usual lengths of its figures, where none are typed, as far as the
+    context goes.
+    """
     context = setup.context or serve_of(preset).context_tokens
     prompt, answer = _usual_lengths(preset, context)
     answer = flags.output_tokens or answer
@@ -183,13 +217,19 @@ def _with_lengths(flags: PlanFlags, preset: Preset, setup: Setup) -> PlanFlags:
 def _choice(
     request: _PresetRequest, setup: Setup, found: ResolvedRig, goal: PlanGoal, basis: Basis
 ) -> tuple[PlanChoice, list[str]]:
-    """Return the plan on one rig, with what speaks against it where its author ran it all the same."""
+    """Return the plan on one rig, with what speaks against it where its author ran it all the
+    same.
+    """
     preset, (rig, order) = request.preset, arranged(found.rig)
     setup = _spread(setup, rig, preset)
-    cards, there = setup.layout.cards, len(rig.cards)
+    cards = setup.layout.cards
+    there = len(rig.cards)
     if cards > there:
         needs = f"the preset `{preset.name}` needs {cards} cards ({setup.layout})"
-        hint = f"it was measured on {preset.hardware}; `skep plan {preset.model} --gpu RIG` finds what {there} can do"
+        hint = (
+            f"it was measured on {preset.hardware}; `skep plan {preset.model} --gpu RIG` finds "
+            f"what {there} can do"
+        )
         raise DoesNotFit(f"{needs}, `{found.rig.title}` has {there}", hint=hint)
     check_flags(rig, goal, Pins(context=setup.context))
     against = _against(setup, found, goal)
@@ -197,7 +237,12 @@ def _choice(
         return choice_of_setup(setup, found.rig, goal, basis, preset.checkpoint), []
     if not _is_excused(against, request, found, goal):
         rejected = Rejected(
-            setup.layout, setup.engine, (setup.quant.id,), against.rule, against.sentence, against.remedy
+            setup.layout,
+            setup.engine,
+            (setup.quant.id,),
+            against.rule,
+            against.sentence,
+            against.remedy,
         )
         return PlanChoice(rig, order, (), (rejected,)), []
     choice = choice_of_setup(setup, found.rig, goal, basis, preset.checkpoint)
@@ -206,13 +251,22 @@ def _choice(
 
 def _spread(setup: Setup, rig: Rig, preset: Preset) -> Setup:
     """Return it over all cards where its engine divides itself over those it sees."""
-    if setup.engine in _ALONE and setup.layout.cards == 1 and len(rig.cards) > 1 and not preset.gpus:
+    if (
+        setup.engine in _ALONE
+        and setup.layout.cards == 1
+        and len(rig.cards) > 1
+        and not preset.gpus
+    ):
         return replace(setup, layout=Layout(pp=len(rig.cards)))
     return setup
 
 
-def _is_excused(against: Finding, request: _PresetRequest, found: ResolvedRig, goal: PlanGoal) -> bool:
-    """Whether its author met the same on these cards, so that it is a caution and no reason to refuse."""
+def _is_excused(
+    against: Finding, request: _PresetRequest, found: ResolvedRig, goal: PlanGoal
+) -> bool:
+    """Whether its author met the same on these cards, so that it is a caution and no reason to
+    refuse.
+    """
     if not request.own_cards:
         return False
     if not request.changed:
@@ -224,10 +278,15 @@ def _is_excused(against: Finding, request: _PresetRequest, found: ResolvedRig, g
 
 
 def _despite(request: _PresetRequest, against: Finding) -> str:
-    """Return what speaks against it; that its author ran it is said only of what its author ran."""
+    """Return what speaks against it; that its author ran it is said only of what its author
+    ran.
+    """
     if request.published.broken is not None:
         return f"by what skep knows {against.sentence}"
-    changed = ", without what you changed," if request.changed else ","
+    if request.changed:
+        changed = ", without what you changed,"
+    else:
+        changed = ","
     return f"its author ran it{changed} though by what skep knows {against.sentence}"
 
 
@@ -237,14 +296,18 @@ def _against(setup: Setup, found: ResolvedRig, goal: PlanGoal) -> Finding | None
         return refused
     context = setup.context or goal.need_tokens
     fit = fits(setup, sizing_card(found.rig, setup.layout), context=context, slots=setup.slots)
-    return None if fit.fits else Finding("memory", "refused", fit.sentence, "the planner's arithmetic")
+    if fit.fits:
+        return None
+    return Finding("memory", "refused", fit.sentence, "the planner's arithmetic")
 
 
 def _beside(preset: Preset, figure: Published, plan: Plan, basis: Basis) -> FigureBeside:
     """Return a published figure with what the plan of its own cards expects at its load."""
     rated = plan.rated
     prompt, answer = load_lengths(preset, figure)
-    goal = replace(rated.goal, agents=figure.concurrency, input_tokens=prompt, output_tokens=answer)
+    goal = replace(
+        rated.goal, agents=figure.concurrency, input_tokens=prompt, output_tokens=answer
+    )
     corrected = correction_of(rated.setup, rated.rig, basis, figure.concurrency)
     alone = uncorrected_model(rated.setup, rated.rig, goal, basis)
     return FigureBeside(
@@ -254,9 +317,14 @@ def _beside(preset: Preset, figure: Published, plan: Plan, basis: Basis) -> Figu
         lengths_published=figure.input_tokens is not None and figure.output_tokens is not None,
         metric=figure.metric,
         published_tok_s=figure.tok_s,
-        predicted_tok_s=_predicted(speed_model_of(rated.setup, rated.rig, goal, basis), figure, goal.load()),
-        uncorrected_tok_s=_predicted(alone, figure, goal.load()) if corrected is not None else None,
-        corrected_by_it=corrected is not None and any(_is_row_of(figure, row) for row in corrected.rows),
+        predicted_tok_s=_predicted(
+            speed_model_of(rated.setup, rated.rig, goal, basis), figure, goal.load()
+        ),
+        uncorrected_tok_s=_predicted(alone, figure, goal.load())
+        if corrected is not None
+        else None,
+        corrected_by_it=corrected is not None
+        and any(_is_row_of(figure, row) for row in corrected.rows),
     )
 
 
@@ -269,13 +337,18 @@ def _predicted(model: SpeedModel, figure: Published, load: PlannedLoad) -> float
         return model.figure(load, "decode")
     output = model.figure(load, "effective")
     whole = (load.input_tokens + load.output_tokens) / load.output_tokens
-    return output * whole if figure.metric == "combined" else output
+    if figure.metric == "combined":
+        return output * whole
+    return output
 
 
 def _cautions(request: _PresetRequest, found: list[str]) -> Iterator[str]:
     preset = request.preset
     if preset.broken is not None:
-        where = "" if request.is_published else f" as it was published, on {preset.hardware}"
+        if request.is_published:
+            where = ""
+        else:
+            where = f" as it was published, on {preset.hardware}"
         yield f"its author could not start it{where}: {preset.broken}"
     yield from found
     stand_in = stand_in_words(preset)

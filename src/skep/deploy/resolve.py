@@ -1,4 +1,6 @@
-"""What a model's name stands for: a preset, a model that skep carries, or a checkpoint as planned for some cards."""
+"""What a model's name stands for: a preset, a model that skep carries, or a checkpoint as planned
+for some cards.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog import presets as needs
-from skep.catalog.models import checkpoint_of, checkpoints_of, find_geometry, find_pullable, geometry, pullable_names
+from skep.catalog.models import (
+    checkpoint_of,
+    checkpoints_of,
+    find_geometry,
+    find_pullable,
+    geometry,
+    pullable_names,
+)
 from skep.catalog.presets import EngineOptions
 from skep.config.presets import all_presets, find_preset, presets_folder, serve_of
 from skep.config.rigs import ResolvedRig, parse_rig, rig_of_host
@@ -38,7 +47,15 @@ ENGINES = tuple(sorted(engine_kinds()))
 FOR_PLANS = ("vllm", "sglang", "llamacpp")
 SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
 # What people serve for agents, the most capable first.
-OFFERED = ("gpt-oss-120b", "qwen3.6-35b-a3b", "qwen3.6-27b", "gpt-oss-20b", "qwen3-14b", "qwen3-8b", "qwen3-4b")
+OFFERED = (
+    "gpt-oss-120b",
+    "qwen3.6-35b-a3b",
+    "qwen3.6-27b",
+    "gpt-oss-20b",
+    "qwen3-14b",
+    "qwen3-8b",
+    "qwen3-4b",
+)
 OFFERS = 3
 SHOWN_CHECKPOINTS = 4
 
@@ -49,7 +66,10 @@ def _silent(_line: str) -> None: ...
 
 
 class ServeRequest(msgspec.Struct, frozen=True):
-    """A model by its name and what is said about serving it; None: the planner chooses. Names as `skep up` has them."""
+    """A model by its name and what is said about serving it; None: the planner chooses.
+
+    Names as `skep up` has them.
+    """
 
     model: str
     engine: str | None = None
@@ -83,9 +103,23 @@ class ServeRequest(msgspec.Struct, frozen=True):
     def plan_flags(self, model: str, agents: int) -> PlanFlags:
         """Return it as `skep plan` gets it."""
         given = self.given(
-            "link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "graphs", "vision"
+            "link",
+            "quant",
+            "kv",
+            "spec",
+            "tp",
+            "pp",
+            "replicas",
+            "slots",
+            "context",
+            "graphs",
+            "vision",
         )
-        given |= {"gpu": self.gpu, "utilization": self.memory_share, "engine": (self.engine,) if self.engine else ()}
+        given |= {
+            "gpu": self.gpu,
+            "utilization": self.memory_share,
+            "engine": (self.engine,) if self.engine else (),
+        }
         return PlanFlags(model, agents=agents, **given)
 
 
@@ -100,11 +134,17 @@ def serve_for(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Serve |
         check_cards(preset, serve)
         return serve
     if is_missing(wanted.model):
-        raise UserError(f"`{wanted.model}` does not exist", hint="name a GGUF file, or a folder with config.json")
+        raise UserError(
+            f"`{wanted.model}` does not exist",
+            hint="name a GGUF file, or a folder with config.json",
+        )
     if is_for_embedded(wanted):
         if wanted.graphs is not None:
             hint = "leave it out, or name another engine with --engine"
-            raise UserError(f"--{'' if wanted.graphs else 'no-'}graphs: the embedded engine has none", hint=hint)
+            raise UserError(
+                f"--{'' if wanted.graphs else 'no-'}graphs: the embedded engine has none",
+                hint=hint,
+            )
         return None
     host = read_host()
     if host.gpus and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted, say):
@@ -115,14 +155,25 @@ def serve_for(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Serve |
 
 
 def among_installed(wanted: ServeRequest) -> ServeRequest:
-    """Return it with the engines that are here, where none is named. With none here, the plan says which to install."""
-    here = tuple(name for name in FOR_PLANS if is_installed(name, wanted.binary if name == wanted.engine else None))
-    return replace(wanted, engine=",".join(here)) if wanted.engine is None and here else wanted
+    """Return it with the engines that are here, where none is named.
+
+    With none here, the plan says which to install.
+    """
+    here = tuple(
+        name
+        for name in FOR_PLANS
+        if is_installed(name, wanted.binary if name == wanted.engine else None)
+    )
+    if wanted.engine is None and here:
+        return replace(wanted, engine=",".join(here))
+    return wanted
 
 
 def check_engine(wanted: ServeRequest, more: str = "") -> None:
     if wanted.engine is not None and wanted.engine not in ENGINES:
-        raise UserError(f"there is no engine `{wanted.engine}`", hint=f"known: {', '.join(ENGINES)}{more}")
+        raise UserError(
+            f"there is no engine `{wanted.engine}`", hint=f"known: {', '.join(ENGINES)}{more}"
+        )
 
 
 def is_missing(name: str) -> bool:
@@ -131,14 +182,26 @@ def is_missing(name: str) -> bool:
 
 
 def is_unplanned(wanted: ServeRequest, say: Say) -> bool:
-    """A checkpoint of the hub that the catalogue does not know, for an engine that is named: started as told."""
-    if "/" not in wanted.model or _is_folder(wanted.model) or wanted.model.endswith(".gguf") or wanted.planned:
+    """A checkpoint of the hub that the catalogue does not know, for an engine that is named:
+    started as told.
+    """
+    if (
+        "/" not in wanted.model
+        or _is_folder(wanted.model)
+        or wanted.model.endswith(".gguf")
+        or wanted.planned
+    ):
         return False
     if find_geometry(wanted.model) is not None:
         return False
     if wanted.engine is None:
-        hint = f"`skep up {wanted.model} --engine vllm` starts it without a plan; a folder can be planned"
-        raise UserError(f"`{wanted.model}` is not in the catalogue, so skep cannot plan it", hint=hint)
+        hint = (
+            f"`skep up {wanted.model} --engine vllm` starts it without a plan; a folder can be "
+            "planned"
+        )
+        raise UserError(
+            f"`{wanted.model}` is not in the catalogue, so skep cannot plan it", hint=hint
+        )
     say(f"{wanted.model} is not in the catalogue: starting it as given, without a plan")
     return True
 
@@ -148,35 +211,61 @@ def preset_serve(preset: Preset, wanted: ServeRequest) -> Serve:
     for flag, value in (("engine", wanted.engine), ("tp", wanted.tp), *wanted.planned.items()):
         if value is not None:
             hint = f"`skep presets new NAME --from {preset.name}` makes a copy that you can change"
-            raise UserError(f"--{flag} cannot be combined with the preset `{preset.name}`", hint=hint)
+            raise UserError(
+                f"--{flag} cannot be combined with the preset `{preset.name}`", hint=hint
+            )
     return _told(serve_of(preset), wanted)
 
 
 def check_cards(preset: Preset, serve: Serve | None = None) -> None:
-    """Raise DoesNotFit where a recipe for NVIDIA's cards finds none of them, or fewer than `serve` takes.
+    """Raise DoesNotFit where a recipe for NVIDIA's cards finds none of them, or fewer than `serve`
+    takes.
 
     Cards of other makers cannot be seen, and are believed in.
     """
     host = read_host()
     if preset.hardware == needs.NO_CARDS or (serve is None and host.gpus):
         return
-    cards = 1 if serve is None else serve.replicas * serve.options.cards
+    if serve is None:
+        cards = 1
+    else:
+        cards = serve.replicas * serve.options.cards
     there = len(host.gpus)
-    if there >= cards or not all(card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards):
+    if there >= cards or not all(
+        card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards
+    ):
         return
     if not there:
-        hint = f"`skep export {preset.name} --as docker` exports it for a machine with cards; --simulate tries a rig"
-        raise DoesNotFit(f"the preset `{preset.name}` needs {preset.hardware}, this machine has no GPU", hint=hint)
+        hint = (
+            f"`skep export {preset.name} --as docker` exports it for a machine with cards; "
+            "--simulate tries a rig"
+        )
+        raise DoesNotFit(
+            f"the preset `{preset.name}` needs {preset.hardware}, this machine has no GPU",
+            hint=hint,
+        )
     has = f"this machine has {there} {'card' if there == 1 else 'cards'}"
-    hint = f"`skep up {preset.model}` takes what is here; `skep up {preset.name} --simulate` tries the preset's rig"
-    raise DoesNotFit(f"the preset `{preset.name}` needs {cards} cards ({preset.hardware}), {has}", hint=hint)
+    hint = (
+        f"`skep up {preset.model}` takes what is here; `skep up {preset.name} --simulate` tries "
+        "the preset's rig"
+    )
+    raise DoesNotFit(
+        f"the preset `{preset.name}` needs {cards} cards ({preset.hardware}), {has}", hint=hint
+    )
 
 
-def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None) -> list[str]:
-    """Describe the preset, the machine it was measured on, and the figures that do not apply here."""
+def about_preset(
+    preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None
+) -> list[str]:
+    """Describe the preset, the machine it was measured on,
+    and the figures that do not apply here.
+    """
     if host is None:
-        host, version = read_host(), engine_named(preset.engine, serve.binary).version()
-    here = needs.RunEnvironment(version, host.driver_version, serve.checkpoint, {**os.environ, **dict(serve.env)})
+        host = read_host()
+        version = engine_named(preset.engine, serve.binary).version()
+    here = needs.RunEnvironment(
+        version, host.driver_version, serve.checkpoint, {**os.environ, **dict(serve.env)}
+    )
     told = [preset.engine_version, *(figure.engine_version for figure in preset.published)]
     published = next(filter(None, told), None)
     other = needs.version_beside(published, version)
@@ -192,10 +281,16 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
 
 
 def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) -> bool:
-    """A GGUF file or a pullable model, unless another engine is asked for. `llama_cards` None: this machine's."""
+    """A GGUF file or a pullable model, unless another engine is asked for.
+
+    `llama_cards` None: this machine's.
+    """
     if wanted.engine is not None:
         if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
-            raise UserError("skep does not plan for the embedded engine: it runs on the CPU", hint="leave --engine out")
+            raise UserError(
+                "skep does not plan for the embedded engine: it runs on the CPU",
+                hint="leave --engine out",
+            )
         return wanted.engine == "embedded"
     if not wanted.model.endswith(".gguf"):
         return find_pullable(wanted.model) is not None
@@ -206,7 +301,9 @@ def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) ->
 
 
 class PlannedServe(msgspec.Struct, frozen=True):
-    """The planner's best on some machine, as a table to serve; replicas as one such machine holds them."""
+    """The planner's best on some machine, as a table to serve; replicas as one such machine holds
+    them.
+    """
 
     serve: Serve
     plan: Plan
@@ -222,12 +319,21 @@ class PlannedServe(msgspec.Struct, frozen=True):
         return min(self.plan.predicted, key=lambda point: abs(point.concurrency - self.agents))
 
     def __str__(self) -> str:
-        setup, at = self.plan.setup, self._at
-        agents = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to {at.high:,.0f})"
-        return f"{setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a replica; {agents}"
+        setup = self.plan.setup
+        at = self._at
+        agents = (
+            f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to "
+            f"{at.high:,.0f})"
+        )
+        return (
+            f"{setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a "
+            f"replica; {agents}"
+        )
 
 
-def best_plan(flags: PlanFlags, store: Path, rig: ResolvedRig | None = None, *, say: Say = _silent) -> Plan:
+def best_plan(
+    flags: PlanFlags, store: Path, rig: ResolvedRig | None = None, *, say: Say = _silent
+) -> Plan:
     """As `skep plan` finds it. On this rig; None: as the flags name it, or this machine."""
     found = answer_plan(flags, store, rig=rig)
     if (error := nothing_fits(found)) is not None:
@@ -238,53 +344,80 @@ def best_plan(flags: PlanFlags, store: Path, rig: ResolvedRig | None = None, *, 
     return found.ranked[0][1]
 
 
-def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, *, say: Say = _silent) -> PlannedServe:
+def planned(
+    wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, *, say: Say = _silent
+) -> PlannedServe:
     """On this rig; None: this machine's cards."""
-    folder = wanted.checkpoint if wanted.checkpoint and _is_folder(wanted.checkpoint) else None
+    if wanted.checkpoint and _is_folder(wanted.checkpoint):
+        folder = wanted.checkpoint
+    else:
+        folder = None
     agents = wanted.concurrency or AGENTS
     plan = best_plan(wanted.plan_flags(folder or wanted.model, agents), paths.store, rig, say=say)
     setup = plan.setup
     checkpoint = wanted.checkpoint or own_checkpoint(wanted.model) or plan.checkpoint
     if checkpoint is None:
-        hint = f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
-        raise UserError(f"which checkpoint of `{wanted.model}`? The plan needs {setup.quant.title}", hint=hint)
+        hint = (
+            f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
+        )
+        raise UserError(
+            f"which checkpoint of `{wanted.model}`? The plan needs {setup.quant.title}", hint=hint
+        )
     check_needs(checkpoint, setup.engine, wanted.binary)
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
-    launch, gpus = launches[0], tuple(gpu for each in launches for gpu in each.gpus)
+    launch = launches[0]
+    gpus = tuple(gpu for each in launches for gpu in each.gpus)
     alike: dict[str, Any] = {
-        name: getattr(launch, name) for name in ("engine", "slots", "context_tokens", "checkpoint", "options", "extra")
+        name: getattr(launch, name)
+        for name in ("engine", "slots", "context_tokens", "checkpoint", "options", "extra")
     }
     serve = Serve(model=wanted.model, replicas=setup.layout.replicas, gpus=gpus, **alike)
     return PlannedServe(_told(serve, wanted), plan, agents)
 
 
 def check_needs(checkpoint: str, engine: str, binary: str | None) -> None:
-    """Refuse a checkpoint that the installed engine is too old for, as far as the catalogue knows."""
+    """Refuse a checkpoint that the installed engine is too old for,
+    as far as the catalogue knows.
+    """
     known = checkpoint_of(checkpoint)
-    least = re.search(rf"\b{engine}>=([0-9.]+[0-9])", known.needs) if known is not None else None
+    if known is not None:
+        least = re.search(rf"\b{engine}>=([0-9.]+[0-9])", known.needs)
+    else:
+        least = None
     if least is None or not is_installed(engine, binary):
         return
     here = engine_named(engine, binary).version() or ""
-    if (found := version_of(here.partition(" ")[2])) is not None and found < (version_of(least[1]) or ()):
+    if (found := version_of(here.partition(" ")[2])) is not None and found < (
+        version_of(least[1]) or ()
+    ):
         hint = f"`skep engine install {engine}` installs a newer one; --checkpoint names another"
         raise UserError(f"{checkpoint} needs {engine} {least[1]}, installed is {here}", hint=hint)
 
 
 def checkpoint_to_pull(name: str, paths: Paths) -> str:
-    """Return the checkpoint that `skep up NAME` would take on this machine's cards; without cards, ask which one."""
+    """Return the checkpoint that `skep up NAME` would take on this machine's cards; without cards,
+    ask which one.
+    """
     model = geometry(name).id
     if read_host().gpus:
         found = planned(ServeRequest(name), paths).serve.checkpoint
         assert found is not None
         return found
     known = [one.reference(one.formats[0]) for one in checkpoints_of(model)]
-    hint = "; ".join(f"`skep pull {one}`" for one in known[:SHOWN_CHECKPOINTS]) or "name one on the hub: ORG/NAME"
-    raise UserError(f"which checkpoint of `{model}`? This machine has no cards to choose it for", hint=hint)
+    hint = (
+        "; ".join(f"`skep pull {one}`" for one in known[:SHOWN_CHECKPOINTS])
+        or "name one on the hub: ORG/NAME"
+    )
+    raise UserError(
+        f"which checkpoint of `{model}`? This machine has no cards to choose it for", hint=hint
+    )
 
 
 def own_checkpoint(name: str) -> str | None:
     """A file, a folder or a hub name is a checkpoint by itself; a name of the catalogue is not."""
-    return name if "/" in name or name.endswith(".gguf") or _is_folder(name) else None
+    if "/" in name or name.endswith(".gguf") or _is_folder(name):
+        return name
+    return None
 
 
 def _is_folder(name: str) -> bool:
@@ -292,15 +425,24 @@ def _is_folder(name: str) -> bool:
 
 
 def as_told(wanted: ServeRequest, paths: Paths, *, cards: bool, where: str = "here") -> Serve:
-    """Without cards to plan for: the engine as it was asked for, on this machine's CPU or as it finds its own cards."""
+    """Without cards to plan for: the engine as it was asked for, on this machine's CPU or as it
+    finds its own cards.
+    """
     if wanted.engine is None:
         raise unknown_name(wanted.model, paths, where)
     if wanted.planned:
         flag = next(iter(wanted.planned))
-        why = f"no NVIDIA GPU is {where} to plan for" if not cards else f"skep does not plan for {wanted.engine}"
+        if not cards:
+            why = f"no NVIDIA GPU is {where} to plan for"
+        else:
+            why = f"skep does not plan for {wanted.engine}"
         raise UserError(f"--{flag}: {why}", hint="leave it out, or try the rig with --simulate")
-    options, context = EngineOptions(tp=wanted.tp or 1), default_context(wanted.engine)
-    return _told(Serve(wanted.model, wanted.engine, slots=SLOTS, context_tokens=context, options=options), wanted)
+    options = EngineOptions(tp=wanted.tp or 1)
+    context = default_context(wanted.engine)
+    return _told(
+        Serve(wanted.model, wanted.engine, slots=SLOTS, context_tokens=context, options=options),
+        wanted,
+    )
 
 
 def _told(serve: Serve, wanted: ServeRequest) -> Serve:
@@ -320,14 +462,26 @@ def _told(serve: Serve, wanted: ServeRequest) -> Serve:
 
 def unknown_name(name: str, paths: Paths, where: str = "here") -> UserError:
     if find_geometry(name) is not None or "/" in name:
-        hint = f"`skep up {name} --engine vllm` (or sglang, llamacpp, ollama) starts it; --simulate tries a rig"
-        return UserError(f"no NVIDIA GPU is {where} to plan `{name}` for, and no engine is named", hint=hint)
+        hint = (
+            f"`skep up {name} --engine vllm` (or sglang, llamacpp, ollama) starts it; "
+            "--simulate tries a rig"
+        )
+        return UserError(
+            f"no NVIDIA GPU is {where} to plan `{name}` for, and no engine is named", hint=hint
+        )
     from difflib import get_close_matches
 
-    close = get_close_matches(name.lower(), [*all_presets(presets_folder(paths)), *pullable_names()], n=3, cutoff=0.4)
-    near = "did you mean " + " or ".join(f"`{one}`" for one in close) + "? " if close else ""
-    return UserError(f"`{name}` is not a preset, a known model or a file",
-                     hint=f"{near}`skep presets` and `skep catalog models` list what is known")  # fmt: skip
+    close = get_close_matches(
+        name.lower(), [*all_presets(presets_folder(paths)), *pullable_names()], n=3, cutoff=0.4
+    )
+    if close:
+        near = "did you mean " + " or ".join(f"`{one}`" for one in close) + "? "
+    else:
+        near = ""
+    return UserError(
+        f"`{name}` is not a preset, a known model or a file",
+        hint=f"{near}`skep presets` and `skep catalog models` list what is known",
+    )
 
 
 def parse_gpus(text: str | None) -> tuple[int, ...]:
@@ -347,12 +501,16 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
 def simulated_flags(wanted: ServeRequest) -> PlanFlags:
     if len(wanted.gpu) > 1:
         hint = 'mixed cards are written as --gpu "rtx-5090 + rtx-3090"'
-        raise UserError(f"--simulate serves one rig, but {len(wanted.gpu)} --gpu were given", hint=hint)
+        raise UserError(
+            f"--simulate serves one rig, but {len(wanted.gpu)} --gpu were given", hint=hint
+        )
     agents = wanted.concurrency or max(AGENTS, (wanted.slots or 1) * (wanted.replicas or 1))
     return wanted.plan_flags(wanted.model, agents)
 
 
-def simulated_preset_plan(preset: Preset, wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Plan:
+def simulated_preset_plan(
+    preset: Preset, wanted: ServeRequest, paths: Paths, say: Say = _silent
+) -> Plan:
     """Return the plan of a preset, on its own cards where none are named."""
     flags = replace(simulated_flags(wanted), agents=wanted.concurrency or agents_of(preset))
     answer = answer_preset(preset, flags, paths.store)
@@ -365,8 +523,12 @@ def simulated_preset_plan(preset: Preset, wanted: ServeRequest, paths: Paths, sa
     return answer.ranked[0][1]
 
 
-def simulated_serve(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> tuple[str, dict[str, Any]]:
-    """Return the model's id and what a `Serve` of it is given: as its preset says, else from the best plan."""
+def simulated_serve(
+    wanted: ServeRequest, paths: Paths, say: Say = _silent
+) -> tuple[str, dict[str, Any]]:
+    """Return the model's id and what a `Serve` of it is given: as its preset says, else from the
+    best plan.
+    """
     preset = find_preset(wanted.model, presets_folder(paths))
     if preset is None:
         plan = best_plan(simulated_flags(wanted), paths.store, say=say)
@@ -380,7 +542,8 @@ def _served_name(name: str) -> str:
 
 
 def _simulated(plan: Plan, say: Say) -> dict[str, Any]:
-    setup, found = plan.setup, plan.rated.prospect
+    setup = plan.setup
+    found = plan.rated.prospect
     assert setup.context is not None
     drafts = f", {setup.spec}" if setup.spec is not None else ""
     words = f"{setup.model.id} {setup.quant.title}, KV {setup.kv.title}{drafts}"
@@ -388,7 +551,10 @@ def _simulated(plan: Plan, say: Say) -> dict[str, Any]:
     about = f"{words}, {setup.layout} on {plan.rated.rig.title}, as {setup.engine}{eager}"
     weights = weights_bytes(setup.model, setup.quant)
     told = plan_of(found, context_tokens=setup.context, about=about, weight_bytes=weights)
-    say(f"simulating {about}: {setup.layout.replicas} x {found.slots} slots of {setup.context} tokens; no model runs")
+    say(
+        f"simulating {about}: {setup.layout.replicas} x {found.slots} slots of "
+        f"{setup.context} tokens; no model runs"
+    )
     return {
         "engine": "simulated",
         "replicas": setup.layout.replicas,
@@ -403,7 +569,9 @@ def _simulated(plan: Plan, say: Say) -> dict[str, Any]:
 
 
 def refuse_toy(paths: Paths) -> None:
-    """Raise UserError where cards are here and nobody said what to serve: the small model would run on the CPU."""
+    """Raise UserError where cards are here and nobody said what to serve: the small model would
+    run on the CPU.
+    """
     host = read_host()
     if not host.gpus:
         return
@@ -418,7 +586,9 @@ def refuse_toy(paths: Paths) -> None:
 
 
 def fitting_models(paths: Paths) -> list[tuple[str, str]]:
-    """Return models that fit this machine's cards with room for every agent, and what is expected of them."""
+    """Return models that fit this machine's cards with room for every agent, and what is expected
+    of them.
+    """
     found = []
     for name in OFFERED:
         try:

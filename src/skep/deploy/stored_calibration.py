@@ -1,4 +1,6 @@
-"""Calibrations that the store remembers: kept with all it takes to fit them anew, found again for a plan."""
+"""Calibrations that the store remembers: kept with all it takes to fit them anew, found again for
+a plan.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from msgspec.structs import replace
 from skep import __version__
 from skep.catalog.gpus import HostFacts
 from skep.host.facts import host_json, lasting_json
-from skep.planner.calibration import CalibrationData, Fitted, before_and_after, fit, speed_model_maker
+from skep.planner.calibration import (
+    CalibrationData,
+    Fitted,
+    before_and_after,
+    fit,
+    speed_model_maker,
+)
 from skep.planner.ranking import Basis, BasisOf
 from skep.planner.setup import Rig, Setup
 from skep.planner.step import published_constants
@@ -30,20 +38,30 @@ _SOFTWARE = ("os", "python", "driver_version", "cuda_version")  # an update is n
 def host_key(host: HostFacts) -> str:
     """Of what makes the machine: processor, memory, cards, links, limits of power."""
     lasting = {key: value for key, value in lasting_json(host).items() if key not in _SOFTWARE}
-    lasting["memory_bytes"] = round((host.memory_bytes or 0) / GIB)  # kernels keep a little more or less to themselves
+    # Kernels keep a little more or less to themselves.
+    lasting["memory_bytes"] = round((host.memory_bytes or 0) / GIB)
     return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def find_calibration(
-    store: Store, where: HostFacts | Rig, model_id: str, engine: str, quant_id: str | None, *, now: float | None = None
+    store: Store,
+    where: HostFacts | Rig,
+    model_id: str,
+    engine: str,
+    quant_id: str | None,
+    *,
+    now: float | None = None,
 ) -> Basis | None:
-    """Return what plans rest on: the newest calibration for this model and format (None: any); else of this model; else
-    of this engine at all. Its note says what is used, from when, and of what.
+    """Return what plans rest on: the newest calibration for this model and format (None: any);
+    else of this model; else of this engine at all. Its note says what is used, from when, and of
+    what.
 
     `where`: this machine's facts, or cards, wherever they were measured.
     """
     if isinstance(where, Rig):
-        rows = [row for row in store.calibrations() if _cards(rig_of(row.document)) == _cards(where)]
+        rows = [
+            row for row in store.calibrations() if _cards(rig_of(row.document)) == _cards(where)
+        ]
     else:
         rows = store.calibrations(host_key(where))
     rows = [row for row in rows if row.engine == engine and not row.simulated]
@@ -51,21 +69,24 @@ def find_calibration(
     exact = [row for row in of_model if quant_id in (row.quant, None)]
     if not rows:
         return None
-    row = min(exact or of_model or rows, key=is_sweep)  # the newest calibration; a sweep only where there is none
+    # The newest calibration; a sweep only where there is none.
+    row = min(exact or of_model or rows, key=is_sweep)
     age_s = max(0.0, (time.time() if now is None else now) - row.created_at)
-    found, other = fitted_now(row), ""
+    found = fitted_now(row)
+    other = ""
     if not of_model:
         other = f" with {row.model}, not the model planned"
     elif not exact:
         other = f" with {row.quant} weights, not the format planned"
     age = format_seconds(age_s) if age_s >= 1 else "a moment"
-    engine = row.document.get("engine", {}).get("engine") or row.engine  # with its version, where it told it
-    rests_on, on = (
-        "measured" if is_sweep(row) else "calibrated",
-        "such cards" if isinstance(where, Rig) else "this machine",
-    )
+    # With its version, where it told it.
+    engine = row.document.get("engine", {}).get("engine") or row.engine
+    rests_on = "measured" if is_sweep(row) else "calibrated"
+    on = "such cards" if isinstance(where, Rig) else "this machine"
     note = f"{rests_on} on {on} {age} ago{other} ({engine}, {row.layout} on {row.rig}): {found}"
-    return Basis(published_constants(), replace(found.tuning, rests_on=rests_on), bool(of_model), note)
+    return Basis(
+        published_constants(), replace(found.tuning, rests_on=rests_on), bool(of_model), note
+    )
 
 
 def is_sweep(row: CalibrationRecord) -> bool:
@@ -74,12 +95,16 @@ def is_sweep(row: CalibrationRecord) -> bool:
 
 
 def _cards(rig: Rig | None) -> set[str]:
-    return set() if rig is None else {card.id for card in rig.cards}
+    if rig is None:
+        return set()
+    return {card.id for card in rig.cards}
 
 
-def calibrated_basis(path: Path, where: HostFacts | Rig, model_id: str, quant_id: str | None = None) -> BasisOf:
-    """What plans for this machine, or for such cards, compute with, by engine: the nearest calibration in the store at
-    `path`, if any."""
+def calibrated_basis(
+    path: Path, where: HostFacts | Rig, model_id: str, quant_id: str | None = None
+) -> BasisOf:
+    """What plans for this machine, or for such cards, compute with, by engine: the nearest
+    calibration in the store at `path`, if any."""
 
     @cache
     def basis_of(engine: str) -> Basis:
@@ -94,7 +119,9 @@ def calibrated_basis(path: Path, where: HostFacts | Rig, model_id: str, quant_id
 
 
 def calibrated_rig(path: Path, host: HostFacts) -> Rig | None:
-    """As the newest calibration on this machine described it: where there is no GPU, the CPU it was measured on."""
+    """As the newest calibration on this machine described it: where there is no GPU, the CPU it
+    was measured on.
+    """
     if not path.exists():
         return None
     with open_store(path, read_only=True) as store:
@@ -103,14 +130,20 @@ def calibrated_rig(path: Path, host: HostFacts) -> Rig | None:
 
 
 def fitted_now(row: CalibrationRecord) -> Fitted:
-    """Return the factors as stored; fitted anew where the planner has changed since: they correct its predictions."""
+    """Return the factors as stored; fitted anew where the planner has changed since: they correct
+    its predictions.
+    """
     stored = msgspec.convert(row.document["fitted"], Fitted)
     rig = rig_of(row.document)
     if row.document["basis"] == basis() or rig is None:
         return stored
     try:
-        setup, measured = setup_of(row.document), measured_of(row.document)
-    except (KeyError, msgspec.ValidationError):  # written by a skep that described setups in other words
+        setup = setup_of(row.document)
+        measured = measured_of(row.document)
+    except (
+        KeyError,
+        msgspec.ValidationError,
+    ):  # written by a skep that described setups in other words
         return stored
     return fit(speed_model_maker(setup, rig, published_constants(), measured), measured)
 
@@ -122,24 +155,52 @@ def basis() -> str:
 
 
 def calibration_for(
-    setup: Setup, rig: Rig, measured: CalibrationData, fitted: Fitted, host: HostFacts, *,
-    name: str, at: float, where: str, simulated: bool, more: Mapping[str, Any],
-) -> CalibrationRecord:  # fmt: skip
-    """`where`: the host's key. `more`: what else is worth keeping, such as the runs it was made from."""
+    setup: Setup,
+    rig: Rig,
+    measured: CalibrationData,
+    fitted: Fitted,
+    host: HostFacts,
+    *,
+    name: str,
+    at: float,
+    where: str,
+    simulated: bool,
+    more: Mapping[str, Any],
+) -> CalibrationRecord:
+    """`where`: the host's key.
+
+    `more`: what else is worth keeping, such as the runs it was made from.
+    """
     setup_json, rig_json = (msgspec.to_builtins(one, enc_hook=dict) for one in (setup, rig))
     del rig_json["price"]
     for described in (setup_json["model"], *rig_json["cards"]):
         del described["origins"]
     document = {
-        **more, "basis": basis(), "host": host_json(host), "setup": setup_json, "rig": rig_json,
-        "measured": msgspec.to_builtins(measured), "fitted": msgspec.to_builtins(fitted),
-    }  # fmt: skip
+        **more,
+        "basis": basis(),
+        "host": host_json(host),
+        "setup": setup_json,
+        "rig": rig_json,
+        "measured": msgspec.to_builtins(measured),
+        "fitted": msgspec.to_builtins(fitted),
+    }
     tuning = fitted.tuning
     return CalibrationRecord(
-        id=name, created_at=at, host=where, model=setup.model.id, engine=setup.engine, quant=setup.quant.id,
-        layout=str(setup.layout), rig=rig.title, simulated=simulated, decode=tuning.decode,
-        batch=tuning.batch if fitted.batch else None, prompt=tuning.prompt, document=document, skep_version=__version__,
-    )  # fmt: skip
+        id=name,
+        created_at=at,
+        host=where,
+        model=setup.model.id,
+        engine=setup.engine,
+        quant=setup.quant.id,
+        layout=str(setup.layout),
+        rig=rig.title,
+        simulated=simulated,
+        decode=tuning.decode,
+        batch=tuning.batch if fitted.batch else None,
+        prompt=tuning.prompt,
+        document=document,
+        skep_version=__version__,
+    )
 
 
 def setup_of(document: Mapping[str, Any]) -> Setup:
@@ -159,14 +220,27 @@ def measured_of(document: Mapping[str, Any]) -> CalibrationData:
 
 def calibration_json(row: CalibrationRecord) -> dict[str, Any]:
     fitted = fitted_now(row)
-    names = ("id", "created_at", "host", "model", "engine", "quant", "layout", "rig", "simulated", "skep_version")
+    names = (
+        "id",
+        "created_at",
+        "host",
+        "model",
+        "engine",
+        "quant",
+        "layout",
+        "rig",
+        "simulated",
+        "skep_version",
+    )
     factors = {"decode": fitted.decode, "batch": fitted.batch, "prompt": fitted.prompt}
     return {
         **{name: getattr(row, name) for name in names},
         "url": row.document.get("url"),
         "runs": row.document.get("runs", []),
         "tuning": {name: found.estimate if found else None for name, found in factors.items()},
-        "intervals": {name: [found.low, found.high] if found else None for name, found in factors.items()},
+        "intervals": {
+            name: [found.low, found.high] if found else None for name, found in factors.items()
+        },
         "words": str(fitted),
         "at_limit": list(fitted.at_limit),
         "levels": levels_json(row, fitted),
@@ -174,8 +248,11 @@ def calibration_json(row: CalibrationRecord) -> dict[str, Any]:
 
 
 def levels_json(row: CalibrationRecord, fitted: Fitted) -> list[dict[str, Any]]:
-    """Return each level as it was measured, and as it is predicted without and with the calibration."""
-    rig, measured = rig_of(row.document), measured_of(row.document)
+    """Return each level as it was measured, and as it is predicted without and with the
+    calibration.
+    """
+    rig = rig_of(row.document)
+    measured = measured_of(row.document)
     if rig is None:
         return []
     foresee = speed_model_maker(setup_of(row.document), rig, published_constants(), measured)

@@ -123,7 +123,9 @@ class _ChoiceMessage(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else ""
+        if isinstance(self.content, str):
+            return self.content
+        return ""
 
     @property
     def thinking(self) -> str:
@@ -222,7 +224,9 @@ async def _bounded(name: str, label: str, check: Check, ends_at: float) -> Agent
     except WireFailure as failure:
         why = one_line(str(failure))
         hint = f"{_ANOTHER_SERVER}, and is it still running?"
-    except Exception as error:  # an answer that nobody thought of costs this result, and no replica
+    except (
+        Exception
+    ) as error:  # an answer that nobody thought of costs this result, and no replica
         why = f"the answer led to {type(error).__name__}"
         hint = _ANOTHER_SERVER + "?"
     text = f"{label}: not checked, {why}"
@@ -259,7 +263,9 @@ class _Requests:
         most = context_tokens // 2
         if most < LEAST_PROMPT_TOKENS:
             text = f"not checked, {endpoint.context_tokens} tokens of context are too few"
-            return _prefix_cache("unknown", text, "agents need a longer context: tens of thousands")
+            return _prefix_cache(
+                "unknown", text, "agents need a longer context: tens of thousands"
+            )
         on_cpu = endpoint.engine_name in ("embedded", "xllamacpp")
         usual = CPU_PROMPT_TOKENS if on_cpu else USUAL_PROMPT_TOKENS
         tokens = min(most, LONG_PROMPT_TOKENS if endpoint.is_hybrid else usual)
@@ -292,13 +298,20 @@ class _Requests:
         return _decode(answer.text)
 
     async def _template_knows_tools(self) -> bool | None:
-        """Return what llama.cpp says of its chat template; None: it does not, or is no llama.cpp."""
+        """Return what llama.cpp says of its chat template;
+        None: it does not, or is no llama.cpp.
+        """
         if self._endpoint.engine_name not in _BY_TEMPLATE:
             return None
         properties = await self._state("/props", _object)
         capabilities = (properties or {}).get("chat_template_caps")
-        known = capabilities.get("supports_tools") if isinstance(capabilities, dict) else None
-        return known if isinstance(known, bool) else None
+        if isinstance(capabilities, dict):
+            known = capabilities.get("supports_tools")
+        else:
+            known = None
+        if isinstance(known, bool):
+            return known
+        return None
 
     async def _counted(self) -> dict[str, float]:
         """Return the engine's counters; empty where it has none."""
@@ -354,7 +367,9 @@ def judge_tool_call(status: int, body: str, engine: str) -> AgentCheck:
         return _tool_calls("warning", text, _why(engine))
     if message.thinking.strip() and choice.finish_reason == "length":
         text = f"not seen, the model was still thinking after {THINKING_TOKENS:,} tokens"
-        return _tool_calls("unknown", text, "turn its thinking off, or lower its effort, to see one")
+        return _tool_calls(
+            "unknown", text, "turn its thinking off, or lower its effort, to see one"
+        )
     if message.thinking.strip():
         hint = 'a model that does not think needs reasoning_parser = "none"'
         return _tool_calls("warning", "none, the whole answer came as reasoning", hint)
@@ -379,7 +394,10 @@ def _not_answered(answer: HttpResponse, *, has_key: bool) -> _NotChecked:
     if is_refusal:
         hint = "its context may be shorter than the prompt"
     elif answer.status in (401, 403):
-        hint = "check the key's value" if has_key else "name the variable of its key with --key-env"
+        if has_key:
+            hint = "check the key's value"
+        else:
+            hint = "name the variable of its key with --key-env"
     elif 300 <= answer.status < 400:
         hint = f"ask the server that it leads to ({location or 'it does not say where'})"
     elif answer.status in (404, 405, 501):
@@ -391,7 +409,9 @@ def _not_answered(answer: HttpResponse, *, has_key: bool) -> _NotChecked:
 
 def _status_words(status: int, body: str) -> str:
     message = one_line(_error_message(body), SHOWN_ERROR)
-    return f"HTTP {status} ({message})" if message else f"HTTP {status}"
+    if message:
+        return f"HTTP {status} ({message})"
+    return f"HTTP {status}"
 
 
 def judge_prefix_cache(share: float | None, tokens: int, endpoint: CheckedEndpoint) -> AgentCheck:
@@ -402,7 +422,9 @@ def judge_prefix_cache(share: float | None, tokens: int, endpoint: CheckedEndpoi
     if share >= GOOD_SHARE:
         return _prefix_cache("ok", f"{_percent(share)} hit", share=share)
     if share == 0 and endpoint.is_hybrid and tokens < LONG_PROMPT_TOKENS:
-        text = f"no hit in {tokens:,} tokens, which may be less than the engine caches in one piece"
+        text = (
+            f"no hit in {tokens:,} tokens, which may be less than the engine caches in one piece"
+        )
         hint = f"only a context of {2 * LONG_PROMPT_TOKENS:,} tokens would show it"
         return _prefix_cache("unknown", text, hint, share)
     hint = "leave prefix_cache on; `skep logs NAME` shows what the engine made of it"
@@ -418,7 +440,8 @@ def judge_prefix_cache(share: float | None, tokens: int, endpoint: CheckedEndpoi
 
 def share_told(answer: _CompletionAnswer) -> float | None:
     """Return the share of the prompt that was cached, as the answer says; None: it does not."""
-    usage, timings = answer.usage, answer.timings
+    usage = answer.usage
+    timings = answer.timings
     if usage is not None and usage.prompt_tokens > 0:
         details = usage.prompt_tokens_details
         if details is not None and details.cached_tokens is not None:
@@ -442,7 +465,9 @@ def _percent(share: float) -> str:
 
 
 def _share(part: float, whole: float) -> float | None:
-    return max(0.0, min(1.0, part / whole)) if whole > 0 else None
+    if whole > 0:
+        return max(0.0, min(1.0, part / whole))
+    return None
 
 
 def _call_body(max_tokens: int) -> dict[str, Any]:
@@ -513,13 +538,18 @@ def _object(text: str) -> dict[str, Any]:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}
+    if isinstance(document, dict):
+        return document
+    return {}
 
 
 def _error_message(text: str) -> str:
     document = _object(text)
     error = document.get("error")
-    message = error.get("message") if isinstance(error, dict) else error or document.get("message")
+    if isinstance(error, dict):
+        message = error.get("message")
+    else:
+        message = error or document.get("message")
     return message if isinstance(message, str) else ""
 
 
@@ -547,5 +577,5 @@ def _tool_calls(state: State, text: str, hint: str | None = None) -> AgentCheck:
 
 def _prefix_cache(
     state: State, text: str, hint: str | None = None, share: float | None = None
-) -> AgentCheck:  # fmt: skip
+) -> AgentCheck:
     return AgentCheck("prefix_cache", state, f"prefix cache: {text}", hint, share)

@@ -1,8 +1,8 @@
-"""What an engine is to skep: a launch turned into a command line, and how to talk to what it starts.
+"""What an engine is to skep: a launch turned into a command line, and how to talk to what it
+starts.
 
-The supervisor starts, probes and stops once for all engines. Also the key that the engines of a hive want to see: it
-goes by the environment, or by a file that only the same user can read.
-"""
+The supervisor starts, probes and stops once for all engines. Also the key that the engines of a
+hive want to see: it goes by the environment, or by a file that only the same user can read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from skep.files import write_secret
 from skep.host.processes import ENGINE_KEY, REPORT_FD
 from skep.paths import HOST
 
-# of a card, where none is given: the engines' own. vLLM says 0.92 since 2026, and the lower one is safe
+# of a card, where none is given: the engines' own. vLLM says 0.92 since 2026, and the lower one is
+# safe
 DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}
 EXIT_FINAL = 78  # an engine of ours that ends so would end so again: no restart helps
 
@@ -43,7 +44,9 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     cards: int = 0
     cpus: float = 1.0
     memory_bytes: int = 0
-    nodes: tuple[str, ...] = ()  # names of those it may stand on: a node that comes back has another id; empty: any
+    nodes: tuple[
+        str, ...
+    ] = ()  # names of those it may stand on: a node that comes back has another id; empty: any
     source: str | None = None  # what its weights are pulled by, on a node that does not have them
 
 
@@ -60,20 +63,32 @@ class Launch(msgspec.Struct, frozen=True):
     port: int = 0  # 0: the engine takes a free one and tells which
     extra: tuple[str, ...] = ()
     reserve: int = 0  # of its slots, for interactive requests only
-    soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
+    soft_slots: int | None = (
+        None  # requests at once while anything but batch is there; None: all slots
+    )
     url: str | None = None  # it runs there already: nothing is started
     health_path: str | None = None  # None: as the engine has it
-    key_env: str | None = None  # the environment variable with the key that a server of others wants
-    about: str = ""  # what it is, where the engine's version does not say it: which rig is simulated
-    checkpoint: str | None = None  # folder, file or hub name for engines that read weights themselves
+    key_env: str | None = (
+        None  # the environment variable with the key that a server of others wants
+    )
+    about: str = (
+        ""  # what it is, where the engine's version does not say it: which rig is simulated
+    )
+    checkpoint: str | None = (
+        None  # folder, file or hub name for engines that read weights themselves
+    )
     options: EngineOptions = EngineOptions()
     gpus: tuple[int, ...] = ()  # the machine's numbers; empty: the engine sees all
     env: tuple[tuple[str, str], ...] = ()
     binary: str | None = None  # the program to start; None: looked for on PATH
-    room: tuple[tuple[str, int], ...] = ()  # bytes it takes of "ram", "gpu0", ...; empty: not known
+    room: tuple[
+        tuple[str, int], ...
+    ] = ()  # bytes it takes of "ram", "gpu0", ...; empty: not known
     on_demand: bool = False  # loaded when somebody asks for its model
     pinned: bool = False  # stays loaded, whoever needs the room
-    idle_unload_s: float | None = None  # on demand: unloaded after so long without a request; None: stays
+    idle_unload_s: float | None = (
+        None  # on demand: unloaded after so long without a request; None: stays
+    )
     host: str = HOST  # the address that the engine binds
     api_key: str = ""  # that the engine wants to see, where others can reach it
     place: PlacementRequest | None = None  # it stands on some node of a cluster; None: here
@@ -85,14 +100,19 @@ class Launch(msgspec.Struct, frozen=True):
 
     @property
     def authorization(self) -> str:
-        key = os.environ.get(self.key_env, "") if self.key_env else self.api_key
+        if self.key_env:
+            key = os.environ.get(self.key_env, "")
+        else:
+            key = self.api_key
         return f"Bearer {key}" if key else ""
 
     def same_process(self, other: Launch) -> bool:
-        """Return whether what serves the one can serve the other: they differ only in what the gateway is told."""
+        """Return whether what serves the one can serve the other: they differ only in what the
+        gateway is told.
+        """
         told: dict[str, Any] = {
-            "reserve": 0, "soft_slots": None, "health_path": None, "room": (), "on_demand": False, "pinned": False,
-            "idle_unload_s": None, "preset": None,
+            "reserve": 0, "soft_slots": None, "health_path": None, "room": (), "on_demand": False,
+            "pinned": False, "idle_unload_s": None, "preset": None,
         }  # fmt: skip
         if self.url is not None:
             told["slots"] = 0
@@ -100,7 +120,10 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Why an engine died or refused. `change` is the launch that may do better, `changed` says how it differs."""
+    """Why an engine died or refused.
+
+    `change` is the launch that may do better, `changed` says how it differs.
+    """
 
     cause: str  # a clause: "out of GPU memory while CUDA graphs were captured"
     evidence: str | None = None  # the line of its log that says so
@@ -110,7 +133,10 @@ class Diagnosis(msgspec.Struct, frozen=True):
     changed: str | None = None  # "memory_share 0.92 -> 0.87"
 
     def __str__(self) -> str:
-        said = f" ({self.evidence})" if self.evidence and self.evidence not in self.cause else ""
+        if self.evidence and self.evidence not in self.cause:
+            said = f" ({self.evidence})"
+        else:
+            said = ""
         return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")
 
 
@@ -118,28 +144,39 @@ class Engine(ABC):
     """An engine that skep starts. All but `check` is free of I/O."""
 
     health_path = "/health"
-    confirms = ""  # how it tells how many slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not at all
-    release_bound_s = 30.0  # a slot whose client left is free after so long, whatever the engine says
+    # how it tells how many slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not
+    # at all
+    confirms = ""
+    release_bound_s = (
+        30.0  # a slot whose client left is free after so long, whatever the engine says
+    )
     simulated = False  # its speed is made up
-    reports_address = False  # it takes a free port and tells it on the pipe `REPORT_FD`; else it gets `launch.port`
+    # it takes a free port and tells it on the pipe `REPORT_FD`; else it gets `launch.port`
+    reports_address = False
 
     @abstractmethod
     def version(self) -> str | None: ...
 
     @abstractmethod
     def check(self, launch: Launch) -> None:
-        """Raise what can be known before the start: not installed, impossible options, a flag it does not know."""
+        """Raise what can be known before the start: not installed, impossible options, a flag it
+        does not know.
+        """
 
     @abstractmethod
     def argv(self, launch: Launch) -> list[str]: ...
 
     @abstractmethod
     def environment(self, launch: Launch) -> dict[str, str]:
-        """Variables to be set besides those that are there: cards, links, what the launch itself names."""
+        """Variables to be set besides those that are there: cards, links, what the launch itself
+        names.
+        """
 
 
 class OwnEngine(Engine):
-    """An engine that skep starts from its own package: `python -m MODULE --model ... --report-fd N`."""
+    """An engine that skep starts from its own package: `python -m MODULE --model ... --report-fd
+    N`.
+    """
 
     module = ""
     reports_address = True
@@ -149,13 +186,17 @@ class OwnEngine(Engine):
         return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
 
     def words(self, *options: object, launch: Launch) -> list[str]:
-        """Return the command line of names and values, with what the launch says itself at its end."""
+        """Return the command line of names and values, with what the launch says itself at its
+        end.
+        """
         return [sys.executable, "-m", self.module, *map(str, options), *launch.extra]
 
 
 def other_host(launch: Launch) -> list[str]:
     """Return the address to bind where it is not the usual one."""
-    return ["--host", launch.host] if launch.host != HOST else []
+    if launch.host != HOST:
+        return ["--host", launch.host]
+    return []
 
 
 class Fake(OwnEngine):
@@ -168,7 +209,15 @@ class Fake(OwnEngine):
         pass
 
     def argv(self, launch: Launch) -> list[str]:
-        own = ["--model", launch.model, "--slots", launch.slots, "--port", launch.port, *other_host(launch)]
+        own = [
+            "--model",
+            launch.model,
+            "--slots",
+            launch.slots,
+            "--port",
+            launch.port,
+            *other_host(launch),
+        ]
         return self.words(*own, "--report-fd", REPORT_FD, launch=launch)
 
     def version(self) -> str | None:
@@ -176,8 +225,9 @@ class Fake(OwnEngine):
 
 
 _CLASSES = {
-    "embedded": "llamacpp.Embedded", "fake": "base.Fake", "llamacpp": "llamacpp.LlamaCpp", "ollama": "ollama.Ollama",
-    "sglang": "vllm.Sglang", "simulated": "simulated.Simulated", "vllm": "vllm.Vllm",
+    "embedded": "llamacpp.Embedded", "fake": "base.Fake", "llamacpp": "llamacpp.LlamaCpp",
+    "ollama": "ollama.Ollama", "sglang": "vllm.Sglang", "simulated": "simulated.Simulated",
+    "vllm": "vllm.Vllm",
 }  # fmt: skip
 
 
@@ -185,7 +235,10 @@ def engine_named(name: str, binary: str | None = None) -> Engine:
     """`binary`: the program that it is, where that is not the one to be found by its name."""
     if name not in _CLASSES:
         known = f"known: {', '.join(_CLASSES)}"
-        hint = f"a server that runs already is an [[upstream]]; {known}" if name == "remote" else known
+        if name == "remote":
+            hint = f"a server that runs already is an [[upstream]]; {known}"
+        else:
+            hint = known
         raise UserError(f"there is no engine `{name}`", hint=hint)
     module, _, kind = _CLASSES[name].partition(".")
     made = getattr(import_module(f"skep.engines.{module}"), kind)()
@@ -202,16 +255,23 @@ ANSWER_S = 2.0
 
 
 def new_key() -> str:
-    """Return a random key. It begins with a letter: an option parser would take a dash for a flag."""
+    """Return a random key.
+
+    It begins with a letter: an option parser would take a dash for a flag.
+    """
     return f"skep-{secrets.token_urlsafe(24)}"
 
 
 def key_variables(launch: Launch, *names: str) -> dict[str, str]:
-    return dict.fromkeys(names, launch.api_key) if launch.api_key else {}
+    if launch.api_key:
+        return dict.fromkeys(names, launch.api_key)
+    return {}
 
 
 def key_headers(launch: Launch) -> dict[str, str]:
-    return {"authorization": launch.authorization} if launch.authorization else {}
+    if launch.authorization:
+        return {"authorization": launch.authorization}
+    return {}
 
 
 def take_key() -> str:
@@ -227,7 +287,10 @@ def shows_key(key: str, authorization: bytes | None) -> bool:
 
 @contextmanager
 def kept_key(state: Path, key: str) -> Iterator[None]:
-    """Keep the hive's key in the state folder while the block runs. Without a key, nothing is kept."""
+    """Keep the hive's key in the state folder while the block runs.
+
+    Without a key, nothing is kept.
+    """
     path = state / KEY_FILE
     path.unlink(missing_ok=True)  # left by a hive that was killed
     if key:

@@ -1,10 +1,9 @@
 """Why an engine died or refused: its exit code and last words in, cause, evidence and remedy out.
 
-The rules are in `diagnosis.toml`. They are read when this is imported, so import it when something died. Their texts
-are templates: `{gpu}` is filled from the line or the launch, and a part in square brackets is left out where one of its
-values is not known. A log is read as plain lines: without colours, times, process names and levels; most rules skip
-what only informs or warns.
-"""
+The rules are in `diagnosis.toml`. They are read when this is imported, so import it when something
+died. Their texts are templates: `{gpu}` is filled from the line or the launch, and a part in
+square brackets is left out where one of its values is not known. A log is read as plain lines:
+without colours, times, process names and levels; most rules skip what only informs or warns."""
 
 from __future__ import annotations
 
@@ -56,11 +55,14 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 def plain(raw: str) -> LogLine:
-    """`(EngineCore_DP0 pid=7) ERROR 11-15 10:00:00 [core.py:866] ValueError: no` → `ValueError: no`, ERROR."""
+    """`(EngineCore_DP0 pid=7) ERROR 11-15 10:00:00 [core.py:866] ValueError: no` → `ValueError:
+    no`, ERROR.
+    """
     text = _COLOURS.sub("", raw[:LONGEST_RAW])
     level = ""
     while found := next((one for prefix in _PREFIXES if (one := prefix.match(text))), None):
-        text, said = text[found.end() :], found.groupdict()
+        text = text[found.end() :]
+        said = found.groupdict()
         if word := (said.get("word") or said.get("letter") or "").upper():
             level = _FILE["levels"].get(word, word)
     text = text.strip()[:LONGEST]
@@ -69,7 +71,8 @@ def plain(raw: str) -> LogLine:
     return LogLine(text, level, _SOURCE.match(text) is not None)
 
 
-ABOVE = 250  # lines of a traceback that belong to the error at its end: two workers write theirs interleaved
+# lines of a traceback that belong to the error at its end: two workers write theirs interleaved
+ABOVE = 250
 BELOW = 3  # lines into which a long message may run on
 SHARE_TOP = 0.95  # more is not advised: graphs and late buffers are outside
 
@@ -78,10 +81,11 @@ _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
 
 class DiagnosisRule(msgspec.Struct, frozen=True):
-    """`looks`: any of them on one line. `near`: also in the traceback above. `example`: lines that it fires on.
+    """`looks`: any of them on one line. `near`: also in the traceback above. `example`: lines that
+    it fires on.
 
-    A line of source code in a traceback tells less than what was raised, and counts only where nothing else does.
-    """
+    A line of source code in a traceback tells less than what was raised, and counts only where
+    nothing else does."""
 
     id: str
     cause: str
@@ -91,7 +95,9 @@ class DiagnosisRule(msgspec.Struct, frozen=True):
     steps: tuple[str, ...] = ()  # of `remedies.take_step`
     final: bool = True
     engines: tuple[str, ...] = ()  # empty: all
-    numbers: tuple[re.Pattern[str], ...] = ()  # further facts, on the telling line and the few below it
+    numbers: tuple[
+        re.Pattern[str], ...
+    ] = ()  # further facts, on the telling line and the few below it
     near: re.Pattern[str] | None = None
     unless: re.Pattern[str] | None = None  # not if it is on the telling line or the few below it
     signals: tuple[str, ...] = ()  # the process ended by one of them: no line is needed
@@ -103,7 +109,9 @@ class DiagnosisRule(msgspec.Struct, frozen=True):
         return of_it and (not self.only_if or ONLY_IF[self.only_if](launch))
 
 
-def match(rule: DiagnosisRule, launch: Launch, code: int | None, lines: Sequence[LogLine]) -> FailureCase | None:
+def match(
+    rule: DiagnosisRule, launch: Launch, code: int | None, lines: Sequence[LogLine]
+) -> FailureCase | None:
     if not rule.concerns(launch):
         return None
     near = _NearLines(rule.near, lines)
@@ -111,14 +119,21 @@ def match(rule: DiagnosisRule, launch: Launch, code: int | None, lines: Sequence
         found = _looked(rule, lines, at, near)
         if found is not None:
             return FailureCase(launch, lines[at].shown, found | _worked_out(found))
-    ended = abs(code) % 128 if code is not None and (code < 0 or code > 128) else 0  # a container says 128 + n
-    return FailureCase(launch) if SIGNALS.get(ended) in rule.signals else None
+    # A container says 128 + n.
+    ended = abs(code) % 128 if code is not None and (code < 0 or code > 128) else 0
+    if SIGNALS.get(ended) in rule.signals:
+        return FailureCase(launch)
+    return None
 
 
 def _worked_out(facts: Mapping[str, str]) -> dict[str, Any]:
-    """Return what follows from the facts: bytes as GiB, `86` as compute capability 8.6, the CUDA of a library."""
+    """Return what follows from the facts: bytes as GiB, `86` as compute capability 8.6, the CUDA
+    of a library.
+    """
     numbers = {name: int(text) for name, text in facts.items() if text.isdecimal()}
-    more: dict[str, Any] = {name: f"{numbers[name] / 10:.1f}" for name in ("least", "has") if name in numbers}
+    more: dict[str, Any] = {
+        name: f"{numbers[name] / 10:.1f}" for name in ("least", "has") if name in numbers
+    }
     if "bytes" in numbers:
         more["gib"] = f"{numbers['bytes'] / 2**30:.1f}"
     if "ms" in numbers:
@@ -132,15 +147,21 @@ def _worked_out(facts: Mapping[str, str]) -> dict[str, Any]:
 
 
 class _NearLines:
-    """Where the lines are that a rule wants near the telling one. Each is looked at once, when the first one asks."""
+    """Where the lines are that a rule wants near the telling one.
+
+    Each is looked at once, when the first one asks.
+    """
 
     def __init__(self, near: re.Pattern[str] | None, lines: Sequence[LogLine]) -> None:
-        self._near, self._lines = near, lines
+        self._near = near
+        self._lines = lines
 
     @cached_property
     def _places(self) -> list[int]:
         near = self._near
-        return [] if near is None else [at for at, line in enumerate(self._lines) if near.search(line.text)]
+        if near is None:
+            return []
+        return [at for at, line in enumerate(self._lines) if near.search(line.text)]
 
     def missing(self, start: int, end: int) -> bool:
         """Return whether the rule wants such a line, and none is in this range."""
@@ -150,7 +171,9 @@ class _NearLines:
         return place == len(self._places) or self._places[place] >= end
 
 
-def _looked(rule: DiagnosisRule, lines: Sequence[LogLine], at: int, near: _NearLines) -> dict[str, str] | None:
+def _looked(
+    rule: DiagnosisRule, lines: Sequence[LogLine], at: int, near: _NearLines
+) -> dict[str, str] | None:
     line = lines[at]
     if line.level in ("DEBUG", "INFO") or (line.quiet and not rule.warnings):
         return None
@@ -165,44 +188,74 @@ def _looked(rule: DiagnosisRule, lines: Sequence[LogLine], at: int, near: _NearL
     facts: dict[str, str] = {}
     for look in rule.numbers:
         if (numbers := look.search(told)) is not None:
-            facts |= {name: value for name, value in numbers.groupdict().items() if value is not None}
+            facts |= {
+                name: value for name, value in numbers.groupdict().items() if value is not None
+            }
             break
     return facts | {name: value for name, value in hit.groupdict().items() if value is not None}
 
 
 def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
     facts = {**launch_facts(case.launch), **case.facts}
-    change = next((found for step in rule.steps if (found := take_step(step, case)) is not None), None)
+    change = next(
+        (found for step in rule.steps if (found := take_step(step, case)) is not None), None
+    )
     remedy = fill(rule.remedy, facts)
     if change is not None:
-        remedy = f"{change.advice}, or {remedy}" if remedy else change.advice
+        if remedy:
+            remedy = f"{change.advice}, or {remedy}"
+        else:
+            remedy = change.advice
     new, what = (None, None) if change is None else (change.launch, change.what)
     return Diagnosis(fill(rule.cause, facts), case.line, remedy or None, rule.final, new, what)
 
 
 def launch_facts(launch: Launch) -> dict[str, Any]:
-    options, kind = launch.options, engine_kinds().get(launch.engine)
+    options = launch.options
+    kind = engine_kinds().get(launch.engine)
     filled = present(launch, "memory_share")
-    higher = None if filled is None or filled > SHARE_TOP - 0.01 else f"{min(SHARE_TOP, filled + 0.05):g}"
-    checkpoint = launch.checkpoint or (launch.weights.name if launch.weights is not None else launch.model)
+    if filled is None or filled > SHARE_TOP - 0.01:
+        higher = None
+    else:
+        higher = f"{min(SHARE_TOP, filled + 0.05):g}"
+    checkpoint = launch.checkpoint or (
+        launch.weights.name if launch.weights is not None else launch.model
+    )
     return {
-        "engine": kind.title if kind is not None else launch.engine, "model": launch.model, "checkpoint": checkpoint,
-        "slots": launch.slots, "p2p": options.p2p,
-        "context": launch.context_tokens, "port": launch.port or None, "tp": options.tp, "cards": options.cards,
-        "kv": options.kv, "quant": options.quant, "dtype": options.dtype, "share": options.memory_share,
-        "draft": options.draft, "threads": launch.threads, "more_tp": 2 * options.tp, "batch": options.batch,
+        "engine": kind.title if kind is not None else launch.engine,
+        "model": launch.model,
+        "checkpoint": checkpoint,
+        "slots": launch.slots,
+        "p2p": options.p2p,
+        "context": launch.context_tokens,
+        "port": launch.port or None,
+        "tp": options.tp,
+        "cards": options.cards,
+        "kv": options.kv,
+        "quant": options.quant,
+        "dtype": options.dtype,
+        "share": options.memory_share,
+        "draft": options.draft,
+        "threads": launch.threads,
+        "more_tp": 2 * options.tp,
+        "batch": options.batch,
         "depth": options.draft.depth if options.draft else None,
-        "filled": None if filled is None else f"{filled:g}", "higher": higher,
-    }  # fmt: skip
+        "filled": None if filled is None else f"{filled:g}",
+        "higher": higher,
+    }
 
 
 def fill(template: str, facts: Mapping[str, Any]) -> str:
     """`fill("GPU {gpu}[, {free} free]", {"gpu": 0})` is "GPU 0"."""
 
     def optional(part: re.Match[str]) -> str:
-        return part[1] if all(facts.get(name) is not None for name in _FIELD.findall(part[1])) else ""
+        if all(facts.get(name) is not None for name in _FIELD.findall(part[1])):
+            return part[1]
+        return ""
 
-    return _FIELD.sub(lambda field: str(facts.get(field[1], "?")), _OPTIONAL.sub(optional, template))
+    return _FIELD.sub(
+        lambda field: str(facts.get(field[1], "?")), _OPTIONAL.sub(optional, template)
+    )
 
 
 ONLY_IF: Mapping[str, Callable[[Launch], bool]] = {
@@ -218,7 +271,9 @@ def _rule(entry: dict[str, Any]) -> DiagnosisRule:
     for name in ("looks", "numbers"):
         if isinstance(shared := entry.get(name), str):
             entry[name] = _FILE["shared"][shared]
-    return msgspec.convert(entry, DiagnosisRule, dec_hook=lambda _kind, text: re.compile(text, re.IGNORECASE))
+    return msgspec.convert(
+        entry, DiagnosisRule, dec_hook=lambda _kind, text: re.compile(text, re.IGNORECASE)
+    )
 
 
 RULES = tuple(map(_rule, _FILE["rule"]))
@@ -251,7 +306,9 @@ def root(tail: Sequence[str]) -> str | None:
     """Return what was raised above "see root cause above"."""
     lines = (plain(raw) for raw in reversed(tail[-MOST_LINES:]))
     raised = (
-        line for line in lines if not line.quiet and _RAISED.match(line.text) and not SAYS_NOTHING.search(line.text)
+        line
+        for line in lines
+        if not line.quiet and _RAISED.match(line.text) and not SAYS_NOTHING.search(line.text)
     )
     return next((line.shown for line in raised), None)
 
@@ -259,13 +316,21 @@ def root(tail: Sequence[str]) -> str | None:
 _WORDS = re.compile(r"error\b|\bfailed\b|out of memory\b|\bcannot\b", re.IGNORECASE)
 
 
-def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
-    """`code` None: it runs and refused, `tail` is what it answered. `oom_kills`: processes that the kernel killed."""
+def diagnose(
+    launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+) -> Diagnosis:
+    """`code` None: it runs and refused, `tail` is what it answered.
+
+    `oom_kills`: processes that the kernel killed.
+    """
     tail = [line[:LONGEST_RAW] for line in tail[-MOST_LINES:]]
     if code == EXIT_FINAL and tail:  # an engine of ours says at the end what is wrong
         last = tail[-1].removeprefix("error: ").strip()
-        found = find_rule(launch, code, tail[:-1]) if "refused to start" in last else None  # llama.cpp says more
-        return Diagnosis(last, final=True) if found is None else replace(make_diagnosis(*found), final=True)
+        # llama.cpp says more.
+        found = find_rule(launch, code, tail[:-1]) if "refused to start" in last else None
+        if found is None:
+            return Diagnosis(last, final=True)
+        return replace(make_diagnosis(*found), final=True)
     if code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
         found = find_rule(launch, code, tail, oom_kills=oom_kills)
         if found is not None:
@@ -274,7 +339,9 @@ def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills
         how = f"killed by {SIGNALS.get(-code, f'signal {-code}')}"
         return Diagnosis(how + (": out of memory?" if code == -signal.SIGKILL else ""))
     ended = "" if code is None else f"exit code {code}"
-    causes = [line[:LONGEST] for line in tail if _WORDS.search(line[:LONGEST]) and not plain(line).quiet]
+    causes = [
+        line[:LONGEST] for line in tail if _WORDS.search(line[:LONGEST]) and not plain(line).quiet
+    ]
     last = next((line.strip() for line in reversed(causes or list(tail)) if line.strip()), "")
     last = (last and SAYS_NOTHING.search(last[:LONGEST]) and root(tail)) or last
     return Diagnosis(f"{last} ({ended})" if last and ended else last or ended, final=code == 127)

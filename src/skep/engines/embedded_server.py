@@ -1,9 +1,10 @@
-"""The process around xllamacpp: `python -m skep.engines.embedded_server --model FILE --slots N ...`.
+"""The process around xllamacpp: `python -m skep.engines.embedded_server --model FILE --slots N
+...`.
 
-llama.cpp gives the same error for a damaged file and for an occupied port, so the port is tried first. Unless told
-otherwise its cache is unified (a split one cuts every batch apart when few of many slots are busy) with a bound per
-slot (without it one long prompt takes the room of its neighbours).
-"""
+llama.cpp gives the same error for a damaged file and for an occupied port, so the port is tried
+first. Unless told otherwise its cache is unified (a split one cuts every batch apart when few of
+many slots are busy) with a bound per slot (without it one long prompt takes the room of its
+neighbours)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from skep.engines.base import NO_ORIGIN, fail_for_good, take_key
 from skep.wire.listen import cannot_listen, refusal_of
 
 NGRAM = 3  # tokens that must have stood in the text before, for what followed them to be drafted
-HTTP_THREADS_SPARE = 16  # idle keep-alive connections hold a thread each; health checks must get through
+HTTP_THREADS_SPARE = (
+    16  # idle keep-alive connections hold a thread each; health checks must get through
+)
 
 
 def http_threads(slots: int) -> int:
@@ -27,14 +30,16 @@ def http_threads(slots: int) -> int:
 
 
 def main() -> int:
-    args, key = _arguments(), take_key()
+    args = _arguments()
+    key = take_key()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor says when to end
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if not os.path.isfile(args.model):  # noqa: PTH113 - no pathlib: this process should start quickly
         return fail_for_good(f"the weights file `{args.model}` does not exist")
     if (refused := refusal_of(args.host, args.port)) is not None:
         return fail_for_good(cannot_listen(args.host, args.port, refused))
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a debugger's would take seconds and bury the last words
+    # A debugger's would take seconds and bury the last words.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     try:
         import xllamacpp
     except ImportError as error:
@@ -89,14 +94,26 @@ def _params(xllamacpp: Any, args: argparse.Namespace, key: str = "") -> object:
     params.n_batch = args.batch or params.n_batch
     params.n_ubatch = args.micro_batch or params.n_ubatch
     if args.kv is not None:
-        params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{args.kv.upper()}")
+        params.cache_type_k = params.cache_type_v = getattr(
+            xllamacpp.ggml_type, f"GGML_TYPE_{args.kv.upper()}"
+        )
     if args.flash_attention is not None:
-        word = "ENABLED" if args.flash_attention == "on" else "DISABLED"
-        params.flash_attn_type = getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{word}")
+        if args.flash_attention == "on":
+            word = "ENABLED"
+        else:
+            word = "DISABLED"
+        params.flash_attn_type = getattr(
+            xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{word}"
+        )
     if args.ngram is not None:
-        by_map = params.speculative.ngram_map_k  # `ngram_mod` would draft from what other requests said
-        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K]
-        by_map.size_n, by_map.size_m, by_map.min_hits = NGRAM, args.ngram, 1
+        # `ngram_mod` would draft from what other requests said.
+        by_map = params.speculative.ngram_map_k
+        params.speculative.types = [
+            xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K
+        ]
+        by_map.size_n = NGRAM
+        by_map.size_m = args.ngram
+        by_map.min_hits = 1
     return params
 
 

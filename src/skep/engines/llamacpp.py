@@ -1,9 +1,9 @@
-"""llama.cpp behind the engine port: llama-server, and the embedded engine, which is the same server with continuous
-batching from the PyPI package xllamacpp. Flags as in its tools/server/README.md of autumn 2026 (b11434).
+"""llama.cpp behind the engine port: llama-server, and the embedded engine, which is the same
+server with continuous batching from the PyPI package xllamacpp. Flags as in its
+tools/server/README.md of autumn 2026 (b11434).
 
-It cuts a micro-batch down to the batch without a word, and ends itself when slots and drafts overflow the batch, which
-happens under load. Both are refused before the start.
-"""
+It cuts a micro-batch down to the batch without a word, and ends itself when slots and drafts
+overflow the batch, which happens under load. Both are refused before the start."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ LEAST_BATCH = 2  # what its own first run takes
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _PLAIN = ("f32", "f16", "bf16")  # a cache of these needs no flash attention
 ALL_LAYERS = 999
-_TYPES = {"mtp": "draft-mtp", "draft": "draft-simple", "eagle": "draft-eagle3", "dflash": "draft-dflash",
-          "ngram": "ngram-map-k"}  # fmt: skip
+_TYPES = {
+    "mtp": "draft-mtp", "draft": "draft-simple", "eagle": "draft-eagle3",
+    "dflash": "draft-dflash", "ngram": "ngram-map-k",
+}  # fmt: skip
 _GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
 
@@ -50,43 +52,73 @@ class LlamaCpp(Adapter):
         yield from common_refusals(launch)
         yield from llama_refusals(launch)
         if options.tp > 1 and options.pp > 1:
-            yield f"tp={options.tp} and pp={options.pp} cannot be combined", "split by tensor (tp) or by layer (pp)"
+            yield (
+                f"tp={options.tp} and pp={options.pp} cannot be combined",
+                "split by tensor (tp) or by layer (pp)",
+            )
         wanted = _split(EngineOptions(tp=options.tp, pp=options.pp))
         if options.split is not None and wanted is not None and options.split != wanted:
-            yield f'split = "{options.split}" does not fit {_layout(options)}', f'write split = "{wanted}", or omit it'
+            yield (
+                f'split = "{options.split}" does not fit {_layout(options)}',
+                f'write split = "{wanted}", or omit it',
+            )
         if "tensor" in (options.split, wanted) and options.flash_attention is False:
             yield "a split by tensor needs flash_attention", "leave it out"
         cards = len(launch.gpus)
         if cards and cards < options.cards:
-            yield f"{_layout(options)} takes {options.cards} cards, but gpus names {cards}", "name as many cards"
+            yield (
+                f"{_layout(options)} takes {options.cards} cards, but gpus names {cards}",
+                "name as many cards",
+            )
         if cards and options.card_shares and len(options.card_shares) != cards:
-            yield f"card_shares has {len(options.card_shares)} shares for {cards} gpus", "give one for each card"
+            yield (
+                f"card_shares has {len(options.card_shares)} shares for {cards} gpus",
+                "give one for each card",
+            )
 
     def check_weights(self, launch: Launch) -> None:
-        for what, source in (("model file", source_of(launch)), ("draft model", draft_model(launch.options))):
+        for what, source in (
+            ("model file", source_of(launch)),
+            ("draft model", draft_model(launch.options)),
+        ):
             if source is None:
                 if what == "model file":
                     hint = "name a GGUF file, or a model of the hub as `organisation/name:Q4_K_M`"
-                    raise UserError(f"{self.name}: there is no model file for `{launch.model}`", hint=hint)
+                    raise UserError(
+                        f"{self.name}: there is no model file for `{launch.model}`", hint=hint
+                    )
                 continue
             path = Path(os.path.expanduser(source))  # noqa: PTH111
             if path.is_dir():
                 hint = "name the GGUF file in it; if it has several parts, the first"
                 raise UserError(f"{self.name}: the {what} `{source}` is a folder", hint=hint)
             if not on_hub(source) and not path.exists():
-                raise UserError(f"{self.name}: the {what} `{source}` does not exist", hint="check the path")
+                raise UserError(
+                    f"{self.name}: the {what} `{source}` does not exist", hint="check the path"
+                )
 
     def arguments(self, launch: Launch, known: Known = None) -> list[str]:
-        options, source = launch.options, source_of(launch) or launch.model
+        options = launch.options
+        source = source_of(launch) or launch.model
         words = [*_source_words(source), "--alias", launch.model]
-        words += ["--host", launch.host, "--port", str(launch.port), "--parallel", str(launch.slots)]
+        words += [
+            "--host",
+            launch.host,
+            "--port",
+            str(launch.port),
+            "--parallel",
+            str(launch.slots),
+        ]
         words += _context(launch, known)
         if not set(_GPU_LAYERS) & set(launch.extra):
             words += ["--n-gpu-layers", str(ALL_LAYERS)]
         split = options.split or _split(options)
         words += flag("--split-mode", split)
-        words += ["--fit", "off"] if split == "tensor" else []  # it cannot be fitted: docs/multi-gpu.md
-        words += flag("--tensor-split", ",".join(f"{share:g}" for share in options.card_shares) or None)
+        # It cannot be fitted: docs/multi-gpu.md.
+        words += ["--fit", "off"] if split == "tensor" else []
+        words += flag(
+            "--tensor-split", ",".join(f"{share:g}" for share in options.card_shares) or None
+        )
         words += flag("--n-cpu-moe", options.cpu_moe)
         if options.kv is not None:
             words += ["--cache-type-k", options.kv, "--cache-type-v", options.kv]
@@ -98,50 +130,89 @@ class LlamaCpp(Adapter):
         words += _speculation(options.draft) if options.draft is not None else []
         words += flag("--reasoning-format", options.reasoning_parser)
         words += flag("--chat-template-file", options.chat_template)
-        words += flag("--threads", launch.threads or None) + flag("--threads-batch", options.threads_batch)
+        words += flag("--threads", launch.threads or None) + flag(
+            "--threads-batch", options.threads_batch
+        )
         words += ["--threads-http", str(http_threads(launch.slots))]
-        words += ["--jinja", "--metrics", *(["--slots"] if known is None or "--slots" in known else [])]
-        words += [] if known is None else [word for word in ("--no-ui", "--no-webui") if word in known][:1]
+        words += [
+            "--jinja",
+            "--metrics",
+            *(["--slots"] if known is None or "--slots" in known else []),
+        ]
+        words += (
+            []
+            if known is None
+            else [word for word in ("--no-ui", "--no-webui") if word in known][:1]
+        )
         return [*words, *launch.extra]
 
     def variables(self, launch: Launch) -> dict[str, str]:
-        """Between cards it goes through memory unless told otherwise: `GGML_CUDA_P2P` is left alone."""
-        found = {"LLAMA_ARG_CORS_ORIGINS": NO_ORIGIN} if launch.api_key else {}
+        """Between cards it goes through memory unless told otherwise: `GGML_CUDA_P2P` is left
+        alone.
+        """
+        if launch.api_key:
+            found = {"LLAMA_ARG_CORS_ORIGINS": NO_ORIGIN}
+        else:
+            found = {}
         found |= {"GGML_CUDA_DISABLE_GRAPHS": "1"} if launch.options.graphs is False else {}
         return found | p2p_variables(launch)
 
 
 def _source_words(source: str) -> list[str]:
-    """`organisation/name:file.gguf` is two flags to it: behind its colon it knows only a quantization."""
+    """`organisation/name:file.gguf` is two flags to it: behind its colon it knows only a
+    quantization.
+    """
     if not on_hub(source):
         return ["--model", source]
     repository, _, file = source.partition(":")
-    return ["--hf-repo", repository, "--hf-file", file] if file.endswith(".gguf") else ["--hf-repo", source]
+    if file.endswith(".gguf"):
+        return ["--hf-repo", repository, "--hf-file", file]
+    return ["--hf-repo", source]
 
 
 def _context(launch: Launch, known: Known) -> list[str]:
-    """`--ctx-size` is of all slots together; each has its own part, unless one cache for all is asked for.
+    """`--ctx-size` is of all slots together; each has its own part, unless one cache for all is
+    asked for.
 
-    With one cache every sequence reads what all slots hold: 155 ms a token with 64 agents of 1,000 tokens on an H200.
-    """
-    words, layout = ["--ctx-size", str(launch.context_tokens * launch.slots)], launch.options.kv_layout
+    With one cache every sequence reads what all slots hold: 155 ms a token with 64 agents of 1,000
+    tokens on an H200."""
+    words = ["--ctx-size", str(launch.context_tokens * launch.slots)]
+    layout = launch.options.kv_layout
     if layout == "split":
         return [*words, "--no-kv-unified"]
-    bounded = launch.context_tokens and launch.slots > 1 and known is not None and "--kv-unified-per-slot" in known
-    bound = ["--kv-unified-per-slot", str(launch.context_tokens)] if bounded else []
-    return [*words, "--kv-unified", *bound] if layout == "unified" else words
+    bounded = (
+        launch.context_tokens
+        and launch.slots > 1
+        and known is not None
+        and "--kv-unified-per-slot" in known
+    )
+    if bounded:
+        bound = ["--kv-unified-per-slot", str(launch.context_tokens)]
+    else:
+        bound = []
+    if layout == "unified":
+        return [*words, "--kv-unified", *bound]
+    return words
 
 
 def _split(options: EngineOptions) -> str | None:
-    return "tensor" if options.tp > 1 else "layer" if options.pp > 1 else None
+    if options.tp > 1:
+        return "tensor"
+    return "layer" if options.pp > 1 else None
 
 
 def _layout(options: EngineOptions) -> str:
-    return f"tp={options.tp}" if options.tp > 1 else f"pp={options.pp}"
+    if options.tp > 1:
+        return f"tp={options.tp}"
+    return f"pp={options.pp}"
 
 
 def _speculation(draft: Draft) -> list[str]:
-    words = [*flag("--model-draft", draft.model), "--spec-type", _TYPES.get(draft.method, draft.method)]
+    words = [
+        *flag("--model-draft", draft.model),
+        "--spec-type",
+        _TYPES.get(draft.method, draft.method),
+    ]
     if draft.method == "ngram":
         size = "--spec-ngram-map-k-size"
         return [*words, f"{size}-n", str(NGRAM), f"{size}-m", str(draft.depth)]
@@ -163,23 +234,39 @@ def least_batch(launch: Launch) -> int:
 def flash_of(options: EngineOptions) -> bool | None:
     """None: llama.cpp finds out. A quantized cache wants it."""
     wanted = options.kv is not None and options.kv not in _PLAIN
-    return True if options.flash_attention is None and wanted else options.flash_attention
+    if options.flash_attention is None and wanted:
+        return True
+    return options.flash_attention
 
 
 def llama_refusals(launch: Launch) -> Iterable[tuple[str, str]]:
-    options, least = launch.options, least_batch(launch)
+    options = launch.options
+    least = least_batch(launch)
     if options.flash_attention is False and flash_of(EngineOptions(kv=options.kv)):
         what = f'kv = "{options.kv}" needs flash attention, which is off'
         yield what, 'leave flash_attention out, or write kv = "f16"'
     if options.batch is not None and options.batch < least:
-        drafts = f" with {options.draft.depth} drafted tokens each" if options.draft is not None else ""
+        if options.draft is not None:
+            drafts = f" with {options.draft.depth} drafted tokens each"
+        else:
+            drafts = ""
         slots = f"{launch.slots} slot{'s' if launch.slots > 1 else ''}"
         yield f"batch = {options.batch} is too small for {slots}{drafts}", f"{least} or more"
-    if options.batch is not None and options.batched_tokens is not None and options.batched_tokens > options.batch:
+    if (
+        options.batch is not None
+        and options.batched_tokens is not None
+        and options.batched_tokens > options.batch
+    ):
         what = f"batched_tokens = {options.batched_tokens} is more than batch = {options.batch}"
-        yield what, "a micro-batch is a part of the batch: raise `batch`, or lower `batched_tokens`"
+        yield (
+            what,
+            "a micro-batch is a part of the batch: raise `batch`, or lower `batched_tokens`",
+        )
     if options.chunked_prefill is False:
-        yield "chunked_prefill = false is not possible: prompts are always read in chunks", "leave it out"
+        yield (
+            "chunked_prefill = false is not possible: prompts are always read in chunks",
+            "leave it out",
+        )
 
 
 class Embedded(OwnEngine):
@@ -187,7 +274,10 @@ class Embedded(OwnEngine):
 
     def check(self, launch: Launch) -> None:
         if find_spec("xllamacpp") is None:
-            raise EngineError("the embedded engine is not installed", hint="install skep again: xllamacpp is missing")
+            raise EngineError(
+                "the embedded engine is not installed",
+                hint="install skep again: xllamacpp is missing",
+            )
         if launch.weights is None:
             hint = f"run `skep pull {launch.model}`"
             raise UserError(f"the embedded engine has no weights for `{launch.model}`", hint=hint)
@@ -196,11 +286,18 @@ class Embedded(OwnEngine):
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         """Free of I/O."""
-        kv, draft = launch.options.kv, launch.options.draft
+        kv = launch.options.kv
+        draft = launch.options.draft
         if draft is not None and draft.method != "ngram":
-            yield f"it has no speculation by `{draft.method}`, only from the text itself", "use ngram, or llamacpp"
+            yield (
+                f"it has no speculation by `{draft.method}`, only from the text itself",
+                "use ngram, or llamacpp",
+            )
         if kv is not None and kv not in KV_TYPES:
-            yield f'kv = "{kv}" is not known to the embedded engine', f"one of {', '.join(KV_TYPES)}"
+            yield (
+                f'kv = "{kv}" is not known to the embedded engine',
+                f"one of {', '.join(KV_TYPES)}",
+            )
         yield from common_refusals(launch)
         yield from llama_refusals(launch)
 
@@ -208,9 +305,14 @@ class Embedded(OwnEngine):
         own = ["--model", launch.weights, "--alias", launch.model, "--slots", launch.slots]
         own += ["--context", launch.context_tokens, "--threads", launch.threads]
         own += ["--host", launch.host, "--port", launch.port, "--report-fd", REPORT_FD]
-        # what differs from the server's own way; a launch without options has the same words as ever
-        options, batch, flash = launch.options, batch_of(launch), flash_of(launch.options)
-        own += flag("--threads-batch", options.threads_batch) + flag("--micro-batch", options.batched_tokens)
+        # what differs from the server's own way; a launch without options has the same words as
+        # ever
+        options = launch.options
+        batch = batch_of(launch)
+        flash = flash_of(launch.options)
+        own += flag("--threads-batch", options.threads_batch) + flag(
+            "--micro-batch", options.batched_tokens
+        )
         own += flag("--batch", batch if batch != BATCH else None) + flag("--kv", options.kv)
         own += flag("--flash-attention", None if flash is None else "on" if flash else "off")
         own += ["--split"] if options.kv_layout == "split" else []

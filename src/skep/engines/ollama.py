@@ -1,7 +1,8 @@
-"""Ollama behind the engine port: a server of one's own on its own port, told by variables (envconfig/config.go).
+"""Ollama behind the engine port: a server of one's own on its own port, told by variables
+(envconfig/config.go).
 
-It serves what is in the user's store under the names that are there; a copy under another name would change the store.
-"""
+It serves what is in the user's store under the names that are there; a copy under another name
+would change the store."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ _REGISTRY = "registry.ollama.ai"
 
 
 class Ollama(Adapter):
-    """Nobody can ask it how many slots are busy, so that the bound for a slot in release is short."""
+    """Nobody can ask it how many slots are busy,
+    so that the bound for a slot in release is short.
+    """
 
     name = "ollama"
     health_path = "/api/version"
@@ -32,14 +35,26 @@ class Ollama(Adapter):
         if options.kv is not None and options.kv not in KV_TYPES:
             yield f'kv = "{options.kv}" is not known to Ollama', f"one of {', '.join(KV_TYPES)}"
         if launch.extra:
-            yield f"`ollama serve` has no flags, but extra is `{' '.join(launch.extra)}`", "set variables with `env`"
+            yield (
+                f"`ollama serve` has no flags, but extra is `{' '.join(launch.extra)}`",
+                "set variables with `env`",
+            )
         if launch.checkpoint is not None and launch.checkpoint != launch.model:
-            what = f"`{launch.checkpoint}` cannot be served as `{launch.model}`: Ollama knows a model by its tag"
-            yield what, f"serve it as `{launch.checkpoint}`, and make `{launch.model}` an alias of that"
+            what = (
+                f"`{launch.checkpoint}` cannot be served as `{launch.model}`: Ollama knows a "
+                "model by its tag"
+            )
+            yield (
+                what,
+                f"serve it as `{launch.checkpoint}`, and make `{launch.model}` an alias of that",
+            )
 
     def check_weights(self, launch: Launch) -> None:
         given = dict(launch.env).get("OLLAMA_MODELS") or os.environ.get("OLLAMA_MODELS")
-        store = Path(given) if given else Path.home() / ".ollama" / "models"
+        if given:
+            store = Path(given)
+        else:
+            store = Path.home() / ".ollama" / "models"
         if not (store / "manifests" / manifest_of(launch.model)).is_file():
             elsewhere = "if an Ollama service has it, set OLLAMA_MODELS to its store"
             hint = f"run `ollama pull {launch.model}`; {elsewhere}"
@@ -49,7 +64,9 @@ class Ollama(Adapter):
         return []
 
     def variables(self, launch: Launch) -> dict[str, str]:
-        """Return one model, kept loaded; a second server on the store deletes nothing in it and asks no cloud."""
+        """Return one model, kept loaded; a second server on the store deletes nothing in it and
+        asks no cloud.
+        """
         options = launch.options
         found = {"OLLAMA_HOST": Origin(launch.host, launch.port).authority.decode()}
         found |= {"OLLAMA_NUM_PARALLEL": str(launch.slots), "OLLAMA_MAX_LOADED_MODELS": "1"}
@@ -64,7 +81,9 @@ class Ollama(Adapter):
 
 
 def manifest_of(tag: str) -> Path:
-    """`gemma3` is registry.ollama.ai/library/gemma3:latest; `hf.co/someone/name:Q4_K_M` is whole."""
+    """`gemma3` is registry.ollama.ai/library/gemma3:latest;
+    `hf.co/someone/name:Q4_K_M` is whole.
+    """
     name, _, version = tag.partition(":")
     parts = name.split("/")
     host = parts.pop(0) if len(parts) == 3 else _REGISTRY

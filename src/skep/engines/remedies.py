@@ -1,9 +1,10 @@
-"""What may be tried when an engine died: one thing of its launch changed. And what is certain to fail, said before.
+"""What may be tried when an engine died: one thing of its launch changed. And what is certain to
+fail, said before.
 
-A step is "NAME HOW": a value that NAME gets (`unset`: the engine's own), or how a figure falls. Figures only fall, and
-never below a floor; what was switched off stays off. So however often changes are taken, they end. A share of memory is
-never raised: it may have been chosen to leave room for somebody else.
-"""
+A step is "NAME HOW": a value that NAME gets (`unset`: the engine's own), or how a figure falls.
+Figures only fall, and never below a floor; what was switched off stays off. So however often
+changes are taken, they end. A share of memory is never raised: it may have been chosen to leave
+room for somebody else."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ from skep.units import MIB, parse_bytes
 SHARE_STEP = 0.05
 FLOORS = {"memory_share": 0.5, "context_tokens": 2048, "batched_tokens": 512}
 OWN_BATCHED = 2048  # tokens a step of vLLM and SGLang on cards below 70 GiB
-VALUES: Mapping[str, Any] = {"unset": None, "false": False}  # of a step; another word is the value itself
+VALUES: Mapping[str, Any] = {
+    "unset": None,
+    "false": False,
+}  # of a step; another word is the value itself
 _SPARE = 256 * MIB  # beside what the log says was missing: allocations come in more than one piece
 _HALF_SINCE = 8.0  # bfloat16
 _REFUSING = ("heads", "kv-fp8", "fp8-weights", "nvfp4", "mxfp4")  # rules of the planner
@@ -33,7 +37,10 @@ _OPTION_NAMES = frozenset(EngineOptions.__struct_fields__)
 
 
 class LaunchChange(msgspec.Struct, frozen=True):
-    """Another launch, different in one thing. `what`: "slots 8 -> 4"; `advice`: "lower slots from 8 to 4"."""
+    """Another launch, different in one thing.
+
+    `what`: "slots 8 -> 4"; `advice`: "lower slots from 8 to 4".
+    """
 
     launch: Launch
     what: str
@@ -49,9 +56,12 @@ class FailureCase(msgspec.Struct, frozen=True):
 
 
 def take_step(step: str, case: FailureCase) -> LaunchChange | None:
-    """Return the launch with the step taken; None: it is so already, or the figure is at its floor."""
+    """Return the launch with the step taken; None: it is so already, or the figure is at its
+    floor.
+    """
     name, how = step.split()
-    launch, inside = case.launch, name in _OPTION_NAMES
+    launch = case.launch
+    inside = name in _OPTION_NAMES
     was = present(launch, name)
     if how in FALLS:
         to: Any = None if was is None else FALLS[how](case, was)
@@ -59,11 +69,20 @@ def take_step(step: str, case: FailureCase) -> LaunchChange | None:
             return None
     elif (to := VALUES.get(how, how)) == was:
         return None
-    label, before, after = "context" if name == "context_tokens" else name, _word(was), _word(to)
-    fallen, left_out = f"lower {label} from {before} to {after}", f"leave {label} {before} out"
-    advice = fallen if how in FALLS else left_out if to is None else f"set {label} to {after}"
+    label = "context" if name == "context_tokens" else name
+    before = _word(was)
+    after = _word(to)
+    fallen = f"lower {label} from {before} to {after}"
+    left_out = f"leave {label} {before} out"
+    if how in FALLS:
+        advice = fallen
+    else:
+        advice = left_out if to is None else f"set {label} to {after}"
     new: dict[str, Any] = {name: to}
-    other = replace(launch, options=replace(launch.options, **new)) if inside else replace(launch, **new)
+    if inside:
+        other = replace(launch, options=replace(launch.options, **new))
+    else:
+        other = replace(launch, **new)
     return LaunchChange(other, f"{label} {before} -> {after}", advice)
 
 
@@ -79,7 +98,9 @@ def present(launch: Launch, name: str) -> Any:
 def _word(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "unset", True: "on", False: "off"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _half(_case: FailureCase, was: int) -> int:
@@ -114,7 +135,9 @@ def _free_share(case: FailureCase, _was: float) -> float | None:
 def _fitting(case: FailureCase, was: int) -> int:
     """Return what the log says fits, else half."""
     told = str(case.facts.get("fits") or case.facts.get("most"))
-    return int(told) if told.isdecimal() else _half(case, was)
+    if told.isdecimal():
+        return int(told)
+    return _half(case, was)
 
 
 FALLS: Mapping[str, Callable[[FailureCase, Any], float | None]] = {
@@ -131,9 +154,14 @@ def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None
         layout = f"tp {options.tp} x pp {options.pp} x dp {options.dp}"
         cause = f"{layout} needs {options.cards} cards, {len(cards)} are given"
         return Diagnosis(cause, remedy="lower tp, pp or dp, or name more gpus", final=True)
-    plain = next((card for card in cards if (cc := capability(card)) is not None and cc < _HALF_SINCE), None)
+    plain = next(
+        (card for card in cards if (cc := capability(card)) is not None and cc < _HALF_SINCE), None
+    )
     if plain is not None and options.dtype == "bfloat16":
-        cause = f"{plain.title} (SM {plain.compute_capability:g}) has no bfloat16, which begins at SM 8.0"
+        cause = (
+            f"{plain.title} (SM {plain.compute_capability:g}) has no bfloat16, which begins at "
+            "SM 8.0"
+        )
         return Diagnosis(cause, remedy="set dtype to float16", final=True)
     model = find_geometry(launch.checkpoint or "") or find_geometry(launch.model)
     if model is None or model.estimated:
@@ -142,4 +170,6 @@ def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None
     kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
     setup = Setup(model, quant, kv, launch.engine, Layout(options.tp, options.pp, 1, options.dp))
     found = find_first("refused", setup, Rig(tuple(cards)), _REFUSING)
-    return None if found is None else Diagnosis(found.sentence, remedy=found.remedy or None, final=True)
+    if found is None:
+        return None
+    return Diagnosis(found.sentence, remedy=found.remedy or None, final=True)

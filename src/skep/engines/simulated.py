@@ -1,4 +1,7 @@
-"""The simulated engine behind the engine port: a prediction, served in real time. Needs no weights and no GPU."""
+"""The simulated engine behind the engine port: a prediction, served in real time.
+
+Needs no weights and no GPU.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,18 @@ def plan_from_json(text: str) -> SimulatedPlan:
         return msgspec.convert(json.loads(text), SimulatedPlan)
     except (ValueError, msgspec.ValidationError) as error:
         hint = '`skep up MODEL --gpu "2x rtx-3090" --simulate` makes one'
-        raise UserError(f"the plan of the simulated engine cannot be read: {error}", hint=hint) from None
+        raise UserError(
+            f"the plan of the simulated engine cannot be read: {error}", hint=hint
+        ) from None
 
 
-def plan_of(prospect: SpeedModel, *, context_tokens: int, about: str, weight_bytes: int | None = None) -> SimulatedPlan:
+def plan_of(
+    prospect: SpeedModel, *, context_tokens: int, about: str, weight_bytes: int | None = None
+) -> SimulatedPlan:
     """`weight_bytes`: of one replica; it loads for as long as they take, made short."""
     load_s = round(min(LOAD_MOST_S, (weight_bytes or 0) / LOAD_BYTES_PER_S), 3)
-    pool, chunk = prospect.pool_tokens, prospect.chunk_tokens
+    pool = prospect.pool_tokens
+    chunk = prospect.chunk_tokens
     return SimulatedPlan(about, prospect.slots, context_tokens, pool, chunk, load_s, prospect.step)
 
 
@@ -60,7 +68,14 @@ class Simulated(OwnEngine):
         plan_from_json(extra[1])
 
     def argv(self, launch: Launch) -> list[str]:
-        own = ["--model", launch.model, "--slots", launch.slots, "--context", launch.context_tokens]
+        own = [
+            "--model",
+            launch.model,
+            "--slots",
+            launch.slots,
+            "--context",
+            launch.context_tokens,
+        ]
         where = ["--port", launch.port, "--report-fd", REPORT_FD, *other_host(launch)]
         return self.words(*own, *where, launch=launch)
 

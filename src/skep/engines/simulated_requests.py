@@ -1,4 +1,6 @@
-"""Requests to a simulated engine, read and counted, and the errors vLLM gives for those it does not take."""
+"""Requests to a simulated engine, read and counted, and the errors vLLM gives for those it does
+not take.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _CYCLE = tuple(
     for line in _STORY.strip().splitlines()
     for place, word in enumerate(line.split())
 )
-_SHORTEST, _MEAN_MORE = 40, 240  # of an answer that nothing limits: 280 tokens on average, few beyond 1,000
+# of an answer that nothing limits: 280 tokens on average, few beyond 1,000
+_SHORTEST = 40
+_MEAN_MORE = 240
 
 
 class SimulatedText(msgspec.Struct, frozen=True):
@@ -39,7 +43,9 @@ class SimulatedText(msgspec.Struct, frozen=True):
 
 
 def word(seed: int, place: int) -> str:
-    return MARK if place == 0 else _CYCLE[(seed + place) % len(_CYCLE)]
+    if place == 0:
+        return MARK
+    return _CYCLE[(seed + place) % len(_CYCLE)]
 
 
 def seed_of(prompt: str) -> int:
@@ -63,7 +69,12 @@ INSTRUCTIONS = ("system", "developer")  # roles of what comes before the task
 BYTES_PER_TOKEN = 4.0  # what is not written in Latin letters takes more tokens a character
 _TEMPLATE_TOKENS = 3.0  # a chat begins and ends with some of its own
 _MESSAGE_TOKENS = 4.0  # role and separators
-_KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
+_KINDS = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    503: "ServiceUnavailableError",
+}
 
 
 class SimulatedRefusal(Exception):
@@ -101,7 +112,10 @@ class _Chat(msgspec.Struct):
 
 def error_document(status: int, message: str) -> dict[str, Any]:
     kind = _KINDS.get(status, "InternalServerError")
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}, "simulated": True}
+    return {
+        "error": {"message": message, "type": kind, "param": None, "code": status},
+        "simulated": True,
+    }
 
 
 def _text_of(messages: Sequence[_Message]) -> str:
@@ -114,22 +128,33 @@ def parse_query(body: bytes, *, model: str, context_tokens: int) -> SimulatedQue
     try:
         chat = msgspec.json.decode(body, type=_Chat)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise SimulatedRefusal(f"the simulated engine cannot answer this request: {error}") from None
+        raise SimulatedRefusal(
+            f"the simulated engine cannot answer this request: {error}"
+        ) from None
     if chat.model not in (None, model):
         raise SimulatedRefusal(f"The model `{chat.model}` does not exist.", 404)
     text = _text_of(chat.messages)
-    size = len(text.encode("utf-8", "replace")) + (len(json.dumps(chat.tools)) if chat.tools else 0)
-    tokens = round(_TEMPLATE_TOKENS + _MESSAGE_TOKENS * len(chat.messages) + size / BYTES_PER_TOKEN)
+    size = len(text.encode("utf-8", "replace")) + (
+        len(json.dumps(chat.tools)) if chat.tools else 0
+    )
+    tokens = round(
+        _TEMPLATE_TOKENS + _MESSAGE_TOKENS * len(chat.messages) + size / BYTES_PER_TOKEN
+    )
     asked = chat.max_completion_tokens or chat.max_tokens
     if tokens >= context_tokens or tokens + (asked or 0) > context_tokens:
         raise SimulatedRefusal(
-            f"This model's maximum context length is {context_tokens} tokens. However, you requested "
-            f"{tokens + (asked or 1)} tokens ({tokens} in the messages, {asked or 1} in the completion). "
+            f"This model's maximum context length is {context_tokens} tokens. However, you "
+            "requested "
+            f"{tokens + (asked or 1)} tokens ({tokens} in the messages, {asked or 1} in the "
+            "completion). "
             f"Please reduce the length of the messages or completion."
         )
-    # the same task gets the same answer, also behind other instructions: a load begins them anew so that no cache helps
+    # the same task gets the same answer, also behind other instructions: a load begins them anew
+    # so that no cache helps
     task = _text_of([one for one in chat.messages if one.role not in INSTRUCTIONS]) or text
-    said = script(seed_of(task), asked or context_tokens - tokens, ignore_eos=bool(chat.ignore_eos))
+    said = script(
+        seed_of(task), asked or context_tokens - tokens, ignore_eos=bool(chat.ignore_eos)
+    )
     usage = bool((chat.stream_options or {}).get("include_usage"))
     return SimulatedQuery(bool(chat.stream), usage, tokens, said)
 
@@ -138,25 +163,45 @@ DONE = b"data: [DONE]\n\n"
 
 
 class SimulatedAnswer:
-    """One answer under way: tokens in, bytes out. What all its events have in common is written once."""
+    """One answer under way: tokens in, bytes out.
+
+    What all its events have in common is written once.
+    """
 
     __slots__ = ("_ask", "_fields", "_made", "_prefix", "_suffix")
 
     def __init__(self, ask: SimulatedQuery, number: int, model: str, created: int) -> None:
-        kind = "chat.completion.chunk" if ask.stream else "chat.completion"
+        if ask.stream:
+            kind = "chat.completion.chunk"
+        else:
+            kind = "chat.completion"
         self._ask = ask
         self._fields: Mapping[str, Any] = {
-            "id": f"chatcmpl-simulated-{number}", "object": kind, "created": created, "model": model, "simulated": True,
-        }  # fmt: skip
+            "id": f"chatcmpl-simulated-{number}",
+            "object": kind,
+            "created": created,
+            "model": model,
+            "simulated": True,
+        }
         before, _, after = self._event({"content": "\0"}).partition(b'"\\u0000"')
-        self._prefix, self._suffix = before, after
+        self._prefix = before
+        self._suffix = after
         self._made = 0
 
     def more(self, count: int) -> bytes:
         """Return the event of so many tokens more; the first one has the role before it."""
-        first, self._made = self._made, self._made + count
-        opening = self._event({"role": "assistant", "content": ""}) if first == 0 else b""
-        return opening + self._prefix + json.dumps(self._ask.script.text(first, self._made)).encode() + self._suffix
+        first = self._made
+        self._made = self._made + count
+        if first == 0:
+            opening = self._event({"role": "assistant", "content": ""})
+        else:
+            opening = b""
+        return (
+            opening
+            + self._prefix
+            + json.dumps(self._ask.script.text(first, self._made)).encode()
+            + self._suffix
+        )
 
     def ending(self) -> bytes:
         last = self._event({}, self._ask.script.finish_reason)
@@ -167,12 +212,22 @@ class SimulatedAnswer:
     def whole(self) -> bytes:
         script = self._ask.script
         message = {"role": "assistant", "content": script.text(0, script.tokens)}
-        choice = {"index": 0, "finish_reason": script.finish_reason, "logprobs": None, "message": message}
+        choice = {
+            "index": 0,
+            "finish_reason": script.finish_reason,
+            "logprobs": None,
+            "message": message,
+        }
         return json.dumps({**self._fields, "choices": [choice], "usage": self._usage()}).encode()
 
     def _usage(self) -> dict[str, Any]:
-        prompt, output = self._ask.prompt_tokens, self._ask.script.tokens
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        prompt = self._ask.prompt_tokens
+        output = self._ask.script.tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+        }
 
     def _event(self, delta: Mapping[str, str], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

@@ -1,7 +1,8 @@
-"""A simulated engine as a real process: `python -m skep.engines.simulated_server --model NAME --plan JSON`.
+"""A simulated engine as a real process: `python -m skep.engines.simulated_server --model NAME
+--plan JSON`.
 
-Speaks vLLM's protocol and keeps the times of the plan. No model runs: every answer says that it is simulated.
-"""
+Speaks vLLM's protocol and keeps the times of the plan. No model runs: every answer says that it is
+simulated."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from msgspec.structs import replace
 
 from skep.engines.base import REFUSED, fail_for_good, shows_key, take_key
 from skep.engines.simulated import SimulatedPlan, plan_from_json
-from skep.engines.simulated_requests import SimulatedAnswer, SimulatedRefusal, error_document, parse_query
+from skep.engines.simulated_requests import (
+    SimulatedAnswer,
+    SimulatedRefusal,
+    error_document,
+    parse_query,
+)
 from skep.errors import UserError
 from skep.paths import HOST
 from skep.planner.predict import BatchPass, Sequence, SimulatedReplica
@@ -34,19 +40,28 @@ from skep.wire.server_request import ServerRequest
 
 _SECONDS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _OF_MODEL = ("model_name", "engine")
-_TIMES = ("time_to_first_token", "request_time_per_output_token", "request_queue_time", "request_prefill_time",
-          "request_decode_time", "e2e_request_latency")  # fmt: skip
+_TIMES = (
+    "time_to_first_token", "request_time_per_output_token", "request_queue_time",
+    "request_prefill_time", "request_decode_time", "e2e_request_latency",
+)  # fmt: skip
 
 
 class SimulatedMetrics:
-    """What has happened since the start. Counters go up as it happens, request figures when a request ends."""
+    """What has happened since the start.
+
+    Counters go up as it happens, request figures when a request ends.
+    """
 
     def __init__(self, model: str = "") -> None:
-        self.prompt_tokens = self.output_tokens = self.drafts = self.drafted_tokens = self.passes = 0
+        self.prompt_tokens = self.output_tokens = self.drafts = self.drafted_tokens = (
+            self.passes
+        ) = 0
         self.accepted_tokens = self.behind_s = 0.0
         self.ended = {"stop": 0, "length": 0, "abort": 0}
         self.labels = (model, "0")
-        self.times = {name: Histogram(f"vllm:{name}_seconds", "", _OF_MODEL, _SECONDS) for name in _TIMES}
+        self.times = {
+            name: Histogram(f"vllm:{name}_seconds", "", _OF_MODEL, _SECONDS) for name in _TIMES
+        }
         for name in _TIMES:
             self.took(name, 0.0, times=0)  # it is there from the beginning, as vLLM's is
 
@@ -55,16 +70,32 @@ class SimulatedMetrics:
 
     def text(self, gauges: dict[str, float]) -> bytes:
         """`gauges`: what holds at this moment, by vLLM's name without its prefix."""
-        counters = {"prompt_tokens_total": self.prompt_tokens, "generation_tokens_total": self.output_tokens}
+        counters = {
+            "prompt_tokens_total": self.prompt_tokens,
+            "generation_tokens_total": self.output_tokens,
+        }
         if self.drafts:
             counters["spec_decode_num_drafts_total"] = self.drafts
             counters["spec_decode_num_draft_tokens_total"] = self.drafted_tokens
             counters["spec_decode_num_accepted_tokens_total"] = round(self.accepted_tokens)
-        ended: dict[Labels, float] = {(*self.labels, why): count for why, count in self.ended.items()}
+        ended: dict[Labels, float] = {
+            (*self.labels, why): count for why, count in self.ended.items()
+        }
         found: list[Metric] = [
-            Gauge("skep_simulated", "These figures are a prediction: no model runs here.", (), {(): 1}),
-            *(Gauge(f"vllm:{name}", "", _OF_MODEL, {self.labels: value}) for name, value in gauges.items()),
-            *(Counter(f"vllm:{name}", "", _OF_MODEL, {self.labels: count}) for name, count in counters.items()),
+            Gauge(
+                "skep_simulated",
+                "These figures are a prediction: no model runs here.",
+                (),
+                {(): 1},
+            ),
+            *(
+                Gauge(f"vllm:{name}", "", _OF_MODEL, {self.labels: value})
+                for name, value in gauges.items()
+            ),
+            *(
+                Counter(f"vllm:{name}", "", _OF_MODEL, {self.labels: count})
+                for name, count in counters.items()
+            ),
             Counter("vllm:request_success_total", "", (*_OF_MODEL, "finished_reason"), ended),
             *self.times.values(),
             Counter("skep_simulated_passes_total", "", (), {(): self.passes}),
@@ -73,12 +104,16 @@ class SimulatedMetrics:
         return metrics_text(found)
 
 
-TOO_LATE_S = 0.5  # behind by more, the time is lost and not made up: the machine slept, or is too slow for this rig
+# behind by more, the time is lost and not made up: the machine slept, or is too slow for this rig
+TOO_LATE_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """One request inside. `gain` is called with tokens that have come, `end` once after the last of them."""
+    """One request inside.
+
+    `gain` is called with tokens that have come, `end` once after the last of them.
+    """
 
     sequence: Sequence
     total: int
@@ -92,12 +127,15 @@ class SimulatedRequest:
 
 
 class SimulatedLoop:
-    """The passes of a simulated replica, one after the other in real time; `planner.predict` says what is in them.
+    """The passes of a simulated replica, one after the other in real time; `planner.predict` says
+    what is in them.
 
-    Each pass ends at a moment reckoned from the end of the last one, not from when the timer rang: no error adds up.
-    """
+    Each pass ends at a moment reckoned from the end of the last one, not from when the timer rang:
+    no error adds up."""
 
-    def __init__(self, replica: SimulatedReplica, meters: SimulatedMetrics, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, replica: SimulatedReplica, meters: SimulatedMetrics, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.replica = replica
         self.meters = meters
         self._loop = loop
@@ -107,7 +145,9 @@ class SimulatedLoop:
         self._gained = 0.0
         self._numbers = 0
 
-    def submit(self, prompt: int, total: int, gain: Callable[[int], None], end: Callable[[], None]) -> SimulatedRequest:
+    def submit(
+        self, prompt: int, total: int, gain: Callable[[int], None], end: Callable[[], None]
+    ) -> SimulatedRequest:
         self._numbers += 1
         sequence = Sequence(self._numbers, float(prompt), float(total))
         work = SimulatedRequest(sequence, total, gain, end, self._loop.time())
@@ -149,7 +189,11 @@ class SimulatedLoop:
             work = self._works[sequence.id]
             work.base = self._gained
             self._decoding[sequence.id] = work
-        ended = [self._works.pop(sequence.id) for sequence in progress.ended if sequence.id in self._works]
+        ended = [
+            self._works.pop(sequence.id)
+            for sequence in progress.ended
+            if sequence.id in self._works
+        ]
         for work in ended:
             self._decoding.pop(work.sequence.id, None)
         self._begin(at)  # the next pass does not wait for the writing
@@ -165,7 +209,9 @@ class SimulatedLoop:
             if work.sequence.id in last:
                 self._give(work, work.total - work.made)
             elif work.sequence.id in self._works:
-                self._give(work, min(work.total, 1 + int(self._gained - work.base + 1e-6)) - work.made)
+                self._give(
+                    work, min(work.total, 1 + int(self._gained - work.base + 1e-6)) - work.made
+                )
         for work in ended:
             self._close(work, at)
 
@@ -188,7 +234,9 @@ class SimulatedLoop:
             work.gain(count)
 
     def _close(self, work: SimulatedRequest, at: float) -> None:
-        took, first, let_in = self.meters.took, work.first_s or at, work.let_in_s or at
+        took = self.meters.took
+        first = work.first_s or at
+        let_in = work.let_in_s or at
         took("request_queue_time", let_in - work.sent_s)
         took("request_prefill_time", first - let_in)
         took("request_decode_time", at - first)
@@ -219,11 +267,17 @@ class SimulatedServer:
         self._answers = 0
         self._routes: dict[tuple[bytes, str], Callable[[ServerRequest], None]] = {
             (b"POST", "/v1/chat/completions"): self._generate,
-            (b"GET", "/health"): lambda request: _send(request, 200, {"status": "ok", "simulated": True}),
+            (b"GET", "/health"): lambda request: _send(
+                request, 200, {"status": "ok", "simulated": True}
+            ),
             (b"GET", "/v1/models"): self._models,
             (b"GET", "/metrics"): self._metrics,
-            (b"GET", "/simulated"): lambda request: request.respond(200, [_JSON, _MARK], plan.to_json().encode()),
-            (b"GET", "/version"): lambda request: _send(request, 200, {"version": "simulated", "simulated": True}),
+            (b"GET", "/simulated"): lambda request: request.respond(
+                200, [_JSON, _MARK], plan.to_json().encode()
+            ),
+            (b"GET", "/version"): lambda request: _send(
+                request, 200, {"version": "simulated", "simulated": True}
+            ),
         }
 
     def handle(self, request: ServerRequest) -> None:
@@ -242,7 +296,9 @@ class SimulatedServer:
 
     def _generate(self, request: ServerRequest) -> None:
         try:
-            ask = parse_query(request.body, model=self.model, context_tokens=self.plan.context_tokens)
+            ask = parse_query(
+                request.body, model=self.model, context_tokens=self.plan.context_tokens
+            )
         except SimulatedRefusal as refused:
             _refuse(request, refused.status, str(refused))
             return
@@ -273,16 +329,23 @@ class SimulatedServer:
         plan = self.plan
         told = {"simulated": True, "engine": f"simulated: {plan.about}", "slots": plan.slots}
         model = {
-            "id": self.model, "object": "model", "created": self._created, "owned_by": "skep-simulated",
-            "root": self.model, "max_model_len": plan.context_tokens, "simulated": True, "skep": told,
+            "id": self.model, "object": "model", "created": self._created,
+            "owned_by": "skep-simulated", "root": self.model,
+            "max_model_len": plan.context_tokens, "simulated": True, "skep": told,
         }  # fmt: skip
         _send(request, 200, {"object": "list", "data": [model], "simulated": True})
 
     def _metrics(self, request: ServerRequest) -> None:
         replica = self.simulated_loop.replica
-        used = min(1.0, max(0.0, replica.kv_tokens / replica.pool_tokens)) if replica.pool_tokens else 0.0
+        if replica.pool_tokens:
+            used = min(1.0, max(0.0, replica.kv_tokens / replica.pool_tokens))
+        else:
+            used = 0.0
         gauges: dict[str, float] = {"kv_cache_usage_perc": used}
-        gauges |= {"num_requests_running": replica.running, "num_requests_waiting": len(replica.waiting)}
+        gauges |= {
+            "num_requests_running": replica.running,
+            "num_requests_waiting": len(replica.waiting),
+        }
         request.respond(200, [_PLAIN, _MARK], self.meters.text(gauges))
 
 
@@ -294,9 +357,12 @@ def _refuse(request: ServerRequest, status: int, message: str) -> None:
     _send(request, status, error_document(status, message))
 
 
-async def serve(plan: SimulatedPlan, model: str, listener: socket.socket, report_fd: int | None, key: str = "") -> None:
+async def serve(
+    plan: SimulatedPlan, model: str, listener: socket.socket, report_fd: int | None, key: str = ""
+) -> None:
     """Until a signal says stop."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     await HttpServer(SimulatedServer(plan, model, key).handle).listen(listener)
@@ -319,7 +385,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--report-fd", type=int)
     args = parser.parse_args()
-    key, listener = take_key(), socket_for(args.host)
+    key = take_key()
+    listener = socket_for(args.host)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         plan = plan_from_json(args.plan)
@@ -331,7 +398,7 @@ def main() -> int:
     listener.listen(1024)
     changed = {"slots": args.slots, "context_tokens": args.context}
     plan = replace(plan, **{key: value for key, value in changed.items() if value is not None})
-    print(f"simulated: {plan.about}", file=sys.stderr, flush=True)  # noqa: T201 - the first line of its log
+    print((f"simulated: {plan.about}"), file=sys.stderr, flush=True)  # noqa: T201 - the first line of its log
     uvloop.run(serve(plan, args.model, listener, args.report_fd, key))
     return 0
 

@@ -1,10 +1,10 @@
 """Admission control. Knows limits, queues and leases; knows nothing of HTTP, processes or clocks.
 
-Every request is in exactly one place: waiting in its model's queue, holding a lease on a replica, or ended.
-A lease is *active* while its answer is under way. When its client hangs up it becomes *releasing*: engines go on
-working for seconds, so the slot returns only when the engine says that it is free, or when a bound has passed.
-Invariant: active + releasing leases of a replica never exceed its slots (unless its slots were just lowered).
-"""
+Every request is in exactly one place: waiting in its model's queue, holding a lease on a replica,
+or ended. A lease is *active* while its answer is under way. When its client hangs up it becomes
+*releasing*: engines go on working for seconds, so the slot returns only when the engine says that
+it is free, or when a bound has passed. Invariant: active + releasing leases of a replica never
+exceed its slots (unless its slots were just lowered)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ from skep.gateway.replica_table import (
 )
 
 COME_BACK_S = 5.0  # after a shutdown
-AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again
+AVOID_S = (
+    1.0  # a failed request waits for another replica, before it is tried on the same one again
+)
 LONG_AGO = -inf  # a slot that is found working was taken before anybody asked
 
 
@@ -46,7 +48,9 @@ class Admission:
         self.limits = limits or AdmissionLimits()
         self._models: dict[str, ModelPool] = {}
         self._replicas: dict[str, GatewayReplica] = {}
-        self._leaving: dict[tuple[str, str, str], GatewayReplica] = {}  # with answers under way, out of the table
+        self._leaving: dict[
+            tuple[str, str, str], GatewayReplica
+        ] = {}  # with answers under way, out of the table
         self._leases: dict[str, SlotLease] = {}  # all, by id, those in release too
         self._affinity = ConversationAffinity()
         self._kept_places = KeptPlaces()
@@ -85,33 +89,48 @@ class Admission:
 
     def to_confirm(self) -> tuple[ReplicaSpec, ...]:
         """Return the replicas that should be asked how many slots are busy."""
-        return tuple(one.spec for one in self.replicas() if one.spec.confirms and one.busy > one.active)
+        return tuple(
+            one.spec for one in self.replicas() if one.spec.confirms and one.busy > one.active
+        )
 
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
         """Return a replica for a request that takes no slot, such as a count of tokens."""
-        found = min(self._models[model].alive(now), key=load, default=None) if model in self._models else None
+        if model in self._models:
+            found = min(self._models[model].alive(now), key=load, default=None)
+        else:
+            found = None
         return found.spec if found else None
 
     # Events
 
     def set_limits(self, limits: AdmissionLimits, now: float) -> list[Action]:
-        """Set the limits for requests that come from now on; one that waits keeps the deadline it was given."""
+        """Set the limits for requests that come from now on; one that waits keeps the deadline it
+        was given.
+        """
         self.limits = limits
         for pool in self._models.values():
             pool.queue.aging_s = limits.aging_s
         return self._serve_all(now)
 
-    def set_replicas(self, specs: tuple[ReplicaSpec, ...], now: float, *, models: tuple[str, ...] = ()) -> list[Action]:
-        """Replace the whole table. `models` may name models that have no replica at the moment: their requests wait.
+    def set_replicas(
+        self, specs: tuple[ReplicaSpec, ...], now: float, *, models: tuple[str, ...] = ()
+    ) -> list[Action]:
+        """Replace the whole table. `models` may name models that have no replica at the moment:
+        their requests wait.
 
-        A replica seen for the first time may still be busy with what an earlier gateway sent it: if it can be asked,
-        all its slots count as releasing until it has answered.
-        """
+        A replica seen for the first time may still be busy with what an earlier gateway sent it:
+        if it can be asked, all its slots count as releasing until it has answered."""
         wanted = {spec.name: process_of(spec) for spec in specs}
-        for name in [name for name, replica in self._replicas.items() if wanted.get(name) != process_of(replica.spec)]:
+        for name in [
+            name
+            for name, replica in self._replicas.items()
+            if wanted.get(name) != process_of(replica.spec)
+        ]:
             gone = self._replicas.pop(name)
             self._models[gone.spec.model].lose(gone)
-            for lease in [lease for lease in gone.leases.values() if lease.releasing_until is not None]:
+            for lease in [
+                lease for lease in gone.leases.values() if lease.releasing_until is not None
+            ]:
                 self._end(lease)
             if gone.leases:
                 self._leaving[process_of(gone.spec)] = gone
@@ -122,7 +141,9 @@ class Admission:
             elif known.spec != spec:
                 known.become(spec)
         actions: list[Action] = []
-        by_model: dict[str, list[GatewayReplica]] = {name: [] for name in {spec.model for spec in specs} | set(models)}
+        by_model: dict[str, list[GatewayReplica]] = {
+            name: [] for name in {spec.model for spec in specs} | set(models)
+        }
         for replica in self._replicas.values():
             by_model[replica.spec.model].append(replica)
         for name in self._models.keys() - by_model.keys():
@@ -133,14 +154,20 @@ class Admission:
         return actions + self._serve_all(now)
 
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
-        """Forward, queue or reject a request. `may_wait`: so many may wait, whatever the limit says."""
+        """Forward, queue or reject a request.
+
+        `may_wait`: so many may wait, whatever the limit says.
+        """
         if self.closed:
             return [Reject(arrival.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S)]
         pool = self._models.get(arrival.model)
         if pool is None:
             return [Reject(arrival.request_id, RejectCode.UNKNOWN_MODEL)]
         longest = self.limits.max_wait_s
-        wait_s = longest if arrival.max_wait_s is None else min(longest, arrival.max_wait_s)
+        if arrival.max_wait_s is None:
+            wait_s = longest
+        else:
+            wait_s = min(longest, arrival.max_wait_s)
         arrival.arrived_at = arrival.queued_at = now
         arrival.deadline = now + wait_s
         if not pool.queue.by_id:
@@ -156,7 +183,11 @@ class Admission:
         evicted: list[Action] = []
         if len(pool.queue.by_id) >= max(may_wait, self.limits.max_queue):
             loser = pool.queue.to_evict(arrival)
-            evicted.append(Reject(loser or arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now)))
+            evicted.append(
+                Reject(
+                    loser or arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now)
+                )
+            )
             if loser is None:
                 if place is not None:
                     self._kept_places.keep(key_of(arrival), place)
@@ -165,20 +196,34 @@ class Admission:
         pool.queue.put(arrival, turn=place.turn if place is not None else None)
         return evicted + self._serve(pool, now)
 
-    def _refuse_long_wait(self, pool: ModelPool, arrival: Arrival, place: QueuePlace | None, now: float) -> Reject:
-        """Refuse a request whose client would give up while it waits; its place is kept for when it comes back."""
+    def _refuse_long_wait(
+        self, pool: ModelPool, arrival: Arrival, place: QueuePlace | None, now: float
+    ) -> Reject:
+        """Refuse a request whose client would give up while it waits; its place is kept for when
+        it comes back.
+        """
         wait_s = pool.expected_wait_s(now, arrival.arrived_at)
         turn = place.turn if place is not None else pool.queue.served
-        self._kept_places.keep(key_of(arrival), QueuePlace(arrival.arrived_at, turn, now + wait_s + KEPT_S))
+        self._kept_places.keep(
+            key_of(arrival), QueuePlace(arrival.arrived_at, turn, now + wait_s + KEPT_S)
+        )
         return Reject(arrival.request_id, RejectCode.WAIT_TOO_LONG, wait_s)
 
-    def happened(self, event: Event, request_id: str, now: float, flag: bool = False) -> list[Action]:
-        """Call the event's method. `flag`: `answered`, `complaint` or `counts`, where it has one."""
+    def happened(
+        self, event: Event, request_id: str, now: float, flag: bool = False
+    ) -> list[Action]:
+        """Call the event's method.
+
+        `flag`: `answered`, `complaint` or `counts`, where it has one.
+        """
         flagged = (flag,) if event <= Event.FAILED else ()
         return getattr(self, event.name.lower())(request_id, now, *flagged) or []
 
     def answering(self, request_id: str, now: float, complaint: bool = False) -> None:
-        """The engine has begun to answer: it surely holds a slot. `complaint`: with a 502, 503 or 504."""
+        """The engine has begun to answer: it surely holds a slot.
+
+        `complaint`: with a 502, 503 or 504.
+        """
         lease = self._leases.get(request_id)
         if lease is not None:
             lease.answered = True
@@ -186,7 +231,8 @@ class Admission:
             (breaker.bad_answer if complaint else breaker.answered)(now)
 
     def finished(self, request_id: str, now: float, answered: bool = False) -> list[Action]:
-        """The answer is complete, or its connection broke with the engine's side gone. Repeats have no effect.
+        """The answer is complete, or its connection broke with the engine's side gone. Repeats
+        have no effect.
 
         `answered`: it came at once, and nobody said before that it was `answering`.
         """
@@ -202,10 +248,15 @@ class Admission:
             return []
         seconds = now - lease.granted_at
         pool.service_s += SMOOTHING * (seconds - pool.service_s) if pool.service_s else seconds
-        return self._serve(pool, now) if pool.queue.by_id else []
+        if pool.queue.by_id:
+            return self._serve(pool, now)
+        return []
 
     def hung_up(self, request_id: str, now: float) -> list[Action]:
-        """The client left: out of the queue, or the slot goes into release. Repeats have no effect."""
+        """The client left: out of the queue, or the slot goes into release.
+
+        Repeats have no effect.
+        """
         lease = self._active(request_id)
         if lease is None:
             for pool in self._models.values():
@@ -228,16 +279,23 @@ class Admission:
         return self._serve(pool, now)  # a soft limit counts only what is still wanted
 
     def not_sent(self, request_id: str, now: float) -> list[Action]:
-        """The client had left before the replica was asked: its slot is free. Repeats have no effect."""
+        """The client had left before the replica was asked: its slot is free.
+
+        Repeats have no effect.
+        """
         lease = self._leases.get(request_id)
         if lease is None:
             return []
         self._end(lease)
         pool = self._models.get(lease.home.spec.model)
-        return self._serve(pool, now) if pool is not None else []
+        if pool is not None:
+            return self._serve(pool, now)
+        return []
 
     def may_retry(self, request_id: str, now: float) -> bool:
-        """Return whether another replica could be tried instead of handing on what this one said."""
+        """Return whether another replica could be tried instead of handing on what this one
+        said.
+        """
         lease = self._leases.get(request_id)
         if lease is None or self.closed or lease.entry.attempts >= self.limits.attempts:
             return False
@@ -245,7 +303,10 @@ class Admission:
         return pool is not None and pool.others(lease.home, now)
 
     def turned_away(self, request_id: str, now: float, complaint: bool) -> list[Action]:
-        """The replica answered that it cannot, and another one is to be asked. `complaint`: it did not say 429."""
+        """The replica answered that it cannot, and another one is to be asked.
+
+        `complaint`: it did not say 429.
+        """
         lease = self._active(request_id)
         if lease is None:
             return []
@@ -254,7 +315,10 @@ class Admission:
         return self._again(lease, now)
 
     def failed(self, request_id: str, now: float, counts: bool = True) -> list[Action]:
-        """It gave no byte: back to the head of its flow, or rejected. `counts`: the engine got the request."""
+        """It gave no byte: back to the head of its flow, or rejected.
+
+        `counts`: the engine got the request.
+        """
         lease = self._active(request_id)
         if lease is None:
             return []
@@ -264,7 +328,10 @@ class Admission:
         return self._again(lease, now)
 
     def gave_up(self, request_id: str, now: float) -> list[Action]:
-        """The gateway broke a silent attempt off. The engine may still work on it: its slot goes into release."""
+        """The gateway broke a silent attempt off.
+
+        The engine may still work on it: its slot goes into release.
+        """
         lease = self._active(request_id)
         if lease is None:
             return []
@@ -273,7 +340,9 @@ class Admission:
             self._placeholder_lease(lease.home, now, changed_at=now)
         return self._again(lease, now)
 
-    def engine_busy(self, spec: ReplicaSpec, busy: int, asked_at: float, now: float) -> list[Action]:
+    def engine_busy(
+        self, spec: ReplicaSpec, busy: int, asked_at: float, now: float
+    ) -> list[Action]:
         """The engine says that `busy` of its slots work. Slots in release beyond that are free."""
         replica = self._replicas.get(spec.name)
         if replica is None or process_of(replica.spec) != process_of(spec):
@@ -293,7 +362,11 @@ class Admission:
             return self._serve_all(now)
         if now - replica.breaker.heard_at < self.limits.dead_after_s:
             return []
-        return [Withdraw(lease.id) for lease in replica.leases.values() if lease.releasing_until is None]
+        return [
+            Withdraw(lease.id)
+            for lease in replica.leases.values()
+            if lease.releasing_until is None
+        ]
 
     def heard(self, spec: ReplicaSpec, at: float) -> None:
         """A byte came from the replica, whatever it was part of."""
@@ -302,7 +375,9 @@ class Admission:
             replica.breaker.heard_at = at
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed: deadlines of the queue, bounds of releases, replicas that may be tried again."""
+        """Time passed: deadlines of the queue, bounds of releases, replicas that may be tried
+        again.
+        """
         for lease in list(self._leases.values()):
             if lease.releasing_until is not None and lease.releasing_until <= now:
                 self._end(lease)
@@ -310,7 +385,9 @@ class Admission:
         for pool in self._models.values():
             for entry in [entry for entry in pool.queue if entry.deadline <= now]:
                 pool.queue.remove(entry.request_id)
-                actions.append(Reject(entry.request_id, RejectCode.QUEUE_TIMEOUT, pool.expected_wait_s(now)))
+                actions.append(
+                    Reject(entry.request_id, RejectCode.QUEUE_TIMEOUT, pool.expected_wait_s(now))
+                )
         return actions + self._serve_all(now)
 
     def load_failed(self, model: str, why: str, retry_after_s: float) -> list[Action]:
@@ -318,7 +395,9 @@ class Admission:
         pool = self._models.get(model)
         if pool is None or pool.replicas:
             return []
-        return [Reject(name, RejectCode.LOAD_FAILED, retry_after_s, why) for name in pool.queue.clear()]
+        return [
+            Reject(name, RejectCode.LOAD_FAILED, retry_after_s, why) for name in pool.queue.clear()
+        ]
 
     def close(self) -> list[Action]:
         """Admit nothing new and empty the queues; what is under way goes on."""
@@ -326,22 +405,33 @@ class Admission:
         waiting = [name for pool in self._models.values() for name in pool.queue.clear()]
         return [Reject(name, RejectCode.SHUTTING_DOWN, COME_BACK_S) for name in waiting]
 
-    def _keep_place(self, entry: Arrival, turn: int, now: float, *, had_slot: bool = False) -> None:
+    def _keep_place(
+        self, entry: Arrival, turn: int, now: float, *, had_slot: bool = False
+    ) -> None:
         place = QueuePlace(entry.arrived_at, turn, now + KEPT_S, had_slot or entry.gave_up_slot)
         self._kept_places.keep(key_of(entry), place)
 
     def _active(self, request_id: str) -> SlotLease | None:
-        """Return the lease of a request, or None if it has ended or is in release: a repeated event has no effect."""
+        """Return the lease of a request, or None if it has ended or is in release: a repeated
+        event has no effect.
+        """
         lease = self._leases.get(request_id)
-        return lease if lease is not None and lease.releasing_until is None else None
+        if lease is not None and lease.releasing_until is None:
+            return lease
+        return None
 
     def _find(self, spec: ReplicaSpec) -> GatewayReplica | None:
         """Return the replica of this process, also if it has left the table."""
-        meant, replica = process_of(spec), self._replicas.get(spec.name)
-        return replica if replica is not None and process_of(replica.spec) == meant else self._leaving.get(meant)
+        meant = process_of(spec)
+        replica = self._replicas.get(spec.name)
+        if replica is not None and process_of(replica.spec) == meant:
+            return replica
+        return self._leaving.get(meant)
 
     def _serve_all(self, now: float) -> list[Action]:
-        return [action for pool in list(self._models.values()) for action in self._serve(pool, now)]
+        return [
+            action for pool in list(self._models.values()) for action in self._serve(pool, now)
+        ]
 
     def _serve(self, pool: ModelPool, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -351,7 +441,9 @@ class Admission:
             actions.append(self._grant(pool, entry, replica, now))
         return actions
 
-    def _grant(self, pool: ModelPool, entry: Arrival, replica: GatewayReplica, now: float) -> Forward:
+    def _grant(
+        self, pool: ModelPool, entry: Arrival, replica: GatewayReplica, now: float
+    ) -> Forward:
         entry.attempts += 1
         request_id = entry.request_id
         lease = self._leases[request_id] = SlotLease(request_id, replica, entry, now, now)
@@ -362,12 +454,16 @@ class Admission:
     def _again(self, lease: SlotLease, now: float) -> list[Action]:
         """Queue a request that a replica failed once more, or reject it."""
         self._end(lease)
-        entry, pool = lease.entry, self._models.get(lease.home.spec.model)
+        entry = lease.entry
+        pool = self._models.get(lease.home.spec.model)
         if pool is None:
             return [Reject(entry.request_id, RejectCode.UNKNOWN_MODEL)]
-        entry.avoid, entry.avoid_until = lease.home.name, now + AVOID_S
+        entry.avoid = lease.home.name
+        entry.avoid_until = now + AVOID_S
         if entry.attempts >= self.limits.attempts or self.closed:
-            rejection = Reject(entry.request_id, RejectCode.REPLICA_LOST, pool.expected_wait_s(now))
+            rejection = Reject(
+                entry.request_id, RejectCode.REPLICA_LOST, pool.expected_wait_s(now)
+            )
             return [rejection, *self._serve(pool, now)]
         pool.queue.put(entry, first=True)
         return self._serve(pool, now)
@@ -382,7 +478,9 @@ class Admission:
             self._leaving.pop(process_of(home.spec), None)
 
     def _new_replica(self, spec: ReplicaSpec, now: float) -> GatewayReplica:
-        """Return a new replica, or the one of the same process with what it still has under way."""
+        """Return a new replica, or the one of the same process with what it still has under
+        way.
+        """
         replica = self._leaving.pop(process_of(spec), None)
         if replica is None:
             replica = GatewayReplica(spec, now)
@@ -392,7 +490,9 @@ class Admission:
             self._placeholder_lease(replica, now, changed_at=LONG_AGO)
         return replica
 
-    def _placeholder_lease(self, replica: GatewayReplica, now: float, *, changed_at: float) -> None:
+    def _placeholder_lease(
+        self, replica: GatewayReplica, now: float, *, changed_at: float
+    ) -> None:
         """Put a slot that works for an unknown request into release."""
         entry = Arrival(f"phantom-{next(self._numbers)}", replica.spec.model)
         until = now + replica.spec.release_bound_s
@@ -406,30 +506,52 @@ GIVEN_UP = "failed"  # it is not tried again before the user says so
 
 
 class UnloadedModels:
-    """Models that have to be loaded before anybody answers: in what state, and who was told that they are wanted."""
+    """Models that have to be loaded before anybody answers: in what state, and who was told that
+    they are wanted.
+    """
 
     def __init__(self) -> None:
-        self.states: dict[str, str] = {}  # by model; empty while all are loaded: all that a request then pays for
-        self._told: set[str] = set()  # the supervisor was told, and has not said what it makes of it
-        self._failures: dict[str, tuple[str, float]] = {}  # why, and until when it is not tried again
+        self.states: dict[
+            str, str
+        ] = {}  # by model; empty while all are loaded: all that a request then pays for
+        # The supervisor was told, and has not said what it makes of it.
+        self._told: set[str] = set()
+        self._failures: dict[
+            str, tuple[str, float]
+        ] = {}  # why, and until when it is not tried again
 
     def become(
-        self, table: Mapping[str, UnloadedModel], serving: Iterable[str], models: Iterable[str] = ()
+        self,
+        table: Mapping[str, UnloadedModel],
+        serving: Iterable[str],
+        models: Iterable[str] = (),
     ) -> list[str]:
-        """What the supervisor says; the models that have just been loaded. Those on their way have not failed.
+        """What the supervisor says; the models that have just been loaded. Those on their way have
+        not failed.
 
         One of the `models` that failed, and of which nothing else is said, has been given up.
         """
-        before, served = self.states, set(serving)
+        before = self.states
+        served = set(serving)
         self.states = {model: said.state for model, said in table.items()}
         self._told = {model for model in self._told if self.states.get(model) in NOT_COMING}
-        moving = {model for model, state in self.states.items() if state not in (*NOT_COMING, GIVEN_UP)} | served
-        self._failures = {model: found for model, found in self._failures.items() if model not in moving}
+        moving = {
+            model for model, state in self.states.items() if state not in (*NOT_COMING, GIVEN_UP)
+        } | served
+        self._failures = {
+            model: found for model, found in self._failures.items() if model not in moving
+        }
         for model, state in self.states.items():
             if state == GIVEN_UP and model not in self._failures:
                 self._failures[model] = (table[model].why or "it did not start", float("-inf"))
-        self.states |= dict.fromkeys(self._failures.keys() & set(models) - self.states.keys(), GIVEN_UP)
-        return [model for model, state in before.items() if state == "loading" and model in served - self.states.keys()]
+        self.states |= dict.fromkeys(
+            self._failures.keys() & set(models) - self.states.keys(), GIVEN_UP
+        )
+        return [
+            model
+            for model, state in before.items()
+            if state == "loading" and model in served - self.states.keys()
+        ]
 
     def should_request_load(self, model: str) -> bool:
         """Return whether the supervisor has to hear that it is wanted; once, until it moves."""
@@ -443,13 +565,17 @@ class UnloadedModels:
         self._told.discard(model)
 
     def failure(self, model: str, now: float) -> tuple[str, float | None] | None:
-        """Return why it could not be loaded, and after how long to come back; None: nobody tries by himself."""
+        """Return why it could not be loaded, and after how long to come back; None: nobody tries
+        by himself.
+        """
         if model not in self._failures:
             return None
         why, until = self._failures[model]
         if now < until:
             return why, until - now
-        return (why, None) if self.states.get(model) == GIVEN_UP else None
+        if self.states.get(model) == GIVEN_UP:
+            return (why, None)
+        return None
 
     def words(self, model: str) -> str:
         """For those who wait, in one line: a model may be called anything."""

@@ -1,20 +1,22 @@
-"""A look at bodies: which model a request wants, how its conversation begins, how many tokens an answer says it has.
+"""A look at bodies: which model a request wants, how its conversation begins, how many tokens an
+answer says it has.
 
 Reads; never changes a byte.
 
-Small bodies are decoded (unknown fields are skipped over, not built). Of large ones only the beginning and the end are
-read, where these suffice: decoding 100 KB would cost more than the rest of the gateway's work. Two things make that
-safe. No key can be forged from inside a string: there every quote has a backslash before it. And what follows a key up
-to the end of the body is, with a brace before it, JSON of its own exactly if that key is the document's own. So is what
-stands before the key, with a brace behind it.
+Small bodies are decoded (unknown fields are skipped over, not built). Of large ones only the
+beginning and the end are read, where these suffice: decoding 100 KB would cost more than the rest
+of the gateway's work. Two things make that safe. No key can be forged from inside a string: there
+every quote has a backslash before it. And what follows a key up to the end of the body is, with a
+brace before it, JSON of its own exactly if that key is the document's own. So is what stands
+before the key, with a brace behind it.
 
-Of several `model` keys the last counts, as it does for engines. A large body that begins with one is not searched for
-another: whoever sends two is routed by one and answered by an engine that may have read the other.
+Of several `model` keys the last counts, as it does for engines. A large body that begins with one
+is not searched for another: whoever sends two is routed by one and answered by an engine that may
+have read the other.
 
-A body over `LONG_BYTES` is never decoded whole: decoding holds the interpreter's lock for its whole time, so not even a
-thread would keep the other requests going. Its model is found if it stands in the first or the last `LONG_BYTES`, and
-its engine says whether the body is valid.
-"""
+A body over `LONG_BYTES` is never decoded whole: decoding holds the interpreter's lock for its
+whole time, so not even a thread would keep the other requests going. Its model is found if it
+stands in the first or the last `LONG_BYTES`, and its engine says whether the body is valid."""
 
 from __future__ import annotations
 
@@ -38,38 +40,57 @@ PROMPT_BEGINNING = 512  # the same of a bare prompt, which grows at its end
 LONGEST_NAME = 1024  # characters of a model's name: names are repeated in answers, logs and rows
 _HEAD_BYTES = 4096
 _FORM_BYTES = 65_536
-_PARTS_BYTES, _PARTS_TOKENS = 65_536, 256  # of a message's parts, searched for its text
+# of a message's parts, searched for its text
+_PARTS_BYTES = 65_536
+_PARTS_TOKENS = 256
 _TRIES = 8  # words `user` looked at before a search is given up
-_FINDS, _PROOFS = 256, 8  # the same for keys `model`, and for those whose end of the body is decoded
+# the same for keys `model`, and for those whose end of the body is decoded
+_FINDS = 256
+_PROOFS = 8
 _BACKSLASH = ord("\\")
 _BOM = b"\xef\xbb\xbf"
 
 _FLAT = rb'\s*+"[^"\\]*+"\s*+:\s*+(?:"[^"\\]*+"|[-+.\w]++)\s*+'  # a pair that needs no decoding
 # Groups are atomic, not possessive: Python before 3.11.5 matches those wrongly (gh-106052).
-_HEAD = re.compile(rb"\s*+\{(?>(?:" + _FLAT + rb',)*)\s*+"(messages|input|prompt)"\s*+:\s*+(?=["\[])')
+_HEAD = re.compile(
+    rb"\s*+\{(?>(?:" + _FLAT + rb',)*)\s*+"(messages|input|prompt)"\s*+:\s*+(?=["\[])'
+)
 _STRING = re.compile(rb'[^"\\]*+(?>(?:\\.[^"\\]*+)*)', re.DOTALL)
 _MODEL = re.compile(rb'"model"\s*+:\s*+(?P<name>"' + _STRING.pattern + rb'")', re.DOTALL)
 _BEGINNING = re.compile(rb"\s*+\{(?:" + _FLAT + rb",)*\s*+" + _MODEL.pattern, re.DOTALL)
 _ROLE = re.compile(rb'"role"\s*+:\s*+\Z')
-_CONTENT = re.compile(rb'\s*+(?>(?:,(?!\s*+"content")' + _FLAT + rb')*),\s*+"content"\s*+:\s*+(?=["\[])')
-# A string that does not end in the window is one token up to there. Else each quote in it would be tried in turn.
-_TOKEN = re.compile(rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
+_CONTENT = re.compile(
+    rb'\s*+(?>(?:,(?!\s*+"content")' + _FLAT + rb')*),\s*+"content"\s*+:\s*+(?=["\[])'
+)
+# A string that does not end in the window is one token up to there. Else each quote in it would be
+# tried in turn.
+_TOKEN = re.compile(
+    rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL
+)
 _SESSION_KEYS = (b'"prompt_cache_key"', b'"user_id"')
 _NAME = re.compile(rb'\s*+:\s*+("' + _STRING.pattern + rb'")', re.DOTALL)
 _NAME_WINDOW = 2048  # bytes at each end of a large body that are searched for a session's name
-_FINGERPRINT_BYTES = 512  # at the end of a body that tell it from others of the same session and length
+_FINGERPRINT_BYTES = (
+    512  # at the end of a body that tell it from others of the same session and length
+)
 # Claude Code begins its system prompt with a line that changes with every request.
 _BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*+')
 _BILLING_WINDOW = 2048
 _STREAMS_EARLY = re.compile(rb"\s*+\{(?:" + _FLAT + rb',)*\s*+"stream"\s*+:\s*+true\s*+[,}]')
-_FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n')
+_FIELD = re.compile(
+    rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n'
+)
 
 
 class BodySummary(msgspec.Struct, frozen=True):
     model: str | None  # None: the body names none
     conversation: int | None = None
-    name_at: tuple[int, int] | None = None  # where a body that was not decoded has the name, with its quotes
-    session: int | None = None  # the digest of its name: of `prompt_cache_key`, else of `metadata.user_id`
+    name_at: tuple[int, int] | None = (
+        None  # where a body that was not decoded has the name, with its quotes
+    )
+    session: int | None = (
+        None  # the digest of its name: of `prompt_cache_key`, else of `metadata.user_id`
+    )
 
 
 class NotAnObject(ValueError):
@@ -108,7 +129,8 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True) -> BodySummary:
-    """`conversation`: its digest is wanted too. There is no use for it where one replica serves the model.
+    """`conversation`: its digest is wanted too. There is no use for it where one replica serves
+    the model.
 
     `session`: so is the name of its session, which a header may have told already.
     """
@@ -123,46 +145,68 @@ def inspect_body(body: bytes, *, conversation: bool = True, session: bool = True
             return inspect_body(body[len(_BOM) :], conversation=conversation, session=session)
         raise NotAnObject(str(error)) from None
     digest = _conversation(fields) if conversation else None
-    return BodySummary(fields.model, digest, session=_session_of_fields(fields) if session else None)
+    return BodySummary(
+        fields.model, digest, session=_session_of_fields(fields) if session else None
+    )
 
 
 def _session_of_fields(fields: _RequestBody) -> int | None:
     if not fields.prompt_cache_key and not fields.metadata:
         return None
-    key = _decoded(_texts, bytes(fields.prompt_cache_key)) if fields.prompt_cache_key else None
+    if fields.prompt_cache_key:
+        key = _decoded(_texts, bytes(fields.prompt_cache_key))
+    else:
+        key = None
     if key is None and fields.metadata:
         metadata = _decoded(_metadata, bytes(fields.metadata))
         key = metadata.user_id if metadata is not None else None
-    return session_digest(key.encode("utf-8", "replace")) if key else None
+    if key:
+        return session_digest(key.encode("utf-8", "replace"))
+    return None
 
 
 def _session_of_ends(body: bytes) -> int | None:
-    """Look for a session's name at the end and the beginning of a large body. No string holds such a key: its quotes
-    would have backslashes before them.
-    """
+    """Look for a session's name at the end and the beginning of a large body. No string holds such
+    a key: its quotes would have backslashes before them."""
     last = max(0, len(body) - _NAME_WINDOW)
     for key in _SESSION_KEYS:
-        # Searched for as it stands: an expression would look at each byte, which takes longer than all the rest.
+        # Searched for as it stands: an expression would look at each byte, which takes longer than
+        # all the rest.
         at = body.find(key, last)
         if at < 0:
             at = body.find(key, 0, _NAME_WINDOW)
-        match = _NAME.match(body, at + len(key)) if at > 0 and body[at - 1] != _BACKSLASH else None
-        text = _decoded(_texts, match[1]) if match is not None else None
+        if at > 0 and body[at - 1] != _BACKSLASH:
+            match = _NAME.match(body, at + len(key))
+        else:
+            match = None
+        if match is not None:
+            text = _decoded(_texts, match[1])
+        else:
+            text = None
         if text:
             return session_digest(text.encode("utf-8", "replace"))
     return None
 
 
 def model_of_form(body: bytes) -> str | None:
-    """Return the field `model` of a multipart form, as audio and image endpoints take it: before or behind the file."""
+    """Return the field `model` of a multipart form, as audio and image endpoints take it: before
+    or behind the file.
+    """
     found = _FIELD.search(body, 0, _FORM_BYTES)
     if found is None and len(body) > _FORM_BYTES:
         found = _FIELD.search(body, len(body) - _FORM_BYTES)
-    return found[1].decode("utf-8", "replace") if found else None
+    if found:
+        return found[1].decode("utf-8", "replace")
+    return None
 
 
-def with_model(body: bytes, old: str, new: str, name_at: tuple[int, int] | None = None) -> bytes | None:
-    """Return the body with the value of its own `model` replaced and every other byte kept. None: not found."""
+def with_model(
+    body: bytes, old: str, new: str, name_at: tuple[int, int] | None = None
+) -> bytes | None:
+    """Return the body with the value of its own `model` replaced and every other byte kept.
+
+    None: not found.
+    """
     if name_at is not None:
         return _with_name(body, name_at, new)
     found = _own_model(body) or _BEGINNING.match(body, 0, _HEAD_BYTES)
@@ -170,7 +214,9 @@ def with_model(body: bytes, old: str, new: str, name_at: tuple[int, int] | None 
         return None
     changed = _with_name(body, found.span("name"), new)
     said = _decoded(_names, changed.removeprefix(_BOM))
-    return changed if said is not None and said.model == new else None
+    if said is not None and said.model == new:
+        return changed
+    return None
 
 
 def _with_name(body: bytes, name_at: tuple[int, int], new: str) -> bytes:
@@ -186,8 +232,12 @@ def _decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:
 
 
 def _own_model(body: bytes) -> re.Match[bytes] | None:
-    """Return the document's own last `model`, proven by what follows it, or in a long body by what stands before it."""
-    at, proofs, last = len(body), 0, len(body) - LONG_BYTES
+    """Return the document's own last `model`, proven by what follows it, or in a long body by what
+    stands before it.
+    """
+    at = len(body)
+    proofs = 0
+    last = len(body) - LONG_BYTES
     for _ in range(_FINDS):
         at = body.rfind(b'"model"', max(0, last), at)
         if at <= 0 or proofs == _PROOFS:
@@ -198,7 +248,9 @@ def _own_model(body: bytes) -> re.Match[bytes] | None:
         proofs += 1
         if (said := _decoded(_names, b"{" + body[at:])) is not None:
             # Another name than this one's: a later key is spelled with escapes.
-            return found if said.model is not None and said.model == _decoded(_texts, found["name"]) else None
+            if said.model is not None and said.model == _decoded(_texts, found["name"]):
+                return found
+            return None
     for found in islice(_MODEL.finditer(body, 0, LONG_BYTES), _PROOFS) if last > 0 else ():
         before = body[: found.start()].removeprefix(_BOM)
         if before[-1:] != b"\\" and _decoded(_names, before + b'"":0}') is not None:
@@ -207,26 +259,41 @@ def _own_model(body: bytes) -> re.Match[bytes] | None:
 
 
 def _inspect_ends(body: bytes, *, conversation: bool, session: bool) -> BodySummary | None:
-    """Look at the beginning and the end of a large body. None: it has to be decoded, and is short enough for that."""
-    is_long, start = len(body) > LONG_BYTES, len(_BOM) if body.startswith(_BOM) else 0
+    """Look at the beginning and the end of a large body.
+
+    None: it has to be decoded, and is short enough for that.
+    """
+    is_long = len(body) > LONG_BYTES
+    start = len(_BOM) if body.startswith(_BOM) else 0
     if is_long and not body[start : start + _HEAD_BYTES].lstrip().startswith(b"{"):
         raise NotAnObject("it does not begin with a brace")
     head = _HEAD.match(body, start, start + _HEAD_BYTES)
-    digest = _digest_of_head(body, head, guess=is_long) if head is not None and conversation else None
+    if head is not None and conversation:
+        digest = _digest_of_head(body, head, guess=is_long)
+    else:
+        digest = None
     if not is_long and (head is None or (conversation and digest is None)):
         return None
-    found = (_BEGINNING.match(body, start, head.end()) if head is not None else None) or _own_model(body)
-    name = _decoded(_texts, found["name"]) if found is not None else None
+    found = (
+        _BEGINNING.match(body, start, head.end()) if head is not None else None
+    ) or _own_model(body)
+    if found is not None:
+        name = _decoded(_texts, found["name"])
+    else:
+        name = None
     named = _session_of_ends(body) if session else None
     if found is None or name is None:
-        return BodySummary(None, digest, session=named) if is_long else None
+        if is_long:
+            return BodySummary(None, digest, session=named)
+        return None
     if len(name) > LONGEST_NAME:
         raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
     return BodySummary(name, digest, found.span("name"), named)
 
 
 def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int | None:
-    """Return the digest `_conversation` gives, of OpenAI's `messages` that begin with the system's.
+    """Return the digest `_conversation` gives, of OpenAI's `messages` that begin with the
+    system's.
 
     Others may have the system's words in a field anywhere: None, or a `guess` that they have not.
     """
@@ -234,27 +301,35 @@ def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int |
     if guess and body[start : start + 1] == b'"':
         return zlib.crc32(body[start : start + PROMPT_BEGINNING])
     user = _first_user(body, start, start + LONG_BYTES)
-    begins = body.find(b'"system"', start, user) >= 0 or body.find(b'"developer"', start, user) >= 0
-    return _digest_at(body, start, user, 0) if user >= 0 and (guess or (begins and head[1] == b"messages")) else None
+    begins = (
+        body.find(b'"system"', start, user) >= 0 or body.find(b'"developer"', start, user) >= 0
+    )
+    if user >= 0 and (guess or (begins and head[1] == b"messages")):
+        return _digest_at(body, start, user, 0)
+    return None
 
 
 def _conversation(fields: _RequestBody) -> int | None:
     """Return a digest of everything up to and including the (beginning of the) first user message.
 
-    System prompts are shared by many agents, so they alone do not tell a conversation. The digest must not change as
-    the conversation grows: it covers the text of that message and nothing behind it. Only its text, because clients
-    move marks (`cache_control`) from message to message.
+    System prompts are shared by many agents, so they alone do not tell a conversation. The digest
+    must not change as the conversation grows: it covers the text of that message and nothing
+    behind it. Only its text, because clients move marks (`cache_control`) from message to message.
     """
     said = bytes(fields.messages) or bytes(fields.input) or bytes(fields.prompt)
     if said in (b"", b"null", b"[]"):
         return None
     seed = zlib.crc32(fields.instructions, zlib.crc32(_without_billing(bytes(fields.system))))
     user = _first_user(said, 0) if said.startswith(b"[") else -1
-    return _digest_at(said, 0, user, seed) if user >= 0 else zlib.crc32(said[:PROMPT_BEGINNING], seed)
+    if user >= 0:
+        return _digest_at(said, 0, user, seed)
+    return zlib.crc32(said[:PROMPT_BEGINNING], seed)
 
 
 def _without_billing(text: bytes) -> bytes:
-    """Return the text without the line that changes with every request, where it begins with it."""
+    """Return the text without the line that changes with every request,
+    where it begins with it.
+    """
     if b"x-anthropic-billing-header:" not in text[:_BILLING_WINDOW]:
         return text
     return _BILLING.sub(b"", text, count=1)
@@ -272,19 +347,26 @@ def _first_user(text: bytes, start: int, end: int | None = None) -> int:
 
 
 def _digest_at(text: bytes, start: int, user: int, seed: int) -> int:
-    """`text` has messages from `start`, the first user's role at `user`, and what it says behind it, or before it."""
+    """`text` has messages from `start`, the first user's role at `user`, and what it says behind
+    it, or before it.
+    """
     before = memoryview(text)[start:user]
     if text.find(b"x-anthropic-billing-header:", start, min(user, start + _BILLING_WINDOW)) >= 0:
         before = memoryview(_without_billing(text[start:user]))
-    digest, content = zlib.crc32(before, seed), _CONTENT.match(text, user + 6)
-    return _digest_of_content(text, content.end(), digest) if content is not None else digest
+    digest = zlib.crc32(before, seed)
+    content = _CONTENT.match(text, user + 6)
+    if content is not None:
+        return _digest_of_content(text, content.end(), digest)
+    return digest
 
 
 def _digest_of_content(text: bytes, at: int, digest: int) -> int:
     """Return a string, or a list of parts of which the texts count."""
     if text[at : at + 1] == b'"':
         return zlib.crc32(text[at + 1 : _end_of_string(text, at + 1, BEGINNING)], digest)
-    depth, left, end = 0, BEGINNING, at + _PARTS_BYTES
+    depth = 0
+    left = BEGINNING
+    end = at + _PARTS_BYTES
     for _ in range(_PARTS_TOKENS):
         token = _TOKEN.search(text, at, end)
         if token is None:
@@ -295,7 +377,9 @@ def _digest_of_content(text: bytes, at: int, digest: int) -> int:
             break
         if token[1] is not None:
             behind = _end_of_string(text, at, left)
-            digest, left, at = zlib.crc32(text[at:behind], digest), left - (behind - at), behind + 1
+            digest = zlib.crc32(text[at:behind], digest)
+            left = left - (behind - at)
+            at = behind + 1
             if left <= 0 or text[behind:at] != b'"':
                 break  # there is more of it than counts
     return digest
@@ -311,14 +395,19 @@ def _end_of_string(text: bytes, at: int, most: int) -> int:
 
 
 def wants_stream(body: bytes) -> bool:
-    """Look for the document's own last `stream`, proven by what follows it; in a long body also at its beginning."""
+    """Look for the document's own last `stream`, proven by what follows it; in a long body also at
+    its beginning.
+    """
     at = len(body)
     first = max(0, at - LONG_BYTES)
     for _ in range(_TRIES):
         at = body.rfind(b'"stream"', first, at)
         if at <= 0:
             break
-        told = _decoded(_streams, b"{" + body[at:]) if body[at - 1] != _BACKSLASH else None
+        if body[at - 1] != _BACKSLASH:
+            told = _decoded(_streams, b"{" + body[at:])
+        else:
+            told = None
         if told is not None:
             return told.stream is True
     if first:
@@ -330,17 +419,22 @@ def wants_stream(body: bytes) -> bool:
 
 
 def fingerprint_of(body: bytes) -> int:
-    """Return a digest that is the same when a client sends the same again: of its end, and of its length."""
+    """Return a digest that is the same when a client sends the same again: of its end, and of its
+    length.
+    """
     return zlib.crc32(body[-_FINGERPRINT_BYTES:], len(body))
 
 
-# How many tokens an answer says it has: OpenAI's and Anthropic's usage, llama.cpp's timings and Ollama's counts. What
-# nobody says stays None: chunks are never counted instead. Numbers that no answer can have are taken for unsaid.
+# How many tokens an answer says it has: OpenAI's and Anthropic's usage, llama.cpp's timings and
+# Ollama's counts. What nobody says stays None: chunks are never counted instead. Numbers that no
+# answer can have are taken for unsaid.
 
 MOST_TOKENS = 10**9  # of one answer; also keeps what is stored and counted within 64 bits
 _WHOLE_BYTES = 16_384  # answers up to this size are decoded whole
 _ENDING_BYTES = 1 << 20  # of an answer's end that are looked at
-_LINES, _DECODED = 128, 6  # from a stream's end: those that are looked at, those decoded
+# from a stream's end: those that are looked at, those decoded
+_LINES = 128
+_DECODED = 6
 _TELLS = re.compile(rb'"timings"|"usage"\s*+:(?!\s*+null)')
 _COUNTS = (b'"usage"', b'"timings"', b'"prompt_eval_count"', b'"eval_count"')
 
@@ -386,7 +480,9 @@ class _Inner(msgspec.Struct):
 class _UsageReport(msgspec.Struct):
     usage: _Usage | None = None
     timings: _Timings | None = None
-    response: _Inner | str | None = None  # the Responses API's last event; Ollama's `response` is a text
+    response: _Inner | str | None = (
+        None  # the Responses API's last event; Ollama's `response` is a text
+    )
     message: _Inner | str | None = None  # Anthropic's first event
     prompt_eval_count: int | None = None
     eval_count: int | None = None
@@ -400,14 +496,19 @@ def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
     text = b"".join(last)[-_ENDING_BYTES:]
     if streamed:
         return _of_stream(first, text)
-    ways = (_reported, _ending) if len(text) <= _WHOLE_BYTES else (_ending, _reported)
-    said = ways[0](text) or ways[1](text)
-    return _tokens(said) if said is not None else UNKNOWN
+    if len(text) <= _WHOLE_BYTES:
+        said = _reported(text) or _ending(text)
+    else:
+        said = _ending(text) or _reported(text)
+    if said is not None:
+        return _tokens(said)
+    return UNKNOWN
 
 
 def _of_stream(first: bytes, text: bytes) -> Tokens:
     """What comes last counts: usage may be told all along."""
-    found, tries = UNKNOWN, 0
+    found = UNKNOWN
+    tries = 0
     for line in reversed(text.rsplit(b"\n", _LINES)):
         if tries < _DECODED and _TELLS.search(line):
             tries += 1
@@ -421,7 +522,9 @@ def _of_stream(first: bytes, text: bytes) -> Tokens:
 
 
 def _ending(text: bytes) -> _UsageReport | None:
-    """The document's own counts from its end: JSON with a brace before it exactly if they are not inside another."""
+    """The document's own counts from its end: JSON with a brace before it exactly if they are not
+    inside another.
+    """
     for word in _COUNTS:
         at = text.rfind(word)
         said = _reported(b"{" + text[at:]) if at >= 0 else None
@@ -440,21 +543,31 @@ def _filled(known: Tokens, said: _UsageReport | None) -> Tokens:
 
 
 def _tokens(said: _UsageReport) -> Tokens:
-    usage, timings = said.usage, said.timings
+    usage = said.usage
+    timings = said.timings
     begun = False
     if usage is None and isinstance(said.response, _Inner):
         usage = said.response.usage
     if usage is None and isinstance(said.message, _Inner):
-        usage, begun = said.message.usage, True  # Anthropic's first event: its output has only begun
+        # Anthropic's first event: its output has only begun
+        usage = said.message.usage
+        begun = True
     if usage is None and timings is None:
         return Tokens(_sum(said.prompt_eval_count), None, _sum(said.eval_count))
     cached = timings.cache_n if timings is not None else None
     if usage is None:
         assert timings is not None
-        # `prompt_n` are the tokens that were computed. Without the number of cached ones the prompt's is unknown.
-        prompt = _sum(timings.prompt_n, cached) if cached is not None else None
+        # `prompt_n` are the tokens that were computed. Without the number of cached ones the
+        # prompt's is unknown.
+        if cached is not None:
+            prompt = _sum(timings.prompt_n, cached)
+        else:
+            prompt = None
         return Tokens(prompt, _sum(cached), _sum(timings.predicted_n))
-    output = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
+    if usage.completion_tokens is not None:
+        output: int | None = usage.completion_tokens
+    else:
+        output = usage.output_tokens
     details = usage.prompt_tokens_details or usage.input_tokens_details
     if details is not None:
         cached = details.cached_tokens
@@ -463,9 +576,16 @@ def _tokens(said: _UsageReport) -> Tokens:
     else:  # Anthropic counts what was read from or written to the cache apart
         if usage.cache_read_input_tokens is not None:
             cached = usage.cache_read_input_tokens
-        prompt = _sum(usage.input_tokens, usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0)
+        prompt = _sum(
+            usage.input_tokens,
+            usage.cache_read_input_tokens or 0,
+            usage.cache_creation_input_tokens or 0,
+        )
     of_output = usage.completion_tokens_details or usage.output_tokens_details
-    reasoning = _sum(of_output.reasoning_tokens) if of_output is not None else None
+    if of_output is not None:
+        reasoning = _sum(of_output.reasoning_tokens)
+    else:
+        reasoning = None
     return Tokens(prompt, _sum(cached), None if begun else _sum(output), reasoning)
 
 

@@ -1,9 +1,9 @@
 """An engine's words about a prompt that is too long, in the words that agents' clients know.
 
-Claude Code knows "prompt is too long: N tokens > M maximum" (`claude -p` 2.1.327 compacts at it, 2.1.197 ended), and
-asks for a shorter answer when it reads "input length and `max_tokens` exceed context limit: N + A > M". Clients of
-OpenAI's API look for the code `context_length_exceeded`. Everything else of the answer stays as the engine said it.
-"""
+Claude Code knows "prompt is too long: N tokens > M maximum" (`claude -p` 2.1.327 compacts at it,
+2.1.197 ended), and asks for a shorter answer when it reads "input length and `max_tokens` exceed
+context limit: N + A > M". Clients of OpenAI's API look for the code `context_length_exceeded`.
+Everything else of the answer stays as the engine said it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ import msgspec
 from skep.wire.openai import json_object, message_of
 
 CODE = "context_length_exceeded"
-STATUSES = frozenset((400, 413, 422, 500))  # with which engines say so; vLLM says 500 on /v1/messages
+STATUSES = frozenset(
+    (400, 413, 422, 500)
+)  # with which engines say so; vLLM says 500 on /v1/messages
 STATUS = 400  # with which clients are told
 LONGEST_MESSAGE = 4000  # characters of an engine's words that are looked at
 _ABOUT_CONTEXT = re.compile(
-    r"context (?:length|size|window)|maximum model length|max_model_len|exceed_context_size", re.IGNORECASE
+    r"context (?:length|size|window)|maximum model length|max_model_len|exceed_context_size",
+    re.IGNORECASE,
 )
 _MAXIMUM = re.compile(
-    r"(?:context length is only|context length is|context length of|context length \(|context size \("
+    r"(?:context length is only|context length is|context length of|context length "
+    r"\(|context size \("
     r"|maximum model length of|max_model_len \(|max_model_len of)\s?([0-9]{1,9})",
     re.IGNORECASE,
 )
@@ -45,7 +49,10 @@ _ANSWER = (
 
 
 class ContextExceeded(msgspec.Struct, frozen=True):
-    """What an engine said of a request that does not fit. Numbers are None where it did not tell them."""
+    """What an engine said of a request that does not fit.
+
+    Numbers are None where it did not tell them.
+    """
 
     said: str
     prompt_tokens: int | None = None
@@ -54,13 +61,21 @@ class ContextExceeded(msgspec.Struct, frozen=True):
     is_at_least: bool = False  # the engine stopped counting the prompt where it no longer fitted
 
     def anthropic_words(self) -> str:
-        prompt, answer, maximum = self.prompt_tokens, self.answer_tokens, self.maximum_tokens
+        prompt = self.prompt_tokens
+        answer = self.answer_tokens
+        maximum = self.maximum_tokens
         if prompt is None or maximum is None:
             return f"prompt is too long: {self.said}"
         if prompt > maximum or answer is None or self.is_at_least:
-            return f"prompt is too long: {max(prompt, maximum + 1)} tokens > {maximum} maximum; {self.said}"
+            return (
+                f"prompt is too long: {max(prompt, maximum + 1)} tokens > {maximum} maximum; "
+                f"{self.said}"
+            )
         sum_words = f"{prompt} + {answer} > {maximum}"
-        return f"input length and `max_tokens` exceed context limit: {sum_words}, decrease either; {self.said}"
+        return (
+            f"input length and `max_tokens` exceed context limit: {sum_words}, decrease either; "
+            f"{self.said}"
+        )
 
 
 def context_exceeded(body: bytes) -> ContextExceeded | None:
@@ -96,7 +111,9 @@ def in_clients_words(body: bytes, exceeded: ContextExceeded, *, anthropic: bool)
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
+    if isinstance(value, int) and value > 0:
+        return value
+    return None
 
 
 def _first_number(expressions: tuple[re.Pattern[str], ...], text: str) -> int | None:

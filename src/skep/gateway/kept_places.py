@@ -1,8 +1,7 @@
 """Places in the queue of clients that hung up while they waited, kept for when they come back.
 
-Agents give up after 120 or 300 seconds and send the same request again. At the queue's end they would be overtaken for
-ever by those who never hang up.
-"""
+Agents give up after 120 or 300 seconds and send the same request again. At the queue's end they
+would be overtaken for ever by those who never hang up."""
 
 from __future__ import annotations
 
@@ -38,8 +37,12 @@ class KeptPlaces:
             self._places.popitem(last=False)
 
     def take(self, key: RequestKey, now: float) -> QueuePlace | None:
-        """Return the place of a request that has come back, once; None: it has none, or came too late."""
+        """Return the place of a request that has come back, once; None: it has none, or came too
+        late.
+        """
         if not self._places:
             return None
         place = self._places.pop(key, None)
-        return place if place is not None and now <= place.until else None
+        if place is not None and now <= place.until:
+            return place
+        return None

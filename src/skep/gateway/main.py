@@ -1,9 +1,9 @@
 """The gateway as a process of its own: `python -m skep.gateway.main --listen-fd N --link-fd M`.
 
-The listening socket belongs to the supervisor and outlives this process, so that a crash or an upgrade refuses no
-connection. The link brings the replica table and takes questions; when it ends, the supervisor is gone, and so is
-this process. Also what it shows of itself: its models, its state for `skep ps` and `skep top`, its metrics.
-"""
+The listening socket belongs to the supervisor and outlives this process, so that a crash or an
+upgrade refuses no connection. The link brings the replica table and takes questions; when it ends,
+the supervisor is gone, and so is this process. Also what it shows of itself: its models, its state
+for `skep ps` and `skep top`, its metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ from skep.gateway.model_list import anthropic_document, model_document, model_li
 from skep.gateway.proxy import COLLECTED_AFTER, HealthLoop, Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
-from skep.gateway.request_policy import BATCH_ROUTES, HEALTH_PATHS, JSON, RequestRefused, answer_health
+from skep.gateway.request_policy import (
+    BATCH_ROUTES,
+    HEALTH_PATHS,
+    JSON,
+    RequestRefused,
+    answer_health,
+)
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.prometheus import CONTENT_TYPE, Labels
 from skep.wire.server import HttpServer
@@ -47,7 +53,10 @@ if TYPE_CHECKING:
 
 
 def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> str:
-    """What is served at this address, and how to call it. `models` as `model_document` tells them."""
+    """What is served at this address, and how to call it.
+
+    `models` as `model_document` tells them.
+    """
     from html import escape
     from string import Template
 
@@ -58,7 +67,11 @@ def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> st
     head = "<tr><th>model</th><th>slots</th><th>tokens of context</th><th>engine</th></tr>"
     page = Template(Path(__file__).with_name("landing.html").read_text(encoding="utf-8"))
     return page.substitute(
-        served="It requires an API key." if guarded else "It serves:" if rows else "It serves no model now.",
+        served="It requires an API key."
+        if guarded
+        else "It serves:"
+        if rows
+        else "It serves no model now.",
         models=f"<table>{head}{rows}</table>" if rows else "",
         url=escape(url),
         model=escape(models[0]["id"] if models else "MODEL"),
@@ -67,9 +80,15 @@ def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> st
     )
 
 
-def status_of(proxy: Proxy, metrics: Metrics, relayed: Counter[str], now: float) -> messages.GatewayStatus:
-    """Return the answer to the supervisor. `relayed`: events of streams that workers have under way, by replica."""
-    admission, ended = proxy.admission, proxy.accounts.last_ended
+def status_of(
+    proxy: Proxy, metrics: Metrics, relayed: Counter[str], now: float
+) -> messages.GatewayStatus:
+    """Return the answer to the supervisor.
+
+    `relayed`: events of streams that workers have under way, by replica.
+    """
+    admission = proxy.admission
+    ended = proxy.accounts.last_ended
     busy = Counter[str]()
     for replica in admission.replicas():
         busy[replica.name] += replica.busy
@@ -92,7 +111,9 @@ def status_of(proxy: Proxy, metrics: Metrics, relayed: Counter[str], now: float)
         busy=busy,
         models={
             model: messages.ModelUsage(
-                counts[model, True], counts[model, False], now - ended[model] if model in ended else None
+                counts[model, True],
+                counts[model, False],
+                now - ended[model] if model in ended else None,
             )
             for model in admission.models
         },
@@ -104,26 +125,43 @@ def status_of(proxy: Proxy, metrics: Metrics, relayed: Counter[str], now: float)
 
 
 def _figures(one: GatewayReplica, now: float) -> messages.ReplicaFigures:
-    spec, active, busy = one.spec, one.active, one.busy
+    spec = one.spec
+    active = one.active
+    busy = one.busy
     return messages.ReplicaFigures(
-        spec.name, spec.slots, active, busy - active, one.state(now), spec.model, spec.url, spec.engine, spec.simulated
+        spec.name,
+        spec.slots,
+        active,
+        busy - active,
+        one.state(now),
+        spec.model,
+        spec.url,
+        spec.engine,
+        spec.simulated,
     )
 
 
-def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: dict[str, int], now: float) -> None:
+def fill_gauges(
+    metrics: Metrics, admission: Admission, connections: int, lost: dict[str, int], now: float
+) -> None:
     table = {(replica.spec.model, replica.name): replica for replica in admission.table()}
     states = {place: replica.state(now) for place, replica in table.items()}
     busy = defaultdict[Labels, float](float)
     for replica in admission.replicas():  # what has left the table works on for a while
-        place, active = (replica.spec.model, replica.name), replica.active
+        place = (replica.spec.model, replica.name)
+        active = replica.active
         busy[*place, "active"] += active
         busy[*place, "releasing"] += replica.busy - active
     metrics.slots.set_all({place: replica.slots for place, replica in table.items()})
     metrics.busy.set_all(busy)
     metrics.up.set_all({(*place, state): state == "up" for place, state in states.items()})
-    metrics.queued.set_all({
-        (model, label): count for model in admission.models for label, count in admission.waiting(model).items()
-    })  # fmt: skip
+    metrics.queued.set_all(
+        {
+            (model, label): count
+            for model in admission.models
+            for label, count in admission.waiting(model).items()
+        }
+    )
     metrics.connections.set_all({(): connections})
     metrics.lost_rows.set_all({(why,): count for why, count in lost.items()})
     metrics.build.set_all({(__version__,): 1})
@@ -132,7 +170,10 @@ def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: 
 DRAIN_POLL_S = 0.02
 PROMETHEUS = (b"content-type", CONTENT_TYPE.encode())
 HTML = (b"content-type", b"text/html; charset=utf-8")
-NO_SCRIPT = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+NO_SCRIPT = (
+    b"content-security-policy",
+    b"default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+)
 
 
 class Gateway:
@@ -155,11 +196,16 @@ class Gateway:
             self.proxy.routes[b"GET", path] = self._models
             self.proxy.routes[b"GET", f"{path}/"] = self._model
         self.proxy.routes[b"GET", "/metrics"] = partial(self._answer, self._tell_metrics)
-        self.proxy.routes[b"GET", "/metrics/engines"] = partial(self._answer, self._tell_engine_metrics)
+        self.proxy.routes[b"GET", "/metrics/engines"] = partial(
+            self._answer, self._tell_engine_metrics
+        )
         self._answering: set[asyncio.Task[None]] = set()
-        self.batches: BatchApi | None = None  # it is loaded with the first request for a file or a batch
+        self.batches: BatchApi | None = (
+            None  # it is loaded with the first request for a file or a batch
+        )
         self._batch_run: asyncio.Task[None] | None = None
-        self._batch_places, self._leaving = setup.batches, False
+        self._batch_places = setup.batches
+        self._leaving = False
         if setup.batches is not None:
             self.proxy.routes.update(dict.fromkeys(BATCH_ROUTES, self._first_batch_request))
         self._began_at = int(time.time())
@@ -170,7 +216,9 @@ class Gateway:
         if setup.workers > 1:
             from skep.gateway.workers import Workers
 
-            self.workers = Workers(self.proxy, self.server, setup.workers, self._standing_orders, setup.silence)
+            self.workers = Workers(
+                self.proxy, self.server, setup.workers, self._standing_orders, setup.silence
+            )
 
     def _standing_orders(self) -> list[messages.ToGateway]:
         return list(self._orders.values())
@@ -184,7 +232,8 @@ class Gateway:
 
         assert self._batch_places is not None
         self.batches = BatchApi(self.proxy, self._batch_places, self._say)
-        self.batches.runner.leaving = self._leaving  # the next gateway has the batches: this one only answers
+        # The next gateway has the batches: this one only answers.
+        self.batches.runner.leaving = self._leaving
         self.proxy.routes.update(self.batches.routes)
         self._batch_run = asyncio.create_task(self.batches.run())
 
@@ -192,16 +241,22 @@ class Gateway:
         """What is in the way of batches is found again every few seconds, and said once."""
         if text != self._said:
             self._said = text
-            print(f"batches: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+            print((f"batches: {text}"), file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
 
     def _landing(self, request: ServerRequest) -> None:
-        """For a person with a browser: what is served, and how to call it. Names no model to whoever showed no key."""
-        proxy, host = self.proxy, (request.get(b"host") or b"localhost").decode("latin-1")
+        """For a person with a browser: what is served, and how to call it.
+
+        Names no model to whoever showed no key.
+        """
+        proxy = self.proxy
+        host = (request.get(b"host") or b"localhost").decode("latin-1")
         if not proxy.guarded:
             proxy.admit(request, request.get(b"origin"))
         served = () if proxy.guarded else proxy.admission.models
         models = [model_document(proxy, model, self._began_at) for model in served]
-        body = landing_page(models, f"http{'s' if self.tls else ''}://{host}", guarded=proxy.guarded)
+        body = landing_page(
+            models, f"http{'s' if self.tls else ''}://{host}", guarded=proxy.guarded
+        )
         request.respond(200, [HTML, NO_SCRIPT], body.encode())
 
     def _models(self, request: ServerRequest) -> None:
@@ -210,11 +265,17 @@ class Gateway:
         request.respond(200, [JSON], json.dumps(document).encode())
 
     def _model(self, request: ServerRequest) -> None:
-        admission, model = self.proxy.admission, unquote(request.path.partition("models/")[2])
+        admission = self.proxy.admission
+        model = unquote(request.path.partition("models/")[2])
         if not admission.knows(model):
             known = ", ".join(admission.models) or "none"
-            raise RequestRefused("model_not_found", f"the model `{model}` is not served here; known: {known}")
-        tell = model_document if request.get(b"anthropic-version") is None else anthropic_document
+            raise RequestRefused(
+                "model_not_found", f"the model `{model}` is not served here; known: {known}"
+            )
+        if request.get(b"anthropic-version") is None:
+            tell: Callable[[Proxy, str, int], dict[str, Any]] = model_document
+        else:
+            tell = anthropic_document
         request.respond(200, [JSON], json.dumps(tell(self.proxy, model, self._began_at)).encode())
 
     async def _settle(self) -> None:
@@ -223,7 +284,9 @@ class Gateway:
             await self.workers.settle()
         self.accounts.settle()
 
-    def _answer(self, tell: Callable[[ServerRequest], Coroutine[Any, Any, None]], request: ServerRequest) -> None:
+    def _answer(
+        self, tell: Callable[[ServerRequest], Coroutine[Any, Any, None]], request: ServerRequest
+    ) -> None:
         self._answering.add(task := asyncio.create_task(tell(request)))
         task.add_done_callback(self._answering.discard)
 
@@ -239,7 +302,10 @@ class Gateway:
     async def _tell_metrics(self, request: ServerRequest) -> None:
         await self._settle()
         lost = {"buffer full": self.journal.dropped, "store": self.journal.unwritten}
-        connections = len(self.server.open) if self.workers is None else self.workers.open
+        if self.workers is None:
+            connections = len(self.server.open)
+        else:
+            connections = self.workers.open
         self._count_refused()
         fill_gauges(self.metrics, self.proxy.admission, connections, lost, time.monotonic())
         request.respond(200, [PROMETHEUS], self.metrics.text())
@@ -247,14 +313,22 @@ class Gateway:
     async def _tell_engine_metrics(self, request: ServerRequest) -> None:
         """Of the replicas of `?model=`, or of all. What an engine does not tell is left out."""
         admission = self.proxy.admission
-        (model,) = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get("model", [""])[:1]
-        specs = [one.spec for one in admission.table() if one.spec.model == model or not admission.knows(model)]
+        (model,) = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get(
+            "model", [""]
+        )[:1]
+        specs = [
+            one.spec
+            for one in admission.table()
+            if one.spec.model == model or not admission.knows(model)
+        ]
         texts = await asyncio.gather(*(self.watch.engine_metrics(spec) for spec in specs))
         request.respond(200, [PROMETHEUS], "".join(texts).encode())
 
     async def serve(self, listener: socket.socket, link: JsonPipe[messages.ToGateway]) -> None:
         self.journal.start()
-        if self._batch_places is not None and await asyncio.to_thread(os.path.exists, self._batch_places.files):
+        if self._batch_places is not None and await asyncio.to_thread(
+            os.path.exists, self._batch_places.files
+        ):
             self._open_batches()  # what an earlier gateway left is taken up at once
         if self.workers is None:
             await self.server.listen(listener, self.tls)
@@ -286,21 +360,27 @@ class Gateway:
     @property
     def _busy(self) -> bool:
         """An answer is under way."""
-        relayed = self.server.active if self.workers is None else self.workers.active
+        if self.workers is None:
+            relayed = self.server.active
+        else:
+            relayed = self.workers.active
         return bool(relayed or self.proxy.exchanges or (self.batches and self.batches.runner.busy))
 
     async def _follow(self, link: JsonPipe[messages.ToGateway]) -> None:
         """Carry out the supervisor's messages until it says `exit` or is gone."""
         async with asyncio.TaskGroup() as tasks:
             drains = []
-            while (message := await link.receive()) is not None and not isinstance(message, messages.Exit):
+            while (message := await link.receive()) is not None and not isinstance(
+                message, messages.Exit
+            ):
                 if isinstance(message, messages.GatewaySetup | messages.ReplicaTable):
                     self._orders[type(message)] = message
                 if isinstance(message, messages.AskAlive):
                     link.send(messages.Alive(message.id))
                     continue
                 if self.workers is not None and not isinstance(message, messages.AskStatus):
-                    self.workers.order(message)  # first: what is decided below is about what they then know
+                    # First: what is decided below is about what they then know.
+                    self.workers.order(message)
                 match message:
                     case messages.ReplicaTable(replicas, models, dormant):
                         self.proxy.set_replicas(replicas, models, dormant)
@@ -308,7 +388,9 @@ class Gateway:
                         self.proxy.load_failed(model, why, retry_after_s)
                     case messages.GatewaySetup():
                         self.proxy.set_policy(message)
-                        self.proxy.carry_out(self.proxy.admission.set_limits(message.limits, time.monotonic()))
+                        self.proxy.carry_out(
+                            self.proxy.admission.set_limits(message.limits, time.monotonic())
+                        )
                     case messages.AskStatus(number):
                         tasks.create_task(self._tell_status(link, number))
                     case messages.AskDrain():
@@ -331,7 +413,8 @@ class Gateway:
         link.send(messages.StatusAnswer(number, status))
 
     async def _drain(self, link: JsonPipe[messages.ToGateway], message: messages.AskDrain) -> None:
-        admission, self._leaving = self.proxy.admission, True
+        admission = self.proxy.admission
+        self._leaving = True
         if self.batches is not None:
             self.batches.runner.leave()
         if message.hand_over and self.workers is not None:
@@ -351,7 +434,9 @@ class Gateway:
 
 
 async def run_gateway(listen_fd: int, link_fd: int) -> None:
-    link: JsonPipe[messages.ToGateway] = await JsonPipe.over(socket.socket(fileno=link_fd), messages.ToGateway)
+    link: JsonPipe[messages.ToGateway] = await JsonPipe.over(
+        socket.socket(fileno=link_fd), messages.ToGateway
+    )
     setup = await link.receive()
     if isinstance(setup, messages.GatewaySetup):
         gateway = Gateway(setup)
@@ -373,7 +458,10 @@ def server_tls(setup: messages.GatewaySetup) -> ssl.SSLContext | None:
 
 
 def run_process(run: Callable[..., Coroutine[Any, Any, None]], *options: str) -> None:
-    """Run a process of the gateway until its work is done. Its `options` are numbers, and the arguments of `run`."""
+    """Run a process of the gateway until its work is done.
+
+    Its `options` are numbers, and the arguments of `run`.
+    """
     parser = argparse.ArgumentParser()
     for option in options:
         parser.add_argument(option, type=int, required=True)
@@ -382,9 +470,11 @@ def run_process(run: Callable[..., Coroutine[Any, Any, None]], *options: str) ->
         if name.endswith("_fd"):  # a worker that held the link would hide the end of this process
             os.set_inheritable(number, False)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # sent to a whole group: who started this says when to end
+        # Sent to a whole group: who started this says when to end.
+        signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and 1024 are few
+    # A connection is a file, and 1024 are few.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     uvloop.run(run(*vars(args).values()))
     os._exit(0)  # nothing here needs an orderly interpreter shutdown, and a stop should be instant
 

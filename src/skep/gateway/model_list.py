@@ -1,4 +1,6 @@
-"""What `/v1/models` tells of the models: in OpenAI's shape with what agents' clients read of it, or in Anthropic's."""
+"""What `/v1/models` tells of the models: in OpenAI's shape with what agents' clients read of it,
+or in Anthropic's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ _SEVERITY = ("ok", "unknown", "warning")
 def model_document(proxy: Proxy, model: str, created: int = 0) -> dict[str, Any]:
     """`created`: when this gateway began, in unix time."""
     specs = [replica.spec for replica in proxy.admission.table() if replica.spec.model == model]
-    document: dict[str, Any] = {"id": model, "object": "model", "created": created, "owned_by": "skep"}
+    document: dict[str, Any] = {
+        "id": model,
+        "object": "model",
+        "created": created,
+        "owned_by": "skep",
+    }
     context = shared_context(specs)
     if context is not None:  # vLLM's name, that of several routers, and llama.cpp's
         document["max_model_len"] = context
@@ -30,7 +37,9 @@ def model_document(proxy: Proxy, model: str, created: int = 0) -> dict[str, Any]
     return document
 
 
-def serving_document(proxy: Proxy, model: str, specs: list[ReplicaSpec], context: int | None) -> dict[str, Any]:
+def serving_document(
+    proxy: Proxy, model: str, specs: list[ReplicaSpec], context: int | None
+) -> dict[str, Any]:
     """Return what skep itself tells: how the model is served here."""
     serving: dict[str, Any] = {
         "replicas": len(specs),
@@ -41,7 +50,8 @@ def serving_document(proxy: Proxy, model: str, specs: list[ReplicaSpec], context
     if context is not None:
         serving["context"] = context
     if specs and specs[0].setup and all(spec.setup == specs[0].setup for spec in specs):
-        # Without keys only this machine's own programs ask, and `skep calibrate` reads the checkpoint's files.
+        # Without keys only this machine's own programs ask, and `skep calibrate` reads the
+        # checkpoint's files.
         serving["setup"] = without_folders(specs[0].setup) if proxy.guarded else specs[0].setup
     if specs and specs[0].preset and all(spec.preset == specs[0].preset for spec in specs):
         serving["preset"] = specs[0].preset
@@ -56,19 +66,27 @@ def shared_context(specs: Iterable[ReplicaSpec]) -> int | None:
     """Return the tokens that any of the replicas takes; None: one of them does not tell."""
     contexts = [spec.context for spec in specs]
     known = [context for context in contexts if context]
-    return min(known) if known and len(known) == len(contexts) else None
+    if known and len(known) == len(contexts):
+        return min(known)
+    return None
 
 
 def modalities_of(specs: Iterable[ReplicaSpec]) -> list[str]:
     """Return what all replicas read."""
     read = [spec.modalities for spec in specs]
-    return [kind for kind in read[0] if all(kind in others for others in read)] if read else ["text"]
+    if read:
+        return [kind for kind in read[0] if all(kind in others for others in read)]
+    return ["text"]
 
 
 def without_folders(setup: Mapping[str, Any]) -> dict[str, Any]:
-    """Return it with the names of files alone: clients are not told where they lie on this machine."""
+    """Return it with the names of files alone: clients are not told where they lie on this
+    machine.
+    """
     return {
-        name: value.rstrip("/").rpartition("/")[2] if isinstance(value, str) and value.startswith(("/", "~")) else value
+        name: value.rstrip("/").rpartition("/")[2]
+        if isinstance(value, str) and value.startswith(("/", "~"))
+        else value
         for name, value in setup.items()
     }
 
@@ -86,21 +104,33 @@ def worst_checks(specs: Iterable[ReplicaSpec]) -> dict[str, Any]:
 
 def _severity(check: Mapping[str, Any]) -> int:
     state = check.get("state")
-    return _SEVERITY.index(state) if state in _SEVERITY else 0
+    if state in _SEVERITY:
+        return _SEVERITY.index(state)
+    return 0
 
 
 def anthropic_document(proxy: Proxy, model: str, created: int) -> dict[str, Any]:
-    context = shared_context(replica.spec for replica in proxy.admission.table() if replica.spec.model == model)
+    context = shared_context(
+        replica.spec for replica in proxy.admission.table() if replica.spec.model == model
+    )
     created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
     document = {"type": "model", "id": model, "display_name": model, "created_at": created_at}
-    return document if context is None else {**document, "max_input_tokens": context}
+    if context is None:
+        return document
+    return {**document, "max_input_tokens": context}
 
 
 def model_list(proxy: Proxy, created: int, *, anthropic: bool) -> dict[str, Any]:
     """Return all models. `anthropic`: for who sends `anthropic-version`."""
     models = proxy.admission.models
     if not anthropic:
-        return {"object": "list", "data": [model_document(proxy, model, created) for model in models]}
+        return {
+            "object": "list",
+            "data": [model_document(proxy, model, created) for model in models],
+        }
     data = [anthropic_document(proxy, model, created) for model in models]
-    ends = {"first_id": models[0], "last_id": models[-1]} if models else {"first_id": None, "last_id": None}
+    if models:
+        ends: dict[str, str | None] = {"first_id": models[0], "last_id": models[-1]}
+    else:
+        ends = {"first_id": None, "last_id": None}
     return {"data": data, "has_more": False, **ends}

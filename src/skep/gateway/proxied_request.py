@@ -1,4 +1,5 @@
-"""One client's request, from its arrival to its one end: ties a client's connection to a replica's.
+"""One client's request, from its arrival to its one end: ties a client's connection to a
+replica's.
 
 No task, no await on the way of a token. Bytes of bodies pass unchanged both ways.
 """
@@ -31,29 +32,43 @@ from skep.gateway.request_policy import (
     speaks_anthropic,
 )
 from skep.wire.client import Call, Pool, WireFailure
-from skep.wire.heads import CARRIED, HOP_BY_HOP, Headers, ResponseHead, lines_of, strip_chunk_headers
+from skep.wire.heads import (
+    CARRIED,
+    HOP_BY_HOP,
+    Headers,
+    ResponseHead,
+    lines_of,
+    strip_chunk_headers,
+)
 from skep.wire.openai import json_object, message_of
 from skep.wire.server import ServerConnection
 from skep.wire.server_request import ServerRequest
 
-ERROR_STATUSES = frozenset((502, 503, 504))  # the server says that it cannot; another one perhaps can
+ERROR_STATUSES = frozenset(
+    (502, 503, 504)
+)  # the server says that it cannot; another one perhaps can
 RETRY_STATUSES = ERROR_STATUSES | {429}
 TAIL_PIECES = 64
 TAIL_BYTES = 262_144  # of an answer that is longer, only the last few pieces
 TAIL_PIECES_OF_LONG = 8
 ERROR_BYTES = 65_536  # of an engine's complaint
 ERROR_CHARACTERS = 500  # of it that are repeated
-Piece = bytes | tuple[bytes]  # of an answer: whole chunks with their framing, or a part of the body in a tuple
+Piece = (
+    bytes | tuple[bytes]
+)  # of an answer: whole chunks with their framing, or a part of the body in a tuple
 _NOTHING: deque[Piece] = deque(maxlen=0)
 
-# What the gateway gives by itself: an engine's own would contradict it, or tell pages what they may.
+# What the gateway gives by itself: an engine's own would contradict it, or tell pages what they
+# may.
 _LEAVE = (b"access-control-", b"x-skep")
 # A cookie of one upstream would reach the others, and with it who asked.
 NOT_HANDED_ON = HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2"}
 SIMULATED = b"x-skep-simulated: 1\r\n"
-# Streams that wait for a model to be loaded get a head and comments at once: proxies and clients give up on a
-# connection on which nothing happens; a comment is something, and no event.
-STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
+# Streams that wait for a model to be loaded get a head and comments at once: proxies and clients
+# give up on a connection on which nothing happens; a comment is something, and no event.
+STREAM_LINES = lines_of(
+    [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+)
 
 
 class ProxyPort(Protocol):
@@ -71,7 +86,8 @@ class ProxyPort(Protocol):
 class Exchange:
     """Receives the replica's answer. `outcome` says how it ended, once it has."""
 
-    # What most exchanges never change stands here: setting it for each one would cost as much as admission.
+    # What most exchanges never change stands here: setting it for each one would cost as much as
+    # admission.
     leased = True
     takes_chunks = False
     granted: Forward | None = None
@@ -84,10 +100,14 @@ class Exchange:
     status: int | None = None
     code: str | None = None
     streamed = False
-    aloud = False  # its client has a head from the gateway and gets comments, until the engine's events begin
+    # its client has a head from the gateway and gets comments, until the engine's events begin
+    aloud = False
     _said_at = 0.0
-    _said = b""  # of an answer that is no stream, where one was promised; of a complaint that is looked at
-    _held: ResponseHead | None = None  # of a complaint that may be about the context: not handed on yet
+    # of an answer that is no stream, where one was promised; of a complaint that is looked at
+    _said = b""
+    _held: ResponseHead | None = (
+        None  # of a complaint that may be about the context: not handed on yet
+    )
     _streams: bool | None = None  # its client wants a stream of events; None: nobody has looked
     flow = ""  # whose turn it took
     _call: Call | None = None
@@ -97,17 +117,26 @@ class Exchange:
     _first = b""
     _whole = b""  # an answer that came at once
     _tail = _NOTHING  # the last pieces of one that did not
-    _passed: list[bytes] | None = None  # chunks that went from connection to connection, not accounted for yet
+    _passed: list[bytes] | None = (
+        None  # chunks that went from connection to connection, not accounted for yet
+    )
 
     def __init__(
-        self, request_id: str, request: ServerRequest, plan: RequestPlan, model: str, body: bytes, proxy: ProxyPort
+        self,
+        request_id: str,
+        request: ServerRequest,
+        plan: RequestPlan,
+        model: str,
+        body: bytes,
+        proxy: ProxyPort,
     ) -> None:
         self.id = request_id
         self.request = request
         self.plan = plan
         self.model = model
         self.request_bytes = len(body)
-        self.arrived_at = self.heard_at = time.monotonic()  # `heard_at` > `granted_at`: a byte came from the replica
+        # `heard_at` > `granted_at`: a byte came from the replica.
+        self.arrived_at = self.heard_at = time.monotonic()
         self._body = body
         self._proxy = proxy
         request.on_gone = self._client_gone
@@ -120,15 +149,19 @@ class Exchange:
         self.granted = self._attempt = action
         self.granted_at = self.heard_at = time.monotonic()
         if self._held is not None:  # an earlier attempt broke in the middle of a complaint
-            self._held, self._said = None, b""
+            self._held = None
+            self._said = b""
         pool = self._proxy.pool(action.replica)
-        plan, body = self.plan, self._body
-        name, request = action.replica.name, self.request
+        plan = self.plan
+        body = self._body
+        name = action.replica.name
+        request = self.request
         head = plan.heads.get(name)
         if head is None:  # all of it but the body's length
             own = action.replica.authorization
             lines = plan.lines + (b"authorization: %b\r\n" % own.encode() if own else b"")
-            method = b"GET" if request.method == b"HEAD" else request.method  # the parser takes a length for a body
+            # The parser takes a length for a body.
+            method = b"GET" if request.method == b"HEAD" else request.method
             first = (method, pool.prefix, request.target, pool.host_line, lines)
             head = plan.heads[name] = b"%b %b%b HTTP/1.1\r\n%b%b" % first
         head += b"content-length: %d\r\n\r\n" % len(body) if body or plan.lengthy else b"\r\n"
@@ -139,7 +172,9 @@ class Exchange:
     def reject(self, action: Reject) -> None:
         models = self._proxy.admission.models
         loading = self.model in self._proxy.unloaded.states
-        status, headers, body = rejection(action, self.plan.path, model=self.model, models=models, loading=loading)
+        status, headers, body = rejection(
+            action, self.plan.path, model=self.model, models=models, loading=loading
+        )
         self.answer(status, headers, body, action.code.value, [])
 
     @property
@@ -161,7 +196,9 @@ class Exchange:
 
     @property
     def begun(self) -> bool:
-        """Something of the engine's answer has reached the client: it cannot be asked for elsewhere."""
+        """Something of the engine's answer has reached the client: it cannot be asked for
+        elsewhere.
+        """
         return self.request.started and not self.aloud
 
     def send_keepalive(self, now: float) -> None:
@@ -169,21 +206,34 @@ class Exchange:
         if not self.request.started:
             self.aloud = self.streamed = self._endless = True
             self.status = 200
-            self.request.start_with(200, STREAM_LINES + b"x-skep: id=%b\r\n" % self.id.encode(), None)
-        elif not self.aloud or self.paused or now - self._said_at < self._proxy.timeouts.comment_every_s:
+            self.request.start_with(
+                200, STREAM_LINES + b"x-skep: id=%b\r\n" % self.id.encode(), None
+            )
+        elif (
+            not self.aloud
+            or self.paused
+            or now - self._said_at < self._proxy.timeouts.comment_every_s
+        ):
             return
         self._said_at = now
-        self.request.write(f": {self._waiting_words()}, {now - self.arrived_at:.0f} s\n\n".encode())
+        self.request.write(
+            f": {self._waiting_words()}, {now - self.arrived_at:.0f} s\n\n".encode()
+        )
 
     def _waiting_words(self) -> str:
         if self.model in self._proxy.unloaded.states:
             return self._proxy.unloaded.words(self.model)
-        return "the engine reads the prompt" if self.under_way else "waiting for a slot"
+        if self.under_way:
+            return "the engine reads the prompt"
+        return "waiting for a slot"
 
     @property
     def comment_after_s(self) -> float | None:
-        """Return after what silence its client gets a head and comments; None: never, as they would not help."""
-        timeouts, path = self._proxy.timeouts, self.plan.path
+        """Return after what silence its client gets a head and comments; None: never, as they
+        would not help.
+        """
+        timeouts = self._proxy.timeouts
+        path = self.plan.path
         if timeouts.comment_after_s is None or not self.plan.heeds_comments or not self.streams:
             return None
         if path in COMMENT_PATHS:
@@ -194,11 +244,15 @@ class Exchange:
 
     @property
     def hears_of_loading(self) -> bool:
-        """Return whether its client gets a head and a comment as soon as its model has to be loaded."""
+        """Return whether its client gets a head and a comment as soon as its model has to be
+        loaded.
+        """
         return self.plan.path in COMMENT_PATHS and self.comment_after_s is not None
 
     def keep_alive(self, now: float) -> None:
-        """Called a few times a second: a stream in which nothing has happened for some seconds gets a comment."""
+        """Called a few times a second: a stream in which nothing has happened for some seconds
+        gets a comment.
+        """
         if self.aloud:
             self.send_keepalive(now)
             return
@@ -224,7 +278,11 @@ class Exchange:
         is_answering = self.heard_at > self.granted_at
         if not is_answering and now - self.granted_at > limits.first_byte_s:
             why = f"the replica sent nothing for {limits.first_byte_s:g} s"
-        elif is_answering and not self.paused and now - max(self.heard_at, self._resumed_at) > limits.idle_s:
+        elif (
+            is_answering
+            and not self.paused
+            and now - max(self.heard_at, self._resumed_at) > limits.idle_s
+        ):
             why = f"the replica sent nothing for {limits.idle_s:g} s in the middle of its answer"
         elif now - self.granted_at > limits.total_s:
             why = f"the answer took longer than {limits.total_s:g} s"
@@ -233,7 +291,10 @@ class Exchange:
         self.cut("replica_timeout", why)
 
     def cut(self, code: str, why: str) -> None:
-        """Nothing more is waited for. The client is told: by this code, where no answer has begun."""
+        """Nothing more is waited for.
+
+        The client is told: by this code, where no answer has begun.
+        """
         self._break_call()
         if self.begun:
             self._break_off(why)
@@ -248,7 +309,9 @@ class Exchange:
         if self.leased:
             if head.status in RETRY_STATUSES and admission.may_retry(self.id, at):
                 self._break_call()
-                self._proxy.carry_out(self._happened(Event.TURNED_AWAY, at, flag=head.status in ERROR_STATUSES))
+                self._proxy.carry_out(
+                    self._happened(Event.TURNED_AWAY, at, flag=head.status in ERROR_STATUSES)
+                )
                 return
             admission.answering(self.id, at, complaint=head.status in ERROR_STATUSES)
         self.heard_at = at
@@ -257,13 +320,16 @@ class Exchange:
         self._tail = deque(maxlen=TAIL_PIECES)
         if self.aloud:
             self.aloud = head.status != 200 or not self.streamed
-            self.streamed, self._said = True, b""  # what the client has is a stream, whatever the engine sends
+            # what the client has is a stream, whatever the engine sends
+            self.streamed = True
+            self._said = b""
             self.takes_chunks = not self.aloud and self.request.takes_chunks
             if not self.aloud:
                 self._forget_body()
             return
         if head.status in CONTEXT_STATUSES and self.plan.path in CONTEXT_PATHS:
-            self._held, self._said = head, b""
+            self._held = head
+            self._said = b""
             return
         self._begin_answer(head, lines)
 
@@ -271,7 +337,8 @@ class Exchange:
         self.request.start_with(head.status, lines, head.length)
         if self.request.takes_chunks:
             self.takes_chunks = True
-            self._tail = deque(maxlen=TAIL_PIECES_OF_LONG)  # of whole events few are enough, and stay in the cache
+            # Of whole events few are enough, and stay in the cache.
+            self._tail = deque(maxlen=TAIL_PIECES_OF_LONG)
         self._endless = head.length is None
         self._forget_body()
 
@@ -281,18 +348,36 @@ class Exchange:
         self.request.drop_body()
 
     def _handed_on(self, head: ResponseHead) -> bytes:
-        """Return the answer's own headers, for the client, and ours. Sees whether it is a stream of events."""
+        """Return the answer's own headers, for the client, and ours.
+
+        Sees whether it is a stream of events.
+        """
         if head.memo.note is None:
-            kept = [(k, v) for k, v in head.headers if k not in NOT_HANDED_ON and not k.startswith(_LEAVE)]
-            head.memo.note = lines_of(kept), (head.get(b"content-type") or b"").startswith(b"text/event-stream")
+            kept = [
+                (k, v)
+                for k, v in head.headers
+                if k not in NOT_HANDED_ON and not k.startswith(_LEAVE)
+            ]
+            head.memo.note = (
+                lines_of(kept),
+                (head.get(b"content-type") or b"").startswith(b"text/event-stream"),
+            )
         lines: bytes
         lines, self.streamed = head.memo.note
         granted = self.granted
         assert granted is not None
-        # One header: each costs a Python client 7 us. Mostly nothing was queued, and a figure takes long to write.
-        queued_ms = "0.0" if granted.queued_s < 0.00005 else f"{granted.queued_s * 1000:.1f}"
-        own = f"x-skep: id={self.id}; replica={granted.replica.name}; queue-ms={queued_ms}\r\n".encode()
-        return lines + own + SIMULATED if granted.replica.simulated else lines + own
+        # One header: each costs a Python client 7 us. Mostly nothing was queued, and a figure
+        # takes long to write.
+        if granted.queued_s < 0.00005:
+            queued_ms = "0.0"
+        else:
+            queued_ms = f"{granted.queued_s * 1000:.1f}"
+        own = (
+            f"x-skep: id={self.id}; replica={granted.replica.name}; queue-ms={queued_ms}\r\n"
+        ).encode()
+        if granted.replica.simulated:
+            return lines + own + SIMULATED
+        return lines + own
 
     def _on_whole(self, head: ResponseHead, body: bytes, at: float) -> None:
         """The whole answer came at once, with status 200."""
@@ -305,13 +390,21 @@ class Exchange:
         request = self.request
         request.send_whole(head.status, self._handed_on(head), body)
         self._attempt = self._call = None
-        self.status, self.heard_at, self.response_bytes = head.status, at, len(body)
+        self.status = head.status
+        self.heard_at = at
+        self.response_bytes = len(body)
         if body:
-            self.first_at, self._whole = at, body if self.leased else b""  # what takes no slot has no tokens
+            # what takes no slot has no tokens
+            self.first_at = at
+            self._whole = body if self.leased else b""
             if self.streamed:
                 self.events = body.count(b"data:")
-        self._end("answered", self._proxy.admission.finished(self.id, at, answered=True) if self.leased else [])
-        request.carrier.finished(request)  # last: the client's next request may be waiting, and wants what this one had
+        self._end(
+            "answered",
+            self._proxy.admission.finished(self.id, at, answered=True) if self.leased else [],
+        )
+        # Last: the client's next request may be waiting, and wants what this one had.
+        request.carrier.finished(request)
 
     def on_body(self, data: bytes, at: float) -> None:
         if self.aloud:
@@ -358,7 +451,11 @@ class Exchange:
     def _pass_on(self) -> None:
         """Have the next chunks go from connection to connection."""
         carrier = self.request.carrier
-        if isinstance(carrier, ServerConnection) and carrier.transport is not None and self._call is not None:
+        if (
+            isinstance(carrier, ServerConnection)
+            and carrier.transport is not None
+            and self._call is not None
+        ):
             self._passed = []
             self._call.pass_on(carrier.transport.write, self._passed)
 
@@ -387,26 +484,37 @@ class Exchange:
             self._tell_held()
         self.request.on_gone = None
         self._end("answered", self._proxy.admission.finished(self.id, at) if self.leased else [])
-        self.request.finish()  # last: the client's next request may be waiting, and wants what this one had
+        # last: the client's next request may be waiting, and wants what this one had
+        self.request.finish()
 
     def on_failure(self, failure: WireFailure, at: float) -> None:
         self._attempt = self._call = None
-        ours = failure.kind == "protocol"  # we closed, because of what it said: the engine may work on
+        # We closed, because of what it said: the engine may work on.
+        ours = failure.kind == "protocol"
         if self.begun:
             # "connection lost" is what some agents look for before they try again.
-            self._break_off(f"connection lost: the replica stopped in the middle of its answer: {failure}")
-            self._end("broken", self._give_back() if ours or not self.leased else self._happened(Event.FINISHED, at))
+            self._break_off(
+                f"connection lost: the replica stopped in the middle of its answer: {failure}"
+            )
+            self._end(
+                "broken",
+                self._give_back()
+                if ours or not self.leased
+                else self._happened(Event.FINISHED, at),
+            )
         elif self.leased and ours:
             self._proxy.carry_out(self._happened(Event.GAVE_UP, at))
         elif self.leased:
-            counts = failure.kind != "connect"  # a refused connection costs no attempt: nothing was sent
+            # A refused connection costs no attempt: nothing was sent.
+            counts = failure.kind != "connect"
             self._proxy.carry_out(self._happened(Event.FAILED, at, flag=counts))
         else:
             self.refuse("replica_lost", f"the replica could not be reached: {failure}")
 
     def _tell_held(self) -> None:
         """Hand a complaint on; one about the context in words that the client knows."""
-        head, body = self._held, self._said
+        head = self._held
+        body = self._said
         assert head is not None
         exceeded = context_exceeded(body)
         if exceeded is None:
@@ -414,7 +522,8 @@ class Exchange:
             return
         self._held = None
         changed = in_clients_words(body, exceeded, anthropic=speaks_anthropic(self.plan.path))
-        self.status, self.code = CONTEXT_STATUS, CONTEXT_EXCEEDED
+        self.status = CONTEXT_STATUS
+        self.code = CONTEXT_EXCEEDED
         self.response_bytes = len(changed)
         self._forget_body()
         self.request.start_with(CONTEXT_STATUS, self._handed_on(head), len(changed))
@@ -422,39 +531,64 @@ class Exchange:
 
     def _hand_on_held(self) -> None:
         """Hand a complaint on as it is."""
-        head, said = self._held, self._said
+        head = self._held
+        said = self._said
         assert head is not None
-        self._held, self._said = None, b""
+        self._held = None
+        self._said = b""
         self._begin_answer(head, self._handed_on(head))
         if said:
             self.on_body(said, self.heard_at)
 
     def _complain(self, at: float) -> None:
-        """The engine's whole answer is no stream, and the client was promised one: it gets an error event."""
-        exceeded = context_exceeded(self._said) if self.plan.path in CONTEXT_PATHS else None
+        """The engine's whole answer is no stream, and the client was promised one: it gets an
+        error event.
+        """
+        if self.plan.path in CONTEXT_PATHS:
+            exceeded = context_exceeded(self._said)
+        else:
+            exceeded = None
         if exceeded is not None:
             anthropic = speaks_anthropic(self.plan.path)
-            why = exceeded.anthropic_words() if anthropic else exceeded.said
+            if anthropic:
+                why = exceeded.anthropic_words()
+            else:
+                why = exceeded.said
             body = error_body(CONTEXT_EXCEEDED, why, self.plan.path)
-            self.answer(CONTEXT_STATUS, [], body, CONTEXT_EXCEEDED, self._happened(Event.FINISHED, at))
+            self.answer(
+                CONTEXT_STATUS, [], body, CONTEXT_EXCEEDED, self._happened(Event.FINISHED, at)
+            )
             return
         document = json_object(self._said)
-        said = message_of(document) if document else self._said.decode("utf-8", "replace")
-        why = f"the engine answered HTTP {self.status}: {said[:ERROR_CHARACTERS] or 'no reason given'}"
+        if document:
+            said = message_of(document)
+        else:
+            said = self._said.decode("utf-8", "replace")
+        why = (
+            f"the engine answered HTTP {self.status}: "
+            f"{said[:ERROR_CHARACTERS] or 'no reason given'}"
+        )
         body = error_body("engine_refused", why, self.plan.path)
         self.answer(502, [], body, "engine_refused", self._happened(Event.FINISHED, at))
 
     def tokens(self) -> Tokens:
-        if self.outcome not in ("answered", "broken", "hung_up") or not (self._tail or self._whole):
+        if self.outcome not in ("answered", "broken", "hung_up") or not (
+            self._tail or self._whole
+        ):
             return UNKNOWN
         if self._whole:
             return tokens_of(self._whole, [self._whole], streamed=self.streamed)
-        last = [piece[0] if isinstance(piece, tuple) else strip_chunk_headers(piece) for piece in self._tail]
+        last = [
+            piece[0] if isinstance(piece, tuple) else strip_chunk_headers(piece)
+            for piece in self._tail
+        ]
         return tokens_of(self._first, last, streamed=self.streamed)
 
     def forget(self) -> None:
         """The accounts have read what they wanted."""
-        self._tail, self._whole, self._first = _NOTHING, b"", b""
+        self._tail = _NOTHING
+        self._whole = b""
+        self._first = b""
 
     # The client's side
 
@@ -476,35 +610,47 @@ class Exchange:
     # Inside
 
     def _break_call(self) -> None:
-        call, self._call, self._attempt = self._call, None, None
+        call = self._call
+        self._call = None
+        self._attempt = None
         if call is not None:
             call.abort()
 
     def _give_back(self) -> list[Action]:
         """The engine may go on for a while: its slot goes into release."""
-        return self._happened(Event.HUNG_UP, time.monotonic()) if self.leased else []
+        if self.leased:
+            return self._happened(Event.HUNG_UP, time.monotonic())
+        return []
 
     def _happened(self, event: Event, at: float, *, flag: bool = False) -> list[Action]:
         return self._proxy.admission.happened(event, self.id, at, flag)
 
     def _break_off(self, why: str) -> None:
-        """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
+        """The answer began and will not be whole: said inside a stream, by a broken connection
+        elsewhere.
+        """
         self.request.on_gone = None
         self.code = "stream_cut"
         if self.streamed and self._endless:
             self.request.keep_alive = False
-            self.request.write(event_of(error_body("stream_cut", why, self.plan.path), self.plan.path))
+            self.request.write(
+                event_of(error_body("stream_cut", why, self.plan.path), self.plan.path)
+            )
             self.request.finish()
         else:
             self.request.cut()
 
     def refuse(self, code: str, why: str) -> None:
-        body, status = error_body(code, why, self.plan.path), ERRORS[code][0]
+        body = error_body(code, why, self.plan.path)
+        status = ERRORS[code][0]
         headers = retry_headers(1.0 if status == 429 or status >= 500 else None)
         self.answer(status, headers, body, code, self._give_back())
 
-    def answer(self, status: int, headers: Headers, body: bytes, code: str, actions: list[Action]) -> None:
-        self.status, self.code = 200 if self.aloud else status, code
+    def answer(
+        self, status: int, headers: Headers, body: bytes, code: str, actions: list[Action]
+    ) -> None:
+        self.status = 200 if self.aloud else status
+        self.code = code
         self.request.on_gone = None
         self._end("refused", actions)
         if self.aloud:
@@ -521,5 +667,7 @@ class Exchange:
         if self._body:  # what is kept for the accounts must not keep megabytes
             self._body = b""
             self.request.drop_body()
-        self.request.on_gone = self.request.on_pause = self.request.on_resume = None  # and no circle of references
+        self.request.on_gone = self.request.on_pause = self.request.on_resume = (
+            None  # and no circle of references
+        )
         self._proxy.ended(self, actions)

@@ -1,8 +1,7 @@
 """The proxy: finds out what a request wants, asks admission, and carries out what it decides.
 
-Knows paths, keys and models. The way of one request is in `proxied_request`. `HealthLoop` is its clock: deadlines,
-health checks, and asking engines about slots in release.
-"""
+Knows paths, keys and models. The way of one request is in `proxied_request`. `HealthLoop` is its
+clock: deadlines, health checks, and asking engines about slots in release."""
 
 from __future__ import annotations
 
@@ -55,8 +54,13 @@ from skep.wire.heads import Headers, parse_url
 from skep.wire.prometheus import count_busy, label_samples, parse_metrics
 from skep.wire.server_request import InvalidRequest, ServerRequest
 
-LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
-PREFLIGHT = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-control-max-age", b"600")]
+# requests without a slot that a replica gets at once: engines have few threads
+LIGHT_PER_SLOT = 2
+LIGHT_AT_LEAST = 8
+PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-max-age", b"600"),
+]
 # What a web page may read of an answer besides what browsers show anyway.
 EXPOSED = (b"access-control-expose-headers", b"retry-after, x-skep, x-skep-simulated")
 MOST_RENAMED = 64  # names that the log tells of
@@ -67,27 +71,38 @@ T = TypeVar("T")
 
 
 class Proxy:
-    def __init__(self, admission: Admission, accounts: RequestAccounting, setup: GatewaySetup) -> None:
+    def __init__(
+        self, admission: Admission, accounts: RequestAccounting, setup: GatewaySetup
+    ) -> None:
         self.admission = admission
         self.accounts = accounts
         self.ring = KeyRing()
         self.exchanges: dict[str, Exchange] = {}
-        # Served by the gateway itself, by method and path; one that ends with a slash is for all below it.
+        # Served by the gateway itself, by method and path; one that ends with a slash is for all
+        # below it.
         self.routes: dict[tuple[bytes, str], Route] = {}
         self.open_routes: dict[tuple[bytes, str], Route] = {}  # and those that want no key
-        self.something_left = asyncio.Event()  # a slot may be in release: do not wait for the next tick
+        # A slot may be in release: do not wait for the next tick.
+        self.something_left = asyncio.Event()
         self.unloaded = UnloadedModels()
         self.on_wanted: Callable[[str], None] = lambda _model: None  # a model has to be loaded
         self._pools: dict[str, Pool] = {}  # by replica URL
         self._light: Counter[str] = Counter()  # requests without a slot, by replica URL
         self._prefix = secrets.token_hex(3)
         self._counter = 0
-        self._several = False  # replicas of a model: which one a conversation goes to is a question
-        self._own_models: frozenset[str] = frozenset()  # served by engines that skep started, or is to start
-        self._keys_of_ours = False  # replicas get keys of their own: clients' keys are not for them
+        self._several = (
+            False  # replicas of a model: which one a conversation goes to is a question
+        )
+        # Served by engines that skep started, or is to start.
+        self._own_models: frozenset[str] = frozenset()
+        self._keys_of_ours = (
+            False  # replicas get keys of their own: clients' keys are not for them
+        )
         self._rules = object()  # another one with every change that a plan depends on
-        self._renamed: set[str] = set()  # names that stand for the only model, of which the log has a line
-        self._looks = ThreadPoolExecutor(1, "look")  # for bodies that take long to look at, one after the other
+        # Names that stand for the only model, of which the log has a line.
+        self._renamed: set[str] = set()
+        # For bodies that take long to look at, one after the other.
+        self._looks = ThreadPoolExecutor(1, "look")
         self._looking: set[asyncio.Task[None]] = set()
         self.set_policy(setup)
 
@@ -111,7 +126,9 @@ class Proxy:
             request.respond(*self._refusal(request, refusal))
 
     def check_head(self, request: ServerRequest) -> None:
-        """A body is to come: raise `InvalidRequest` where nobody may send one, before it takes up memory."""
+        """A body is to come: raise `InvalidRequest` where nobody may send one, before it takes up
+        memory.
+        """
         plan: RequestPlan | None = request.memo.note
         if plan is not None and plan.rules is self._rules:
             return
@@ -122,12 +139,17 @@ class Proxy:
             raise InvalidRequest(status, str(refusal), answer=(headers, body)) from None
 
     def submit_internal(self, request: ServerRequest, owner: str) -> Exchange | None:
-        """Return a request of a batch, with the rights of the key so named; "": of none. None: it was refused."""
+        """Return a request of a batch, with the rights of the key so named; "": of none.
+
+        None: it was refused.
+        """
         try:
             key = next((key for key in self.policy.keys if key.name == owner), None)
             if key is None and owner and self.guarded:
                 raise limit_reached(owner, "invalid_api_key", None)
-            if key is not None and key.max_concurrent == 1:  # that one is for clients: the batch has one beside it
+            if (
+                key is not None and key.max_concurrent == 1
+            ):  # that one is for clients: the batch has one beside it
                 if (refusal := self.ring.charge(owner, time.monotonic())) is not None:
                     raise limit_reached(owner, refusal.code.value, refusal.retry_after_s)
                 key = None
@@ -142,7 +164,10 @@ class Proxy:
         keys = setup.keys
         if setup.api_key:
             names = {key.name for key in keys}  # a key of the file may be called so too
-            name = "SKEP_API_KEY" if "SKEP_API_KEY" not in names else "$SKEP_API_KEY"
+            if "SKEP_API_KEY" not in names:
+                name = "SKEP_API_KEY"
+            else:
+                name = "$SKEP_API_KEY"
             keys = (*keys, KeySpec(name, digest_of(setup.api_key)))
         self.policy = msgspec.structs.replace(setup, keys=keys)
         self.timeouts = setup.timeouts
@@ -151,14 +176,21 @@ class Proxy:
         self._rules = object()
 
     def set_replicas(
-        self, specs: tuple[ReplicaSpec, ...], models: tuple[str, ...], dormant: Mapping[str, UnloadedModel]
+        self,
+        specs: tuple[ReplicaSpec, ...],
+        models: tuple[str, ...],
+        dormant: Mapping[str, UnloadedModel],
     ) -> None:
         """`dormant`: those of the models that are not loaded, with their state."""
         self._several = len({spec.model for spec in specs}) < len(specs)
         self._keys_of_ours = any(spec.authorization for spec in specs)
-        self._own_models = frozenset({spec.model for spec in specs if spec.own_engine} | {*dormant})
+        self._own_models = frozenset(
+            {spec.model for spec in specs if spec.own_engine} | {*dormant}
+        )
         self._rules = object()
-        for model in self.unloaded.become(dormant, (spec.model for spec in specs if not spec.draining), models):
+        for model in self.unloaded.become(
+            dormant, (spec.model for spec in specs if not spec.draining), models
+        ):
             self.accounts.metrics.loads.add((model, "loaded"))
         self.carry_out(self.admission.set_replicas(specs, time.monotonic(), models=models))
         for exchange in list(self.exchanges.values()) if self.unloaded.states else ():
@@ -176,12 +208,17 @@ class Proxy:
         """Those of replicas that are gone, their last answers included."""
         if len(self._pools) > len(self.admission.replicas()):
             used = {replica.spec.url for replica in self.admission.replicas()}
-            used |= {one.granted.replica.url for one in self.exchanges.values() if one.granted is not None}
+            used |= {
+                one.granted.replica.url
+                for one in self.exchanges.values()
+                if one.granted is not None
+            }
             for url in self._pools.keys() - used:
                 self._pools.pop(url).retire()
 
     async def tick(self) -> None:
-        """Look after all requests, a few at a time: chunks are not to wait for it. Called a few times a second.
+        """Look after all requests, a few at a time: chunks are not to wait for it. Called a few
+        times a second.
 
         What one request does to one of these must not stop the clock for all.
         """
@@ -234,7 +271,9 @@ class Proxy:
         pool = self._pools.get(spec.url)
         if pool is None:
             origin, prefix = parse_url(spec.url, name="replica URL")
-            pool = self._pools[spec.url] = Pool(origin, max_idle=spec.slots + 4, prefix=prefix.encode())
+            pool = self._pools[spec.url] = Pool(
+                origin, max_idle=spec.slots + 4, prefix=prefix.encode()
+            )
         return pool
 
     def ended(self, exchange: Exchange, actions: list[Action]) -> None:
@@ -261,7 +300,8 @@ class Proxy:
 
     def _plan(self, request: ServerRequest) -> RequestPlan | None:
         """None: the gateway has answered by itself."""
-        method, path = request.method, request.path
+        method = request.method
+        path = request.path
         asked = b"GET" if method == b"HEAD" else method
         route = self.open_routes.get((asked, path))
         if route is not None:
@@ -270,33 +310,57 @@ class Proxy:
         headers = sort_headers(request.headers, hide_keys=self.guarded or self._keys_of_ours)
         key = self.admit(request, headers.origin)
         if request.extra is not None and is_preflight(request):
-            asked_for = request.get(b"access-control-request-headers") or b"content-type"  # whatever it is, it may
+            # Whatever it is, it may.
+            asked_for = request.get(b"access-control-request-headers") or b"content-type"
             request.respond(204, [*PREFLIGHT, (b"access-control-allow-headers", asked_for)], b"")
             return None
-        above = (place for its, place in self.routes if its == asked and place.endswith("/") and path.startswith(place))
+        above = (
+            place
+            for its, place in self.routes
+            if its == asked and place.endswith("/") and path.startswith(place)
+        )
         route = self.routes.get((asked, path)) or self.routes.get((asked, next(above, "")))
         if route is not None:
             route(request)
             return None
-        flow = key.name if key is not None and len(self.ring) > 1 else ""
+        if key is not None and len(self.ring) > 1:
+            flow = key.name
+        else:
+            flow = ""
         return make_plan(self._rules, request, headers, key, flow)
 
     def admit(self, request: ServerRequest, origin: bytes | None) -> KeySpec | None:
-        """Return whose key it is; `request.extra` lets a web page read the answer. Raises RequestRefused."""
-        hosts, host = self.policy.hosts, request.get(b"host")
+        """Return whose key it is; `request.extra` lets a web page read the answer.
+
+        Raises RequestRefused.
+        """
+        hosts = self.policy.hosts
+        host = request.get(b"host")
         if not self.guarded and hosts and host is not None and host_of(host) not in hosts:
             advice = "call it as localhost or 127.0.0.1, or make a key with `skep key add NAME`"
-            message = f"without API keys the gateway does not answer as {host.decode('latin-1')}; {advice}"
+            message = (
+                f"without API keys the gateway does not answer as {host.decode('latin-1')}; "
+                f"{advice}"
+            )
             raise RequestRefused("host_refused", message)
         if origin is not None:
-            page, origins = origin.decode("latin-1"), self.policy.origins
+            page = origin.decode("latin-1")
+            origins = self.policy.origins
             if "*" in origins or page in origins:
-                request.extra = [(b"access-control-allow-origin", origin), (b"vary", b"origin"), EXPOSED]
+                request.extra = [
+                    (b"access-control-allow-origin", origin),
+                    (b"vary", b"origin"),
+                    EXPOSED,
+                ]
                 if is_preflight(request):
                     return None
-            elif not self.guarded or request.method == b"OPTIONS":  # else the key decides, and no page reads the answer
+            elif (
+                not self.guarded or request.method == b"OPTIONS"
+            ):  # else the key decides, and no page reads the answer
                 allowed = "`cors_origins` under [gateway] in skep.toml names those that may"
-                raise RequestRefused("origin_refused", f"web pages of {page} may not call this gateway; {allowed}")
+                raise RequestRefused(
+                    "origin_refused", f"web pages of {page} may not call this gateway; {allowed}"
+                )
         return self.key_of(request)
 
     def _inspect_aside(self, request: ServerRequest, plan: RequestPlan) -> None:
@@ -314,7 +378,9 @@ class Proxy:
     async def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
         """Cancelled if the client leaves; of that is heard before an engine is asked."""
         try:
-            seen = await asyncio.get_running_loop().run_in_executor(self._looks, self._look, request, plan)
+            seen = await asyncio.get_running_loop().run_in_executor(
+                self._looks, self._look, request, plan
+            )
             await asyncio.sleep(_HEAR_S)
             if plan.rules is self._rules:
                 self._submit(request, plan, seen)
@@ -324,9 +390,14 @@ class Proxy:
             request.respond(*self._refusal(request, refusal))
 
     def _submit(self, request: ServerRequest, plan: RequestPlan, seen: BodySummary) -> Exchange:
-        if not plan.for_clients and self._own_models and self._own_models.issuperset(self.admission.models):
+        if (
+            not plan.for_clients
+            and self._own_models
+            and self._own_models.issuperset(self.admission.models)
+        ):
             raise no_such_path(plan.path)
-        model, body = plan.model or seen.model, request.body
+        model = plan.model or seen.model
+        body = request.body
         if model is None or not self.admission.knows(model):
             model, body = self._model(seen, plan, request)
         if not plan.for_clients and model in self._own_models:
@@ -343,7 +414,10 @@ class Proxy:
 
     def _arrival(self, exchange: Exchange, plan: RequestPlan, seen: BodySummary) -> Arrival:
         body = exchange.request.body
-        session = plan.session if plan.session is not None else seen.session
+        if plan.session is not None:
+            session: int | None = plan.session
+        else:
+            session = seen.session
         patience_s = plan.patience_s
         if patience_s is not None and exchange.comment_after_s is not None:
             patience_s = None  # with comments it holds out
@@ -361,7 +435,10 @@ class Proxy:
         )
 
     def charge(self, key: str) -> None:
-        """Count a request among those of its key. Raises RequestRefused where it is gone or has reached its limit."""
+        """Count a request among those of its key.
+
+        Raises RequestRefused where it is gone or has reached its limit.
+        """
         if (refusal := self.ring.enter(key, time.monotonic())) is not None:
             raise limit_reached(key, refusal.code.value, refusal.retry_after_s)
 
@@ -387,7 +464,9 @@ class Proxy:
             exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, retry_after_s, why))
         elif not exchange.loads_model:
             exchange.leased = False
-            exchange.refuse("replica_lost", f"`{exchange.model}` is not loaded; a completion request loads it")
+            exchange.refuse(
+                "replica_lost", f"`{exchange.model}` is not loaded; a completion request loads it"
+            )
         return exchange.outcome is not None
 
     def await_load(self, exchange: Exchange, now: float) -> None:
@@ -402,8 +481,13 @@ class Proxy:
             exchange.refuse("shutting_down", "the endpoint is shutting down")
             return
         replica = self.admission.anywhere(exchange.model, now)
-        if replica is not None and self._light[replica.url] >= LIGHT_PER_SLOT * replica.slots + LIGHT_AT_LEAST:
-            exchange.refuse("queue_full", "too many requests of this kind are in progress; try again in 1 s")
+        if (
+            replica is not None
+            and self._light[replica.url] >= LIGHT_PER_SLOT * replica.slots + LIGHT_AT_LEAST
+        ):
+            exchange.refuse(
+                "queue_full", "too many requests of this kind are in progress; try again in 1 s"
+            )
         elif replica is not None:
             self._light[replica.url] += 1
             exchange.forward(Forward(exchange.id, replica, 0.0, 1))
@@ -418,27 +502,44 @@ class Proxy:
         if plan.form:
             return BodySummary(model_of_form(request.body))
         try:
-            return inspect_body(request.body, conversation=self._several, session=plan.session is None)
+            return inspect_body(
+                request.body, conversation=self._several, session=plan.session is None
+            )
         except NotAnObject as error:
             if not plan.may_be_other:
-                raise RequestRefused("bad_request", f"the body is not a JSON object with a `model`: {error}") from None
+                raise RequestRefused(
+                    "bad_request", f"the body is not a JSON object with a `model`: {error}"
+                ) from None
             return BodySummary(None)
 
-    def _model(self, seen: BodySummary, plan: RequestPlan, request: ServerRequest) -> tuple[str, bytes]:
-        """Return which pool, and the body for it. An alias is replaced in the body by the name its engine knows."""
+    def _model(
+        self, seen: BodySummary, plan: RequestPlan, request: ServerRequest
+    ) -> tuple[str, bytes]:
+        """Return which pool, and the body for it.
+
+        An alias is replaced in the body by the name its engine knows.
+        """
         named = plan.model or seen.model
         if named is None:
             models = self.admission.models
             if len(models) == 1:
                 return models[0], request.body
-            where = "name a `model` in the body" if request.body else "name one with the header x-skep-model"
-            raise RequestRefused("bad_request", f"several models are served here: {', '.join(models)}; {where}")
+            if request.body:
+                where = "name a `model` in the body"
+            else:
+                where = "name one with the header x-skep-model"
+            raise RequestRefused(
+                "bad_request", f"several models are served here: {', '.join(models)}; {where}"
+            )
         if self.admission.knows(named):
             return named, request.body
         model = self._meant_by(named)
         if model is None:
             return named, request.body
-        changed = with_model(request.body, named, model, seen.name_at) if seen.model == named else None
+        if seen.model == named:
+            changed = with_model(request.body, named, model, seen.name_at)
+        else:
+            changed = None
         return model, changed if changed is not None else request.body
 
     def _meant_by(self, name: str) -> str | None:
@@ -452,7 +553,9 @@ class Proxy:
         if name not in self._renamed and len(self._renamed) < MOST_RENAMED:
             self._renamed.add(name)
             shown = json.dumps(name[:LONGEST_NAME_TOLD])
-            print(f"model.renamed asked={shown} means={models[0]!r}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+            print(  # noqa: T201 - the gateway's log
+                (f"model.renamed asked={shown} means={models[0]!r}"), file=sys.stderr, flush=True
+            )
         return models[0]
 
     def key_of(self, request: ServerRequest) -> KeySpec | None:
@@ -462,10 +565,14 @@ class Proxy:
         for given in given_keys(request.headers):
             if (found := self.ring.find(given)) is not None:
                 return found
-        message = "this endpoint requires an API key, sent as `Authorization: Bearer KEY` or `x-api-key`"
+        message = (
+            "this endpoint requires an API key, sent as `Authorization: Bearer KEY` or `x-api-key`"
+        )
         raise RequestRefused("invalid_api_key", message)
 
-    def _refusal(self, request: ServerRequest, refusal: RequestRefused) -> tuple[int, Headers, bytes]:
+    def _refusal(
+        self, request: ServerRequest, refusal: RequestRefused
+    ) -> tuple[int, Headers, bytes]:
         """Return the answer, which is put down as well."""
         request_id = self._new_id()
         status, headers, body = refusal.answer(request.path)
@@ -481,7 +588,8 @@ class Proxy:
 
 TICK_S = 0.25
 LOOKED_AFTER_AT_ONCE = 16
-COLLECTED_AFTER = 10_000  # objects: requests leave no circles, and a look at all of those under way takes milliseconds
+# objects: requests leave no circles, and a look at all of those under way takes milliseconds
+COLLECTED_AFTER = 10_000
 CONFIRM_EVERY_S = 0.1
 CONFIRM_TIMEOUT_S = 5.0
 
@@ -497,10 +605,12 @@ class HealthLoop:
         self._proxy = proxy
         self._times = times or HealthTimes()
         self._asking: set[tuple[str, str]] = set()
-        self._unreadable: set[tuple[str, str]] = set()  # URLs and paths whose last answer could not be read
+        # URLs and paths whose last answer could not be read.
+        self._unreadable: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
-        proxy, admission = self._proxy, self._proxy.admission
+        proxy = self._proxy
+        admission = self._proxy.admission
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await proxy.tick()
@@ -511,7 +621,10 @@ class HealthLoop:
                     self._once(tasks, self._ask_busy, spec)
                 for replica in admission.replicas():
                     closed = replica.breaker.state(now) == "closed"
-                    every_s = self._times.health_every_s if closed else self._times.health_soon_s
+                    if closed:
+                        every_s = self._times.health_every_s
+                    else:
+                        every_s = self._times.health_soon_s
                     if now - replica.breaker.checked_at >= every_s:
                         replica.breaker.checked_at = now
                         self._once(tasks, self._check, replica.spec)
@@ -527,8 +640,10 @@ class HealthLoop:
         async def ask_safely() -> None:
             try:
                 await ask(spec)
-            except Exception as error:  # whatever one replica says, the clock goes on for the others
-                print(f"watch.failed replica={spec.name!r} why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
+            except (
+                Exception
+            ) as error:  # whatever one replica says, the clock goes on for the others
+                print((f"watch.failed replica={spec.name!r} why={error!r}"), file=sys.stderr)  # noqa: T201 - the gateway's log
             finally:
                 self._asking.discard(what)
 
@@ -537,10 +652,15 @@ class HealthLoop:
             tasks.create_task(ask_safely())
 
     async def _state(self, spec: ReplicaSpec, path: str, parse: Callable[[str], T]) -> T | None:
-        """Return what the replica says of itself there; None where it says nothing that can be read."""
-        pool, headers = self._proxy.pool(spec), _headers_for(spec)
+        """Return what the replica says of itself there; None where it says nothing that can be
+        read.
+        """
+        pool = self._proxy.pool(spec)
+        headers = _headers_for(spec)
         try:
-            state = await fetch_state(pool, path, parse, headers=headers, timeout_s=CONFIRM_TIMEOUT_S)
+            state = await fetch_state(
+                pool, path, parse, headers=headers, timeout_s=CONFIRM_TIMEOUT_S
+            )
         except WireFailure as failure:
             self._note_unreadable(spec, path, failure)
             return None
@@ -552,23 +672,38 @@ class HealthLoop:
         if failure.kind != "protocol" or (spec.url, path) in self._unreadable:
             return
         self._unreadable.add((spec.url, path))
-        print(f"state.unreadable replica={spec.name!r} path={path} why={str(failure)!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
+        print(  # noqa: T201 - the gateway's log
+            f"state.unreadable replica={spec.name!r} path={path} why={str(failure)!r}",
+            file=sys.stderr,
+        )
 
     async def _ask_busy(self, spec: ReplicaSpec) -> None:
         asked_at = time.monotonic()
-        path, count = ("/slots", count_busy) if spec.confirms == "slots" else ("/metrics", count_running)
+        path, count = (
+            ("/slots", count_busy) if spec.confirms == "slots" else ("/metrics", count_running)
+        )
         busy = await self._state(spec, path, count)
         if busy is not None:
-            self._proxy.carry_out(self._proxy.admission.engine_busy(spec, busy, asked_at, time.monotonic()))
+            self._proxy.carry_out(
+                self._proxy.admission.engine_busy(spec, busy, asked_at, time.monotonic())
+            )
 
     async def engine_metrics(self, spec: ReplicaSpec) -> str:
-        """Return the samples of its engine, each with the replica's name. Empty where there are none."""
-        return await self._state(spec, "/metrics", lambda text: label_samples(text, spec.name)) or ""
+        """Return the samples of its engine, each with the replica's name.
+
+        Empty where there are none.
+        """
+        return (
+            await self._state(spec, "/metrics", lambda text: label_samples(text, spec.name)) or ""
+        )
 
     async def _check(self, spec: ReplicaSpec) -> None:
-        pool, timeout_s = self._proxy.pool(spec), self._times.health_timeout_s
+        pool = self._proxy.pool(spec)
+        timeout_s = self._times.health_timeout_s
         try:
-            answer = await fetch(pool, "GET", spec.health_path, headers=_headers_for(spec), timeout_s=timeout_s)
+            answer = await fetch(
+                pool, "GET", spec.health_path, headers=_headers_for(spec), timeout_s=timeout_s
+            )
             ok = answer.status < 500
         except WireFailure:
             ok = False
@@ -576,11 +711,15 @@ class HealthLoop:
 
 
 def _headers_for(spec: ReplicaSpec) -> dict[str, str]:
-    return {"authorization": spec.authorization} if spec.authorization else {}
+    if spec.authorization:
+        return {"authorization": spec.authorization}
+    return {}
 
 
 def count_running(metrics: str) -> int | None:
     """vLLM's and SGLang's count of running requests, over all their processes."""
     told = parse_metrics(metrics)
     found = [told[name] for name in _RUNNING if name in told]
-    return round(sum(found)) if found and math.isfinite(sum(found)) else None
+    if found and math.isfinite(sum(found)):
+        return round(sum(found))
+    return None

@@ -1,16 +1,17 @@
-"""The waiting requests and the replicas of one model, and which replica a request goes to. `admission` decides when.
+"""The waiting requests and the replicas of one model, and which replica a request goes to.
+`admission` decides when.
 
 Also what admission is told and what it answers, as values.
 
-A request's place among the classes is `arrived + class x aging`: an interactive request goes before every batch
-request that has not waited twice the aging time longer, and no class starves. Inside a class the flow with the fewest
-requests under way is next, of equals the one served longest ago. A queue is bounded by `AdmissionLimits.max_queue`, so
-flows and deadlines are searched, not indexed.
+A request's place among the classes is `arrived + class x aging`: an interactive request goes
+before every batch request that has not waited twice the aging time longer, and no class starves.
+Inside a class the flow with the fewest requests under way is next, of equals the one served
+longest ago. A queue is bounded by `AdmissionLimits.max_queue`, so flows and deadlines are
+searched, not indexed.
 
-A request goes to the least loaded replica, unless another one holds its conversation and is hardly busier: the one that
-served it last. Of equally loaded ones the winner of a rendezvous hash is taken, so that a gateway that was just started
-mostly finds again what its predecessor knew.
-"""
+A request goes to the least loaded replica, unless another one holds its conversation and is hardly
+busier: the one that served it last. Of equally loaded ones the winner of a rendezvous hash is
+taken, so that a gateway that was just started mostly finds again what its predecessor knew."""
 
 from __future__ import annotations
 
@@ -28,13 +29,18 @@ from skep.config.keys import Priority
 
 
 class Arrival(msgspec.Struct, array_like=True):
-    """A request as far as admission cares. Like `Forward` not frozen: one is made for every request."""
+    """A request as far as admission cares.
+
+    Like `Forward` not frozen: one is made for every request.
+    """
 
     request_id: str
     model: str
     priority: Priority = Priority.NORMAL
     flow: str = ""
-    conversation: int | None = None  # a digest of its beginning or of its session; None: any replica will do
+    conversation: int | None = (
+        None  # a digest of its beginning or of its session; None: any replica will do
+    )
     prompt_bytes: int = 0
     max_wait_s: float | None = None  # shorter than the limit, if the client says so
     session: int | None = None  # a digest of its session's name; None: it names none
@@ -89,7 +95,9 @@ class Reject(msgspec.Struct, frozen=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """The replica shows no sign of life: give the request up there, and say so with `Admission.gave_up`."""
+    """The replica shows no sign of life: give the request up there, and say so with
+    `Admission.gave_up`.
+    """
 
     request_id: str
 
@@ -99,9 +107,13 @@ Action = Forward | Reject | Withdraw
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """The waiting requests of one flow in one class. Never empty: the last entry takes the flow with it."""
+    """The waiting requests of one flow in one class.
 
-    turn: tuple[int, int]  # requests under way, and when it was served last, in the queue's own count
+    Never empty: the last entry takes the flow with it.
+    """
+
+    # Requests under way, and when it was served last, in the queue's own count.
+    turn: tuple[int, int]
     entries: OrderedDict[str, Arrival] = field(default_factory=OrderedDict)
 
     @property
@@ -148,7 +160,8 @@ class ModelQueue:
 
         `turn`: it has come back to the place of its first arrival; its flow was served last then.
         """
-        flows, name = self._classes[entry.priority], entry.flow
+        flows = self._classes[entry.priority]
+        name = entry.flow
         flow = flows.get(name)
         if flow is None:
             flow = flows[name] = _Flow((self._active.get(name, 0), self._served))
@@ -157,7 +170,9 @@ class ModelQueue:
             flow.entries.move_to_end(entry.request_id, last=False)
         elif turn is not None:
             flow.turn = (flow.turn[0], min(flow.turn[1], turn))
-            later = [other for other in flow.entries.values() if other.arrived_at > entry.arrived_at]
+            later = [
+                other for other in flow.entries.values() if other.arrived_at > entry.arrived_at
+            ]
             for other in later:
                 flow.entries.move_to_end(other.request_id)
         self.by_id[entry.request_id] = entry
@@ -170,7 +185,8 @@ class ModelQueue:
         entry = self.by_id.pop(request_id, None)
         if entry is None:
             return None
-        flows, name = self._classes[entry.priority], entry.flow
+        flows = self._classes[entry.priority]
+        name = entry.flow
         flow = flows[name]
         del flow.entries[request_id]
         self._served += 1
@@ -187,8 +203,12 @@ class ModelQueue:
         return waiting
 
     def to_evict(self, arrival: Arrival) -> str | None:
-        """Return who leaves a full queue: the newest of the lowest class' longest flow, or None for `arrival`."""
-        lowest = max((priority for priority, flows in self._classes.items() if flows), default=None)
+        """Return who leaves a full queue: the newest of the lowest class' longest flow, or None
+        for `arrival`.
+        """
+        lowest = max(
+            (priority for priority, flows in self._classes.items() if flows), default=None
+        )
         if lowest is None or arrival.priority > lowest:
             return None
         flows = self._classes[lowest]
@@ -212,7 +232,9 @@ class ModelQueue:
 
     def candidates(self) -> Iterator[Arrival]:
         """Yield at most one request per class, the next one first."""
-        waiting = [(priority, flows.values()) for priority, flows in self._classes.items() if flows]
+        waiting = [
+            (priority, flows.values()) for priority, flows in self._classes.items() if flows
+        ]
         if len(waiting) == 1:
             yield min(waiting[0][1], key=_turn_and_arrival).head
             return
@@ -227,8 +249,12 @@ class ModelQueue:
 
 
 CLEARLY_BUSIER = 0.2  # of the slots; one slot more is never clearly busier
-LONG_PROMPT_BYTES = 16_384  # to read such a prompt again takes longer than to wait among a few more answers
-REMEMBERED = 65_536  # conversations: at 1,000 slots, 64 a slot whose agent thinks while others are answered
+LONG_PROMPT_BYTES = (
+    16_384  # to read such a prompt again takes longer than to wait among a few more answers
+)
+REMEMBERED = (
+    65_536  # conversations: at 1,000 slots, 64 a slot whose agent thinks while others are answered
+)
 _PRIME = (1 << 61) - 1
 
 
@@ -259,7 +285,9 @@ class ConversationAffinity:
 
 FIRST_OPEN_S = 0.5
 LONGEST_OPEN_S = 15.0
-BAD_ANSWERS = 3  # in a row (502, 503, 504, or closed without a byte), before a replica is passed over
+BAD_ANSWERS = (
+    3  # in a row (502, 503, 504, or closed without a byte), before a replica is passed over
+)
 BAD_CHECKS = 3
 
 
@@ -267,7 +295,9 @@ BAD_CHECKS = 3
 class Breaker:
     heard_at: float  # the last sign of life
     open_until: float | None = None  # None: closed
-    trial: str | None = None  # the request that decides, while half-open; `ended` is called for it, whatever comes
+    trial: str | None = (
+        None  # the request that decides, while half-open; `ended` is called for it, whatever comes
+    )
     checked_at: float = -inf
     _open_s: float = 0.0
     _bad_answers: int = 0
@@ -276,7 +306,9 @@ class Breaker:
     def state(self, now: float) -> str:
         if self.open_until is None:
             return "closed"
-        return "open" if now < self.open_until else "half-open"
+        if now < self.open_until:
+            return "open"
+        return "half-open"
 
     def allows(self, now: float) -> bool:
         return self.open_until is None or (self.open_until <= now and self.trial is None)
@@ -290,7 +322,10 @@ class Breaker:
             self._bad_answers = self._bad_checks = 0
 
     def failed(self, now: float) -> None:
-        """Nobody is there: refused, or silent. A trial lasts until it has `ended`, all the same."""
+        """Nobody is there: refused, or silent.
+
+        A trial lasts until it has `ended`, all the same.
+        """
         if self.open_until is not None and now < self.open_until:
             return
         self._open_s = min(LONGEST_OPEN_S, max(FIRST_OPEN_S, 2 * self._open_s))
@@ -301,13 +336,18 @@ class Breaker:
         self.dropped(now)
 
     def dropped(self, now: float) -> None:
-        """A request got nothing: that may be the request's own fault, while others are answered."""
+        """A request got nothing: that may be the request's own fault,
+        while others are answered.
+        """
         self._bad_answers += 1
         if self._bad_answers >= BAD_ANSWERS or self.open_until is not None:
             self.failed(now)
 
     def ended(self, request_id: str) -> None:
-        """A request left the replica, with a verdict or without. If it was the trial, the next one is."""
+        """A request left the replica, with a verdict or without.
+
+        If it was the trial, the next one is.
+        """
         if self.trial == request_id:
             self.trial = None
 
@@ -357,7 +397,8 @@ class GatewayReplica:
         self.slots = spec.slots
         self.draining = spec.draining
         self.plain = not spec.reserve and spec.soft_slots is None  # all slots are for all classes
-        self._under_way = [0] * len(Priority)  # active leases by class; counted only where the class matters
+        # Active leases by class; counted only where the class matters.
+        self._under_way = [0] * len(Priority)
         for lease in self.leases.values():
             self._count(lease, 1)
 
@@ -371,7 +412,10 @@ class GatewayReplica:
 
     def state(self, now: float) -> str:
         """In words for people and metrics."""
-        state = "draining" if self.draining else self.breaker.state(now)
+        if self.draining:
+            state = "draining"
+        else:
+            state = self.breaker.state(now)
         return "up" if state == "closed" else state
 
     def usable(self, now: float) -> bool:
@@ -379,12 +423,20 @@ class GatewayReplica:
         return not self.draining and (self.breaker.open_until is None or self.breaker.allows(now))
 
     def allows(self, priority: Priority, *, alone: bool) -> bool:
-        """Return whether a request of this class may take one of its slots. `alone`: nothing but batch waits."""
-        spec, busy = self.spec, len(self.leases)
+        """Return whether a request of this class may take one of its slots.
+
+        `alone`: nothing but batch waits.
+        """
+        spec = self.spec
+        busy = len(self.leases)
         if busy >= spec.slots:
             return False
         interactive, normal, _ = self._under_way
-        if spec.reserve and priority is not Priority.INTERACTIVE and busy - interactive >= spec.slots - spec.reserve:
+        if (
+            spec.reserve
+            and priority is not Priority.INTERACTIVE
+            and busy - interactive >= spec.slots - spec.reserve
+        ):
             return False
         if spec.soft_slots is None:
             return True
@@ -422,11 +474,12 @@ class GatewayReplica:
     def surely_free(self, busy: int, asked_at: float) -> Iterable[SlotLease]:
         """Of the slots in release, those that cannot be among the `busy` ones.
 
-        What was granted or given up after the question before this one, without a byte of an answer, may still be on
-        its way to a slot: it is neither counted as busy nor free.
-        """
+        What was granted or given up after the question before this one, without a byte of an
+        answer, may still be on its way to a slot: it is neither counted as busy nor free."""
         before = self._asked_before
-        arrived = [lease for lease in self.leases.values() if lease.answered or lease.changed_at < before]
+        arrived = [
+            lease for lease in self.leases.values() if lease.answered or lease.changed_at < before
+        ]
         releasing = [lease for lease in arrived if lease.releasing_until is not None]
         settled = len(arrived) - len(releasing)
         self._asked_before = asked_at
@@ -437,7 +490,10 @@ SMOOTHING = 0.2  # weight of the newest request in the measured time of a reques
 
 
 class ModelPool:
-    """The replicas of one model in the order in which they came, and its queue. Every choice looks at all of them."""
+    """The replicas of one model in the order in which they came, and its queue.
+
+    Every choice looks at all of them.
+    """
 
     def __init__(self, aging_s: float) -> None:
         self.queue = ModelQueue(aging_s)
@@ -472,7 +528,8 @@ class ModelPool:
         return any(other is not replica and other.usable(now) for other in self.replicas)
 
     def expected_wait_s(self, now: float, arrived_at: float | None = None) -> float:
-        """Return how long a new request would wait for a slot, from the measured time of a request.
+        """Return how long a new request would wait for a slot, from the measured time of a
+        request.
 
         `arrived_at`: of a request that has come back, which goes before all that came after it.
         """
@@ -489,25 +546,39 @@ class ModelPool:
             return False
         return self.expected_wait_s(now, entry.arrived_at) > entry.patience_s
 
-    def next(self, homes: ConversationAffinity, now: float) -> tuple[Arrival, GatewayReplica] | None:
-        """Return the next request that fits: a class that may not have the free slot does not hold up one that may."""
-        if not any(len(replica.leases) < replica.slots and replica.usable(now) for replica in self.replicas):
+    def next(
+        self, homes: ConversationAffinity, now: float
+    ) -> tuple[Arrival, GatewayReplica] | None:
+        """Return the next request that fits: a class that may not have the free slot does not hold
+        up one that may.
+        """
+        if not any(
+            len(replica.leases) < replica.slots and replica.usable(now)
+            for replica in self.replicas
+        ):
             return None
         for entry in self.queue.candidates():
             if (chosen := self.choose(entry, homes, now)) is not None:
                 return entry, chosen
         return None
 
-    def choose(self, entry: Arrival, homes: ConversationAffinity, now: float) -> GatewayReplica | None:
+    def choose(
+        self, entry: Arrival, homes: ConversationAffinity, now: float
+    ) -> GatewayReplica | None:
         """Return where the request may go now, or None if it has to wait."""
         if len(self.replicas) == 1:
             only = self.replicas[0]
             if only.plain:
-                return only if len(only.leases) < only.slots and only.usable(now) else None
+                if len(only.leases) < only.slots and only.usable(now):
+                    return only
+                return None
         least = self._least(entry, now)
         if least is None or len(self.replicas) == 1:
             return least
-        avoided = self._by_name.get(entry.avoid) if entry.avoid is not None else None
+        if entry.avoid is not None:
+            avoided = self._by_name.get(entry.avoid)
+        else:
+            avoided = None
         if avoided is not None:
             other = self._least(entry, now, avoided)
             if other is not None:
@@ -516,12 +587,17 @@ class ModelPool:
                 return None
             else:
                 avoided = None
-        conversation, session = entry.conversation, entry.session
+        conversation = entry.conversation
+        session = entry.session
         if conversation is None:
             return least
         home = self._by_name.get(homes.of(conversation) or "")
-        holds_prefix = home is not None and (session is not None or entry.prompt_bytes >= LONG_PROMPT_BYTES)
-        if home is None and session is not None:  # a sub-agent, or a conversation that was compacted
+        holds_prefix = home is not None and (
+            session is not None or entry.prompt_bytes >= LONG_PROMPT_BYTES
+        )
+        if (
+            home is None and session is not None
+        ):  # a sub-agent, or a conversation that was compacted
             home = self._by_name.get(homes.of(session) or "")
         if home is not None and home.usable(now):
             more = home.busy / home.slots - least.busy / least.slots
@@ -532,26 +608,38 @@ class ModelPool:
                 return least
             home = rendezvous(conversation, alive)
             stays = load(home) == load(least)
-        chosen = home if stays and home is not avoided and self._has_slot(home, entry) else least
+        if stays and home is not avoided and self._has_slot(home, entry):
+            chosen = home
+        else:
+            chosen = least
         homes.remember(conversation, chosen.name)
         if session is not None and self._by_name.get(homes.of(session) or "") is None:
             homes.remember(session, chosen.name)
         return chosen
 
-    def _least(self, entry: Arrival, now: float, avoided: GatewayReplica | None = None) -> GatewayReplica | None:
-        """Return the open replica with the smallest share of busy slots, then prompts under way, then most free."""
+    def _least(
+        self, entry: Arrival, now: float, avoided: GatewayReplica | None = None
+    ) -> GatewayReplica | None:
+        """Return the open replica with the smallest share of busy slots, then prompts under way,
+        then most free.
+        """
         # Written out: `min` with a key costs twice as much, and this runs once or twice a request.
-        least, least_share = None, inf
+        least = None
+        least_share = inf
         for replica in self.replicas:
-            busy, slots = len(replica.leases), replica.slots
+            busy = len(replica.leases)
+            slots = replica.slots
             if busy >= slots or (share := busy / slots) > least_share or replica is avoided:
                 continue
             if least is not None and share == least_share:
                 more_bytes = replica.prompt_bytes - least.prompt_bytes
-                if more_bytes > 0 or (more_bytes == 0 and slots - busy <= least.slots - least.busy):
+                if more_bytes > 0 or (
+                    more_bytes == 0 and slots - busy <= least.slots - least.busy
+                ):
                     continue
             if replica.usable(now) and (replica.plain or self._has_slot(replica, entry)):
-                least, least_share = replica, share
+                least = replica
+                least_share = share
         return least
 
     def _has_slot(self, replica: GatewayReplica, entry: Arrival) -> bool:

@@ -1,6 +1,6 @@
-"""What a request's head says, worked out once, as clients send the same head again and again; and the gateway's own
-answers, in the dialect its clients know: OpenAI's or Anthropic's, told by the path.
-"""
+"""What a request's head says, worked out once, as clients send the same head again and again; and
+the gateway's own answers, in the dialect its clients know: OpenAI's or Anthropic's, told by the
+path."""
 
 from __future__ import annotations
 
@@ -31,18 +31,30 @@ JSON = (b"content-type", b"application/json")
 LONGEST_NAME_TOLD = 256  # characters of a model's name that are repeated to a client
 
 _POLICY = tomllib.loads(Path(__file__).with_name("policy.toml").read_text(encoding="utf-8"))
-ERRORS: dict[str, tuple[int, str, str]] = {code: tuple(told) for code, told in _POLICY["errors"].items()}
-LIGHT, FOR_CLIENTS, STREAM_PATHS = (frozenset(_POLICY["paths"][name]) for name in ("light", "for_clients", "streams"))
+ERRORS: dict[str, tuple[int, str, str]] = {
+    code: tuple(told) for code, told in _POLICY["errors"].items()
+}
+LIGHT, FOR_CLIENTS, STREAM_PATHS = (
+    frozenset(_POLICY["paths"][name]) for name in ("light", "for_clients", "streams")
+)
 ADMIN = tuple(_POLICY["paths"]["admin"])
 COMMENT_PATHS = frozenset(_POLICY["paths"]["comments"])
 LATE_COMMENT_PATHS = frozenset(_POLICY["paths"]["late_comments"])
 CONTEXT_PATHS = frozenset(_POLICY["paths"]["context"])
 
 
-# What the gateway answers by itself, by method and path; one that ends with a slash is for all below it.
+# What the gateway answers by itself, by method and path; one that ends with a slash is for all
+# below it.
 HEALTH_PATHS = ("/health", "/healthz")
-BATCH_ROUTES = [(method, f"/v1/{what}") for method in (b"GET", b"POST") for what in ("files", "batches")]
-BATCH_ROUTES += [(b"GET", "/v1/files/"), (b"DELETE", "/v1/files/"), (b"GET", "/v1/batches/"), (b"POST", "/v1/batches/")]
+BATCH_ROUTES = [
+    (method, f"/v1/{what}") for method in (b"GET", b"POST") for what in ("files", "batches")
+]
+BATCH_ROUTES += [
+    (b"GET", "/v1/files/"),
+    (b"DELETE", "/v1/files/"),
+    (b"GET", "/v1/batches/"),
+    (b"POST", "/v1/batches/"),
+]
 OWN_ROUTES = [(b"GET", path) for path in ("/v1/models", "/v1/models/", "/models", "/models/")]
 OWN_ROUTES += [(b"GET", "/metrics"), (b"GET", "/metrics/engines"), *BATCH_ROUTES]
 
@@ -72,18 +84,28 @@ class RequestRefused(Exception):
 
 
 def limit_reached(key: str, code: str, retry_after_s: float | None) -> RequestRefused:
-    state = "is no longer valid" if code == "invalid_api_key" else f"has reached its limit ({code})"
+    if code == "invalid_api_key":
+        state = "is no longer valid"
+    else:
+        state = f"has reached its limit ({code})"
     return RequestRefused(code, f"the key `{key}` {state}", retry_after_s)
 
 
 def owners_path(path: str) -> RequestRefused:
     advice = "use `skep` on the machine itself, or call the engine there"
-    return RequestRefused("admin_path", f"clients may not request {path} from the engine; {advice}")
+    return RequestRefused(
+        "admin_path", f"clients may not request {path} from the engine; {advice}"
+    )
 
 
 def no_such_path(path: str) -> RequestRefused:
-    usual = "/v1/chat/completions, /v1/responses, /v1/messages, /v1/completions, /v1/embeddings and /v1/models"
-    return RequestRefused("path_not_found", f"there is no {path[:LONGEST_NAME_TOLD]} here; clients use {usual}")
+    usual = (
+        "/v1/chat/completions, /v1/responses, /v1/messages, /v1/completions, /v1/embeddings and "
+        "/v1/models"
+    )
+    return RequestRefused(
+        "path_not_found", f"there is no {path[:LONGEST_NAME_TOLD]} here; clients use {usual}"
+    )
 
 
 def speaks_anthropic(path: str) -> bool:
@@ -100,14 +122,21 @@ def error_body(code: str, message: str, path: str = "") -> bytes:
 
 
 def event_of(body: bytes, path: str) -> bytes:
-    """Return the last event of a stream that could not be finished. A blank line first: the one before may be cut."""
+    """Return the last event of a stream that could not be finished.
+
+    A blank line first: the one before may be cut.
+    """
     if speaks_anthropic(path):
         return b"\n\nevent: error\ndata: " + body + b"\n\n"
     if path.startswith("/v1/responses"):
         document = json.loads(body)
         error = document["error"]
         said = {"type": "error", "code": error["code"], "message": error["message"], "param": None}
-        return b"\n\nevent: error\ndata: " + json.dumps({**said, "sequence_number": 0, **document}).encode() + b"\n\n"
+        return (
+            b"\n\nevent: error\ndata: "
+            + json.dumps({**said, "sequence_number": 0, **document}).encode()
+            + b"\n\n"
+        )
     return b"\n\ndata: " + body + b"\n\n"
 
 
@@ -115,25 +144,37 @@ def rejection(
     reject: Reject, path: str, *, model: str, models: tuple[str, ...], loading: bool = False
 ) -> tuple[int, Headers, bytes]:
     """`loading`: it has no replica yet."""
-    code, name = reject.code.value, model[:LONGEST_NAME_TOLD]
-    wait = math.ceil(reject.retry_after_s) if reject.retry_after_s is not None else None
+    code = reject.code.value
+    name = model[:LONGEST_NAME_TOLD]
+    if reject.retry_after_s is not None:
+        wait = math.ceil(reject.retry_after_s)
+    else:
+        wait = None
     again = f"; try again in {wait} s" if wait is not None else ""
     messages = {
         RejectCode.QUEUE_FULL: f"the queue of `{name}` is full{again}",
-        RejectCode.WAIT_TOO_LONG: f"a slot of `{name}` is expected to be free later than this client waits{again}",
+        RejectCode.WAIT_TOO_LONG: (
+            f"a slot of `{name}` is expected to be free later than this client waits{again}"
+        ),
         RejectCode.QUEUE_TIMEOUT: f"`{name}` is still being loaded{again}"
         if loading
         else f"no slot of `{name}` became free in time{again}",
-        RejectCode.UNKNOWN_MODEL: f"the model `{name}` is not served here; known: {', '.join(models) or 'none'}",
+        RejectCode.UNKNOWN_MODEL: (
+            f"the model `{name}` is not served here; known: {', '.join(models) or 'none'}"
+        ),
         RejectCode.SHUTTING_DOWN: f"the endpoint is shutting down{again}",
         RejectCode.REPLICA_LOST: f"no replica of `{name}` could be reached{again}",
-        RejectCode.LOAD_FAILED: f"the model `{name}` cannot be loaded: {reject.why or 'it did not start'}{again}",
+        RejectCode.LOAD_FAILED: (
+            f"the model `{name}` cannot be loaded: {reject.why or 'it did not start'}{again}"
+        ),
     }
     return ERRORS[code][0], retry_headers(wait), error_body(code, messages[reject.code], path)
 
 
 def retry_headers(wait_s: float | None) -> Headers:
-    return [JSON] if wait_s is None else [JSON, (b"retry-after", b"%d" % math.ceil(wait_s))]
+    if wait_s is None:
+        return [JSON]
+    return [JSON, (b"retry-after", b"%d" % math.ceil(wait_s))]
 
 
 RESPONSES = "/v1/responses/"  # what is stored of one, and its end
@@ -145,7 +186,10 @@ AMBIGUOUS_NAMES = "`.` and `..` as parts, `//`, `;`, backslashes and their %-for
 
 @dataclass(slots=True)
 class RequestPlan:
-    """Everything about a request but its body. `rules` is the policy it was made under: another one, another plan."""
+    """Everything about a request but its body.
+
+    `rules` is the policy it was made under: another one, another plan.
+    """
 
     rules: object
     path: str
@@ -165,14 +209,16 @@ class RequestPlan:
     light: bool = False
     for_clients: bool = True  # an engine that skep started may be asked for this path
     lengthy: bool = True  # a body's length is told even if there is none
-    heads: dict[str, bytes] = field(default_factory=dict)  # for each replica, up to the length of the body
+    # For each replica, up to the length of the body.
+    heads: dict[str, bytes] = field(default_factory=dict)
 
 
 def make_plan(
     rules: object, request: ServerRequest, headers: SortedHeaders, key: KeySpec | None, flow: str
 ) -> RequestPlan:
     """`flow`: the key's own, where several keys share fairly. Raises RequestRefused."""
-    method, path = request.method, request.path
+    method = request.method
+    path = request.path
     if AMBIGUOUS.search(path):
         message = f"the path {path} is ambiguous; write it without {AMBIGUOUS_NAMES}"
         raise RequestRefused("bad_request", message)
@@ -182,12 +228,17 @@ def make_plan(
     own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
     try:
         priority = PRIORITIES[class_for(key, own.get(b"priority"))]
-        max_wait_s = parse_seconds(own[b"max-wait"][:40], key="x-skep-max-wait") if b"max-wait" in own else None
+        if b"max-wait" in own:
+            max_wait_s = parse_seconds(own[b"max-wait"][:40], key="x-skep-max-wait")
+        else:
+            max_wait_s = None
     except (ValueError, UserError) as error:
         raise RequestRefused("bad_request", str(error)) from None
     if headers.encoding not in (b"", b"identity"):
         encoding = headers.encoding[:40].decode("latin-1")
-        raise RequestRefused("unsupported_encoding", f"a body in `{encoding}` is not understood; send it as it is")
+        raise RequestRefused(
+            "unsupported_encoding", f"a body in `{encoding}` is not understood; send it as it is"
+        )
     kind = headers.content_type.split(b";")[0].strip().lower()
     session = session_of_headers(headers.naming)
     patience = patience_of(headers.user_agent)
@@ -208,14 +259,17 @@ def make_plan(
         may_be_other=bool(kind) and kind != b"application/json" and not kind.endswith(b"+json"),
         cross_origin=request.extra,
         light=method not in (b"POST", b"PUT", b"PATCH") or path in LIGHT,
-        # As it is written: an engine takes no other spelling of these, and what it does not take is refused here.
+        # As it is written: an engine takes no other spelling of these, and what it does not take
+        # is refused here.
         for_clients=path in FOR_CLIENTS or path.startswith(RESPONSES),
         lengthy=method not in (b"GET", b"HEAD"),
     )
 
 
 def flow_without_key(session: int | None, key: KeySpec | None) -> str:
-    """Return whose turn a request takes where no keys share: its session's, else that of the only key."""
+    """Return whose turn a request takes where no keys share: its session's, else that of the only
+    key.
+    """
     if session is not None:
         return session_flow(session)
     return key.name if key is not None else ""
@@ -231,7 +285,8 @@ class ClientTimeLimit(msgspec.Struct, frozen=True):
 def patience_of(user_agent: bytes) -> ClientTimeLimit:
     name = user_agent[:40].decode("latin-1")
     for known in _POLICY["patience"]:
-        client, seconds = known["client"], known["seconds"]
+        client = known["client"]
+        seconds = known["seconds"]
         if not name.startswith(client):
             continue
         first = known.get("heeds_comments_from", "")
@@ -242,11 +297,16 @@ def patience_of(user_agent: bytes) -> ClientTimeLimit:
 def version_of(text: str) -> tuple[int, ...]:
     """Return the numbers that a version begins with: (2, 1, 226) of `2.1.226 (external, cli)`."""
     numbers = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,3}", text)
-    return tuple(int(number) for number in numbers[0].split(".")) if numbers else ()
+    if numbers:
+        return tuple(int(number) for number in numbers[0].split("."))
+    return ()
 
 
 def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> RequestPlan:
-    """Of a request that the gateway makes by itself, for a batch. `key`: the one whose requests it counts among."""
+    """Of a request that the gateway makes by itself, for a batch.
+
+    `key`: the one whose requests it counts among.
+    """
     lines = b"content-type: application/json\r\naccept: application/json\r\n"
     return RequestPlan(rules, path, lines, key, Priority.BATCH, owner or BATCH_FLOW)
 
@@ -259,20 +319,25 @@ _HARMLESS = frozenset((b"close", b"keep-alive"))  # what `Connection` nearly alw
 
 def is_preflight(request: ServerRequest) -> bool:
     """A browser asks whether a page may call."""
-    return request.method == b"OPTIONS" and request.get(b"access-control-request-method") is not None
+    return (
+        request.method == b"OPTIONS" and request.get(b"access-control-request-method") is not None
+    )
 
 
 def host_of(host: bytes) -> str:
     """Return the name in a `Host` header, without its port and brackets."""
     name = host.decode("latin-1").lower()
-    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
 
 
 @dataclass(slots=True)
 class SortedHeaders:
     lines: bytes = b""  # for the replica, each with its line end
     own: dict[bytes, bytes] = field(default_factory=dict)  # x-skep-…, without that prefix
-    naming: dict[bytes, bytes] = field(default_factory=dict)  # those that name a session or an agent
+    # Those that name a session or an agent.
+    naming: dict[bytes, bytes] = field(default_factory=dict)
     user_agent: bytes = b""
     encoding: bytes = b""  # of the body
     origin: bytes | None = None
@@ -280,11 +345,12 @@ class SortedHeaders:
 
 
 def sort_headers(headers: Headers, *, hide_keys: bool) -> SortedHeaders:
-    """`hide_keys`: the keys are the gateway's and stay here. Otherwise they are the replica's and go on.
+    """`hide_keys`: the keys are the gateway's and stay here. Otherwise they are the replica's and
+    go on.
 
-    Names are lower case, values without CR, LF and NUL: the server sees to that. What a `Connection` names is still
-    read here, it only does not go on: a client must not talk its way past the check of its origin.
-    """
+    Names are lower case, values without CR, LF and NUL: the server sees to that. What a
+    `Connection` names is still read here, it only does not go on: a client must not talk its way
+    past the check of its origin."""
     lines: list[bytes] = []
     found = SortedHeaders()
     named: frozenset[bytes] = frozenset()

@@ -1,15 +1,17 @@
-"""Who is talking: the session that a request belongs to, by the names that agents' clients give it.
+"""Who is talking: the session that a request belongs to, by the names that agents' clients give
+it.
 
-The one place that knows these names. What it finds decides where a conversation goes, whose turn it is and what the
-log says. Clients that name nothing are told apart by how their conversation begins (`body_inspection`).
-"""
+The one place that knows these names. What it finds decides where a conversation goes, whose turn
+it is and what the log says. Clients that name nothing are told apart by how their conversation
+begins (`body_inspection`)."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
 
-# A sub-agent of Codex names itself as the session, and its parent here; one of Claude Code sends its parent's session.
+# A sub-agent of Codex names itself as the session, and its parent here; one of Claude Code sends
+# its parent's session.
 PARENT_HEADER = b"x-codex-parent-thread-id"
 # Headers that name a session, the surest first.
 SESSION_HEADERS = (
@@ -37,7 +39,9 @@ def session_of_headers(headers: Mapping[bytes, bytes]) -> int | None:
 
 
 def agent_of_headers(headers: Mapping[bytes, bytes]) -> int | None:
-    """Return the digest of the agent inside its session; None: it is the session's own conversation."""
+    """Return the digest of the agent inside its session; None: it is the session's own
+    conversation.
+    """
     names = AGENT_HEADERS
     if PARENT_HEADER in headers:
         names += tuple(name for name in SESSION_HEADERS if name != PARENT_HEADER)
@@ -56,7 +60,9 @@ def session_digest(name: bytes) -> int:
 
 
 def conversation_in(session: int | None, agent: int | None, beginning: int | None) -> int | None:
-    """Return what tells a conversation from all others: its agent's name, else its beginning, in its session."""
+    """Return what tells a conversation from all others: its agent's name, else its beginning, in
+    its session.
+    """
     if session is None:
         return beginning
     inside = agent if agent is not None else beginning
@@ -66,5 +72,7 @@ def conversation_in(session: int | None, agent: int | None, beginning: int | Non
 
 
 def session_flow(session: int) -> str:
-    """Return the name of a session for fair shares and logs: never the name itself, which may hold an account's."""
+    """Return the name of a session for fair shares and logs: never the name itself, which may hold
+    an account's.
+    """
     return f"session:{session & 0xFFFFFFFF:08x}"

@@ -1,8 +1,8 @@
 """A relay worker: `python -m skep.gateway.worker --link-fd N --accept-fd M --number K`.
 
-Gets connections from the deciding gateway process, reads requests, asks that process for a slot, and carries the
-answer. Decides nothing, keeps nothing: when the link ends, the decider is gone, and so is this process.
-"""
+Gets connections from the deciding gateway process, reads requests, asks that process for a slot,
+and carries the answer. Decides nothing, keeps nothing: when the link ends, the decider is gone,
+and so is this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _order = msgspec.json.Decoder(ToGateway)
 
 
 class RemoteAdmission(Admission):
-    """Tells the decider what happens. What it decides comes back as messages, so that no method here returns any."""
+    """Tells the decider what happens.
+
+    What it decides comes back as messages, so that no method here returns any.
+    """
 
     def __init__(self, link: Link) -> None:
         super().__init__()
@@ -49,10 +52,17 @@ class RemoteAdmission(Admission):
     def spec(self, name: str) -> ReplicaSpec:
         return self._replicas[name].spec
 
-    def happened(self, event: Event, request_id: str, now: float, flag: bool = False) -> list[Action]:  # noqa: ARG002
+    def happened(
+        self,
+        event: Event,
+        request_id: str,
+        now: float,  # noqa: ARG002
+        flag: bool = False,
+    ) -> list[Action]:
         self._link.send(Happened(event, request_id, flag))
         if event is Event.FINISHED:
-            self._link.flush()  # before the client has its last bytes: its next request may go to another worker
+            # before the client has its last bytes: its next request may go to another worker
+            self._link.flush()
         return []
 
     def heard(self, spec: ReplicaSpec, at: float) -> None:
@@ -83,10 +93,13 @@ class RemoteAccounting(RequestAccounting):
 
 
 class WorkerProxy(Proxy):
-    def __init__(self, link: Link, door: socket.socket, setup: gateway_messages.GatewaySetup, number: int) -> None:
+    def __init__(
+        self, link: Link, door: socket.socket, setup: gateway_messages.GatewaySetup, number: int
+    ) -> None:
         self.remote = RemoteAdmission(link)
         super().__init__(self.remote, RemoteAccounting(link), setup)
-        self._link, self._door = link, door
+        self._link = link
+        self._door = door
         self._decider = Pool(Origin("decider", 80), connect=self._connect_decider)
         self._prefix += f"-{number}"
         for path in HEALTH_PATHS:
@@ -105,7 +118,9 @@ class WorkerProxy(Proxy):
     def place(self, exchange: Exchange, arrival: Arrival, now: float) -> None:  # noqa: ARG002
         plan = exchange.plan
         key = plan.key.name if plan.key is not None else None
-        self._link.send(messages.Arrived(arrival, plan.path, key, plan.light, exchange.loads_model))
+        self._link.send(
+            messages.Arrived(arrival, plan.path, key, plan.light, exchange.loads_model)
+        )
 
     def leave(self, exchange: Exchange, actions: list[Action]) -> None:  # noqa: ARG002
         del self.exchanges[exchange.id]
@@ -125,8 +140,12 @@ class WorkerProxy(Proxy):
         match message:
             case messages.Granted(_, replica, queued_s, attempt, leased, may_retry):
                 exchange.leased = leased
-                (self.remote.retriable.add if may_retry else self.remote.retriable.discard)(exchange.id)
-                exchange.forward(Forward(exchange.id, self.remote.spec(replica), queued_s, attempt))
+                (self.remote.retriable.add if may_retry else self.remote.retriable.discard)(
+                    exchange.id
+                )
+                exchange.forward(
+                    Forward(exchange.id, self.remote.spec(replica), queued_s, attempt)
+                )
             case messages.Refused(_, status, headers, body, code):
                 exchange.answer(status, headers, body, code, [])
             case messages.Withdrawn():
@@ -137,11 +156,21 @@ class WorkerProxy(Proxy):
     def _ask_decider(self, request: ServerRequest) -> None:
         """Have a request for one of the gateway's own paths answered there."""
         request.extra = None  # it says by itself what a web page may read
-        method = b"GET" if request.method == b"HEAD" else request.method
+        if request.method == b"HEAD":
+            method = b"GET"
+        else:
+            method = request.method
         lines = lines_of(one for one in request.headers if one[0] not in NOT_ASKED_ON)
-        first = b"%b %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (method, request.target, lines, len(request.body))
+        first = b"%b %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (
+            method,
+            request.target,
+            lines,
+            len(request.body),
+        )
         call = self._decider.send(first, DeciderAnswer(request), request.body)
-        request.on_gone, request.on_pause, request.on_resume = call.abort, call.pause, call.resume
+        request.on_gone = call.abort
+        request.on_pause = call.pause
+        request.on_resume = call.resume
 
     def _connect_decider(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -155,7 +184,9 @@ class WorkerProxy(Proxy):
 
 
 class DeciderAnswer:
-    """Hands on what the deciding process answers to a request for one of the gateway's own paths."""
+    """Hands on what the deciding process answers to a request for one of the gateway's own
+    paths.
+    """
 
     takes_chunks = False
 
@@ -238,16 +269,24 @@ class RelayWorker:
 
     def _set_up(self, setup: gateway_messages.GatewaySetup) -> None:
         self._proxy = proxy = WorkerProxy(self._link, self._door, setup, self._number)
-        share, limits = setup.workers, setup.server
-        shares = {"max_connections": -(-limits.max_connections // share), "held_bytes": limits.held_bytes // share}
-        self._server = HttpServer(proxy.handle, msgspec.structs.replace(limits, **shares), proxy.check_head)
+        share = setup.workers
+        limits = setup.server
+        shares = {
+            "max_connections": -(-limits.max_connections // share),
+            "held_bytes": limits.held_bytes // share,
+        }
+        self._server = HttpServer(
+            proxy.handle, msgspec.structs.replace(limits, **shares), proxy.check_head
+        )
         self._server.on_room = self._resume_taking
         self._tls = server_tls(setup)
         collect_rarely()
         self._resume_taking()
 
     def _resume_taking(self) -> None:
-        """There may be room for connections: look for those that were handed over, and ask for more."""
+        """There may be room for connections: look for those that were handed over, and ask for
+        more.
+        """
         if not self._taking and self._server.has_room and not self._ended.is_set():
             self._taking = True
             asyncio.get_running_loop().add_reader(self._door, self._take_connections)
@@ -285,7 +324,10 @@ class RelayWorker:
                 await self._proxy.tick()
 
     async def _report(self) -> None:
-        """Tell the state: the sign of life too. So it does not wait for a look at all requests, which takes longer."""
+        """Tell the state: the sign of life too.
+
+        So it does not wait for a look at all requests, which takes longer.
+        """
         while True:
             await asyncio.sleep(LEAVING_TICK_S if self._leaving else TICK_S)
             if self._proxy is not None and not self._link.is_behind:
@@ -300,7 +342,10 @@ class RelayWorker:
                 exchange.count_passed(time.monotonic())
                 events[exchange.granted.replica.name] += exchange.events
         heard, self._proxy.remote.last_heard = self._proxy.remote.last_heard, {}
-        active = self._server.active if settled or self._leaving else 0
+        if settled or self._leaving:
+            active = self._server.active
+        else:
+            active = 0
         state = messages.WorkerState(
             taken=self._taken,
             open=len(self._server.open),

@@ -1,4 +1,5 @@
-"""What the deciding gateway process and its relay workers say to each other, and the socket that carries it.
+"""What the deciding gateway process and its relay workers say to each other, and the socket that
+carries it.
 
 Messages of one turn of the event loop leave in one write: a length, then a packed list of them.
 """
@@ -33,7 +34,9 @@ class Arrived(Struct, array_like=True, tag=0):
 
 
 class Happened(Struct, array_like=True, tag=1):
-    """As `Admission.happened` takes it; also the end of a request without a slot, of which admission knows nothing."""
+    """As `Admission.happened` takes it; also the end of a request without a slot, of which
+    admission knows nothing.
+    """
 
     event: Event
     id: str
@@ -55,7 +58,9 @@ class WorkerState(Struct, array_like=True, tag=3):
     taken: int = 0  # connections so far, refused and lost ones among them
     open: int = 0
     heard: dict[str, float] = {}  # by replica: when its last byte came
-    active: int = 0  # connections with a request under way; in an answer, or when the gateway is to end
+    active: int = (
+        0  # connections with a request under way; in an answer, or when the gateway is to end
+    )
     events: dict[str, int] = {}  # by replica: of streams under way; in an answer
     settled: int = 0
     full: bool = False  # it takes no connection now
@@ -114,7 +119,9 @@ class MessageSocket(asyncio.Protocol, Generic[T]):
     """`take` gets each message, `on_lost` is called once when the other process is gone."""
 
     def __init__(self, kind: Any, take: Callable[[T], None], on_lost: Callable[[], None]) -> None:
-        self._decode = cast("Callable[[memoryview], list[T]]", msgspec.msgpack.Decoder(list[kind]).decode)
+        self._decode = cast(
+            "Callable[[memoryview], list[T]]", msgspec.msgpack.Decoder(list[kind]).decode
+        )
         self._encode = msgspec.msgpack.Encoder().encode
         self._take = take
         self._on_lost = on_lost
@@ -132,7 +139,9 @@ class MessageSocket(asyncio.Protocol, Generic[T]):
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def send(self, message: Struct) -> None:
-        """Leaves with the others of this turn of the loop; dropped where the other process is gone."""
+        """Leaves with the others of this turn of the loop; dropped where the other process is
+        gone.
+        """
         if not self._unsent:
             self._loop.call_soon(self.flush)
         self._unsent.append(message)
@@ -154,7 +163,8 @@ class MessageSocket(asyncio.Protocol, Generic[T]):
     def data_received(self, data: bytes) -> None:
         unread = self._unread
         unread += data
-        begin, whole = 0, len(unread)
+        begin = 0
+        whole = len(unread)
         while whole - begin >= _LENGTH_BYTES:
             end = begin + _LENGTH_BYTES + int.from_bytes(unread[begin : begin + _LENGTH_BYTES])
             if end > whole:

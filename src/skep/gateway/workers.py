@@ -1,9 +1,8 @@
-"""Relay workers as the deciding gateway process sees them: it starts them, accepts connections and hands each to the
-worker with the fewest, and decides for their requests as for its own.
+"""Relay workers as the deciding gateway process sees them: it starts them, accepts connections and
+hands each to the worker with the fewest, and decides for their requests as for its own.
 
-A worker that dies gives back its slots, and another one is started. Requests for the gateway's own paths come here on
-connections that workers open.
-"""
+A worker that dies gives back its slots, and another one is started. Requests for the gateway's own
+paths come here on connections that workers open."""
 
 from __future__ import annotations
 
@@ -41,10 +40,16 @@ SETTLE_S = 0.5  # less than the supervisor waits for the status
 
 
 class RelayedRequest(Exchange):
-    """A request whose connections are a worker's: what is decided about it is told to the worker."""
+    """A request whose connections are a worker's:
+    what is decided about it is told to the worker.
+    """
 
-    def __init__(self, worker: Worker, arrived: messages.Arrived, plan: RequestPlan, proxy: Proxy) -> None:
-        self.id, self.model, self.plan = arrived.arrival.request_id, arrived.arrival.model, plan
+    def __init__(
+        self, worker: Worker, arrived: messages.Arrived, plan: RequestPlan, proxy: Proxy
+    ) -> None:
+        self.id = arrived.arrival.request_id
+        self.model = arrived.arrival.model
+        self.plan = plan
         self.worker = worker
         self.flow = arrived.arrival.flow
         self.request_bytes = arrived.arrival.prompt_bytes
@@ -68,7 +73,9 @@ class RelayedRequest(Exchange):
         told = (self.id, action.replica.name, action.queued_s, action.attempt)
         self.worker.link.send(messages.Granted(*told, self.leased, may_retry))
 
-    def answer(self, status: int, headers: Headers, body: bytes, code: str, actions: list[Action]) -> None:
+    def answer(
+        self, status: int, headers: Headers, body: bytes, code: str, actions: list[Action]
+    ) -> None:
         self.worker.link.send(messages.Refused(self.id, status, headers, body, code))
         self.end("refused", actions)
 
@@ -101,10 +108,16 @@ class RelayedRequest(Exchange):
         self._relay.leave(self, actions)
 
     def lose(self) -> None:
-        """Its worker is dead, and the client's connection with it. The engine may work on: the slot is released."""
-        self.outcome, self.code = "broken", "stream_cut"
+        """Its worker is dead, and the client's connection with it.
+
+        The engine may work on: the slot is released.
+        """
+        self.outcome = "broken"
+        self.code = "stream_cut"
         admission = self._relay.admission
-        self._relay.ended(self, admission.hung_up(self.id, time.monotonic()) if self.leased else [])
+        self._relay.ended(
+            self, admission.hung_up(self.id, time.monotonic()) if self.leased else []
+        )
 
 
 class Worker:
@@ -117,13 +130,17 @@ class Worker:
         on_state: Callable[[], None],
         silence: SilenceLimits,
     ) -> None:
-        """`server` answers what the worker does not. `on_state` is called when the worker has told its state."""
+        """`server` answers what the worker does not.
+
+        `on_state` is called when the worker has told its state.
+        """
         self.liveness = Liveness.ANSWERS
         self._silence = SilenceWatch(silence)
         self.state = messages.WorkerState()
         self.events: dict[str, int] = {}  # by replica: of streams under way, as it last settled
         self.passed = 0  # connections handed to it
-        self.ready, self.gone = asyncio.Event(), asyncio.Event()
+        self.ready = asyncio.Event()
+        self.gone = asyncio.Event()
         self.link: messages.MessageSocket[messages.FromWorker] = messages.MessageSocket(
             messages.FromWorker, self._take, self._lost
         )
@@ -153,8 +170,18 @@ class Worker:
         self._door.setblocking(False)
         with theirs, their_door:
             fds = (theirs.fileno(), their_door.fileno())
-            words = [*argv, "--link-fd", str(fds[0]), "--accept-fd", str(fds[1]), "--number", str(number)]
-            self.process = await asyncio.create_subprocess_exec(*words, pass_fds=fds, stdin=DEVNULL, stdout=DEVNULL)
+            words = [
+                *argv,
+                "--link-fd",
+                str(fds[0]),
+                "--accept-fd",
+                str(fds[1]),
+                "--number",
+                str(number),
+            ]
+            self.process = await asyncio.create_subprocess_exec(
+                *words, pass_fds=fds, stdin=DEVNULL, stdout=DEVNULL
+            )
         self._processor_wait = ProcessorWait(self.process.pid)
         await self.link.connect(ours)
         asyncio.get_running_loop().add_reader(self._door, self._accept)
@@ -181,7 +208,10 @@ class Worker:
         return True
 
     def check_silence(self, now: float) -> None:
-        """Called a few times a second. A worker that hangs is killed, and its link ends with it."""
+        """Called a few times a second.
+
+        A worker that hangs is killed, and its link ends with it.
+        """
         if self.gone.is_set():
             return
         self.liveness = self._silence.look(now, waited_s=self._processor_wait.since_last(now))
@@ -214,8 +244,11 @@ class Worker:
                 self._told(message)
 
     def _arrived(self, said: messages.Arrived, *, late: bool = False) -> None:
-        """At the limit of its key it is asked again a moment later: the end of another may be on its way here."""
-        proxy, arrival = self._proxy, said.arrival
+        """At the limit of its key it is asked again a moment later: the end of another may be on
+        its way here.
+        """
+        proxy = self._proxy
+        arrival = said.arrival
         if late and (arrival.request_id not in self._late or self.gone.is_set()):
             return
         self._late.discard(arrival.request_id)
@@ -226,12 +259,18 @@ class Worker:
         except RequestRefused as refusal:
             if refusal.code == RefusalCode.TOO_MANY and not late:
                 self._late.add(arrival.request_id)
-                asyncio.get_running_loop().call_later(LATE_S, lambda: self._arrived(said, late=True))
+                asyncio.get_running_loop().call_later(
+                    LATE_S, lambda: self._arrived(said, late=True)
+                )
                 return
-            self.link.send(messages.Refused(arrival.request_id, *refusal.answer(said.path), refusal.code))
+            self.link.send(
+                messages.Refused(arrival.request_id, *refusal.answer(said.path), refusal.code)
+            )
             return
         key = next((key for key in proxy.policy.keys if key.name == name), None)
-        plan = RequestPlan(None, said.path, b"", key, arrival.priority, arrival.flow, light=said.light)
+        plan = RequestPlan(
+            None, said.path, b"", key, arrival.priority, arrival.flow, light=said.light
+        )
         exchange = proxy.exchanges[arrival.request_id] = RelayedRequest(self, said, plan, proxy)
         proxy.place(exchange, arrival, time.monotonic())
 
@@ -304,7 +343,9 @@ class Workers:
     @property
     def active(self) -> int:
         """Connections with a request under way, and those that a worker has not taken yet."""
-        return sum(worker.state.active + worker.passed - worker.state.taken for worker in self.running)
+        return sum(
+            worker.state.active + worker.passed - worker.state.taken for worker in self.running
+        )
 
     @property
     def refused(self) -> Counter[str]:
@@ -318,7 +359,9 @@ class Workers:
     async def listen(self, listener: socket.socket) -> None:
         """Return once all workers run."""
         ready = [asyncio.Event() for _ in range(self._count)]
-        self._tasks = [asyncio.create_task(self._keep(number, one)) for number, one in enumerate(ready)]
+        self._tasks = [
+            asyncio.create_task(self._keep(number, one)) for number, one in enumerate(ready)
+        ]
         self._tasks.append(asyncio.create_task(self._watch()))
         for one in ready:
             await one.wait()
@@ -366,7 +409,8 @@ class Workers:
         """Start a worker, and another one whenever it dies."""
         failures = 0
         while not self._stopping:
-            started, worker = time.monotonic(), self._new_worker()
+            started = time.monotonic()
+            worker = self._new_worker()
             try:
                 await worker.start([sys.executable, "-m", "skep.gateway.worker"], number)
                 for message in self._orders():
@@ -380,20 +424,37 @@ class Workers:
                 self._refused_before += worker.refused
                 code = await worker.process.wait()
                 if not self._stopping:
-                    why = " why=silent" if worker.liveness is Liveness.HANGS else ""
-                    print(f"worker.ended number={number} code={code}{why}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+                    if worker.liveness is Liveness.HANGS:
+                        why = " why=silent"
+                    else:
+                        why = ""
+                    print(  # noqa: T201 - the gateway's log
+                        f"worker.ended number={number} code={code}{why}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             except OSError as error:
-                print(f"worker.failed number={number} why={error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
-            failures = 1 if time.monotonic() - started > STABLE_S else failures + 1
+                print(  # noqa: T201 - the gateway's log
+                    (f"worker.failed number={number} why={error!r}"), file=sys.stderr, flush=True
+                )
+            if time.monotonic() - started > STABLE_S:
+                failures = 1
+            else:
+                failures = failures + 1
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
     def _has_room(self) -> bool:
         return self._accepted is None and any(worker.takes_connections for worker in self.running)
 
     def _share_out(self, client: socket.socket) -> None:
-        """Hand a connection to the worker with the fewest. If none takes it now, it waits, and all others with it."""
+        """Hand a connection to the worker with the fewest.
+
+        If none takes it now, it waits, and all others with it.
+        """
         workers = [worker for worker in self.running if worker.takes_connections]
-        if any(worker.hand_over(client) for worker in sorted(workers, key=lambda worker: worker.load)):
+        if any(
+            worker.hand_over(client) for worker in sorted(workers, key=lambda worker: worker.load)
+        ):
             client.close()
             return
         self._accepted = client

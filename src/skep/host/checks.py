@@ -51,15 +51,22 @@ def _said(table: str) -> dict[str, str]:
 
 def gpu_finding(gpus: Sequence[Gpu], error: str | None) -> HostFinding:
     if error is not None:
-        hint = next((remedy for words, remedy in _said("remedies").items() if words in error.lower()), _ANY_REMEDY)
+        hint = next(
+            (remedy for words, remedy in _said("remedies").items() if words in error.lower()),
+            _ANY_REMEDY,
+        )
         listed = f"; it lists {_describe_all(gpus)}" if gpus else ""
         return HostFinding("gpu", CheckResult.PROBLEM, f"nvidia-smi fails: {error}{listed}", hint)
     if not gpus:
-        return HostFinding("gpu", CheckResult.OK, "no NVIDIA GPU: the embedded model runs on the CPU")
+        return HostFinding(
+            "gpu", CheckResult.OK, "no NVIDIA GPU: the embedded model runs on the CPU"
+        )
     return HostFinding("gpu", CheckResult.OK, _describe_all(gpus))
 
 
-def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) -> HostFinding | None:
+def driver_finding(
+    driver: str | None, cuda: str | None, gpus: Sequence[Gpu]
+) -> HostFinding | None:
     """None without cards: then no driver is needed."""
     if not gpus:
         return None
@@ -91,23 +98,37 @@ def _driver_remedy(driver: str, needed: int) -> str:
 
 
 def lanes_finding(gpus: Sequence[Gpu]) -> HostFinding | None:
-    """Judges lanes only: an idle card drops its generation, not its lanes. None where no card tells its lanes."""
-    told, narrow = [], False
+    """Judges lanes only: an idle card drops its generation, not its lanes.
+
+    None where no card tells its lanes.
+    """
+    told = []
+    narrow = False
     for gpu in gpus:
-        lanes, most = gpu.pcie_lanes, gpu.pcie_lanes_max
-        # a GB10 is on the CPU's package: it tells no memory of its own, and one PCIe lane that it does not use
+        lanes = gpu.pcie_lanes
+        most = gpu.pcie_lanes_max
+        # a GB10 is on the CPU's package: it tells no memory of its own, and one PCIe lane that it
+        # does not use
         if lanes is not None and gpu.memory_bytes is not None:
-            told.append(f"GPU {gpu.index} x{lanes}" + (f" of x{most}" if most is not None and lanes != most else ""))
+            told.append(
+                f"GPU {gpu.index} x{lanes}"
+                + (f" of x{most}" if most is not None and lanes != most else "")
+            )
             narrow = narrow or lanes <= FEW_LANES or lanes < (most or 0)
     if not told:
         return None
     if not narrow:
         return HostFinding("pcie", CheckResult.OK, ", ".join(told))
-    hint = "check slot, riser and BIOS bifurcation; one replica per card loses less than one model split over cards"
+    hint = (
+        "check slot, riser and BIOS bifurcation; one replica per card loses less than one model "
+        "split over cards"
+    )
     return HostFinding("pcie", CheckResult.WARNING, ", ".join(told), hint)
 
 
-def links_finding(gpus: Sequence[Gpu], links: Sequence[tuple[int, int, str]]) -> HostFinding | None:
+def links_finding(
+    gpus: Sequence[Gpu], links: Sequence[tuple[int, int, str]]
+) -> HostFinding | None:
     """None with fewer than two cards."""
     if len(gpus) < 2:
         return None
@@ -117,7 +138,11 @@ def links_finding(gpus: Sequence[Gpu], links: Sequence[tuple[int, int, str]]) ->
     for one, other, kind in links:
         pairs.setdefault(kind, []).append(f"{one}-{other}")
     kinds = sorted(pairs, key=lambda kind: (not kind.startswith("NV"), kind))
-    return HostFinding("links", CheckResult.OK, "; ".join(f"GPU {', '.join(pairs[k])}: {link_means(k)}" for k in kinds))
+    return HostFinding(
+        "links",
+        CheckResult.OK,
+        "; ".join(f"GPU {', '.join(pairs[k])}: {link_means(k)}" for k in kinds),
+    )
 
 
 def link_means(kind: str) -> str:
@@ -133,9 +158,18 @@ def _describe_all(gpus: Sequence[Gpu]) -> str:
 
 
 def _describe(gpu: Gpu) -> str:
-    memory = "no memory of its own" if gpu.memory_bytes is None else format_bytes(gpu.memory_bytes)
-    compute = f", compute {gpu.compute_capability}" if gpu.compute_capability else ""
-    power = f", {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
+    if gpu.memory_bytes is None:
+        memory = "no memory of its own"
+    else:
+        memory = format_bytes(gpu.memory_bytes)
+    if gpu.compute_capability:
+        compute = f", compute {gpu.compute_capability}"
+    else:
+        compute = ""
+    if gpu.power_limit_w:
+        power = f", {gpu.power_limit_w:.0f} W"
+    else:
+        power = ""
     return f"{gpu.name} ({memory}{compute}{power})"
 
 
@@ -147,7 +181,10 @@ OPEN_FILES_WANTED = 65536
 
 
 def examine(facts: HostFacts, *, nvidia_error: str | None = None) -> list[HostFinding]:
-    """All findings about this host, in the order they are printed. `nvidia_error` is `NvidiaReport.error`."""
+    """All findings about this host, in the order they are printed.
+
+    `nvidia_error` is `NvidiaReport.error`.
+    """
     found = [
         HostFinding("python", CheckResult.OK, facts.python),
         cpu_finding(facts),
@@ -163,24 +200,40 @@ def examine(facts: HostFacts, *, nvidia_error: str | None = None) -> list[HostFi
 
 def cpu_finding(facts: HostFacts) -> HostFinding:
     features = " ".join(facts.cpu_features) or "features unknown"
-    cores = "1 core" if facts.cpu_cores == 1 else f"{facts.cpu_cores} cores"
+    if facts.cpu_cores == 1:
+        cores = "1 core"
+    else:
+        cores = f"{facts.cpu_cores} cores"
     detail = f"{facts.cpu_model or facts.machine}, {cores}, {features}"
     x86 = facts.machine.lower() in {"x86_64", "amd64", "i686"}
     if not x86 or not facts.cpu_features or "avx2" in facts.cpu_features:
         return HostFinding("cpu", CheckResult.OK, detail)
-    hint = "in a virtual machine pass the host's CPU through (`-cpu host`); else run the model on a GPU or another host"
-    return HostFinding("cpu", CheckResult.WARNING, f"{detail}; without AVX2 llama.cpp is slow", hint)
+    hint = (
+        "in a virtual machine pass the host's CPU through (`-cpu host`); else run the model on "
+        "a GPU or another host"
+    )
+    return HostFinding(
+        "cpu", CheckResult.WARNING, f"{detail}; without AVX2 llama.cpp is slow", hint
+    )
 
 
 def memory_finding(total_bytes: int | None, available_bytes: int | None) -> HostFinding:
     free = total_bytes if available_bytes is None else available_bytes
     if free is None:
         return HostFinding("memory", CheckResult.OK, "size unknown")
-    detail = f"{format_bytes(free)} available" + (f" of {format_bytes(total_bytes)}" if total_bytes else "")
+    detail = f"{format_bytes(free)} available" + (
+        f" of {format_bytes(total_bytes)}" if total_bytes else ""
+    )
     if free >= MEMORY_WARNING_BYTES:
         return HostFinding("memory", CheckResult.OK, detail)
-    verdict = CheckResult.PROBLEM if free < MEMORY_PROBLEM_BYTES else CheckResult.WARNING
-    hint = f"end other programs or raise the container's limit until {format_bytes(MEMORY_WARNING_BYTES)} are free"
+    if free < MEMORY_PROBLEM_BYTES:
+        verdict = CheckResult.PROBLEM
+    else:
+        verdict = CheckResult.WARNING
+    hint = (
+        "end other programs or raise the container's limit until "
+        f"{format_bytes(MEMORY_WARNING_BYTES)} are free"
+    )
     return HostFinding("memory", verdict, detail, hint)
 
 
@@ -192,9 +245,15 @@ def open_files_finding(soft: int | None, hard: int | None) -> HostFinding:
     detail = f"limit {soft}; each agent takes two or more"
     unit = f"`LimitNOFILE={OPEN_FILES_WANTED}` in the systemd unit"
     if hard is not None and hard < OPEN_FILES_WARNING:
-        hint = f"the hard limit is {hard}: as root raise `nofile` in /etc/security/limits.conf, or set {unit}"
+        hint = (
+            f"the hard limit is {hard}: as root raise `nofile` in /etc/security/limits.conf, or "
+            f"set {unit}"
+        )
     else:
-        wanted = OPEN_FILES_WANTED if hard is None else min(hard, OPEN_FILES_WANTED)
+        if hard is None:
+            wanted = OPEN_FILES_WANTED
+        else:
+            wanted = min(hard, OPEN_FILES_WANTED)
         hint = f"run `ulimit -n {wanted}` in the shell that starts skep, or set {unit}"
     return HostFinding("open files", CheckResult.WARNING, detail, hint)
 
@@ -204,7 +263,10 @@ def disk_finding(path_label: str, free_bytes: int, need_bytes: int) -> HostFindi
     detail = f"{format_bytes(free_bytes)} free in {path_label}"
     if free_bytes >= need_bytes + DISK_SPARE_BYTES:
         return HostFinding("disk", CheckResult.OK, detail)
-    verdict = CheckResult.PROBLEM if free_bytes < need_bytes else CheckResult.WARNING
+    if free_bytes < need_bytes:
+        verdict = CheckResult.PROBLEM
+    else:
+        verdict = CheckResult.WARNING
     missing = format_bytes(need_bytes + DISK_SPARE_BYTES - free_bytes)
     hint = f"free {missing} more there, or choose a folder on another disk"
     return HostFinding("disk", verdict, f"{detail}, {format_bytes(need_bytes)} needed", hint)

@@ -1,7 +1,8 @@
-"""Reads what this machine is. What cannot be read is None; no host name, user name or serial number is kept.
+"""Reads what this machine is. What cannot be read is None; no host name, user name or serial
+number is kept.
 
-GPUs are what `nvidia-smi` says: texts of drivers 510 to 610; a field the driver does not tell is None.
-"""
+GPUs are what `nvidia-smi` says: texts of drivers 510 to 610; a field the driver does not tell is
+None."""
 
 from __future__ import annotations
 
@@ -30,13 +31,17 @@ FIELDS = (
 
 _LONGEST_CELL = 200  # characters; what is longer is no fact
 _INDEX = re.compile(r"[0-9]{1,4}")
-_NUMBER = re.compile(r"[0-9]{1,12}+(?:\.[0-9]{1,6})?(?![0-9e])")  # of nvidia-smi: a longer one is none
+_NUMBER = re.compile(
+    r"[0-9]{1,12}+(?:\.[0-9]{1,6})?(?![0-9e])"
+)  # of nvidia-smi: a longer one is none
 T = TypeVar("T")
 Links = tuple[tuple[int, int, str], ...]
 
 
 class NvidiaReport(msgspec.Struct, frozen=True):
-    """`error` is set when nvidia-smi is here and fails; without nvidia-smi all is empty and `error` is None."""
+    """`error` is set when nvidia-smi is here and fails; without nvidia-smi all is empty and
+    `error` is None.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
@@ -46,7 +51,9 @@ class NvidiaReport(msgspec.Struct, frozen=True):
 
 
 def parse_gpus(csv_text: str) -> tuple[Gpu, ...]:
-    """Reads the answer to `--query-gpu=... --format=csv`, columns in any order; error text gives no GPUs."""
+    """Reads the answer to `--query-gpu=... --format=csv`, columns in any order; error text gives
+    no GPUs.
+    """
     return tuple(_gpu(row) for row in _rows(csv_text))
 
 
@@ -62,24 +69,34 @@ def parse_cuda_version(text: str) -> str | None:
 
 
 def parse_links(topo_text: str) -> Links:
-    """Return one (gpu, gpu, kind) per pair, from the matrix of `nvidia-smi topo -m`; network cards are skipped."""
+    """Return one (gpu, gpu, kind) per pair, from the matrix of `nvidia-smi topo -m`; network cards
+    are skipped.
+    """
     lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", topo_text).splitlines()]
     header = next((words for words in lines if "GPU0" in words[:1]), [])
-    columns = {place: gpu for place, word in enumerate(header) if (gpu := _gpu_number(word)) is not None}
+    columns = {
+        place: gpu for place, word in enumerate(header) if (gpu := _gpu_number(word)) is not None
+    }
     links = []
     for words in lines:
         row = _gpu_number(words[0]) if words else None
         if row is None or words == header:
             continue
         cells = dict(enumerate(words[1:]))
-        links += [(row, gpu, cells[at]) for at, gpu in columns.items() if row < gpu and at in cells]
+        links += [
+            (row, gpu, cells[at]) for at, gpu in columns.items() if row < gpu and at in cells
+        ]
     return tuple(sorted(links))
 
 
 def read_nvidia(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> NvidiaReport:
-    """Asks for cards, CUDA version and links, `timeout_s` seconds at most for each; never raises."""
+    """Asks for cards, CUDA version and links, `timeout_s` seconds at most for each;
+    never raises.
+    """
     try:
-        status, text = ask_smi(nvidia_smi, timeout_s, f"--query-gpu={','.join(FIELDS)}", "--format=csv")
+        status, text = ask_smi(
+            nvidia_smi, timeout_s, f"--query-gpu={','.join(FIELDS)}", "--format=csv"
+        )
     except FileNotFoundError:
         return NvidiaReport()
     except subprocess.TimeoutExpired:
@@ -95,8 +112,13 @@ def read_nvidia(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> N
     if not gpus:
         return NvidiaReport(error=complaint)
     header = _ask_or_nothing(nvidia_smi, timeout_s)
-    topo = _ask_or_nothing(nvidia_smi, timeout_s, "topo", "-m") if len(gpus) > 1 else ""
-    return NvidiaReport(gpus, parse_driver_version(text), parse_cuda_version(header), parse_links(topo), complaint)
+    if len(gpus) > 1:
+        topo = _ask_or_nothing(nvidia_smi, timeout_s, "topo", "-m")
+    else:
+        topo = ""
+    return NvidiaReport(
+        gpus, parse_driver_version(text), parse_cuda_version(header), parse_links(topo), complaint
+    )
 
 
 def _ask_or_nothing(nvidia_smi: str, timeout_s: float, *args: str) -> str:
@@ -108,8 +130,14 @@ def _ask_or_nothing(nvidia_smi: str, timeout_s: float, *args: str) -> str:
 
 
 def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
-    """No `with` here: a card that fell off the bus leaves nvidia-smi unkillable, and waiting for it never ends."""
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    """No `with` here: a card that fell off the bus leaves nvidia-smi unkillable, and waiting for
+    it never ends.
+    """
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    }
     process = subprocess.Popen([nvidia_smi, *args], **pipes, text=True, errors="replace")
     try:
         text, _ = process.communicate(timeout=timeout_s)
@@ -124,9 +152,15 @@ def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
 
 
 def _rows(csv_text: str) -> list[dict[str, str]]:
-    lines = [[cell.strip() for cell in line.split(",")] for line in csv_text.splitlines()]  # nothing is in quotes
-    start = next((at for at, cells in enumerate(lines) if "index" in cells and len(cells) > 1), len(lines))
-    names = [cell.partition(" [")[0] for cell in lines[start]] if start < len(lines) else []
+    # Nothing is in quotes.
+    lines = [[cell.strip() for cell in line.split(",")] for line in csv_text.splitlines()]
+    start = next(
+        (at for at, cells in enumerate(lines) if "index" in cells and len(cells) > 1), len(lines)
+    )
+    if start < len(lines):
+        names = [cell.partition(" [")[0] for cell in lines[start]]
+    else:
+        names = []
     rows = [dict(zip(names, cells, strict=False)) for cells in lines[start + 1 :]]
     return [row for row in rows if _INDEX.fullmatch(row.get("index", ""))]
 
@@ -146,7 +180,9 @@ def _gpu(row: dict[str, str]) -> Gpu:
 
 
 def _known(cell: str | None) -> str | None:
-    is_told = cell and len(cell) <= _LONGEST_CELL and not cell.startswith("[") and cell.upper() != "N/A"
+    is_told = (
+        cell and len(cell) <= _LONGEST_CELL and not cell.startswith("[") and cell.upper() != "N/A"
+    )
     return cell if is_told else None
 
 
@@ -157,7 +193,9 @@ def _number(cell: str | None) -> float | None:
 
 def _mib(cell: str | None) -> int | None:
     number = _number(cell)
-    return None if number is None else round(number * MIB)
+    if number is None:
+        return None
+    return round(number * MIB)
 
 
 def _count(cell: str | None) -> int | None:
@@ -183,10 +221,18 @@ class GpuCard(msgspec.Struct, frozen=True):
 
 
 def read_gpu_memory() -> tuple[GpuCard, ...]:
-    """Empty without nvidia-smi, or where it fails; never raises. Unified memory is told by neither number."""
-    rows = _rows(_ask_or_nothing("nvidia-smi", 10.0, "--query-gpu=index,memory.total,memory.used", "--format=csv"))
+    """Empty without nvidia-smi, or where it fails; never raises.
+
+    Unified memory is told by neither number.
+    """
+    rows = _rows(
+        _ask_or_nothing(
+            "nvidia-smi", 10.0, "--query-gpu=index,memory.total,memory.used", "--format=csv"
+        )
+    )
     return tuple(
-        GpuCard(int(row["index"]), _mib(row.get("memory.total")), _mib(row.get("memory.used"))) for row in rows
+        GpuCard(int(row["index"]), _mib(row.get("memory.total")), _mib(row.get("memory.used")))
+        for row in rows
     )
 
 
@@ -204,12 +250,16 @@ def visible_gpus(gpus: Sequence[GpuCard], visible: str | None) -> tuple[GpuCard,
 def named_cards(visible: str, by_name: Mapping[str, T]) -> tuple[T, ...]:
     """Return the cards that CUDA_VISIBLE_DEVICES names, by number or the beginning of a UUID.
 
-    What comes after one that is not there, or that was named before, is not there either, as CUDA has it.
-    """
+    What comes after one that is not there, or that was named before, is not there either, as CUDA
+    has it."""
     chosen: list[T] = []
     for word in (word.strip() for word in visible.split(",")):
         numbered = word.isdecimal()
-        found = [card for name, card in by_name.items() if name == word or (not numbered and name.startswith(word))]
+        found = [
+            card
+            for name, card in by_name.items()
+            if name == word or (not numbered and name.startswith(word))
+        ]
         if len(found) != 1 or not word or found[0] in chosen:
             break
         chosen += found
@@ -230,7 +280,9 @@ def parse_cpu_model(cpuinfo: str) -> str | None:
 
 def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
     """Return those of `FEATURES` that every processor has: threads may run on any of them."""
-    flags = [set((p.get("flags") or p.get("Features") or "").split()) for p in _processors(cpuinfo)]
+    flags = [
+        set((p.get("flags") or p.get("Features") or "").split()) for p in _processors(cpuinfo)
+    ]
     flags = [found for found in flags if found]
     return tuple(name for name in FEATURES if flags and all(name in found for found in flags))
 
@@ -255,18 +307,33 @@ class CgroupLimits(msgspec.Struct, frozen=True):
 
 
 def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
-    """`own_groups` is the text of /proc/self/cgroup. The tightest limit from the own group up to the root counts."""
+    """`own_groups` is the text of /proc/self/cgroup.
+
+    The tightest limit from the own group up to the root counts.
+    """
     folders = list(_folders(mount, own_groups))
     memory = [_memory_limit(folder) for folder in folders]
     limits = [limit for limit, _ in memory if limit is not None]
     available = [free for _, free in memory if free is not None]
-    cpus = [share for folder in folders if (share := parse_cpu_max(_text(folder / "cpu.max"))) is not None]
-    return CgroupLimits(min(limits, default=None), min(available, default=None), min(cpus, default=None))
+    cpus = [
+        share
+        for folder in folders
+        if (share := parse_cpu_max(_text(folder / "cpu.max"))) is not None
+    ]
+    return CgroupLimits(
+        min(limits, default=None), min(available, default=None), min(cpus, default=None)
+    )
 
 
-def read_oom_kills(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the kernel's count for this control group, else for the whole machine; None: it counts nowhere."""
-    files = [folder / "memory.events" for folder in _folders(cgroup, _text(proc / "self" / "cgroup"))]
+def read_oom_kills(
+    *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Return the kernel's count for this control group, else for the whole machine; None: it
+    counts nowhere.
+    """
+    files = [
+        folder / "memory.events" for folder in _folders(cgroup, _text(proc / "self" / "cgroup"))
+    ]
     counts = (parse_counters(_text(path)).get("oom_kill") for path in (*files, proc / "vmstat"))
     return next((count for count in counts if count is not None), None)
 
@@ -285,7 +352,9 @@ def _is_count(text: str) -> bool:
 
 
 def parse_counters(text: str) -> dict[str, int]:
-    """Return lines of `name value`, as in memory.stat; /proc/meminfo's `Name: value kB` gives bytes."""
+    """Return lines of `name value`, as in memory.stat; /proc/meminfo's `Name: value kB` gives
+    bytes.
+    """
     counters = {}
     for line in text.splitlines():
         match line.split():
@@ -297,8 +366,12 @@ def parse_counters(text: str) -> dict[str, int]:
 
 
 def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
-    """(limit, available). File caches count as available: the kernel drops them before it kills."""
-    limit_bytes, used_bytes = _bytes(folder / "memory.max"), _bytes(folder / "memory.current")
+    """(limit, available).
+
+    File caches count as available: the kernel drops them before it kills.
+    """
+    limit_bytes = _bytes(folder / "memory.max")
+    used_bytes = _bytes(folder / "memory.current")
     if limit_bytes is None or used_bytes is None:
         return limit_bytes, limit_bytes
     stat = parse_counters(_text(folder / "memory.stat"))
@@ -307,7 +380,9 @@ def _memory_limit(folder: Path) -> tuple[int | None, int | None]:
 
 
 def _folders(root: Path, own_groups: str) -> Iterator[Path]:
-    """A container may see the host's path in /proc/self/cgroup yet mount its own group as the root: try all."""
+    """A container may see the host's path in /proc/self/cgroup yet mount its own group as the
+    root: try all.
+    """
     path = next((line[3:] for line in own_groups.splitlines() if line.startswith("0::")), "/")
     own = PurePosixPath(path.lstrip("/"))
     if ".." not in own.parts:
@@ -324,17 +399,28 @@ _CHANGING = ("memory_available_bytes", "open_files_soft", "open_files_hard")
 
 
 def read_host(
-    nvidia: NvidiaReport | None = None, *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
+    nvidia: NvidiaReport | None = None,
+    *,
+    proc: Path = Path("/proc"),
+    cgroup: Path = Path("/sys/fs/cgroup"),
 ) -> HostFacts:
-    """Without `nvidia`, nvidia-smi is asked. A container's limits count where they are below the machine's."""
+    """Without `nvidia`, nvidia-smi is asked.
+
+    A container's limits count where they are below the machine's.
+    """
     nvidia = read_nvidia() if nvidia is None else nvidia
     cpuinfo = _text(proc / "cpuinfo")
     limits = read_limits(cgroup, _text(proc / "self" / "cgroup"))
     counters = parse_counters(_text(proc / "meminfo"))
     if "MemTotal" not in counters:
-        with suppress(AttributeError, OSError, ValueError):  # macOS has no /proc, but tells its pages
+        with suppress(
+            AttributeError, OSError, ValueError
+        ):  # macOS has no /proc, but tells its pages
             counters["MemTotal"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     soft, hard = _open_files()
     return HostFacts(
         os=f"{platform.system()} {platform.release()}".strip(),
@@ -345,7 +431,9 @@ def read_host(
         cpu_cores=max(1, min(cores, cores if limits.cpus is None else int(limits.cpus))),
         cpu_features=parse_cpu_features(cpuinfo),
         memory_bytes=_smaller(counters.get("MemTotal"), limits.memory_bytes),
-        memory_available_bytes=_smaller(counters.get("MemAvailable"), limits.memory_available_bytes),
+        memory_available_bytes=_smaller(
+            counters.get("MemAvailable"), limits.memory_available_bytes
+        ),
         open_files_soft=soft,
         open_files_hard=hard,
         driver_version=nvidia.driver_version,
@@ -356,11 +444,13 @@ def read_host(
 
 
 def count_busy_cores(cores: int, *, total: int | None = None, proc: Path = Path("/proc")) -> int:
-    """Return how many of our `cores` others keep busy, by the load of the last minute, rounded; at most those that run
-    now: what has just ended is in the load. Cores of the machine that are not ours (`total`) take their share first."""
+    """Return how many of our `cores` others keep busy, by the load of the last minute, rounded; at
+    most those that run now: what has just ended is in the load. Cores of the machine that are not
+    ours (`total`) take their share first."""
     fields = _text(proc / "loadavg").split()
     try:
-        busy = min(round(float(fields[0])), int(fields[3].partition("/")[0]) - 1)  # one of them asks
+        # One of them asks.
+        busy = min(round(float(fields[0])), int(fields[3].partition("/")[0]) - 1)
     except (IndexError, OverflowError, ValueError):
         return 0
     return min(cores, max(0, busy - ((total or os.cpu_count() or cores) - cores)))
@@ -373,9 +463,13 @@ def host_json(facts: HostFacts) -> dict[str, Any]:
 
 
 def lasting_json(facts: HostFacts) -> dict[str, Any]:
-    """`host_json` without what changes between two runs on the same machine: the part to take a fingerprint of."""
+    """`host_json` without what changes between two runs on the same machine: the part to take a
+    fingerprint of.
+    """
     lasting = {key: value for key, value in host_json(facts).items() if key not in _CHANGING}
-    lasting["gpus"] = [{k: v for k, v in gpu.items() if k != "pcie_generation"} for gpu in lasting["gpus"]]
+    lasting["gpus"] = [
+        {k: v for k, v in gpu.items() if k != "pcie_generation"} for gpu in lasting["gpus"]
+    ]
     return lasting
 
 
@@ -405,12 +499,20 @@ TRIES = 3
 
 
 def memory_bandwidth_gbs(cores: int) -> float:
-    """10^9 bytes a second, read and written; the best of a few tries. The kernel copies, so other threads go on."""
-    in_memory = os.fdopen(os.memfd_create("skep-bandwidth"), "r+b") if hasattr(os, "memfd_create") else None
+    """10^9 bytes a second, read and written; the best of a few tries.
+
+    The kernel copies, so other threads go on.
+    """
+    if hasattr(os, "memfd_create"):
+        in_memory = os.fdopen(os.memfd_create("skep-bandwidth"), "r+b")
+    else:
+        in_memory = None
     with in_memory or tempfile.TemporaryFile() as source:  # read back from the page cache
         source.write(bytes(range(256)) * (BUFFER_BYTES // 256))
         source.flush()
-        return max(_once(source.fileno(), cores, MEASURE_S / TRIES, BUFFER_BYTES) for _ in range(TRIES))
+        return max(
+            _once(source.fileno(), cores, MEASURE_S / TRIES, BUFFER_BYTES) for _ in range(TRIES)
+        )
 
 
 def _once(source: int, cores: int, seconds: float, size: int) -> float:
@@ -425,6 +527,8 @@ def _once(source: int, cores: int, seconds: float, size: int) -> float:
         while time.perf_counter() - began < seconds:
             copied[place] += os.preadv(source, [buffers[place]], offset)
 
-    with ThreadPoolExecutor(cores) as pool:  # Ctrl-C waits for them: what they read is closed after that
+    with ThreadPoolExecutor(
+        cores
+    ) as pool:  # Ctrl-C waits for them: what they read is closed after that
         list(pool.map(copy, range(cores)))
     return 2 * sum(copied) / (time.perf_counter() - began) / 1e9

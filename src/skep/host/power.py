@@ -1,8 +1,9 @@
-"""What the GPUs draw while something runs: energy, power, throttling, heat and clocks, from NVIDIA's NVML.
+"""What the GPUs draw while something runs: energy, power, throttling, heat and clocks, from
+NVIDIA's NVML.
 
-Without the library, a card or the driver's leave there is no meter, and nobody gets a zero. Knows nothing of requests
-and tokens. Power is sampled and summed: on an H200, 0.1 to 1.2 % off the card's own energy counter.
-"""
+Without the library, a card or the driver's leave there is no meter, and nobody gets a zero. Knows
+nothing of requests and tokens. Power is sampled and summed: on an H200, 0.1 to 1.2 % off the
+card's own energy counter."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ LOOK_EVERY_S = 0.5
 LEAST_HELD = 0.05  # of a card's memory: a desktop and a driver take less
 SAMPLES = "NVML power samples"
 
-# Bits of NVML's clock event reasons that mean "slower than it could be". Being idle (0x1), clocks that somebody set
-# (0x2, 0x100) and keeping step with another card (0x10) do not.
+# Bits of NVML's clock event reasons that mean "slower than it could be". Being idle (0x1), clocks
+# that somebody set (0x2, 0x100) and keeping step with another card (0x10) do not.
 _HW_SLOWDOWN = 0x8
-_THROTTLING = {0x4: "power cap", _HW_SLOWDOWN: "hardware slowdown", 0x20: "thermal", 0x40: "hardware thermal",
+_THROTTLING = {0x4: "power cap", _HW_SLOWDOWN: ("hardware "
+"slowdown"), 0x20: "thermal", 0x40: "hardware thermal",
                0x80: "power brake"}  # fmt: skip
 _HW_CAUSES = 0x40 | 0x80  # come together with the hardware slowdown and say why
 
@@ -49,19 +51,26 @@ class GpuSample(msgspec.Struct, frozen=True):
 
 
 class DriverNvml:
-    """NVML of the driver; `module` is pynvml, initialised. No method but `cards` raises; what is not told is None."""
+    """NVML of the driver; `module` is pynvml, initialised.
+
+    No method but `cards` raises; what is not told is None.
+    """
 
     def __init__(self, module: Any) -> None:
         self._nvml = module
         self._handles: dict[int, Any] = {}
-        self._unsupported: set[tuple[int, str]] = set()  # not asked again: 10 times a second, for hours
+        # Not asked again: 10 times a second, for hours.
+        self._unsupported: set[tuple[int, str]] = set()
 
     def cards(self) -> Sequence[NvmlGpu]:
         found = []
         for index in range(self._nvml.nvmlDeviceGetCount()):
-            with suppress(self._nvml.NVMLError):  # a card that fell off the bus, or that this user may not open
+            with suppress(
+                self._nvml.NVMLError
+            ):  # a card that fell off the bus, or that this user may not open
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid, name = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
+                uuid = self._nvml.nvmlDeviceGetUUID(handle)
+                name = self._nvml.nvmlDeviceGetName(handle)
                 found.append(NvmlGpu(index, _text(uuid), _text(name)))
                 self._handles[index] = handle
         return found
@@ -72,11 +81,14 @@ class DriverNvml:
             milliwatts = self._ask(index, "nvmlDeviceGetPowerUsage")
         reasons = self._ask(index, "nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:
-            reasons = self._ask(index, "nvmlDeviceGetCurrentClocksThrottleReasons")  # its name until driver 535
+            # Its name until driver 535.
+            reasons = self._ask(index, "nvmlDeviceGetCurrentClocksThrottleReasons")
         return GpuSample(
             power_w=None if milliwatts is None else milliwatts / 1000,
             reasons=reasons,
-            temperature_c=self._ask(index, "nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            temperature_c=self._ask(
+                index, "nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU
+            ),
             sm_clock_mhz=self._ask(index, "nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
         )
 
@@ -85,8 +97,12 @@ class DriverNvml:
             self._nvml.nvmlShutdown()
 
     def _instant_mw(self, index: int) -> int | None:
-        """Return the power of the moment: since Ampere, `nvmlDeviceGetPowerUsage` is the mean of the last second."""
-        values = self._ask(index, "nvmlDeviceGetFieldValues", [self._nvml.NVML_FI_DEV_POWER_INSTANT])
+        """Return the power of the moment: since Ampere, `nvmlDeviceGetPowerUsage` is the mean of
+        the last second.
+        """
+        values = self._ask(
+            index, "nvmlDeviceGetFieldValues", [self._nvml.NVML_FI_DEV_POWER_INSTANT]
+        )
         if not values:
             return None
         if values[0].nvmlReturn != self._nvml.NVML_SUCCESS or not values[0].value.uiVal:
@@ -101,7 +117,11 @@ class DriverNvml:
         nvml = self._nvml
         try:
             return getattr(nvml, function)(self._handles[index], *arguments)
-        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
+        except (
+            nvml.NVMLError_NotSupported,
+            nvml.NVMLError_FunctionNotFound,
+            nvml.NVMLError_NoPermission,
+        ):
             self._unsupported.add((index, function))
         except nvml.NVMLError:  # lost, or busy for a moment
             pass
@@ -119,10 +139,15 @@ class _GpuEnergy:
     temperature_max_c: float | None = None
     sm_clock_min_mhz: int | None = None
     throttled: set[str] = field(default_factory=set)
-    last: tuple[float, float] | None = None  # when, and how many watts; None: the card said nothing
+    last: tuple[float, float] | None = (
+        None  # when, and how many watts; None: the card said nothing
+    )
 
     def add(self, at_s: float, sample: GpuSample) -> None:
-        now = None if sample.power_w is None else (at_s, sample.power_w)
+        if sample.power_w is None:
+            now = None
+        else:
+            now = (at_s, sample.power_w)
         if now is not None:
             if self.last is not None:
                 self.joules += (at_s - self.last[0]) * (now[1] + self.last[1]) / 2
@@ -130,23 +155,30 @@ class _GpuEnergy:
             self.max_w = max(self.max_w, now[1])
         self.last = now
         if sample.temperature_c is not None:
-            self.temperature_max_c = max(sample.temperature_c, self.temperature_max_c or sample.temperature_c)
+            self.temperature_max_c = max(
+                sample.temperature_c, self.temperature_max_c or sample.temperature_c
+            )
         if sample.sm_clock_mhz is not None:
-            self.sm_clock_min_mhz = min(sample.sm_clock_mhz, self.sm_clock_min_mhz or sample.sm_clock_mhz)
+            self.sm_clock_min_mhz = min(
+                sample.sm_clock_mhz, self.sm_clock_min_mhz or sample.sm_clock_mhz
+            )
         self.throttled.update(throttle_reasons(sample.reasons or 0))
 
 
 class PowerMeter:
     """`begin()` ... `end()`, as often as wanted, one span at a time; `close()` at last.
 
-    Cards that tell no power at the beginning of a span are left out of it; the result lists those that are in. The
-    sampling thread is alive only inside a span.
-    """
+    Cards that tell no power at the beginning of a span are left out of it; the result lists those
+    that are in. The sampling thread is alive only inside a span."""
 
     def __init__(
-        self, nvml: DriverNvml, cards: Sequence[NvmlGpu], *, clock: Callable[[], float] = time.monotonic,
+        self,
+        nvml: DriverNvml,
+        cards: Sequence[NvmlGpu],
+        *,
+        clock: Callable[[], float] = time.monotonic,
         sample_every_s: float = SAMPLE_EVERY_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._nvml = nvml
         self.cards = tuple(cards)
         self._clock = clock
@@ -158,7 +190,10 @@ class PowerMeter:
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        return f"<PowerMeter of {len(self.cards)} GPUs, {'measuring' if self._began_s is not None else 'idle'}>"
+        return (
+            f"<PowerMeter of {len(self.cards)} GPUs, "
+            f"{'measuring' if self._began_s is not None else 'idle'}>"
+        )
 
     def begin(self) -> None:
         """Begin a span; one that was never ended is dropped."""
@@ -174,17 +209,24 @@ class PowerMeter:
             while not ending.wait(self._sample_every_s):
                 self._sample_all()
 
-        self._thread = threading.Thread(target=sample_often, args=(self._ending,), name="power", daemon=True)
+        self._thread = threading.Thread(
+            target=sample_often, args=(self._ending,), name="power", daemon=True
+        )
         self._thread.start()
 
     def end(self) -> dict[str, Any] | None:
-        """Return the energy of the span; None without `begin()`, or where a card stopped reporting."""
+        """Return the energy of the span; None without `begin()`, or where a card stopped
+        reporting.
+        """
         if self._began_s is None:
             return None
         self._stop_sampling()
         self._sample_all()
-        seconds, self._began_s = self._clock() - self._began_s, None
-        if not self._tallies or any(tally.last is None or not tally.seconds for tally in self._tallies):
+        seconds = self._clock() - self._began_s
+        self._began_s = None
+        if not self._tallies or any(
+            tally.last is None or not tally.seconds for tally in self._tallies
+        ):
             return None
         return _result(self._tallies, seconds, self._max_w)
 
@@ -209,7 +251,8 @@ class PowerMeter:
 
 
 def _result(tallies: Sequence[_GpuEnergy], seconds: float, together_w: float) -> dict[str, Any]:
-    drawn = [tally.joules * seconds / tally.seconds for tally in tallies]  # a sample may be missing
+    # A sample may be missing.
+    drawn = [tally.joules * seconds / tally.seconds for tally in tallies]
     joules = sum(drawn)
     return {
         "joules": joules,
@@ -219,15 +262,24 @@ def _result(tallies: Sequence[_GpuEnergy], seconds: float, together_w: float) ->
         "throttled": sorted(set[str]().union(*(tally.throttled for tally in tallies))),
         "source": SAMPLES,
         "gpus": [
-            {"index": tally.card.index, "name": tally.card.name, "joules": own, "mean_w": own / seconds,
-             "temperature_max_c": tally.temperature_max_c, "sm_clock_min_mhz": tally.sm_clock_min_mhz}
+            {
+                "index": tally.card.index,
+                "name": tally.card.name,
+                "joules": own,
+                "mean_w": own / seconds,
+                "temperature_max_c": tally.temperature_max_c,
+                "sm_clock_min_mhz": tally.sm_clock_min_mhz,
+            }
             for tally, own in zip(tallies, drawn, strict=True)
         ],
-    }  # fmt: skip
+    }
 
 
 def throttle_reasons(bits: int) -> list[str]:
-    """Return the names of the reasons. The hardware slowdown is left out where its cause is known."""
+    """Return the names of the reasons.
+
+    The hardware slowdown is left out where its cause is known.
+    """
     if bits & _HW_CAUSES:
         bits &= ~_HW_SLOWDOWN
     return [name for bit, name in _THROTTLING.items() if bits & bit]
@@ -236,21 +288,25 @@ def throttle_reasons(bits: int) -> list[str]:
 def open_meter(visible: str | None = None) -> PowerMeter | None:
     """Return a meter of the visible GPUs; None where there is nothing to measure.
 
-    `visible` overrides CUDA_VISIBLE_DEVICES. A number in it counts in the order of the PCI bus, which is CUDA's own
-    where all cards are alike or CUDA_DEVICE_ORDER says so. A slice of a card (MIG) is not known here: its energy cannot
-    be told from that of the other slices.
-    """
+    `visible` overrides CUDA_VISIBLE_DEVICES. A number in it counts in the order of the PCI bus,
+    which is CUDA's own where all cards are alike or CUDA_DEVICE_ORDER says so. A slice of a card
+    (MIG) is not known here: its energy cannot be told from that of the other slices."""
     try:
         module = importlib.import_module("pynvml")
         module.nvmlInit()
     except Exception:  # no library, no driver, no device, no leave: all the same to who asks
         return None
     nvml = DriverNvml(module)
-    limit = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    if visible is None:
+        limit = os.environ.get("CUDA_VISIBLE_DEVICES")
+    else:
+        limit = visible
     with suppress(Exception):  # as above: the driver may refuse at any step
         cards = nvml.cards()
         if limit is not None:
-            cards = named_cards(limit, {name: card for card in cards for name in (str(card.index), card.uuid)})
+            cards = named_cards(
+                limit, {name: card for card in cards for name in (str(card.index), card.uuid)}
+            )
         if cards:
             return PowerMeter(nvml, cards)
     nvml.close()
@@ -267,24 +323,44 @@ def gpu_memory_used() -> GpuMemory | None:
 
 
 def gpu_memory_in_use() -> dict[str, Any] | None:
-    """Return used and total bytes of the visible GPUs that hold something, all programs counted; None: not told."""
+    """Return used and total bytes of the visible GPUs that hold something, all programs counted;
+    None: not told.
+    """
     cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    told = [(card.used_bytes, card.total_bytes) for card in cards if card.used_bytes is not None and card.total_bytes]
+    told = [
+        (card.used_bytes, card.total_bytes)
+        for card in cards
+        if card.used_bytes is not None and card.total_bytes
+    ]
     held = [(used, total) for used, total in told if used and used / (total or 1) > LEAST_HELD]
     if not held:
         return None
     used_bytes, total_bytes = (sum(sizes) for sizes in zip(*held, strict=True))
-    return {"used_bytes": used_bytes, "total_bytes": total_bytes, "gpus": len(held), "source": "nvidia-smi"}
+    return {
+        "used_bytes": used_bytes,
+        "total_bytes": total_bytes,
+        "gpus": len(held),
+        "source": "nvidia-smi",
+    }
 
 
 def wait_until_clear(
-    used: Callable[[], GpuMemory | None], baseline: GpuMemory, timeout_s: float, *,
-    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-) -> GpuMemory | None:  # fmt: skip
-    """Wait until memory use is back at the baseline. Return the excess at the timeout; None: not known."""
+    used: Callable[[], GpuMemory | None],
+    baseline: GpuMemory,
+    timeout_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> GpuMemory | None:
+    """Wait until memory use is back at the baseline.
+
+    Return the excess at the timeout; None: not known.
+    """
     until_s = clock() + timeout_s
     while (now := used()) is not None:
-        excess = {index: size - baseline[index] for index, size in now.items() if index in baseline}
+        excess = {
+            index: size - baseline[index] for index, size in now.items() if index in baseline
+        }
         held = {index: size for index, size in excess.items() if size > CLEAR_WITHIN_BYTES}
         if not held or clock() >= until_s:
             return held
@@ -293,4 +369,6 @@ def wait_until_clear(
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value

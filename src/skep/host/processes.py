@@ -1,4 +1,6 @@
-"""Processes of this machine by their parents, and those that skep started by a mark in their environment."""
+"""Processes of this machine by their parents, and those that skep started by a mark in their
+environment.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,14 @@ from pathlib import Path
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
 ENGINE_KEY = "SKEP_ENGINE_KEY"
-REPORT_FD = "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
-KEY_HERE = "{engine_key}"  # in an argv: the guard puts the key there, for engines that take it in no other way
-KEY_FILE_HERE = "{engine_key_file}"  # in an argv: the guard puts the name of a YAML file with the key there
+REPORT_FD = (
+    "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
+)
+# in an argv: the guard puts the key there, for engines that take it in no other way
+KEY_HERE = "{engine_key}"
+KEY_FILE_HERE = (
+    "{engine_key_file}"  # in an argv: the guard puts the name of a YAML file with the key there
+)
 
 
 class ProcessorWait:
@@ -31,19 +38,30 @@ class ProcessorWait:
         except OSError:
             return 0.0
         used_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-        pause_s = 0.0 if self._looked_at is None else now - self._looked_at
+        if self._looked_at is None:
+            pause_s = 0.0
+        else:
+            pause_s = now - self._looked_at
         running_s = used_s - self._used_s
         self._used_s = used_s
         self._looked_at = now
-        return max(0.0, pause_s - running_s) if fields[0] == "R" else 0.0
+        if fields[0] == "R":
+            return max(0.0, pause_s - running_s)
+        return 0.0
 
 
 def kill_marked(mark: str) -> int:
-    """SIGKILL all of ours whose environment has this mark, what a killed guard leaves behind; how many."""
-    wanted, killed = f"\0{MARK}={mark}".encode(), 0
+    """SIGKILL all of ours whose environment has this mark, what a killed guard leaves behind; how
+    many.
+    """
+    wanted = f"\0{MARK}={mark}".encode()
+    killed = 0
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if wanted in b"\0" + (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
+            if (
+                wanted in b"\0" + (entry / "environ").read_bytes()
+                and int(entry.name) != os.getpid()
+            ):
                 os.kill(int(entry.name), signal.SIGKILL)
                 killed += 1
     return killed
@@ -63,7 +81,9 @@ KILL_POLL_S = 0.02
 
 
 def kill_descendants(root: int) -> None:
-    """SIGKILL every process below this one until none is left: one may fork while it is being killed."""
+    """SIGKILL every process below this one until none is left: one may fork while it is being
+    killed.
+    """
     for _ in range(KILL_ROUNDS):
         if not signal_descendants(root, signal.SIGKILL):
             return
@@ -71,7 +91,9 @@ def kill_descendants(root: int) -> None:
 
 
 def living() -> dict[int, tuple[int, str]]:
-    """Return the parent of every process, and when it began, without zombies; none where there is no /proc."""
+    """Return the parent of every process, and when it began, without zombies; none where there is
+    no /proc.
+    """
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -83,7 +105,9 @@ def living() -> dict[int, tuple[int, str]]:
 
 def descendants(*roots: int) -> dict[int, str]:
     """Return every living process below these and when it began, children before grandchildren."""
-    alive, found, wave = living(), dict[int, str](), set(roots)
+    alive = living()
+    found = dict[int, str]()
+    wave = set(roots)
     while wave:
         young = {pid: begun for pid, (parent, begun) in alive.items() if parent in wave}
         found |= young

@@ -1,9 +1,9 @@
 """The first answers to a client, before anything heavy is imported.
 
-A client that starts asks who is there and which tools there are, and many wait for that with the first turn. Those
-answers do not depend on anything: they are stored in `first_answers.json` as the whole server gives them. Anything else
-is left to that server, which is imported then and hears the opening again. A client that calls no tool costs nothing.
-"""
+A client that starts asks who is there and which tools there are, and many wait for that with the
+first turn. Those answers do not depend on anything: they are stored in `first_answers.json` as the
+whole server gives them. Anything else is left to that server, which is imported then and hears the
+opening again. A client that calls no tool costs nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,25 @@ from skep import __version__
 
 STORED = Path(__file__).with_name("first_answers.json")
 VERSION_MARK = "@VERSION@"  # stands for skep's version in the stored answers
-META = "io.modelcontextprotocol/"  # what a request of the protocol without a handshake says of its client
+# what a request of the protocol without a handshake says of its client
+META = "io.modelcontextprotocol/"
 REPLAYED = "skep-opening"  # the id of an `initialize` that has been answered already
 READ_BYTES = 1 << 16
 MOST_LINE_MIB = 64  # a line is held in memory, and longer than that it is a mistake
 TOO_LONG = {
     "code": -32600,
-    "message": f"a line of more than {MOST_LINE_MIB} MiB is not read: give tasks as a file (`swarm_dispatch_file`)",
+    "message": (
+        f"a line of more than {MOST_LINE_MIB} MiB is not read: give tasks as a file "
+        "(`swarm_dispatch_file`)"
+    ),
 }
 
 
 class FirstAnswers(msgspec.Struct, frozen=True):
-    """Results by method. `handshake`: after `initialize`; `stateless`: where each request names the protocol."""
+    """Results by method.
+
+    `handshake`: after `initialize`; `stateless`: where each request names the protocol.
+    """
 
     versions: tuple[str, ...]  # of the handshake, oldest first
     stateless_version: str
@@ -51,7 +58,10 @@ def read_first_answers() -> FirstAnswers:
 
 
 class Doorman:
-    """Answers what is stored. `answer` returns None where the whole server has to go on, with `replay` before it."""
+    """Answers what is stored.
+
+    `answer` returns None where the whole server has to go on, with `replay` before it.
+    """
 
     def __init__(self, stored: FirstAnswers) -> None:
         self._stored = stored
@@ -59,7 +69,9 @@ class Doorman:
         self._initialized = False
 
     def replay(self) -> list[bytes]:
-        """Return the lines that tell another server what the client has said: none, or the handshake."""
+        """Return the lines that tell another server what the client has said: none, or the
+        handshake.
+        """
         lines: list[dict[str, Any]] = []
         if self._initialize is not None:
             lines.append({"id": REPLAYED, "method": "initialize", "params": self._initialize})
@@ -85,7 +97,9 @@ class Doorman:
         if request.method == "notifications/initialized" and self._initialize is not None:
             self._initialized = True
             return b""
-        return b"" if request.method == "notifications/cancelled" else None
+        if request.method == "notifications/cancelled":
+            return b""
+        return None
 
     def _result(self, request: McpRequest) -> msgspec.Raw | None:
         params = request.params or {}
@@ -120,7 +134,9 @@ class Doorman:
 
 
 class ClientWire:
-    """The client's end, kept apart from descriptors 0 and 1: what a tool or a child prints stays out of it."""
+    """The client's end, kept apart from descriptors 0 and 1: what a tool or a child prints stays
+    out of it.
+    """
 
     def __init__(self) -> None:
         self.read_fd = os.dup(0)
@@ -128,7 +144,8 @@ class ClientWire:
         for descriptor in (self.read_fd, self.write_fd):
             os.set_blocking(descriptor, True)  # some clients hand over pipes that do not block
         self.unread = bytearray()
-        self._sending = Lock()  # a line is sent whole: one thread answers, another refuses what it reads
+        # A line is sent whole: one thread answers, another refuses what it reads.
+        self._sending = Lock()
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -181,7 +198,8 @@ class ClientWire:
 
 
 def open_conversation(doorman: Doorman, wire: ClientWire) -> bytes | None:
-    """Answer until the whole server is needed and return the line that it begins with; None: the client has gone.
+    """Answer until the whole server is needed and return the line that it begins with; None: the
+    client has gone.
 
     A signal ends the process at once: runs go on by themselves, and nothing else is held.
     """

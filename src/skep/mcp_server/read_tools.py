@@ -42,12 +42,16 @@ class ServerContext(msgspec.Struct, frozen=True):
         return self.url or self.env.get(URL_VARIABLE) or str(self.hive_status()["url"])
 
     def key(self, url: str) -> str | None:
-        """The key in the variable that was named; else the one that skep itself has for a server on this machine."""
+        """The key in the variable that was named; else the one that skep itself has for a server
+        on this machine.
+        """
         if self.key_env is None:
             return local_key(url, self.env, self.paths)
         if value := self.env.get(self.key_env):
             return value
-        raise UserError(f"--key-env `{self.key_env}` is not set", hint="set it where `skep mcp` is started")
+        raise UserError(
+            f"--key-env `{self.key_env}` is not set", hint="set it where `skep mcp` is started"
+        )
 
     def hive_status(self) -> dict[str, Any]:
         """What the running supervisor tells. Raises NotRunning."""
@@ -68,14 +72,22 @@ class ServerContext(msgspec.Struct, frozen=True):
 
 
 async def ask_models(url: str, key: str | None) -> dict[str, dict[str, Any]]:
-    """Return what is told of each model. Raises EndpointError where no OpenAI-compatible server answers."""
+    """Return what is told of each model.
+
+    Raises EndpointError where no OpenAI-compatible server answers.
+    """
     origin, base, headers = api_of(url, key)
     try:
-        answer = await fetch_once(origin, "GET", f"{base}/models", headers=headers, timeout_s=ANSWER_S)
+        answer = await fetch_once(
+            origin, "GET", f"{base}/models", headers=headers, timeout_s=ANSWER_S
+        )
     except WireFailure as failure:
         hint = f"is a server running at {url}? `skep up -d` on the shell starts one"
         raise EndpointError(str(failure), hint=hint) from None
-    told = ((name, entry.get("skep")) for name, entry in models_of(answer, url, key_given=bool(key)).items())
+    told = (
+        (name, entry.get("skep"))
+        for name, entry in models_of(answer, url, key_given=bool(key)).items()
+    )
     return {name: facts if isinstance(facts, dict) else {} for name, facts in told}
 
 
@@ -84,9 +96,9 @@ class ReadTools:
         self._place = place
 
     async def capacity(self) -> Answer:
-        """Capacity of the local endpoint: its models, how many tasks each runs at once (slots), how many run and wait
-        now, and the speed by number of agents if it was benchmarked. Call it before you decide whether and how finely
-        to split work."""
+        """Capacity of the local endpoint: its models, how many tasks each runs at once (slots),
+        how many run and wait now, and the speed by number of agents if it was benchmarked. Call it
+        before you decide whether and how finely to split work."""
         place = self._place
         url = await asyncio.to_thread(place.endpoint_url)
         served = await ask_models(url, place.key(url))
@@ -94,13 +106,24 @@ class ReadTools:
 
         def describe(name: str, facts: dict[str, Any]) -> Answer:
             levels, run_id = self._measured(name, simulated=bool(facts.get("simulated")))
-            told = {key: facts.get(key) for key in ("slots", "replicas", "engine", "simulated", "state")}
+            told = {
+                key: facts.get(key)
+                for key in ("slots", "replicas", "engine", "simulated", "state")
+            }
             load = {key: figures.get(name, {}).get(key) for key in ("busy", "queued")}
-            return {"model": name, **told, **load, "measured": levels or None, "measured_run": run_id}
+            return {
+                "model": name,
+                **told,
+                **load,
+                "measured": levels or None,
+                "measured_run": run_id,
+            }
 
         slots = [facts["slots"] for facts in served.values() if facts.get("slots") is not None]
         models = [await asyncio.to_thread(describe, name, facts) for name, facts in served.items()]
-        suggested = "dispatch all tasks in one call: skep finds out how many the endpoint takes at once"
+        suggested = (
+            "dispatch all tasks in one call: skep finds out how many the endpoint takes at once"
+        )
         if slots:
             at_once = f"{max(slots)} tasks run at once"
             suggested = f"{at_once}; dispatch all tasks in one call, the others wait in the queue"
@@ -115,12 +138,20 @@ class ReadTools:
         return {}
 
     def _measured(self, model: str, *, simulated: bool) -> tuple[list[Answer], str | None]:
-        """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
+        """Of the newest finished run of that model whose levels are numbers of agents, simulated
+        as it is itself.
+        """
         from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 
         with read_store(self._place.paths.store) as store:
-            for run in islice((run for run in store.runs() if run.kind not in OF_A_TUNING), LOOKED_AT):
-                fits = run.model == model and run.state is RunState.DONE and run.kind not in (*TIMED, *JUDGED)
+            for run in islice(
+                (run for run in store.runs() if run.kind not in OF_A_TUNING), LOOKED_AT
+            ):
+                fits = (
+                    run.model == model
+                    and run.state is RunState.DONE
+                    and run.kind not in (*TIMED, *JUDGED)
+                )
                 if fits and run.simulated == simulated:
                     with contextlib.suppress(SkepError):  # nothing was measured
                         if levels := _levels(store, run.id):

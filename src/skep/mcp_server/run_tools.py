@@ -1,7 +1,7 @@
 """Tools about runs of the swarm: dispatch, wait, fetch, cancel, resume, retry, list.
 
-A run belongs to its own process and to the journal, so a client may go away at any moment and ask again later.
-"""
+A run belongs to its own process and to the journal, so a client may go away at any moment and ask
+again later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError, UserError
 from skep.mcp_server.read_tools import Answer, ServerContext
 from skep.store.database import open_store, read_store
-from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult
+from skep.swarm.records import (
+    SwarmRun,
+    SwarmRunOptions,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    TaskResult,
+)
 from skep.swarm.store import (
     SwarmStore,
     as_it_stands,
@@ -35,20 +42,33 @@ from skep.swarm.task_file import read_tasks, tasks_of
 from skep.units import shortened
 
 LONGEST_WAIT_S = 44.0  # with its answer a call stays below 45 s; clients give up on longer ones
-LOOK_S, TELL_S = 0.25, 1.0
-FIND_S, BEGIN_S = 5.0, 20.0
-MOST_ROWS, MOST_CHARS = 20, 2000
+LOOK_S = 0.25
+TELL_S = 1.0
+FIND_S = 5.0
+BEGIN_S = 20.0
+MOST_ROWS = 20
+MOST_CHARS = 2000
 
 Run = Annotated[str, Field(description="Id of the run, a prefix of it, or `last`.")]
-Model = Annotated[str | None, Field(description="Model name; needed only if several models are served (see capacity).")]
+Model = Annotated[
+    str | None,
+    Field(description="Model name; needed only if several models are served (see capacity)."),
+]
 Agents = Annotated[
-    int | None, Field(ge=1, description="Maximum number of tasks at once (default: as many as the endpoint takes).")
+    int | None,
+    Field(
+        ge=1,
+        description="Maximum number of tasks at once (default: as many as the endpoint takes).",
+    ),
 ]
 System = Annotated[str | None, Field(description="System message for every task without its own.")]
 Schema = Annotated[
-    dict[str, Any] | None, Field(description="JSON Schema for every answer (a task's own schema has precedence).")
+    dict[str, Any] | None,
+    Field(description="JSON Schema for every answer (a task's own schema has precedence)."),
 ]
-MaxTokens = Annotated[int | None, Field(ge=1, description="Maximum length of an answer, in tokens.")]
+MaxTokens = Annotated[
+    int | None, Field(ge=1, description="Maximum length of an answer, in tokens.")
+]
 Name = Annotated[str, Field(description="Name of the run in swarm_list.", max_length=200)]
 
 SHOWN_FAILURES = 5
@@ -64,21 +84,30 @@ NEXT_STEPS = {
 
 class RunTools:
     def __init__(self, place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
-        self._place, self._longest_wait_s = place, longest_wait_s
+        self._place = place
+        self._longest_wait_s = longest_wait_s
 
     async def swarm_dispatch(
         self,
         tasks: Annotated[
             list[dict[str, Any] | str],
             Field(
-                description="Each is a prompt or an object {id?, prompt | messages, system?, schema?, max_tokens?, "
-                "temperature?, checker?}. With `template`: objects (or strings) that fill in its fields.",
+                description="Each is a prompt or an object {id?, prompt | messages, system?, "
+                "schema?, "
+                "max_tokens?, "
+                "temperature?, checker?}. With `template`: objects (or strings) that fill "
+                "in its fields.",
                 min_length=1,
             ),
         ],
         template: Annotated[
             str | None,
-            Field(description="Prompt for all: `Summarise in one line: {text}`; use `{item}` if tasks are strings."),
+            Field(
+                description=(
+                    "Prompt for all: `Summarise in one line: {text}`; use `{item}` if tasks are "
+                    "strings."
+                )
+            ),
         ] = None,
         system: System = None,
         schema: Schema = None,
@@ -87,25 +116,36 @@ class RunTools:
         agents: Agents = None,
         name: Name = "",
     ) -> Answer:
-        """Send many independent tasks to the local model at once, in the background; returns a run id immediately.
-        Use it whenever several pieces of work do not depend on each other. Every task must be self-contained: the model
-        sees only the prompt of that task. skep retries tasks, checks answers against their schema and journals both, so
-        no task is lost. It refuses invalid tasks before anything runs. Then call swarm_wait in a loop."""
+        """Send many independent tasks to the local model at once, in the background; returns a run
+        id immediately. Use it whenever several pieces of work do not depend on each other. Every
+        task must be self-contained: the model sees only the prompt of that task. skep retries
+        tasks, checks answers against their schema and journals both, so no task is lost. It
+        refuses invalid tasks before anything runs. Then call swarm_wait in a loop."""
 
         given = tasks
         if template is not None:
             given = [{"": task, "item": task} if isinstance(task, str) else task for task in tasks]
-        shared = partial(tasks_of, template=template, system=system, schema=schema, max_tokens=max_tokens)
-        return await self._dispatch(await asyncio.to_thread(shared, given), model, SwarmRunOptions(agents=agents), name)
+        shared = partial(
+            tasks_of, template=template, system=system, schema=schema, max_tokens=max_tokens
+        )
+        return await self._dispatch(
+            await asyncio.to_thread(shared, given), model, SwarmRunOptions(agents=agents), name
+        )
 
     async def swarm_dispatch_file(
         self,
-        path: Annotated[str, Field(description="Absolute path: .jsonl, .csv or plain text, one task per line.")],
+        path: Annotated[
+            str, Field(description="Absolute path: .jsonl, .csv or plain text, one task per line.")
+        ],
         output: Annotated[
-            str | None, Field(description="Absolute path of the results file: one JSON line per finished task.")
+            str | None,
+            Field(
+                description="Absolute path of the results file: one JSON line per finished task."
+            ),
         ] = None,
         template: Annotated[
-            str | None, Field(description="Prompt with {column} of a CSV file or {line} of a text file.")
+            str | None,
+            Field(description="Prompt with {column} of a CSV file or {line} of a text file."),
         ] = None,
         system: System = None,
         schema: Schema = None,
@@ -114,18 +154,25 @@ class RunTools:
         agents: Agents = None,
         name: Name = "",
     ) -> Answer:
-        """Like swarm_dispatch, with the tasks in a file on this machine. Prefer it for more than about 20 tasks or for
-        long inputs: write the file with a script, and neither tasks nor results pass through the conversation. With
-        `output`, skep writes the results there as JSON lines with the ids of the tasks."""
-        order = SwarmRunOptions(agents=agents, output=_absolute("output", output) if output is not None else None)
+        """Like swarm_dispatch, with the tasks in a file on this machine. Prefer it for more than
+        about 20 tasks or for long inputs: write the file with a script, and neither tasks nor
+        results pass through the conversation. With `output`, skep writes the results there as JSON
+        lines with the ids of the tasks."""
+        order = SwarmRunOptions(
+            agents=agents, output=_absolute("output", output) if output is not None else None
+        )
 
         def read() -> list[Task]:
             found = Path(_absolute("path", path))
             if order.output is not None:
                 check_output_free(self._place.paths, Path(order.output), found, overwrite=False)
-            return read_tasks(found, template=template, system=system, schema=schema, max_tokens=max_tokens)
+            return read_tasks(
+                found, template=template, system=system, schema=schema, max_tokens=max_tokens
+            )
 
-        return await self._dispatch(await asyncio.to_thread(read), model, order, name or Path(path).name)
+        return await self._dispatch(
+            await asyncio.to_thread(read), model, order, name or Path(path).name
+        )
 
     async def swarm_wait(
         self,
@@ -133,9 +180,9 @@ class RunTools:
         ctx: Context[Any, Any],
         seconds: Annotated[float, Field(description="Maximum time to wait; at most 45.")] = 40.0,
     ) -> Answer:
-        """Wait until a run ends or the time is up, whichever is first, and return its state: counts, estimated time
-        left, speed, the newest failures. A call never takes longer than 45 s: call it again while the state is
-        `running`."""
+        """Wait until a run ends or the time is up, whichever is first, and return its state:
+        counts, estimated time left, speed, the newest failures. A call never takes longer than 45
+        s: call it again while the state is `running`."""
         return await self._wait(run, min(max(0.0, seconds), self._longest_wait_s), ctx)
 
     def swarm_results(
@@ -143,13 +190,18 @@ class RunTools:
         run: Run,
         page: Annotated[int, Field(ge=1)] = 1,
         page_size: Annotated[int, Field(description="At most 20.")] = 10,
-        only: Annotated[Literal["all", "done", "failed"], Field(description="Which results to return.")] = "all",
-        chars_per_answer: Annotated[int, Field(description="Cut longer answers; at most 2000.")] = 600,
+        only: Annotated[
+            Literal["all", "done", "failed"], Field(description="Which results to return.")
+        ] = "all",
+        chars_per_answer: Annotated[
+            int, Field(description="Cut longer answers; at most 2000.")
+        ] = 600,
     ) -> Answer:
-        """Return a page of results in the order of the tasks: id, ok, answer (or `value`, for a task with a schema),
-        error. If an answer was cut, `cut` is the length of the whole answer; swarm_result returns it. Works while the
-        run is in progress."""
-        size, most = min(max(1, page_size), MOST_ROWS), min(max(1, chars_per_answer), MOST_CHARS)
+        """Return a page of results in the order of the tasks: id, ok, answer (or `value`, for a
+        task with a schema), error. If an answer was cut, `cut` is the length of the whole answer;
+        swarm_result returns it. Works while the run is in progress."""
+        size = min(max(1, page_size), MOST_ROWS)
+        most = min(max(1, chars_per_answer), MOST_CHARS)
         ending = None if only == "all" else TaskEnding(only)
         with self._place.runs() as runs:
             found = runs.run(run)
@@ -167,15 +219,20 @@ class RunTools:
             "next_page": page + 1 if page * size < matching else None,
         }
 
-    def swarm_result(self, run: Run, task: Annotated[str, Field(description="Id of the task.")]) -> Answer:
-        """Return one whole result: the answer (up to 20,000 characters), tries, tokens, seconds, and the error if the
-        task failed."""
+    def swarm_result(
+        self, run: Run, task: Annotated[str, Field(description="Id of the task.")]
+    ) -> Answer:
+        """Return one whole result: the answer (up to 20,000 characters), tries, tokens, seconds,
+        and the error if the task failed."""
         with self._place.runs() as runs:
             found = runs.run(run)
             known = runs.task(found.id, task)
             result = runs.result(found.id, known.id)
         if result is None:
-            raise UserError(f"task `{known.id}` of run `{found.id}` has no result yet", hint="swarm_wait waits for it")
+            raise UserError(
+                f"task `{known.id}` of run `{found.id}` has no result yet",
+                hint="swarm_wait waits for it",
+            )
         told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
         return {
             "run": found.id,
@@ -185,24 +242,27 @@ class RunTools:
         }
 
     async def swarm_cancel(self, run: Run) -> Answer:
-        """Stop a run. Finished results are kept and can be fetched; swarm_resume continues with the rest."""
+        """Stop a run.
+
+        Finished results are kept and can be fetched; swarm_resume continues with the rest.
+        """
         found = await asyncio.to_thread(self._place.run, run)
         if found.state is not SwarmRunState.DONE:
             await asyncio.to_thread(cancel, self._place.paths, found.id)
         return await asyncio.to_thread(self._standing, found.id)
 
     async def swarm_resume(self, run: Run) -> Answer:
-        """Continue a run that was cancelled or whose process died: only tasks without a result are run. Failed tasks
-        keep their error; use swarm_retry for them."""
+        """Continue a run that was cancelled or whose process died: only tasks without a result are
+        run. Failed tasks keep their error; use swarm_retry for them."""
         found = await asyncio.to_thread(self._place.run, run)
         if found.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED):
             await asyncio.to_thread(self._begin, found)
         return await asyncio.to_thread(self._standing, found.id)
 
     async def swarm_retry(self, run: Run, agents: Agents = None) -> Answer:
-        """Dispatch the failed tasks of a run again, as a new run with the same task ids. Use it for temporary failures
-        (an endpoint that was down, a timeout). If the prompt or the schema was the reason, change it and use
-        swarm_dispatch."""
+        """Dispatch the failed tasks of a run again, as a new run with the same task ids. Use it
+        for temporary failures (an endpoint that was down, a timeout). If the prompt or the schema
+        was the reason, change it and use swarm_dispatch."""
 
         def failed() -> tuple[SwarmRun, list[Task]]:
             with self._place.runs() as runs:
@@ -213,19 +273,27 @@ class RunTools:
         return await self._dispatch(tasks, found.model, order, f"retry of {found.id}")
 
     def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Answer:
-        """List the newest runs, including those of other clients and of the command line: id, name, state, counts."""
+        """List the newest runs, including those of other clients and of the command line: id,
+        name, state, counts.
+        """
         with read_store(self._place.paths.store) as store:
             found = SwarmStore(store).runs(limit)
         return {"runs": [_progress(as_it_stands(self._place.paths, run)) for run in found]}
 
-    async def _dispatch(self, tasks: list[Task], model: str | None, order: SwarmRunOptions, name: str) -> Answer:
+    async def _dispatch(
+        self, tasks: list[Task], model: str | None, order: SwarmRunOptions, name: str
+    ) -> Answer:
         """The endpoint is asked first: what could not be done now is not taken."""
         place = self._place
         url = await asyncio.to_thread(place.endpoint_url)
         try:
-            endpoint = await find_endpoint(url, model or place.model, key=place.key(url), timeout_s=FIND_S)
+            endpoint = await find_endpoint(
+                url, model or place.model, key=place.key(url), timeout_s=FIND_S
+            )
         except EndpointError as error:
-            raise EndpointError(f"nothing was dispatched: {error.message}", hint=error.hint) from None
+            raise EndpointError(
+                f"nothing was dispatched: {error.message}", hint=error.hint
+            ) from None
         told = replace(order, key_env=place.key_env)
 
         def begin() -> str:
@@ -253,15 +321,22 @@ class RunTools:
     async def _wait(self, run: str, seconds: float, ctx: Context[Any, Any]) -> Answer:
         """Until the run has ended or the time is up; `ctx` hears of its progress."""
         loop = asyncio.get_running_loop()
-        ends, told, tell_at = loop.time() + seconds, 0.0, loop.time()
+        ends = loop.time() + seconds
+        told = 0.0
+        tell_at = loop.time()
         while True:
             found = await asyncio.to_thread(self._place.run, run)
-            now, counts = loop.time(), found.counts
+            now = loop.time()
+            counts = found.counts
             if found.state is not SwarmRunState.RUNNING or now >= ends:
                 return await asyncio.to_thread(self._standing, found.id)
             if now >= tell_at:
-                told, tell_at = max(round(told + 0.001, 3), counts.done + counts.failed), now + TELL_S
-                words = f"{counts.done} of {counts.total} done, {counts.failed} failed, {counts.left} left"
+                told = max(round(told + 0.001, 3), counts.done + counts.failed)
+                tell_at = now + TELL_S
+                words = (
+                    f"{counts.done} of {counts.total} done, {counts.failed} failed, "
+                    f"{counts.left} left"
+                )
                 await ctx.report_progress(told, counts.total, words)
             await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
 
@@ -269,7 +344,8 @@ class RunTools:
         """How a run stands, its speed, some failures, and the next step."""
         found = self._place.run(run)
         running = found.state is SwarmRunState.RUNNING
-        until = time.time() if running else found.ended_at  # None: the process was killed, and nobody knows when
+        # None: the process was killed, and nobody knows when.
+        until = time.time() if running else found.ended_at
         answer = _progress(found)
         answer["next"] = NEXT_STEPS[answer["state"]]
         answer["seconds"] = None if until is None else round(max(0.0, until - found.created_at), 1)
@@ -277,12 +353,21 @@ class RunTools:
             answer["error"] = last_error(self._place.paths, found.id)
         with self._place.runs() as runs:
             failed = runs.results(found.id, ending=TaskEnding.FAILED, limit=SHOWN_FAILURES)
-            answer["failures"] = [{"task": one.task, "error": _error(one)} for one in failed] or None
+            answer["failures"] = [
+                {"task": one.task, "error": _error(one)} for one in failed
+            ] or None
             answer |= _speed(runs, found, until)
-            told = [fact for session, _, _, fact in runs.facts(found.id, "endpoint") if session == found.sessions]
+            told = [
+                fact
+                for session, _, _, fact in runs.facts(found.id, "endpoint")
+                if session == found.sessions
+            ]
         if running and told and not told[-1].get("up", True):
             why = f"skep waits for it: {told[-1].get('why') or 'no reason is known'}"
-            answer |= {"left_s": None, "error": f"the endpoint does not answer at the moment; {why}"}
+            answer |= {
+                "left_s": None,
+                "error": f"the endpoint does not answer at the moment; {why}",
+            }
         return answer
 
 
@@ -302,7 +387,9 @@ def _progress(run: SwarmRun) -> Answer:
 def _absolute(name: str, given: str) -> str:
     path = Path(given).expanduser()
     if not path.is_absolute():
-        raise UserError(f"`{name}` `{given}` is not absolute", hint="give the full path: it starts with `/`")
+        raise UserError(
+            f"`{name}` `{given}` is not absolute", hint="give the full path: it starts with `/`"
+        )
     return str(path)
 
 
@@ -311,10 +398,16 @@ def _error(result: TaskResult) -> str:
 
 
 def _result_row(result: TaskResult, most: int) -> Answer:
-    """A value that is too long is shown as the beginning of its JSON. `cut`: the characters of the whole answer."""
+    """A value that is too long is shown as the beginning of its JSON.
+
+    `cut`: the characters of the whole answer.
+    """
     ok = result.ending is TaskEnding.DONE
     row: Answer = {"id": result.task, "ok": ok}
-    text = result.answer if result.value is None else json.dumps(result.value, ensure_ascii=False)
+    if result.value is None:
+        text = result.answer
+    else:
+        text = json.dumps(result.value, ensure_ascii=False)
     if result.value is not None and text is not None and len(text) <= most:
         row["value"] = result.value
     elif text is not None:

@@ -33,14 +33,23 @@ _SAID = 200  # characters of a wrong value that are shown
 class SkepTool(Tool):
     @property
     def output_schema(self) -> None:
-        """Answers are structured, but how is not announced: it would double what every conversation begins with."""
+        """Answers are structured, but how is not announced: it would double what every
+        conversation begins with.
+        """
 
-    async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
+    async def run(
+        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
+    ) -> Any:
         known = list(self.parameters.get("properties", {}))
         if unknown := [name for name in arguments if name not in known]:
             near = get_close_matches(unknown[0], known, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"it takes: {', '.join(known) or 'nothing'}"
-            raise ToolError(error_text(f"{self.name} has no argument `{unknown[0][:_SAID]}`", hint))
+            if near:
+                hint = f"did you mean `{near[0]}`?"
+            else:
+                hint = f"it takes: {', '.join(known) or 'nothing'}"
+            raise ToolError(
+                error_text(f"{self.name} has no argument `{unknown[0][:_SAID]}`", hint)
+            )
         try:
             answer = await super().run(arguments, context, convert_result)
         except ToolError as error:
@@ -49,12 +58,18 @@ class SkepTool(Tool):
             return answer
         kept = without_unknown(answer.structured_content)
         text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
-        return answer.model_copy(update={"structured_content": kept, "content": [TextContent(type="text", text=text)]})
+        return answer.model_copy(
+            update={"structured_content": kept, "content": [TextContent(type="text", text=text)]}
+        )
 
 
-def make_tool(function: Callable[..., Any], title: str, *, reads: bool, destroys: bool = False) -> SkepTool:
+def make_tool(
+    function: Callable[..., Any], title: str, *, reads: bool, destroys: bool = False
+) -> SkepTool:
     """`reads`: it changes nothing. `destroys`: it ends something."""
-    annotations = ToolAnnotations(read_only_hint=reads, destructive_hint=destroys, open_world_hint=False)
+    annotations = ToolAnnotations(
+        read_only_hint=reads, destructive_hint=destroys, open_world_hint=False
+    )
     text = " ".join((function.__doc__ or "").split())
     made = SkepTool.from_function(
         function, title=title, description=text, annotations=annotations, structured_output=True
@@ -74,15 +89,20 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         faults = []
         for one in error.errors()[:5]:
-            where, said = ".".join(map(str, one["loc"])), one["msg"][:1].lower() + one["msg"][1:]
+            where = ".".join(map(str, one["loc"]))
+            said = one["msg"][:1].lower() + one["msg"][1:]
             faults.append(f"`{where}` is {str(one['input'])[:_SAID]!r}: {said}")
         return error_text("; ".join(faults), "see the input schema of the tool")
     if isinstance(error, ToolError):
         return str(error)
     if isinstance(error, OSError):
-        return error_text(f"{error.strerror or error}", "check the disk and the permissions of skep's folders")
+        return error_text(
+            f"{error.strerror or error}", "check the disk and the permissions of skep's folders"
+        )
     log.error("tool.failed error=%r", error)
-    return error_text(f"unexpected {type(error).__name__}: {error}", "the same command on the shell may say more")
+    return error_text(
+        f"unexpected {type(error).__name__}: {error}", "the same command on the shell may say more"
+    )
 
 
 def without_unknown(value: Any) -> Any:
@@ -90,16 +110,24 @@ def without_unknown(value: Any) -> Any:
     if isinstance(value, dict):
         known = {key: one for key, one in value.items() if one is not None}
         return {key: one if key == "value" else without_unknown(one) for key, one in known.items()}
-    return [without_unknown(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_unknown(one) for one in value]
+    return value
 
 
 def compact_schema(schema: Any) -> Any:
-    """Without titles and `or null`: a third of a schema that every client's model reads and that says nothing new."""
+    """Without titles and `or null`: a third of a schema that every client's model reads and that
+    says nothing new.
+    """
     if isinstance(schema, list):
         return [compact_schema(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: compact_schema(one) for key, one in schema.items() if key != "title" or not isinstance(one, str)}
+    kept = {
+        key: compact_schema(one)
+        for key, one in schema.items()
+        if key != "title" or not isinstance(one, str)
+    }
     kinds = [one for one in kept.get("anyOf", ()) if one != {"type": "null"}]
     if len(kinds) == 1:
         kept = {**{key: one for key, one in kept.items() if key != "anyOf"}, **kinds[0]}
@@ -123,7 +151,9 @@ def make_server(place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S)
     def swarm(goal: Annotated[str, Field(description="The goal to reach.")] = "") -> str:
         return _text("guide.txt").replace("{goal}", goal.strip() or "as described by the user.")
 
-    described = "How to split a goal into tasks for the local swarm, run them and merge the results."
+    described = (
+        "How to split a goal into tasks for the local swarm, run them and merge the results."
+    )
     made.prompt(name="swarm", title="Run a swarm", description=described)(swarm)
     return made
 
@@ -133,7 +163,9 @@ def _text(name: str) -> str:
 
 
 class ClientLines:
-    """What the client says, for the SDK: first the opening that was answered without it, then every line after."""
+    """What the client says, for the SDK: first the opening that was answered without it, then
+    every line after.
+    """
 
     def __init__(self, wire: ClientWire, replayed: list[bytes], next_line: bytes) -> None:
         self._wire = wire
@@ -173,15 +205,20 @@ class ClientReplies:
 async def serve(server: MCPServer[Any], lines: ClientLines, replies: ClientReplies) -> None:
     """As `run_stdio_async` does, with lines that were partly read before the SDK was imported."""
     lowlevel = server._lowlevel_server  # noqa: SLF001  # no public way takes other streams
-    stdin, stdout = cast(Any, lines), cast(Any, replies)
+    stdin = cast(Any, lines)
+    stdout = cast(Any, replies)
     async with stdio_server(stdin, stdout) as (read_stream, write_stream):
         await lowlevel.run(read_stream, write_stream, lowlevel.create_initialization_options())
 
 
-def serve_stdio(place: ServerContext, wire: ClientWire, replayed: list[bytes], next_line: bytes) -> None:
-    """Until the client closes our input, or a signal. Runs go on; nothing else is held, so the end is at once.
-    The thread that reads stdin cannot be interrupted, which is why the process is left and not unwound."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")  # on stderr: stdout is the client's
+def serve_stdio(
+    place: ServerContext, wire: ClientWire, replayed: list[bytes], next_line: bytes
+) -> None:
+    """Until the client closes our input, or a signal. Runs go on; nothing else is held, so the end
+    is at once. The thread that reads stdin cannot be interrupted, which is why the process is left
+    and not unwound."""
+    # On stderr: stdout is the client's.
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     lines = ClientLines(wire, replayed, next_line)
     try:
         anyio.run(serve, make_server(place), lines, ClientReplies(wire, lines))

@@ -1,1 +1,3 @@
-"""Watching targets over months: when to probe, what came of it, what changed and when, and who is told."""
+"""Watching targets over months: when to probe, what came of it, what changed and when, and who is
+told.
+"""

@@ -1,9 +1,11 @@
-"""Alert rules: each takes plain values and returns a finding that is wrong, right again, or undecided.
+"""Alert rules: each takes plain values and returns a finding that is wrong, right again, or
+undecided.
 
-A rule returns nothing where there are too few values. An undecided finding leaves an open alert open, so that a figure
-at its limit does not open and close one with every probe. `AlertWatcher` evaluates the rules after each probe, stores
-the alerts, and sends a notice when one opens or closes. It never raises: a full disk, a broken store or a receiver that
-hangs costs a line of the log, not the loop."""
+A rule returns nothing where there are too few values. An undecided finding leaves an open alert
+open, so that a figure at its limit does not open and close one with every probe. `AlertWatcher`
+evaluates the rules after each probe, stores the alerts, and sends a notice when one opens or
+closes. It never raises: a full disk, a broken store or a receiver that hangs costs a line of the
+log, not the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from typing import Any, Self
 import msgspec
 from msgspec.structs import replace
 
-from skep.config.settings import Monitor, parse_quiet_hours
+from skep.config.settings import Monitor, QuietHours, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor.describe import clock, in_words, percent
 from skep.monitor.history import primary_keys, series_began
@@ -49,7 +51,10 @@ from skep.units import format_bytes, format_seconds
 
 
 class RuleFinding(msgspec.Struct, frozen=True):
-    """What a rule found for a target. Where it is right again, `message` says why the alert is over."""
+    """What a rule found for a target.
+
+    Where it is right again, `message` says why the alert is over.
+    """
 
     rule: AlertRule
     target: str | None
@@ -57,24 +62,40 @@ class RuleFinding(msgspec.Struct, frozen=True):
     message: str
     value: float | None = None
     limit: float | None = None
-    since: float | None = None  # when the event itself was, where the rule knows; later ones are events of their own
+    since: float | None = (
+        None  # when the event itself was, where the rule knows; later ones are events of their own
+    )
 
 
 def judged(
     known: Sequence[Alert], findings: Iterable[RuleFinding], now: float
 ) -> tuple[list[Alert], list[tuple[Alert, str]]]:
-    """Return the alerts that findings open, and the known ones that they close, with the reason. `known`: newest first.
-    One at most is open for a rule and target."""
-    opened, closed = list[Alert](), list[tuple[Alert, str]]()
+    """Return the alerts that findings open, and the known ones that they close, with the reason.
+    `known`: newest first. One at most is open for a rule and target."""
+    opened = list[Alert]()
+    closed = list[tuple[Alert, str]]()
     for finding in findings:
-        own = [alert for alert in known if (alert.rule, alert.target) == (finding.rule, finding.target)]
+        own = [
+            alert
+            for alert in known
+            if (alert.rule, alert.target) == (finding.rule, finding.target)
+        ]
         standing = [alert for alert in own if alert.closed_at is None]
         is_news = finding.since is None or not own or finding.since > own[0].opened_at
         if finding.wrong is False:
             closed += [(alert, finding.message) for alert in standing]
         elif finding.wrong and is_news and (not standing or finding.since is not None):
             closed += [(alert, "another one followed") for alert in standing]
-            opened.append(Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit))
+            opened.append(
+                Alert(
+                    finding.rule,
+                    finding.target,
+                    now,
+                    finding.message,
+                    finding.value,
+                    finding.limit,
+                )
+            )
     return opened, closed
 
 
@@ -95,43 +116,69 @@ REFUSED_MOST = 24  # a target that has no room for so many probes in a row serve
 
 
 def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None:
-    """`probes`: newest first. Missed ones tell nothing; busy is neither down nor up, unless for very long."""
+    """`probes`: newest first.
+
+    Missed ones tell nothing; busy is neither down nor up, unless for very long.
+    """
     tried = [probe for probe in probes if probe.outcome is not ProbeOutcome.MISSED]
-    refused = next((place for place, probe in enumerate(tried) if probe.error_kind != BUSY), len(tried))
-    made = tried if refused >= REFUSED_MOST else [probe for probe in tried if probe.error_kind != BUSY]
-    failed = next((place for place, probe in enumerate(made) if probe.outcome is ProbeOutcome.DONE), len(made))
+    refused = next(
+        (place for place, probe in enumerate(tried) if probe.error_kind != BUSY), len(tried)
+    )
+    if refused >= REFUSED_MOST:
+        made = tried
+    else:
+        made = [probe for probe in tried if probe.error_kind != BUSY]
+    failed = next(
+        (place for place, probe in enumerate(made) if probe.outcome is ProbeOutcome.DONE),
+        len(made),
+    )
     if made and not failed:
         return RuleFinding(AlertRule.DOWN, target, wrong=False, message="it answers again")
     if failed < after:
         return None
     why = (made[0].error or made[0].error_kind or "no answer")[:MAX_ERROR]
-    text = f"{target} is down: {'the last probe' if failed == 1 else f'{failed} probes in a row'} failed: {why}"
-    return RuleFinding(AlertRule.DOWN, target, wrong=True, message=text, value=float(failed), limit=float(after))
+    text = (
+        f"{target} is down: {'the last probe' if failed == 1 else f'{failed} probes in a row'} "
+        f"failed: {why}"
+    )
+    return RuleFinding(
+        AlertRule.DOWN, target, wrong=True, message=text, value=float(failed), limit=float(after)
+    )
 
 
 def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFinding | None:
     """The median of the last three against that of the 7 days before them, on the scale of ratios.
-    It must lie further below than the limit and than three times the deviation from run to run, and none of the three
-    may be back within half of the limit: two odd runs of three are no rarity where runs differ much."""
+    It must lie further below than the limit and than three times the deviation from run to run,
+    and none of the three may be back within half of the limit: two odd runs of three are no rarity
+    where runs differ much."""
     quiet = [point for point in points if not point.busy]
     lately = [point.value for point in quiet[-LATE:]]
     edge = quiet[-LATE].at if len(quiet) > LATE else 0.0
     before = [point.value for point in quiet if edge - BASELINE_S <= point.at < edge]
     if len(before) < MIN_BASELINE or min(*lately, *before) <= 0:
         return None
-    late, usual = median(lately), median(before)
+    late = median(lately)
+    usual = median(before)
     noise = NOISE_SIGMAS * SIGMA_OF_MAD * mad([math.log(value) for value in before])
     limit = min(usual * (1 - pct / 100), usual * math.exp(-noise))
     drop = 100 * (1 - late / usual)
     found = partial(RuleFinding, AlertRule.SLOWER, key.target, value=late, limit=limit)
     figure = f"{late:.4g} {key.metric.unit}"
     if late < limit and max(lately) < usual * (1 - pct / 200):
-        text = f"{key.target}, {in_words(key)} {late:.4g}, {drop:.1f} % below its 7-day median, {usual:.4g}"
+        text = (
+            f"{key.target}, {in_words(key)} {late:.4g}, {drop:.1f} % below its 7-day median, "
+            f"{usual:.4g}"
+        )
         return found(wrong=True, message=text)
-    return found(wrong=False if drop <= pct / 2 else None, message=f"{figure}, its 7-day median is {usual:.4g}")
+    return found(
+        wrong=False if drop <= pct / 2 else None,
+        message=f"{figure}, its 7-day median is {usual:.4g}",
+    )
 
 
-def first_token(key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float) -> RuleFinding | None:
+def first_token(
+    key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float
+) -> RuleFinding | None:
     quiet = [point.value for point in points if not point.busy][-LATE:]
     if len(quiet) < LATE:
         return None
@@ -140,25 +187,42 @@ def first_token(key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float) 
     found = partial(RuleFinding, AlertRule.TTFT, key.target, value=late, limit=limit_ms)
     if late > limit_ms:
         limit = format_seconds(limit_ms / 1000)
-        return found(wrong=True, message=f"{key.target}: first token after {took}, the limit is {limit}")
-    return found(wrong=False, message=f"first token after {took}") if late <= TTFT_CLEARS * limit_ms else None
+        return found(
+            wrong=True, message=f"{key.target}: first token after {took}, the limit is {limit}"
+        )
+    if late <= TTFT_CLEARS * limit_ms:
+        return found(wrong=False, message=f"first token after {took}")
+    return None
 
 
 def shift(target: str, changes: Sequence[SeriesChange], now: float) -> RuleFinding:
-    """A change for the worse that its series has not made good, in the last 7 days; after them it is the level."""
+    """A change for the worse that its series has not made good, in the last 7 days; after them it
+    is the level.
+    """
     last = {change.key: change for change in sorted(changes, key=lambda change: change.at)}
     recent = [change for change in last.values() if now - change.at <= SHIFT_HOLDS_S]
     worse = [change for change in recent if change.worse and abs(change.ratio - 1) >= MIN_SHIFT]
     found = partial(RuleFinding, AlertRule.SHIFT, target)
     if not worse:
-        text = "it is as it was before" if recent else "no change for the worse in the last 7 days"
+        if recent:
+            text = "it is as it was before"
+        else:
+            text = "no change for the worse in the last 7 days"
         return found(wrong=False, message=text)
-    change = max(worse, key=lambda change: (change.at, abs(math.log(change.ratio)) if change.ratio > 0 else math.inf))
+    change = max(
+        worse,
+        key=lambda change: (
+            change.at,
+            abs(math.log(change.ratio)) if change.ratio > 0 else math.inf,
+        ),
+    )
     low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
     size = f"{percent(change.ratio)} ({low:+.1f} to {high:+.1f} %)"
     because = f", when {change.because}" if change.because else ""
     text = f"{change.key.target}, {in_words(change.key)} {size} since {clock(change.at)}{because}"
-    return found(wrong=True, message=text, value=change.after, limit=change.before, since=change.at)
+    return found(
+        wrong=True, message=text, value=change.after, limit=change.before, since=change.at
+    )
 
 
 def disk(free: int, limit: int) -> RuleFinding | None:
@@ -167,18 +231,26 @@ def disk(free: int, limit: int) -> RuleFinding | None:
     if free < limit:
         text = f"the disk of the store has {room} left, the limit is {format_bytes(limit)}"
         return found(wrong=True, message=text)
-    return found(wrong=False, message=f"{room} are free") if free > DISK_CLEARS * limit else None
+    if free > DISK_CLEARS * limit:
+        return found(wrong=False, message=f"{room} are free")
+    return None
 
 
 def worst(findings: Iterable[RuleFinding | None]) -> RuleFinding | None:
-    """Return the finding of one rule over several series: wrong where one is, right again where all are."""
+    """Return the finding of one rule over several series: wrong where one is, right again where
+    all are.
+    """
     found = [finding for finding in findings if finding is not None]
     if wrong := [finding for finding in found if finding.wrong]:
         return min(wrong, key=lambda finding: (finding.value or 0) / (finding.limit or 1))
-    return next((finding for finding in found if finding.wrong is None), found[0] if found else None)
+    return next(
+        (finding for finding in found if finding.wrong is None), found[0] if found else None
+    )
 
 
-def findings_of(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> list[RuleFinding]:
+def findings_of(
+    series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float
+) -> list[RuleFinding]:
     """Of one target. Its own limits go before the configured ones."""
     name = target.name
     began = series_began(series, name, now + 1)  # what was before it is of another model
@@ -186,12 +258,20 @@ def findings_of(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: 
     def fresh(key: SeriesKey) -> list[SeriesPoint]:
         """Nothing where the series has ended: a run that is made no more keeps no alert open."""
         points = series.points(key, max(began, now - LOOK_BACK_S), now + 1)
-        return points if points and now - points[-1].at <= max(DAY_S, 3 * target.every_s) else []
+        if points and now - points[-1].at <= max(DAY_S, 3 * target.every_s):
+            return points
+        return []
 
     probes = series.probes(name, 0.0, now + 1, limit=wanted.down_after + MISSED_BETWEEN)
-    pct = wanted.slower_pct if target.slower_pct is None else target.slower_pct
+    if target.slower_pct is None:
+        pct = wanted.slower_pct
+    else:
+        pct = target.slower_pct
     speeds = [key for key in primary_keys(series, name) if key.metric in SPEEDS]
-    limit_ms = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
+    if target.ttft_ms is None:
+        limit_ms = wanted.ttft_ms
+    else:
+        limit_ms = target.ttft_ms
     ttft = SeriesKey(name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
     changes = series.changes(name, max(began, now - SHIFT_HOLDS_S))
     found = [
@@ -211,7 +291,9 @@ GRACE_S = 5.0  # for notices under way when it ends
 
 
 def free_bytes_of(path: Path) -> int | None:
-    """Return the free bytes of the file system that holds the path, None where they cannot be read."""
+    """Return the free bytes of the file system that holds the path, None where they cannot be
+    read.
+    """
     try:
         return shutil.disk_usage(path if path.exists() else path.parent).free
     except OSError:
@@ -222,9 +304,10 @@ AlertPlace = tuple[AlertRule, str | None, float]
 
 
 class AlertWatcher:
-    """`after_probe` after each probe, `tick` every minute or so. `async with` around it lets notices under way end.
-    All it knows is in the store: a restart neither forgets nor repeats an alert, and tells what was not told before it.
-    The store is read in a thread: a probe of another target may be under way, and its clock is the loop's."""
+    """`after_probe` after each probe, `tick` every minute or so. `async with` around it lets
+    notices under way end. All it knows is in the store: a restart neither forgets nor repeats an
+    alert, and tells what was not told before it. The store is read in a thread: a probe of another
+    target may be under way, and its clock is the loop's."""
 
     def __init__(
         self,
@@ -239,15 +322,28 @@ class AlertWatcher:
         notifiers: list[Notifier] | None = None,
     ) -> None:
         """`zone` None: the machine's own time. `notifiers` None: those that are configured."""
-        self._series, self._wanted, self._env, self._log = series, wanted, env, log
-        self._free_bytes, self._zone = free_bytes, zone
+        self._series = series
+        self._wanted = wanted
+        self._env = env
+        self._log = log
+        self._free_bytes = free_bytes
+        self._zone = zone
         self._host = host or platform.node() or "this machine"
         self._secrets = self._known_secrets(None)
-        self._notifiers = notifiers_of(wanted, env, self._secrets, log) if notifiers is None else notifiers
-        self._sent: set[tuple[AlertPlace, str, str]] = set()  # by this process: opened or closed, through what
-        self._unstored: dict[tuple[AlertRule, str | None], Alert] = {}  # found, and could not be stored yet
+        if notifiers is None:
+            self._notifiers = notifiers_of(wanted, env, self._secrets, log)
+        else:
+            self._notifiers = notifiers
+        # By this process: opened or closed, through what.
+        self._sent: set[tuple[AlertPlace, str, str]] = set()
+        self._unstored: dict[
+            tuple[AlertRule, str | None], Alert
+        ] = {}  # found, and could not be stored yet
         self._sending: asyncio.Task[None] | None = None
-        self._hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
+        if wanted.quiet_hours:
+            self._hours: QuietHours | None = parse_quiet_hours(wanted.quiet_hours)
+        else:
+            self._hours = None
         self._now = 0.0
         self._lock = asyncio.Lock()  # one event at a time changes the alerts
 
@@ -263,10 +359,15 @@ class AlertWatcher:
 
     async def delivered(self, limit_s: float) -> bool:
         """Wait for notices under way. Return False where that takes longer than `limit_s`."""
-        return self._sending is None or bool((await asyncio.wait([self._sending], timeout=limit_s))[0])
+        return self._sending is None or bool(
+            (await asyncio.wait([self._sending], timeout=limit_s))[0]
+        )
 
     async def after_probe(self, probe: Probe, now: float) -> None:
-        """Evaluate the rules of the probed target. Its rows and changes are in the store already."""
+        """Evaluate the rules of the probed target.
+
+        Its rows and changes are in the store already.
+        """
         if probe.outcome is not ProbeOutcome.MISSED:
             await self._look("after_probe", now, partial(self._look_at_target, probe.target))
 
@@ -288,18 +389,28 @@ class AlertWatcher:
         self._secrets = self._known_secrets(target.key_env)
         began = series_began(self._series, name, self._now + 1)
         for alert in self._series.alerts(open_only=True):
-            if alert.target == name and alert.opened_at < began and alert.rule is not AlertRule.DOWN:
+            if (
+                alert.target == name
+                and alert.opened_at < began
+                and alert.rule is not AlertRule.DOWN
+            ):
                 self._close(alert, "another model answers")
         self._carry_out(findings_of(self._series, target, self._wanted, self._now))
 
     def _look_at_disk(self) -> None:
-        free, limit = self._free_bytes(), self._wanted.disk_free_bytes
+        free = self._free_bytes()
+        limit = self._wanted.disk_free_bytes
         if free is not None and limit and (finding := disk(free, limit)) is not None:
             self._carry_out([finding])
 
     def _carry_out(self, findings: Sequence[RuleFinding]) -> None:
-        """Store what opens and closes. What cannot be stored is told all the same: the disk may be full."""
-        opened, closed = judged(self._series.alerts(since=self._now - KNOWN_FOR_S), findings, self._now)
+        """Store what opens and closes.
+
+        What cannot be stored is told all the same: the disk may be full.
+        """
+        opened, closed = judged(
+            self._series.alerts(since=self._now - KNOWN_FOR_S), findings, self._now
+        )
         for finding in findings:
             if finding.wrong is False:
                 self._unstored.pop((finding.rule, finding.target), None)
@@ -309,17 +420,22 @@ class AlertWatcher:
             place = (alert.rule, alert.target)
             if place not in self._unstored:
                 self._unstored[place] = replace(alert, message=self._secrets.scrub(alert.message))
-                self._log(log_line(self._notice(self._unstored[place])))  # at once, quiet hours or not
+                # At once, quiet hours or not.
+                self._log(log_line(self._notice(self._unstored[place])))
             self._series.open_alert(self._unstored[place])
             del self._unstored[place]
 
     def _close(self, alert: Alert, because: str) -> None:
         because = self._secrets.scrub(because)
-        self._log(log_line(self._notice(replace(alert, closed_at=self._now, closed_because=because))))
+        self._log(
+            log_line(self._notice(replace(alert, closed_at=self._now, closed_because=because)))
+        )
         self._series.close_alert(alert.id or 0, self._now, because)
 
     def _notice(self, alert: Alert) -> Notice:
-        return Notice("opened" if alert.closed_at is None else "closed", alert, self._now, self._host)
+        return Notice(
+            "opened" if alert.closed_at is None else "closed", alert, self._now, self._host
+        )
 
     async def _send(self) -> None:
         """One after the other. What fails is tried again after a later look, a few times."""
@@ -333,39 +449,62 @@ class AlertWatcher:
                     self._sent.add((_place(notice.alert), notice.what, notifier.via))
                 else:
                     error = self._secrets.scrub(error)
-                    self._log(f'alert.untold via={notifier.via} event={notice.what} error="{error}"')
+                    self._log(
+                        f'alert.untold via={notifier.via} event={notice.what} error="{error}"'
+                    )
                 if notice.alert.id is not None:
                     values = (notice.alert.id, notice.what, self._now, notifier.via, error)
                     await asyncio.to_thread(self._series.append_notice, *values)
 
     def _find_untold(self) -> list[tuple[Notice, Notifier]]:
-        """Return what is to be told now, and through what. Of what opened and closed untold, only what quiet hours held
-        is told, once for each rule and target."""
+        """Return what is to be told now, and through what. Of what opened and closed untold, only
+        what quiet hours held is told, once for each rule and target."""
         found = []
-        stored = self._series.alerts(since=self._now - UNTOLD_FOR_S) if self._notifiers else []
-        held = {_place(notice.alert): notice for notice in self._held_notices(stored)}  # to be told in the morning
+        if self._notifiers:
+            stored = self._series.alerts(since=self._now - UNTOLD_FOR_S)
+        else:
+            stored = []
+        # To be told in the morning.
+        held = {_place(notice.alert): notice for notice in self._held_notices(stored)}
         for alert in (*reversed(stored), *self._unstored.values()):
-            rows = [] if alert.id is None else self._series.notices(alert.id)
+            if alert.id is None:
+                rows = []
+            else:
+                rows = self._series.notices(alert.id)
             for notifier in () if self._is_quiet(alert) else self._notifiers:
-                told = {what for place, what, via in self._sent if (place, via) == (_place(alert), notifier.via)}
+                told = {
+                    what
+                    for place, what, via in self._sent
+                    if (place, via) == (_place(alert), notifier.via)
+                }
                 tried = Counter(what for what, _, via, _ in rows if via == notifier.via)
-                told |= {what for what, _, via, error in rows if via == notifier.via and error is None}
+                told |= {
+                    what for what, _, via, error in rows if via == notifier.via and error is None
+                }
                 told |= {what for what, count in tried.items() if count >= MOST_TRIES}
-                notice = self._notice(alert) if "opened" in told else held.get(_place(alert), self._notice(alert))
-                if notice.what not in told and (notice.what == "opened" or notice.held or "opened" in told):
+                if "opened" in told:
+                    notice = self._notice(alert)
+                else:
+                    notice = held.get(_place(alert), self._notice(alert))
+                if notice.what not in told and (
+                    notice.what == "opened" or notice.held or "opened" in told
+                ):
                     found.append((notice, notifier))
         return found
 
     def _held_notices(self, stored: Sequence[Alert]) -> list[Notice]:
-        """Return one for each rule and target that came and went in quiet hours, of the last time it did. `stored`:
-        newest first."""
+        """Return one for each rule and target that came and went in quiet hours, of the last time
+        it did. `stored`: newest first."""
         held: dict[tuple[AlertRule, str | None], list[Alert]] = {}
         for alert in stored:
             if alert.closed_at is not None and self._came_and_went(alert, alert.closed_at):
                 held.setdefault((alert.rule, alert.target), []).append(alert)
         night_s = 0.0 if self._hours is None else self._hours.length_s
         return [
-            replace(self._notice(alerts[0]), held=sum(alerts[0].opened_at - one.opened_at < night_s for one in alerts))
+            replace(
+                self._notice(alerts[0]),
+                held=sum(alerts[0].opened_at - one.opened_at < night_s for one in alerts),
+            )
             for alerts in held.values()
         ]
 
@@ -373,7 +512,9 @@ class AlertWatcher:
         """Return whether quiet hours held both its beginning and its end."""
         if self._hours is None or alert.rule in self._wanted.quiet_except:
             return False
-        return self._hours.hold(alert.opened_at, self._zone) and self._hours.hold(closed_at, self._zone)
+        return self._hours.hold(alert.opened_at, self._zone) and self._hours.hold(
+            closed_at, self._zone
+        )
 
     def _is_quiet(self, alert: Alert) -> bool:
         if self._hours is None or alert.rule in self._wanted.quiet_except:
@@ -389,7 +530,10 @@ class AlertWatcher:
         try:
             yield
         except Exception as error:
-            why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, SkepError):
+                why = error.message
+            else:
+                why = f"{type(error).__name__}: {error}"
             self._log(f'watch.failed in={what} error="{self._secrets.scrub(why)}"')
 
 
@@ -398,18 +542,34 @@ def _place(alert: Alert) -> AlertPlace:
     return alert.rule, alert.target, alert.opened_at
 
 
-def check_document(series: SeriesStore, now: float, *, running: bool | None = None) -> dict[str, Any]:
-    """Return what is wrong now and whether the loop runs, for cron. Sends no notice and stores nothing.
-    `wrong` has the open alerts and, with the rule `unwatched`, targets whose probes are overdue by two intervals."""
-    if not series.targets():  # cron may run as somebody else: nothing watched is not the same as all well
-        raise UserError("nothing is watched here", hint="`skep monitor add NAME --url URL` adds a target")
+def check_document(
+    series: SeriesStore, now: float, *, running: bool | None = None
+) -> dict[str, Any]:
+    """Return what is wrong now and whether the loop runs, for cron. Sends no notice and stores
+    nothing. `wrong` has the open alerts and, with the rule `unwatched`, targets whose probes are
+    overdue by two intervals."""
+    if (
+        not series.targets()
+    ):  # cron may run as somebody else: nothing watched is not the same as all well
+        raise UserError(
+            "nothing is watched here", hint="`skep monitor add NAME --url URL` adds a target"
+        )
     wrong = [alert_document(alert) for alert in series.alerts(open_only=True)]
-    who = "the monitor runs but is late" if running else "the monitor is not running: `skep monitor run` starts it"
+    if running:
+        who = "the monitor runs but is late"
+    else:
+        who = "the monitor is not running: `skep monitor run` starts it"
     for one in target_statuses(series, now, with_readings=False):
-        name, overdue_s = one.target.name, one.overdue_s(now)
+        name = one.target.name
+        overdue_s = one.overdue_s(now)
         if overdue_s is not None:
-            since = "it was added" if one.last is None else "the last one"
-            text = f"{name}: a probe is overdue by {format_seconds(overdue_s)} since {since}; {who}"
+            if one.last is None:
+                since = "it was added"
+            else:
+                since = "the last one"
+            text = (
+                f"{name}: a probe is overdue by {format_seconds(overdue_s)} since {since}; {who}"
+            )
             unwatched = {"rule": "unwatched", "target": name, "message": text, "value": overdue_s}
             never = dict.fromkeys(("opened_at", "closed_at", "closed_because"))
             wrong.append({**unwatched, "limit": 2 * one.target.every_s, **never})

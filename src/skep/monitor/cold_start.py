@@ -1,4 +1,6 @@
-"""What the first request after a pause costs at a target, in one sentence: its cold runs against its hot ones."""
+"""What the first request after a pause costs at a target, in one sentence: its cold runs against
+its hot ones.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,19 @@ class ColdStart(msgspec.Struct, frozen=True):
             told += f", {figure(self.cold_tok_s)} tok/s"
             told += f" instead of {figure(self.hot_tok_s)}" if slower else ""
         pause = f"{self.target} after a pause (probed every {format_interval(self.every_s)})"
-        alike = "" if slower else ", not to be told apart from hot runs"
+        if slower:
+            alike = ""
+        else:
+            alike = ", not to be told apart from hot runs"
         return f"{pause}: {told}{alike} ({medians_of(self.window_s)})"
 
     def document(self) -> dict[str, Any]:
         return {**msgspec.to_builtins(self), "matters": self.matters, "sentence": self.sentence}
 
 
-def cold_start_of(series: SeriesStore, target: str, since: float, until: float) -> ColdStart | None:
+def cold_start_of(
+    series: SeriesStore, target: str, since: float, until: float
+) -> ColdStart | None:
     """None: there are too few cold or hot runs in the window."""
     hot = SeriesKey(target, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
     cold = replace(hot, heat=Heat.COLD)

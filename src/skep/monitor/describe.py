@@ -22,7 +22,12 @@ from skep.stats.percentiles import WindowStats
 from skep.units import format_seconds
 
 CAUSES = (EventKind.VERSION, EventKind.NOTE, EventKind.RESTART)  # what may have changed a figure
-_NAMES = {"cuda": "CUDA", "skep": "skep", "build": "the engine's build", "weights_bytes": "the size of the weights"}
+_NAMES = {
+    "cuda": "CUDA",
+    "skep": "skep",
+    "build": "the engine's build",
+    "weights_bytes": "the size of the weights",
+}
 
 
 def moment(at: float) -> str:
@@ -41,11 +46,15 @@ def percent(ratio: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    return "just now" if seconds < 1 else f"{_rough(seconds)} ago"
+    if seconds < 1:
+        return "just now"
+    return f"{_rough(seconds)} ago"
 
 
 def ahead(seconds: float) -> str:
-    return "now" if seconds < 1 else f"in {_rough(seconds)}"
+    if seconds < 1:
+        return "now"
+    return f"in {_rough(seconds)}"
 
 
 def _rough(seconds: float) -> str:
@@ -58,13 +67,17 @@ def percent_interval(low: float, high: float) -> str:
 
 def span_of_time(seconds: float) -> str:
     """ "24 h", "7 days"."""
-    return f"{max(1, round(seconds / HOUR_S))} h" if seconds < 2 * DAY_S else f"{round(seconds / DAY_S)} days"
+    if seconds < 2 * DAY_S:
+        return f"{max(1, round(seconds / HOUR_S))} h"
+    return f"{round(seconds / DAY_S)} days"
 
 
 def medians_of(window_s: float) -> str:
     """ "7-day medians", "24-hour medians"."""
     hours = max(1, round(window_s / HOUR_S))
-    return f"{hours}-hour medians" if window_s < 2 * DAY_S else f"{round(window_s / DAY_S)}-day medians"
+    if window_s < 2 * DAY_S:
+        return f"{hours}-hour medians"
+    return f"{round(window_s / DAY_S)}-day medians"
 
 
 def figure(value: float) -> str:
@@ -85,13 +98,21 @@ _METRICS = {
 
 def in_words(key: SeriesKey) -> str:
     """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
-    streams = f", {key.concurrency} streams" if key.concurrency > 1 else ""
+    if key.concurrency > 1:
+        streams = f", {key.concurrency} streams"
+    else:
+        streams = ""
     return f"{key.heat}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
 
 
-def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float) -> str | None:
-    """Return what happened nearest to `at`, with what lies within one interval of it; None: nothing did."""
-    first, last = between[0] - every_s, between[1] + every_s
+def cause(
+    events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float
+) -> str | None:
+    """Return what happened nearest to `at`, with what lies within one interval of it; None:
+    nothing did.
+    """
+    first = between[0] - every_s
+    last = between[1] + every_s
     near = [event for event in events if event.kind in CAUSES and first <= event.at <= last]
     if not near:
         return None
@@ -101,7 +122,9 @@ def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float
 
 def describe_events(events: Sequence[MonitorEvent]) -> str | None:
     """To be read after "when"."""
-    versions, notes, restarts = ([_told(event) for event in events if event.kind is kind] for kind in CAUSES)
+    versions, notes, restarts = (
+        [_told(event) for event in events if event.kind is kind] for kind in CAUSES
+    )
     found = versions[:3] + notes[:2] or restarts[:1]
     return " and ".join(dict.fromkeys(found)) or None
 
@@ -120,21 +143,33 @@ def _told(event: MonitorEvent) -> str:
 
 
 def describe_change(change: SeriesChange) -> str:
-    """ "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00, when the driver changed from 570 to 580"."""
+    """ "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00, when the driver changed from
+    570 to 580".
+    """
     size = f"{percent(change.ratio)} ({percent_interval(change.ratio_low, change.ratio_high)})"
     since = f"{size} since {moment(change.at)}"
-    return f"{since}, when {change.because}" if change.because else f"{since}; skep knows of no change then"
+    if change.because:
+        return f"{since}, when {change.because}"
+    return f"{since}; skep knows of no change then"
 
 
 def describe_level(stats: WindowStats, metric: SeriesMetric) -> str:
-    steady = "" if stats.cv is None else f", CV {100 * stats.cv:.1f} %"
+    if stats.cv is None:
+        steady = ""
+    else:
+        steady = f", CV {100 * stats.cv:.1f} %"
     reach = f"{figure(stats.low)} .. {figure(stats.high)} {metric.unit}"
     return f"median {figure(stats.median)} {metric.unit}, {reach}{steady}"
 
 
 def describe_probe(probe: Probe) -> list[str]:
     """Return what was probed, and what to know of its figures."""
-    told = [f"{probe.model or 'no model known'}; {', '.join(f'{k} {v}' for k, v in sorted(probe.versions.items()))}"]
+    told = [
+        (
+            f"{probe.model or 'no model known'}; "
+            f"{', '.join(f'{k} {v}' for k, v in sorted(probe.versions.items()))}"
+        )
+    ]
     if probe.busy:
         others = f"{probe.running or 0} running, {probe.waiting or 0} waiting"
         told.append(f"other requests ran ({others}): this is not a regression")
@@ -144,13 +179,21 @@ def describe_probe(probe: Probe) -> list[str]:
 def describe_coverage(coverage: Mapping[str, int]) -> str | None:
     """None: every probe was made and succeeded, or none was due."""
     total = sum(coverage.values())
-    missed, failed = coverage.get("missed", 0), coverage.get("failed", 0)
-    parts = [f"{count} {word}" for count, word in ((missed, "missed"), (failed, "failed")) if count]
-    return f"of {total} probes, {' and '.join(parts)}" if parts else None
+    missed = coverage.get("missed", 0)
+    failed = coverage.get("failed", 0)
+    parts = [
+        f"{count} {word}" for count, word in ((missed, "missed"), (failed, "failed")) if count
+    ]
+    if parts:
+        return f"of {total} probes, {' and '.join(parts)}"
+    return None
 
 
 def describe_probing(targets: Sequence[ProbeTarget]) -> list[str]:
-    """Return how these targets are probed, the schedule of each first. Nothing of it is an address."""
+    """Return how these targets are probed, the schedule of each first.
+
+    Nothing of it is an address.
+    """
     by_schedule: dict[str, list[str]] = {}
     for target in targets:
         by_schedule.setdefault(_schedule(target), []).append(target.name)
@@ -159,7 +202,8 @@ def describe_probing(targets: Sequence[ProbeTarget]) -> list[str]:
 
 
 def _schedule(target: ProbeTarget) -> str:
-    every, late = format_interval(target.every_s), format_interval(round(target.jitter_s))
+    every = format_interval(target.every_s)
+    late = format_interval(round(target.jitter_s))
     runs = [f"a short answer of {target.short_tokens} tokens"]
     runs += [f"a long one of {target.long_tokens}"] if target.long_tokens else []
     runs += [f"{target.concurrency} short ones at once"] if target.concurrency else []
@@ -168,12 +212,21 @@ def _schedule(target: ProbeTarget) -> str:
 
 
 _METHOD = (
-    "A probe begins with a cold run, a short answer after the pause, kept as a series of its own; the hot runs follow.",
+    (
+        "A probe begins with a cold run, a short answer after the pause, kept as a series of "
+        "its own; the hot runs follow."
+    ),
     "Every prompt is new, so that no cache has seen it.",
-    "tok/s: tokens of one stream after its first one over the time they took, by the client's clock.",
+    (
+        "tok/s: tokens of one stream after its first one over the time they took, by the "
+        "client's clock."
+    ),
     "Tokens are counted by the server.",
     "Time to first token: from sending the request, the network included.",
-    "A probe that met other requests at the target is busy: shown, and left out of medians, changes and alerts.",
+    (
+        "A probe that met other requests at the target is busy: shown, and left out of medians, "
+        "changes and alerts."
+    ),
     "A probe that could not be made is missed, with the reason, and is not made up later.",
     "Intervals are of 95 %, and wider where one hour is like the next.",
 )

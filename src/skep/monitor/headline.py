@@ -1,7 +1,9 @@
-"""Which target is the faster one, in one sentence. `skep monitor status`, the landing view and the public page say it.
+"""Which target is the faster one, in one sentence. `skep monitor status`, the landing view and the
+public page say it.
 
-An own machine is set against each server of somebody else; where all are of one kind, the fastest against the others.
-The figure is the speed of hot runs by the client's clock: the one clock that every target has."""
+An own machine is set against each server of somebody else; where all are of one kind, the fastest
+against the others. The figure is the speed of hot runs by the client's clock: the one clock that
+every target has."""
 
 from __future__ import annotations
 
@@ -45,9 +47,15 @@ class SpeedHeadline(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        medians = f"({medians_of(self.window_s)} {figure(self.medians[0])} and {figure(self.medians[1])})"
+        medians = (
+            f"({medians_of(self.window_s)} {figure(self.medians[0])} and "
+            f"{figure(self.medians[1])})"
+        )
         if self.judgement is Judgement.UNKNOWN:
-            return f"{self.target} and {self.other} are not compared: their probes ask for different lengths {medians}"
+            return (
+                f"{self.target} and {self.other} are not compared: their probes ask for "
+                f"different lengths {medians}"
+            )
         if self.judgement is Judgement.SAME:
             return f"{self.target} and {self.other} cannot be told apart {medians}"
         return f"{self.target} is {in_percent(self.ratio.estimate)} {self.other} {medians}"
@@ -72,7 +80,9 @@ class SpeedHeadline(msgspec.Struct, frozen=True):
 
     def document(self) -> dict[str, Any]:
         derived = {"series": self.key.kind, "sentence": self.sentence, "details": self.details}
-        return {name: value for name, value in msgspec.to_builtins(self).items() if name != "key"} | derived
+        return {
+            name: value for name, value in msgspec.to_builtins(self).items() if name != "key"
+        } | derived
 
 
 def in_percent(ratio: float) -> str:
@@ -83,14 +93,18 @@ def in_percent(ratio: float) -> str:
     return f"{size:.{0 if size >= 10 else 1}f} % {'faster' if ratio >= 1 else 'slower'} than"
 
 
-def headlines_of(series: SeriesStore, standings: Sequence[TargetStatus], now: float) -> list[SpeedHeadline]:
+def headlines_of(
+    series: SeriesStore, standings: Sequence[TargetStatus], now: float
+) -> list[SpeedHeadline]:
     """Of targets that are watched; none where a figure of one of them is missing."""
     away = {one.target.name for one in standings if one.state in _AWAY}
     found = []
     for one, other in _pairs(standings):
         headline = headline_of(series, one.target.name, other.target.name, now - WINDOW_S, now)
         if headline is not None:
-            found.append(replace(headline, away=tuple(name for name in headline.names if name in away)))
+            found.append(
+                replace(headline, away=tuple(name for name in headline.names if name in away))
+            )
         if len(found) == MOST_HEADLINES:
             break
     return found
@@ -109,11 +123,18 @@ def _pairs(standings: Sequence[TargetStatus]) -> list[tuple[TargetStatus, Target
 
 def _speed(standing: TargetStatus) -> float:
     first = standing.first("tok/s")
-    return first.week.median if first is not None and first.week is not None else 0.0
+    if first is not None and first.week is not None:
+        return first.week.median
+    return 0.0
 
 
-def headline_of(series: SeriesStore, target: str, other: str, since: float, until: float) -> SpeedHeadline | None:
-    """Of the short runs, else of the long ones. None: they have no figure in common in the window."""
+def headline_of(
+    series: SeriesStore, target: str, other: str, since: float, until: float
+) -> SpeedHeadline | None:
+    """Of the short runs, else of the long ones.
+
+    None: they have no figure in common in the window.
+    """
     for shape in (ProbeShape.SHORT, ProbeShape.LONG):
         key = SeriesKey(target, Heat.HOT, shape, 1, SeriesMetric.TOK_S)
         found = compare_series(series, key, other, target, since, until)
@@ -129,6 +150,8 @@ def headline_of(series: SeriesStore, target: str, other: str, since: float, unti
             medians=(found.b.median, found.a.median),
             counts=(found.b.count, found.a.count),
             models=(served_model(series, target), served_model(series, other)),
-            simulated=tuple(name for name in (target, other) if series.is_simulated(name, since, until)),
+            simulated=tuple(
+                name for name in (target, other) if series.is_simulated(name, since, until)
+            ),
         )
     return None

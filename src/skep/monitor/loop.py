@@ -1,8 +1,10 @@
-"""The monitor loop and its process: runs the probes that are due, stores them, and has alerts evaluated.
+"""The monitor loop and its process: runs the probes that are due, stores them, and has alerts
+evaluated.
 
-Targets that share a machine are probed one after the other, others at the same time. Killed at any moment, it loses
-the probe under way and nothing else; told to stop, it breaks that one off, and its slot is due again. While nothing
-can be stored, none is begun: slots are missed, and say so later."""
+Targets that share a machine are probed one after the other, others at the same time. Killed at any
+moment, it loses the probe under way and nothing else; told to stop, it breaks that one off, and
+its slot is due again. While nothing can be stored, none is begun: slots are missed, and say so
+later."""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ from skep.files import hold_lock, lock_holder
 from skep.monitor.alerts import AlertWatcher, free_bytes_of
 from skep.monitor.history import ANOTHER_MODEL, begins_anew, find_changes
 from skep.monitor.probe import BEGAN_AT, machine_of, probe_target
-from skep.monitor.records import BUSY, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
+from skep.monitor.records import (
+    BUSY,
+    EventKind,
+    MonitorEvent,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeTarget,
+)
 from skep.monitor.schedule import NO_ROOM, Agenda, Due, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths, user_paths
@@ -53,30 +63,49 @@ class LastSeen:
         """Missed ones have shown nothing."""
         if probe.outcome is ProbeOutcome.MISSED:
             return
-        self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome  # neither up nor down
+        # Neither up nor down.
+        self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome
         self.ended_at = probe.ended_at
-        same = "model" in self.versions and probe.versions.get("model") == probe.model == self.model
+        same = (
+            "model" in self.versions and probe.versions.get("model") == probe.model == self.model
+        )
         untold = {"model"} if same else set()  # the file's name
-        self.versions |= {name: value for name, value in probe.versions.items() if name not in untold}
+        self.versions |= {
+            name: value for name, value in probe.versions.items() if name not in untold
+        }
         self.model = probe.model or self.model
         self.began_at = probe.host_number(BEGAN_AT) or self.began_at
 
 
 def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
-    """Events between what was seen and this probe. Nothing is said of what was not known before."""
-    at = probe.due_at if probe.started_at is None else probe.started_at
+    """Events between what was seen and this probe.
+
+    Nothing is said of what was not known before.
+    """
+    if probe.started_at is None:
+        at = probe.due_at
+    else:
+        at = probe.started_at
     news: list[MonitorEvent] = []
 
     def tell(kind: EventKind, text: str, **detail: object) -> None:
         news.append(MonitorEvent(at, kind, text, probe.target, {"since": seen.ended_at, **detail}))
 
-    failed, had_failed = (outcome is ProbeOutcome.FAILED for outcome in (probe.outcome, seen.outcome))
+    failed, had_failed = (
+        outcome is ProbeOutcome.FAILED for outcome in (probe.outcome, seen.outcome)
+    )
     if probe.error_kind != BUSY and failed and not had_failed:
-        tell(EventKind.DOWN, f"down: {probe.error or probe.error_kind}", error_kind=probe.error_kind)
+        tell(
+            EventKind.DOWN, f"down: {probe.error or probe.error_kind}", error_kind=probe.error_kind
+        )
     elif probe.error_kind != BUSY and had_failed and not failed:
         tell(EventKind.UP, "up again")
     began = probe.host_number(BEGAN_AT)
-    if began is not None and seen.began_at is not None and abs(began - seen.began_at) > SAME_BEGIN_S:
+    if (
+        began is not None
+        and seen.began_at is not None
+        and abs(began - seen.began_at) > SAME_BEGIN_S
+    ):
         tell(EventKind.RESTART, "restarted")
     for name, value in sorted(probe.versions.items()):
         before = seen.versions.get(name)
@@ -102,7 +131,10 @@ def this_moment() -> Moment:
 
 
 class Loop:
-    """`run` goes on until cancelled. With `once` it ends when nothing is due; an error if that could not be stored."""
+    """`run` goes on until cancelled.
+
+    With `once` it ends when nothing is due; an error if that could not be stored.
+    """
 
     def __init__(
         self,
@@ -116,8 +148,13 @@ class Loop:
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         poll_s: float = POLL_S,
     ) -> None:
-        self._series, self._prober, self._say, self._watch = series, prober, say, watch
-        self._moment, self._look_for_changes, self._in_thread = moment, look_for_changes, in_thread
+        self._series = series
+        self._prober = prober
+        self._say = say
+        self._watch = watch
+        self._moment = moment
+        self._look_for_changes = look_for_changes
+        self._in_thread = in_thread
         self._poll_s = poll_s
         self._schedule = ProbeSchedule()
         self._targets: list[ProbeTarget] = []
@@ -135,9 +172,14 @@ class Loop:
                     agenda = await self._turn(tasks)
                     if once and not self._busy and not (agenda and agenda.due):
                         break
-                    wake_at = math.inf if agenda is None or agenda.wake_at is None else agenda.wake_at
+                    if agenda is None or agenda.wake_at is None:
+                        wake_at = math.inf
+                    else:
+                        wake_at = agenda.wake_at
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(max(0.0, min(self._poll_s, wake_at - self._moment().wall))):
+                        async with asyncio.timeout(
+                            max(0.0, min(self._poll_s, wake_at - self._moment().wall))
+                        ):
                             await self._stirred.wait()
                     self._stirred.clear()
         except ExceptionGroup as group:
@@ -146,22 +188,33 @@ class Loop:
             raise self._trouble
 
     async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
-        """Start the probes that are due. Return None where nothing can be stored: none is begun until it can."""
+        """Start the probes that are due.
+
+        Return None where nothing can be stored: none is begun until it can.
+        """
         now = self._moment()
         if self._series.store.moved:
-            raise StoreError("the store was deleted or replaced while the monitor ran", hint="start it again")
+            raise StoreError(
+                "the store was deleted or replaced while the monitor ran", hint="start it again"
+            )
         if not self._ticking and (self._ticked is None or now.awake - self._ticked >= TICK_S):
-            self._ticking, self._ticked = True, now.awake
+            self._ticking = True
+            self._ticked = now.awake
             tasks.create_task(self._tick(now.wall))
         with contextlib.suppress(StoreError):  # where it cannot be read, those read last
             self._targets = await self._in_thread(self._series.targets)
-        agenda = self._schedule.look(self._targets, now, NO_ROOM if self._trouble is not None else None)
+        agenda = self._schedule.look(
+            self._targets, now, NO_ROOM if self._trouble is not None else None
+        )
         if agenda.set_back:
             self._say("monitor.clock set_back=true")
         for missed in agenda.missed:
             if not await self._in_thread(self._write, missed):
                 return None
-            self._say(f"monitor.missed target={missed.target!r} slots={missed.slots} why={missed.error!r}")
+            self._say(
+                f"monitor.missed target={missed.target!r} slots={missed.slots} "
+                f"why={missed.error!r}"
+            )
         for due in agenda.due:
             machine = machine_of(due.target.url)
             if machine not in self._busy:
@@ -170,13 +223,20 @@ class Loop:
                 tasks.create_task(self._probe(due, machine))
         return agenda
 
-    def _write(self, probe: Probe, samples: Sequence[ProbeSample] = (), events: Sequence[MonitorEvent] = ()) -> bool:
+    def _write(
+        self,
+        probe: Probe,
+        samples: Sequence[ProbeSample] = (),
+        events: Sequence[MonitorEvent] = (),
+    ) -> bool:
         """Return whether it is stored."""
         try:
             self._series.append_probe(probe, samples, events)
         except StoreError as error:
             if self._trouble is None:
-                self._say(f"monitor.waits why={str(error)!r} hint={getattr(error, 'hint', None)!r}")
+                self._say(
+                    f"monitor.waits why={str(error)!r} hint={getattr(error, 'hint', None)!r}"
+                )
             self._trouble = error
             self._schedule.lost(probe, NO_ROOM)
             return False
@@ -210,13 +270,27 @@ class Loop:
             return await self._prober(due)
         except Exception as error:  # a bug in one probe must not end the watch over all
             self._say(f"monitor.failed target={due.target.name!r} why={error!r}")
-            occasion = (due.target.name, due.era, due.slot, due.at, self._moment().wall, ProbeOutcome.FAILED)
-            return Probe(*occasion, started_at, error_kind="error", error=f"{type(error).__name__}: {error}"[:300]), []
+            occasion = (
+                due.target.name,
+                due.era,
+                due.slot,
+                due.at,
+                self._moment().wall,
+                ProbeOutcome.FAILED,
+            )
+            return Probe(
+                *occasion,
+                started_at,
+                error_kind="error",
+                error=f"{type(error).__name__}: {error}"[:300],
+            ), []
 
     async def _news(self, probe: Probe) -> list[MonitorEvent]:
         """Return the events since the last probe, be it one by hand."""
         try:
-            return events_since(await self._in_thread(last_seen, self._series, probe.target), probe)
+            return events_since(
+                await self._in_thread(last_seen, self._series, probe.target), probe
+            )
         except Exception as error:  # what was measured is kept whatever was before it
             self._say(f"monitor.failed before={probe.target!r} why={error!r}")
             return []
@@ -239,7 +313,10 @@ class Loop:
 def last_seen(series: SeriesStore, target: str) -> LastSeen:
     """From the stored probes: the newest, and the last one that succeeded."""
     seen = LastSeen()
-    for probe in (*series.last_done(target), *reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK))):
+    for probe in (
+        *series.last_done(target),
+        *reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)),
+    ):
         seen.take(probe)
     return seen
 
@@ -250,17 +327,26 @@ def prober_with(env: Mapping[str, str]) -> Prober:
 
     async def probe(due: Due) -> Made:
         target = due.target
-        of_replica = None if target.key_env else await asyncio.to_thread(replica_key, target.url, paths)
-        return await probe_target(due, key=env.get(target.key_env) if target.key_env else of_replica)
+        if target.key_env:
+            of_replica = None
+        else:
+            of_replica = await asyncio.to_thread(replica_key, target.url, paths)
+        return await probe_target(
+            due, key=env.get(target.key_env) if target.key_env else of_replica
+        )
 
     return probe
 
 
 async def probe_by_hand(
-    series: SeriesStore, target: ProbeTarget, env: Mapping[str, str], clock: Callable[[], float] = time.time
+    series: SeriesStore,
+    target: ProbeTarget,
+    env: Mapping[str, str],
+    clock: Callable[[], float] = time.time,
 ) -> Made:
     """Once, now, beside whatever is scheduled. Stored, with the events that it shows."""
-    now, seen = clock(), last_seen(series, target.name)
+    now = clock()
+    seen = last_seen(series, target.name)
     due = Due(target, BY_HAND, int(now), now)  # seconds: two by hand in one second are one
     probe, samples = await prober_with(env)(due)
     series.append_probe(probe, samples, events_since(seen, probe))
@@ -269,9 +355,13 @@ async def probe_by_hand(
 
 
 def _log_line(probe: Probe, samples: Sequence[ProbeSample]) -> str:
-    failed = "" if probe.error_kind is None else f" kind={probe.error_kind} why={probe.error!r}"
+    if probe.error_kind is None:
+        failed = ""
+    else:
+        failed = f" kind={probe.error_kind} why={probe.error!r}"
     hot = [sample.tok_s for sample in samples if sample.heat == "hot" and sample.tok_s is not None]
-    speed, busy = f" tok_s={hot[0]:.1f}" if hot else "", " busy=true" if probe.busy else ""
+    speed = f" tok_s={hot[0]:.1f}" if hot else ""
+    busy = " busy=true" if probe.busy else ""
     return f"monitor.probed target={probe.target!r} outcome={probe.outcome}{failed}{speed}{busy}"
 
 
@@ -296,7 +386,10 @@ def monitor_pid(paths: Paths) -> int | None:
 
 
 def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) -> bool:
-    """Wait while another process runs the loop or the hive loads its models. Return False where the parent ended."""
+    """Wait while another process runs the loop or the hive loads its models.
+
+    Return False where the parent ended.
+    """
     alone = wait_while(lambda: monitor_pid(paths) is not None, parent_fd, ANOTHER_RUNS_S)
     if not alone or not wait_while(lambda: phase() == "starting", parent_fd, READY_LOOK_S):
         return False
@@ -327,9 +420,17 @@ def log_on_stderr(line: str) -> None:
 
 
 def run_monitor(
-    wanted: Monitor, paths: Paths, say: Callable[[str], None], *, env: Mapping[str, str], once: bool = False
+    wanted: Monitor,
+    paths: Paths,
+    say: Callable[[str], None],
+    *,
+    env: Mapping[str, str],
+    once: bool = False,
 ) -> None:
-    """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
+    """Probe what is due until SIGTERM or Ctrl-C.
+
+    Raises EngineError where another one does already.
+    """
     with hold_monitor_lock(paths), open_store(paths.store) as store:
         series = SeriesStore(store)
 

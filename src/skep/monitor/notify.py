@@ -1,5 +1,6 @@
-"""What somebody is told about an alert, when, and through what: a command, ntfy, Slack or any other receiver.
-Texts of servers stand in the messages: they are made one line of plain characters, and known secrets are taken out."""
+"""What somebody is told about an alert, when, and through what: a command, ntfy, Slack or any
+other receiver. Texts of servers stand in the messages: they are made one line of plain characters,
+and known secrets are taken out."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from skep.wire.openai import KINDS
 MAX_TEXT = 1000
 MIN_SECRET = 4  # a shorter one would be found inside of words
 URGENT = (AlertRule.DOWN, AlertRule.DISK)
-NTFY_HIGH, NTFY_DEFAULT = 4, 3
+NTFY_HIGH = 4
+NTFY_DEFAULT = 3
 _NAMES = {
     AlertRule.DOWN: "down",
     AlertRule.SLOWER: "slower than usual",
@@ -38,7 +40,9 @@ _NAMES = {
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """One message: that an alert opened or closed, or, at the end of quiet hours, that it did both in them."""
+    """One message: that an alert opened or closed, or, at the end of quiet hours, that it did both
+    in them.
+    """
 
     what: Literal["opened", "closed"]
     alert: Alert
@@ -50,7 +54,10 @@ class Notice(msgspec.Struct, frozen=True):
     def title(self) -> str:
         name = _NAMES.get(self.alert.rule, self.alert.rule)
         over = "no longer " if self.what == "closed" else ""
-        said = f"was {name} in quiet hours" if self.held else f"{over}{name}"
+        if self.held:
+            said = f"was {name} in quiet hours"
+        else:
+            said = f"{over}{name}"
         return f"{self.alert.target or self.host}: {said}"
 
     @property
@@ -59,20 +66,34 @@ class Notice(msgspec.Struct, frozen=True):
         if self.what == "opened" or alert.closed_at is None:
             return alert.message
         if self.held:
-            times = "" if self.held == 1 else f"{self.held} times, the last one "
-            begin, end = clock(alert.opened_at), clock(alert.closed_at)
-            return f"in quiet hours, and over: {times}from {begin} to {end}: {alert.message}; {alert.closed_because}"
-        return f"{self.title} after {format_seconds(alert.closed_at - alert.opened_at)}: {alert.closed_because}"
+            if self.held == 1:
+                times = ""
+            else:
+                times = f"{self.held} times, the last one "
+            begin = clock(alert.opened_at)
+            end = clock(alert.closed_at)
+            return (
+                f"in quiet hours, and over: {times}from {begin} to {end}: {alert.message}; "
+                f"{alert.closed_because}"
+            )
+        return (
+            f"{self.title} after {format_seconds(alert.closed_at - alert.opened_at)}: "
+            f"{alert.closed_because}"
+        )
 
 
 class Secrets:
     """Secret values to be replaced in texts."""
 
     def __init__(self, values: Iterable[str | None]) -> None:
-        self._values = sorted({text for text in values if text and len(text) >= MIN_SECRET}, key=len, reverse=True)
+        self._values = sorted(
+            {text for text in values if text and len(text) >= MIN_SECRET}, key=len, reverse=True
+        )
 
     def scrub(self, text: str) -> str:
-        """Return the text as one line of bounded length, without secrets and user names in URLs."""
+        """Return the text as one line of bounded length,
+        without secrets and user names in URLs.
+        """
         for value in self._values:
             text = text.replace(value, "***")
         return one_line(re.sub(r"(?<=://)[^/\s@]+@", "***@", text), MAX_TEXT)
@@ -80,36 +101,55 @@ class Secrets:
 
 def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
     """Return the JSON body for a webhook."""
-    mark = "warning" if notice.what == "opened" else "white_check_mark"
+    if notice.what == "opened":
+        mark = "warning"
+    else:
+        mark = "white_check_mark"
     if shape == "ntfy":
-        priority = NTFY_HIGH if notice.what == "opened" and notice.alert.rule in URGENT else NTFY_DEFAULT
+        if notice.what == "opened" and notice.alert.rule in URGENT:
+            priority = NTFY_HIGH
+        else:
+            priority = NTFY_DEFAULT
         told = {"title": f"{notice.title} ({notice.host})", "message": notice.text}
         return {"topic": hook.topic, **told, "priority": priority, "tags": [mark]}
     if shape == "slack":
-        return {"text": f":{mark}: {escape(f'{notice.text} ({notice.host})', quote=False)}"}  # `<!channel>` calls all
+        # `<!channel>` calls all.
+        return {"text": f":{mark}: {escape(f'{notice.text} ({notice.host})', quote=False)}"}
     return {**told_of(notice), "source": "skep", "at": notice.at}
 
 
 def told_of(notice: Notice) -> dict[str, Any]:
-    words = {"event": notice.what, "message": notice.text, "title": notice.title, "host": notice.host}
+    words = {
+        "event": notice.what,
+        "message": notice.text,
+        "title": notice.title,
+        "host": notice.host,
+    }
     return {**alert_document(notice.alert), **words}
 
 
 def argv_of(command: Iterable[str], notice: Notice) -> list[str]:
-    """Fill `{message}` and the like into the command. No shell reads them; what is unknown is empty."""
-    told, known = told_of(notice), re.compile(r"\{(" + "|".join(COMMAND_WORDS) + r")\}")
+    """Fill `{message}` and the like into the command.
+
+    No shell reads them; what is unknown is empty.
+    """
+    told = told_of(notice)
+    known = re.compile(r"\{(" + "|".join(COMMAND_WORDS) + r")\}")
     return [known.sub(lambda found: _plain(told[found[1]]), part) for part in command]
 
 
 def log_line(notice: Notice) -> str:
-    alert, text = notice.alert, notice.text.replace('"', "'")
+    alert = notice.alert
+    text = notice.text.replace('"', "'")
     return f'alert.{notice.what} rule={alert.rule} target={alert.target or "-"} message="{text}"'
 
 
 def _plain(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:.10g}" if isinstance(value, float) and abs(value) < 1e9 else f"{value}"
+    if isinstance(value, float) and abs(value) < 1e9:
+        return f"{value:.10g}"
+    return f"{value}"
 
 
 COMMAND_S = 30.0
@@ -120,7 +160,10 @@ Log = Callable[[str], None]
 
 
 class Notifier(Protocol):
-    """A way to send a notice. `send` is bounded in time, raises only on cancellation, and returns what went wrong."""
+    """A way to send a notice.
+
+    `send` is bounded in time, raises only on cancellation, and returns what went wrong.
+    """
 
     via: str
 
@@ -152,7 +195,8 @@ class Command:
             )
         except (OSError, ValueError) as error:
             return f"`{argv[0]}` cannot be started: {getattr(error, 'strerror', None) or error}"
-        output, ended = b"", False
+        output = b""
+        ended = False
         try:
             async with asyncio.timeout(self.limit_s):
                 assert child.stdout is not None
@@ -167,7 +211,9 @@ class Command:
                 await asyncio.shield(_kill(child))
             if said := self.secrets.scrub(output.decode(errors="replace")):
                 self.log(f'alert.command said="{said}"')
-        return None if code == 0 else f"`{argv[0]}` ended with code {code}"
+        if code == 0:
+            return None
+        return f"`{argv[0]}` ended with code {code}"
 
 
 async def _kill(child: asyncio.subprocess.Process) -> None:
@@ -189,43 +235,67 @@ class Webhook:
     limit_s: float = WEBHOOK_S
 
     async def send(self, notice: Notice) -> str | None:
-        headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
-        body, hook = body_of(notice, self.shape, self.hook), self.hook
+        if self.token:
+            headers = {"authorization": f"Bearer {self.token}"}
+        else:
+            headers = {}
+        body = body_of(notice, self.shape, self.hook)
+        hook = self.hook
         try:
             answer = await fetch_once(
                 hook.origin, "POST", hook.path, body=body, headers=headers, timeout_s=self.limit_s
             )
         except WireFailure as failure:
-            why = "its certificate is not trusted" if "certificate" in str(failure).lower() else failure.kind
+            if "certificate" in str(failure).lower():
+                why = "its certificate is not trusted"
+            else:
+                why = failure.kind
             return f"{hook}: {KINDS[why][1] if why in KINDS else why}"
         except (OSError, ValueError) as failure:
             return f"{hook}: {type(failure).__name__}"
-        return None if 200 <= answer.status < 300 else f"{hook} answered {answer.status}"
+        if 200 <= answer.status < 300:
+            return None
+        return f"{hook} answered {answer.status}"
 
 
 def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
-    """Return the configured webhook. Raise UserError where its variable is not set or holds no URL."""
-    url, name = wanted.webhook, "`monitor.webhook`"
+    """Return the configured webhook.
+
+    Raise UserError where its variable is not set or holds no URL.
+    """
+    url = wanted.webhook
+    name = "`monitor.webhook`"
     if url is None and wanted.webhook_env is None:
         return None
-    needed = ((wanted.webhook_env, "address", "webhook_env"), (wanted.webhook_token_env, "token", "webhook_token_env"))
+    needed = (
+        (wanted.webhook_env, "address", "webhook_env"),
+        (wanted.webhook_token_env, "token", "webhook_token_env"),
+    )
     for variable, what, setting in needed:
         if variable is not None and not env.get(variable):
             hint = f"it should hold the {what} of the webhook, see `monitor.{setting}`"
             raise UserError(f"the variable `{variable}` is not set", hint=hint)
     if wanted.webhook_env is not None:
-        url, name = env[wanted.webhook_env], f"the address in `{wanted.webhook_env}`"
+        url = env[wanted.webhook_env]
+        name = f"the address in `{wanted.webhook_env}`"
     return check_webhook(url or "", wanted.webhook_shape, name=name)
 
 
-def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log) -> list[Notifier]:
+def notifiers_of(
+    wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log
+) -> list[Notifier]:
     """Return the configured notifiers; one that cannot be used is named in the log."""
-    notifiers: list[Notifier] = [Command(wanted.command, env, secrets, log)] if wanted.command else []
+    notifiers: list[Notifier] = (
+        [Command(wanted.command, env, secrets, log)] if wanted.command else []
+    )
     try:
         hook = webhook_of(wanted, env)
     except UserError as error:
         log(f'alert.webhook unusable because="{error.message}"')
     else:
-        token = env.get(wanted.webhook_token_env) if wanted.webhook_token_env else None
+        if wanted.webhook_token_env:
+            token = env.get(wanted.webhook_token_env)
+        else:
+            token = None
         notifiers += [Webhook(hook, wanted.webhook_shape, token)] if hook is not None else []
     return notifiers

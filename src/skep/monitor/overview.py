@@ -1,4 +1,6 @@
-"""How all targets stand: each for itself, which one is the faster, what is wrong, what notes have brought."""
+"""How all targets stand: each for itself, which one is the faster, what is wrong, what notes have
+brought.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,20 @@ from skep.errors import UserError
 from skep.monitor.cold_start import ColdStart, cold_start_of
 from skep.monitor.describe import describe_probing
 from skep.monitor.headline import SpeedHeadline, headline_of, headlines_of
-from skep.monitor.history import TargetComparison, TargetComparisonRow, compare_targets, notes_in_words
+from skep.monitor.history import (
+    TargetComparison,
+    TargetComparisonRow,
+    compare_targets,
+    notes_in_words,
+)
 from skep.monitor.records import Alert
-from skep.monitor.status import WINDOW_S, TargetStatus, alert_document, day_and_time, target_statuses
+from skep.monitor.status import (
+    WINDOW_S,
+    TargetStatus,
+    alert_document,
+    day_and_time,
+    target_statuses,
+)
 from skep.monitor.store import SeriesStore
 
 
@@ -26,7 +39,9 @@ class MonitorStatus(msgspec.Struct, frozen=True):
     notes: Sequence[str] = ()
 
     def sentences(self) -> list[str]:
-        alerts = [f"alert: {one.message} (since {day_and_time(one.opened_at)})" for one in self.alerts]
+        alerts = [
+            f"alert: {one.message} (since {day_and_time(one.opened_at)})" for one in self.alerts
+        ]
         slow_starts = [one.sentence for one in self.cold_starts if one.matters]
         return [*(one.why for one in self.targets if one.why), *alerts, *slow_starts, *self.notes]
 
@@ -49,14 +64,18 @@ def monitor_status(series: SeriesStore, now: float) -> MonitorStatus:
     return MonitorStatus(now, standings, headlines, starts, alerts, notes_in_words(series, now))
 
 
-def cold_starts_of(series: SeriesStore, names: Iterable[str], since: float, until: float) -> list[ColdStart]:
+def cold_starts_of(
+    series: SeriesStore, names: Iterable[str], since: float, until: float
+) -> list[ColdStart]:
     """Of the targets that have cold and hot runs in the window."""
     found = (cold_start_of(series, name, since, until) for name in names)
     return [start for start in found if start is not None]
 
 
 class TargetPair(msgspec.Struct, frozen=True):
-    """Two targets over a window: the sentence, every figure that both have, what a pause costs, how both are probed."""
+    """Two targets over a window: the sentence, every figure that both have, what a pause costs,
+    how both are probed.
+    """
 
     comparison: TargetComparison
     headline: SpeedHeadline | None  # A against B
@@ -80,9 +99,15 @@ def pair_of(series: SeriesStore, a: str, b: str, since: float, until: float) -> 
     """UserError for a target that was never there, and for one beside itself."""
     targets = [series.target(name, removed=True) for name in (a, b)]
     if since >= until:
-        raise UserError("the time to compare over is empty", hint="write it as `--since 7d` or `--since 2026-11-15`")
+        raise UserError(
+            "the time to compare over is empty",
+            hint="write it as `--since 7d` or `--since 2026-11-15`",
+        )
     if a == b:
-        raise UserError(f"`{a}` cannot be compared with itself", hint="`skep monitor list` shows the other targets")
+        raise UserError(
+            f"`{a}` cannot be compared with itself",
+            hint="`skep monitor list` shows the other targets",
+        )
     return TargetPair(
         compare_targets(series, a, b, since, until),
         headline_of(series, a, b, since, until),

@@ -1,7 +1,9 @@
-"""One probe of one target: read its load, send a first request (the cold run), then the timed hot runs.
+"""One probe of one target: read its load, send a first request (the cold run), then the timed hot
+runs.
 
-Any failure becomes a failed probe with an error kind and one line of text; only cancellation is raised.
-Uses the load generator's own sender: times are those of network reads, tokens come from `usage`."""
+Any failure becomes a failed probe with an error kind and one line of text; only cancellation is
+raised. Uses the load generator's own sender: times are those of network reads, tokens come from
+`usage`."""
 
 from __future__ import annotations
 
@@ -28,7 +30,16 @@ from skep.bench.tasks import BenchTask, Sender
 from skep.errors import EndpointError, SkepError, UserError
 from skep.host.facts import NvidiaReport, read_nvidia
 from skep.host.power import PowerMeter, open_meter
-from skep.monitor.records import BUSY, PROBES_FLOW, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
+from skep.monitor.records import (
+    BUSY,
+    PROBES_FLOW,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+)
 from skep.monitor.schedule import Due
 from skep.store.records import Request
 from skep.units import one_line
@@ -51,7 +62,9 @@ _GAUGES = (
     ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
     ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
 )
-_FRONTS = {"skep_slots_busy": "skep_slots"}  # a gauge without values is zero where this one is there
+_FRONTS = {
+    "skep_slots_busy": "skep_slots"
+}  # a gauge without values is zero where this one is there
 _TOKENS = (
     "skep_output_tokens_total",
     "vllm:generation_tokens_total",
@@ -70,9 +83,13 @@ class TargetLoad(msgspec.Struct, frozen=True):
 
 
 async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
-    """Read the load from `/metrics`, else from llama.cpp's `/slots`; empty where a target has neither."""
+    """Read the load from `/metrics`, else from llama.cpp's `/slots`; empty where a target has
+    neither.
+    """
     try:
-        samples = await fetch_state(pool, "/metrics", parse_metrics, headers=headers, timeout_s=ASK_S)
+        samples = await fetch_state(
+            pool, "/metrics", parse_metrics, headers=headers, timeout_s=ASK_S
+        )
         load = TargetLoad() if samples is None else load_of(samples)
         if load.running is None:
             busy = await fetch_state(pool, "/slots", count_busy, headers=headers, timeout_s=ASK_S)
@@ -93,18 +110,33 @@ async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
 
 
 def load_of(counters: Mapping[str, float]) -> TargetLoad:
-    told = next((pair for pair in _GAUGES if pair[0] in counters or _FRONTS.get(pair[0]) in counters), None)
-    values = [counters.get(name, 0.0) for name in told] if told else [math.nan, math.nan]
+    told = next(
+        (pair for pair in _GAUGES if pair[0] in counters or _FRONTS.get(pair[0]) in counters), None
+    )
+    if told:
+        values = [counters.get(name, 0.0) for name in told]
+    else:
+        values = [math.nan, math.nan]
     running, waiting = (round(value) if 0 <= value < math.inf else None for value in values)
     tokens = next((counters[name] for name in _TOKENS if name in counters), None)
     return TargetLoad(running, waiting, tokens, counters.get("process_start_time_seconds"))
 
 
-def other_requests(before: TargetLoad, after: TargetLoad, own_tokens: int | None) -> tuple[int | None, int | None]:
-    """Return the most requests of others that ran and waited. `own_tokens` is None where not all are known."""
+def other_requests(
+    before: TargetLoad, after: TargetLoad, own_tokens: int | None
+) -> tuple[int | None, int | None]:
+    """Return the most requests of others that ran and waited.
+
+    `own_tokens` is None where not all are known.
+    """
     both = ((before.running, after.running), (before.waiting, after.waiting))
     running, waiting = (max((n for n in pair if n is not None), default=None) for pair in both)
-    if not running and own_tokens is not None and before.tokens_total is not None and after.tokens_total is not None:
+    if (
+        not running
+        and own_tokens is not None
+        and before.tokens_total is not None
+        and after.tokens_total is not None
+    ):
         others = after.tokens_total - before.tokens_total - own_tokens
         if others > max(TOKENS_OF_CHANCE, own_tokens / 20):
             running = 1  # at least
@@ -112,7 +144,9 @@ def other_requests(before: TargetLoad, after: TargetLoad, own_tokens: int | None
 
 
 def fresh_prompt(rng: Random, tokens: int) -> Prompt:
-    """Return a prompt that no cache has seen, of about the length asked for, or the shortest possible one."""
+    """Return a prompt that no cache has seen, of about the length asked for, or the shortest
+    possible one.
+    """
     fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / TokenCalibration().chars_per_token)
     return next(coding_prompts(rng, tokens=max(tokens, fewest)))
 
@@ -123,7 +157,9 @@ _VERSION_PATHS = {"vllm": "/version", "ollama": "/api/version", "sglang": "/get_
 
 
 def machine_of(url: str) -> str:
-    """Return which machine a target runs on, so that two probes do not disturb each other there."""
+    """Return which machine a target runs on, so that two probes do not disturb each other
+    there.
+    """
     try:
         host = parse_url(url)[0].host.lower()
     except UserError:
@@ -134,10 +170,14 @@ def machine_of(url: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host
-    return HERE if address.is_loopback or address.is_unspecified else host
+    if address.is_loopback or address.is_unspecified:
+        return HERE
+    return host
 
 
-async def read_versions(endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | None) -> dict[str, str]:
+async def read_versions(
+    endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | None
+) -> dict[str, str]:
     """`nvidia`: of this machine, where the target runs here. What is not told is not there."""
     told = endpoint.engine
     found: dict[str, object] = {"skep": __version__, "model": endpoint.model}
@@ -147,10 +187,15 @@ async def read_versions(endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | N
     if isinstance(meta, Mapping):
         found["weights_bytes"] = meta.get("size")
     found |= {name: told.get(name) for name in ("engine", "build", "server")}
-    engine = "ollama" if endpoint.api == "ollama" else str(told.get("engine", "")).lower()
+    if endpoint.api == "ollama":
+        engine = "ollama"
+    else:
+        engine = str(told.get("engine", "")).lower()
     if engine in _VERSION_PATHS and "build" not in told:
         headers = dict(endpoint.headers)
-        answer = await fetch_if_there(pool, "GET", _VERSION_PATHS[engine], headers=headers, timeout_s=ASK_S)
+        answer = await fetch_if_there(
+            pool, "GET", _VERSION_PATHS[engine], headers=headers, timeout_s=ASK_S
+        )
         version = answer.document().get("version") if answer else None
         found["build"] = version if isinstance(version, str) else None
     if nvidia is not None:
@@ -162,7 +207,8 @@ FIND_S = 10.0  # to tell which models it serves
 WHOLE = 2.0  # a probe takes at most so many times a request's timeout
 FEWEST_TOKENS = 8  # of an answer: fewer have no speed
 FEWEST_READS = 4  # it came in: what a proxy held back and sent at once has none on our clock
-# These go on to `max_tokens` when asked to; a server of others may refuse a field that it does not know.
+# These go on to `max_tokens` when asked to; a server of others may refuse a field that it does not
+# know.
 _KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
 
 
@@ -177,7 +223,9 @@ async def probe_target(
 ) -> tuple[Probe, list[ProbeSample]]:
     """`key`: the value of the variable `target.key_env`.
     `nvidia` and `meter` read this machine's GPUs and power, for a target that runs on it."""
-    target, started_at, began_s = due.target, clock(), time.monotonic()
+    target = due.target
+    started_at = clock()
+    began_s = time.monotonic()
     fault: ProbeFault | None = None
     found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)))
     whole_s = FIND_S + WHOLE * target.timeout_s
@@ -191,8 +239,12 @@ async def probe_target(
     except Exception as error:  # nothing that a target says may end the watch over it
         fault = fault_of(error).without(key)
     running, waiting = other_requests(found.before, found.after, found.own_tokens)
-    ended_at = started_at + time.monotonic() - began_s  # a clock that is set meanwhile does not bend it
-    outcome = ProbeOutcome.DONE if fault is None else ProbeOutcome.FAILED
+    # A clock that is set meanwhile does not bend it.
+    ended_at = started_at + time.monotonic() - began_s
+    if fault is None:
+        outcome = ProbeOutcome.DONE
+    else:
+        outcome = ProbeOutcome.FAILED
     probe = Probe(
         *(target.name, due.era, due.slot, due.at, ended_at, outcome, started_at),
         **_told(fault),
@@ -208,28 +260,39 @@ async def probe_target(
 
 def _told(fault: ProbeFault | None) -> dict[str, Any]:
     """Return what a probe or a sample says of a fault."""
-    return {} if fault is None else {"error_kind": fault.kind, "error": fault.text}
+    if fault is None:
+        return {}
+    return {"error_kind": fault.kind, "error": fault.text}
 
 
 class _ProbeRun:
     """The requests of a probe, and its results so far, which are kept where it fails later."""
 
     def __init__(self, target: ProbeTarget, clock: Callable[[], float], rng: Random) -> None:
-        self._target, self._clock, self._rng = target, clock, rng
+        self._target = target
+        self._clock = clock
+        self._rng = rng
         self._key: str | None = None
         self._fixed = True
         self.endpoint: Endpoint | None = None
-        self.before, self.after = TargetLoad(), TargetLoad()
+        self.before = TargetLoad()
+        self.after = TargetLoad()
         self.versions = {"skep": __version__}
         self.host: dict[str, Any] = {}
         self.samples: list[ProbeSample] = []
         self.own_tokens: int | None = 0  # None: not all are known
 
     async def run(
-        self, key: str | None, read_gpus: Callable[[], NvidiaReport], open_power: Callable[[], PowerMeter | None]
+        self,
+        key: str | None,
+        read_gpus: Callable[[], NvidiaReport],
+        open_power: Callable[[], PowerMeter | None],
     ) -> None:
-        target, self._key = self._target, key
-        endpoint = await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=FIND_S)
+        target = self._target
+        self._key = key
+        endpoint = await find_endpoint(
+            target.url, target.model, key=key, api=target.api, timeout_s=FIND_S
+        )
         if target.kind == "gateway":
             endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
         self.endpoint = endpoint
@@ -237,8 +300,14 @@ class _ProbeRun:
         known = engine in _KNOWS_FIXED_OUTPUT or "build" in endpoint.engine
         self._fixed = known or target.kind != "endpoint"
         is_here = machine_of(target.url) == HERE
-        nvidia = await asyncio.to_thread(read_gpus) if is_here else None
-        meter = await asyncio.to_thread(open_power) if is_here else None
+        if is_here:
+            nvidia = await asyncio.to_thread(read_gpus)
+        else:
+            nvidia = None
+        if is_here:
+            meter = await asyncio.to_thread(open_power)
+        else:
+            meter = None
         pool = Pool(endpoint.origin, max_idle=max(4, target.concurrency))
         try:
             self.versions = await read_versions(endpoint, pool, nvidia)
@@ -266,18 +335,30 @@ class _ProbeRun:
         if meter is not None:
             self.host |= _host_of(await asyncio.to_thread(meter.end))
 
-    async def _timed(self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int) -> None:
-        tokens = self._target.long_tokens if shape is ProbeShape.LONG else self._target.short_tokens
+    async def _timed(
+        self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int
+    ) -> None:
+        if shape is ProbeShape.LONG:
+            tokens = self._target.long_tokens
+        else:
+            tokens = self._target.short_tokens
         prompts = [fresh_prompt(self._rng, self._target.prompt_tokens) for _ in range(concurrency)]
         numbered = enumerate(prompts)
-        tasks = [BenchTask(1, 0, place, one.kind, one.messages, tokens, self._fixed) for place, one in numbered]
+        tasks = [
+            BenchTask(1, 0, place, one.kind, one.messages, tokens, self._fixed)
+            for place, one in numbered
+        ]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()
         rows = [row for row, _ in await asyncio.gather(*(sender.ask(task) for task in tasks))]
         self._keep(rows, sample_of(rows, at, heat, shape, concurrency))
 
     def _keep(self, rows: Sequence[Request], sample: ProbeSample) -> None:
-        """Keep the sample. The first fault ends the probe: a target that hangs is not waited for again and again."""
+        """Keep the sample.
+
+        The first fault ends the probe: a target that hangs is not waited for again and
+        again.
+        """
         counts = [self.own_tokens, *(row.output_tokens for row in rows)]
         self.own_tokens = None if None in counts else _sum(counts)
         fault = first_fault(rows)
@@ -286,21 +367,32 @@ class _ProbeRun:
             raise fault
 
 
-def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape, concurrency: int) -> ProbeSample:
-    """Of a stream: medians over those that succeeded. Of the run: all their tokens over its wall time."""
+def sample_of(
+    rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape, concurrency: int
+) -> ProbeSample:
+    """Of a stream: medians over those that succeeded.
+
+    Of the run: all their tokens over its wall time.
+    """
     good = [row for row in rows if row.ok]
     whole = [row for row in good if (row.output_tokens or 0) >= FEWEST_TOKENS]
-    bit_by_bit = [row for row in whole if not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS]
+    bit_by_bit = [
+        row for row in whole if not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS
+    ]
     gaps = [gap for row in bit_by_bit if (gap := tpot_ms(row))]
     engine = [row.engine.decode_tok_s for row in whole if row.engine.decode_tok_s]
-    first = [(row.first_token_s - row.due_s) * 1000 for row in good if row.first_token_s is not None]
+    first = [
+        (row.first_token_s - row.due_s) * 1000 for row in good if row.first_token_s is not None
+    ]
     wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
     tokens = _sum(row.output_tokens for row in good)
     return ProbeSample(
         *(at, heat, shape, concurrency),
         tok_s=1000 / median(gaps) if gaps else None,
         engine_tok_s=median(engine) if engine else None,
-        effective_tok_s=tokens / wall_s if tokens and wall_s > 0 and len(whole) == len(good) else None,
+        effective_tok_s=tokens / wall_s
+        if tokens and wall_s > 0 and len(whole) == len(good)
+        else None,
         ttft_ms=median(first) if first else None,
         prompt_tokens=_sum(row.prompt_tokens for row in good),
         output_tokens=tokens,
@@ -317,7 +409,10 @@ def _host_of(drawn: Mapping[str, Any] | None) -> dict[str, Any]:
     if drawn is None:
         return {}
     gpus = drawn["gpus"]
-    found = {name: drawn[name] for name in ("mean_w", "max_w", "joules", "seconds", "throttled", "source")}
+    found = {
+        name: drawn[name]
+        for name in ("mean_w", "max_w", "joules", "seconds", "throttled", "source")
+    }
     found["gpus"] = len(gpus)
     for name, extreme in (("temperature_max_c", max), ("sm_clock_min_mhz", min)):
         found[name] = extreme((gpu[name] for gpu in gpus if gpu[name] is not None), default=None)
@@ -335,31 +430,45 @@ _MARKUP = re.compile(r"<\s*(?:!doctype|html|head|title)", re.IGNORECASE)
 
 @dataclass(unsafe_hash=True)
 class ProbeFault(Exception):
-    """`kind`: url, connect, timeout, closed, protocol, auth, busy, http, not_json, no_model, no_usage, ..."""
+    """`kind`: url, connect, timeout, closed, protocol, auth, busy, http, not_json, no_model,
+    no_usage, ...
+    """
 
     kind: str
     text: str
 
     def without(self, secret: str | None) -> ProbeFault:
         """A server may repeat the key that it refuses."""
-        return ProbeFault(self.kind, self.text.replace(secret, "***")) if secret else self
+        if secret:
+            return ProbeFault(self.kind, self.text.replace(secret, "***"))
+        return self
 
 
 def fault_of(error: Exception) -> ProbeFault:
     """Of whatever ended a probe before its requests were made."""
     if isinstance(error, ProbeFault):
         return error
-    text = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, SkepError):
+        text = error.message
+    else:
+        text = f"{type(error).__name__}: {error}"
     kind = "error"
     if isinstance(error, WireFailure):
-        kind, text = error.kind, str(error)
+        kind = error.kind
+        text = str(error)
     elif isinstance(error, EndpointError) and isinstance(error.__context__, WireFailure):
         kind = error.__context__.kind
     elif isinstance(error, EndpointError):
         status = _STATUS.search(text)
-        kind = _kind_of_status(int(status[1])) if status else "not_json"
+        if status:
+            kind = _kind_of_status(int(status[1]))
+        else:
+            kind = "not_json"
     elif isinstance(error, UserError):
-        kind = "url" if "URL" in text else "no_model" if "serve" in text else "settings"
+        if "URL" in text:
+            kind = "url"
+        else:
+            kind = "no_model" if "serve" in text else "settings"
     return ProbeFault(kind, one_line(text))
 
 
@@ -375,14 +484,21 @@ def fault_of_row(row: Request) -> ProbeFault | None:
     """Of a request; None: it succeeded."""
     if row.error_kind is None:
         return None
-    kind, text = row.error_kind, row.error or row.error_kind
+    kind = row.error_kind
+    text = row.error or row.error_kind
     if kind.startswith("http_"):
-        text = "a page instead of JSON" if _MARKUP.search(text) else text
+        if _MARKUP.search(text):
+            text = "a page instead of JSON"
         status = row.status or 0
-        kind = "no_model" if status == 404 and "model" in text.lower() else _kind_of_status(status)
+        if status == 404 and "model" in text.lower():
+            kind = "no_model"
+        else:
+            kind = _kind_of_status(status)
         text = f"HTTP {status}: {text}"
     return ProbeFault("not_json" if kind == "garbage" else kind, one_line(text))
 
 
 def _kind_of_status(status: int) -> str:
-    return "auth" if status in (401, 403) else BUSY if status == 429 else "http"
+    if status in (401, 403):
+        return "auth"
+    return BUSY if status == 429 else "http"

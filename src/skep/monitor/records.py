@@ -1,7 +1,8 @@
 """The frozen values of watching over time: targets, probes, samples, series, events, alerts.
 
-`None` means unknown, never zero. Times are unix seconds. A *probe* is one occasion at one target; it brings *samples*,
-one for each run of it. A *series* is one figure of one kind of run of one target over time."""
+`None` means unknown, never zero. Times are unix seconds. A *probe* is one occasion at one target;
+it brings *samples*, one for each run of it. A *series* is one figure of one kind of run of one
+target over time."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import msgspec
 from skep.store.rows import JOINED, Count, Figure, StoredAs, finite
 
 PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway
-BUSY = "busy"  # the error kind of a target that is there and has no room: neither a figure nor an outage
+# the error kind of a target that is there and has no room: neither a figure nor an outage
+BUSY = "busy"
 HOUR_S = 3600.0
 DAY_S = 86400.0
 
@@ -43,11 +45,16 @@ class SeriesMetric(StrEnum):
 
     @property
     def unit(self) -> str:
-        return "ms" if self is SeriesMetric.TTFT_MS else "tok/s"
+        if self is SeriesMetric.TTFT_MS:
+            return "ms"
+        return "tok/s"
 
 
 class SeriesKey(msgspec.Struct, frozen=True, order=True):
-    """`str(key)` is its name everywhere: `box/hot/short/c1/tok_s`. A target's name has no slash."""
+    """`str(key)` is its name everywhere: `box/hot/short/c1/tok_s`.
+
+    A target's name has no slash.
+    """
 
     target: str
     heat: Heat
@@ -79,7 +86,10 @@ class TargetKind(StrEnum):
 
 
 class ProbeTarget(msgspec.Struct, frozen=True):
-    """What is probed, how and how often. Keys are never kept: `key_env` names the variable that holds one."""
+    """What is probed, how and how often.
+
+    Keys are never kept: `key_env` names the variable that holds one.
+    """
 
     name: str
     url: str
@@ -93,7 +103,9 @@ class ProbeTarget(msgspec.Struct, frozen=True):
     long_tokens: int = 512  # 0: no long run
     concurrency: int = 0  # a run with so many streams at once beside the single one; 0: none
     timeout_s: float = 300.0  # of one request
-    slower_pct: float | None = None  # alert when the median of late is so much worse; None: as configured
+    slower_pct: float | None = (
+        None  # alert when the median of late is so much worse; None: as configured
+    )
     ttft_ms: float | None = None  # alert when TTFT is over it; None: as configured
     added_at: float = 0.0
     removed_at: float | None = None
@@ -111,8 +123,8 @@ class ProbeOutcome(StrEnum):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """One occasion. `slot` counts a target's intervals since 1970; `era` counts how often the clock was set back.
-    A gap of missed occasions is one row: from `slot` to `slot + slots - 1`."""
+    """One occasion. `slot` counts a target's intervals since 1970; `era` counts how often the
+    clock was set back. A gap of missed occasions is one row: from `slot` to `slot + slots - 1`."""
 
     target: str
     era: int
@@ -122,7 +134,9 @@ class Probe(msgspec.Struct, frozen=True):
     outcome: ProbeOutcome
     started_at: float | None = None
     slots: int = 1
-    error_kind: str | None = None  # "connect", "timeout", "auth", "not_json", "http", "no_model", "no_usage", ...
+    error_kind: str | None = (
+        None  # "connect", "timeout", "auth", "not_json", "http", "no_model", "no_usage", ...
+    )
     error: str | None = None
     running: Count = None  # requests of others at the target when the probe began
     waiting: Count = None
@@ -139,16 +153,25 @@ class Probe(msgspec.Struct, frozen=True):
 
     def host_number(self, name: str) -> float | None:
         value = self.host.get(name)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        return None
 
     def document(self) -> dict[str, Any]:
         left_out = ("era", "slot", "slots", "due_at", "id")
-        told = {name: value for name, value in msgspec.to_builtins(self).items() if name not in left_out}
+        told = {
+            name: value
+            for name, value in msgspec.to_builtins(self).items()
+            if name not in left_out
+        }
         return {**told, "busy": self.busy}
 
 
 class ProbeSample(msgspec.Struct, frozen=True):
-    """One run of a probe. With several streams at once, figures of a stream are medians over them."""
+    """One run of a probe.
+
+    With several streams at once, figures of a stream are medians over them.
+    """
 
     at: float  # when it began
     heat: Heat
@@ -170,7 +193,11 @@ class ProbeSample(msgspec.Struct, frozen=True):
         return None if found is None else float(found)
 
     def document(self) -> dict[str, Any]:
-        return {name: value for name, value in msgspec.to_builtins(self).items() if name not in ("id", "probe_id")}
+        return {
+            name: value
+            for name, value in msgspec.to_builtins(self).items()
+            if name not in ("id", "probe_id")
+        }
 
 
 class SeriesPoint(msgspec.Struct, frozen=True):
@@ -188,11 +215,16 @@ class SpanKind(StrEnum):
 
     @property
     def seconds(self) -> float:
-        return HOUR_S if self is SpanKind.HOUR else DAY_S
+        if self is SpanKind.HOUR:
+            return HOUR_S
+        return DAY_S
 
 
 class SeriesSpan(msgspec.Struct, frozen=True):
-    """What a series did in an hour or a day, kept up to date as samples come. Busy samples are only counted."""
+    """What a series did in an hour or a day, kept up to date as samples come.
+
+    Busy samples are only counted.
+    """
 
     start: float
     count: int
@@ -248,7 +280,12 @@ class SeriesChange(msgspec.Struct, frozen=True):
         return (self.ratio < 1) is self.key.metric.more_is_better
 
     def document(self) -> dict[str, Any]:
-        derived = {"series": str(self.key), "key": str(self.key), "ratio": self.ratio, "worse": self.worse}
+        derived = {
+            "series": str(self.key),
+            "key": str(self.key),
+            "ratio": self.ratio,
+            "worse": self.worse,
+        }
         return {**msgspec.to_builtins(self), **derived}
 
 

@@ -1,10 +1,11 @@
-"""When to probe: which slots are due, which were missed, and when to look again. Pure; knows no clock and no store.
+"""When to probe: which slots are due, which were missed, and when to look again. Pure; knows no
+clock and no store.
 
-Slot k of a target is the time from k to k+1 times `every_s`, counted from 1970; its probe comes a little after it
-begins, by a hash, so that the same slot is always due at the same moment. An *era* is a stretch in which slots can
-be counted: it ends when the clock is set back and when a target is added anew. From its first row on, every slot of an
-era is accounted for exactly once: by a probe, or by one row for a gap of missed ones.
-"""
+Slot k of a target is the time from k to k+1 times `every_s`, counted from 1970; its probe comes a
+little after it begins, by a hash, so that the same slot is always due at the same moment. An *era*
+is a stretch in which slots can be counted: it ends when the clock is set back and when a target is
+added anew. From its first row on, every slot of an era is accounted for exactly once: by a probe,
+or by one row for a gap of missed ones."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class LastSlot(msgspec.Struct, frozen=True):
-    """How far the rows of a target have come. Eras below zero are of probes by hand: they cover nothing."""
+    """How far the rows of a target have come.
+
+    Eras below zero are of probes by hand: they cover nothing.
+    """
 
     era: int
     slot: int
@@ -48,7 +52,9 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class Agenda(msgspec.Struct, frozen=True):
-    """What is to be written, in this order, what is to be begun, and when (unix time) to look again."""
+    """What is to be written, in this order, what is to be begun, and when (unix time) to look
+    again.
+    """
 
     missed: tuple[Probe, ...]
     due: tuple[Due, ...]  # the longest due first
@@ -72,12 +78,18 @@ class ProbeSchedule:
 
     def __init__(self, last: Mapping[str, LastSlot] | None = None) -> None:
         known = {name: one for name, one in (last or {}).items() if one.era >= 0}
-        self._progress = {name: _TargetProgress(one.era, one.slot, one.ended_at) for name, one in known.items()}
+        self._progress = {
+            name: _TargetProgress(one.era, one.slot, one.ended_at) for name, one in known.items()
+        }
         self._under_way: set[str] = set()
 
-    def look(self, targets: Sequence[ProbeTarget], now: Moment, excuse: Cause | None = None) -> Agenda:
+    def look(
+        self, targets: Sequence[ProbeTarget], now: Moment, excuse: Cause | None = None
+    ) -> Agenda:
         """`excuse`: why slots were missed, where the caller knows it."""
-        missed, following, set_back = list[Probe](), list[Due](), False
+        missed = list[Probe]()
+        following = list[Due]()
+        set_back = False
         for target in targets:
             if target.name in self._under_way:
                 continue
@@ -86,20 +98,36 @@ class ProbeSchedule:
             back = progress is not None and now.wall < (progress.covered - 1) * target.every_s
             if progress is None or back or target.added_at > progress.until:
                 era = 0 if progress is None else progress.era + 1
-                progress = _TargetProgress(era, current - 1, max(now.wall, target.added_at), current)
+                progress = _TargetProgress(
+                    era, current - 1, max(now.wall, target.added_at), current
+                )
                 self._progress[target.name] = progress
                 set_back |= back
             why, text = excuse or progress.cause or _cause(progress.seen, now)
-            progress.seen, first = now, progress.covered + 1
+            progress.seen = now
+            first = progress.covered + 1
             if first < current:  # slots that are wholly past and that nothing accounts for
                 occasion = (target.name, progress.era, first, due_at(target, first), now.wall)
-                missed.append(Probe(*occasion, ProbeOutcome.MISSED, slots=current - first, error_kind=why, error=text))
+                missed.append(
+                    Probe(
+                        *occasion,
+                        ProbeOutcome.MISSED,
+                        slots=current - first,
+                        error_kind=why,
+                        error=text,
+                    )
+                )
             slot = max(current, first, progress.tried + 1)
             at_once = slot == progress.first and slot * target.every_s <= now.wall
-            following.append(Due(target, progress.era, slot, now.wall if at_once else due_at(target, slot)))
+            following.append(
+                Due(target, progress.era, slot, now.wall if at_once else due_at(target, slot))
+            )
         following.sort(key=lambda one: (one.at, one.target.name))
         due = tuple(one for one in following if one.at <= now.wall)
-        wake_at = following[len(due)].at if len(due) < len(following) else None
+        if len(due) < len(following):
+            wake_at = following[len(due)].at
+        else:
+            wake_at = None
         return Agenda(tuple(missed), due, wake_at, set_back)
 
     def started(self, name: str) -> None:
@@ -119,7 +147,8 @@ class ProbeSchedule:
     def lost(self, probe: Probe, cause: Cause) -> None:
         """It could not be written: its slot will be a missed one, and is not probed again."""
         progress = self._progress[probe.target]
-        progress.tried, progress.cause = probe.slot, cause
+        progress.tried = probe.slot
+        progress.cause = cause
 
 
 def due_at(target: ProbeTarget, slot: int) -> float:
@@ -140,4 +169,6 @@ def _cause(before: Moment | None, now: Moment) -> Cause:
     """Return what kept a slot from being probed between two looks. None: nobody looked before."""
     if before is None:
         return NOT_RUNNING
-    return ASLEEP if (now.wall - before.wall) - (now.awake - before.awake) > NOTICED_S else LATE
+    if (now.wall - before.wall) - (now.awake - before.awake) > NOTICED_S:
+        return ASLEEP
+    return LATE

@@ -1,5 +1,6 @@
-"""How each target stands now: its last value against its own median, when it is due, what is wrong. Reads the store and
-nothing else; times are arguments. `skep monitor status`, the exposition and the pages say the same."""
+"""How each target stands now: its last value against its own median, when it is due, what is
+wrong. Reads the store and nothing else; times are arguments. `skep monitor status`, the exposition
+and the pages say the same."""
 
 from __future__ import annotations
 
@@ -35,13 +36,17 @@ class TargetState(StrEnum):
     NEW = "new"  # never probed
     OK = "ok"
     ALERT = "alert"  # it answers, and something about it is wrong
-    BUSY = "busy"  # others were there: its figures are no regression, and having no room for a probe is no fault
+    # others were there: its figures are no regression, and having no room for a probe is no fault
+    BUSY = "busy"
     FAILING = "failing"  # the last probe brought no figures
     SILENT = "silent"  # nobody probes it: the loop is away
 
 
 class SeriesStatus(msgspec.Struct, frozen=True):
-    """One series now. `latest` is None where the newest value is too old to speak of the present."""
+    """One series now.
+
+    `latest` is None where the newest value is too old to speak of the present.
+    """
 
     key: SeriesKey
     latest: SeriesPoint | None
@@ -78,7 +83,9 @@ class TargetStatus(msgspec.Struct, frozen=True):
     def covered(self) -> float | None:
         """Share of the occasions of 7 days that were probed; None before the first one."""
         total = sum(self.coverage.values())
-        return None if total == 0 else 1 - self.coverage.get("missed", 0) / total
+        if total == 0:
+            return None
+        return 1 - self.coverage.get("missed", 0) / total
 
     def document(self) -> dict[str, Any]:
         return {
@@ -87,7 +94,9 @@ class TargetStatus(msgspec.Struct, frozen=True):
             "state": str(self.state),
             "every_s": self.target.every_s,
             "probed_at": getattr(self.last, "ended_at", None),
-            **{name: getattr(self.last, name, None) for name in ("outcome", "error_kind", "error")},
+            **{
+                name: getattr(self.last, name, None) for name in ("outcome", "error_kind", "error")
+            },
             "due_at": self.due_at,
             "coverage": dict(self.coverage),
             "covered": self.covered,
@@ -98,22 +107,29 @@ class TargetStatus(msgspec.Struct, frozen=True):
     @property
     def why(self) -> str | None:
         """What is wrong with the last probe, or that there is none of late; None: nothing is."""
-        last, name = self.last, self.target.name
+        last = self.last
+        name = self.target.name
         if last is None:
             return None
         if self.state is TargetState.SILENT:
             return f"{name}: not probed since {day_and_time(last.ended_at)}"
         if last.outcome is ProbeOutcome.FAILED:
             return f"{name}: {last.error or last.error_kind or 'the last probe failed'}"
-        busy = f"{name}: other requests ran during the last probe; its figures are not a regression"
-        return busy if self.state is TargetState.BUSY else None
+        busy = (
+            f"{name}: other requests ran during the last probe; its figures are not a regression"
+        )
+        if self.state is TargetState.BUSY:
+            return busy
+        return None
 
     def overdue_s(self, now: float) -> float | None:
         """Return how long a probe is overdue; None: the next one may still come in time."""
         added_at = self.target.added_at
         waited_s = now - (added_at if self.last is None else max(self.last.ended_at, added_at))
         late_s = max(0.0, waited_s - self.target.every_s - self.target.jitter_s)
-        return late_s if waited_s > fresh_s(self.target) else None
+        if waited_s > fresh_s(self.target):
+            return late_s
+        return None
 
     def first(self, unit: str) -> SeriesStatus | None:
         """Return the first of its series that is told in this unit."""
@@ -129,9 +145,12 @@ def alert_document(alert: Alert) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name != "id"}
 
 
-def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = True) -> list[TargetStatus]:
+def target_statuses(
+    series: SeriesStore, now: float, *, with_readings: bool = True
+) -> list[TargetStatus]:
     """Of every target that is watched, by name."""
-    alerts, slots = series.alerts(open_only=True), series.last_slots()
+    alerts = series.alerts(open_only=True)
+    slots = series.last_slots()
     found = []
     for target in series.targets():
         own = tuple(alert for alert in alerts if alert.target == target.name)
@@ -141,8 +160,12 @@ def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = Tr
         for key in primary_keys(series, target.name) if with_readings else ():
             newest, quiet = latest_and_week(series, key, now, fresh_s(target))
             readings.append(SeriesStatus(key, newest, window_stats(quiet)))
-        following = max(done.slot + 1, int(now // target.every_s)) if done else 0
-        due = due_at(target, following) if done and done.era >= 0 else now  # else never probed, or by hand alone
+        if done:
+            following = max(done.slot + 1, int(now // target.every_s))
+        else:
+            following = 0
+        # Else never probed, or by hand alone.
+        due = due_at(target, following) if done and done.era >= 0 else now
         state = _state(target, last, now, alerts=bool(own))
         coverage = series.coverage(target.name, now - WINDOW_S, now)
         found.append(TargetStatus(target, state, last, due, coverage, tuple(readings), own))
@@ -152,7 +175,9 @@ def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = Tr
 def latest_and_week(
     series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
 ) -> tuple[SeriesPoint | None, list[float]]:
-    """Return the latest value, None if older than `fresh_s`, and those of 7 days, or their hours, without busy ones."""
+    """Return the latest value, None if older than `fresh_s`, and those of 7 days, or their hours,
+    without busy ones.
+    """
     since = max(now - WINDOW_S, series_began(series, key.target, now))
     newest = series.points(key, max(since, now - fresh_s), now, limit=1)
     week = [value for _, value in read_window(series, key, since, now).quiet(since, now)]
@@ -160,7 +185,9 @@ def latest_and_week(
 
 
 def fresh_s(target: ProbeTarget) -> float:
-    """For how long a value speaks of the present: two intervals, and the time that a probe may take."""
+    """For how long a value speaks of the present: two intervals, and the time that a probe may
+    take.
+    """
     return 2 * target.every_s + target.jitter_s + target.timeout_s
 
 
@@ -173,7 +200,11 @@ def _state(target: ProbeTarget, last: Probe | None, now: float, *, alerts: bool)
         return TargetState.BUSY
     if last.outcome is ProbeOutcome.FAILED:
         return TargetState.FAILING
-    return TargetState.ALERT if alerts else TargetState.BUSY if last.busy else TargetState.OK
+    if alerts:
+        return TargetState.ALERT
+    if last.busy:
+        return TargetState.BUSY
+    return TargetState.OK
 
 
 BY_TARGET = ("target",)
@@ -183,7 +214,10 @@ METRIC_NAMES = {  # in Prometheus, and what it is
         "skep_monitor_tokens_per_second",
         "Speed of one stream after its first token, by the client's clock",
     ),
-    SeriesMetric.ENGINE_TOK_S: ("skep_monitor_engine_tokens_per_second", "Speed of one stream, by the engine's clock"),
+    SeriesMetric.ENGINE_TOK_S: (
+        "skep_monitor_engine_tokens_per_second",
+        "Speed of one stream, by the engine's clock",
+    ),
     SeriesMetric.EFFECTIVE_TOK_S: (
         "skep_monitor_effective_tokens_per_second",
         "All output tokens of a run over its wall time",
@@ -205,13 +239,22 @@ def metrics_page(series: SeriesStore, now: float) -> bytes:
         values = {
             name: (latest.value if latest else None, f"{what}."),
             f"{name}_median_7d": (median(week) if week else None, f"{what}: median of 7 days."),
-            f"{name}_mad_7d": (mad(week) if week else None, f"{what}: median absolute deviation over 7 days."),
+            f"{name}_mad_7d": (
+                mad(week) if week else None,
+                f"{what}: median absolute deviation over 7 days.",
+            ),
         }
         for full, (value, help_text) in values.items():
             family = families.setdefault(full, Gauge(full, help_text, OF_SERIES))
             family.set(labels, None if value is None else value * factor)
-    opened = Gauge("skep_monitor_alerts_open", "Alerts that are open, by target and rule.", (*BY_TARGET, "rule"))
-    counts = Counter((alert.target or "", str(alert.rule)) for alert in series.alerts(open_only=True))
+    opened = Gauge(
+        "skep_monitor_alerts_open",
+        "Alerts that are open, by target and rule.",
+        (*BY_TARGET, "rule"),
+    )
+    counts = Counter(
+        (alert.target or "", str(alert.rule)) for alert in series.alerts(open_only=True)
+    )
     for (target, rule), count in sorted(counts.items()):
         if target in fresh or not target:
             opened.set((target, rule), count)
@@ -222,8 +265,14 @@ def metrics_page(series: SeriesStore, now: float) -> bytes:
 def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
     told = "1 for the state that a target is in, 0 for the others."
     state = Gauge("skep_monitor_target_state", told, (*BY_TARGET, "state"))
-    probed = Gauge("skep_monitor_last_probe_timestamp_seconds", "When the last probe ended.", BY_TARGET)
-    due = Gauge("skep_monitor_next_probe_timestamp_seconds", "When the next probe is due, if the loop runs.", BY_TARGET)
+    probed = Gauge(
+        "skep_monitor_last_probe_timestamp_seconds", "When the last probe ended.", BY_TARGET
+    )
+    due = Gauge(
+        "skep_monitor_next_probe_timestamp_seconds",
+        "When the next probe is due, if the loop runs.",
+        BY_TARGET,
+    )
     told = "Probes of the last 7 days, by outcome."
     occasions = Gauge("skep_monitor_probes_7d", told, (*BY_TARGET, "outcome"))
     for one in standing:

@@ -1,7 +1,9 @@
-"""The store of watching over time: targets, probes and their samples, series, events, alerts, changes.
+"""The store of watching over time: targets, probes and their samples, series, events, alerts,
+changes.
 
-Each append is one short transaction. Hours and days are brought up to date with their samples, so that reading a year
-never reads these. Times are arguments, unix seconds. A window from `since` to `until` has its beginning but no end."""
+Each append is one short transaction. Hours and days are brought up to date with their samples, so
+that reading a year never reads these. Times are arguments, unix seconds. A window from `since` to
+`until` has its beginning but no end."""
 
 from __future__ import annotations
 
@@ -37,15 +39,23 @@ from skep.stats.percentiles import mad, percentile
 from skep.store.database import Store
 from skep.store.rows import insert, insert_all, json_text, queries, read
 
-SERIES_OF = "SELECT id FROM series WHERE target = ? AND heat = ? AND shape = ? AND concurrency = ? AND metric = ?"
+SERIES_OF = (
+    "SELECT id FROM series WHERE target = ? AND heat = ? AND shape = ? AND concurrency = ? AND "
+    "metric = ?"
+)
 PUT_SPAN = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _LAST = "SELECT * FROM probes WHERE target = ? AND outcome {which} ORDER BY id DESC LIMIT 1"
 _SAMPLES = "SELECT * FROM samples WHERE probe_id = ? AND shape <> 'quality' ORDER BY id"
 _GAPS = "SELECT * FROM probes WHERE target = ? AND slots > 1 AND ended_at >= ? AND due_at < ?"
 # An earlier skep kept series of the gateway's own requests, and of small tasks, too.
-_KEYS = "SELECT * FROM series WHERE heat <> 'seen' AND shape <> 'quality' AND (target = ?1 OR ?1 IS NULL)"
+_KEYS = (
+    "SELECT * FROM series WHERE heat <> 'seen' AND shape <> 'quality' AND (target = ?1 OR ?1 IS "
+    "NULL)"
+)
 _DELETE_SOME = "DELETE FROM samples WHERE id IN (SELECT id FROM samples WHERE at < ? LIMIT ?)"
-_SIMULATED = "SELECT 1 FROM probes WHERE target = ? AND due_at >= ? AND due_at < ? AND simulated LIMIT 1"
+_SIMULATED = (
+    "SELECT 1 FROM probes WHERE target = ? AND due_at >= ? AND due_at < ? AND simulated LIMIT 1"
+)
 _EVENTS = "SELECT * FROM events WHERE at >= ?1 AND at < ?2 {of} ORDER BY at, id"
 
 
@@ -54,7 +64,10 @@ def query(name: str) -> str:
 
 
 class SeriesStore:
-    """Over an open store. What was appended is final; a slot of a target is covered once or not at all."""
+    """Over an open store.
+
+    What was appended is final; a slot of a target is covered once or not at all.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -68,7 +81,11 @@ class SeriesStore:
     def put_target(self, target: ProbeTarget) -> None:
         """New, changed, or back again after it was removed."""
         with self.store.transaction() as connection:
-            document = {name: value for name, value in msgspec.to_builtins(target).items() if name != "removed_at"}
+            document = {
+                name: value
+                for name, value in msgspec.to_builtins(target).items()
+                if name != "removed_at"
+            }
             values = (target.name, json_text(document), target.added_at, target.removed_at)
             connection.execute("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?)", values)
 
@@ -83,9 +100,14 @@ class SeriesStore:
 
     def targets(self, *, removed: bool = False) -> list[ProbeTarget]:
         """By name; with `removed` also those that are probed no more."""
-        rows = self.store.read("SELECT * FROM targets WHERE ? OR removed_at IS NULL ORDER BY name", removed)
-        # What a later skep added to the document is left out, what an earlier one did not know is as usual.
-        documents = [json.loads(row["document"]) | {"removed_at": row["removed_at"]} for row in rows]
+        rows = self.store.read(
+            "SELECT * FROM targets WHERE ? OR removed_at IS NULL ORDER BY name", removed
+        )
+        # What a later skep added to the document is left out, what an earlier one did not know is
+        # as usual.
+        documents = [
+            json.loads(row["document"]) | {"removed_at": row["removed_at"]} for row in rows
+        ]
         return msgspec.convert(documents, list[ProbeTarget])
 
     def target(self, name: str, *, removed: bool = False) -> ProbeTarget:
@@ -96,10 +118,13 @@ class SeriesStore:
         return known[known_target(name, known)]
 
     def append_probe(
-        self, probe: Probe, samples: Sequence[ProbeSample] = (), events: Sequence[MonitorEvent] = ()
+        self,
+        probe: Probe,
+        samples: Sequence[ProbeSample] = (),
+        events: Sequence[MonitorEvent] = (),
     ) -> int | None:
-        """The probe, its samples, their hours and days, and what it shows to have happened; or nothing.
-        None: a slot of it was covered already."""
+        """The probe, its samples, their hours and days, and what it shows to have happened; or
+        nothing. None: a slot of it was covered already."""
         with self.store.transaction() as connection:
             end = connection.execute(
                 query("row_before"), (probe.target, probe.era, probe.slot + probe.slots)
@@ -107,7 +132,12 @@ class SeriesStore:
             if end is not None and end[0] > probe.slot:
                 return None
             probe_id = insert(connection, "probes", probe, id=None).lastrowid
-            of_probe = {"id": None, "probe_id": probe_id, "target": probe.target, "busy": probe.busy}
+            of_probe = {
+                "id": None,
+                "probe_id": probe_id,
+                "target": probe.target,
+                "busy": probe.busy,
+            }
             insert_all(connection, "samples", samples, **of_probe)
             insert_all(connection, "events", events, id=None)
             update_spans(connection, probe.target, samples)
@@ -129,27 +159,41 @@ class SeriesStore:
         """Return the last probe that succeeded, however long ago; none where none did."""
         return read(self.store.read(_LAST.format(which="= 'done'"), target), Probe)
 
-    def probes(self, target: str, since: float, until: float, limit: int | None = None) -> list[Probe]:
+    def probes(
+        self, target: str, since: float, until: float, limit: int | None = None
+    ) -> list[Probe]:
         """Newest first, by the time they were due; gaps that reach into the window included."""
-        return read(self.store.read(query("probes"), target, since, until, -1 if limit is None else limit), Probe)
+        return read(
+            self.store.read(query("probes"), target, since, until, -1 if limit is None else limit),
+            Probe,
+        )
 
     def keys(self, target: str | None = None) -> list[SeriesKey]:
         """In order."""
         return sorted(read(self.store.read(_KEYS, target), SeriesKey))
 
-    def points(self, key: SeriesKey, since: float, until: float, *, limit: int | None = None) -> list[SeriesPoint]:
+    def points(
+        self, key: SeriesKey, since: float, until: float, *, limit: int | None = None
+    ) -> list[SeriesPoint]:
         """Oldest first; the newest `limit` of them."""
         values = (*key_values(key), since, until, -1 if limit is None else limit)
         rows = self.store.read(query("points").format(metric=key.metric.value), *values)
-        return [SeriesPoint(at, value, bool(busy), probe_id) for at, value, busy, probe_id in reversed(rows)]
+        return [
+            SeriesPoint(at, value, bool(busy), probe_id)
+            for at, value, busy, probe_id in reversed(rows)
+        ]
 
-    def spans(self, key: SeriesKey, kind: SpanKind, since: float, until: float) -> list[SeriesSpan]:
+    def spans(
+        self, key: SeriesKey, kind: SpanKind, since: float, until: float
+    ) -> list[SeriesSpan]:
         """Oldest first, those that begin in the window and have figures."""
         values = (*key_values(key), key.metric.value, kind.value, since, until)
         return read(self.store.read(query("spans"), *values), SeriesSpan)
 
     def coverage(self, target: str, since: float, until: float) -> dict[str, int]:
-        """Return how many occasions of the window were probed, failed or missed: each slot of a gap is one."""
+        """Return how many occasions of the window were probed, failed or missed: each slot of a
+        gap is one.
+        """
         (occasions,) = self.store.read(query("occasions"), target, since, until)
         found = dict(occasions)
         for row in self.store.read(_GAPS, target, since, until):
@@ -164,10 +208,20 @@ class SeriesStore:
         return self._append("events", event, id=None)
 
     def events(
-        self, since: float, until: float, target: str | None = None, *, version_of: Sequence[str] = ()
+        self,
+        since: float,
+        until: float,
+        target: str | None = None,
+        *,
+        version_of: Sequence[str] = (),
     ) -> list[MonitorEvent]:
-        """Oldest first; with a target those of it and those of all. `version_of`: only changes of these versions."""
-        of, values = ("AND (target IS NULL OR target = ?3)", (target,)) if target is not None else ("", ())
+        """Oldest first; with a target those of it and those of all.
+
+        `version_of`: only changes of these versions.
+        """
+        of, values = (
+            ("AND (target IS NULL OR target = ?3)", (target,)) if target is not None else ("", ())
+        )
         if version_of:
             names = ", ".join(f"'{name}'" for name in version_of)
             of += f" AND kind = 'version' AND json_extract(detail, '$.what') IN ({names})"
@@ -178,19 +232,32 @@ class SeriesStore:
 
     def close_alert(self, alert_id: int, at: float, because: str) -> None:
         """Closing it twice has the effect of closing it once."""
-        self._append("alert_ends", None, "ON CONFLICT DO NOTHING", alert_id=alert_id, closed_at=at, because=because)
+        self._append(
+            "alert_ends",
+            None,
+            "ON CONFLICT DO NOTHING",
+            alert_id=alert_id,
+            closed_at=at,
+            because=because,
+        )
 
     def alerts(self, *, open_only: bool = False, since: float | None = None) -> list[Alert]:
         """Newest first; with `since` those that were open at some time from then on."""
         rows = self.store.read(query("alerts"), open_only, -math.inf if since is None else since)
         return read(rows, Alert)
 
-    def append_notice(self, alert_id: int, what: str, at: float, via: str, error: str | None) -> None:
+    def append_notice(
+        self, alert_id: int, what: str, at: float, via: str, error: str | None
+    ) -> None:
         self._append("notices", alert_id=alert_id, what=what, at=at, via=via, error=error)
 
     def notices(self, alert_id: int | None) -> list[tuple[str, float, str, str | None]]:
-        """What was told (opened or closed), when, through what, and what went wrong; in the order it was tried."""
-        rows = self.store.read("SELECT what, at, via, error FROM notices WHERE alert_id = ? ORDER BY id", alert_id)
+        """What was told (opened or closed), when, through what, and what went wrong; in the order
+        it was tried.
+        """
+        rows = self.store.read(
+            "SELECT what, at, via, error FROM notices WHERE alert_id = ? ORDER BY id", alert_id
+        )
         return [(row["what"], row["at"], row["via"], row["error"]) for row in rows]
 
     def set_changes(self, key: SeriesKey, changes: Sequence[SeriesChange]) -> None:
@@ -202,7 +269,14 @@ class SeriesStore:
             connection.execute("DELETE FROM changes WHERE series = ?", (series,))
             for change in changes:
                 earliest, latest = change.between
-                insert(connection, "changes", change, series=series, earliest_at=earliest, latest_at=latest)
+                insert(
+                    connection,
+                    "changes",
+                    change,
+                    series=series,
+                    earliest_at=earliest,
+                    latest_at=latest,
+                )
 
     def changes(self, target: str | None = None, since: float | None = None) -> list[SeriesChange]:
         """Oldest first."""
@@ -217,18 +291,31 @@ class SeriesStore:
         """Delete those older; their hours and days stay. Return how many went."""
         return self.store.delete_in_parts("thinning_before", before, _DELETE_SOME)
 
-    def _append(self, table: str, record: object = None, clash: str = "", /, **columns: object) -> int:
+    def _append(
+        self, table: str, record: object = None, clash: str = "", /, **columns: object
+    ) -> int:
         with self.store.transaction() as connection:
             return insert(connection, table, record, clash, **columns).lastrowid or 0
 
 
 def _slots_inside(row: Row, since: float, until: float) -> int:
-    """Return how many slots of a gap were due in the window. They lie one interval apart, and slots count intervals."""
-    found_s = max(0.0, row["ended_at"] - row["due_at"]) / (row["slots"] - 1)  # the last was due before it was found
-    step_s = min(found_s, row["due_at"] / row["slot"]) if row["slot"] > 0 else found_s
+    """Return how many slots of a gap were due in the window.
+
+    They lie one interval apart, and slots count intervals.
+    """
+    # The last was due before it was found.
+    found_s = max(0.0, row["ended_at"] - row["due_at"]) / (row["slots"] - 1)
+    if row["slot"] > 0:
+        step_s = min(found_s, row["due_at"] / row["slot"])
+    else:
+        step_s = found_s
     if step_s <= 0:
-        return int(row["slots"]) if since <= row["due_at"] < until else 0
-    first, end = (min(max((limit - row["due_at"]) / step_s, 0), row["slots"]) for limit in (since, until))
+        if since <= row["due_at"] < until:
+            return int(row["slots"])
+        return 0
+    first, end = (
+        min(max((limit - row["due_at"]) / step_s, 0), row["slots"]) for limit in (since, until)
+    )
     return int(math.ceil(end) - math.ceil(first))
 
 
@@ -244,13 +331,23 @@ def key_values(key: SeriesKey) -> tuple[str, str, str, int]:
 def series_id(connection: Connection, key: SeriesKey) -> int:
     """Of a key that is not known yet, too."""
     row = connection.execute(SERIES_OF, (*key_values(key), key.metric.value)).fetchone()
-    return int(row[0]) if row else insert(connection, "series", key).lastrowid or 0
+    if row:
+        return int(row[0])
+    return insert(connection, "series", key).lastrowid or 0
 
 
 def put_span(
-    connection: Connection, series: int, kind: SpanKind, start: float, values: Iterable[float], busy: int = 0
+    connection: Connection,
+    series: int,
+    kind: SpanKind,
+    start: float,
+    values: Iterable[float],
+    busy: int = 0,
 ) -> None:
-    """In place of what stood there. Without a value only the busy ones are counted, without either there is no row."""
+    """In place of what stood there.
+
+    Without a value only the busy ones are counted, without either there is no row.
+    """
     if (row := span_row(series, kind, start, values, busy)) is not None:
         connection.execute(PUT_SPAN, row)
 
@@ -276,17 +373,26 @@ def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSam
     days: dict[tuple[object, ...], list[ProbeSample]] = defaultdict(list)
     for sample in samples:
         if sample.error_kind is None:  # what failed has no figures that count
-            days[sample.heat, sample.shape, sample.concurrency, start_of(sample.at, DAY_S)].append(sample)
+            days[sample.heat, sample.shape, sample.concurrency, start_of(sample.at, DAY_S)].append(
+                sample
+            )
     for news in days.values():
-        one, day = news[0], start_of(news[0].at, DAY_S)
+        one = news[0]
+        day = start_of(news[0].at, DAY_S)
         values = (target, one.heat.value, one.shape.value, one.concurrency, day, day + DAY_S)
         rows = connection.execute(query("samples_of_a_day"), values).fetchall()
         for metric in SeriesMetric:
             if not (told := [sample.at for sample in news if sample.value(metric) is not None]):
                 continue
-            series = series_id(connection, SeriesKey(target, one.heat, one.shape, one.concurrency, metric))
-            known = [(row["at"], row["busy"], row[metric]) for row in rows if row[metric] is not None]
-            for kind, start in {(kind, start_of(at, kind.seconds)) for kind in SpanKind for at in told}:
+            series = series_id(
+                connection, SeriesKey(target, one.heat, one.shape, one.concurrency, metric)
+            )
+            known = [
+                (row["at"], row["busy"], row[metric]) for row in rows if row[metric] is not None
+            ]
+            for kind, start in {
+                (kind, start_of(at, kind.seconds)) for kind in SpanKind for at in told
+            }:
                 inside = [point for point in known if start <= point[0] < start + kind.seconds]
                 figures = [value for _, busy, value in inside if not busy]
                 put_span(connection, series, kind, start, figures, len(inside) - len(figures))
@@ -301,7 +407,10 @@ def all_targets(series: SeriesStore) -> list[str]:
 def known_target(name: str, known: Collection[str]) -> str:
     """Return the name. Raise UserError, with names like it, for one that is not known."""
     if name not in known:
-        hint = "`skep monitor list --all` shows them" if known else "`skep monitor add` makes one"
+        if known:
+            hint = "`skep monitor list --all` shows them"
+        else:
+            hint = "`skep monitor add` makes one"
         near = similar_names(name, {squeeze(one): one for one in known})
         raise UserError(f"there is no target `{name}`", hint=did_you_mean(near, hint))
     return name

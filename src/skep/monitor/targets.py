@@ -24,7 +24,8 @@ from skep.wire.heads import parse_url
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SHORTEST_S, LONGEST_S = 10.0, 366 * DAY_S
+SHORTEST_S = 10.0
+LONGEST_S = 366 * DAY_S
 SHORTEST_TIMEOUT_S = 0.1
 CHECK_S = 10.0  # for the question that is asked when a target is added
 
@@ -38,24 +39,42 @@ class AddedTarget(msgspec.Struct, frozen=True):
 
     def sentences(self) -> list[str]:
         target = self.target
-        told = f"{self.model} at {target.url} ({self.about})" if self.about else f"{target.url}, not asked"
+        if self.about:
+            told = f"{self.model} at {target.url} ({self.about})"
+        else:
+            told = f"{target.url}, not asked"
         every = f"it is probed every {format_interval(target.every_s)} ({runs_of(target)})"
         return [f"`{target.name}`: {told}", every]
 
 
 def add_target(
-    series: SeriesStore, target: ProbeTarget, env: Mapping[str, str], now: float, *, own: bool, check: bool
+    series: SeriesStore,
+    target: ProbeTarget,
+    env: Mapping[str, str],
+    now: float,
+    *,
+    own: bool,
+    check: bool,
 ) -> AddedTarget:
-    """Store a target. `own`: its URL is that of this installation's gateway. `check`: connect to it first."""
+    """Store a target.
+
+    `own`: its URL is that of this installation's gateway. `check`: connect to it first.
+    """
     check_target(target)
     taken = next((known for known in series.targets() if known.name == target.name), None)
     if taken is not None:
-        hint = f"choose another name, or `skep monitor remove {target.name}` first: its history is kept"
+        hint = (
+            f"choose another name, or `skep monitor remove {target.name}` first: its history is "
+            "kept"
+        )
         raise UserError(f"`{target.name}` is watched already, at {taken.url}", hint=hint)
     endpoint = None
     if check:
-        key, timeout_s = _key(target, env), min(CHECK_S, target.timeout_s)
-        asked = find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=timeout_s)
+        key = _key(target, env)
+        timeout_s = min(CHECK_S, target.timeout_s)
+        asked = find_endpoint(
+            target.url, target.model, key=key, api=target.api, timeout_s=timeout_s
+        )
         try:
             endpoint = asyncio.run(asked)
         except SkepError as error:
@@ -63,8 +82,14 @@ def add_target(
             raise
     kind = TargetKind.GATEWAY if own else target.kind
     if endpoint is not None:  # of its replicas only skep's gateway tells
-        server = TargetKind.REPLICA if endpoint.origin.host in LOOPBACK else TargetKind.ENDPOINT
-        kind = TargetKind.GATEWAY if "replicas" in endpoint.engine else server
+        if endpoint.origin.host in LOOPBACK:
+            server = TargetKind.REPLICA
+        else:
+            server = TargetKind.ENDPOINT
+        if "replicas" in endpoint.engine:
+            kind = TargetKind.GATEWAY
+        else:
+            kind = server
     key_env = target.key_env
     if kind is TargetKind.GATEWAY and key_env is None and _key(target, env) is not None:
         key_env = "SKEP_API_KEY"
@@ -73,15 +98,21 @@ def add_target(
     if endpoint is None:
         return AddedTarget(target)
     engine = endpoint.engine
-    about = [str(kind), str(engine.get("engine") or engine.get("server") or "an OpenAI-compatible server")]
+    about = [
+        str(kind),
+        str(engine.get("engine") or engine.get("server") or "an OpenAI-compatible server"),
+    ]
     about += [f"{engine['slots']} slots"] if isinstance(engine.get("slots"), int) else []
     about += ["simulated"] if endpoint.simulated else []
     return AddedTarget(target, endpoint.model, ", ".join(about))
 
 
 def check_target(target: ProbeTarget) -> None:
-    """Raise UserError, in terms of the options of `skep monitor add`, for what cannot be probed."""
-    every, timeout = format_interval(target.every_s), format_interval(target.timeout_s)
+    """Raise UserError, in terms of the options of `skep monitor add`,
+    for what cannot be probed.
+    """
+    every = format_interval(target.every_s)
+    timeout = format_interval(target.timeout_s)
     if "://" in target.name:
         hint = "the name comes first: `skep monitor add box --url URL`"
         raise UserError("a URL stands where the name of the target belongs", hint=hint)
@@ -97,25 +128,36 @@ def check_target(target: ProbeTarget) -> None:
         hint = "put the key into a variable and pass its name: --key-env MY_KEY"
         raise UserError("--key-env is not the name of a variable", hint=hint)
     if target.model is not None and not target.model.isprintable():
-        raise UserError("--model has characters that cannot be printed", hint="copy it from `/v1/models`")
+        raise UserError(
+            "--model has characters that cannot be printed", hint="copy it from `/v1/models`"
+        )
     if target.api not in ("openai", "ollama"):
         raise UserError(f"--api `{target.api}` is unknown", hint="choose openai or ollama")
     if target.every_s < SHORTEST_S:
         hint = "a probe costs the target load: `--every 1h` is usual, 10s is the least"
         raise UserError(f"--every {every} is too often", hint=hint)
     if target.every_s > LONGEST_S:
-        raise UserError(f"--every {every} is too long", hint="the longest interval is a year; try `--every 30d`")
+        raise UserError(
+            f"--every {every} is too long",
+            hint="the longest interval is a year; try `--every 30d`",
+        )
     if target.timeout_s < SHORTEST_TIMEOUT_S:
-        raise UserError(f"--timeout {timeout} is too short", hint="use at least 0.1s; the default is 300s")
+        raise UserError(
+            f"--timeout {timeout} is too short", hint="use at least 0.1s; the default is 300s"
+        )
 
 
 def _key(target: ProbeTarget, env: Mapping[str, str]) -> str | None:
-    """Return the key in the variable `key_env`, else skep's own key for a server on this machine."""
+    """Return the key in the variable `key_env`,
+    else skep's own key for a server on this machine.
+    """
     if target.key_env is None:
         return local_key(target.url, env, user_paths(env))
     if value := env.get(target.key_env):
         return value
-    hint = f"export {target.key_env}=... first, also where `skep up` or `skep monitor run` is started"
+    hint = (
+        f"export {target.key_env}=... first, also where `skep up` or `skep monitor run` is started"
+    )
     raise UserError(f"--key-env `{target.key_env}` is not set", hint=hint)
 
 
@@ -128,7 +170,10 @@ def runs_of(target: ProbeTarget) -> str:
 
 
 def moment_of(text: str, now: float, *, option: str) -> float:
-    """Parse `7d` as that long ago, `2026-11-15` or `2026-11-15 14:30` as local time. Clamped to 1970."""
+    """Parse `7d` as that long ago, `2026-11-15` or `2026-11-15 14:30` as local time.
+
+    Clamped to 1970.
+    """
     with suppress(ValueError, OverflowError, OSError):
         return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
     with suppress(UserError):
@@ -142,4 +187,6 @@ def parse_percent(text: str, *, option: str) -> float:
     with suppress(ValueError):
         if 0 < (value := float(text.strip().removesuffix("%").strip())) < 100:
             return value
-    raise UserError(f"{option} `{text}` is not a share between 0 and 100 %", hint=f"write it as `{option} 10%`")
+    raise UserError(
+        f"{option} `{text}` is not a share between 0 and 100 %", hint=f"write it as `{option} 10%`"
+    )

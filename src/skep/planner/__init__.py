@@ -1,1 +1,3 @@
-"""Which layout, does it fit, how fast with N agents, and why: arithmetic on the catalogue, no clock, no disk."""
+"""Which layout, does it fit, how fast with N agents, and why: arithmetic on the catalogue, no
+clock, no disk.
+"""

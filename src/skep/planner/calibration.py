@@ -1,4 +1,6 @@
-"""Fits one machine's factors on steps, on further sequences and on prompts to a measurement or two on it."""
+"""Fits one machine's factors on steps, on further sequences and on prompts to a measurement or two
+on it.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,27 @@ from skep.planner.setup import PlannedLoad, Rig, Setup
 from skep.planner.step import UNTUNED, Constants, StepTuning
 from skep.units import Interval
 
-_LEAST, _MOST = 0.1, 10.0
-_USUAL = 1.0  # deviation of the factor on further sequences from machine to machine, before anything was measured
-_SIGMAS = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # in half of a 95 % interval, by the number of runs
+_LEAST = 0.1
+_MOST = 10.0
+# deviation of the factor on further sequences from machine to machine, before anything was
+# measured
+_USUAL = 1.0
+_SIGMAS = {
+    2: 12.71,
+    3: 4.30,
+    4: 3.18,
+    5: 2.78,
+    6: 2.57,
+}  # in half of a 95 % interval, by the number of runs
 _AS_PREDICTED = Interval(1.0, 1.0, 1.0)
 SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
 
 class MeasuredLevel(msgspec.Struct, frozen=True):
-    """One level as it was measured. The intervals are 95 %, over its runs; `tpot_s` is of their median tasks."""
+    """One level as it was measured.
+
+    The intervals are 95 %, over its runs; `tpot_s` is of their median tasks.
+    """
 
     concurrency: int
     input_tokens: float
@@ -33,11 +47,15 @@ class MeasuredLevel(msgspec.Struct, frozen=True):
     cached_share: float = 0.0
 
     def load(self) -> PlannedLoad:
-        return PlannedLoad(self.concurrency, self.input_tokens, self.output_tokens, cached_share=self.cached_share)
+        return PlannedLoad(
+            self.concurrency, self.input_tokens, self.output_tokens, cached_share=self.cached_share
+        )
 
 
 class CalibrationData(msgspec.Struct, frozen=True):
-    """What a calibration measured: one agent alone, perhaps a higher level, long prompts, levels held back."""
+    """What a calibration measured: one agent alone, perhaps a higher level, long prompts, levels
+    held back.
+    """
 
     alone: MeasuredLevel
     crowd: MeasuredLevel | None
@@ -46,15 +64,28 @@ class CalibrationData(msgspec.Struct, frozen=True):
 
     @property
     def levels(self) -> tuple[MeasuredLevel, ...]:
-        return tuple(sorted(filter(None, (self.alone, self.crowd, *self.held_back)), key=lambda s: s.concurrency))
+        return tuple(
+            sorted(
+                filter(None, (self.alone, self.crowd, *self.held_back)),
+                key=lambda s: s.concurrency,
+            )
+        )
 
     @property
     def context(self) -> int:
-        return math.ceil(max(s.input_tokens + s.output_tokens for s in (*self.levels, self.prompts or self.alone)))
+        return math.ceil(
+            max(
+                s.input_tokens + s.output_tokens
+                for s in (*self.levels, self.prompts or self.alone)
+            )
+        )
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """Factors on predicted times, with their 95 % intervals. `batch` None: nothing was measured that tells it."""
+    """Factors on predicted times, with their 95 % intervals.
+
+    `batch` None: nothing was measured that tells it.
+    """
 
     decode: Interval
     batch: Interval | None
@@ -63,7 +94,9 @@ class Fitted(msgspec.Struct, frozen=True):
 
     @property
     def tuning(self) -> StepTuning:
-        return StepTuning(self.decode.estimate, self.batch.estimate if self.batch else 1.0, self.prompt.estimate)
+        return StepTuning(
+            self.decode.estimate, self.batch.estimate if self.batch else 1.0, self.prompt.estimate
+        )
 
     def __str__(self) -> str:
         told = [f"steps take {_words(self.decode)} as long as predicted"]
@@ -74,8 +107,13 @@ class Fitted(msgspec.Struct, frozen=True):
         return ", ".join(told)
 
 
-def speed_model_maker(setup: Setup, rig: Rig, constants: Constants, measured: CalibrationData) -> SpeedModelMaker:
-    """Return the setup with any tuning. What was measured fitted, so the pool holds it whatever the arithmetic says."""
+def speed_model_maker(
+    setup: Setup, rig: Rig, constants: Constants, measured: CalibrationData
+) -> SpeedModelMaker:
+    """Return the setup with any tuning.
+
+    What was measured fitted, so the pool holds it whatever the arithmetic says.
+    """
 
     def foresee(tuning: StepTuning) -> SpeedModel:
         found = prospect(setup, rig, constants, context=measured.context, tuning=tuning)
@@ -86,15 +124,24 @@ def speed_model_maker(setup: Setup, rig: Rig, constants: Constants, measured: Ca
 
 
 def fit(foresee: SpeedModelMaker, measured: CalibrationData) -> Fitted:
-    """Times of one agent alone are proportional to their factor; those of many grow with theirs in a straight line."""
+    """Times of one agent alone are proportional to their factor; those of many grow with theirs in
+    a straight line.
+    """
     plain = foresee(UNTUNED)
     alone = plain.outcome(measured.alone.load())
-    decode, prompt, long = _scaled(measured.alone.tpot_s, alone.tpot_s), _AS_PREDICTED, measured.prompts
+    decode = _scaled(measured.alone.tpot_s, alone.tpot_s)
+    prompt = _AS_PREDICTED
+    long = measured.prompts
     if long is not None:
         prompt = _scaled(long.ttft_s, plain.outcome(long.load()).ttft_s)
-    batch = _batch(foresee, measured.crowd, _bounded(decode)) if measured.crowd else None
+    if measured.crowd:
+        batch = _batch(foresee, measured.crowd, _bounded(decode))
+    else:
+        batch = None
     named = {"steps": decode, "further sequences": batch, "prompts": prompt}
-    cut = tuple(name for name, found in named.items() if found and not _LEAST <= found.estimate <= _MOST)
+    cut = tuple(
+        name for name, found in named.items() if found and not _LEAST <= found.estimate <= _MOST
+    )
     return Fitted(_bounded(decode), _bounded(batch) if batch else None, _bounded(prompt), cut)
 
 
@@ -106,33 +153,46 @@ def before_and_after(
 
 
 def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> Interval | None:
-    """Keep the factor near 1 where further sequences cost next to nothing and noise would decide."""
+    """Keep the factor near 1 where further sequences cost next to nothing and noise would
+    decide.
+    """
 
     def tpot(batch: float) -> float:
-        """Of the median task: tasks of one length end and begin together, so it meets no prompt while it decodes."""
+        """Of the median task: tasks of one length end and begin together, so it meets no prompt
+        while it decodes.
+        """
         found = foresee(StepTuning(decode.estimate, batch))
-        step, sequences = found.step, max(1, round(crowd.concurrency / found.setup.layout.replicas))
+        step = found.step
+        sequences = max(1, round(crowd.concurrency / found.setup.layout.replicas))
         context = sequences * (crowd.input_tokens + crowd.output_tokens / 2)
         return step.seconds(sequences, context) / step.tokens_per_step(sequences)
 
-    low, high = tpot(_LEAST), tpot(1.0)
+    low = tpot(_LEAST)
+    high = tpot(1.0)
     slope = (high - low) / (1.0 - _LEAST)
     if slope <= 1e-4 * high:
         return None
     wanted = crowd.tpot_s.estimate
     found = 1.0 + (wanted - high) / slope
-    unsure = math.hypot((crowd.tpot_s.high - crowd.tpot_s.low) / 2, decode.half_width * wanted) / slope
+    unsure = (
+        math.hypot((crowd.tpot_s.high - crowd.tpot_s.low) / 2, decode.half_width * wanted) / slope
+    )
     share = _USUAL**2 / (_USUAL**2 + (unsure / _SIGMAS.get(crowd.runs, 1.96)) ** 2)
-    found, unsure = 1.0 + (found - 1.0) * share, unsure * math.sqrt(share)
+    found = 1.0 + (found - 1.0) * share
+    unsure = unsure * math.sqrt(share)
     return Interval(max(0.0, found - unsure), found, found + unsure)
 
 
 def _scaled(measured: Interval, predicted: float) -> Interval:
-    return Interval(measured.low / predicted, measured.estimate / predicted, measured.high / predicted)
+    return Interval(
+        measured.low / predicted, measured.estimate / predicted, measured.high / predicted
+    )
 
 
 def _bounded(found: Interval) -> Interval:
-    low, middle, high = (min(_MOST, max(_LEAST, value)) for value in (found.low, found.estimate, found.high))
+    low, middle, high = (
+        min(_MOST, max(_LEAST, value)) for value in (found.low, found.estimate, found.high)
+    )
     return Interval(low, middle, high)
 
 

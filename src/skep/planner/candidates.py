@@ -1,4 +1,6 @@
-"""What could be started: layouts x quantizations x KV types x speculation, each with slots and context that fit."""
+"""What could be started: layouts x quantizations x KV types x speculation, each with slots and
+context that fit.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,18 @@ from skep.units import GIB
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 DEFAULT_CONTEXT = 8192
-AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS = 16_384, 1024  # a task of an agent, where nobody says how long it is
+# a task of an agent, where nobody says how long it is
+AGENT_INPUT_TOKENS = 16_384
+AGENT_OUTPUT_TOKENS = 1024
 SAFE_HYBRID_UTILIZATION = 0.92  # the rule `linear-scratch`
 _UTILIZATIONS = (0.92, 0.95, 0.85, 0.80)  # where the engine's own does not do
 _DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 under load
-USUAL_RAM_GIB, RAM_SHARE = 64, 0.75  # of a machine that is not known; what experts may take of it
-_OTHER_SIZE = 0.6  # of a format's bits: a checkpoint that differs by more is not what its entry says
+# of a machine that is not known; what experts may take of it
+USUAL_RAM_GIB = 64
+RAM_SHARE = 0.75
+_OTHER_SIZE = (
+    0.6  # of a format's bits: a checkpoint that differs by more is not what its entry says
+)
 
 
 class PinnedSizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,28 +94,45 @@ class PlanGoal(msgspec.Struct, frozen=True):
 
 
 def layouts(rig: Rig, model: Geometry, engine: str, goal: PlanGoal, pins: Pins) -> list[Layout]:
-    """Return layouts with as many replicas as cards and agents allow; on mixed cards also fewer, without slow ones."""
+    """Return layouts with as many replicas as cards and agents allow; on mixed cards also fewer,
+    without slow ones.
+    """
     count = len(rig.cards)
     mixed = len({card.id for card in rig.cards}) > 1
     found = []
-    widest = 1 if engine == "llamacpp" and of_machines(rig) else count  # over a network it splits by layers
+    # Over a network it splits by layers.
+    widest = 1 if engine == "llamacpp" and of_machines(rig) else count
     for tp in (pins.tp,) if pins.tp else range(1, widest + 1):
         spread = model.is_moe and tp > 1 and engine != "llamacpp"
-        expert_sizes = (pins.ep,) if pins.ep else (1, tp) if spread else (1,)
+        if pins.ep:
+            expert_sizes: tuple[int, ...] = (pins.ep,)
+        else:
+            expert_sizes = (1, tp) if spread else (1,)
         for pp in (pins.pp,) if pins.pp else range(1, max(1, count // tp) + 1):
             most = max(1, min(count // (tp * pp), max(1, goal.agents)))
-            wanted = [pins.replicas] if pins.replicas else list(range(most, 0, -1)) if mixed else [most]
+            if pins.replicas:
+                wanted = [pins.replicas]
+            else:
+                wanted = list(range(most, 0, -1)) if mixed else [most]
             found += [Layout(tp, pp, ep, r) for r in wanted for ep in expert_sizes]
     return found
 
 
 def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
-    """Formats of the known checkpoints, then others that somebody could make; nothing below 4 bits."""
+    """Formats of the known checkpoints, then others that somebody could make; nothing below 4
+    bits.
+    """
     usual = _usual_quants(model, engine, cards)
     if model.native_bits is not None and model.native_bits < 5:
         return usual  # nobody makes it better than its maker
-    names = (name for one in checkpoints_of(model.id) if engine in one.engines for name in one.formats)
-    made = [QUANTS[name] for name in dict.fromkeys(names) if name in QUANTS and QUANTS[name].nominal >= 4]
+    names = (
+        name for one in checkpoints_of(model.id) if engine in one.engines for name in one.formats
+    )
+    made = [
+        QUANTS[name]
+        for name in dict.fromkeys(names)
+        if name in QUANTS and QUANTS[name].nominal >= 4
+    ]
     fp4 = any(quant.id == "nvfp4" for quant in usual)
     made = [quant for quant in made if quant.id != "nvfp4" or fp4]
     alike = {(quant.family, quant.nominal) for quant in made}
@@ -116,15 +141,23 @@ def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tup
 
 @lru_cache(maxsize=512)
 def as_published(quant: Quant, model: Geometry, engine: str) -> Quant:
-    """Return the format with as many bits as its checkpoint takes when loaded, or on disk: some parts stay in 16."""
+    """Return the format with as many bits as its checkpoint takes when loaded, or on disk: some
+    parts stay in 16.
+    """
     found = find_checkpoint(model.id, engine, quant.id)
     if found is None or (found.loaded_gib or found.disk_gb) is None:
         return quant
-    parts, drafts = parts_of(model), found.mtp and found.loaded_gib is None
+    parts = parts_of(model)
+    drafts = found.mtp and found.loaded_gib is None
     counted = weights_bits(model, quant, with_draft=drafts, with_vision=found.vision)
-    bits = found.loaded_gib * 8 * GIB if found.loaded_gib else (found.disk_gb or 0.0) * 8e9
+    if found.loaded_gib:
+        bits = found.loaded_gib * 8 * GIB
+    else:
+        bits = (found.disk_gb or 0.0) * 8e9
     more = (bits - counted) / max(1.0, parts.mlp + parts.experts + parts.small)
-    return replace(quant, bits=quant.bits + more) if abs(more) < quant.bits * _OTHER_SIZE else quant
+    if abs(more) < quant.bits * _OTHER_SIZE:
+        return replace(quant, bits=quant.bits + more)
+    return quant
 
 
 def _usual_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
@@ -152,11 +185,17 @@ def offered_kv(engine: str, quant: Quant, cards: Sequence[Device]) -> tuple[KvTy
         return half, KV_TYPES["q8_0"]
     if all("fp8" in card.formats for card in cards):
         return half, KV_TYPES["fp8"]
-    ampere = all(card.vendor == "nvidia" and (card.compute_capability or 0) >= 8.0 for card in cards)
-    return (half, KV_TYPES["fp8_e5m2"]) if ampere and quant.family != "fp8" else (half,)
+    ampere = all(
+        card.vendor == "nvidia" and (card.compute_capability or 0) >= 8.0 for card in cards
+    )
+    if ampere and quant.family != "fp8":
+        return (half, KV_TYPES["fp8_e5m2"])
+    return (half,)
 
 
-def base_setups(model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pins) -> Iterator[Setup]:
+def base_setups(
+    model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pins
+) -> Iterator[Setup]:
     """Return one setup for each quantization, with 16-bit KV and no speculation unless pinned."""
     cards = rig.cards[: layout.cards]
     wanted = pins.quant
@@ -166,14 +205,28 @@ def base_setups(model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pi
         quant = as_published(one, model, engine)
         kv = pins.kv or offered_kv(engine, quant, cards)[0]
         yield Setup(
-            model, quant, kv, engine, layout, pins.slots, pins.context, pins.utilization, pins.graphs, pins.spec,
+            model,
+            quant,
+            kv,
+            engine,
+            layout,
+            pins.slots,
+            pins.context,
+            pins.utilization,
+            pins.graphs,
+            pins.spec,
             vision=pins.vision or engine != "vllm",
-        )  # fmt: skip
+        )
 
 
 def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
-    """Yield the same with the other KV types and speculations: of the latter only what the checkpoint carries."""
-    kinds = (pins.kv,) if pins.kv else offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])
+    """Yield the same with the other KV types and speculations: of the latter only what the
+    checkpoint carries.
+    """
+    if pins.kv:
+        kinds: tuple[KvType, ...] = (pins.kv,)
+    else:
+        kinds = offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])
     specs: tuple[Speculation | None, ...] = (pins.spec,)
     drafts = setup.model.mtp_layers and setup.engine != "llamacpp" and has_drafts(setup)
     if pins.spec is None and not pins.no_spec and drafts:
@@ -184,9 +237,14 @@ def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
 
 
 def has_drafts(setup: Setup) -> bool:
-    """Whether a checkpoint in this format carries the draft layers; of a model without known checkpoints, all do."""
+    """Whether a checkpoint in this format carries the draft layers; of a model without known
+    checkpoints, all do.
+    """
     model = setup.model.id
-    return not checkpoints_of(model) or find_checkpoint(model, setup.engine, setup.quant.id, mtp=True) is not None
+    return (
+        not checkpoints_of(model)
+        or find_checkpoint(model, setup.engine, setup.quant.id, mtp=True) is not None
+    )
 
 
 def sizing_card(rig: Rig, layout: Layout) -> Device:
@@ -195,22 +253,28 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
 
 
 def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | None:
-    """Return the setup with slots, context and utilization that fit; None where not even its smallest form does.
+    """Return the setup with slots, context and utilization that fit; None where not even its
+    smallest form does.
 
-    A pool needs room for one sequence of the whole context, and for all slots at the load's length. Where all slots
-    fit on paper only, a pool has them nevertheless: should memory be short, a sequence waits. Where slots take their
-    memory at the start, fewer that fit with a margin go first.
-    """
+    A pool needs room for one sequence of the whole context, and for all slots at the load's
+    length. Where all slots fit on paper only, a pool has them nevertheless: should memory be
+    short, a sequence waits. Where slots take their memory at the start, fewer that fit with a
+    margin go first."""
     wanted = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
-    contexts, shares = _contexts(setup, goal, pins), _utilizations(setup, card, pins)
+    contexts = _contexts(setup, goal, pins)
+    shares = _utilizations(setup, card, pins)
     fewest = wanted if pins.slots else 1
 
     def holds(slots: int, context: int, share: float | None, *, margin: bool) -> Setup | None:
         tried = replace(setup, slots=slots, context=context, utilization=share)
         if not memory(tried, card, context=context, slots=slots).fits:
             return None
-        full = memory(tried, card, context=min(goal.need_tokens, context), slots=slots, at_once=slots)
-        return tried if full.fits and not (margin and full.fits_on_paper_only) else None
+        full = memory(
+            tried, card, context=min(goal.need_tokens, context), slots=slots, at_once=slots
+        )
+        if full.fits and not (margin and full.fits_on_paper_only):
+            return tried
+        return None
 
     def first_held(slot_counts: Sequence[int], *, margin: bool) -> Setup | None:
         """Return the first of these that fits; their smallest form is tried before all others."""
@@ -226,9 +290,17 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
 
 
 def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
-    """Return it with as few experts in system memory as let it fit with a margin: llama.cpp's --n-cpu-moe."""
-    model, card = setup.model, sizing_card(rig, setup.layout)
-    if setup.engine != "llamacpp" or not model.is_moe or setup.layout.replicas > 1 or card.unified_memory:
+    """Return it with as few experts in system memory as let it fit with a margin: llama.cpp's
+    --n-cpu-moe.
+    """
+    model = setup.model
+    card = sizing_card(rig, setup.layout)
+    if (
+        setup.engine != "llamacpp"
+        or not model.is_moe
+        or setup.layout.replicas > 1
+        or card.unified_memory
+    ):
         return None
     whole = parts_of(model).experts * part_bits(setup.quant, model)["experts"] / 8
     for eighths in range(1, 9):
@@ -247,7 +319,9 @@ def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> S
 def shortfall(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> FitResult:
     """On the smallest form of a setup that has no place."""
     fewest = pins.slots or 1
-    return fits(setup, card, context=_contexts(setup, goal, pins)[-1], slots=fewest, at_once=fewest)
+    return fits(
+        setup, card, context=_contexts(setup, goal, pins)[-1], slots=fewest, at_once=fewest
+    )
 
 
 def _contexts(setup: Setup, goal: PlanGoal, pins: Pins) -> list[int]:
@@ -256,22 +330,35 @@ def _contexts(setup: Setup, goal: PlanGoal, pins: Pins) -> list[int]:
     need = -(-goal.need_tokens // 256) * 256
     usual = max(DEFAULT_CONTEXT, need)
     most = setup.model.max_context
-    return list(dict.fromkeys(min(c, most) if most and most >= goal.need_tokens else c for c in (usual, need)))
+    return list(
+        dict.fromkeys(
+            min(c, most) if most and most >= goal.need_tokens else c for c in (usual, need)
+        )
+    )
 
 
 def _utilizations(setup: Setup, card: Device, pins: Pins) -> tuple[float | None, ...]:
-    """Said even where it is the engine's own, which has changed with versions. Hybrids stay where they are safe."""
+    """Said even where it is the engine's own, which has changed with versions.
+
+    Hybrids stay where they are safe.
+    """
     if pins.utilization or not has_pool(setup.engine):
         return (pins.utilization,)
     own = defaults(setup.engine, card).utilization
-    most = own if card.unified_memory else SAFE_HYBRID_UTILIZATION if setup.model.is_hybrid else 1.0
+    if card.unified_memory:
+        most = own
+    elif setup.model.is_hybrid:
+        most = SAFE_HYBRID_UTILIZATION
+    else:
+        most = 1.0
     usual = (own, *(share for share in _UTILIZATIONS if share <= most))
     return tuple(dict.fromkeys(usual))
 
 
 def _fewer(wanted: int, fewest: int) -> list[int]:
     """From what is wanted down: by one where there are few, by eighths where there are many."""
-    found, slots = [], wanted
+    found = []
+    slots = wanted
     while slots >= fewest:
         found.append(slots)
         slots -= max(1, slots // 8)
@@ -284,9 +371,15 @@ def arranged(rig: Rig) -> tuple[Rig, tuple[int, ...]]:
     order: list[int] = []
     while left:
         last = order[-1] if order else None
-        links = {} if last is None or len(order) % 2 == 0 else {n: rig.link(last, n) for n in left}
+        if last is None or len(order) % 2 == 0:
+            links = {}
+        else:
+            links = {n: rig.link(last, n) for n in left}
         bridged = [n for n, link in links.items() if link is not None and link.kind == "nvlink"]
-        chosen = min(bridged or left, key=lambda n: (-rig.cards[n].bandwidth_gbs, -rig.cards[n].memory_gib, n))
+        chosen = min(
+            bridged or left,
+            key=lambda n: (-rig.cards[n].bandwidth_gbs, -rig.cards[n].memory_gib, n),
+        )
         order.append(chosen)
         left.remove(chosen)
     where = {old: new for new, old in enumerate(order)}

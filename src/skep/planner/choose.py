@@ -1,4 +1,6 @@
-"""The choice: everything that could be started on a rig, less what a rule or the memory forbids, best first."""
+"""The choice: everything that could be started on a rig, less what a rule or the memory forbids,
+best first.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
 from skep.planner.memory import MemoryPlan, has_pool, longest_context, longest_shared_context
-from skep.planner.order import HALF, SAME_SPEED, WITH_ROOM, best_form, in_order, what_room_costs, why_first
+from skep.planner.order import (
+    HALF,
+    SAME_SPEED,
+    WITH_ROOM,
+    best_form,
+    in_order,
+    what_room_costs,
+    why_first,
+)
 from skep.planner.predict import SpeedModel
 from skep.planner.published import same_format
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
@@ -42,17 +52,28 @@ _TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("launches and scheduler", ("fixed_s",)),
 )
 _WORTH_SHOWING = 0.03
-FEW, CROWD = 32, 128  # agents; beyond them fewer are played through, as each takes longer
-_GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quantization, so many forms of each
+# agents; beyond them fewer are played through, as each takes longer
+FEW = 32
+CROWD = 128
+# played through: so many pairs of layout and quantization, so many forms of each
+_GROUPS = 12
+_IN_GROUP = 3
 _EXPANDED = 8  # pairs that are tried with other KV types and with speculation
-_LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")  # no quantization mends these
+_LAYOUT_RULES = (
+    "cards",
+    "heads",
+    "pipeline",
+    "expert-parallel",
+    "engine",
+)  # no quantization mends these
 SHOWN = 8
 
 
 def step_shares(found: SpeedModel, goal: PlanGoal) -> dict[str, float]:
     """Return what a decode step of a replica goes into, the largest share first."""
     sequences = max(1, min(found.slots, -(-goal.agents // found.setup.layout.replicas)))
-    step, context = found.step, sequences * (goal.input_tokens + goal.output_tokens / 2)
+    step = found.step
+    context = sequences * (goal.input_tokens + goal.output_tokens / 2)
     whole = left = step.seconds(sequences, context)
     shares = {}
     for name, parts in _TERMS:
@@ -66,13 +87,22 @@ def step_shares(found: SpeedModel, goal: PlanGoal) -> dict[str, float]:
 
 def reasons(best: Rated, goal: PlanGoal) -> tuple[str, ...]:
     """Return why this one, in sentences."""
-    setup, layout, link = best.setup, best.setup.layout, best.prospect.link
-    shares, found = step_shares(best.prospect, goal), []
+    setup = best.setup
+    layout = best.setup.layout
+    link = best.prospect.link
+    shares = step_shares(best.prospect, goal)
+    found = []
     if layout.tp > 1 and link is not None:
-        spent = f"spends {shares['all-reduce']:.0%} of a step on all-reduce over {link.title or link.kind}"
+        spent = (
+            f"spends {shares['all-reduce']:.0%} of a step on all-reduce over "
+            f"{link.title or link.kind}"
+        )
         found.append(f"TP={layout.tp} reads 1/{layout.tp} of the weights a card and {spent}")
     elif layout.replicas > 1:
-        found.append(f"{layout.replicas} replicas share nothing: no all-reduce, each reads all weights for its agents")
+        found.append(
+            f"{layout.replicas} replicas share nothing: no all-reduce, each reads all "
+            "weights for its agents"
+        )
     if layout.pp > 1:
         found.append(f"PP={layout.pp} makes room; a single stream gets no quicker")
     if layout.cards < len(best.rig.cards):
@@ -81,9 +111,15 @@ def reasons(best: Rated, goal: PlanGoal) -> tuple[str, ...]:
     found.append(f"time of a step: {', '.join(largest)}")
     if setup.spec is not None:
         gain = best.prospect.step.accepted
-        found.append(f"{setup.spec} is expected to bring {gain:.1f} tokens a step; how many depends on the text")
+        found.append(
+            f"{setup.spec} is expected to bring {gain:.1f} tokens a step; how many depends "
+            "on the text"
+        )
     if setup.kv.family != "half":
-        found.append(f"{setup.kv.title} KV halves what a token keeps; answers may differ slightly from 16 bit")
+        found.append(
+            f"{setup.kv.title} KV halves what a token keeps; answers may differ slightly "
+            "from 16 bit"
+        )
     return tuple(found)
 
 
@@ -101,14 +137,18 @@ class Rejected(msgspec.Struct, frozen=True):
 def survey(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, basis: Basis
 ) -> tuple[list[Rated], list[Rejected]]:
-    """Return the best form of every pair of layout and format of one engine, and what was rejected."""
+    """Return the best form of every pair of layout and format of one engine, and what was
+    rejected.
+    """
     found, rejected = bases(model, rig, goal, pins, engine)
 
     def published(setup: Setup) -> bool:
         return pins.quant is not None or is_published(model.id, engine, setup.quant.id)
 
     def first(setup: Setup) -> tuple[bool, float]:
-        """Return what decides before speed does, and the speed of one step, less for each thing it cannot do."""
+        """Return what decides before speed does, and the speed of one step, less for each thing it
+        cannot do.
+        """
         speed = ranking.coarse(speed_model_of(setup, rig, goal, basis), goal)
         if not ranking.holds_all(setup, goal):
             speed *= WITH_ROOM
@@ -117,7 +157,9 @@ def survey(
 
     scored = sorted(((first(s), s) for s in found), key=itemgetter(0), reverse=True)
     pairs = [setup for _, setup in scored]
-    drafting = [setup for setup in pairs[_EXPANDED:] if model.mtp_layers and candidates.has_drafts(setup)]
+    drafting = [
+        setup for setup in pairs[_EXPANDED:] if model.mtp_layers and candidates.has_drafts(setup)
+    ]
     for setup in pairs[:_EXPANDED] + drafting[: _EXPANDED // 2]:
         for other in candidates.variants(setup, rig, pins):
             if refusal(other, rig) is not None:
@@ -128,8 +170,13 @@ def survey(
     groups: dict[tuple[object, ...], list[Setup]] = {}
     for _, setup in sorted(scored, key=itemgetter(0), reverse=True):
         layout = setup.layout
-        groups.setdefault((layout.tp, layout.pp, layout.replicas, setup.quant.id), []).append(setup)
-    fewer = 3 if goal.agents > CROWD else 2 if goal.agents > FEW else 1
+        groups.setdefault((layout.tp, layout.pp, layout.replicas, setup.quant.id), []).append(
+            setup
+        )
+    if goal.agents > CROWD:
+        fewer = 3
+    else:
+        fewer = 2 if goal.agents > FEW else 1
     best = []
     for group in list(groups.values())[: _GROUPS // fewer]:
         forms = _varied(group)[: _IN_GROUP if len(groups) == 1 else _IN_GROUP // fewer]
@@ -150,7 +197,9 @@ def survey(
 
 
 def _varied(forms: Sequence[Setup]) -> list[Setup]:
-    """Return the best of each KV type first: context decides among those that are about as fast."""
+    """Return the best of each KV type first: context decides among those that are about as
+    fast.
+    """
     best = {form.kv.id: form for form in reversed(forms)}
     heads = sorted(best.values(), key=forms.index)
     return [*heads, *(form for form in forms if form not in heads)]
@@ -158,7 +207,7 @@ def _varied(forms: Sequence[Setup]) -> list[Setup]:
 
 def bases(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, *, say_why: bool = True
-) -> tuple[list[Setup], list[Rejected]]:  # fmt: skip
+) -> tuple[list[Setup], list[Rejected]]:
     found: list[Setup] = []
     rejected: list[Rejected] = []
     hopeless: set[int] = set()
@@ -169,31 +218,47 @@ def bases(
         for setup in candidates.base_setups(model, rig, engine, layout, pins):
             bad = refusal(setup, rig)
             if bad is not None:
-                _drop(dropped, Rejected(layout, engine, (setup.quant.id,), bad.rule, bad.sentence, bad.remedy))
+                _drop(
+                    dropped,
+                    Rejected(
+                        layout, engine, (setup.quant.id,), bad.rule, bad.sentence, bad.remedy
+                    ),
+                )
                 if bad.rule in _LAYOUT_RULES:
                     if bad.rule == "heads":
                         hopeless.add(layout.tp)
                     break
                 continue
-            placed = _placed(setup, rig, goal, pins) or candidates.with_experts_in_ram(setup, rig, goal, pins)
+            placed = _placed(setup, rig, goal, pins) or candidates.with_experts_in_ram(
+                setup, rig, goal, pins
+            )
             if placed is not None:
                 found.append(placed)
             elif "memory" in dropped:
-                _drop(dropped, msgspec.structs.replace(dropped["memory"], quants=(setup.quant.id,)))
+                _drop(
+                    dropped, msgspec.structs.replace(dropped["memory"], quants=(setup.quant.id,))
+                )
             elif say_why:
                 short = candidates.shortfall(setup, sizing_card(rig, layout), goal, pins)
                 most = short.plan.largest
                 size = max(most.bytes, short.plan.needed_kv_bytes if most.name == "KV pool" else 0)
-                reason = f"{short.sentence}; the largest term is {most.name} ({format_bytes(size)} a card)"
+                reason = (
+                    f"{short.sentence}; the largest term is {most.name} ({format_bytes(size)} a "
+                    "card)"
+                )
                 _drop(dropped, Rejected(layout, engine, (setup.quant.id,), "memory", reason))
         rejected += dropped.values()
     return found, rejected
 
 
 def _drop(dropped: dict[str, Rejected], new: Rejected) -> None:
-    """Return one entry for each rule; the first reason stands for all quantizations rejected by it."""
+    """Return one entry for each rule; the first reason stands for all quantizations rejected by
+    it.
+    """
     old = dropped.get(new.rule)
-    dropped[new.rule] = new if old is None else msgspec.structs.replace(old, quants=(*old.quants, *new.quants))
+    dropped[new.rule] = (
+        new if old is None else msgspec.structs.replace(old, quants=(*old.quants, *new.quants))
+    )
 
 
 def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
@@ -202,15 +267,22 @@ def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
     placed = place(setup, card, goal, pins)
     if placed is not None or pins.kv is not None:
         return placed
-    for kv in candidates.offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])[1:]:
+    for kv in candidates.offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])[
+        1:
+    ]:
         smaller = replace(setup, kv=kv)
-        if refusal(smaller, rig) is None and (again := place(smaller, card, goal, pins)) is not None:
+        if (
+            refusal(smaller, rig) is None
+            and (again := place(smaller, card, goal, pins)) is not None
+        ):
             return again
     return None
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`checkpoint`: the files that were asked for, or the catalogue's; `order`: the machine's numbers of the cards."""
+    """`checkpoint`: the files that were asked for, or the catalogue's; `order`: the machine's
+    numbers of the cards.
+    """
 
     rated: Rated
     predicted: tuple[Predicted, ...]
@@ -226,21 +298,32 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class PlanChoice(msgspec.Struct, frozen=True):
-    """`order`: the machine's number of each card of `rig`, which was rearranged so that neighbours belong together."""
+    """`order`: the machine's number of each card of `rig`, which was rearranged so that neighbours
+    belong together.
+    """
 
     rig: Rig
     order: tuple[int, ...]
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...]
     first_because: str | None = None  # where the first plan is not the fastest
-    room_costs: str | None = None  # where the first plan has no room for every agent, and another has
+    room_costs: str | None = (
+        None  # where the first plan has no room for every agent, and another has
+    )
     idle: str | None = None  # cards that add nothing for an engine, and why
 
 
 def choose(
-    model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins | None = None, *, engines: Sequence[str] = ("vllm",),
-    basis_of: BasisOf = published_basis, checkpoint: str | None = None, all_levels: bool = True,
-) -> PlanChoice:  # fmt: skip
+    model: Geometry,
+    rig: Rig,
+    goal: PlanGoal,
+    pins: Pins | None = None,
+    *,
+    engines: Sequence[str] = ("vllm",),
+    basis_of: BasisOf = published_basis,
+    checkpoint: str | None = None,
+    all_levels: bool = True,
+) -> PlanChoice:
     """Rank what these engines could do together. Nothing fits: the plans are empty.
 
     `all_levels`: predict other numbers of agents than the goal's, too.
@@ -254,42 +337,65 @@ def choose(
     shown = in_order(every)[:most]
     plans = []
     for number, rated in enumerate(shown):
-        at = _levels_of(number, goal) if all_levels else (goal.agents,)
+        if all_levels:
+            at = _levels_of(number, goal)
+        else:
+            at = (goal.agents,)
         launched = rated if pins.context else _stretched(rated)
         plans.append(_plan(launched, goal, basis_of(rated.setup.engine), at, checkpoint, order))
     first_because = why_first(every, shown) if shown else None
     room_costs = what_room_costs(every) if shown else None
-    idle = _idle([found for found, _ in surveys], shown[0]) if shown else None
+    if shown:
+        idle = _idle([found for found, _ in surveys], shown[0])
+    else:
+        idle = None
     return PlanChoice(rig, order, tuple(plans), rejected, first_because, room_costs, idle)
 
 
 def _levels_of(place: int, goal: PlanGoal) -> tuple[int, ...]:
-    """Return all levels for the best three, the two ends for the others where many agents make it long."""
-    return ranking.levels(goal.agents) if place < 3 or goal.agents <= FEW else (1, goal.agents)
+    """Return all levels for the best three, the two ends for the others where many agents make it
+    long.
+    """
+    if place < 3 or goal.agents <= FEW:
+        return ranking.levels(goal.agents)
+    return (1, goal.agents)
 
 
 def idle_cards(candidates_of_engine: Sequence[Rated]) -> str | None:
-    """Return which of several like cards add nothing for an engine, and why; None where each adds something.
+    """Return which of several like cards add nothing for an engine, and why; None where each adds
+    something.
 
     The candidates are in their order.
     """
     first = candidates_of_engine[0]
-    layout, cards = first.setup.layout, first.rig.cards
-    used, there = layout.cards, len(cards)
+    layout = first.setup.layout
+    cards = first.rig.cards
+    used = layout.cards
+    there = len(cards)
     wider = [rated for rated in candidates_of_engine if rated.setup.layout.cards > used]
     fastest = max(wider, key=lambda rated: rated.speed, default=None)
     alike = len({card.id for card in cards}) == 1
-    if used == there or not alike or (fastest is not None and SAME_SPEED * fastest.speed > first.speed):
+    if (
+        used == there
+        or not alike
+        or (fastest is not None and SAME_SPEED * fastest.speed > first.speed)
+    ):
         return None
     spare = there - used
-    numbers = f"cards {used + 1} {'and' if spare == 2 else 'to'} {there} add" if spare > 1 else f"card {there} adds"
+    if spare > 1:
+        numbers = f"cards {used + 1} {'and' if spare == 2 else 'to'} {there} add"
+    else:
+        numbers = f"card {there} adds"
     words = f"{numbers} nothing for {first.setup.engine}"
     model = first.setup.model
     sizes = range(used + 1, there + 1)
     uncut = [tp for tp in sizes if what_does_not_divide(model, tp)]
     if has_pool(first.setup.engine) and layout.replicas == 1 and len(uncut) == len(sizes):
         verb = "does" if len(uncut) == 1 else "do"
-        return f"{words}: TP={' and '.join(map(str, uncut))} {verb} not divide the {model.heads} heads of {model.id}"
+        return (
+            f"{words}: TP={' and '.join(map(str, uncut))} {verb} not divide the {model.heads} "
+            f"heads of {model.id}"
+        )
     if fastest is None:
         return words
     more = f"{fastest.setup.layout} is expected at {fastest.outcome.effective_tok_s:,.0f} tok/s"
@@ -297,7 +403,9 @@ def idle_cards(candidates_of_engine: Sequence[Rated]) -> str | None:
 
 
 def _idle(surveys: Sequence[Sequence[Rated]], first: Rated) -> str | None:
-    """Return what cards add nothing for the engine that goes first, and for vLLM, whose layouts heads decide."""
+    """Return what cards add nothing for the engine that goes first, and for vLLM, whose layouts
+    heads decide.
+    """
     of_engine = {found[0].setup.engine: found for found in surveys if found}
     engines = dict.fromkeys((first.setup.engine, "vllm"))
     told = [idle_cards(of_engine[engine]) for engine in engines if engine in of_engine]
@@ -305,7 +413,9 @@ def _idle(surveys: Sequence[Sequence[Rated]], first: Rated) -> str | None:
 
 
 def _stretched(rated: Rated) -> Rated:
-    """Return it with the longest context that one sequence can have: slots share a pool, llama.cpp's have their own."""
+    """Return it with the longest context that one sequence can have: slots share a pool,
+    llama.cpp's have their own.
+    """
     setup = rated.setup
     slots = setup.slots or 1
     longest = rated.context_each
@@ -316,7 +426,12 @@ def _stretched(rated: Rated) -> Rated:
 
 
 def _plan(
-    rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...], checkpoint: str | None, order: tuple[int, ...]
+    rated: Rated,
+    goal: PlanGoal,
+    basis: Basis,
+    at: tuple[int, ...],
+    checkpoint: str | None,
+    order: tuple[int, ...],
 ) -> Plan:
     setup = rated.setup
     longest = longest_context(setup, rated.card, setup.slots or 1)
@@ -327,11 +442,13 @@ def _plan(
     return Plan(rated, predicted, rated.memory(), longest, checkpoint, order, reasons(rated, goal))
 
 
-def choice_of_setup(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, checkpoint: str | None) -> PlanChoice:
+def choice_of_setup(
+    setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, checkpoint: str | None
+) -> PlanChoice:
     """Return a setup that is given as the only plan; a rule that refuses it is among its findings.
 
-    `context_each` is what memory holds of its own context in every slot at once: 0 where nothing fits.
-    """
+    `context_each` is what memory holds of its own context in every slot at once: 0 where nothing
+    fits."""
     rig, order = candidates.arranged(rig)
     rated = ranking.rate(setup, rig, goal, check(setup, rig), basis, pinned_context=setup.context)
     held = longest_context(setup, rated.card, setup.slots or 1)
@@ -341,9 +458,14 @@ def choice_of_setup(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, checkp
 
 
 def _known_checkpoint(setup: Setup, *, mtp: bool) -> str | None:
-    """Return the catalogue's in this format, or in one that is as good: AWQ is often published as plain INT4."""
+    """Return the catalogue's in this format, or in one that is as good: AWQ is often published as
+    plain INT4.
+    """
     alike = (quant.id for quant in QUANTS.values() if same_format(quant, setup.quant))
-    names = (setup.quant.id,) if setup.quant.family == "gguf" else (setup.quant.id, *alike)
+    if setup.quant.family == "gguf":
+        names: tuple[str, ...] = (setup.quant.id,)
+    else:
+        names = (setup.quant.id, *alike)
     for name in names:
         found = find_checkpoint(setup.model.id, setup.engine, name, mtp=mtp)
         if found is not None:

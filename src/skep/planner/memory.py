@@ -1,8 +1,8 @@
 """What one card of a replica holds, term by term. And whether that fits. Arithmetic only.
 
-An engine with a pool (vLLM, SGLang) fills `utilization` of the card: weights and what its trial run saw first, KV with
-the rest. What comes after that (graphs, buffers of linear attention, the CUDA context) must find room in what the
-budget leaves, so every term says on which side it stands.
+An engine with a pool (vLLM, SGLang) fills `utilization` of the card: weights and what its trial
+run saw first, KV with the rest. What comes after that (graphs, buffers of linear attention, the
+CUDA context) must find room in what the budget leaves, so every term says on which side it stands.
 """
 
 from __future__ import annotations
@@ -20,43 +20,56 @@ from skep.catalog.models import Geometry
 from skep.planner.setup import Quant, Setup, part_bits, parts_of
 from skep.units import GIB, MIB, format_bytes
 
-# What CUDA reports as a card's memory (GiB) against what is printed on the box. "total capacity of 15.47 GiB" and the
-# like in torch's out-of-memory messages (8 to 32 GB: 31.38 in vllm pull 51590, 23.56 in club-3090 issue 58). From 48 on
-# nobody was quoted: about 99 %, which the H100's published pools bear out.
-_USABLE_GIB = ((0, 0), (8, 7.63), (12, 11.63), (16, 15.47), (24, 23.56), (32, 31.36), (48, 47.4), (80, 79.2),
-               (96, 94.97), (141, 139.8), (192, 191.5), (288, 287.5))  # fmt: skip
-APPLE_SHARE = 0.75  # of unified memory that Metal lets a process wire down by default (recommendedMaxWorkingSetSize)
-UNIFIED_SHARE = 0.95  # DGX Spark reports 121.7 of 128 GiB to CUDA; Strix Halo's GTT limit is set near that by its users
+# What CUDA reports as a card's memory (GiB) against what is printed on the box. "total capacity of
+# 15.47 GiB" and the like in torch's out-of-memory messages (8 to 32 GB: 31.38 in vllm pull 51590,
+# 23.56 in club-3090 issue 58). From 48 on nobody was quoted: about 99 %, which the H100's
+# published pools bear out.
+_USABLE_GIB = (
+    (0, 0), (8, 7.63), (12, 11.63), (16, 15.47), (24, 23.56), (32, 31.36), (48, 47.4), (80, 79.2),
+    (96, 94.97), (141, 139.8), (192, 191.5), (288, 287.5),
+)  # fmt: skip
+# of unified memory that Metal lets a process wire down by default (recommendedMaxWorkingSetSize)
+APPLE_SHARE = 0.75
+# DGX Spark reports 121.7 of 128 GiB to CUDA; Strix Halo's GTT limit is set near that by its users
+UNIFIED_SHARE = 0.95
 UNIFIED_UTILIZATION = 0.85  # vLLM's recipe for DGX Spark: more is not free when the engine asks
-UNIFIED_RESERVE_BYTES = 6 * GIB  # the system and the engine's own host memory, where they share it (a guess)
+UNIFIED_RESERVE_BYTES = (
+    6 * GIB
+)  # the system and the engine's own host memory, where they share it (a guess)
 
-# A process's CUDA context with its kernels, on the card before the engine takes its first snapshot: vLLM's budget does
-# not count it. nvidia-smi shows 260 to 430 MiB for an idle torch process; within that, fitted on the boundary of one
-# 3090 at 0.97 (runs with one sequence and not with two), which leaves 40 MiB to either side.
+# A process's CUDA context with its kernels, on the card before the engine takes its first
+# snapshot: vLLM's budget does not count it. nvidia-smi shows 260 to 430 MiB for an idle torch
+# process; within that, fitted on the boundary of one 3090 at 0.97 (runs with one sequence and not
+# with two), which leaves 40 MiB to either side.
 CONTEXT_BYTES = int(0.40 * GIB)
-# Beside the torch allocator, counted by vLLM's profile: cuBLAS and FlashInfer workspaces, sampler tables. Fitted on the
-# Qwen3-8B pools of arXiv 2601.09527, in which 0.1 to 0.8 GiB stay unexplained otherwise.
+# Beside the torch allocator, counted by vLLM's profile: cuBLAS and FlashInfer workspaces, sampler
+# tables. Fitted on the Qwen3-8B pools of arXiv 2601.09527, in which 0.1 to 0.8 GiB stay
+# unexplained otherwise.
 ENGINE_BYTES = int(0.30 * GIB)
-# NCCL channels and the all-reduce buffers of a card in a group. Inside the budget: fitted on the same runs' TP=2 rows.
+# NCCL channels and the all-reduce buffers of a card in a group. Inside the budget: fitted on the
+# same runs' TP=2 rows.
 COMMUNICATION_BYTES = int(0.15 * GIB)
-# Outside it: vllm pull 51590 measured 1.37 GiB over budget at TP=8, of which graphs were 62 MiB and the context some
-# 0.4: 0.3 GiB for each doubling of the group.
+# Outside it: vllm pull 51590 measured 1.37 GiB over budget at TP=8, of which graphs were 62 MiB
+# and the context some 0.4: 0.3 GiB for each doubling of the group.
 COMMUNICATION_LATE_BYTES = int(0.30 * GIB)
 
-# Sampling sorts the logits of every sequence: FP32 logits, sorted values, indices (4 bytes each). Between 256 and 1024
-# sequences (Qwen3-8B on a 5090, on an H100) memory grows by 1.9 GiB with a vocabulary of 152K: 12 to 16 bytes. The low
-# end is taken.
+# Sampling sorts the logits of every sequence: FP32 logits, sorted values, indices (4 bytes each).
+# Between 256 and 1024 sequences (Qwen3-8B on a 5090, on an H100) memory grows by 1.9 GiB with a
+# vocabulary of 152K: 12 to 16 bytes. The low end is taken.
 SAMPLER_BYTES = 12
-VERIFY_BYTES = 4  # FP32 logits of every drafted position: "256 x 5 x 151936 x 4 B" in a vLLM out-of-memory report
+# FP32 logits of every drafted position: "256 x 5 x 151936 x 4 B" in a vLLM out-of-memory report
+VERIFY_BYTES = 4
 
-# The profile run encodes pictures of the largest size. Gemma 3: fitted on five runs of arXiv 2601.09527 (2.6 to 2.8 GiB
-# on one card, about half on two). Qwen3.5/3.6: vllm issue 52872 (2.0 GiB beside 0.1 GiB a thousand tokens, 0.7 of it
-# sampling) and club-3090 issue 104 (1.54 GiB in all at TP=2).
+# The profile run encodes pictures of the largest size. Gemma 3: fitted on five runs of arXiv
+# 2601.09527 (2.6 to 2.8 GiB on one card, about half on two). Qwen3.5/3.6: vllm issue 52872 (2.0
+# GiB beside 0.1 GiB a thousand tokens, 0.7 of it sampling) and club-3090 issue 104 (1.54 GiB in
+# all at TP=2).
 VISION_SCRATCH_BYTES = {"gemma-3": int(2.7 * GIB)}
 VISION_SCRATCH_DEFAULT_BYTES = int(1.3 * GIB)
 
-# CUDA graphs. club-3090 issue 104: 5 piecewise graphs of 64 layers 0.13 GiB; a 27B on one card: 15 took 0.22; vllm
-# issue 50780: 24 MiB for a full one of a 64-layer hybrid; vLLM logs: 51 + 35 of 28 to 36 layers took 0.64 to 0.78 GiB.
+# CUDA graphs. club-3090 issue 104: 5 piecewise graphs of 64 layers 0.13 GiB; a 27B on one card: 15
+# took 0.22; vllm issue 50780: 24 MiB for a full one of a 64-layer hybrid; vLLM logs: 51 + 35 of 28
+# to 36 layers took 0.64 to 0.78 GiB.
 GRAPH_BASE_BYTES = 85 * MIB
 GRAPH_PIECEWISE_BYTES = 9 * MIB / 64  # a layer
 GRAPH_FULL_BYTES = 24 * MIB / 64  # a layer
@@ -65,10 +78,15 @@ GRAPHS_INSIDE_SINCE = (0, 21)  # "CUDA graph memory profiling is enabled (defaul
 CHUNK_TOKENS = 64  # of the chunked scan of linear attention (FLA_CHUNK_SIZE; vllm issue 54775)
 
 LLAMACPP_BATCH_TOKENS = 512  # --ubatch-size
-LLAMACPP_ENGINE_BYTES = int(0.15 * GIB)  # cuBLAS workspace and scratch pools beside the compute buffer
-LLAMACPP_SLOTS = 4  # without --parallel (llama.cpp pull 16736); that they then share one context is not followed
+LLAMACPP_ENGINE_BYTES = int(
+    0.15 * GIB
+)  # cuBLAS workspace and scratch pools beside the compute buffer
+# without --parallel (llama.cpp pull 16736); that they then share one context is not followed
+LLAMACPP_SLOTS = 4
 LARGEST_CAPTURE = 512
-KV_POOL, WINDOW, STATE = "KV pool", "sliding-window KV", "linear-attention state"
+KV_POOL = "KV pool"
+WINDOW = "sliding-window KV"
+STATE = "linear-attention state"
 POOL_TERMS = (KV_POOL, WINDOW, STATE)
 
 
@@ -79,23 +97,32 @@ class EngineDefaults(msgspec.Struct, frozen=True):
 
 
 def usable_bytes(card: Device) -> int:
-    """Return the bytes an engine can use: less than the card's nominal size, and less still where memory is shared."""
+    """Return the bytes an engine can use: less than the card's nominal size, and less still where
+    memory is shared.
+    """
     if card.unified_memory:
-        return int(card.memory_gib * (APPLE_SHARE if card.vendor == "apple" else UNIFIED_SHARE) * GIB)
+        return int(
+            card.memory_gib * (APPLE_SHARE if card.vendor == "apple" else UNIFIED_SHARE) * GIB
+        )
     last = _USABLE_GIB[-1]
     if card.memory_gib >= last[0]:
         return int(card.memory_gib * last[1] / last[0] * GIB)
     for (below, has), (above, has_above) in pairwise(_USABLE_GIB):
         if below <= card.memory_gib < above:
-            return int((has + (has_above - has) * (card.memory_gib - below) / (above - below)) * GIB)
+            return int(
+                (has + (has_above - has) * (card.memory_gib - below) / (above - below)) * GIB
+            )
     return 0
 
 
 def defaults(engine: str, card: Device) -> EngineDefaults:
-    """vLLM: EngineArgs.get_batch_defaults for its server: 70 GiB and more, but for the A100, have larger ones."""
+    """vLLM: EngineArgs.get_batch_defaults for its server: 70 GiB and more, but for the A100, have
+    larger ones.
+    """
     large = card.memory_gib >= 70 and not card.id.startswith("a100") and not card.unified_memory
     if engine == "sglang":
-        # mem_fraction_static is worked out at start, near 0.88; requests are bounded by memory: the slots are a guess
+        # mem_fraction_static is worked out at start, near 0.88; requests are bounded by memory:
+        # the slots are a guess
         return EngineDefaults(0.88, 256 if large else 64, 8192 if large else 2048)
     if not has_pool(engine):
         return EngineDefaults(1.0, LLAMACPP_SLOTS, LLAMACPP_BATCH_TOKENS)
@@ -104,7 +131,9 @@ def defaults(engine: str, card: Device) -> EngineDefaults:
 
 
 def has_pool(engine: str) -> bool:
-    """Return True if KV is a pool of the memory left, as in vLLM, and False if slots x context is taken at start."""
+    """Return True if KV is a pool of the memory left, as in vLLM, and False if slots x context is
+    taken at start.
+    """
     return engine not in ("llamacpp", "ik_llamacpp", "ollama")
 
 
@@ -118,11 +147,15 @@ def version_of(text: str | None) -> tuple[int, ...] | None:
         numbers.append(int(digits))
         if digits != part:
             break
-    return tuple(numbers) if numbers and numbers[0] < 1000 else None
+    if numbers and numbers[0] < 1000:
+        return tuple(numbers)
+    return None
 
 
 def capture_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
-    """1, 2, 4, every 8 up to 256, then every 16; at most twice what the slots decode at once, and at most 512."""
+    """1, 2, 4, every 8 up to 256, then every 16; at most twice what the slots decode at once, and
+    at most 512.
+    """
     top = min(2 * max(1, slots) * (1 + depth), LARGEST_CAPTURE)
     sizes = [n for n in (1, 2, 4) if n <= top]
     sizes += range(8, min(top, 256) + 1, 8)
@@ -131,33 +164,49 @@ def capture_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
 
 
 def full_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
-    """Whole decode steps are recorded too, up to the number of slots; with speculation most kernels cannot."""
-    return () if depth else tuple(n for n in capture_sizes(slots) if n <= max(1, slots))
+    """Whole decode steps are recorded too, up to the number of slots; with speculation most
+    kernels cannot.
+    """
+    if depth:
+        return ()
+    return tuple(n for n in capture_sizes(slots) if n <= max(1, slots))
 
 
 def drafts(setup: Setup) -> int:
     """Tokens drafted a step; 0 without speculation."""
-    return max(0, setup.spec.depth) if setup.spec else 0
+    if setup.spec:
+        return max(0, setup.spec.depth)
+    return 0
 
 
 def graph_bytes(setup: Setup, card: Device, slots: int) -> int:
-    """On one card. The activations of a recording are shared by all sizes; what is left grows with sizes and layers."""
+    """On one card.
+
+    The activations of a recording are shared by all sizes; what is left grows with sizes and
+    layers.
+    """
     if not setup.graphs or card.vendor not in ("nvidia", "amd"):
         return 0
     depth = drafts(setup)
     layers = setup.model.layers / setup.layout.pp
     pieces = len(capture_sizes(slots, depth)) * GRAPH_PIECEWISE_BYTES * layers
-    return int(GRAPH_BASE_BYTES + pieces + len(full_sizes(slots, depth)) * GRAPH_FULL_BYTES * layers)
+    return int(
+        GRAPH_BASE_BYTES + pieces + len(full_sizes(slots, depth)) * GRAPH_FULL_BYTES * layers
+    )
 
 
 def graphs_inside(setup: Setup) -> bool:
-    """Newer vLLM sizes the KV pool with the graphs in mind; older ones record them in what the budget leaves."""
+    """Newer vLLM sizes the KV pool with the graphs in mind; older ones record them in what the
+    budget leaves.
+    """
     version = version_of(setup.version)
     return setup.engine == "vllm" and version is not None and version[:2] >= GRAPHS_INSIDE_SINCE
 
 
 class Term(msgspec.Struct, frozen=True):
-    """`inside`: counts against the engine's budget; else it must fit in what the budget leaves of the card."""
+    """`inside`: counts against the engine's budget; else it must fit in what the budget leaves of
+    the card.
+    """
 
     name: str
     bytes: int
@@ -166,7 +215,11 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class MemoryPlan(msgspec.Struct, frozen=True):
-    """One card. `needed_kv_bytes` is what `at_once` sequences of `context` tokens need; the pool may be larger."""
+    """One card.
+
+    `needed_kv_bytes` is what `at_once` sequences of `context` tokens need; the pool may be
+    larger.
+    """
 
     card: Device
     usable_bytes: int
@@ -205,7 +258,9 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 
     @property
     def margin_bytes(self) -> int:
-        """What should be left for memory that was not counted: 1 GiB or 5 % of the card, whichever is more."""
+        """What should be left for memory that was not counted: 1 GiB or 5 % of the card, whichever
+        is more.
+        """
         return max(GIB, self.usable_bytes // 20)
 
     @property
@@ -216,16 +271,23 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     @property
     def largest(self) -> Term:
         """The largest term, KV counted by what is needed of it."""
-        return max(self.terms, key=lambda t: self.needed_kv_bytes if t.name == KV_POOL else t.bytes)
+        return max(
+            self.terms, key=lambda t: self.needed_kv_bytes if t.name == KV_POOL else t.bytes
+        )
 
 
-def weights_bytes(model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True) -> int:
+def weights_bytes(
+    model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True
+) -> int:
     """Return the bytes of the whole checkpoint on all cards together."""
     return int(weights_bits(model, quant, with_draft, with_vision) / 8)
 
 
-def weights_bits(model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True) -> float:
-    parts, bits = parts_of(model), part_bits(quant, model)
+def weights_bits(
+    model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True
+) -> float:
+    parts = parts_of(model)
+    bits = part_bits(quant, model)
     total = (parts.embedding + parts.head) * bits["ends"] + parts.small * bits["small"]
     total += parts.mlp * bits["mlp"] + parts.experts * bits["experts"]
     total += parts.draft * model.mtp_layers * bits["draft"] if with_draft else 0.0
@@ -234,46 +296,89 @@ def weights_bits(model: Geometry, quant: Quant, with_draft: bool = False, with_v
 
 @lru_cache(maxsize=4096)  # a plan asks for the same ones many times
 def memory(
-    setup: Setup, rig_card: Device, *, context: int, slots: int | None = None, at_once: int | None = None,
+    setup: Setup,
+    rig_card: Device,
+    *,
+    context: int,
+    slots: int | None = None,
+    at_once: int | None = None,
     vision: bool = True,
-) -> MemoryPlan:  # fmt: skip
-    """`at_once` sequences of `context` tokens; None: one with a pool, all slots where KV is taken at start."""
-    default, pooled = defaults(setup.engine, rig_card), has_pool(setup.engine)
+) -> MemoryPlan:
+    """`at_once` sequences of `context` tokens; None: one with a pool, all slots where KV is taken
+    at start.
+    """
+    default = defaults(setup.engine, rig_card)
+    pooled = has_pool(setup.engine)
     slots = slots or setup.slots or default.slots
     at_once = (at_once or 1) if pooled else slots
     usable = usable_bytes(rig_card)
-    budget = int(usable * (setup.utilization or default.utilization)) if pooled else usable
+    if pooled:
+        budget = int(usable * (setup.utilization or default.utilization))
+    else:
+        budget = usable
     vision = vision and setup.vision
-    terms = [*_fixed_terms(replace(setup, context=None, utilization=None), rig_card, slots, vision=vision)]
+    terms = [
+        *_fixed_terms(
+            replace(setup, context=None, utilization=None), rig_card, slots, vision=vision
+        )
+    ]
     window = window_bytes(setup, context, setup.batched_tokens or default.batched_tokens) * at_once
     how = f"{setup.model.sliding_layers} layers keep {setup.model.sliding_window} tokens"
     terms.append(Term(WINDOW, int(window), how))
-    times = f" x (1 + {drafts(setup)} drafts)" if drafts(setup) else ""
+    if drafts(setup):
+        times = f" x (1 + {drafts(setup)} drafts)"
+    else:
+        times = ""
     how = f"{at_once} sequence(s) x {setup.model.linear_layers} layers{times}"
     terms.append(Term(STATE, int(state_bytes(setup) * at_once), how))
     needed = kv = int(kv_bytes_per_token(setup) * context) * at_once
     how = f"{at_once} slots x {context} tokens x {kv_bytes_per_token(setup):.0f} B"
     if pooled:
         kv = max(0, budget - sum(term.bytes for term in terms if term.inside))
-        how = f"{(setup.utilization or default.utilization) * 100:.0f} % of the card less the terms above"
+        how = (
+            f"{(setup.utilization or default.utilization) * 100:.0f} % of the card less the "
+            "terms above"
+        )
     terms.append(Term(KV_POOL, kv, how))
-    return MemoryPlan(rig_card, usable, budget, tuple(t for t in terms if t.bytes), needed, context, slots, at_once)
+    return MemoryPlan(
+        rig_card,
+        usable,
+        budget,
+        tuple(t for t in terms if t.bytes),
+        needed,
+        context,
+        slots,
+        at_once,
+    )
 
 
 def kv_bytes_per_token(setup: Setup) -> float:
-    """On one card, of the layers that keep every token. A head cannot be cut: fewer KV heads than cards are copied."""
-    model, tp, pp = setup.model, setup.layout.tp, setup.layout.pp
+    """On one card, of the layers that keep every token.
+
+    A head cannot be cut: fewer KV heads than cards are copied.
+    """
+    model = setup.model
+    tp = setup.layout.tp
+    pp = setup.layout.pp
     if model.mla_rank:
-        return model.kv_bytes_per_token(setup.kv.bytes) / pp  # the compressed KV is whole on every card of the group
-    heads, dim = model.full_kv_heads or model.kv_heads, model.full_head_dim or model.head_dim
-    layers = ceil(model.full_layers / pp) * (model.kept_layers / max(1, model.full_layers))  # of the fullest stage
+        # The compressed KV is whole on every card of the group.
+        return model.kv_bytes_per_token(setup.kv.bytes) / pp
+    heads = model.full_kv_heads or model.kv_heads
+    dim = model.full_head_dim or model.head_dim
+    # Of the fullest stage.
+    layers = ceil(model.full_layers / pp) * (model.kept_layers / max(1, model.full_layers))
     layers += 1 if _drafts_itself(setup) else 0
     return 2 * layers * max(1, ceil(heads / tp)) * dim * setup.kv.bytes
 
 
 def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
-    """Of one sequence on one card. While a chunk of the prompt is read, the window and the chunk are both kept."""
-    model, tp, pp = setup.model, setup.layout.tp, setup.layout.pp
+    """Of one sequence on one card.
+
+    While a chunk of the prompt is read, the window and the chunk are both kept.
+    """
+    model = setup.model
+    tp = setup.layout.tp
+    pp = setup.layout.pp
     if not model.sliding_layers:
         return 0.0
     kept = min(context, model.sliding_window + batched_tokens)
@@ -285,85 +390,146 @@ def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
 
 
 def state_bytes(setup: Setup) -> float:
-    """Of one sequence on one card. A drafted token may be refused, so every draft keeps a state to return to."""
+    """Of one sequence on one card.
+
+    A drafted token may be refused, so every draft keeps a state to return to.
+    """
     return setup.model.state_bytes / setup.layout.tp / setup.layout.pp * (1 + drafts(setup))
 
 
 def scratch_bytes(setup: Setup, slots: int, batched_tokens: int) -> int:
-    """Buffers of the chunked scan of linear attention on one card. vLLM's trial run does not see them (issue 54775).
+    """Buffers of the chunked scan of linear attention on one card. vLLM's trial run does not see
+    them (issue 54775).
 
-    A token keeps its share of the chunk states `h`, `v_new`, `w`, `u` and the FP32 matrix A: 72 KiB with 48 heads of
-    128. Where a step may hold prompt and drafted tokens of different sequences, both kinds are copied apart and merged.
+    A token keeps its share of the chunk states `h`, `v_new`, `w`, `u` and the FP32 matrix A: 72
+    KiB with 48 heads of
+    128. Where a step may hold prompt and drafted tokens of different sequences, both kinds are
+         copied apart and merged.
     """
-    model, chunk = setup.model, CHUNK_TOKENS
+    model = setup.model
+    chunk = CHUNK_TOKENS
     if not model.linear_layers:
         return 0
-    k, v, heads = model.linear_k_dim, model.linear_v_dim, model.linear_v_heads / setup.layout.tp
+    k = model.linear_k_dim
+    v = model.linear_v_dim
+    heads = model.linear_v_heads / setup.layout.tp
     each = heads * (k * v * 2 / chunk + 2 * v * 2 + k * 2 + chunk * 4)
     if slots > 1 and setup.spec is not None:
-        each += heads * v * 2 + (2 * model.linear_k_heads * k + model.linear_v_heads * v) / setup.layout.tp * 2
+        each += (
+            heads * v * 2
+            + (2 * model.linear_k_heads * k + model.linear_v_heads * v) / setup.layout.tp * 2
+        )
     return int(each * batched_tokens + min(slots * heads * k * v * 4, 512 * MIB))
 
 
 def workspace_bytes(setup: Setup, batched_tokens: int) -> int:
-    """Rows that a fused expert kernel writes: 8192 x 8 x (2048 + 3 x 512) x 2 B is the 448.06 MB of a known crash."""
+    """Rows that a fused expert kernel writes: 8192 x 8 x (2048 + 3 x 512) x 2 B is the 448.06 MB
+    of a known crash.
+    """
     model = setup.model
     if not model.is_moe:
         return 0
     rows = batched_tokens * model.experts_per_token
-    width = model.expert_intermediate if setup.layout.ep > 1 else model.expert_intermediate / setup.layout.tp
+    if setup.layout.ep > 1:
+        width: float = model.expert_intermediate
+    else:
+        width = model.expert_intermediate / setup.layout.tp
     return int(rows * (model.hidden + 3 * width) * 2)
 
 
 @lru_cache(maxsize=1024)
 def _fixed_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> tuple[Term, ...]:
-    """Return what depends neither on the context nor on the share of the card: `setup` has none of them."""
-    terms = [*_weight_terms(setup, vision=vision), *_working_terms(setup, card, slots, vision=vision)]
+    """Return what depends neither on the context nor on the share of the card: `setup` has none of
+    them.
+    """
+    terms = [
+        *_weight_terms(setup, vision=vision),
+        *_working_terms(setup, card, slots, vision=vision),
+    ]
     if card.unified_memory:
-        terms.append(Term("unified-memory reserve", UNIFIED_RESERVE_BYTES, "the system shares this memory"))
+        terms.append(
+            Term("unified-memory reserve", UNIFIED_RESERVE_BYTES, "the system shares this memory")
+        )
     return (*terms, *(_late_terms(setup, card, slots) if has_pool(setup.engine) else ()))
 
 
 def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
-    model, quant, layout = setup.model, setup.quant, setup.layout
-    parts, bits = parts_of(model), part_bits(quant, model)
-    experts = parts.experts * bits["experts"] / 8 / max(layout.tp, layout.ep) * (1 - setup.ram_share)
+    model = setup.model
+    quant = setup.quant
+    layout = setup.layout
+    parts = parts_of(model)
+    bits = part_bits(quant, model)
+    experts = (
+        parts.experts * bits["experts"] / 8 / max(layout.tp, layout.ep) * (1 - setup.ram_share)
+    )
     body = experts + (parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8 / layout.tp
     share = ceil(model.layers / layout.pp) / max(1, model.layers)
     ends, note = _ends(setup, parts.embedding * bits["ends"] / 8, parts.head * bits["ends"] / 8)
-    spread = f" over {layout.cards_each} cards" if layout.cards_each > 1 else ""
-    terms = [Term("weights", int(body * share + ends), f"{quant.title}, {quant.bits:g} bits a weight{spread}, {note}")]
+    if layout.cards_each > 1:
+        spread = f" over {layout.cards_each} cards"
+    else:
+        spread = ""
+    terms = [
+        Term(
+            "weights",
+            int(body * share + ends),
+            f"{quant.title}, {quant.bits:g} bits a weight{spread}, {note}",
+        )
+    ]
     if _drafts_itself(setup):
-        own = (parts.draft - parts.draft_experts) / layout.tp + parts.draft_experts / max(layout.tp, layout.ep)
+        own = (parts.draft - parts.draft_experts) / layout.tp + parts.draft_experts / max(
+            layout.tp, layout.ep
+        )
         experts_too = ", experts included" if model.is_moe else ""
         how = f"{model.mtp_layers} MTP layer(s) at {bits['draft']:g} bits{experts_too}"
         terms.append(Term("draft layers", int(own * model.mtp_layers * bits["draft"] / 8), how))
     if vision and parts.vision and has_pool(setup.engine):
         tower = int(parts.vision * bits["vision"] / 8 / layout.tp)
-        terms.append(Term("vision tower", tower, f"{parts.vision / 1e6:.0f}M parameters that the checkpoint carries"))
+        terms.append(
+            Term(
+                "vision tower",
+                tower,
+                f"{parts.vision / 1e6:.0f}M parameters that the checkpoint carries",
+            )
+        )
     return terms
 
 
 def _ends(setup: Setup, embedding: float, head: float) -> tuple[float, str]:
-    """Embedding and head on the card that has the most of them. llama.cpp looks embeddings up in system memory."""
-    tp, pp = setup.layout.tp, setup.layout.pp
+    """Embedding and head on the card that has the most of them. llama.cpp looks embeddings up in
+    system memory.
+    """
+    tp = setup.layout.tp
+    pp = setup.layout.pp
     if not has_pool(setup.engine):
-        return (head or embedding) / tp, "embeddings stay in system memory" if head else "one matrix for both ends"
+        return (
+            head or embedding
+        ) / tp, "embeddings stay in system memory" if head else "one matrix for both ends"
     if pp > 1:
         return max(embedding, head) / tp, "one end on the first and one on the last card"
-    return (embedding + head) / tp, f"both ends at {part_bits(setup.quant, setup.model)['ends']:g} bits"
+    return (
+        embedding + head
+    ) / tp, f"both ends at {part_bits(setup.quant, setup.model)['ends']:g} bits"
 
 
 def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> list[Term]:
-    """What the engine's trial run measures before it sizes the pool (SGLang leaves it to the rest of the card)."""
-    model, tp, inside = setup.model, setup.layout.tp, setup.engine != "sglang"
+    """What the engine's trial run measures before it sizes the pool (SGLang leaves it to the rest
+    of the card).
+    """
+    model = setup.model
+    tp = setup.layout.tp
+    inside = setup.engine != "sglang"
     tokens = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
-    width = max(model.intermediate, model.experts_per_token * model.expert_intermediate, model.hidden)
+    width = max(
+        model.intermediate, model.experts_per_token * model.expert_intermediate, model.hidden
+    )
     forward = tokens * (3 * width / tp + 2 * model.hidden) * 2
     if not has_pool(setup.engine):
         logits = tokens * model.vocab * 4
         how = f"compute buffer of {tokens} tokens, {model.vocab} logits each"
-        engine = Term("engine overhead", CONTEXT_BYTES + LLAMACPP_ENGINE_BYTES, "context and workspaces")
+        engine = Term(
+            "engine overhead", CONTEXT_BYTES + LLAMACPP_ENGINE_BYTES, "context and workspaces"
+        )
         return [Term("activations", int(forward + logits), how), engine]
     rows = min(slots, tokens)
     sampling = rows * model.vocab * (SAMPLER_BYTES + drafts(setup) * VERIFY_BYTES)
@@ -376,7 +542,8 @@ def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> l
     ]
     if vision and model.vision_params:
         named = (size for name, size in VISION_SCRATCH_BYTES.items() if model.id.startswith(name))
-        scratch, how = next(named, VISION_SCRATCH_DEFAULT_BYTES), "the trial run encodes pictures of the largest size"
+        scratch = next(named, VISION_SCRATCH_DEFAULT_BYTES)
+        how = "the trial run encodes pictures of the largest size"
         terms.append(Term("vision scratch", scratch // tp, how, inside))
     if setup.layout.cards_each > 1:
         terms.append(Term("communication buffers", COMMUNICATION_BYTES, "NCCL channels", inside))
@@ -386,24 +553,38 @@ def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> l
 def _late_terms(setup: Setup, card: Device, slots: int) -> list[Term]:
     """Return what comes before the first snapshot or after the pool was sized."""
     tokens = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
-    name = "CUDA context" if card.vendor == "nvidia" else "device context"
+    if card.vendor == "nvidia":
+        name = "CUDA context"
+    else:
+        name = "device context"
     terms = [Term(name, CONTEXT_BYTES, "before the engine's first look at the card", inside=False)]
     graphs = graph_bytes(setup, card, slots)
     if graphs:
         how = f"sizes that follow from {slots} sequences, {setup.model.layers} layers"
         terms.append(Term("CUDA graphs", graphs, how, inside=graphs_inside(setup)))
     scratch = scratch_bytes(setup, slots, tokens)
-    terms.append(Term("linear-attention scratch", scratch, f"chunked scan of {tokens} tokens", inside=False))
+    terms.append(
+        Term("linear-attention scratch", scratch, f"chunked scan of {tokens} tokens", inside=False)
+    )
     if setup.layout.tp > 1:
         late = int(COMMUNICATION_LATE_BYTES * log2(setup.layout.tp))
         how = f"all-reduce among {setup.layout.tp} cards"
         terms.append(Term("late communication buffers", late, how, inside=False))
     if _drafts_itself(setup) and setup.model.is_moe and setup.spec is not None:
-        # A write-up on 35B-A3B: "depth-3 spec means 3x the MoE expert footprint during dummy_run". One of them is
-        # in the weights already.
-        own = parts_of(setup.model).draft_experts * part_bits(setup.quant, setup.model)["draft"] / 8
+        # A write-up on 35B-A3B: "depth-3 spec means 3x the MoE expert footprint during dummy_run".
+        # One of them is in the weights already.
+        own = (
+            parts_of(setup.model).draft_experts * part_bits(setup.quant, setup.model)["draft"] / 8
+        )
         again = int(own / max(setup.layout.tp, setup.layout.ep)) * max(0, setup.spec.depth - 1)
-        terms.append(Term("draft experts again", again, f"one set for each of {setup.spec.depth} drafts", inside=False))
+        terms.append(
+            Term(
+                "draft experts again",
+                again,
+                f"one set for each of {setup.spec.depth} drafts",
+                inside=False,
+            )
+        )
     return terms
 
 
@@ -435,42 +616,69 @@ class FitResult(msgspec.Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """Why it does not fit."""
-        setup, plan = self.setup, self.plan
+        setup = self.setup
+        plan = self.plan
         slots = f"{plan.slots} slot{'s' if plan.slots > 1 else ''}"
-        what = f"{setup.model.id} {setup.quant.title} with {plan.context} tokens and {slots}, {setup.layout},"
+        what = (
+            f"{setup.model.id} {setup.quant.title} with {plan.context} tokens and {slots}, "
+            f"{setup.layout},"
+        )
         if plan.over_inside_bytes > 0:
             asked = format_bytes(plan.budget_bytes + plan.over_inside_bytes)
-            return f"{what} needs {asked} a card, {plan.card.id} gives {format_bytes(plan.budget_bytes)}"
-        left, out = max(0, plan.usable_bytes - plan.budget_bytes), plan.over_outside_bytes
+            return (
+                f"{what} needs {asked} a card, {plan.card.id} gives "
+                f"{format_bytes(plan.budget_bytes)}"
+            )
+        left = max(0, plan.usable_bytes - plan.budget_bytes)
+        out = plan.over_outside_bytes
         late = max((t for t in plan.terms if not t.inside), key=lambda t: t.bytes)
         return (
-            f"{what} needs {format_bytes(plan.outside_bytes)} beside the engine's budget, {format_bytes(left)} of "
-            f"{plan.card.id} is left: {format_bytes(out)} are missing, the largest term is {late.name} "
+            f"{what} needs {format_bytes(plan.outside_bytes)} beside the engine's budget, "
+            f"{format_bytes(left)} of "
+            f"{plan.card.id} is left: {format_bytes(out)} are missing, the largest term is "
+            f"{late.name} "
             f"({format_bytes(late.bytes)})"
         )
 
 
 def fits(
-    setup: Setup, card: Device, *, context: int, slots: int | None = None, at_once: int | None = None
+    setup: Setup,
+    card: Device,
+    *,
+    context: int,
+    slots: int | None = None,
+    at_once: int | None = None,
 ) -> FitResult:
-    """With a pool and no `at_once`: whether the engine starts. The arguments are those of `memory`."""
+    """With a pool and no `at_once`: whether the engine starts.
+
+    The arguments are those of `memory`.
+    """
     return FitResult(setup, memory(setup, card, context=context, slots=slots, at_once=at_once))
 
 
 def smallest(cards: Sequence[Device]) -> Device:
-    """Return the card that sizes the pool of a group: every rank takes as many blocks as the poorest can."""
+    """Return the card that sizes the pool of a group: every rank takes as many blocks as the
+    poorest can.
+    """
     return min(cards, key=usable_bytes)
 
 
 def kv_capacity_tokens(
     setup: Setup, card: Device, *, context: int, slots: int | None = None, vision: bool = True
 ) -> int:
-    """How many tokens the pool holds in sequences of that length: what newer vLLM prints as its KV cache size."""
-    return int(_held(setup, memory(setup, card, context=context, slots=slots, vision=vision)) * context)
+    """How many tokens the pool holds in sequences of that length: what newer vLLM prints as its KV
+    cache size.
+    """
+    return int(
+        _held(setup, memory(setup, card, context=context, slots=slots, vision=vision)) * context
+    )
 
 
 def longest_context(setup: Setup, card: Device, slots: int, *, with_margin: bool = False) -> int:
-    """Return the longest context with all slots full; 0: none. `with_margin`: so that it fits not on paper only."""
+    """Return the longest context with all slots full; 0: none.
+
+    `with_margin`: so that it fits not on paper only.
+    """
 
     def holds(steps: int) -> bool:
         plan = memory(setup, card, context=steps * CONTEXT_STEP, slots=slots, at_once=slots)
@@ -480,10 +688,11 @@ def longest_context(setup: Setup, card: Device, slots: int, *, with_margin: bool
 
 
 def longest_shared_context(setup: Setup, card: Device, slots: int, task_tokens: int) -> int:
-    """Return the longest context of one sequence while every other slot holds a task: slots of a pool share it.
+    """Return the longest context of one sequence while every other slot holds a task: slots of a
+    pool share it.
 
-    0 where the pool does not hold a task in every slot. The margin is kept where the tasks leave it.
-    """
+    0 where the pool does not hold a task in every slot. The margin is kept where the tasks leave
+    it."""
     plan = memory(setup, card, context=task_tokens, slots=slots, at_once=slots)
     if not plan.fits:
         return 0
@@ -505,7 +714,8 @@ def _search(most: int, holds: Callable[[int], bool]) -> int:
     """Return the largest n of 1 to `most` for which it holds; it holds for all smaller ones."""
     if most < 1 or not holds(1):
         return 0
-    low, high = 1, most
+    low = 1
+    high = most
     while low < high:
         middle = (low + high + 1) // 2
         if holds(middle):
@@ -520,6 +730,15 @@ def _held(setup: Setup, plan: MemoryPlan) -> float:
     if plan.over_outside_bytes > 0:
         return 0.0
     tokens = setup.batched_tokens or defaults(setup.engine, plan.card).batched_tokens
-    each = kv_bytes_per_token(setup) * plan.context + window_bytes(setup, plan.context, tokens) + state_bytes(setup)
-    pool = plan.pool_bytes if has_pool(setup.engine) else plan.pool_bytes - plan.over_inside_bytes
-    return max(0.0, pool / each) if each > 0 else float(plan.slots)
+    each = (
+        kv_bytes_per_token(setup) * plan.context
+        + window_bytes(setup, plan.context, tokens)
+        + state_bytes(setup)
+    )
+    if has_pool(setup.engine):
+        pool = plan.pool_bytes
+    else:
+        pool = plan.pool_bytes - plan.over_inside_bytes
+    if each > 0:
+        return max(0.0, pool / each)
+    return float(plan.slots)

@@ -1,10 +1,10 @@
 """Which of several setups goes first, and why it goes before a faster one.
 
-Each rule keeps some of the candidates that the rules before it have kept, and the last one decides. A rule that nobody
-meets keeps all. Published pairs of setups on the same cards say how much a lead in speed is worth (734 pairs under 172
-loads, predicted without their source): where the slower one is predicted at 70 to 80 % of the faster one's speed, it
-was really faster in 24 % of the pairs; below 70 % in 6 %.
-"""
+Each rule keeps some of the candidates that the rules before it have kept, and the last one
+decides. A rule that nobody meets keeps all. Published pairs of setups on the same cards say how
+much a lead in speed is worth (734 pairs under 172 loads, predicted without their source): where
+the slower one is predicted at 70 to 80 % of the faster one's speed, it was really faster in 24 %
+of the pairs; below 70 % in 6 %."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from skep.planner.ranking import KNOWN_ENGINES, Rated, kernels_share
 from skep.units import format_seconds
 
-COMPARABLE = 0.7  # of the fastest's speed: who is slower than that loses clearly, however wide the band is
-COMPARABLE_FORM = 0.8  # of the fastest form of a layout: people do not see the forms that were not chosen
+COMPARABLE = (
+    0.7  # of the fastest's speed: who is slower than that loses clearly, however wide the band is
+)
+COMPARABLE_FORM = (
+    0.8  # of the fastest form of a layout: people do not see the forms that were not chosen
+)
 HALF = 0.5  # of the fastest's speed: too slow to go first for a margin or for staying on the cards
 WITH_ROOM = 0.85  # of the fastest's speed: slower than that, room for every agent is not worth it
 SAME_CONTEXT = 0.75  # of the largest context; below it agents run out of room sooner
@@ -49,14 +53,17 @@ def first_of(candidates: Candidates) -> Rated:
 
 
 def best_form(forms: Candidates) -> Rated:
-    """Return the one that stands for a layout with one format: forms differ in KV type and drafts."""
+    """Return the one that stands for a layout with one format:
+    forms differ in KV type and drafts.
+    """
     for rule in FORM_RULES:
         forms = rule(forms)
     return max(forms, key=preference)
 
 
 def why_first(candidates: Candidates, shown: Candidates) -> str | None:
-    """Return why the first of the candidates goes before each faster one that is shown; None where it is the fastest.
+    """Return why the first of the candidates goes before each faster one that is shown; None where
+    it is the fastest.
 
     Every rule that left a faster one out has one clause.
     """
@@ -81,7 +88,9 @@ def why_first(candidates: Candidates, shown: Candidates) -> str | None:
 def what_room_costs(candidates: Candidates) -> str | None:
     """Return what room for every agent would cost; None where the first has it, or none has."""
     first = first_of(candidates)
-    roomy = [rated for rated in candidates if rated.holds_all and rated.published >= first.published]
+    roomy = [
+        rated for rated in candidates if rated.holds_all and rated.published >= first.published
+    ]
     if first.holds_all or not roomy:
         return None
     best = first_of(roomy)
@@ -141,7 +150,9 @@ def _stay_on_cards(candidates: Candidates) -> Candidates:
 
 
 def _are_no_experiments(candidates: Candidates) -> Candidates:
-    """Leave out llama.cpp's tensor split over many cards on PCIe, where a layout of vLLM was measured on such cards."""
+    """Leave out llama.cpp's tensor split over many cards on PCIe, where a layout of vLLM was
+    measured on such cards.
+    """
     if not any(rated.measured and rated.setup.engine == "vllm" for rated in candidates):
         return candidates
     return _unless_slower(candidates, lambda rated: not _is_experiment(rated), HALF)
@@ -175,7 +186,9 @@ def _inside_the_band(candidates: Candidates, share: float) -> Candidates:
 
 
 def _have_context(candidates: Candidates) -> Candidates:
-    """Keep those with about the largest context; where all hold a session, half of it is as good."""
+    """Keep those with about the largest context;
+    where all hold a session, half of it is as good.
+    """
     most = max(map(_useful_context, candidates))
     session = SESSION_TASKS * candidates[0].goal.need_tokens
     least = max(min(SAME_CONTEXT * most, session), SAME_SESSION * most)
@@ -195,7 +208,9 @@ def _are_fastest(candidates: Candidates) -> Candidates:
 
 
 def _are_not_beaten(candidates: Candidates) -> Candidates:
-    """Leave out what another beats in speed, context and first token at once: nothing makes up for that."""
+    """Leave out what another beats in speed, context and first token at once: nothing makes up for
+    that.
+    """
     return [rated for rated in candidates if not any(_beats(other, rated) for other in candidates)]
 
 
@@ -223,11 +238,17 @@ def _those(candidates: Candidates, meets: Callable[[Rated], bool]) -> Candidates
     return [rated for rated in candidates if meets(rated)] or candidates
 
 
-def _unless_slower(candidates: Candidates, meets: Callable[[Rated], bool], share: float) -> Candidates:
-    """Keep those that meet it, unless the best of them has no more than this share of the fastest's speed."""
+def _unless_slower(
+    candidates: Candidates, meets: Callable[[Rated], bool], share: float
+) -> Candidates:
+    """Keep those that meet it, unless the best of them has no more than this share of the
+    fastest's speed.
+    """
     good = _those(candidates, meets)
     fastest = max(rated.speed for rated in candidates)
-    return good if max(rated.speed for rated in good) > share * fastest else candidates
+    if max(rated.speed for rated in good) > share * fastest:
+        return good
+    return candidates
 
 
 def _useful_context(rated: Rated) -> float:
@@ -252,11 +273,17 @@ def _broken(_: Rated, faster: Candidates) -> str:
 def _small(first: Rated, faster: Candidates) -> str:
     held = [rated.slots for rated in faster]
     verb = _verb(faster, "holds", "hold")
-    return f"it holds {first.slots} agents at once, while {_names(faster)} {verb} {max(held)}{_at_most(held)}"
+    return (
+        f"it holds {first.slots} agents at once, while {_names(faster)} {verb} "
+        f"{max(held)}{_at_most(held)}"
+    )
 
 
 def _tight(_: Rated, faster: Candidates) -> str:
-    return f"it leaves memory free, while {_names(faster)} {_verb(faster, 'fits', 'fit')} on paper only"
+    return (
+        f"it leaves memory free, while {_names(faster)} {_verb(faster, 'fits', 'fit')} on paper "
+        "only"
+    )
 
 
 def _in_ram(_: Rated, faster: Candidates) -> str:
@@ -266,7 +293,9 @@ def _in_ram(_: Rated, faster: Candidates) -> str:
 
 def _untried(_: Rated, faster: Candidates) -> str:
     verb = _verb(faster, "is", "are")
-    cause = "llama.cpp's tensor split over PCIe, experimental and measured by nobody on so many cards"
+    cause = (
+        "llama.cpp's tensor split over PCIe, experimental and measured by nobody on so many cards"
+    )
     return f"vLLM was measured on such cards, while {_names(faster)} {verb} {cause}"
 
 
@@ -282,13 +311,20 @@ def _slow(first: Rated, faster: Candidates) -> str:
         clauses.append(f"{cause}, so that {_names(doubted)} may not be reached")
     if others:
         verb = _verb(others, "is", "are")
-        clauses.append(f"--goal latency ranks by the time of one task, in which {_names(others)} {verb} slower")
+        clauses.append(
+            f"--goal latency ranks by the time of one task, in which {_names(others)} "
+            f"{verb} slower"
+        )
     return "; ".join(clauses)
 
 
 def _near_tie(first: Rated, faster: Candidates, reason: str) -> str:
-    """Say what decided between setups of the same speed, unless the figures that are shown are not that near."""
-    others = [rated for rated in faster if first.goal.kind == "latency" or _is_doubted(first, rated)]
+    """Say what decided between setups of the same speed, unless the figures that are shown are not
+    that near.
+    """
+    others = [
+        rated for rated in faster if first.goal.kind == "latency" or _is_doubted(first, rated)
+    ]
     near = [rated for rated in faster if rated not in others]
     clauses = [_slow(first, others)] if others else []
     if near:
@@ -302,7 +338,10 @@ def _is_doubted(first: Rated, faster: Rated) -> bool:
 
 def _narrow(first: Rated, faster: Candidates) -> str:
     contexts = [rated.context_each for rated in faster]
-    held = f"{first.context_each:,} tokens of context each against {max(contexts):,}{_at_most(contexts)}"
+    held = (
+        f"{first.context_each:,} tokens of context each against "
+        f"{max(contexts):,}{_at_most(contexts)}"
+    )
     return f"{held}, while {_lead(faster)} by less than plans are off"
 
 
@@ -311,11 +350,17 @@ def _slow_to_begin(first: Rated, faster: Candidates) -> str:
     wait = format_seconds(first.outcome.ttft_s)
     least = format_seconds(soonest)
     lead = _lead(faster)
-    return f"the first token comes after {wait} against {least}, while {lead} by less than plans are off"
+    return (
+        f"the first token comes after {wait} against {least}, while {lead} by less than plans "
+        "are off"
+    )
 
 
 def _beaten(_: Rated, faster: Candidates) -> str:
-    return f"another layout has more tok/s, no less context and a sooner first token than {_names(faster)}"
+    return (
+        "another layout has more tok/s, no less context and a sooner first token than "
+        f"{_names(faster)}"
+    )
 
 
 def _coarse(first: Rated, faster: Candidates) -> str:
@@ -324,7 +369,9 @@ def _coarse(first: Rated, faster: Candidates) -> str:
 
 def _slow_alone(first: Rated, faster: Candidates) -> str:
     most = max(rated.alone_tok_s for rated in faster)
-    return _near_tie(first, faster, f"{first.alone_tok_s:,.0f} tok/s for an agent alone against {most:,.0f}")
+    return _near_tie(
+        first, faster, f"{first.alone_tok_s:,.0f} tok/s for an agent alone against {most:,.0f}"
+    )
 
 
 def _lead(faster: Candidates) -> str:
@@ -345,7 +392,9 @@ def _names(rows: Candidates) -> str:
     if len(rows) > NAMED:
         names.append(f"{len(rows) - NAMED} more")
     *heads, last = names
-    return f"{', '.join(heads)} and {last}" if heads else last
+    if heads:
+        return f"{', '.join(heads)} and {last}"
+    return last
 
 
 def _name(rated: Rated) -> str:
@@ -359,7 +408,9 @@ def _shown_tok_s(rated: Rated) -> float:
     return rated.outcome.effective_tok_s
 
 
-RULES: tuple[tuple[Callable[[Candidates], Candidates], Callable[[Rated, Candidates], str]], ...] = (
+RULES: tuple[
+    tuple[Callable[[Candidates], Candidates], Callable[[Rated, Candidates], str]], ...
+] = (
     (_can_be_had, _unpublished),
     (_within_limits, _late),
     (_are_known_to_start, _broken),

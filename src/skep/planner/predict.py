@@ -1,8 +1,8 @@
 """A setup's expected speed: the step model of its cards, played through with its load.
 
-Continuous batching is a decider without a clock: `next_pass` says what to run and how long it takes, `finish` what has
-happened after it. The forecast plays it through in virtual time, the simulated engine in real time.
-"""
+Continuous batching is a decider without a clock: `next_pass` says what to run and how long it
+takes, `finish` what has happened after it. The forecast plays it through in virtual time, the
+simulated engine in real time."""
 
 from __future__ import annotations
 
@@ -23,14 +23,21 @@ from skep.planner.step import UNTUNED, Constants, StepModel, StepTuning, step_mo
 
 _GOLDEN = 0.6180339887498949
 _RUN_TAIL = 0.98  # what runs keep beside steps: stragglers, uneven ends, clients
-_ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the level has settled, the end weighs little
+# tasks an agent does in a steady load: the level has settled, the end weighs little
+_ROUNDS = 3
+_UNEVEN_ROUNDS = 14
 _QUEUE_WAVES = 16  # agents a slot, beyond which a further agent only makes the queue longer
-_FEWER_WAVES, _MORE_WAVES = 4, 8  # agents a slot that are played through instead
+# agents a slot that are played through instead
+_FEWER_WAVES = 4
+_MORE_WAVES = 8
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request inside the replica. Tokens are fractions: a speculative pass brings 2.7 of them on average."""
+    """One request inside the replica.
+
+    Tokens are fractions: a speculative pass brings 2.7 of them on average.
+    """
 
     id: int
     prompt: float  # tokens still to be computed before the first output token
@@ -50,7 +57,10 @@ class Sequence:
 
 
 class BatchPass(msgspec.Struct, frozen=True):
-    """`steps` passes of the same make-up, one after the other. `pieces`: whose prompt is carried, how much of it."""
+    """`steps` passes of the same make-up, one after the other.
+
+    `pieces`: whose prompt is carried, how much of it.
+    """
 
     steps: int
     seconds: float  # of all steps
@@ -65,7 +75,9 @@ class PassResult(msgspec.Struct, frozen=True):
 
 
 class SimulatedReplica:
-    """All decoding sequences gain tokens at one pace, so only one count of them is kept, and where on it each ends."""
+    """All decoding sequences gain tokens at one pace, so only one count of them is kept, and where
+    on it each ends.
+    """
 
     def __init__(self, step: StepModel, slots: int, pool_tokens: float, chunk_tokens: int) -> None:
         self.step = step
@@ -114,7 +126,9 @@ class SimulatedReplica:
         self._kept -= sequence.need
 
     def next_pass(self, at_most: int = 1 << 30) -> BatchPass | None:
-        """As many equal steps as nothing new happens in, at most `at_most`; None where there is nothing to do."""
+        """As many equal steps as nothing new happens in, at most `at_most`; None where there is
+        nothing to do.
+        """
         self._admit()
         if not self.running:
             return None
@@ -127,16 +141,25 @@ class SimulatedReplica:
             to_next_end = self._ends[0][0] - self._gained
             steps = min(steps, max(1, -int(-to_next_end // tokens_each)))
         if pieces:
-            steps = min(steps, max(1, int(pieces[0][0].prompt_left / budget))) if len(pieces) == 1 else 1
+            if len(pieces) == 1:
+                steps = min(steps, max(1, int(pieces[0][0].prompt_left / budget)))
+            else:
+                steps = 1
         context = self._context
         if steps > 1:
             context += sequences * tokens_each * (steps - 1) / 2
             weighed += prompt * prompt * (steps - 1) / 2
-        seconds = self.step.seconds(sequences, context, prompt, weighed / prompt if prompt else 0.0) * steps
+        seconds = (
+            self.step.seconds(sequences, context, prompt, weighed / prompt if prompt else 0.0)
+            * steps
+        )
         return BatchPass(steps, seconds, sequences, tuple(pieces), tokens_each)
 
     def finish(self, done: BatchPass) -> PassResult:
-        gained = done.tokens_each * done.steps if done.decoding else 0.0
+        if done.decoding:
+            gained = done.tokens_each * done.steps
+        else:
+            gained = 0.0
         self._gained += gained
         self._context += gained * self.decoding
         ended = []
@@ -168,7 +191,9 @@ class SimulatedReplica:
         self._context += self._context_of(sequence)
 
     def _context_of(self, sequence: Sequence) -> float:
-        return sequence.cached + sequence.prompt + sequence.output - (sequence.ends_at - self._gained)
+        return (
+            sequence.cached + sequence.prompt + sequence.output - (sequence.ends_at - self._gained)
+        )
 
     def _admit(self) -> None:
         while self.waiting and self.running < self.slots:
@@ -179,7 +204,9 @@ class SimulatedReplica:
             self.filling.append(self.waiting.popleft())
 
     def _pieces(self, budget: float) -> tuple[list[tuple[Sequence, float]], float, float]:
-        pieces, left, weighed = [], budget, 0.0
+        pieces = []
+        left = budget
+        weighed = 0.0
         for sequence in self.filling:
             if left <= 0:
                 break
@@ -191,26 +218,38 @@ class SimulatedReplica:
 
 
 class PredictedOutcome(msgspec.Struct, frozen=True):
-    """`task_tok_s` and `tpot_s` are of the decoding alone; `ttft_s` counts from when the task was sent."""
+    """`task_tok_s` and `tpot_s` are of the decoding alone; `ttft_s` counts from when the task was
+    sent.
+    """
 
     effective_tok_s: float
     task_tok_s: float
     ttft_s: float
-    tpot_s: float  # mean over tasks; `task_tok_s` is the mean of their speeds, as people average it
+    tpot_s: (
+        float  # mean over tasks; `task_tok_s` is the mean of their speeds, as people average it
+    )
     wall_s: float
     tasks: int
     running: float  # sequences in the engine at once, on average
 
 
 def simulate_load(
-    step: StepModel, load: PlannedLoad, *, slots: int, pool_tokens: float, chunk_tokens: int, replicas: int = 1
+    step: StepModel,
+    load: PlannedLoad,
+    *,
+    slots: int,
+    pool_tokens: float,
+    chunk_tokens: int,
+    replicas: int = 1,
 ) -> PredictedOutcome:
     alike = [SimulatedReplica(step, slots, pool_tokens, chunk_tokens) for _ in range(replicas)]
     return _LoadSimulation(alike, load).run()
 
 
 def lengths(count: int, mean: float, spread: float) -> list[float]:
-    """Evenly drawn from one distribution, in a mixed order; without chance, so that a plan can be repeated."""
+    """Evenly drawn from one distribution, in a mixed order; without chance, so that a plan can be
+    repeated.
+    """
     if spread <= 0 or count < 1:
         return [max(1.0, mean)] * count
     drawn = []
@@ -222,7 +261,9 @@ def lengths(count: int, mean: float, spread: float) -> list[float]:
 
 
 class _LoadSimulation:
-    """Empty replicas, each at its own pace: a task goes where the least wait for their share of slots."""
+    """Empty replicas, each at its own pace: a task goes where the least wait for their share of
+    slots.
+    """
 
     def __init__(self, replicas: Several[SimulatedReplica], load: PlannedLoad) -> None:
         self.load = load
@@ -233,10 +274,18 @@ class _LoadSimulation:
         self.sent: dict[int, float] = {}
         self.first: dict[int, float] = {}
         self.ended: dict[int, float] = {}
-        rounds = 1 if load.shape == "burst" else _UNEVEN_ROUNDS if load.spread else _ROUNDS
-        self.outputs = lengths(load.tasks or load.concurrency * rounds, load.output_tokens, load.spread)
+        if load.shape == "burst":
+            rounds = 1
+        else:
+            rounds = _UNEVEN_ROUNDS if load.spread else _ROUNDS
+        self.outputs = lengths(
+            load.tasks or load.concurrency * rounds, load.output_tokens, load.spread
+        )
         self.prompt = max(1.0, load.input_tokens * (1 - load.cached_share))
-        self.cached = load.input_tokens - self.prompt if load.input_tokens > self.prompt else 0.0
+        if load.input_tokens > self.prompt:
+            self.cached = load.input_tokens - self.prompt
+        else:
+            self.cached = 0.0
         self.upcoming = 0
         self.area = 0.0
 
@@ -247,10 +296,15 @@ class _LoadSimulation:
         if self.load.rate_per_s:
             arrivals = [place / self.load.rate_per_s for place in range(total)]
         else:
-            for _ in range(min(total, total if self.load.shape == "burst" else self.load.concurrency)):
+            for _ in range(
+                min(total, total if self.load.shape == "burst" else self.load.concurrency)
+            ):
                 self._send(now)
         while len(self.ended) < total:
-            following = arrivals[self.upcoming] if arrivals and self.upcoming < total else None
+            if arrivals and self.upcoming < total:
+                following = arrivals[self.upcoming]
+            else:
+                following = None
             self._start(now, following)
             if following is not None and (not self.busy or following <= self.busy[0][0]):
                 now = max(now, following)
@@ -270,7 +324,9 @@ class _LoadSimulation:
         best = self.replicas[0]
         if len(self.replicas) > 1:
             paced = zip(self.replicas, self.pace, strict=True)
-            best, _ = min(paced, key=lambda one: (one[0].load >= one[0].slots, one[0].load, -one[1]))
+            best, _ = min(
+                paced, key=lambda one: (one[0].load >= one[0].slots, one[0].load, -one[1])
+            )
         best.submit(Sequence(place, self.prompt, self.outputs[place], self.cached))
 
     def _start(self, now: float, next_arrival: float | None) -> None:
@@ -279,9 +335,15 @@ class _LoadSimulation:
             following = replica.next_pass()
             if following is None:
                 continue
-            if next_arrival is not None and following.steps > 1 and now + following.seconds > next_arrival:
+            if (
+                next_arrival is not None
+                and following.steps > 1
+                and now + following.seconds > next_arrival
+            ):
                 each = following.seconds / following.steps
-                following = replica.next_pass(at_most=max(1, math.ceil((next_arrival - now) / each)))
+                following = replica.next_pass(
+                    at_most=max(1, math.ceil((next_arrival - now) / each))
+                )
                 assert following is not None
             self.idle.discard(index)
             self.area += following.seconds * (following.decoding + len(following.pieces))
@@ -294,18 +356,27 @@ class _LoadSimulation:
             self.first[sequence.id] = now
         for sequence in progress.ended:
             self.ended[sequence.id] = now
-            if self.load.shape != "burst" and not self.load.rate_per_s and self.upcoming < len(self.outputs):
+            if (
+                self.load.shape != "burst"
+                and not self.load.rate_per_s
+                and self.upcoming < len(self.outputs)
+            ):
                 self._send(now)
 
     def _outcome(self, wall: float) -> PredictedOutcome:
         count = max(1, len(self.ended))
         produced = sum(self.outputs[place] for place in self.ended)
         ttft = sum(self.first[p] - self.sent[p] for p in self.ended) / count
-        decode = [(self.ended[p] - self.first[p], self.outputs[p] - 1) for p in self.ended if self.outputs[p] > 1]
+        decode = [
+            (self.ended[p] - self.first[p], self.outputs[p] - 1)
+            for p in self.ended
+            if self.outputs[p] > 1
+        ]
         tpot = sum(seconds / tokens for seconds, tokens in decode) / max(1, len(decode))
         return PredictedOutcome(
             effective_tok_s=produced / wall if wall else 0.0,
-            task_tok_s=sum(tokens / seconds for seconds, tokens in decode if seconds) / max(1, len(decode)),
+            task_tok_s=sum(tokens / seconds for seconds, tokens in decode if seconds)
+            / max(1, len(decode)),
             ttft_s=ttft,
             tpot_s=tpot,
             wall_s=wall,
@@ -315,7 +386,9 @@ class _LoadSimulation:
 
 
 def _extended(fewer: PredictedOutcome, more: PredictedOutcome, tasks: int) -> PredictedOutcome:
-    """Return the outcome of so many tasks: walls, waits and sums over tasks grow in a straight line with them."""
+    """Return the outcome of so many tasks: walls, waits and sums over tasks grow in a straight
+    line with them.
+    """
     share = (tasks - fewer.tasks) / (more.tasks - fewer.tasks)
 
     def grown(of_fewer: float, of_more: float) -> float:
@@ -358,37 +431,54 @@ class SpeedModel(msgspec.Struct, frozen=True):
 
     def _played(self, load: PlannedLoad) -> PredictedOutcome:
         steps = self.steps or (self.step,) * self.setup.layout.replicas
-        replicas = [SimulatedReplica(step, self.slots, self.pool_tokens, self.chunk_tokens) for step in steps]
+        replicas = [
+            SimulatedReplica(step, self.slots, self.pool_tokens, self.chunk_tokens)
+            for step in steps
+        ]
         return _LoadSimulation(replicas, load).run()
 
     def _queued(self, load: PlannedLoad) -> PredictedOutcome | None:
-        """Return the outcome where far more agents than slots wait; None where they are few enough to be played."""
+        """Return the outcome where far more agents than slots wait; None where they are few enough
+        to be played.
+        """
         slots = self.slots * self.setup.layout.replicas
         is_steady = load.shape != "burst" and not (load.spread or load.tasks or load.rate_per_s)
         if not is_steady or load.concurrency <= _QUEUE_WAVES * slots:
             return None
         uneven = load.concurrency % slots  # so that the last wave is as full as it will be
         fewer, more = (
-            self._played(replace(load, concurrency=waves * slots + uneven)) for waves in (_FEWER_WAVES, _MORE_WAVES)
+            self._played(replace(load, concurrency=waves * slots + uneven))
+            for waves in (_FEWER_WAVES, _MORE_WAVES)
         )
         return _extended(fewer, more, load.concurrency * _ROUNDS)
 
     def figure(self, load: PlannedLoad, metric: str) -> float:
-        """Tokens a second as `metric` counts: effective, over wall time; decode, agents x the rate of a stream."""
+        """Tokens a second as `metric` counts: effective, over wall time; decode, agents x the rate
+        of a stream.
+        """
         if metric == "effective":
             return self.outcome(load).effective_tok_s
         among_prompts = load.shape == "burst" and load.concurrency > 1
-        return load.concurrency * (self.outcome(load).task_tok_s if among_prompts else self.stream_tok_s(load))
+        return load.concurrency * (
+            self.outcome(load).task_tok_s if among_prompts else self.stream_tok_s(load)
+        )
 
     def stream_tok_s(self, load: PlannedLoad) -> float:
         """Of one stream once it runs, beside those of the other agents and nobody's prompt."""
         sequences = max(1, min(self.slots, -(-load.concurrency // self.setup.layout.replicas)))
-        seconds = self.step.seconds(sequences, sequences * (load.input_tokens + load.output_tokens / 2))
+        seconds = self.step.seconds(
+            sequences, sequences * (load.input_tokens + load.output_tokens / 2)
+        )
         return self.step.tokens_per_step(sequences) / seconds
 
 
-def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, tuning: StepTuning = UNTUNED) -> SpeedModel:
-    """`context`: tokens of a whole sequence, prompt and answer. `tuning`: what a calibration of this machine found."""
+def prospect(
+    setup: Setup, rig: Rig, constants: Constants, *, context: int, tuning: StepTuning = UNTUNED
+) -> SpeedModel:
+    """`context`: tokens of a whole sequence, prompt and answer.
+
+    `tuning`: what a calibration of this machine found.
+    """
     found: dict[tuple[Device, CardLink | None], StepModel] = {}
     replicas = []
     for group in groups(setup.layout):

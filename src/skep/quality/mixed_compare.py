@@ -1,8 +1,8 @@
-"""Two mixed runs beside each other: which does the same coding work sooner, and with as many right answers.
+"""Two mixed runs beside each other: which does the same coding work sooner, and with as many right
+answers.
 
-The sample is the repeats of a level. Right answers are compared over all levels together, item by item: a run has so
-few of them that only a collapse can show.
-"""
+The sample is the repeats of a level. Right answers are compared over all levels together, item by
+item: a run has so few of them that only a collapse can show."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from skep.store.records import Request, RunState, StoredRun
 from skep.store.verdicts import Verdict
 from skep.units import Interval
 
-TTFT, CONVERSATION = "TTFT of turn 1", "conversation time"
+TTFT = "TTFT of turn 1"
+CONVERSATION = "conversation time"
 ONE_REPEAT = "one repeat of a level shows no spread; measure both with --repeats 3 or more"
 
 
@@ -43,7 +44,10 @@ class MixedFigure(msgspec.Struct, frozen=True):
 
 
 class MixedSide(msgspec.Struct, frozen=True):
-    """A run with all that its comparison takes. `limited`: levels at which the client was the limit."""
+    """A run with all that its comparison takes.
+
+    `limited`: levels at which the client was the limit.
+    """
 
     run: StoredRun
     summary: MixedSummary
@@ -52,7 +56,9 @@ class MixedSide(msgspec.Struct, frozen=True):
     limited: frozenset[int] = frozenset()
 
     def level(self, concurrency: int) -> MixedLevel | None:
-        return next((level for level in self.summary.levels if level.concurrency == concurrency), None)
+        return next(
+            (level for level in self.summary.levels if level.concurrency == concurrency), None
+        )
 
     def figures(self, figure: MixedFigure, concurrency: int) -> list[float]:
         """Return a value for each repeat of a level that has one."""
@@ -61,21 +67,28 @@ class MixedSide(msgspec.Struct, frozen=True):
         return [value for value in found if value is not None and value > 0]
 
     def answers(self) -> dict[tuple[int, int, str], bool]:
-        """Return whether each item passed, by level and repeat. A turn that was not asked did not."""
-        found = {(one.level, one.repeat, one.item): one.passed for one in self.verdicts if one.level}
+        """Return whether each item passed, by level and repeat.
+
+        A turn that was not asked did not.
+        """
+        found = {
+            (one.level, one.repeat, one.item): one.passed for one in self.verdicts if one.level
+        }
         for level in self.summary.levels if found else ():
             repeats = by_repeat(row for row in self.rows if row.level == level.concurrency)
             for repeat, rows in repeats.items():
-                found |= {(level.concurrency, repeat, item): False for item in turns_not_asked(rows)}
+                found |= {
+                    (level.concurrency, repeat, item): False for item in turns_not_asked(rows)
+                }
         return found
 
 
 class MixedComparison(msgspec.Struct, frozen=True):
-    """`worse`: figures of B that are worse by more than was allowed, at 95 % over all of them together.
+    """`worse`: figures of B that are worse by more than was allowed, at 95 % over all of them
+    together.
 
-    `answers` is None where an answer of neither, or of one only, was judged. `unfinished` has the levels at which A
-    never finished the conversation while B did, and those of B.
-    """
+    `answers` is None where an answer of neither, or of one only, was judged. `unfinished` has the
+    levels at which A never finished the conversation while B did, and those of B."""
 
     found: Sequence[Comparison]
     worse: Sequence[Comparison]
@@ -86,17 +99,21 @@ class MixedComparison(msgspec.Struct, frozen=True):
     def better(self) -> str | None:
         """Return "A" or "B": who does this work better; None: neither is shown to.
 
-        More right answers go before a conversation that is finished, and that before speed: a conversation must be
-        faster at some level and slower at none. Where no answer of either passed, speed is worth nothing.
-        """
+        More right answers go before a conversation that is finished, and that before speed: a
+        conversation must be faster at some level and slower at none. Where no answer of either
+        passed, speed is worth nothing."""
         if self.none_passed:
             return None
         answers = {Judgement.WORSE: "A", Judgement.BETTER: "B"}.get(self.answers_judgement)
         if answers is None and any(self.unfinished):
             of_a, of_b = self.unfinished
-            return None if of_a and of_b else "B" if of_a else "A"
+            if of_a and of_b:
+                return None
+            return "B" if of_a else "A"
         faster = {Judgement.WORSE: "A", Judgement.BETTER: "B"}
-        sooner = {name for judgement, name in faster.items() if self.judged(CONVERSATION, judgement)}
+        sooner = {
+            name for judgement, name in faster.items() if self.judged(CONVERSATION, judgement)
+        }
         return answers or (sooner.pop() if len(sooner) == 1 else None)
 
     @property
@@ -110,7 +127,9 @@ class MixedComparison(msgspec.Struct, frozen=True):
             return Judgement.UNKNOWN
         if self.answers.high < 0:
             return Judgement.WORSE
-        return Judgement.BETTER if self.answers.low > 0 else Judgement.SAME
+        if self.answers.low > 0:
+            return Judgement.BETTER
+        return Judgement.SAME
 
     def judged(self, metric: str, judgement: Judgement) -> list[Comparison]:
         return [one for one in self.found if one.metric == metric and one.judgement is judgement]
@@ -126,26 +145,38 @@ def _ttft_ms(rows: Sequence[Request]) -> float | None:
 
 def _aggregate_tok_s(rows: Sequence[Request]) -> float | None:
     wall_s = wall_of(rows)
-    return sum(row.output_tokens or 0 for row in rows if row.ok) / wall_s if wall_s > 0 else None
+    if wall_s > 0:
+        return sum(row.output_tokens or 0 for row in rows if row.ok) / wall_s
+    return None
 
 
 FIGURES: tuple[MixedFigure, ...] = (
     MixedFigure(TTFT, False, _ttft_ms, lambda level: level.ttft_ms),
     MixedFigure(CONVERSATION, False, conversation_s, lambda level: level.primary_s),
-    MixedFigure("turn 1 tok/s", True, lambda rows: task_tok_s(_first_turn(rows)), lambda level: level.tok_s),
+    MixedFigure(
+        "turn 1 tok/s", True, lambda rows: task_tok_s(_first_turn(rows)), lambda level: level.tok_s
+    ),
     MixedFigure("aggregate tok/s", True, _aggregate_tok_s, lambda level: level.aggregate_tok_s),
 )
 
 
 def load_mixed(store: Store, run: StoredRun) -> MixedSide:
     """Raises UserError where nothing was measured."""
-    why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
-    rows, verdicts = store.requests(run.id), store.verdicts(run.id)
+    if run.state is RunState.DONE:
+        why = ""
+    else:
+        why = run.error or f"the run is {run.state.value}"
+    rows = store.requests(run.id)
+    verdicts = store.verdicts(run.id)
     facts = store.level_facts(run.id)
-    summary = mixed_summary(run.id, run.model, rows, verdicts, simulated=run.simulated, incomplete=why, facts=facts)
+    summary = mixed_summary(
+        run.id, run.model, rows, verdicts, simulated=run.simulated, incomplete=why, facts=facts
+    )
     if not summary.levels:
         raise nothing_measured(run)
-    limited = frozenset(sample.level for sample in store.client_samples(run.id) if sample.client_limited)
+    limited = frozenset(
+        sample.level for sample in store.client_samples(run.id) if sample.client_limited
+    )
     return MixedSide(run, summary, rows, verdicts, limited)
 
 
@@ -158,7 +189,9 @@ def compare_mixed(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> MixedCom
 
 
 def _never_finished(side: MixedSide, other: MixedSide) -> list[int]:
-    """Return the levels at which no conversation of this side was finished, while one of the other was."""
+    """Return the levels at which no conversation of this side was finished, while one of the other
+    was.
+    """
     shared = ((level, other.level(level.concurrency)) for level in side.summary.levels)
     return [
         level.concurrency
@@ -168,26 +201,50 @@ def _never_finished(side: MixedSide, other: MixedSide) -> list[int]:
 
 
 def _compared(a: MixedSide, b: MixedSide, confidence: float) -> list[Comparison]:
-    levels = [level.concurrency for level in a.summary.levels if b.level(level.concurrency) is not None]
-    return [_compared_figure(figure, level, a, b, confidence) for figure in FIGURES for level in levels]
+    levels = [
+        level.concurrency for level in a.summary.levels if b.level(level.concurrency) is not None
+    ]
+    return [
+        _compared_figure(figure, level, a, b, confidence) for figure in FIGURES for level in levels
+    ]
 
 
-def _compared_figure(figure: MixedFigure, level: int, a: MixedSide, b: MixedSide, confidence: float) -> Comparison:
+def _compared_figure(
+    figure: MixedFigure, level: int, a: MixedSide, b: MixedSide, confidence: float
+) -> Comparison:
     up = figure.higher_is_better
-    shown_a, shown_b = (None if (one := side.level(level)) is None else figure.of_level(one) for side in (a, b))
+    shown_a, shown_b = (
+        None if (one := side.level(level)) is None else figure.of_level(one) for side in (a, b)
+    )
     limited = [name for name, side in (("A", a), ("B", b)) if level in side.limited]
     ratio: Interval | None = None
-    judgement, why = Judgement.UNKNOWN, f"the client was the limit in {' and '.join(limited)}"
+    judgement = Judgement.UNKNOWN
+    why = f"the client was the limit in {' and '.join(limited)}"
     if not limited:
-        of_a, of_b = a.figures(figure, level), b.figures(figure, level)
+        of_a = a.figures(figure, level)
+        of_b = b.figures(figure, level)
         ratio, judgement = judge(of_a, of_b, higher_is_better=up, confidence=confidence)
         nothing = [name for name, values in (("A", of_a), ("B", of_b)) if not values]
-        counts = f"{len(of_a)} of {_repeats(a, level)} repeats (A) and {len(of_b)} of {_repeats(b, level)} (B)"
+        counts = (
+            f"{len(of_a)} of {_repeats(a, level)} repeats (A) and {len(of_b)} of "
+            f"{_repeats(b, level)} (B)"
+        )
         several = min(_repeats(a, level), _repeats(b, level)) > 1
-        why = f"only {counts} came to an end" if several else ONE_REPEAT
-        why = f"not measured in {' and '.join(nothing)}" if nothing else why
+        if several:
+            why = f"only {counts} came to an end"
+        else:
+            why = ONE_REPEAT
+        if nothing:
+            why = f"not measured in {' and '.join(nothing)}"
     return Comparison(
-        level, figure.name, shown_a, shown_b, ratio, judgement, why if judgement is Judgement.UNKNOWN else "", up
+        level,
+        figure.name,
+        shown_a,
+        shown_b,
+        ratio,
+        judgement,
+        why if judgement is Judgement.UNKNOWN else "",
+        up,
     )
 
 
@@ -197,8 +254,11 @@ def _repeats(side: MixedSide, concurrency: int) -> int:
 
 
 def _answers(a: MixedSide, b: MixedSide) -> PairedDifference | None:
-    """Return the difference of right answers of the same item, at the same level and in the same repeat."""
-    of_a, of_b = a.answers(), b.answers()
+    """Return the difference of right answers of the same item, at the same level and in the same
+    repeat.
+    """
+    of_a = a.answers()
+    of_b = b.answers()
     pairs: dict[str, list[tuple[bool, bool]]] = {}
     for place, passed in of_a.items():
         if place in of_b:

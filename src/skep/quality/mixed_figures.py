@@ -1,13 +1,14 @@
-"""From the rows and verdicts of a mixed run to its figures, axes and advice. Pure: the same rows give the same figures.
+"""From the rows and verdicts of a mixed run to its figures, axes and advice. Pure: the same rows
+give the same figures.
 
-A figure of a turn or a side task is the median over repeats, of requests that succeeded. A failed turn ends its
-conversation: the turns after it were not asked, have no rows, and count as failed.
+A figure of a turn or a side task is the median over repeats, of requests that succeeded. A failed
+turn ends its conversation: the turns after it were not asked, have no rows, and count as failed.
 
-The advice has a number for each use. Beside a conversation: the most side tasks at which it takes at most 1.5 times as
-long as alone; at most 2.5 times, if more tasks that passed are finished a minute than at the level below. For batch
-work: the level with the most tokens a second in answers that passed, as its tasks differ from those of other levels.
-So few answers show no small loss of quality; `skep bench quality` does.
-"""
+The advice has a number for each use. Beside a conversation: the most side tasks at which it takes
+at most 1.5 times as long as alone; at most 2.5 times, if more tasks that passed are finished a
+minute than at the level below. For batch work: the level with the most tokens a second in answers
+that passed, as its tasks differ from those of other levels. So few answers show no small loss of
+quality; `skep bench quality` does."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ PRIMARY_TRAFFIC = "primary"
 SIDE_TRAFFIC = "side"
 NOT_ASKED = "not asked"  # beside the outcomes of verdicts
 MEMORY = "memory"  # the name of the fact
-QUICK_SLOWDOWN, MOST_SLOWDOWN = 1.5, 2.5  # of the whole conversation, against C=1
+# of the whole conversation, against C=1
+QUICK_SLOWDOWN = 1.5
+MOST_SLOWDOWN = 2.5
 
 Key = tuple[int, int, int]  # level, repeat, index
 Span = tuple[float, float]
@@ -41,22 +44,39 @@ class AxisRule(msgspec.Struct, frozen=True):
     """How one axis is computed: a figure of a level, and what it is divided by."""
 
     name: str
-    figure: str  # "ttft_ms" is of turn 1; "side" and "turns" count answers; others are of the level
+    figure: (
+        str  # "ttft_ms" is of turn 1; "side" and "turns" count answers; others are of the level
+    )
     unit: str
-    rule: str  # "alone over loaded" | "loaded over C times alone" | "share passed" | "share left free"
+    # "alone over loaded" | "loaded over C times alone" | "share passed" | "share left free"
+    rule: str
     definition: str
 
 
 def _item(task: Mapping[str, Any], texts: Mapping[str, str]) -> Item:
     said = [("system", task["system"])] if "system" in task else []
-    messages = [{"role": role, "content": _filled(text, texts)} for role, text in (*said, ("user", task["prompt"]))]
-    values = {name: _filled(one, texts) if isinstance(one, str) else one for name, one in task["checker"].items()}
+    messages = [
+        {"role": role, "content": _filled(text, texts)}
+        for role, text in (*said, ("user", task["prompt"]))
+    ]
+    values = {
+        name: _filled(one, texts) if isinstance(one, str) else one
+        for name, one in task["checker"].items()
+    }
     kind = values.pop("kind")
-    return Item(task["id"], tuple(messages), Checker(kind, values), task["max_tokens"], family=task["family"])
+    return Item(
+        task["id"],
+        tuple(messages),
+        Checker(kind, values),
+        task["max_tokens"],
+        family=task["family"],
+    )
 
 
 def _filled(text: str, texts: Mapping[str, str]) -> str:
-    """With each `<<name>>` replaced by that text, and each `<<repr name>>` by its Python literal."""
+    """With each `<<name>>` replaced by that text,
+    and each `<<repr name>>` by its Python literal.
+    """
 
     def filling(found: re.Match[str]) -> str:
         part = _filled(texts[found[2]].strip(), texts)
@@ -77,7 +97,9 @@ AXES = tuple(AxisRule(**axis) for axis in _DATA["axis"])
 
 
 class TaskFigures(msgspec.Struct, frozen=True):
-    """One turn or side task at one level: medians over repeats (and over rounds, if the side load is sustained)."""
+    """One turn or side task at one level: medians over repeats (and over rounds, if the side load
+    is sustained).
+    """
 
     item: str  # "P1.1" | "S1"
     title: str
@@ -106,7 +128,9 @@ class MixedLevel(msgspec.Struct, frozen=True):
     seconds_per_task: float | None  # wall time over answers that passed; None: none did
     held_share: float | None  # of the primary's time with all side tasks in flight
     outcomes: tuple[tuple[str, int], ...] = ()
-    passed_tok_s: float | None = None  # tokens of the answers that passed over wall time; None: not judged or counted
+    passed_tok_s: float | None = (
+        None  # tokens of the answers that passed over wall time; None: not judged or counted
+    )
 
     @property
     def tasks(self) -> tuple[TaskFigures, ...]:
@@ -125,12 +149,16 @@ class MixedLevel(msgspec.Struct, frozen=True):
     @property
     def passed_per_minute(self) -> float | None:
         """None: no answer passed."""
-        return 60 / self.seconds_per_task if self.seconds_per_task else None
+        if self.seconds_per_task:
+            return 60 / self.seconds_per_task
+        return None
 
     def slowdown(self, alone: MixedLevel | None) -> float | None:
         """Time of the conversation over that at C=1."""
         base = None if alone is None else alone.primary_s
-        return self.primary_s / base if self.primary_s is not None and base else None
+        if self.primary_s is not None and base:
+            return self.primary_s / base
+        return None
 
 
 class Axis(msgspec.Struct, frozen=True):
@@ -143,9 +171,13 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """How many side tasks. None: no level would do. `reasons` has one line a level, with figures."""
+    """How many side tasks.
 
-    concurrency: int | None  # of the level at which a conversation takes at most 2.5 times as long as alone
+    None: no level would do. `reasons` has one line a level, with figures.
+    """
+
+    # Of the level at which a conversation takes at most 2.5 times as long as alone.
+    concurrency: int | None
     level: str | None
     reasons: tuple[str, ...]
     quick_side_tasks: int | None = None  # at most 1.5 times
@@ -177,16 +209,27 @@ class MixedSummary(msgspec.Struct, frozen=True):
 
 
 def mixed_summary(
-    run_id: str, model: str, rows: Sequence[Request], verdicts: Sequence[Verdict], *,
-    simulated: bool, incomplete: str = "", facts: Sequence[LevelFact] = (),
-) -> MixedSummary:  # fmt: skip
-    """`incomplete`: why the run was cut short. Without verdicts, nothing is said about what passed."""
+    run_id: str,
+    model: str,
+    rows: Sequence[Request],
+    verdicts: Sequence[Verdict],
+    *,
+    simulated: bool,
+    incomplete: str = "",
+    facts: Sequence[LevelFact] = (),
+) -> MixedSummary:
+    """`incomplete`: why the run was cut short.
+
+    Without verdicts, nothing is said about what passed.
+    """
     known = {(one.level, one.repeat, one.index): one for one in verdicts}
     asked = sorted({row.level for row in rows} - {0})
     levels = [_level(level, [row for row in rows if row.level == level], known) for level in asked]
     memory = next((_memory_use(one.fact) for one in facts if one.name == MEMORY), None)
     axes = axes_of(levels, memory)
-    return MixedSummary(run_id, model, tuple(levels), axes, advice_of(levels), simulated, incomplete, memory)
+    return MixedSummary(
+        run_id, model, tuple(levels), axes, advice_of(levels), simulated, incomplete, memory
+    )
 
 
 def _memory_use(fact: object) -> MemoryUse | None:
@@ -200,9 +243,13 @@ def _memory_use(fact: object) -> MemoryUse | None:
 def axes_of(levels: Sequence[MixedLevel], memory: MemoryUse | None = None) -> tuple[Axis, ...]:
     """`levels` in order of C; full load is the last of them."""
     solo = next((level for level in levels if level.concurrency == 1), None)
-    full = levels[-1] if levels and levels[-1].concurrency > 1 else None
+    if levels and levels[-1].concurrency > 1:
+        full = levels[-1]
+    else:
+        full = None
     return tuple(
-        _memory_axis(rule, memory) if rule.rule == "share left free" else _axis(rule, solo, full) for rule in AXES
+        _memory_axis(rule, memory) if rule.rule == "share left free" else _axis(rule, solo, full)
+        for rule in AXES
     )
 
 
@@ -210,16 +257,21 @@ def _memory_axis(rule: AxisRule, memory: MemoryUse | None) -> Axis:
     if memory is None or not memory.total_bytes:
         return Axis(rule.name, rule.definition, None, "not measured")
     shown = f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} in use"
-    return Axis(rule.name, rule.definition, max(0.0, 1 - memory.used_bytes / memory.total_bytes), shown)
+    return Axis(
+        rule.name, rule.definition, max(0.0, 1 - memory.used_bytes / memory.total_bytes), shown
+    )
 
 
 def _axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None) -> Axis:
-    value, shown = None, "not measured"
+    value = None
+    shown = "not measured"
     if rule.rule == "share passed":
         parts: Sequence[TaskFigures] = getattr(full, rule.figure, ())
-        passed, judged = sum(part.passed for part in parts), sum(part.judged for part in parts)
+        passed = sum(part.passed for part in parts)
+        judged = sum(part.judged for part in parts)
         if full is not None and judged:
-            value, shown = passed / judged, f"{passed} of {judged} at C={full.concurrency}"
+            value = passed / judged
+            shown = f"{passed} of {judged} at C={full.concurrency}"
         return Axis(rule.name, rule.definition, value, shown)
     alone, loaded = (getattr(level, rule.figure, None) for level in (solo, full))
     if alone and loaded and full is not None:
@@ -230,7 +282,9 @@ def _axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None) -> A
 
 
 def _said(value: float, rule: AxisRule) -> str:
-    return format_seconds(value) if rule.unit == "s" else f"{value:,.1f} {rule.unit}"
+    if rule.unit == "s":
+        return format_seconds(value)
+    return f"{value:,.1f} {rule.unit}"
 
 
 def advice_of(levels: Sequence[MixedLevel]) -> Advice:
@@ -238,34 +292,58 @@ def advice_of(levels: Sequence[MixedLevel]) -> Advice:
     solo = next((level for level in levels if level.concurrency == 1), None)
     judged = sum(part.judged for level in levels for part in level.tasks)
     if solo is None:
-        return Advice(None, None, ("C=1 was not measured: there is nothing to compare the other levels with",))
+        return Advice(
+            None,
+            None,
+            ("C=1 was not measured: there is nothing to compare the other levels with",),
+        )
     if solo.primary_s is None:
         return Advice(None, None, ("the conversation was never finished at C=1",))
     if not judged:
-        return Advice(None, None, ("no answer was judged: skep does not choose a level by speed alone",))
+        return Advice(
+            None, None, ("no answer was judged: skep does not choose a level by speed alone",)
+        )
     if not any(part.passed for level in levels for part in level.tasks):
-        return Advice(None, None, (f"none of {judged} answers passed, at any level: no level does this work",))
-    best, reasons, below = solo, [], None
+        return Advice(
+            None,
+            None,
+            (f"none of {judged} answers passed, at any level: no level does this work",),
+        )
+    best = solo
+    reasons = []
+    below = None
     for level in levels:
-        rate, taken, faults = level.passed_per_minute or 0.0, level.slowdown(solo), []
+        rate = level.passed_per_minute or 0.0
+        taken = level.slowdown(solo)
+        faults = []
         if taken is None or taken > MOST_SLOWDOWN:
             faults.append(f"more than {MOST_SLOWDOWN}x of C=1")
         if below is not None and rate <= (below.passed_per_minute or 0.0):
             faults.append(f"no more finished than at C={below.concurrency}")
-        best, below = best if faults else level, level
+        best = best if faults else level
+        below = level
         facts = [
-            "the conversation was never finished" if taken is None else f"the conversation takes {taken:.2f}x of C=1",
+            "the conversation was never finished"
+            if taken is None
+            else f"the conversation takes {taken:.2f}x of C=1",
             f"{rate:.1f} passed tasks a minute",
-            *([f"{level.passed_tok_s:.0f} tok/s in answers that passed"] if level.passed_tok_s is not None else []),
+            *(
+                [f"{level.passed_tok_s:.0f} tok/s in answers that passed"]
+                if level.passed_tok_s is not None
+                else []
+            ),
             *([f"not advised: {', '.join(faults)}"] if faults else []),
         ]
         reasons.append(f"C={level.concurrency}: {'; '.join(facts)}")
-    quick, batch = _quick_side_tasks(levels, solo), _batch_side_tasks(levels)
+    quick = _quick_side_tasks(levels, solo)
+    batch = _batch_side_tasks(levels)
     return Advice(best.concurrency, best.name, tuple(reasons), quick, batch)
 
 
 def _quick_side_tasks(levels: Sequence[MixedLevel], solo: MixedLevel) -> int:
-    """Return the most side tasks of which some pass, and beside which the conversation stays quick."""
+    """Return the most side tasks of which some pass, and beside which the conversation stays
+    quick.
+    """
     quick = [
         level.concurrency - 1
         for level in levels
@@ -278,22 +356,35 @@ def _quick_side_tasks(levels: Sequence[MixedLevel], solo: MixedLevel) -> int:
 
 def _batch_side_tasks(levels: Sequence[MixedLevel]) -> int | None:
     known = [level for level in levels if level.passed_tok_s]
-    return max(known, key=lambda level: level.passed_tok_s or 0.0).concurrency - 1 if known else None
+    if known:
+        return max(known, key=lambda level: level.passed_tok_s or 0.0).concurrency - 1
+    return None
 
 
 def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdict]) -> MixedLevel:
     repeats = by_repeat(rows)
-    not_asked = Counter(item for some in repeats.values() for item in turns_not_asked(some)) if known else Counter()
+    if known:
+        not_asked = Counter(item for some in repeats.values() for item in turns_not_asked(some))
+    else:
+        not_asked = Counter()
     turns = tuple(_task(item.id, rows, known, not_asked[item.id]) for item in PRIMARY)
     side = tuple(_task(item.id, rows, known) for item in SIDE[: concurrency - 1])
-    totals = [taken_s for some in repeats.values() if (taken_s := conversation_s(some)) is not None]
+    totals = [
+        taken_s for some in repeats.values() if (taken_s := conversation_s(some)) is not None
+    ]
     wall_s = sum(map(wall_of, repeats.values()))
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
-    right = sum(row.output_tokens or 0 for row in rows if (verdict := known.get(_key(row))) and verdict.passed)
+    right = sum(
+        row.output_tokens or 0
+        for row in rows
+        if (verdict := known.get(_key(row))) and verdict.passed
+    )
     found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
     passed = sum(verdict.passed for verdict in found)
     counts = Counter(verdict.outcome for verdict in found)
-    outcomes = tuple((outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome])
+    outcomes = tuple(
+        (outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]
+    )
     outcomes += ((NOT_ASKED, not_asked.total()),) if not_asked else ()
     return MixedLevel(
         name=LEVEL_NAMES.get(concurrency, f"C={concurrency}"),
@@ -322,10 +413,11 @@ def conversation_s(rows: Iterable[Request]) -> float | None:
 
 
 def turns_not_asked(rows: Iterable[Request]) -> list[str]:
-    """Return the turns of one repeat that were not asked as the one before failed. They count as failed.
+    """Return the turns of one repeat that were not asked as the one before failed. They count as
+    failed.
 
-    A conversation that was cut off from outside, without a failed turn, says nothing about later turns.
-    """
+    A conversation that was cut off from outside, without a failed turn, says nothing about later
+    turns."""
     turns = _turns(rows)
     if not turns or turns[-1].ok:
         return []
@@ -337,7 +429,9 @@ def wall_of(rows: Sequence[Request]) -> float:
     return max(row.ended_s for row in rows) - min(row.started_s for row in rows)
 
 
-def _task(item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict], not_asked: int = 0) -> TaskFigures:
+def _task(
+    item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict], not_asked: int = 0
+) -> TaskFigures:
     rows = [row for row in level_rows if row.kind == item]
     found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
     return TaskFigures(
@@ -346,7 +440,9 @@ def _task(item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict]
         runs=len(rows),
         ttft_ms=_median(ttft_values(rows)),
         seconds=_median([row.ended_s - row.started_s for row in rows if row.ok]),
-        output_tokens=_median([row.output_tokens for row in rows if row.ok and row.output_tokens is not None]),
+        output_tokens=_median(
+            [row.output_tokens for row in rows if row.ok and row.output_tokens is not None]
+        ),
         tok_s=task_tok_s(rows),
         passed=sum(verdict.passed for verdict in found),
         judged=len(found) + not_asked,
@@ -354,7 +450,9 @@ def _task(item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict]
 
 
 def _held_share(wanted: int, repeats: Iterable[Sequence[Request]]) -> float | None:
-    """Return the share of the conversation's time with all side tasks in flight; None if there are none."""
+    """Return the share of the conversation's time with all side tasks in flight; None if there are
+    none.
+    """
     if wanted < 1:
         return None
     held = total = 0.0
@@ -371,7 +469,9 @@ def _time_with(wanted: int, spans: Iterable[Span], within: Span) -> float:
     low, high = within
     cut = [(max(low, begin), min(high, end)) for begin, end in spans]
     edges = sorted(edge for begin, end in cut if begin < end for edge in ((begin, 1), (end, -1)))
-    held, open_now, since = 0.0, 0, low
+    held = 0.0
+    open_now = 0
+    since = low
     for at, step in edges:
         if open_now >= wanted:
             held += at - since
@@ -381,7 +481,9 @@ def _time_with(wanted: int, spans: Iterable[Span], within: Span) -> float:
 
 
 def _turns(rows: Iterable[Request]) -> list[Request]:
-    return sorted((row for row in rows if row.traffic == PRIMARY_TRAFFIC), key=lambda row: row.turn or 0)
+    return sorted(
+        (row for row in rows if row.traffic == PRIMARY_TRAFFIC), key=lambda row: row.turn or 0
+    )
 
 
 def _key(row: Request) -> Key:

@@ -1,12 +1,13 @@
-"""The mixed workload: a coding conversation of three turns with 0, 1, 2 or 4 side tasks beside it, then judged.
+"""The mixed workload: a coding conversation of three turns with 0, 1, 2 or 4 side tasks beside it,
+then judged.
 
     warm up -> every level once, up; once more, down; ... -> the answers are executed -> figures
 
 Each side task is sent once, at the moment of the first turn.
 
-Prompts are the same at every level, so a prompt cache would flatter the later ones: the first line of every request is
-a tag of its own. Inside a conversation the tag stays, and the cache works as it does in life.
-"""
+Prompts are the same at every level, so a prompt cache would flatter the later ones: the first line
+of every request is a tag of its own. Inside a conversation the tag stays, and the cache works as
+it does in life."""
 
 from __future__ import annotations
 
@@ -47,47 +48,79 @@ SIDE_STEP = 1000  # between the indexes of two side tasks
 
 class MixedPlan(msgspec.Struct, frozen=True):
     repeats: int = 3
-    levels: tuple[int, ...] = tuple(LEVEL_NAMES)  # C: one for the conversation, the rest side tasks
+    # C: one for the conversation, the rest side tasks.
+    levels: tuple[int, ...] = tuple(LEVEL_NAMES)
     seed: int = 0  # of the tags; the prompts are always the same
     timeout_s: float = 900.0
 
     def course(self) -> list[tuple[int, int]]:
-        """(level, repeat): up in the first repeat, down in the second, and so on, so that a drift hits all alike."""
+        """(level, repeat): up in the first repeat, down in the second, and so on, so that a drift
+        hits all alike.
+        """
         up = sorted(self.levels)
-        return [(level, repeat) for repeat in range(self.repeats) for level in (up[::-1] if repeat % 2 else up)]
+        return [
+            (level, repeat)
+            for repeat in range(self.repeats)
+            for level in (up[::-1] if repeat % 2 else up)
+        ]
 
 
 async def run_mixed(
-    plan: MixedPlan, endpoint: Endpoint, store: Store, host: HostFacts, sandbox: Sandbox,
-    on_progress: OnProgress = lambda _: None, *, meter: PowerMeter | None = None, memory: ReadMemory = lambda: None,
-) -> MixedSummary:  # fmt: skip
-    """Faults of single requests become rows. Items are stored first: a run cut short can be judged later.
+    plan: MixedPlan,
+    endpoint: Endpoint,
+    store: Store,
+    host: HostFacts,
+    sandbox: Sandbox,
+    on_progress: OnProgress = lambda _: None,
+    *,
+    meter: PowerMeter | None = None,
+    memory: ReadMemory = lambda: None,
+) -> MixedSummary:
+    """Faults of single requests become rows. Items are stored first: a run cut short can be judged
+    later.
 
     `memory` reads what the GPUs hold once all levels were asked: an engine keeps what it took.
     """
     items = items_of(plan.levels)
-    async with Recording(store, endpoint, host, _identity(plan, items, sandbox, endpoint, host)) as recording:
+    async with Recording(
+        store, endpoint, host, _identity(plan, items, sandbox, endpoint, host)
+    ) as recording:
         store.append_items(recording.run_id, items)
         widest = max(plan.levels)
-        session = RunSession(endpoint, recording, on_progress, timeout_s=plan.timeout_s, widest=widest, meter=meter)
+        session = RunSession(
+            endpoint, recording, on_progress, timeout_s=plan.timeout_s, widest=widest, meter=meter
+        )
         async with session.open():
             await session.warm_up(TaskMaker(Workload(seed=plan.seed)), widest)
             course = plan.course()
             for number, (level, repeat) in enumerate(course, start=1):
                 name = f"{LEVEL_NAMES[level]}, run {number} of {len(course)}"
-                session.begin(stage="asking", level=level, label=name, done=0, total=len(PRIMARY) + level - 1)
+                session.begin(
+                    stage="asking", level=level, label=name, done=0, total=len(PRIMARY) + level - 1
+                )
                 load = MixedRound(plan, level, repeat).load
-                await session.driver.run_load(level, repeat, load, level, session.took, is_closed=False)
+                await session.driver.run_load(
+                    level, repeat, load, level, session.took, is_closed=False
+                )
                 recording.check()
             if in_use := await asyncio.to_thread(memory):
                 recording.found(LevelFact(widest, 0, MEMORY, in_use))
             by_id = {item.id: item for item in items}
-            answered = [AnsweredItem(row, by_id[row.kind]) for row in recording.rows if row.level and row.kind in by_id]
+            answered = [
+                AnsweredItem(row, by_id[row.kind])
+                for row in recording.rows
+                if row.level and row.kind in by_id
+            ]
             session.begin(stage="judging", level=0, done=0, total=len(answered))
             verdicts = await Judge(sandbox).judge(answered, session.judged)
         store.append_verdicts(recording.run_id, verdicts)
     return mixed_summary(
-        recording.run_id, endpoint.model, recording.rows, verdicts, simulated=recording.simulated, facts=recording.facts
+        recording.run_id,
+        endpoint.model,
+        recording.rows,
+        verdicts,
+        simulated=recording.simulated,
+        facts=recording.facts,
     )
 
 
@@ -100,10 +133,13 @@ class MixedRound:
     """One run of one level: the conversation and its side tasks, once."""
 
     def __init__(self, plan: MixedPlan, level: int, repeat: int) -> None:
-        self._plan, self._level, self._repeat = plan, level, repeat
+        self._plan = plan
+        self._level = level
+        self._repeat = repeat
 
     async def load(self, sender: Sender, on_row: OnRow) -> None:
-        self._sender, self._on_row = sender, on_row
+        self._sender = sender
+        self._on_row = on_row
         async with asyncio.TaskGroup() as group:
             group.create_task(self._run_conversation())
             for place in range(self._level - 1):
@@ -113,7 +149,10 @@ class MixedRound:
         """Answers become part of what is asked next, reasoning does not. A failed turn ends it."""
         said: list[dict[str, str]] = []
         for turn, item in enumerate(PRIMARY):
-            said = [*said, *([dict(one) for one in item.messages] if turn else self._tagged(item, "primary"))]
+            said = [
+                *said,
+                *([dict(one) for one in item.messages] if turn else self._tagged(item, "primary")),
+            ]
             row, answer = await self._ask(item, turn, PRIMARY_TRAFFIC, said, session=0, turn=turn)
             if not row.ok:
                 return
@@ -136,14 +175,18 @@ class MixedRound:
         """Behind a first line that no other conversation and no other side task has."""
         place = f"{self._plan.seed}/{self._level}/{self._repeat}/{what}"
         said = [dict(message) for message in item.messages]
-        said[0]["content"] = f"Session {hashlib.sha256(place.encode()).hexdigest()[:8]}.\n{said[0]['content']}"
+        said[0]["content"] = (
+            f"Session {hashlib.sha256(place.encode()).hexdigest()[:8]}.\n{said[0]['content']}"
+        )
         return said
 
 
 def _identity(
     plan: MixedPlan, items: Sequence[Item], sandbox: Sandbox, endpoint: Endpoint, host: HostFacts
 ) -> Identity:
-    """The fingerprint is equal for repeats: the seed, the address and the number of repeats may differ."""
+    """The fingerprint is equal for repeats: the seed, the address and the number of repeats may
+    differ.
+    """
     levels = sorted(plan.levels)
     asked = {"levels": levels, "temperature": TEMPERATURE, "items": [*map(item_json, items)]}
     config = {
@@ -153,6 +196,9 @@ def _identity(
         "temperature": TEMPERATURE,
         "max_tokens": {item.id: item.max_tokens for item in items},
         "sandbox": sandbox.name,
-        "first_line": "a tag of each conversation and of each side task, so that no prompt is cached from another one",
+        "first_line": (
+            "a tag of each conversation and of each side task, so that no prompt is cached from "
+            "another one"
+        ),
     }
     return Identity("mixed", fingerprint_of(["mixed", asked], endpoint, host), config)

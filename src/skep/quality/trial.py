@@ -1,11 +1,13 @@
-"""Are answers as good at C=N as at C=1? The same items in both, in turns; judged between the timed parts.
+"""Are answers as good at C=N as at C=1? The same items in both, in turns; judged between the timed
+parts.
 
-    warm up -> for each level upward: blocks of base and load in turns -> judge -> claim -> further only while it holds
+    warm up -> for each level upward: blocks of base and load in turns -> judge -> claim -> further
+    only while it holds
 
-Levels are a fixed sequence: one that does not hold ends the walk, so that what is claimed stays true 19 times in 20
-however many levels were asked for. A round has every item once in each arm. Arms are interleaved in blocks, so that
-what the machine does meanwhile befalls both, and which of them goes first changes from block to block.
-"""
+Levels are a fixed sequence: one that does not hold ends the walk, so that what is claimed stays
+true 19 times in 20 however many levels were asked for. A round has every item once in each arm.
+Arms are interleaved in blocks, so that what the machine does meanwhile befalls both, and which of
+them goes first changes from block to block."""
 
 from __future__ import annotations
 
@@ -47,13 +49,18 @@ from skep.store.verdicts import Verdict
 from skep.workload.items import Item, item_json
 
 BLOCK = 64  # items, at least
-BLOCK_PER_AGENT = 8  # a block begins and ends with fewer than C in flight: that must be a small part of it
+BLOCK_PER_AGENT = (
+    8  # a block begins and ends with fewer than C in flight: that must be a small part of it
+)
 LLAMA = frozenset({"embedded", "xllamacpp", "llamacpp", "llama.cpp", "llama-server"})
 VLLM = frozenset({"vllm"})
 
 
 class TrialPlan(msgspec.Struct, frozen=True):
-    """`delta` is a share: 0.03 are three points. C=1 is the base of every level, whether it is named or not."""
+    """`delta` is a share: 0.03 are three points.
+
+    C=1 is the base of every level, whether it is named or not.
+    """
 
     concurrency: tuple[int, ...] = (1, 4, 8)
     delta: float = 0.03
@@ -64,7 +71,8 @@ class TrialPlan(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.levels:
-            shown, hint = ",".join(map(str, self.concurrency)), "write it as --concurrency 1,4,8"
+            shown = ",".join(map(str, self.concurrency))
+            hint = "write it as --concurrency 1,4,8"
             raise UserError(f"concurrency `{shown}` has no level to compare with C=1", hint=hint)
 
     @property
@@ -80,15 +88,21 @@ class ItemPass(msgspec.Struct, frozen=True):
     repeat: int
     arm: str = LOAD
 
-    def task(self, item: Item, index: int, temperature: float, fields: Mapping[str, Any]) -> BenchTask:
+    def task(
+        self, item: Item, index: int, temperature: float, fields: Mapping[str, Any]
+    ) -> BenchTask:
         """`fields`: of the request beside its own."""
-        place, said = (self.level, self.repeat, index, item.id), [dict(message) for message in item.messages]
+        place = (self.level, self.repeat, index, item.id)
+        said = [dict(message) for message in item.messages]
         how: dict[str, Any] = {"temperature": temperature, "traffic": self.arm, "body": fields}
         return BenchTask(*place, said, item.max_tokens, **how)
 
 
 def passes_of_round(begun: Counter[int], level: int, *, again: bool) -> dict[str, ItemPass]:
-    """Number the passes as they are `begun`, by level. `again`: C=1 twice, which shows what changes by itself."""
+    """Number the passes as they are `begun`, by level.
+
+    `again`: C=1 twice, which shows what changes by itself.
+    """
     found: dict[str, ItemPass] = {}
     for arm, width in ((BASE, 1), *([(AGAIN, 1)] if again else []), (LOAD, level)):
         found[arm] = ItemPass(width, begun[width], arm)
@@ -100,24 +114,34 @@ def blocks_of(count: int, level: int) -> list[tuple[int, int]]:
     """From and to, of `count` items: none smaller than a block unless there is but one."""
     size = max(BLOCK, BLOCK_PER_AGENT * level)
     number = max(1, count // size)
-    return [(place * size, (place + 1) * size if place + 1 < number else count) for place in range(number)]
+    return [
+        (place * size, (place + 1) * size if place + 1 < number else count)
+        for place in range(number)
+    ]
 
 
-def order_of(arms: Mapping[str, ItemPass], seed: int, level: int, round_: int, block: int) -> list[ItemPass]:
+def order_of(
+    arms: Mapping[str, ItemPass], seed: int, level: int, round_: int, block: int
+) -> list[ItemPass]:
     """One way in this block, the other way in the next; a coin of the seed says which begins."""
     first = Random(f"{seed}/{level}").randrange(2)
     forth = [arms[arm] for arm in (BASE, LOAD, AGAIN) if arm in arms]
-    return forth if (first + round_ + block) % 2 == 0 else forth[::-1]
+    if (first + round_ + block) % 2 == 0:
+        return forth
+    return forth[::-1]
 
 
 def uncached(told: Mapping[str, Any], one: ItemPass, index: int, salt: str) -> dict[str, Any]:
-    """Return what keeps an engine from answering out of its prompt cache, which would flatter the second arm.
+    """Return what keeps an engine from answering out of its prompt cache, which would flatter the
+    second arm.
 
-    llama.cpp takes `cache_prompt`: false, and gives other greedy answers with a cache than without; vLLM takes a
-    `cache_salt`, here one of its own for each request. Of other engines the cached share is reported.
-    `told`: by an endpoint of itself: "vllm 0.19.1", or several where a gateway stands before them.
-    """
-    names = {name.strip().partition(" ")[0].lower() for name in str(told.get("engine", "")).split(",")}
+    llama.cpp takes `cache_prompt`: false, and gives other greedy answers with a cache than
+    without; vLLM takes a `cache_salt`, here one of its own for each request. Of other engines the
+    cached share is reported. `told`: by an endpoint of itself: "vllm 0.19.1", or several where a
+    gateway stands before them."""
+    names = {
+        name.strip().partition(" ")[0].lower() for name in str(told.get("engine", "")).split(",")
+    }
     fields: dict[str, Any] = {"cache_prompt": False} if names & LLAMA or "build" in told else {}
     if names & VLLM:
         fields["cache_salt"] = f"{salt}-{one.level}-{one.repeat}-{index}"
@@ -128,10 +152,21 @@ WARM_UP_WIDTH = 16  # requests at once, at most
 OnLevel = Callable[[QualitySummary], None]
 
 
-def _identity(plan: TrialPlan, bank: str, items: Sequence[Item], endpoint: Endpoint, host: HostFacts) -> Identity:
-    """The fingerprint is equal for repeats: the seed of the order and the endpoint's address may differ."""
-    digest = hashlib.sha256(json.dumps(sorted(json.dumps(item_json(item)) for item in items)).encode()).hexdigest()
-    config: dict[str, Any] = {**to_builtins(plan), "bank": bank, "items": len(items), "items_digest": digest[:16]}
+def _identity(
+    plan: TrialPlan, bank: str, items: Sequence[Item], endpoint: Endpoint, host: HostFacts
+) -> Identity:
+    """The fingerprint is equal for repeats: the seed of the order and the endpoint's address may
+    differ.
+    """
+    digest = hashlib.sha256(
+        json.dumps(sorted(json.dumps(item_json(item)) for item in items)).encode()
+    ).hexdigest()
+    config: dict[str, Any] = {
+        **to_builtins(plan),
+        "bank": bank,
+        "items": len(items),
+        "items_digest": digest[:16],
+    }
     config["concurrency"] = [1, *plan.levels]
     same = {name: value for name, value in config.items() if name not in ("seed", "timeout_s")}
     return Identity("quality", fingerprint_of([same], endpoint, host), config)
@@ -139,7 +174,9 @@ def _identity(plan: TrialPlan, bank: str, items: Sequence[Item], endpoint: Endpo
 
 @dataclass(eq=False)
 class QualityTrial:
-    """Faults of single requests become rows and verdicts; what ends the run is raised, the rows so far kept."""
+    """Faults of single requests become rows and verdicts; what ends the run is raised, the rows so
+    far kept.
+    """
 
     _plan: TrialPlan
     _bank: Bank
@@ -161,15 +198,25 @@ class QualityTrial:
         self._spent_s = 0.0  # in whole blocks of this level
 
     async def run(self) -> QualitySummary:
-        plan, endpoint, widest = self._plan, self._endpoint, max(self._plan.levels)
+        plan = self._plan
+        endpoint = self._endpoint
+        widest = max(self._plan.levels)
         identity = _identity(plan, self._bank.name, self._items, endpoint, self._host)
         async with Recording(self._store, endpoint, self._host, identity) as self._recording:
             self._store.append_items(self._recording.run_id, self._items)
-            how: dict[str, Any] = {"timeout_s": plan.timeout_s, "widest": widest, "meter": self.meter}
-            self._session = RunSession(endpoint, self._recording, self.on_progress, more=self._outlook, **how)
+            how: dict[str, Any] = {
+                "timeout_s": plan.timeout_s,
+                "widest": widest,
+                "meter": self.meter,
+            }
+            self._session = RunSession(
+                endpoint, self._recording, self.on_progress, more=self._outlook, **how
+            )
             async with self._session.open():
                 # Other prompts than the items', so that none of those is known beforehand.
-                await self._session.warm_up(TaskMaker(Workload(seed=plan.seed)), min(WARM_UP_WIDTH, widest))
+                await self._session.warm_up(
+                    TaskMaker(Workload(seed=plan.seed)), min(WARM_UP_WIDTH, widest)
+                )
                 for level in plan.levels:
                     await self._walk(level)
                     if await self._judged() is not Claim.HOLDS:
@@ -177,9 +224,14 @@ class QualityTrial:
         return self.summary()
 
     def summary(self) -> QualitySummary:
-        told, plan = self._recording, self._plan
+        told = self._recording
+        plan = self._plan
         rows = (told.run_id, told.rows, self._verdicts, told.facts, self._items)
-        about: dict[str, Any] = {"bank": self._bank.name, "delta": plan.delta, "levels": plan.levels}
+        about: dict[str, Any] = {
+            "bank": self._bank.name,
+            "delta": plan.delta,
+            "levels": plan.levels,
+        }
         return quality_summary(*rows, **about, simulated=told.simulated)
 
     async def _walk(self, level: int) -> None:
@@ -188,7 +240,9 @@ class QualityTrial:
         arms = 3 if is_first else 2
         self._spent_s = 0.0
         total = arms * self._plan.repeats * len(self._items)
-        self._session.now = replace(self._session.now, stage="asking", level=level, done=0, total=total)
+        self._session.now = replace(
+            self._session.now, stage="asking", level=level, done=0, total=total
+        )
         blocks = blocks_of(len(self._items), level)
         for round_ in range(self._plan.repeats):
             passes = passes_of_round(self._begun, level, again=is_first)
@@ -200,27 +254,43 @@ class QualityTrial:
                 for one in order_of(passes, self._plan.seed, level, round_, number):
                     await self._ask(one, begin, end)
                 for one in passes.values():
-                    self._recording.found(LevelFact(one.level, one.repeat, WHOLE_BLOCK, {"begin": begin, "end": end}))
+                    self._recording.found(
+                        LevelFact(one.level, one.repeat, WHOLE_BLOCK, {"begin": begin, "end": end})
+                    )
 
     async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
         self._session.begin(label=one.arm)
-        engine, temperature = self._endpoint.engine, self._plan.temperature
+        engine = self._endpoint.engine
+        temperature = self._plan.temperature
         tasks = [
-            one.task(self._items[index], index, temperature, uncached(engine, one, index, self._salt))
+            one.task(
+                self._items[index], index, temperature, uncached(engine, one, index, self._salt)
+            )
             for index in range(begin, end)
         ]
         self._block_began = time.monotonic()
-        rows, _ = await self._session.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._session.took)
+        rows, _ = await self._session.driver.run_tasks(
+            one.level, one.repeat, tasks, one.level, self._session.took
+        )
         self._spent_s += time.monotonic() - self._block_began
         self._recording.check()
         if one.arm != LOAD and not any(row.ok for row in rows):
             hint = "skep has nothing to compare a level with; check the server's log"
-            raise EndpointError(f"{self._endpoint.url} answers nothing at C=1: {rows[0].error}", hint=hint)
+            raise EndpointError(
+                f"{self._endpoint.url} answers nothing at C=1: {rows[0].error}", hint=hint
+            )
 
     async def _judged(self) -> Claim | None:
-        """What was asked since the last time; then what may be claimed of the level. None: nothing of it is whole."""
+        """What was asked since the last time; then what may be claimed of the level.
+
+        None: nothing of it is whole.
+        """
         known = {(verdict.level, verdict.repeat, verdict.index) for verdict in self._verdicts}
-        rows = [row for row in self._recording.rows if row.level and (row.level, row.repeat, row.index) not in known]
+        rows = [
+            row
+            for row in self._recording.rows
+            if row.level and (row.level, row.repeat, row.index) not in known
+        ]
         self._session.begin(stage="judging", done=0, total=len(rows))
         answered = [AnsweredItem(row, self._items[row.index]) for row in rows]
         verdicts = await self._judge.judge(answered, self._session.judged)
@@ -228,10 +298,14 @@ class QualityTrial:
         self._verdicts.extend(verdicts)
         summary = self.summary()
         self.on_level(summary)
-        return summary.levels[-1].claim if summary.levels else None
+        if summary.levels:
+            return summary.levels[-1].claim
+        return None
 
     def _outlook(self) -> dict[str, float | None]:
-        """Return the time left of this level, by what its requests took so far: rough until every width was tried."""
+        """Return the time left of this level, by what its requests took so far: rough until every
+        width was tried.
+        """
         now = self._session.now
         if now.stage != "asking" or not now.done:
             return {}

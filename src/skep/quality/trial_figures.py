@@ -1,8 +1,9 @@
-"""From stored rows, verdicts and facts to what may be claimed. Pure: the same run gives the same figures at any time.
+"""From stored rows, verdicts and facts to what may be claimed. Pure: the same run gives the same
+figures at any time.
 
-Only whole blocks count: a block that was broken off has the answers that came quickly, and those are not like the rest.
-Items are in an order of chance, so whole blocks are a fair sample of them, however many there are.
-"""
+Only whole blocks count: a block that was broken off has the answers that came quickly, and those
+are not like the rest. Items are in an order of chance, so whole blocks are a fair sample of them,
+however many there are."""
 
 from __future__ import annotations
 
@@ -30,11 +31,15 @@ from skep.workload.items import Item
 
 POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show what holds
 UNANSWERED = frozenset({VerdictOutcome.FAILED, VerdictOutcome.TIMED_OUT})
-LEAST_DELTA, MOST_DELTA = 0.1, 50.0  # points
+# points
+LEAST_DELTA = 0.1
+MOST_DELTA = 50.0
 MOST_REPEATS = 10  # that anybody is told to make
 MUCH_CACHED = 0.05
 ARMS = BASE, AGAIN, LOAD = "base", "again", "load"
-PAIRED_WITH, WHOLE_BLOCK, CUT_SHORT = "paired_with", "whole_block", "cut_short"
+PAIRED_WITH = "paired_with"
+WHOLE_BLOCK = "whole_block"
+CUT_SHORT = "cut_short"
 Key = tuple[int, int]  # level and repeat: a pass
 Block = tuple[int, int]  # from one index to before another
 Pairing = tuple[Key, Key]  # a base pass and the one that is held against it
@@ -62,7 +67,9 @@ class LevelQuality(msgspec.Struct, frozen=True):
     claim: Claim
     base: ArmFigures
     load: ArmFigures
-    needed_items: int | None = None  # for delta, by the noise seen here; None where the claim holds
+    needed_items: int | None = (
+        None  # for delta, by the noise seen here; None where the claim holds
+    )
     texts_changed: float | None = None  # share of pairs whose answers are not the same text
 
 
@@ -81,14 +88,24 @@ class QualitySummary(msgspec.Struct, frozen=True):
 
 
 def quality_summary(
-    run_id: str, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact],
-    items: Sequence[Item], *, bank: str, delta: float, levels: Sequence[int] = (), simulated: bool = False,
+    run_id: str,
+    rows: Iterable[Request],
+    verdicts: Iterable[Verdict],
+    facts: Iterable[LevelFact],
+    items: Sequence[Item],
+    *,
+    bank: str,
+    delta: float,
+    levels: Sequence[int] = (),
+    simulated: bool = False,
     incomplete: str = "",
-) -> QualitySummary:  # fmt: skip
+) -> QualitySummary:
     """`levels`: those that were asked for, so that the ones not walked can be named."""
     tables = Tables(rows, verdicts, facts, items)
     measured = sorted({level for level, _ in tables.partners if level > 1})
-    walked = tuple(found for level in measured if (found := _level(tables, level, delta)) is not None)
+    walked = tuple(
+        found for level in measured if (found := _level(tables, level, delta)) is not None
+    )
     held = [found.concurrency for found in walked if found.claim is Claim.HOLDS]
     noise = tables.noise()
     return QualitySummary(
@@ -100,14 +117,22 @@ def quality_summary(
         noise_texts_changed=_texts_changed(tables, noise),
         levels=walked,
         holds_up_to=max(held, default=None),
-        skipped=tuple(level for level in levels if level > 1 and level not in {one.concurrency for one in walked}),
+        skipped=tuple(
+            level
+            for level in levels
+            if level > 1 and level not in {one.concurrency for one in walked}
+        ),
         simulated=simulated,
         incomplete=incomplete or tables.cut_short,
     )
 
 
 def summary_of_run(
-    run: StoredRun, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact], items: list[Item]
+    run: StoredRun,
+    rows: Iterable[Request],
+    verdicts: Iterable[Verdict],
+    facts: Iterable[LevelFact],
+    items: list[Item],
 ) -> QualitySummary:
     """Sum up a stored run, however it ended."""
     asked: dict[str, Any] = {
@@ -115,15 +140,24 @@ def summary_of_run(
         "delta": float(run.config.get("delta", 0.03)),
         "levels": tuple(run.config.get("concurrency", ())),
     }
-    why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
-    return quality_summary(run.id, rows, verdicts, facts, items, **asked, simulated=run.simulated, incomplete=why)
+    if run.state is RunState.DONE:
+        why = ""
+    else:
+        why = run.error or f"the run is {run.state.value}"
+    return quality_summary(
+        run.id, rows, verdicts, facts, items, **asked, simulated=run.simulated, incomplete=why
+    )
 
 
 class Tables:
     """A run's rows by pass and index."""
 
     def __init__(
-        self, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact], items: Sequence[Item]
+        self,
+        rows: Iterable[Request],
+        verdicts: Iterable[Verdict],
+        facts: Iterable[LevelFact],
+        items: Sequence[Item],
     ) -> None:
         self.rows: dict[Key, dict[int, Request]] = defaultdict(dict)
         self.verdicts: dict[Key, dict[int, Verdict]] = defaultdict(dict)
@@ -137,7 +171,8 @@ class Tables:
         for verdict in verdicts:
             self.verdicts[verdict.level, verdict.repeat][verdict.index] = verdict
         for one in facts:
-            key, fact = (one.level, one.repeat), one.fact
+            key = (one.level, one.repeat)
+            fact = one.fact
             if one.name == PAIRED_WITH:
                 self.partners[key] = (fact["level"], fact["repeat"])
             elif one.name == WHOLE_BLOCK:
@@ -146,17 +181,25 @@ class Tables:
                 self.cut_short = str(fact["why"])
 
     def pairings(self, level: int) -> list[Pairing]:
-        """Those that are whole; else what there is of the first, so that every item counts as often as the others."""
+        """Those that are whole; else what there is of the first, so that every item counts as
+        often as the others.
+        """
         found = [(base, key) for key, base in sorted(self.partners.items()) if key[0] == level]
         whole = [pairing for pairing in found if self._is_whole(*pairing)]
         return whole or [pairing for pairing in found if self.shared(*pairing)][:1]
 
     def noise(self) -> list[Pairing]:
-        """C=1 against C=1: the pass that was made for it, and each base pass against the one before it."""
+        """C=1 against C=1: the pass that was made for it, and each base pass against the one
+        before it.
+        """
         again = self.pairings(1)
         if not all(self._is_whole(*pairing) for pairing in again):
             return again
-        bases = [key for key in sorted(self.rows) if key[0] == 1 and self.arm(key) == BASE and self._is_whole(key)]
+        bases = [
+            key
+            for key in sorted(self.rows)
+            if key[0] == 1 and self.arm(key) == BASE and self._is_whole(key)
+        ]
         return [*again, *pairwise(bases)]
 
     def arm(self, key: Key) -> str:
@@ -166,13 +209,17 @@ class Tables:
         """Indexes that were asked and judged in all of these passes, in whole blocks."""
         found = []
         for key in keys:
-            whole = {index for begin, end in self.blocks.get(key, ()) for index in range(begin, end)}
+            whole = {
+                index for begin, end in self.blocks.get(key, ()) for index in range(begin, end)
+            }
             found.append(whole & self.rows.get(key, {}).keys() & self.verdicts.get(key, {}).keys())
         return sorted(set[int].intersection(*found))
 
     def walls(self, key: Key, indexes: Iterable[int]) -> float:
         """Return seconds in which the pass was under way: the sum over its blocks."""
-        wanted, rows, total = set(indexes), self.rows.get(key, {}), 0.0
+        wanted = set(indexes)
+        rows = self.rows.get(key, {})
+        total = 0.0
         for begin, end in self.blocks.get(key, ()):
             if some := [rows[index] for index in range(begin, end) if index in wanted]:
                 total += max(row.ended_s for row in some) - min(row.started_s for row in some)
@@ -187,7 +234,8 @@ def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
     pairings = tables.pairings(level)
     if (difference := _difference(tables, pairings)) is None:
         return None
-    claim, needed = claim_of(difference, delta), None
+    claim = claim_of(difference, delta)
+    needed = None
     if claim is Claim.HOLDS and difference.base_rate <= delta:
         claim = Claim.UNSHOWN  # so little could not be lost: that it was not says nothing
     if claim is Claim.UNSHOWN and difference.base_rate > delta:  # else more items would not help
@@ -209,18 +257,29 @@ def needed_items(delta: float, share: float, repeats: int) -> int:
 
 
 def discordance_of(found: PairedDifference) -> float:
-    """The share of pairs that differ. None did: as if the next one would, unless that says more than is assumed."""
+    """The share of pairs that differ.
+
+    None did: as if the next one would, unless that says more than is assumed.
+    """
     changed = found.lost + found.gained
-    return changed / found.pairs if changed else min(ASSUMED_DISCORDANCE, 1 / found.pairs)
+    if changed:
+        return changed / found.pairs
+    return min(ASSUMED_DISCORDANCE, 1 / found.pairs)
 
 
 def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference | None:
-    """A request without an answer at C=1 counts as passed there: taken for a wrong answer, it would hide a loss."""
+    """A request without an answer at C=1 counts as passed there: taken for a wrong answer, it
+    would hide a loss.
+    """
     pairs: dict[str, list[tuple[bool, bool]]] = {}
     for base, other in pairings:
-        before, after = tables.verdicts.get(base, {}), tables.verdicts.get(other, {})
+        before = tables.verdicts.get(base, {})
+        after = tables.verdicts.get(other, {})
         for index in tables.shared(base, other):
-            pair = (before[index].passed or before[index].outcome in UNANSWERED, after[index].passed)
+            pair = (
+                before[index].passed or before[index].outcome in UNANSWERED,
+                after[index].passed,
+            )
             pairs.setdefault(after[index].item, []).append(pair)
     return paired_difference(pairs) if pairs else None
 
@@ -230,11 +289,15 @@ def _texts_changed(tables: Tables, pairings: Sequence[Pairing]) -> float | None:
     same = changed = 0
     for base, other in pairings:
         for index in tables.shared(base, other):
-            one, two = tables.rows[base][index], tables.rows[other][index]
+            one = tables.rows[base][index]
+            two = tables.rows[other][index]
             if one.ok and two.ok and one.answer is not None and two.answer is not None:
                 alike = (one.answer, one.reasoning) == (two.answer, two.reasoning)
-                same, changed = same + alike, changed + (not alike)
-    return changed / (same + changed) if same + changed else None
+                same = same + alike
+                changed = changed + (not alike)
+    if same + changed:
+        return changed / (same + changed)
+    return None
 
 
 def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]]) -> ArmFigures:
@@ -248,7 +311,9 @@ def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]])
     return ArmFigures(
         concurrency=level,
         requests=len(rows),
-        outcomes=tuple((outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]),
+        outcomes=tuple(
+            (outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]
+        ),
         ttft_p50_ms=ttft.p50 if ttft else None,
         ttft_p95_ms=ttft.p95 if ttft else None,
         total_p50_s=total.p50 if total else None,
@@ -262,29 +327,40 @@ def points(share: float, digits: int = 1) -> str:
     """0.031 is "3.1 points"; -0.0 is no minus."""
     value = f"{100 * share + 0.0:.{digits}f}".removesuffix("." + "0" * digits)
     value = value.removeprefix("-") if float(value) == 0 else value
-    return f"{value} point" if value == "1" else f"{value} points"
+    if value == "1":
+        return f"{value} point"
+    return f"{value} points"
 
 
 def claim_words(level: LevelQuality, delta: float) -> str:
     found = level.difference
     if level.claim is Claim.HOLDS:
-        small = f", though at least {points(-found.high)} are lost" if found.high < 0 else ""
+        if found.high < 0:
+            small = f", though at least {points(-found.high)} are lost"
+        else:
+            small = ""
         return f"no worse than {points(delta)}{small}"
     if level.claim is Claim.LOST:
         return f"worse: at least {points(-found.high)} lost"
     cut = dict(level.base.outcomes).get(VerdictOutcome.TRUNCATED.value, 0)
     if 2 * cut > level.base.requests:
         return (
-            f"not shown: {cut:,} of {level.base.requests:,} answers at C=1 were cut at the token limit; "
+            f"not shown: {cut:,} of {level.base.requests:,} answers at C=1 were cut at the "
+            "token limit; "
             "--output-tokens gives them more room"
         )
     if found.base_rate <= delta:
         return (
-            f"not shown: C=1 passes {100 * found.base_rate:.1f} % of the items, so a loss of {points(delta)} "
+            f"not shown: C=1 passes {100 * found.base_rate:.1f} % of the items, so a loss "
+            f"of {points(delta)} "
             "could not be seen; use an easier bank"
         )
-    needed, asked = level.needed_items, found.items
-    more = "ask more items" if needed is None or needed <= asked else f"about {needed:,} items would be needed"
+    needed = level.needed_items
+    asked = found.items
+    if needed is None or needed <= asked:
+        more = "ask more items"
+    else:
+        more = f"about {needed:,} items would be needed"
     return f"not shown: a loss of up to {points(-found.low)} cannot be excluded; {more}"
 
 
@@ -294,7 +370,10 @@ def conclusion(summary: QualitySummary) -> str:
     if summary.holds_up_to is None and (failed is None or failed.claim is Claim.UNSHOWN):
         if failed is None:
             return "nothing can be claimed: no level was measured"
-        return f"nothing can be claimed: C={failed.concurrency} is {claim_words(failed, summary.delta)}"
+        return (
+            f"nothing can be claimed: C={failed.concurrency} is "
+            f"{claim_words(failed, summary.delta)}"
+        )
     parts = []
     if summary.holds_up_to is not None:
         excluded = f"a loss of {points(summary.delta)} or more is excluded (95 %)"
@@ -317,13 +396,21 @@ def outlook(items: int, delta: float, repeats: int, *, available: int | None = N
     best = delta_shown(items, discordance=share, repeats=repeats, power=POWER)
     often = f", {repeats} times each," if repeats > 1 else ""
     first = (
-        f"to exclude a loss of {points(delta)}, about {needed:,} items{often} are needed if {100 * share:.1f} % of the "
-        f"verdicts change, for better or worse; {items:,} are asked, which can exclude {points(best)}"
+        f"to exclude a loss of {points(delta)}, about {needed:,} items{often} are needed if "
+        f"{100 * share:.1f} % of the "
+        f"verdicts change, for better or worse; {items:,} are asked, which can exclude "
+        f"{points(best)}"
     )
     if items >= needed:
         return [first]
     remedy = _remedy(items, delta, share, available)
-    return [first, f"UNDERPOWERED: expect `not shown`, which says nothing about quality. What helps: {remedy}"]
+    return [
+        first,
+        (
+            "UNDERPOWERED: expect `not shown`, which says nothing about quality. What helps: "
+            f"{remedy}"
+        ),
+    ]
 
 
 def _remedy(items: int, delta: float, share: float, available: int | None) -> str:
@@ -331,7 +418,9 @@ def _remedy(items: int, delta: float, share: float, available: int | None) -> st
     needed = needed_items(delta, share, 1)
     if available is None or needed <= available:
         ways.append(f"--items {needed}")
-    times = next((n for n in range(2, MOST_REPEATS + 1) if needed_items(delta, share, n) <= items), None)
+    times = next(
+        (n for n in range(2, MOST_REPEATS + 1) if needed_items(delta, share, n) <= items), None
+    )
     if times is not None:
         ways.append(f"--repeats {times}")
     largest = int(100 * delta_shown(items, discordance=share, power=POWER)) + 1
@@ -349,10 +438,15 @@ def noise_words(summary: QualitySummary) -> str | None:
         return None
     changed = noise.lost + noise.gained
     texts = summary.noise_texts_changed
-    said = "" if texts is None else f", {100 * texts:.0f} % of the texts"
+    if texts is None:
+        said = ""
+    else:
+        said = f", {100 * texts:.0f} % of the texts"
     return (
-        f"C=1 against itself: {changed} of {noise.pairs} verdicts changed ({100 * changed / noise.pairs:.1f} %){said}; "
-        f"difference {signed(noise.difference)} points ({signed(noise.low)} .. {signed(noise.high)})"
+        f"C=1 against itself: {changed} of {noise.pairs} verdicts changed "
+        f"({100 * changed / noise.pairs:.1f} %){said}; "
+        f"difference {signed(noise.difference)} points ({signed(noise.low)} .. "
+        f"{signed(noise.high)})"
     )
 
 
@@ -361,21 +455,30 @@ def remarks(summary: QualitySummary) -> list[str]:
     found = []
     if summary.incomplete:
         found.append(f"incomplete: {summary.incomplete}")
-    stopped = next((level.concurrency for level in summary.levels if level.claim is not Claim.HOLDS), None)
+    stopped = next(
+        (level.concurrency for level in summary.levels if level.claim is not Claim.HOLDS), None
+    )
     if summary.skipped:
         names = ", ".join(f"C={level}" for level in summary.skipped)
-        why = f", as C={stopped} does not hold" if stopped is not None else ""
+        if stopped is not None:
+            why = f", as C={stopped} does not hold"
+        else:
+            why = ""
         found.append(f"not measured: {names}{why}")
     for level in summary.levels:
-        if unanswered := sum(count for name, count in level.base.outcomes if VerdictOutcome(name) in UNANSWERED):
+        if unanswered := sum(
+            count for name, count in level.base.outcomes if VerdictOutcome(name) in UNANSWERED
+        ):
             found.append(
-                f"warning: {unanswered} of {level.base.requests} requests at C=1 beside C={level.concurrency} got no "
+                f"warning: {unanswered} of {level.base.requests} requests at C=1 beside "
+                f"C={level.concurrency} got no "
                 "answer; they are counted as passed there, so that they cannot hide a loss"
             )
         cached = max(level.base.cached_share or 0.0, level.load.cached_share or 0.0)
         if cached > MUCH_CACHED:
             found.append(
-                f"warning: {100 * cached:.0f} % of the prompts came from a cache beside C={level.concurrency}: "
+                f"warning: {100 * cached:.0f} % of the prompts came from a cache beside "
+                f"C={level.concurrency}: "
                 "TTFT is better than with fresh prompts"
             )
     return found

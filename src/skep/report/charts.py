@@ -1,7 +1,8 @@
-"""Charts in Vega-Lite's terms: `pictures/*.json` says how each is drawn, here and in the pages stands what.
+"""Charts in Vega-Lite's terms: `pictures/*.json` says how each is drawn, here and in the pages
+stands what.
 
-A chart is None where there is nothing to draw. Levels without a value are left out, never drawn as zero.
-"""
+A chart is None where there is nothing to draw. Levels without a value are left out, never drawn as
+zero."""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ Spec = dict[str, Any]
 AGENTS = "agents at once (C)"
 # Lines beside each other differ in these as well as in colour.
 DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "circle", "square")
+SHAPES = (
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "cross",
+    "triangle-down",
+    "circle",
+    "square",
+)
 _WIDE = 24  # from this ratio of the largest C to the smallest on, the axis is logarithmic
 _TALLEST = 1.6  # of the largest value: few repeats that differ may give an interval of any width
 _WIDER_PX = 2.0  # a letter: the reader's font may be wider than the renderer's
@@ -31,7 +41,8 @@ _APART = 0.09  # of the axis, between the labels of two levels
 
 
 def drawing(name: str, rows: Mapping[str, Sequence[Spec]], **values: Any) -> Spec:
-    """Return the chart of `pictures/NAME.json`: `$name` in it is a colour or one of `values`, its data are `rows`.
+    """Return the chart of `pictures/NAME.json`: `$name` in it is a colour or one of `values`, its
+    data are `rows`.
 
     A layer without a row is left out. A text with a `halo` is readable where it crosses a line.
     """
@@ -56,7 +67,9 @@ def _halo(layer: Spec) -> list[Spec]:
     if not layer["mark"].pop("halo", False):
         return []
     mark = {**layer["mark"], "color": theme.PAPER, "stroke": theme.PAPER, "strokeWidth": 4}
-    return [{**layer, "mark": mark, "encoding": {**layer["encoding"], "color": {"value": theme.PAPER}}}]
+    return [
+        {**layer, "mark": mark, "encoding": {**layer["encoding"], "color": {"value": theme.PAPER}}}
+    ]
 
 
 def is_wide(levels: Sequence[int]) -> bool:
@@ -65,20 +78,27 @@ def is_wide(levels: Sequence[int]) -> bool:
 
 
 def along(levels: Sequence[int]) -> Callable[[Spec], float]:
-    """Return where a row's C lies on its axis: 0 at the left end, 1 at the right; 0.5 where there is one level only."""
-    low, high = min(levels), max(levels)
+    """Return where a row's C lies on its axis: 0 at the left end, 1 at the right; 0.5 where there
+    is one level only.
+    """
+    low = min(levels)
+    high = max(levels)
 
     def place(row: Spec) -> float:
         if low == high:
             return 0.5
         c = row["c"]
-        return math.log(c / low) / math.log(high / low) if is_wide(levels) else (c - low) / (high - low)
+        if is_wide(levels):
+            return float(math.log(c / low) / math.log(high / low))
+        return float((c - low) / (high - low))
 
     return place
 
 
 def apart(rows: Sequence[Spec], gap: float, place: Callable[[Spec], float]) -> list[Spec]:
-    """Return the rows whose labels do not run into each other, from the last, which is always among them."""
+    """Return the rows whose labels do not run into each other, from the last, which is always
+    among them.
+    """
     kept = list(rows[-1:])
     for row in reversed(rows[:-1]):
         if place(kept[-1]) - place(row) >= gap:
@@ -87,7 +107,9 @@ def apart(rows: Sequence[Spec], gap: float, place: Callable[[Spec], float]) -> l
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The values moved as little as needed to lie `gap` apart, in the same order, inside low..high where they fit."""
+    """The values moved as little as needed to lie `gap` apart, in the same order, inside low..high
+    where they fit.
+    """
     order = sorted(range(len(values)), key=lambda i: values[i])
     placed = [min(max(values[i], low), high) for i in order]
     for i in range(1, len(placed)):
@@ -98,9 +120,16 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def concurrency(levels: Sequence[int]) -> Spec:
-    low, high = min(levels), max(levels)
-    values = sorted(row["c"] for row in apart([{"c": c} for c in sorted(set(levels))], _APART, along(levels)))
-    scale: Spec = {"domain": [low, high] if low < high else [low - 1, high + 1], "nice": False, "padding": 22}
+    low = min(levels)
+    high = max(levels)
+    values = sorted(
+        row["c"] for row in apart([{"c": c} for c in sorted(set(levels))], _APART, along(levels))
+    )
+    scale: Spec = {
+        "domain": [low, high] if low < high else [low - 1, high + 1],
+        "nice": False,
+        "padding": 22,
+    }
     axis: Spec = {"values": values, "format": "d", "labelOverlap": False}
     title = f"{AGENTS}, logarithmic" if is_wide(levels) else AGENTS
     if is_wide(levels):
@@ -110,7 +139,9 @@ def concurrency(levels: Sequence[int]) -> Spec:
 
 
 class ChartCurve(msgspec.Struct, frozen=True):
-    """One line over C: `points` are (C, value) by C; by C, too, what lies around them and is told of them."""
+    """One line over C: `points` are (C, value) by C; by C, too, what lies around them and is told
+    of them.
+    """
 
     points: Sequence[tuple[int, float]]
     colour: str
@@ -130,7 +161,13 @@ class ChartCurve(msgspec.Struct, frozen=True):
             low, high = self.ranges.get(c, (value, value))
             ends = {"value": value / per, "low": max(0.0, low / per), "high": min(top, high / per)}
             tip = {"tip": self.tips[c]} if c in self.tips else {}
-            yield {"c": c, **ends, **look, "fill": theme.PAPER if c in self.hollow else self.colour, **tip}
+            yield {
+                "c": c,
+                **ends,
+                **look,
+                "fill": theme.PAPER if c in self.hollow else self.colour,
+                **tip,
+            }
 
 
 class ChartText(msgspec.Struct, frozen=True):
@@ -154,12 +191,16 @@ def curves_chart(
     labelled: bool = False,
     room: float = 1.15,
     heights: Sequence[float] = (),
-    more: Callable[[Sequence[Spec], float], tuple[Mapping[str, Sequence[Spec]], Sequence[ChartText]]] | None = None,
+    more: Callable[
+        [Sequence[Spec], float], tuple[Mapping[str, Sequence[Spec]], Sequence[ChartText]]
+    ]
+    | None = None,
 ) -> Spec | None:
-    """Curves from zero, each named at its end. `labelled`: the last one has its values above its points.
+    """Curves from zero, each named at its end. `labelled`: the last one has its values above its
+    points.
 
-    `more` gives what else is drawn, from the rows of the points and the top of the axis, with the `heights` below it.
-    """
+    `more` gives what else is drawn, from the rows of the points and the top of the axis, with the
+    `heights` below it."""
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return None
@@ -171,14 +212,27 @@ def curves_chart(
     rows = [(curve, list(curve.rows(str(n), top, per))) for n, curve in enumerate(curves)]
     points = [row for _, some in rows for row in some]
     ranged = [row for curve, some in rows for row in some if row["c"] in curve.ranges]
-    named = apart(rows[-1][1], _APART, along(axis)) if labelled else []
-    texts = [ChartText(row["c"], row["high"], number(row["value"]), dy=-15, weight=600) for row in named]
+    if labelled:
+        named = apart(rows[-1][1], _APART, along(axis))
+    else:
+        named = []
+    texts = [
+        ChartText(row["c"], row["high"], number(row["value"]), dy=-15, weight=600) for row in named
+    ]
     data, words = more(points, top) if more else ({}, [])
     texts = [*words, *texts, *_ends(curves, per, 17 / height * top, top)]
-    shades = [row for curve, some in rows if curve.shaded for row in some if row["c"] in curve.ranges]
+    shades = [
+        row for curve, some in rows if curve.shaded for row in some if row["c"] in curve.ranges
+    ]
     lines = [row for curve, some in rows if curve.joined for row in some]
-    data = {**data, "points": points, "ranges": ranged, "shades": shades, "lines": lines,
-            "labels": msgspec.to_builtins(texts)}  # fmt: skip
+    data = {
+        **data,
+        "points": points,
+        "ranges": ranged,
+        "shades": shades,
+        "lines": lines,
+        "labels": msgspec.to_builtins(texts),
+    }
     spare = 5 + round(_WIDER_PX * max(len(curve.end) for curve in curves))
     return drawing("curves", data, x=concurrency(axis), unit=unit, top=top, spare=spare)
 
@@ -187,39 +241,68 @@ def _ends(curves: Sequence[ChartCurve], per: float, gap: float, top: float) -> I
     """Beside the last point of each; apart from each other where curves end at the same C."""
     for c in sorted({curve.points[-1][0] for curve in curves}):
         ending = [curve for curve in curves if curve.points[-1][0] == c and curve.end]
-        heights = spread([curve.points[-1][1] / per for curve in ending], min(gap, top / max(len(ending), 1)), 0.0, top)
+        heights = spread(
+            [curve.points[-1][1] / per for curve in ending],
+            min(gap, top / max(len(ending), 1)),
+            0.0,
+            top,
+        )
         for curve, height in zip(ending, heights, strict=True):
-            colour = theme.MUTED if curve.colour == theme.STONE else curve.colour
+            if curve.colour == theme.STONE:
+                colour = theme.MUTED
+            else:
+                colour = curve.colour
             yield ChartText(c, height, curve.end, "left", dx=11, weight=600, colour=colour)
 
 
 def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, least: int = 0) -> Spec:
-    """A bar for each `name`, as long as its `value`, with its `label` behind it; from `low` to `high` a whisker."""
-    rows = [{"colour": theme.HONEY, "low": row["value"], "high": row["value"], **row} for row in rows]
+    """A bar for each `name`, as long as its `value`, with its `label` behind it; from `low` to
+    `high` a whisker.
+    """
+    rows = [
+        {"colour": theme.HONEY, "low": row["value"], "high": row["value"], **row} for row in rows
+    ]
     data = {"bars": rows, "whiskers": [row for row in rows if row["low"] < row["high"]]}
     spec = drawing("bars", data, unit=unit, top=room * max(row["high"] for row in rows) or 1.0)
-    return {**spec, "height": max(90, least * len(rows))} if least else spec
+    if least:
+        return {**spec, "height": max(90, least * len(rows))}
+    return spec
 
 
 def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = None) -> Spec | None:
-    """Effective tok/s against C with its band, the plateau, the turning points, and C times one agent's speed."""
+    """Effective tok/s against C with its band, the plateau, the turning points, and C times one
+    agent's speed.
+    """
     drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
-    plateau = [{"c": one.concurrency, "value": one.plateau_tok_s} for one in drawn if known(one.plateau_tok_s)]
+    plateau = [
+        {"c": one.concurrency, "value": one.plateau_tok_s}
+        for one in drawn
+        if known(one.plateau_tok_s)
+    ]
     axis = [level.concurrency for level in drawn]
 
     def more(rows: Sequence[Spec], top: float) -> tuple[Spec, list[ChartText]]:
-        ideal, place = _ideal_line(rows, top), along(axis)
+        ideal = _ideal_line(rows, top)
+        place = along(axis)
         aside: Spec = {"align": "left", "dx": 10, "dy": 7}
         if ideal and place(ideal[-1]) >= 0.6:
             aside = {"align": "right", "dx": -14}
-        texts = [ChartText(row["c"], row["value"], "ideal: C × one agent", **aside, colour=theme.MUTED)
-                 for row in ideal[-1:]]  # fmt: skip
+        texts = [
+            ChartText(row["c"], row["value"], "ideal: C × one agent", **aside, colour=theme.MUTED)
+            for row in ideal[-1:]
+        ]
         marked = list(_turning_rows(turning, axis)) if turning else []
         for height, row in enumerate(marked):
-            side: Spec = {"align": "right", "dx": -6} if place(row) > 0.5 else {"align": "left", "dx": 6}
+            side: Spec = (
+                {"align": "right", "dx": -6} if place(row) > 0.5 else {"align": "left", "dx": 6}
+            )
             texts.append(ChartText(row["c"], 0, row["label"], **side, dy=-12 - 18 * height))
         for row in apart(rows, 0.075, place):
-            at, side = (row["value"], {"dx": -8, "dy": -16}) if row["value"] < 0.14 * top else (row["low"], _BELOW)
+            at, side = (
+                (row["value"], {"dx": -8, "dy": -16})
+                if row["value"] < 0.14 * top
+                else (row["low"], _BELOW)
+            )
             texts.append(ChartText(row["c"], at, number(row["value"]), weight=600, **side))
         brackets = [row for row in marked if "from" in row]
         return {"ideal": ideal, "plateau": plateau, "turning": marked, "brackets": brackets}, texts
@@ -231,14 +314,19 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
         ranges={level.concurrency: _effective_range(level) for level in drawn},
         shaded=True,
     )
-    return curves_chart([curve], "tok/s", room=1.3, heights=[row["value"] or 0.0 for row in plateau], more=more)
+    return curves_chart(
+        [curve], "tok/s", room=1.3, heights=[row["value"] or 0.0 for row in plateau], more=more
+    )
 
 
 _BELOW = {"dx": 10, "dy": 16}
 
 
 def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
-    """From C=1 to the last level or the edge of the picture; empty without C=1. Bent where the axis is logarithmic."""
+    """From C=1 to the last level or the edge of the picture; empty without C=1.
+
+    Bent where the axis is logarithmic.
+    """
     alone = next((row["value"] for row in rows if row["c"] == 1), None)
     if not alone or len(rows) == 1:
         return []
@@ -251,32 +339,60 @@ def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
 
 def _turning_rows(turning: Turning, axis: Sequence[int]) -> Iterator[Spec]:
     """Yield knee and cliff with their names, and with their brackets where they have one."""
-    found = (("knee", turning.knee, turning.knee_bracket), ("cliff", turning.cliff, turning.cliff_bracket))
+    found = (
+        ("knee", turning.knee, turning.knee_bracket),
+        ("cliff", turning.cliff, turning.cliff_bracket),
+    )
     for name, c, bracket in found:
         if c is not None and min(axis) <= c <= max(axis):
-            ends = {"from": max(bracket[0], min(axis)), "to": min(bracket[1], max(axis))} if bracket else {}
+            if bracket:
+                ends = {"from": max(bracket[0], min(axis)), "to": min(bracket[1], max(axis))}
+            else:
+                ends = {}
             yield {"c": c, "label": f"{name}: C = {c}", **ends}
 
 
 def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     """Return how much of its solo speed a task loses, in per cent of it."""
-    found = [(level.concurrency, level.contention_pct) for level in levels if known(level.contention_pct)]
+    found = [
+        (level.concurrency, level.contention_pct)
+        for level in levels
+        if known(level.contention_pct)
+    ]
     if not found:
         return None
     # Over narrow bars stands the figure without its sign, which the axis has.
-    words = (lambda pct: number(pct, digits=0)) if len(found) > 9 else percent
-    rows = [{"c": c, "pct": pct, "label": words(pct)} for c, pct in found]
+    bars_are_narrow = len(found) > 9
+    rows = [
+        {"c": c, "pct": pct, "label": number(pct, digits=0) if bars_are_narrow else percent(pct)}
+        for c, pct in found
+    ]
     return drawing(
-        "contention", {"bars": rows}, agents=AGENTS, low=1.15 * min([0.0, *(pct or 0.0 for _, pct in found)])
+        "contention",
+        {"bars": rows},
+        agents=AGENTS,
+        low=1.15 * min([0.0, *(pct or 0.0 for _, pct in found)]),
     )
 
 
 def _percentiles_chart(
-    figure: str, names: Sequence[str], colour: str, levels: Sequence[LevelSummary], height: int = 200
+    figure: str,
+    names: Sequence[str],
+    colour: str,
+    levels: Sequence[LevelSummary],
+    height: int = 200,
 ) -> Spec | None:
     """Return a time against C: the median whole, the 95th percentile dashed, the 99th dotted."""
-    measured = [(level.concurrency, some) for level in _rising(levels) if (some := getattr(level, figure)) is not None]
-    return latency_chart({name: [(c, getattr(some, name)) for c, some in measured] for name in names}, colour, height)
+    measured = [
+        (level.concurrency, some)
+        for level in _rising(levels)
+        if (some := getattr(level, figure)) is not None
+    ]
+    return latency_chart(
+        {name: [(c, getattr(some, name)) for c, some in measured] for name in names},
+        colour,
+        height,
+    )
 
 
 ttft_chart = partial(_percentiles_chart, "ttft_ms", ("p50", "p95", "p99"), theme.SKY)
@@ -291,7 +407,11 @@ def latency_chart(measured: Curves, colour: str, height: int) -> Spec | None:
         points = [(c, value) for c, value in some if value is not None and known(value)]
         if points:
             end = f"{name}  {milliseconds(points[-1][1])}"
-            curves.append(ChartCurve(points, colour, end, dash, hollow=[c for c, _ in points] if dash else ()))
+            curves.append(
+                ChartCurve(
+                    points, colour, end, dash, hollow=[c for c, _ in points] if dash else ()
+                )
+            )
     return curves_chart(curves[::-1], "ms", height=height)
 
 
@@ -302,8 +422,12 @@ def has_interval(level: LevelSummary) -> bool:
 
 def band_caption(levels: Sequence[LevelSummary]) -> str:
     """Return what the band of `effective_chart` shows, and hollow points."""
-    words = "95 % interval of the mean; slowest to fastest run where there are fewer than three"
-    return f"band: {words}{'; hollow: client-limited' if any(level.client_limited for level in levels) else ''}"
+    words = (
+        "band: 95 % interval of the mean; slowest to fastest run where there are fewer than three"
+    )
+    if any(level.client_limited for level in levels):
+        return f"{words}; hollow: client-limited"
+    return words
 
 
 def _rising(levels: Sequence[LevelSummary]) -> list[LevelSummary]:
@@ -311,6 +435,14 @@ def _rising(levels: Sequence[LevelSummary]) -> list[LevelSummary]:
 
 
 def _effective_range(level: LevelSummary) -> tuple[float, float]:
-    interval, value = level.effective_interval if has_interval(level) else None, level.effective_tok_s or 0.0
-    low, high = (interval.low, interval.high) if interval else (level.effective_low, level.effective_high)
-    return low if low is not None and known(low) else value, high if high is not None and known(high) else value
+    if has_interval(level):
+        interval = level.effective_interval
+    else:
+        interval = None
+    value = level.effective_tok_s or 0.0
+    low, high = (
+        (interval.low, interval.high) if interval else (level.effective_low, level.effective_high)
+    )
+    return low if low is not None and known(low) else value, high if high is not None and known(
+        high
+    ) else value

@@ -1,4 +1,6 @@
-"""A figure of a record is described once, as a `Column`: for terminals, pages, Markdown, CSV and JSON."""
+"""A figure of a record is described once, as a `Column`: for terminals, pages, Markdown, CSV and
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,16 @@ LONG_CELL = 24  # words are cut to this before another column goes
 
 
 def plain_text(value: Any) -> str:
-    """Return a value as it is printed where its column says nothing else; what is unknown is an en dash."""
+    """Return a value as it is printed where its column says nothing else; what is unknown is an en
+    dash.
+    """
     if value is None:
         return UNKNOWN
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number(value) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return number(value)
+    return str(value)
 
 
 as_count = partial(number, digits=0)
@@ -40,12 +46,13 @@ def as_percent(share: float) -> str:
 
 
 class Column(msgspec.Struct, Generic[Record], frozen=True):
-    """One figure: `key` in JSON and CSV, `title` over tables, `text` prints its value, `unit` stands behind that.
+    """One figure: `key` in JSON and CSV, `title` over tables, `text` prints its value, `unit`
+    stands behind that.
 
-    `rank`: in a narrow terminal the highest go first, 0 stays. `optional`: left out where no record has a value.
-    On a page: `style`, the class of its cells, or a function of the record; `group`, the head over it and its
-    neighbours with the unit in it, and its name below that; `html`, its cells where they are more than text.
-    """
+    `rank`: in a narrow terminal the highest go first, 0 stays. `optional`: left out where no
+    record has a value. On a page: `style`, the class of its cells, or a function of the record;
+    `group`, the head over it and its neighbours with the unit in it, and its name below that;
+    `html`, its cells where they are more than text."""
 
     key: str
     title: str
@@ -61,39 +68,58 @@ class Column(msgspec.Struct, Generic[Record], frozen=True):
 
     def figure(self, record: Record) -> str:
         value = self.value(record)
-        return UNKNOWN if value is None else self.text(value)
+        if value is None:
+            return UNKNOWN
+        return self.text(value)
 
     def cell(self, record: Record) -> str:
         """Return the figure with its unit; words that stand in its place have none."""
         shown = self.figure(record)
-        return shown if shown == UNKNOWN or isinstance(self.value(record), str) else shown + self.unit
+        if shown == UNKNOWN or isinstance(self.value(record), str):
+            return shown
+        return shown + self.unit
 
     def page_cell(self, record: Record) -> str:
         """Return what a page shows, whose heads of groups hold the unit."""
-        return self.html(record) if self.html else self.figure(record) if self.group else self.cell(record)
+        if self.html:
+            markup: str = self.html(record)
+            return markup
+        if self.group:
+            return self.figure(record)
+        return self.cell(record)
 
     def page_style(self, record: Record) -> str:
         """Return the class of a cell; nothing is bad about none."""
-        style = self.style(record) if callable(self.style) else self.style
+        if callable(self.style):
+            style = self.style(record)
+        else:
+            style = self.style
         if style == "strong" or (style == "bad" and not self.value(record)):
             return ""
         return style or ("" if self.right else "left")
 
 
 def at(path: str) -> Callable[[Any], Any]:
-    """Return what reads a part of a record, as `figure.low`: None where it, or what it is a part of, is unknown."""
+    """Return what reads a part of a record, as `figure.low`: None where it, or what it is a part
+    of, is unknown.
+    """
 
     def read(record: Any) -> Any:
         for name in path.split("."):
             if record is not None:
-                record = record.get(name) if isinstance(record, Mapping) else getattr(record, name)
+                if isinstance(record, Mapping):
+                    record = record.get(name)
+                else:
+                    record = getattr(record, name)
         return record
 
     return read
 
 
 def plain_columns(paths: str) -> list[Column[Any]]:
-    """Return columns for programs: each a path, with another key in front where it has one, as `low=figure.low`."""
+    """Return columns for programs: each a path, with another key in front where it has one, as
+    `low=figure.low`.
+    """
     named = [word.rpartition("=") for word in paths.split()]
     return [Column(key or path, "", at(path)) for key, _, path in named]
 
@@ -107,21 +133,29 @@ def chosen(columns: Iterable[Column[Record]], keys: str) -> list[Column[Record]]
 
 def present(columns: Iterable[Column[Record]], records: Sequence[Record]) -> list[Column[Record]]:
     """Return the columns without the optional ones that are unknown of every record."""
-    return [one for one in columns if not one.optional or any(one.cell(record) != UNKNOWN for record in records)]
+    return [
+        one
+        for one in columns
+        if not one.optional or any(one.cell(record) != UNKNOWN for record in records)
+    ]
 
 
 def document_of(columns: Sequence[Column[Record]], record: Record) -> dict[str, Any]:
     return {one.key: one.value(record) for one in columns}
 
 
-def documents(columns: Sequence[Column[Record]], records: Iterable[Record]) -> list[dict[str, Any]]:
+def documents(
+    columns: Sequence[Column[Record]], records: Iterable[Record]
+) -> list[dict[str, Any]]:
     return [document_of(columns, record) for record in records]
 
 
 def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> str:
     """Return CSV with the keys as its head; what is unknown is an empty field."""
     rows = ([one.value(record) for one in columns] for record in records)
-    plain = ([str(value).lower() if isinstance(value, bool) else value for value in row] for row in rows)
+    plain = (
+        [str(value).lower() if isinstance(value, bool) else value for value in row] for row in rows
+    )
     return csv_text([one.key for one in columns], plain)
 
 
@@ -139,30 +173,53 @@ def markdown_table(columns: Sequence[Column[Record]], records: Sequence[Record])
 
 
 def markdown_cell(text: str) -> str:
-    """Return the text on one line, with nothing in it that Markdown takes for the end of a cell or for HTML."""
-    return " ".join(printable(text).split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    """Return the text on one line, with nothing in it that Markdown takes for the end of a cell or
+    for HTML.
+    """
+    return (
+        " ".join(printable(text).split())
+        .replace("\\", "\\\\")
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+    )
 
 
 def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
-    """Print the table on stdout, in bold titles and fitted to its width where that is a terminal."""
+    """Print the table on stdout, in bold titles and fitted to its width where that is a
+    terminal.
+    """
     width = terminal_width()
     head, *lines = record_lines(columns, records, width)
-    bold = width is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    bold = (
+        width is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
     print("\n".join([f"\x1b[1m{head}\x1b[0m" if bold else head, *lines]))  # noqa: T201
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal that stdout is; None where it is none, and no line is broken."""
-    return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+    """Return the columns of the terminal that stdout is; None where it is none, and no line is
+    broken.
+    """
+    if sys.stdout.isatty():
+        return max(40, shutil.get_terminal_size().columns)
+    return None
 
 
-def record_lines(columns: Sequence[Column[Record]], records: Sequence[Record], width: int | None = None) -> list[str]:
-    """Return the lines of a table. In a given width, columns of a rank go first, then the widest cells are cut."""
+def record_lines(
+    columns: Sequence[Column[Record]], records: Sequence[Record], width: int | None = None
+) -> list[str]:
+    """Return the lines of a table.
+
+    In a given width, columns of a rank go first, then the widest cells are cut.
+    """
     columns = present(columns, records)
     table = [[one.title, *(printable(one.cell(record)) for record in records)] for one in columns]
     kept = list(range(len(columns)))
     widths = [max(map(text_width, cells)) for cells in table]
-    least = [size if one.right else min(size, LONG_CELL) for size, one in zip(widths, columns, strict=True)]
+    least = [
+        size if one.right else min(size, LONG_CELL)
+        for size, one in zip(widths, columns, strict=True)
+    ]
 
     def line_width(sizes: Sequence[int]) -> int:
         return sum(sizes[place] for place in kept) + len(GAP) * (len(kept) - 1)
@@ -174,7 +231,11 @@ def record_lines(columns: Sequence[Column[Record]], records: Sequence[Record], w
         kept.remove(max(ranked, key=lambda place: (columns[place].rank, place)))
     left_out = [one.title for place, one in enumerate(columns) if one.title and place not in kept]
     while width is not None and line_width(widths) > width:
-        widest = max((place for place in kept if not columns[place].right), key=widths.__getitem__, default=None)
+        widest = max(
+            (place for place in kept if not columns[place].right),
+            key=widths.__getitem__,
+            default=None,
+        )
         if widest is None or widths[widest] <= SHORTEST_CELL:
             break
         widths[widest] -= 1
@@ -193,7 +254,10 @@ def text_width(text: str) -> int:
 
 
 def padded(text: str, width: int, right: bool = False) -> str:
-    """Return the text in that width. Too long a name is cut in its middle, as names differ at their ends."""
+    """Return the text in that width.
+
+    Too long a name is cut in its middle, as names differ at their ends.
+    """
     if text_width(text) > width:
         end = "" if " " in text else text[-4:]
         while text and text_width(text) + len(end) >= width:

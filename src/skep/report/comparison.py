@@ -1,4 +1,7 @@
-"""Several runs beside each other: one page, and one picture for a README. What makes them unlike is said above both."""
+"""Several runs beside each other: one page, and one picture for a README.
+
+What makes them unlike is said above both.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ Summary = TypeVar("Summary", SweepSummary, MixedSummary)
 Entries = Sequence[tuple[StoredRun, SweepSummary]]
 MOST_RUNS = len(theme.SERIES)
 _LONGEST_NAME = 70
-_HEIGHT = 200  # of the part of a picture that curves are drawn in: letters keep their distance in its terms
+# of the part of a picture that curves are drawn in: letters keep their distance in its terms
+_HEIGHT = 200
 
 
 class Series(msgspec.Struct, Generic[Summary], frozen=True):
@@ -51,15 +55,21 @@ class Series(msgspec.Struct, Generic[Summary], frozen=True):
 def series_of(
     entries: Sequence[tuple[StoredRun, Summary]], labels: Sequence[str] | None = None
 ) -> tuple[Series[Summary], ...]:
-    """Lettered from A. Without labels a run is called by its preset or model, with its time where others have it, too.
+    """Lettered from A. Without labels a run is called by its preset or model, with its time where
+    others have it, too.
 
     Its id is added where two are still alike.
     """
     models = Counter(_name_of(run) for run, _ in entries)
     called = ((run, _name_of(run)) for run, _ in entries)
-    timed = (f"{name} @ {moment(run.created_at)}" if models[name] > 1 else name for run, name in called)
+    timed = (
+        f"{name} @ {moment(run.created_at)}" if models[name] > 1 else name for run, name in called
+    )
     names = list(labels or timed)
-    names = [f"{name} ({entries[i][0].id})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+    names = [
+        f"{name} ({entries[i][0].id})" if names.count(name) > 1 else name
+        for i, name in enumerate(names)
+    ]
     looks = zip(cycle(theme.SERIES), cycle(charts.DASHES), cycle(charts.SHAPES), strict=False)
     return tuple(
         Series(chr(ord("A") + i), shortened(printable(name), _LONGEST_NAME), run, summary, *look)
@@ -76,24 +86,44 @@ def _name_of(run: StoredRun) -> str:
 _CURVES = (
     ("Effective tok/s", "effective_tok_s", "tok/s",
      "Vertical lines: 95 % interval of the mean, for levels with three runs or more."),
-    ("Per-task tok/s", "task_tok_s", "tok/s", "The speed one agent sees while its answer streams."),
+    ("Per-task tok/s", "task_tok_s", "tok/s", ("The speed one agent sees while its answer "
+"streams.")),
     ("Time to first token", "ttft_p50_ms", "ms", "Median of each level."),
     ("Time per output token", "tpot_p50_ms", "ms", "Median of each level."),
 )  # fmt: skip
 
 
-def overlay(runs: Sequence[Series[SweepSummary]], key: str, unit: str, height: int = _HEIGHT) -> Spec | None:
-    """Return one curve a run. A level that the client limited is hollow; the letter stands at the end of its curve."""
+def overlay(
+    runs: Sequence[Series[SweepSummary]], key: str, unit: str, height: int = _HEIGHT
+) -> Spec | None:
+    """Return one curve a run.
+
+    A level that the client limited is hollow; the letter stands at the end of its curve.
+    """
     (column,) = level_columns(key)
     curves = []
     for one in runs:
-        found = [(level.concurrency, value) for level in one.levels if (value := column.value(level)) is not None]
-        intervals = {level.concurrency: level.effective_interval for level in one.levels if charts.has_interval(level)}
+        found = [
+            (level.concurrency, value)
+            for level in one.levels
+            if (value := column.value(level)) is not None
+        ]
+        intervals = {
+            level.concurrency: level.effective_interval
+            for level in one.levels
+            if charts.has_interval(level)
+        }
         banded = key == "effective_tok_s"
-        ranges = {c: (some.low, some.high) for c, some in intervals.items() if banded and some is not None}
+        ranges = {
+            c: (some.low, some.high)
+            for c, some in intervals.items()
+            if banded and some is not None
+        }
         hollow = [level.concurrency for level in one.levels if level.client_limited]
         points = [(c, value) for c, value in found if known(value)]
-        curves.append(charts.ChartCurve(points, one.colour, one.letter, one.dash, one.shape, hollow, ranges))
+        curves.append(
+            charts.ChartCurve(points, one.colour, one.letter, one.dash, one.shape, hollow, ranges)
+        )
     return charts.curves_chart(curves, unit, height=height)
 
 
@@ -103,9 +133,16 @@ _STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
 
 
 def comparison_page(
-    entries: Entries, comparisons: Sequence[Comparison] = (), *, labels: Sequence[str] | None = None, verdict: str = ""
+    entries: Entries,
+    comparisons: Sequence[Comparison] = (),
+    *,
+    labels: Sequence[str] | None = None,
+    verdict: str = "",
 ) -> str:
-    """Return one HTML document of up to eight runs. `comparisons` are those of the second run against the first."""
+    """Return one HTML document of up to eight runs.
+
+    `comparisons` are those of the second run against the first.
+    """
     runs = series_of(entries, labels)
     named = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
     return render(
@@ -116,7 +153,9 @@ def comparison_page(
         verdict=verdict,
         told=comparison_banners(runs),
         runs=runs,
-        drawn=[(overlay(runs, key, unit), title, caption) for title, key, unit, caption in _CURVES],
+        drawn=[
+            (overlay(runs, key, unit), title, caption) for title, key, unit, caption in _CURVES
+        ],
         judgement=comparison_table(comparisons) if comparisons else None,
         effective=html_table("Effective tok/s of each run", effective_columns(named), named),
         footer=" · ".join(f"{one.letter}: run {one.run.id}" for one in runs),
@@ -127,21 +166,32 @@ def comparison_banners(runs: Sequence[Series[SweepSummary]]) -> Markup:
     """Return what makes runs beside each other unlike in kind."""
     told = [(one.letter, line) for one in runs for line in left_out_sentences(one.levels)]
     left_out = [f"{letter} {line.removeprefix('left out: ')}" for letter, line in told]
-    slow = {one.letter: [level.concurrency for level in one.levels if level.client_limited] for one in runs}
+    slow = {
+        one.letter: [level.concurrency for level in one.levels if level.client_limited]
+        for one in runs
+    }
     return unlike_banners(runs, slow, left_out)
 
 
 def unlike_banners(
-    runs: Sequence[Series[Summary]], limited: Mapping[str, Sequence[int]], left_out: Sequence[str] = ()
+    runs: Sequence[Series[Summary]],
+    limited: Mapping[str, Sequence[int]],
+    left_out: Sequence[str] = (),
 ) -> Markup:
     """`limited`: by letter, the levels at which the client was the limit."""
-    slow = [f"{letter} at C = {', '.join(map(str, levels))}" for letter, levels in limited.items() if levels]
+    slow = [
+        f"{letter} at C = {', '.join(map(str, levels))}"
+        for letter, levels in limited.items()
+        if levels
+    ]
     about = {"limited": slow, "left_out": left_out, "most": MOST_RUNS, "differ": _difference(runs)}
     return render("comparison_banners.html", runs=runs, **about)
 
 
 def _side(side: str) -> Column[Comparison]:
-    """Return the figure of one run: times are milliseconds in the records, rates are what their name says."""
+    """Return the figure of one run: times are milliseconds in the records, rates are what their
+    name says.
+    """
 
     def shown(one: Comparison) -> str:
         is_time = one.metric.upper().startswith(("TTFT", "TPOT")) and known(getattr(one, side))
@@ -156,7 +206,13 @@ _COMPARED: tuple[Column[Comparison], ...] = (
     _side("a"),
     _side("b"),
     Column("ratio", "B / A", at("ratio.estimate"), partial(number, digits=3), style="strong"),
-    Column("interval", "95 %", lambda one: one.ratio, lambda it: f"{it.low:.2f}..{it.high:.2f}", style="soft"),
+    Column(
+        "interval",
+        "95 %",
+        lambda one: one.ratio,
+        lambda it: f"{it.low:.2f}..{it.high:.2f}",
+        style="soft",
+    ),
     Column(
         "verdict",
         "Verdict",
@@ -172,19 +228,27 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     counts = Counter(one.judgement for one in comparisons)
     below = ", ".join(f"{counts[one]} {one.value}" for one in Judgement if counts[one])
     made = html_table("All figures by level", _COMPARED, comparisons)
-    return made + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(below)
+    return made + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(
+        below
+    )
 
 
 def _difference(runs: Sequence[Series[Summary]]) -> list[Banner]:
-    found = [
-        f"{key} {', '.join(f'{value} ({one.letter})' for one, value in zip(runs, values, strict=True))}"
-        for key, values in differing([one.run for one in runs]).items()
-    ]
-    return [("differs", "Not alike", f"These settings differ: {'; '.join(found)}.")] if found else []
+    found = []
+    for key, values in differing([series.run for series in runs]).items():
+        lettered = [
+            f"{value} ({series.letter})" for series, value in zip(runs, values, strict=True)
+        ]
+        found.append(f"{key} {', '.join(lettered)}")
+    if found:
+        return [("differs", "Not alike", f"These settings differ: {'; '.join(found)}.")]
+    return []
 
 
 def comparison_heading(runs: Sequence[Series[Summary]]) -> str:
     models = list(dict.fromkeys(one.run.model for one in runs))
     if len(models) == 1:
         return f"{printable(models[0])}: {len(runs)} run{'' if len(runs) == 1 else 's'}"
-    return printable(" / ".join(models)) if len(models) == 2 else f"{len(models)} models, {len(runs)} runs"
+    if len(models) == 2:
+        return printable(" / ".join(models))
+    return f"{len(models)} models, {len(runs)} runs"

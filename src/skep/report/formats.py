@@ -26,14 +26,19 @@ WEIGHTS: tuple[Column[FormatRow], ...] = (
 )
 KV: tuple[Column[FormatRow], ...] = (
     _left("title", "KV", lambda row: row.title),
-    Column("size_gib", "MiB/1000 TOKENS", lambda row: row.size_gib * _MIB, partial(number, digits=1)),
+    Column(
+        "size_gib", "MiB/1000 TOKENS", lambda row: row.size_gib * _MIB, partial(number, digits=1)
+    ),
     *_HEAD,
 )
 
 
 def print_formats(found: FormatAnswer) -> None:
     agents = f"{found.agents} agent{'s' if found.agents > 1 else ''}"
-    print(f"{found.model} on {found.rig} for {agents}: nothing was measured, figures are the planner's")  # noqa: T201
+    print(  # noqa: T201
+        f"{found.model} on {found.rig} for {agents}: nothing was measured, figures are the "
+        "planner's"
+    )
     print("\nWeight formats, each in its best layout")  # noqa: T201
     print_records(WEIGHTS, found.weights)
     print(f"\nKV cache types, with {found.first} in its layout")  # noqa: T201

@@ -1,4 +1,6 @@
-"""What runs and what is monitored, on a terminal: `skep ps`, `skep top`, previews, checks, targets and their series."""
+"""What runs and what is monitored, on a terminal: `skep ps`, `skep top`, previews, checks, targets
+and their series.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from skep.report.terminal import note
 from skep.supervisor.control import HiveReadings, ReplicaStatus
 from skep.units import Interval, format_bytes, format_seconds, number, printable
 
-STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red", "silent": "red"}
+STYLES = {
+    "up": "green",
+    "ready": "green",
+    "open": "bold red",
+    "failed": "bold red",
+    "backoff": "red",
+    "silent": "red",
+}
 LEGEND = "█ active, ▒ releasing, · free slots; tok/s is approximate, over 10 s; – none yet"
 
 
@@ -32,30 +41,59 @@ def frame(readings: HiveReadings, page: Page, trouble: str | None = None) -> lis
 
 
 def _head(readings: HiveReadings, page: Page, trouble: str | None) -> list[Line]:
-    status, said = readings.status, [trouble] if trouble else []
+    status = readings.status
+    said = [trouble] if trouble else []
     for row in status["rows"]:
-        restarts = f", restarts {row['restarts']}" if row["kind"] == "gateway" else ""
+        if row["kind"] == "gateway":
+            restarts = f", restarts {row['restarts']}"
+        else:
+            restarts = ""
         again = row["kind"] == "gateway" and row["restarts"]
-        if row["kind"] in ("gateway", "cluster") and (row["state"] != "ready" or row["why"] or again):
-            said.append(f"{row['kind']} {row['state']}{restarts}" + (f": {row['why']}" if row["why"] else ""))
+        if row["kind"] in ("gateway", "cluster") and (
+            row["state"] != "ready" or row["why"] or again
+        ):
+            said.append(
+                f"{row['kind']} {row['state']}{restarts}"
+                + (f": {row['why']}" if row["why"] else "")
+            )
     said += [] if readings.gateway else ["the gateway reports no figures"]
-    up = "" if status.get("up_s") is None else f"  up {format_seconds(int(status['up_s']))}"
+    if status.get("up_s") is None:
+        up = ""
+    else:
+        up = f"  up {format_seconds(int(status['up_s']))}"
     phase = (status["phase"], STYLES.get(status["phase"], BETWEEN))
-    title = [("skep  ", "bold"), (f"{status['url']}  ", ""), phase, (f"{up}  pid {status['pid']}", "")]
+    title = [
+        ("skep  ", "bold"),
+        (f"{status['url']}  ", ""),
+        phase,
+        (f"{up}  pid {status['pid']}", ""),
+    ]
     return [title, *(line for text in said for line in page.wrapped(text, BETWEEN))]
 
 
 def _totals(readings: HiveReadings, page: Page) -> list[Line]:
     gateway = readings.gateway
-    now = f"{number(gateway.get('in_flight'), digits=0)} in flight, {number(gateway.get('queued'), digits=0)} queued"
-    counts = {name.replace("_", " "): number(count, digits=0) for name, count in readings.ended.items()}
+    now = (
+        f"{number(gateway.get('in_flight'), digits=0)} in flight, "
+        f"{number(gateway.get('queued'), digits=0)} queued"
+    )
+    counts = {
+        name.replace("_", " "): number(count, digits=0) for name, count in readings.ended.items()
+    }
     outcomes = ", ".join(f"{count} {name}" for name, count in counts.items())
     speed = f"{'about ' if readings.tok_s else ''}{number(readings.tok_s, digits=1)} tok/s  "
     known = [value for value in readings.speeds if value is not None]
     return [
-        [("requests  ", "bold"), (f"{now}, {number(readings.requests_per_s, digits=1)}/s ended", "")],
+        [
+            ("requests  ", "bold"),
+            (f"{now}, {number(readings.requests_per_s, digits=1)}/s ended", ""),
+        ],
         [("so far    ", "bold"), (outcomes, "")],
-        [("tokens    ", "bold"), (speed, ""), (sparkline(known, page.width - 10 - len(speed), 1), "cyan")],
+        [
+            ("tokens    ", "bold"),
+            (speed, ""),
+            (sparkline(known, page.width - 10 - len(speed), 1), "cyan"),
+        ],
     ]
 
 
@@ -65,9 +103,14 @@ def _queues(readings: HiveReadings, page: Page) -> list[Line]:
         return []
     columns: list[Column[dict[str, Any]]] = [
         Column("model", "QUEUE", itemgetter("model"), right=False),
-        *(Column(key, key.upper(), methodcaller("get", key), as_count) for key in next(iter(queues.values()))),
+        *(
+            Column(key, key.upper(), methodcaller("get", key), as_count)
+            for key in next(iter(queues.values()))
+        ),
     ]
-    head, *lines = record_lines(columns, [{"model": model, **waiting} for model, waiting in queues.items()], page.width)
+    head, *lines = record_lines(
+        columns, [{"model": model, **waiting} for model, waiting in queues.items()], page.width
+    )
     return [[], [(head, "bold")], *([(line, "")] for line in lines)]
 
 
@@ -78,9 +121,17 @@ def _replicas(readings: HiveReadings, page: Page) -> list[Line]:
         Column("node", "NODE", lambda one: one.node or None, right=False, rank=2, optional=True),
         Column("model", "MODEL", lambda one: one.model or None, right=False, rank=4),
         Column("state", "STATE", lambda one: one.state, right=False),
-        Column("slots", "SLOTS", lambda one: slot_bar(one, max(8, page.width // 4)), right=False, rank=1),
+        Column(
+            "slots",
+            "SLOTS",
+            lambda one: slot_bar(one, max(8, page.width // 4)),
+            right=False,
+            rank=1,
+        ),
         Column("active", "ACTIVE", lambda one: f"{number(one.active, digits=0)}/{one.slots}"),
-        Column("tok_s", "TOK/S", lambda one: readings.tok_s_of(one.name), partial(number, digits=1)),
+        Column(
+            "tok_s", "TOK/S", lambda one: readings.tok_s_of(one.name), partial(number, digits=1)
+        ),
         Column("restarts", "RESTARTS", lambda one: one.restarts, rank=3),
         Column("note", "NOTE", lambda one: one.mark, right=False),
     ]
@@ -93,33 +144,54 @@ def _replicas(readings: HiveReadings, page: Page) -> list[Line]:
 
 
 def slot_bar(shown: ReplicaStatus, most: int) -> str:
-    """Draw active, releasing and free slots; nothing where the gateway does not know the replica."""
+    """Draw active, releasing and free slots; nothing where the gateway does not know the
+    replica.
+    """
     active = min(shown.active or 0, shown.slots)
     releasing = min(shown.releasing, shown.slots - active)
-    cells = bar_cells((active, releasing, shown.slots - active - releasing), shown.slots, min(shown.slots, most))
-    return "" if shown.active is None else "".join(map(str.__mul__, "█▒·", cells))
+    cells = bar_cells(
+        (active, releasing, shown.slots - active - releasing), shown.slots, min(shown.slots, most)
+    )
+    if shown.active is None:
+        return ""
+    return "".join(map(str.__mul__, "█▒·", cells))
 
 
-FIGURES = {"pid": 4, "slots": 0, "busy": 0, "queued": 0, "restarts": 2}  # of a row, with their rank
+FIGURES = {
+    "pid": 4,
+    "slots": 0,
+    "busy": 0,
+    "queued": 0,
+    "restarts": 2,
+}  # of a row, with their rank
 
 
 def _remarks(row: dict[str, Any]) -> str:
-    return "; ".join(filter(None, ("simulated" if row.get("simulated") else "", row.get("why") or "")))
+    return "; ".join(
+        filter(None, ("simulated" if row.get("simulated") else "", row.get("why") or ""))
+    )
 
 
 # What is shown of a row, with the node it stands on where some stand elsewhere
 HIVE: tuple[Column[dict[str, Any]], ...] = (
     Column("name", "NAME", lambda row: row["name"], right=False),
-    Column("node", "NODE", lambda row: row.get("node") or None, right=False, rank=1, optional=True),
+    Column(
+        "node", "NODE", lambda row: row.get("node") or None, right=False, rank=1, optional=True
+    ),
     Column("state", "STATE", lambda row: row["state"], right=False),
-    *(Column(key, key.upper(), methodcaller("get", key), rank=rank) for key, rank in FIGURES.items()),
+    *(
+        Column(key, key.upper(), methodcaller("get", key), rank=rank)
+        for key, rank in FIGURES.items()
+    ),
     Column("url", "URL", lambda row: row["url"] or None, right=False, rank=3),
     Column("note", "NOTE", _remarks, right=False),
 )
 
 
 def check_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what was checked for agents, a line for each model whose replicas do alike, and one for each warning."""
+    """Return what was checked for agents, a line for each model whose replicas do alike, and one
+    for each warning.
+    """
     lines: dict[str, None] = {}
     for row in rows:
         checks = list((row.get("checks") or {}).values())
@@ -128,7 +200,10 @@ def check_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             lines[f"{row['model']}: {'; '.join(quiet)}"] = None
         for check in checks:
             if check["state"] == "warning":
-                hint = f"; {check['hint']}" if check.get("hint") else ""
+                if check.get("hint"):
+                    hint = f"; {check['hint']}"
+                else:
+                    hint = ""
                 lines[f"warning: {row['model']}: {check['text']}{hint}"] = None
     return list(lines)
 
@@ -139,11 +214,15 @@ def print_nodes(found: dict[str, Any]) -> None:
         return ", ".join(("alive" if node["alive"] else "dead", *marks))
 
     def free(node: Mapping[str, Any], key: str) -> str | None:
-        return f"{node[f'free_{key}']:g}/{node[key]:g}" if node["alive"] else None
+        if node["alive"]:
+            return f"{node[f'free_{key}']:g}/{node[key]:g}"
+        return None
 
     def memory(node: Mapping[str, Any]) -> str | None:
         sizes = [format_bytes(node[key]) for key in ("free_memory_bytes", "memory_bytes")]
-        return " of ".join(sizes) if node["alive"] else None
+        if node["alive"]:
+            return " of ".join(sizes)
+        return None
 
     def replicas(node: Mapping[str, Any]) -> str | None:
         return ", ".join(f"{row['name']} ({row['state']})" for row in node["replicas"]) or None
@@ -159,7 +238,10 @@ def print_nodes(found: dict[str, Any]) -> None:
     ]
     print_records(columns, found["nodes"])
     for hive in found["hives"]:
-        note(f"deployment `{hive['name']}`: {'no gateway' if not hive['gateway'] else 'gateway ' + hive['gateway']}")
+        note(
+            f"deployment `{hive['name']}`: "
+            f"{'no gateway' if not hive['gateway'] else 'gateway ' + hive['gateway']}"
+        )
     note(f"Ray {found['ray']}, head at {found['address']}")
 
 
@@ -178,9 +260,15 @@ def say_reload(answer: dict[str, Any]) -> None:
         if answer[key]:
             note(f"{words}: {', '.join(answer[key])}")
     for name in answer["left_out"]:
-        command = "skep replica restart gateway" if name in RESTART_GATEWAY else "skep down && skep up -d"
+        if name in RESTART_GATEWAY:
+            command = "skep replica restart gateway"
+        else:
+            command = "skep down && skep up -d"
         note(f"not applied yet: `{name}`; run `{command}`")
-    stay = "" if any(answer[key] for key in WORDS) else "; replicas are unchanged"
+    if any(answer[key] for key in WORDS):
+        stay = ""
+    else:
+        stay = "; replicas are unchanged"
     note(f"settings and keys are reloaded{stay}")
 
 
@@ -189,21 +277,36 @@ def say_scale(answer: dict[str, Any]) -> None:
         if answer[key]:
             note(f"{words}: {', '.join(answer[key])}")
     change = f"{answer['before']} -> {answer['replicas']}"
-    note(f"{answer['model']}: {change} replicas, until the next `skep replica reload` or `skep up`")
+    note(
+        f"{answer['model']}: {change} replicas, until the next `skep replica reload` or `skep up`"
+    )
 
 
 def print_preview(found: dict[str, Any]) -> None:
     """Print what `skep up` would do."""
     for one in found["serve"]:
         weights = one["weights"]
-        size = f", {format_bytes(weights['bytes'])}" if weights["bytes"] is not None else ""
-        room = f" ({format_bytes(weights['free_bytes'])} free)" if weights["free_bytes"] is not None else ""
-        where = {True: ", already here", None: ""}.get(weights["there"], f", to be downloaded{room}")
+        if weights["bytes"] is not None:
+            size = f", {format_bytes(weights['bytes'])}"
+        else:
+            size = ""
+        if weights["free_bytes"] is not None:
+            room = f" ({format_bytes(weights['free_bytes'])} free)"
+        else:
+            room = ""
+        where = {True: ", already here", None: ""}.get(
+            weights["there"], f", to be downloaded{room}"
+        )
         replicas = f"{one['replicas']} replica{'s' if one['replicas'] != 1 else ''}"
-        sizes = f"{one['slots']} slots" + (f" of {one['context']:,} tokens each" if one["context"] else "")
+        sizes = f"{one['slots']} slots" + (
+            f" of {one['context']:,} tokens each" if one["context"] else ""
+        )
         print(f"model: {one['model']}, {replicas}, {sizes}")  # noqa: T201
         print(f"weights: {weights['source']}{size}{where}")  # noqa: T201
-        missing = f", not installed: {one['install']}" if one["install"] else ""
+        if one["install"]:
+            missing = f", not installed: {one['install']}"
+        else:
+            missing = ""
         print(f"engine: {one['version'] or one['engine']}{missing}")  # noqa: T201
         for line in one["commands"]:
             print(f"  {line}")  # noqa: T201
@@ -215,7 +318,8 @@ def print_preview(found: dict[str, Any]) -> None:
 
 def endpoint_lines(url: str, models: Sequence[str], *, keyed: bool) -> list[str]:
     """Say how clients reach it."""
-    model, key = models[0] if models else "MODEL", "YOUR_KEY" if keyed else "none"
+    model = models[0] if models else "MODEL"
+    key = "YOUR_KEY" if keyed else "none"
     openai = f"OpenAI SDK: OPENAI_BASE_URL={url} OPENAI_API_KEY={key} (model {model})"
     return [openai, "Claude Code: `skep agent claude`; `skep agent` lists the others"]
 
@@ -235,12 +339,21 @@ def print_findings(findings: list[HostFinding]) -> None:
 
     console = Console(soft_wrap=True, highlight=False)
     check = max(len(finding.check) for finding in findings)
-    indent, room = " " * (check + 10), console.width - check - 10 if console.is_terminal else 10_000
+    indent = " " * (check + 10)
+    if console.is_terminal:
+        room = console.width - check - 10
+    else:
+        room = 10_000
     for finding in findings:
         mark = Text(f"{finding.verdict.value:8}", COLOURS[finding.verdict])
-        console.print(mark + Text(f"{finding.check:{check}}  " + f"\n{indent}".join(wrap(finding.detail, room))))
+        console.print(
+            mark
+            + Text(f"{finding.check:{check}}  " + f"\n{indent}".join(wrap(finding.detail, room)))
+        )
         if finding.hint:
-            console.print(Text(indent + f"\n{indent}".join(wrap(f"→ {finding.hint}", room)), "dim"))
+            console.print(
+                Text(indent + f"\n{indent}".join(wrap(f"→ {finding.hint}", room)), "dim")
+            )
     console.print(Text(to_do_line(findings), "bold"))
 
 
@@ -248,7 +361,10 @@ def to_do_line(findings: Sequence[HostFinding]) -> str:
     checks = [finding.check for finding in findings if finding.verdict.wants_action]
     if not checks:
         return "nothing to do"
-    things = "1 thing" if len(checks) == 1 else f"{len(checks)} things"
+    if len(checks) == 1:
+        things = "1 thing"
+    else:
+        things = f"{len(checks)} things"
     return f"{things} to do: {', '.join(checks)}"
 
 
@@ -263,7 +379,9 @@ TARGETS: tuple[Column[ProbeTarget], ...] = (
     Column("model", "MODEL", lambda one: one.model or "the only one", rank=1, right=False),
     Column("runs", "RUNS", runs_of, rank=2, right=False),
     Column("key_env", "KEY IN", lambda one: one.key_env, rank=4, right=False),
-    Column("removed", "NOTE", lambda one: "" if one.removed_at is None else "removed", right=False),
+    Column(
+        "removed", "NOTE", lambda one: "" if one.removed_at is None else "removed", right=False
+    ),
 )
 
 
@@ -277,16 +395,43 @@ def status_columns(now: float, *, running: bool) -> tuple[Column[TargetStatus], 
     return (
         Column("target", "TARGET", lambda one: one.target.name, right=False),
         Column("state", "STATE", lambda one: one.state, right=False),
-        Column("value", "NOW", _of_first("tok/s", "latest.value"), lambda value: f"{_one(value)} tok/s"),
+        Column(
+            "value",
+            "NOW",
+            _of_first("tok/s", "latest.value"),
+            lambda value: f"{_one(value)} tok/s",
+        ),
         Column("median_7d", "7 D MEDIAN", _of_first("tok/s", "week.median"), _one, rank=2),
         Column("ratio", "CHANGE", _of_first("tok/s", "ratio"), percent),
-        Column("ttft_ms", "TTFT", _of_first("ms", "latest.value"), lambda value: f"{_one(value)} ms", rank=1),
-        Column("probed", "PROBED", lambda one: "never" if one.last is None else ago(now - one.last.ended_at),
-               right=False),
-        Column("next", "NEXT", lambda one: ahead(one.due_at - now) if running else None, rank=4, right=False),
-        Column("covered", "COVERED", lambda one: one.covered, lambda value: f"{100 * value:.0f} %", rank=5),
+        Column(
+            "ttft_ms",
+            "TTFT",
+            _of_first("ms", "latest.value"),
+            lambda value: f"{_one(value)} ms",
+            rank=1,
+        ),
+        Column(
+            "probed",
+            "PROBED",
+            lambda one: "never" if one.last is None else ago(now - one.last.ended_at),
+            right=False,
+        ),
+        Column(
+            "next",
+            "NEXT",
+            lambda one: ahead(one.due_at - now) if running else None,
+            rank=4,
+            right=False,
+        ),
+        Column(
+            "covered",
+            "COVERED",
+            lambda one: one.covered,
+            lambda value: f"{100 * value:.0f} %",
+            rank=5,
+        ),
         Column("alerts", "ALERTS", lambda one: len(one.alerts), rank=3),
-    )  # fmt: skip
+    )
 
 
 SAMPLES: tuple[Column[ProbeSample], ...] = (
@@ -314,13 +459,21 @@ def comparison_columns(a: str, b: str) -> tuple[Column[TargetComparisonRow], ...
         Column("cv_a", "CV A", at("versus.a.cv"), "{:.1%}".format, rank=3),
         Column("cv_b", "CV B", at("versus.b.cv"), "{:.1%}".format, rank=3),
         Column("values", "VALUES", _counts, rank=4),
-        Column("judgement", f"{printable(b)} IS", lambda row: row.versus.judgement.value, rank=1, right=False),
+        Column(
+            "judgement",
+            f"{printable(b)} IS",
+            lambda row: row.versus.judgement.value,
+            rank=1,
+            right=False,
+        ),
     )
 
 
 def _interval(ratio: Interval | None) -> str | None:
     """None: there are too few values to say anything."""
-    return None if ratio is None or ratio.high > _WIDEST else f"{ratio.low:.2f} to {ratio.high:.2f}"
+    if ratio is None or ratio.high > _WIDEST:
+        return None
+    return f"{ratio.low:.2f} to {ratio.high:.2f}"
 
 
 def _counts(row: TargetComparisonRow) -> str:

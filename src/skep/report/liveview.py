@@ -1,8 +1,9 @@
-"""The live view under `up`, `top`, bench, swarm and tune: a page that is drawn again and again, by rich.live.
+"""The live view under `up`, `top`, bench, swarm and tune: a page that is drawn again and again, by
+rich.live.
 
-A frame is a function from the page, which is its size, to lines. It is asked whenever it is drawn, so that a terminal
-may change its size. Where there is no terminal, what would be shown is printed as plain lines now and then.
-"""
+A frame is a function from the page, which is its size, to lines. It is asked whenever it is drawn,
+so that a terminal may change its size. Where there is no terminal, what would be shown is printed
+as plain lines now and then."""
 
 from __future__ import annotations
 
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
     from skep.bench.session import SessionProgress
 
 P = TypeVar("P")
-REFRESH_PER_S, FEWEST_LINES, BAR = 4, 10, 24
-UP, DOWN = b"\x1b[A", b"\x1b[B"
+REFRESH_PER_S = 4
+FEWEST_LINES = 10
+BAR = 24
+UP = b"\x1b[A"
+DOWN = b"\x1b[B"
 BETWEEN = "yellow"  # neither good nor bad
 
 Line = list[tuple[str, str]]  # (text, style)
@@ -47,7 +51,9 @@ class Page(msgspec.Struct, frozen=True):
     height: int | None = None
 
     def wrapped(self, text: str, style: str, indent: str = "") -> list[Line]:
-        parts = wrap(cleaned(text), max(20, self.width - len(indent)), max_lines=3, placeholder=" …")
+        parts = wrap(
+            cleaned(text), max(20, self.width - len(indent)), max_lines=3, placeholder=" …"
+        )
         return [[(indent + part, style)] for part in parts]
 
 
@@ -60,24 +66,35 @@ def can_draw(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def live_view(frame: Frame, *, whole_screen: bool = False) -> Iterator[Callable[[float], bool]]:
-    """Draw a frame while the block runs: below what is printed on stderr, or on the whole screen of stdout.
+    """Draw a frame while the block runs: below what is printed on stderr, or on the whole screen
+    of stdout.
 
-    Gives a pause, which draws anew and ends early, with True, when q is pressed; arrows move what has no place on the
-    screen. The terminal is left as it was, and one that went away is no reason to stop working.
-    """
+    Gives a pause, which draws anew and ends early, with True, when q is pressed; arrows move what
+    has no place on the screen. The terminal is left as it was, and one that went away is no reason
+    to stop working."""
     from rich.console import Console
     from rich.live import Live
 
-    console, first = Console(stderr=not whole_screen, highlight=False), 0
+    console = Console(stderr=not whole_screen, highlight=False)
+    first = 0
 
     def page() -> Text:
         nonlocal first
-        height = console.height if whole_screen else max(FEWEST_LINES, console.height) - 1
+        if whole_screen:
+            height = console.height
+        else:
+            height = max(FEWEST_LINES, console.height) - 1
         lines = frame(Page(console.width, height))
         first = max(0, min(first, len(lines) - height))
         if below := max(0, len(lines) - first - height):
-            more = "arrow down, or a taller window" if whole_screen else "a taller window"
-            lines = [*lines[first : first + height - 1], [(f"{below + 1} more lines: {more}", BETWEEN)]]
+            if whole_screen:
+                more = "arrow down, or a taller window"
+            else:
+                more = "a taller window"
+            lines = [
+                *lines[first : first + height - 1],
+                [(f"{below + 1} more lines: {more}", BETWEEN)],
+            ]
         return drawn(lines[-height:])
 
     def pause(seconds: float) -> bool:
@@ -115,11 +132,15 @@ def live_view(frame: Frame, *, whole_screen: bool = False) -> Iterator[Callable[
 @contextlib.contextmanager
 def _keys(wanted: bool) -> Iterator[list[int]]:
     """Give the descriptors on which keys are heard one by one."""
-    watched = [sys.stdin.fileno()] if wanted and sys.stdin.isatty() else []
+    if wanted and sys.stdin.isatty():
+        watched = [sys.stdin.fileno()]
+    else:
+        watched = []
     before = [termios.tcgetattr(descriptor) for descriptor in watched]
     try:
         if wanted:
-            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # Ctrl-Z would leave the shell on our screen
+            # Ctrl-Z would leave the shell on our screen.
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         for descriptor in watched:
             tty.setcbreak(descriptor)
         yield watched
@@ -148,7 +169,9 @@ def progress_view(
 def drawn(lines: list[Line]) -> Text:
     from rich.text import Text
 
-    parts: list[Any] = [Text.assemble(*((cleaned(text), style) for text, style in line)) for line in lines]
+    parts: list[Any] = [
+        Text.assemble(*((cleaned(text), style) for text, style in line)) for line in lines
+    ]
     return Text("\n", no_wrap=True, overflow="crop").join(parts)
 
 
@@ -158,7 +181,9 @@ def cleaned(text: str) -> str:
 
 
 def bar_cells(parts: Sequence[int], total: int, most: int) -> list[int]:
-    """Return the cells of a bar for each part: only a part of zero has none, and together they fill it."""
+    """Return the cells of a bar for each part: only a part of zero has none, and together they
+    fill it.
+    """
     cells = [max(min(part, 1), round(most * part / max(1, total))) for part in parts]
     while (over := sum(cells) - most) != 0:
         cells[cells.index(max(cells))] -= 1 if over > 0 else -1
@@ -182,7 +207,9 @@ LINE_EVERY_S = 10.0  # at least, while a part of a run lasts
 
 
 class LevelLines:
-    """Prints a line when a part of a run begins, one every ten seconds, and its figure when it has ended."""
+    """Prints a line when a part of a run begins, one every ten seconds, and its figure when it has
+    ended.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -198,9 +225,17 @@ class LevelLines:
             figure = number(progress.figures[progress.level][-1], digits=1)
             self._say(f"{part}: {figure} tok/s{_failed_so_far(progress)}")
         elif self._clock() - self._last_line_s >= LINE_EVERY_S:
-            speed = f", {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
-            asked = f"{progress.done:,} of {_how_many(progress)} done" if progress.total else f"{progress.done:,} done"
-            self._say(f"{part}: {asked}, {progress.in_flight} in flight{speed}{_failed_so_far(progress)}")
+            if progress.tok_s:
+                speed = f", {number(progress.tok_s, digits=1)} tok/s now"
+            else:
+                speed = ""
+            if progress.total:
+                asked = f"{progress.done:,} of {_how_many(progress)} done"
+            else:
+                asked = f"{progress.done:,} done"
+            self._say(
+                f"{part}: {asked}, {progress.in_flight} in flight{speed}{_failed_so_far(progress)}"
+            )
 
     def _say(self, line: str) -> None:
         self._last_line_s = self._clock()
@@ -208,29 +243,48 @@ class LevelLines:
 
 
 def _failed_so_far(progress: SessionProgress) -> str:
-    return f", {progress.failed} failed so far" if progress.failed else ""
+    if progress.failed:
+        return f", {progress.failed} failed so far"
+    return ""
 
 
 _RUNNING: tuple[Column[tuple[int, Sequence[float]]], ...] = (
     Column("concurrency", "C", lambda row: row[0]),
     Column("runs", "runs", lambda row: len(row[1])),
     Column("effective_tok_s", "eff tok/s", lambda row: fmean(row[1]), partial(number, digits=1)),
-    Column("spread", "95 %", lambda row: runs_interval(row[1]), lambda it: f"± {100 * it.upper_width:.1f} %"),
+    Column(
+        "spread",
+        "95 %",
+        lambda row: runs_interval(row[1]),
+        lambda it: f"± {100 * it.upper_width:.1f} %",
+    ),
 )
 
 
 def level_frame(progress: SessionProgress, _page: Page) -> list[Line]:
-    table = record_lines(_RUNNING, sorted(progress.figures.items())) if progress.figures else []
+    if progress.figures:
+        table = record_lines(_RUNNING, sorted(progress.figures.items()))
+    else:
+        table = []
     return [[(line, "")] for line in (*table, now_line(progress))]
 
 
 def now_line(progress: SessionProgress) -> str:
-    many = f"{progress.done:,}/{progress.total:,}" if progress.total else f"{progress.done:,}"
+    if progress.total:
+        many = f"{progress.done:,}/{progress.total:,}"
+    else:
+        many = f"{progress.done:,}"
     told = f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {many}"
     if progress.stage == "judging":
         return f"{told} answers"
-    speed = f" · {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
-    return f"{told} requests{speed} · {progress.in_flight} in flight · {progress.failed} failed{_left(progress)}"
+    if progress.tok_s:
+        speed = f" · {number(progress.tok_s, digits=1)} tok/s now"
+    else:
+        speed = ""
+    return (
+        f"{told} requests{speed} · {progress.in_flight} in flight · {progress.failed} "
+        f"failed{_left(progress)}"
+    )
 
 
 def where(progress: SessionProgress) -> str:
@@ -240,7 +294,10 @@ def where(progress: SessionProgress) -> str:
     if progress.stage == "judging":
         return f"C={progress.level}: judging"
     if progress.stage == "asking":
-        turns = " and C=1 in turns" if progress.label in ("base", "again", "load") else f", {progress.label}"
+        if progress.label in ("base", "again", "load"):
+            turns = " and C=1 in turns"
+        else:
+            turns = f", {progress.label}"
         return f"C={progress.level}{turns}"
     return f"{progress.label or f'C={progress.level}'} run {progress.repeat + 1}"
 
@@ -249,12 +306,17 @@ def _how_many(progress: SessionProgress) -> str:
     if progress.total:
         noun = "answer" if progress.stage == "judging" else "request"
         return f"{progress.total:,} {noun}{'' if progress.total == 1 else 's'}"
-    return "until the conversation ends" if progress.stage == "asking" else "for a time"
+    if progress.stage == "asking":
+        return "until the conversation ends"
+    return "for a time"
 
 
 def _left(progress: SessionProgress) -> str:
     runs = round(progress.runs_left)
     if progress.left_s is None or not progress.level or not (runs or progress.stage == "asking"):
         return ""
-    more = f", {runs} more run{'s' if runs > 1 else ''} at most" if runs else " of this level"
+    if runs:
+        more = f", {runs} more run{'s' if runs > 1 else ''} at most"
+    else:
+        more = " of this level"
     return f" · about {format_seconds(progress.left_s)} left{more}"

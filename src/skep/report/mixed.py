@@ -28,7 +28,9 @@ from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
 from skep.units import UNKNOWN, milliseconds, number, percent, seconds, shortened, times
 
-MOST_FAILURES, _DETAIL = 20, 120  # listed one by one; characters of one
+# listed one by one; characters of one
+MOST_FAILURES = 20
+_DETAIL = 120
 LevelAndAlone = tuple[MixedLevel, MixedLevel | None]  # a level, and C=1 of the same run
 
 
@@ -44,9 +46,19 @@ _CONVERSATION: tuple[Column[LevelAndAlone], ...] = (
     Column("ttft", "TTFT of turn 1", lambda pair: milliseconds(pair[0].ttft_ms) + _change(*pair)),
     _level("turns", lambda level: " / ".join(seconds(turn.seconds) for turn in level.turns), 2),
     _level("total", lambda level: seconds(level.primary_s)),
-    _level("fastest–slowest", lambda level: f"{seconds(level.primary_low_s)}–{seconds(level.primary_high_s)}", 1),
+    _level(
+        "fastest–slowest",
+        lambda level: f"{seconds(level.primary_low_s)}–{seconds(level.primary_high_s)}",
+        1,
+    ),
     Column("slowdown", "of C=1", lambda pair: times(pair[0].slowdown(pair[1]))),
-    _level("tokens", lambda level: number(sum(turn.output_tokens or 0 for turn in level.turns) or None, digits=0), 4),
+    _level(
+        "tokens",
+        lambda level: number(
+            sum(turn.output_tokens or 0 for turn in level.turns) or None, digits=0
+        ),
+        4,
+    ),
 )
 _WORK: tuple[Column[LevelAndAlone], ...] = (
     _level("C", lambda level: str(level.concurrency)),
@@ -55,7 +67,11 @@ _WORK: tuple[Column[LevelAndAlone], ...] = (
     _level("passed tasks/min", lambda level: number(level.passed_per_minute), 3),
     _level("passed tok/s", lambda level: number(level.passed_tok_s), 3),
     _level("time per passed task", lambda level: seconds(level.seconds_per_task), 2),
-    _level("all side tasks in flight", lambda level: percent(100 * (level.held_share or 0) if level.side else None), 4),
+    _level(
+        "all side tasks in flight",
+        lambda level: percent(100 * (level.held_share or 0) if level.side else None),
+        4,
+    ),
     _level("turns passed", lambda level: share_passed(level.turns)),
     _level("side tasks passed", lambda level: share_passed(level.side)),
     _level("outcomes", lambda level: counted(level.outcomes), 2, right=False),
@@ -66,13 +82,21 @@ _AXES: tuple[Column[Axis], ...] = (
     Column("shown", "figures", lambda axis: axis.shown, right=False),
     Column("definition", "meaning", lambda axis: axis.definition, rank=1, right=False),
 )
-FIGURES: dict[str, Column[LevelAndAlone]] = {column.key: column for column in (*_CONVERSATION, *_WORK)}
+FIGURES: dict[str, Column[LevelAndAlone]] = {
+    column.key: column for column in (*_CONVERSATION, *_WORK)
+}
 _FAILED: tuple[Column[Verdict], ...] = (
     Column("level", "C", lambda one: one.level),
     Column("item", "task", lambda one: one.item, right=False),
     Column("repeat", "repeat", lambda one: one.repeat + 1),
     Column("outcome", "outcome", lambda one: one.outcome.value, right=False),
-    Column("detail", "why", lambda one: one.detail, lambda detail: shortened(detail, _DETAIL), right=False),
+    Column(
+        "detail",
+        "why",
+        lambda one: one.detail,
+        lambda detail: shortened(detail, _DETAIL),
+        right=False,
+    ),
 )
 
 
@@ -88,12 +112,19 @@ def tables_of(summary: MixedSummary, verdicts: Sequence[Verdict]) -> list[Table]
     ]
 
 
-def failed_tables(verdicts: Sequence[Verdict], title: str = "answers that did not pass") -> list[Table]:
+def failed_tables(
+    verdicts: Sequence[Verdict], title: str = "answers that did not pass"
+) -> list[Table]:
     """Return one table; none where all passed."""
     failed = [one for one in verdicts if one.level and not one.passed]
     more = len(failed) - MOST_FAILURES
-    notes = (f"{more} more; `skep runs export` lists all",) if more > 0 else ()
-    return [Table(title, _FAILED, failed[:MOST_FAILURES], notes)] if failed else []
+    if more > 0:
+        notes: tuple[str, ...] = (f"{more} more; `skep runs export` lists all",)
+    else:
+        notes = ()
+    if failed:
+        return [Table(title, _FAILED, failed[:MOST_FAILURES], notes)]
+    return []
 
 
 def _tasks(summary: MixedSummary) -> Table:
@@ -102,7 +133,9 @@ def _tasks(summary: MixedSummary) -> Table:
     def at(c: int) -> Column[dict[int, TaskFigures]]:
         def outcome(by_level: dict[int, TaskFigures]) -> str:
             if (part := by_level.get(c)) is None or not part.runs:
-                return UNKNOWN if part is None else "not asked"
+                if part is None:
+                    return UNKNOWN
+                return "not asked"
             return f"{share_passed([part])} ({seconds(part.seconds)})"
 
         return Column(f"C={c}", f"C={c}", outcome, right=False)
@@ -115,61 +148,93 @@ def _tasks(summary: MixedSummary) -> Table:
     for level in summary.levels:
         for part in level.tasks:
             tasks.setdefault(part.item, {})[level.concurrency] = part
-    columns = [Column("task", "task", title, right=False), *(at(level.concurrency) for level in summary.levels)]
-    return Table("tasks: passed when executed, time", columns, [tasks[item] for item in sorted(tasks)])
+    columns = [
+        Column("task", "task", title, right=False),
+        *(at(level.concurrency) for level in summary.levels),
+    ]
+    return Table(
+        "tasks: passed when executed, time", columns, [tasks[item] for item in sorted(tasks)]
+    )
 
 
-def side_tasks_at(runs: Sequence[MixedSeries], concurrency: int) -> dict[str, list[TaskFigures | None]]:
+def side_tasks_at(
+    runs: Sequence[MixedSeries], concurrency: int
+) -> dict[str, list[TaskFigures | None]]:
     """Return the side tasks of that level by name, with the figures of each run."""
-    levels = [next((level for level in run.levels if level.concurrency == concurrency), None) for run in runs]
-    by_run = [{f"{task.item} {task.title}": task for task in level.side} if level else {} for level in levels]
+    levels = [
+        next((level for level in run.levels if level.concurrency == concurrency), None)
+        for run in runs
+    ]
+    by_run = [
+        {f"{task.item} {task.title}": task for task in level.side} if level else {}
+        for level in levels
+    ]
     names = sorted({name for tasks in by_run for name in tasks})
     return {name: [tasks.get(name) for tasks in by_run] for name in names}
 
 
 def share_passed(parts: Sequence[TaskFigures]) -> str:
-    passed, judged = sum(part.passed for part in parts), sum(part.judged for part in parts)
+    passed = sum(part.passed for part in parts)
+    judged = sum(part.judged for part in parts)
     return f"{passed}/{judged}" if judged else UNKNOWN
 
 
 def _change(level: MixedLevel, alone: MixedLevel | None) -> str:
     """Of the TTFT of turn 1 against C=1: " (+41 %)"."""
-    value, base = level.ttft_ms, None if alone is None else alone.ttft_ms
-    return "" if value is None or not base or level is alone else f" ({100 * (value / base - 1):+z.0f} %)"
+    value = level.ttft_ms
+    base = None if alone is None else alone.ttft_ms
+    if value is None or not base or level is alone:
+        return ""
+    return f" ({100 * (value / base - 1):+z.0f} %)"
 
 
 _TASK_ROWS = plain_columns(
-    "concurrency=level.concurrency level=level.name item=task.item title=task.title requests=task.runs "
-    "ttft_ms=task.ttft_ms seconds=task.seconds output_tokens=task.output_tokens tok_s=task.tok_s passed=task.passed "
+    "concurrency=level.concurrency level=level.name item=task.item title=task.title "
+    "requests=task.runs "
+    "ttft_ms=task.ttft_ms seconds=task.seconds output_tokens=task.output_tokens "
+    "tok_s=task.tok_s passed=task.passed "
     "judged=task.judged"
 )
 
 
 def mixed_text(side: MixedSide, form: str) -> str:
-    """Return a run for a README, a spreadsheet or a program; the last has every answer with its verdict."""
-    run, summary = side.run, side.summary
+    """Return a run for a README, a spreadsheet or a program; the last has every answer with its
+    verdict.
+    """
+    run = side.run
+    summary = side.summary
     if form == "json":
         return json_text({"run": run.id, **to_builtins(summary), "answers": answers_of(side)})
     if form == "csv":
         return csv_table(
-            _TASK_ROWS, [{"level": level, "task": task} for level in summary.levels for task in level.tasks]
+            _TASK_ROWS,
+            [{"level": level, "task": task} for level in summary.levels for task in level.tasks],
         )
-    origin = f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep {run.skep_version}.\n"
+    origin = (
+        f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep "
+        f"{run.skep_version}.\n"
+    )
     advice = "".join(f"- {reason}\n" for reason in summary.advice.reasons)
     tables = [table.markdown() for table in tables_of(summary, side.verdicts)]
     return "\n".join([origin, f"Advice: {spot_words(summary)}.\n", advice, *tables])
 
 
 def answers_of(side: MixedSide) -> list[dict[str, Any]]:
-    """Return each request that was measured: what was asked, what was answered, and what became of it."""
+    """Return each request that was measured: what was asked, what was answered, and what became of
+    it.
+    """
     known = {(one.level, one.repeat, one.index): one for one in side.verdicts}
     found = []
     for row in side.rows:
         if row.level:
             verdict = known.get((row.level, row.repeat, row.index))
-            record = picked(row, "level repeat kind turn prompt_tokens output_tokens error_kind finish_reason")
+            record = picked(
+                row, "level repeat kind turn prompt_tokens output_tokens error_kind finish_reason"
+            )
             record["seconds"] = row.ended_s - row.started_s
-            record["outcome"], record["detail"] = (verdict.outcome.value, verdict.detail) if verdict else (None, None)
+            record["outcome"], record["detail"] = (
+                (verdict.outcome.value, verdict.detail) if verdict else (None, None)
+            )
             found.append({**record, **picked(row, "prompt answer reasoning")})
     return found
 
@@ -179,16 +244,26 @@ def spot_words(summary: MixedSummary) -> str:
     if advice.concurrency is None:
         return "no level is recommended"
     quick = advice.quick_side_tasks
-    told = [] if quick is None else [f"{side_tasks_words(quick)} within {QUICK_SLOWDOWN}x of its time alone"]
+    if quick is None:
+        told = []
+    else:
+        told = [f"{side_tasks_words(quick)} within {QUICK_SLOWDOWN}x of its time alone"]
     if quick is None or advice.concurrency - 1 > quick:
         told.append(f"{side_tasks_words(advice.concurrency - 1)} within {MOST_SLOWDOWN}x")
     batch = advice.batch_side_tasks
-    for_batch = "" if batch is None else f"; for batch work: {side_tasks_words(batch)} (C={batch + 1})"
+    if batch is None:
+        for_batch = ""
+    else:
+        for_batch = f"; for batch work: {side_tasks_words(batch)} (C={batch + 1})"
     return f"beside a conversation: {', '.join(told)}{for_batch}"
 
 
 def side_tasks_words(count: int) -> str:
-    return "no side task" if count == 0 else "1 side task" if count == 1 else f"{count} side tasks"
+    if count == 0:
+        return "no side task"
+    if count == 1:
+        return "1 side task"
+    return f"{count} side tasks"
 
 
 def mixed_page(run: StoredRun, summary: MixedSummary, verdicts: Sequence[Verdict] = ()) -> str:

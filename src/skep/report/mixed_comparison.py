@@ -1,4 +1,6 @@
-"""Runs of the mixed workload beside each other: tables with a column a model, what they come to, and one page."""
+"""Runs of the mixed workload beside each other: tables with a column a model, what they come to,
+and one page.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from skep.quality.mixed_compare import (
     MixedSide,
     compare_mixed,
 )
-from skep.quality.mixed_figures import MOST_SLOWDOWN, QUICK_SLOWDOWN, Advice, Axis, MixedLevel, TaskFigures
+from skep.quality.mixed_figures import (
+    MOST_SLOWDOWN,
+    QUICK_SLOWDOWN,
+    Advice,
+    Axis,
+    MixedLevel,
+    TaskFigures,
+)
 from skep.report.columns import Column, plain_text
 from skep.report.comparison import comparison_heading, series_of, unlike_banners
 from skep.report.mixed import FIGURES, failed_tables, share_passed, side_tasks_at
@@ -29,7 +38,8 @@ from skep.report.terminal import note
 from skep.stats.versus import Judgement
 from skep.units import UNKNOWN, format_bytes, known, number, seconds
 
-# Each figure of a level that has a table: its title, which of a comparison has too, and the key of its column.
+# Each figure of a level that has a table: its title, which of a comparison has too, and the key of
+# its column.
 _LEVEL_TABLES = (
     (TTFT, "ttft"),
     (CONVERSATION, "total"),
@@ -55,23 +65,40 @@ def mixed_series(sides: Sequence[MixedSide]) -> tuple[MixedSeries, ...]:
     return series_of([(side.run, side.summary) for side in sides])
 
 
-def comparison_tables(runs: Sequence[MixedSeries], compared: MixedComparison | None) -> list[Table]:
-    """Return one table a figure, with a row a level; then side tasks at full load, axes and advice."""
-    found = {(one.metric, one.concurrency): one for one in compared.found} if compared is not None else {}
+def comparison_tables(
+    runs: Sequence[MixedSeries], compared: MixedComparison | None
+) -> list[Table]:
+    """Return one table a figure, with a row a level; then side tasks at full load, axes and
+    advice.
+    """
+    if compared is not None:
+        found = {(one.metric, one.concurrency): one for one in compared.found}
+    else:
+        found = {}
     levels = sorted({level.concurrency for run in runs for level in run.levels})
     tables = []
     for title, key in _LEVEL_TABLES:
-        rows = [FigureRow(str(c), _level_cells(runs, key, c), found.get((title, c))) for c in levels]
+        rows = [
+            FigureRow(str(c), _level_cells(runs, key, c), found.get((title, c))) for c in levels
+        ]
         if any(cell != UNKNOWN for row in rows for cell in row.cells):
             tables.append(_table(title, "C", runs, rows))
-    return [_models_table(runs), *tables, *_task_tables(runs), _axes_table(runs), _advice_table(runs)]
+    return [
+        _models_table(runs),
+        *tables,
+        *_task_tables(runs),
+        _axes_table(runs),
+        _advice_table(runs),
+    ]
 
 
 def _models_table(runs: Sequence[MixedSeries]) -> Table:
     """Return what was asked: as the endpoint told, and as the driver told of the memory."""
     facts = [_model_facts(run) for run in runs]
     rows = [FigureRow(name, tuple(of[name] for of in facts)) for name in facts[0]]
-    return _table("models", "", runs, [row for row in rows if any(cell != UNKNOWN for cell in row.cells)])
+    return _table(
+        "models", "", runs, [row for row in rows if any(cell != UNKNOWN for cell in row.cells)]
+    )
 
 
 def _model_facts(run: MixedSeries) -> dict[str, str]:
@@ -93,7 +120,9 @@ def _memory_words(run: MixedSeries) -> str:
     return f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)}{cards}"
 
 
-def _table(title: str, first: str, runs: Sequence[MixedSeries], rows: Sequence[FigureRow]) -> Table:
+def _table(
+    title: str, first: str, runs: Sequence[MixedSeries], rows: Sequence[FigureRow]
+) -> Table:
     columns: list[Column[FigureRow]] = [Column("row", first, lambda row: row.title, right=False)]
     columns += [
         Column(run.letter, f"{run.letter} {run.name}", partial(_cell_at, place), right=False)
@@ -109,13 +138,18 @@ def _cell_at(place: int, row: FigureRow) -> str:
 
 
 def _ratio(row: FigureRow) -> str | None:
-    return None if row.compared is None else ratio_cell(row.compared)
+    if row.compared is None:
+        return None
+    return ratio_cell(row.compared)
 
 
 def _level_cells(runs: Sequence[MixedSeries], key: str, concurrency: int) -> tuple[str, ...]:
     column = FIGURES[key]
     found = ((run, _level_at(run, concurrency)) for run in runs)
-    return tuple(UNKNOWN if level is None else column.cell((level, run.summary.alone)) for run, level in found)
+    return tuple(
+        UNKNOWN if level is None else column.cell((level, run.summary.alone))
+        for run, level in found
+    )
 
 
 def _level_at(run: MixedSeries, concurrency: int) -> MixedLevel | None:
@@ -147,7 +181,12 @@ def task_words(task: TaskFigures | None) -> str:
 
 def _axes_table(runs: Sequence[MixedSeries]) -> Table:
     names = list(dict.fromkeys(axis.name for run in runs for axis in run.summary.axes))
-    return _table("axes, from 0 to 1", "axis", runs, [FigureRow(name, _axis_cells(runs, name)) for name in names])
+    return _table(
+        "axes, from 0 to 1",
+        "axis",
+        runs,
+        [FigureRow(name, _axis_cells(runs, name)) for name in names],
+    )
 
 
 def _axis_cells(runs: Sequence[MixedSeries], name: str) -> tuple[str, ...]:
@@ -156,7 +195,9 @@ def _axis_cells(runs: Sequence[MixedSeries], name: str) -> tuple[str, ...]:
 
 
 def _axis_words(axis: Axis) -> str:
-    return axis.shown if axis.value is None else f"{number(axis.value, digits=2)} ({axis.shown})"
+    if axis.value is None:
+        return axis.shown
+    return f"{number(axis.value, digits=2)} ({axis.shown})"
 
 
 def _advice_table(runs: Sequence[MixedSeries]) -> Table:
@@ -166,9 +207,14 @@ def _advice_table(runs: Sequence[MixedSeries]) -> Table:
 
 
 def _advised(advice: Advice) -> dict[str, str]:
-    balanced = None if advice.concurrency is None else advice.concurrency - 1
+    if advice.concurrency is None:
+        balanced = None
+    else:
+        balanced = advice.concurrency - 1
     return {
-        f"beside a conversation, within {QUICK_SLOWDOWN}x of its time alone": plain_text(advice.quick_side_tasks),
+        f"beside a conversation, within {QUICK_SLOWDOWN}x of its time alone": plain_text(
+            advice.quick_side_tasks
+        ),
         f"beside a conversation, within {MOST_SLOWDOWN}x": plain_text(balanced),
         "for batch work": plain_text(advice.batch_side_tasks),
     }
@@ -195,7 +241,9 @@ class JudgedMixed(msgspec.Struct, frozen=True):
 
 
 def judged_comparison(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> JudgedMixed:
-    """Between two models no figure alone is a regression; of one model measured twice, each may be."""
+    """Between two models no figure alone is a regression; of one model measured twice, each may
+    be.
+    """
     compared = compare_mixed(a, b, allowed)
     sentences = comparison_sentences(mixed_series((a, b)), compared)
     verdict = verdict_sentence(compared)
@@ -209,7 +257,10 @@ def judged_comparison(a: MixedSide, b: MixedSide, allowed: float = 0.05) -> Judg
 def print_comparison(sides: Sequence[MixedSide], judged: JudgedMixed | None) -> None:
     """Print the tables of two or more runs; of two, what they come to and the verdict."""
     runs = mixed_series(sides)
-    ratios = "" if judged is None else "; B / A with its 95 % interval; = not distinguishable, ? not comparable"
+    if judged is None:
+        ratios = ""
+    else:
+        ratios = "; B / A with its 95 % interval; = not distinguishable, ? not comparable"
     note(f"medians over repeats{ratios}")
     for one in runs:
         print(f"{one.letter}  {one.name}, run {one.run.id}")  # noqa: T201
@@ -222,7 +273,10 @@ def print_comparison(sides: Sequence[MixedSide], judged: JudgedMixed | None) -> 
 def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
     """Return one HTML document of two to eight runs; of two, B is judged against A."""
     runs = mixed_series(sides)
-    compared = compare_mixed(sides[0], sides[1]) if len(sides) == 2 else None
+    if len(sides) == 2:
+        compared = compare_mixed(sides[0], sides[1])
+    else:
+        compared = None
     most = full_load(runs)
     failed = [
         table
@@ -238,7 +292,9 @@ def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
         sentences=[*comparison_sentences(runs, compared), *why_not_judged(compared)]
         if compared and compared.found
         else [],
-        told=unlike_banners(runs, {run.letter: sorted(of.limited) for run, of in zip(runs, sides, strict=True)}),
+        told=unlike_banners(
+            runs, {run.letter: sorted(of.limited) for run, of in zip(runs, sides, strict=True)}
+        ),
         runs=runs,
         drawn=mixed_pictures(runs, side_tasks_at(runs, most) if most is not None else {}),
         tables=[*comparison_tables(runs, compared), *failed],
@@ -250,9 +306,13 @@ def mixed_comparison_page(sides: Sequence[MixedSide]) -> str:
 
 
 def comparison_sentences(runs: Sequence[MixedSeries], compared: MixedComparison) -> list[str]:
-    """Return what is to be said of B against A: the conversation, the first token under load, right answers."""
+    """Return what is to be said of B against A: the conversation, the first token under load,
+    right answers.
+    """
     a, b = runs
-    memory = [f"{_memory_words(run)} ({run.letter})" for run in runs if run.summary.memory is not None]
+    memory = [
+        f"{_memory_words(run)} ({run.letter})" for run in runs if run.summary.memory is not None
+    ]
     return [
         *_unfinished_sentences(compared),
         *_conversation_sentences(compared),
@@ -263,7 +323,10 @@ def comparison_sentences(runs: Sequence[MixedSeries], compared: MixedComparison)
 
 
 def verdict_sentence(compared: MixedComparison) -> str:
-    """Return which of the two does this work better. Speed counts only where right answers are not fewer."""
+    """Return which of the two does this work better.
+
+    Speed counts only where right answers are not fewer.
+    """
     ahead = {
         "A": compared.judged(CONVERSATION, Judgement.WORSE),
         "B": compared.judged(CONVERSATION, Judgement.BETTER),
@@ -273,20 +336,35 @@ def verdict_sentence(compared: MixedComparison) -> str:
         return "neither does this work: none of their answers passed"
     if better is None:
         if all(compared.unfinished):
-            return "no verdict: each of the two leaves conversations unfinished that the other one finishes"
+            return (
+                "no verdict: each of the two leaves conversations unfinished that the other one "
+                "finishes"
+            )
         if all(ahead.values()):
-            told = " and ".join(f"{name} is faster at {_levels_of(levels)}" for name, levels in ahead.items())
+            told = " and ".join(
+                f"{name} is faster at {_levels_of(levels)}" for name, levels in ahead.items()
+            )
             return f"neither is better at every level: {told}"
         if compared.judged(CONVERSATION, Judgement.SAME):
-            return "not distinguishable: neither is shown to be faster or to have more right answers"
+            return (
+                "not distinguishable: neither is shown to be faster or to have more right answers"
+            )
         return "no verdict: no figure of the conversation can be compared"
     other = "A" if better == "B" else "B"
-    reasons = ["it has more right answers"] if compared.answers_judgement in _ANSWERS_WORDS else []
+    if compared.answers_judgement in _ANSWERS_WORDS:
+        reasons = ["it has more right answers"]
+    else:
+        reasons = []
     if never := compared.unfinished["AB".index(other)]:
-        reasons.append(f"{other} never finished the conversation at C={', '.join(map(str, never))}")
+        reasons.append(
+            f"{other} never finished the conversation at C={', '.join(map(str, never))}"
+        )
     if ahead[better]:
         reasons.append(f"its conversation is faster at {_levels_of(ahead[better])}")
-    slower = f", though {other} is faster at {_levels_of(ahead[other])}" if ahead[other] else ""
+    if ahead[other]:
+        slower = f", though {other} is faster at {_levels_of(ahead[other])}"
+    else:
+        slower = ""
     return f"better for this work: {better}, as {' and '.join(reasons)}{slower}"
 
 
@@ -301,13 +379,22 @@ def why_not_judged(compared: MixedComparison) -> list[str]:
 
 
 def worse_answers(compared: MixedComparison) -> tuple[str, ...]:
-    """Return the words of a regression of answers: unfinished conversations, fewer right ones; often none."""
+    """Return the words of a regression of answers: unfinished conversations, fewer right ones;
+    often none.
+    """
     _, never = compared.unfinished
-    unfinished = (f"conversations that are never finished at C={', '.join(map(str, never))}",) if never else ()
+    if never:
+        levels = ", ".join(map(str, never))
+        unfinished: tuple[str, ...] = (f"conversations that are never finished at C={levels}",)
+    else:
+        unfinished = ()
     answers = compared.answers
     if answers is None or compared.answers_judgement is not Judgement.WORSE:
         return unfinished
-    return (*unfinished, f"right answers ({100 * answers.rate:.0f} % instead of {100 * answers.base_rate:.0f} %)")
+    return (
+        *unfinished,
+        f"right answers ({100 * answers.rate:.0f} % instead of {100 * answers.base_rate:.0f} %)",
+    )
 
 
 def _levels_with(found: Sequence[Comparison], why: str) -> list[str]:
@@ -321,19 +408,33 @@ def _levels_of(found: Sequence[Comparison]) -> str:
 def _unfinished_sentences(compared: MixedComparison) -> list[str]:
     sides = zip("AB", compared.unfinished, strict=True)
     return [
-        f"{name} never finished the conversation at C={', '.join(map(str, levels))}" for name, levels in sides if levels
+        f"{name} never finished the conversation at C={', '.join(map(str, levels))}"
+        for name, levels in sides
+        if levels
     ]
 
 
 def _conversation_sentences(compared: MixedComparison) -> list[str]:
     """By the medians where there are too few repeats to judge, and then it is said."""
-    differing = (compared.judged(CONVERSATION, judgement) for judgement in (Judgement.BETTER, Judgement.WORSE))
-    found = [f"conversation: B takes {_change_words(levels)} at {_levels_of(levels)}" for levels in differing if levels]
+    differing = (
+        compared.judged(CONVERSATION, judgement)
+        for judgement in (Judgement.BETTER, Judgement.WORSE)
+    )
+    found = [
+        f"conversation: B takes {_change_words(levels)} at {_levels_of(levels)}"
+        for levels in differing
+        if levels
+    ]
     if same := compared.judged(CONVERSATION, Judgement.SAME):
         found.append(f"conversation: not distinguishable at {_levels_of(same)}")
-    bare = [one for one in compared.judged(CONVERSATION, Judgement.UNKNOWN) if one.why == ONE_REPEAT]
+    bare = [
+        one for one in compared.judged(CONVERSATION, Judgement.UNKNOWN) if one.why == ONE_REPEAT
+    ]
     if bare:
-        found.append(f"conversation: B took {_change_words(bare)} at {_levels_of(bare)}, in too few repeats to judge")
+        found.append(
+            f"conversation: B took {_change_words(bare)} at {_levels_of(bare)}, in too few "
+            "repeats to judge"
+        )
     return found
 
 
@@ -342,7 +443,9 @@ def _change_words(levels: Sequence[Comparison]) -> str:
     changes = [100 * (one.b / one.a - 1) for one in levels if one.a and one.b is not None]
     ends = [min(changes), max(changes)]
     if ends[0] < 0 < ends[1]:
-        return f"from {number(-ends[0], digits=0)} % less to {number(ends[1], digits=0)} % more time"
+        return (
+            f"from {number(-ends[0], digits=0)} % less to {number(ends[1], digits=0)} % more time"
+        )
     told = dict.fromkeys(number(size, digits=0) for size in sorted(map(abs, ends)))
     return f"{' to '.join(told)} % {'less' if ends[0] < 0 else 'more'} time"
 
@@ -352,11 +455,16 @@ def _steadiness(a: MixedSeries, b: MixedSeries) -> list[str]:
     concurrency = full_load((a, b))
     told = []
     for run in (a, b):
-        full = None if concurrency is None else _level_at(run, concurrency)
+        if concurrency is None:
+            full = None
+        else:
+            full = _level_at(run, concurrency)
         alone = run.summary.alone
         if full is not None and alone is not None and alone.ttft_ms and known(full.ttft_ms):
             told.append(f"{number((full.ttft_ms or 0.0) / alone.ttft_ms)}x of C=1 ({run.letter})")
-    return [f"{TTFT} at C={concurrency}: {', '.join(told)}"] if len(told) == 2 else []
+    if len(told) == 2:
+        return [f"{TTFT} at C={concurrency}: {', '.join(told)}"]
+    return []
 
 
 def _answers_sentence(a: MixedSeries, b: MixedSeries, compared: MixedComparison) -> str:
@@ -368,4 +476,6 @@ def _answers_sentence(a: MixedSeries, b: MixedSeries, compared: MixedComparison)
 
 
 def _passed(run: MixedSeries) -> str:
-    return share_passed([task for level in run.levels for task in level.tasks]).replace("/", " of ")
+    return share_passed([task for level in run.levels for task in level.tasks]).replace(
+        "/", " of "
+    )

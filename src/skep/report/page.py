@@ -1,7 +1,8 @@
-"""Pages from the Jinja2 templates of `templates/`: reports, which refer to no other file, and pieces for the dashboard.
+"""Pages from the Jinja2 templates of `templates/`: reports, which refer to no other file, and
+pieces for the dashboard.
 
-What a template shows is escaped; only `Markup` is let through. Imported late: Jinja2 takes longer than most commands.
-"""
+What a template shows is escaped; only `Markup` is let through. Imported late: Jinja2 takes longer
+than most commands."""
 
 from __future__ import annotations
 
@@ -25,23 +26,31 @@ from skep.report.columns import Column, Record, present
 from skep.report.svg import picture
 
 _LINE_BREAK = re.compile(r"(\A|>)?\s*\n\s*(?=(<|\Z)?)")
-_FILTERS = ("fact_list", "milliseconds", "moment", "number", "percent", "public_url", "seconds", "shortened",
-            "times")  # fmt: skip
+_FILTERS = (
+    "fact_list", "milliseconds", "moment", "number", "percent", "public_url", "seconds",
+    "shortened", "times",
+)  # fmt: skip
 
 
 class JoinedLines(Extension):
-    """A line break beside a tag or an expression is not content, so that templates can be indented."""
+    """A line break beside a tag or an expression is not content, so that templates can be
+    indented.
+    """
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
         for token in stream:
             joined = token.value
             if token.type == "data":
-                joined = _LINE_BREAK.sub(lambda it: " " if it[1] is it[2] is None else it[1] or "", token.value)
+                joined = _LINE_BREAK.sub(
+                    lambda it: " " if it[1] is it[2] is None else it[1] or "", token.value
+                )
             yield Token(token.lineno, token.type, joined)
 
 
 def make_environment(*packages: str) -> Environment:
-    """Return what renders the templates of these packages, those of the first before those of the next."""
+    """Return what renders the templates of these packages, those of the first before those of the
+    next.
+    """
     made = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in packages]),
         autoescape=True,
@@ -74,14 +83,21 @@ def render(template: str, **values: Any) -> Markup:
 
 
 def render_text(template: str, **values: Any) -> str:
-    """Return plain text for a terminal; a line of a template that has only tags is none of the text."""
+    """Return plain text for a terminal; a line of a template that has only tags is none of the
+    text.
+    """
     loader = PackageLoader("skep.report")
-    made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701
+    made = Environment(  # noqa: S701
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return made.get_template(template).render(values).rstrip("\n")
 
 
 def html_table(
-    caption: str, columns: Sequence[Column[Record]], records: Sequence[Record], best: Sequence[int] = ()
+    caption: str,
+    columns: Sequence[Column[Record]],
+    records: Sequence[Record],
+    best: Sequence[int] = (),
 ) -> Markup:
     """Return the table of records; the first column names the row."""
     pieces: Any = _reports().get_template("pieces.html").module
@@ -90,11 +106,19 @@ def html_table(
 
 
 def column_groups(columns: Sequence[Column[Any]]) -> list[tuple[str | None, list[Column[Any]]]]:
-    """Return neighbours under one head, with their unit in it; columns without a head are under None."""
-    heads = groupby(columns, key=lambda one: one.group and f"{one.group[0]}{one.unit and f',{one.unit}'}")
+    """Return neighbours under one head, with their unit in it; columns without a head are under
+    None.
+    """
+    heads = groupby(
+        columns, key=lambda one: one.group and f"{one.group[0]}{one.unit and f',{one.unit}'}"
+    )
     return [(head, list(some)) for head, some in heads]
 
 
 def _printable(value: object) -> object:
     """Return what an expression of a template writes; markup is left as it is, None is nothing."""
-    return value if hasattr(value, "__html__") else "" if value is None else units.printable(str(value))
+    if hasattr(value, "__html__"):
+        return value
+    if value is None:
+        return ""
+    return units.printable(str(value))

@@ -1,4 +1,6 @@
-"""A plan for people: the text that `skep plan` prints, and its page, made of the document of `skep plan --json`."""
+"""A plan for people: the text that `skep plan` prints, and its page, made of the document of `skep
+plan --json`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
 
 Document = Mapping[str, Any]
 _BAR = 30
-_WAYS, _LEVELS, _CAVEATS = 3, 5, 2  # of a plan that is read at a glance
+# of a plan that is read at a glance
+_WAYS = 3
+_LEVELS = 5
+_CAVEATS = 2
 _DRAWN_TERMS = ("weights", "draft layers", "vision tower", KV_POOL, WINDOW, STATE)
 _BASIS = {
     "published": "published figures",
@@ -47,7 +52,10 @@ _DRAWN = 3  # plans with a curve on a page
 
 
 def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False) -> None:
-    """Print the answer on about 25 lines. `more`: everything else that is known; `commands`: what `skep up` runs."""
+    """Print the answer on about 25 lines.
+
+    `more`: everything else that is known; `commands`: what `skep up` runs.
+    """
     choice = found.recommended
     best = choice.plans[0]
     if len(found.choices) > 1:
@@ -64,7 +72,10 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False)
     if commands and up is not None:
         _section("The same by hand", _commands(found, best))
     if not more:
-        _say_wrapped("--more: reasons, rejected layouts, all memory terms; --commands: the engines' own command lines")
+        _say_wrapped(
+            "--more: reasons, rejected layouts, all memory terms; --commands: the engines' "
+            "own command lines"
+        )
 
 
 def _print_rig(found: PlanAnswer, choice: PlanChoice, *, more: bool) -> None:
@@ -72,7 +83,10 @@ def _print_rig(found: PlanAnswer, choice: PlanChoice, *, more: bool) -> None:
     best = choice.plans[0]
     for line in answer_lines(found, choice, best):
         _say_wrapped(line)
-    title = "Layouts, best first" if found.preset is None else f"Layout of {found.preset.preset.name}"
+    if found.preset is None:
+        title = "Layouts, best first"
+    else:
+        title = f"Layout of {found.preset.preset.name}"
     _section(f"{title} ({_FIGURE_WORDS})")
     _layouts(found, found.ranked if more else three_ways(found.ranked))
     if choice.first_because is not None:
@@ -109,12 +123,14 @@ def _print_published(answer: PresetAnswer) -> None:
 
 
 def correction_words(
-    figures: Sequence[FigureBeside | CheckedFigure], names: tuple[str, str, str] = ("PREDICTED", "UNCORRECTED", "OFF")
+    figures: Sequence[FigureBeside | CheckedFigure],
+    names: tuple[str, str, str] = ("PREDICTED", "UNCORRECTED", "OFF"),
 ) -> str | None:
-    """Say how much a prediction owes to the figures that it stands beside; None where nothing corrects it.
+    """Say how much a prediction owes to the figures that it stands beside; None where nothing
+    corrects it.
 
-    `names`: of the columns with the prediction, with the one without those figures, and with the difference.
-    """
+    `names`: of the columns with the prediction, with the one without those figures, and with the
+    difference."""
     predicted, uncorrected, difference = names
     if all(figure.uncorrected_tok_s is None for figure in figures):
         return None
@@ -127,11 +143,20 @@ def correction_words(
 
 def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]:
     """Say what it is, how fast, and which files it takes."""
-    at, goal = _at(best, found.goal.agents), found.goal
+    at = _at(best, found.goal.agents)
+    goal = found.goal
     agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
-    together = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), reading prompts included"
+    together = (
+        f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), reading "
+        "prompts included"
+    )
     streaming = f"{at.task_tok_s:,.0f} tok/s each while an answer streams"
-    met = "" if not goal.limits else ", within --slo" if best.rated.over_limit <= 1 else ", NOT within --slo"
+    if not goal.limits:
+        met = ""
+    elif best.rated.over_limit <= 1:
+        met = ", within --slo"
+    else:
+        met = ", NOT within --slo"
     first = f"first token after {format_seconds(at.ttft_ms / 1000)}{met}"
     context = _context_words(found, best)
     lines = [f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"]
@@ -139,8 +164,13 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
     lines.append(f"{first}; {context}")
     if best.checkpoint is not None:
         known = checkpoint_of(best.checkpoint)
-        licence = f", {known.licence}" if known is not None and known.licence else ""
-        lines.append(f"{best.checkpoint}, {format_bytes(download_bytes(best))} to download{licence}")
+        if known is not None and known.licence:
+            licence = f", {known.licence}"
+        else:
+            licence = ""
+        lines.append(
+            f"{best.checkpoint}, {format_bytes(download_bytes(best))} to download{licence}"
+        )
     if len(choice.rig.cards) > 1:
         lines.append("; ".join(filter(None, [f"cards: {_links(choice)}", choice.idle])))
     return lines
@@ -148,10 +178,14 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
 
 def _context_words(found: PlanAnswer, best: Plan) -> str:
     """Say what every slot holds at once; of a preset, its own context first."""
-    each, own = best.rated.context_each, best.setup.context
+    each = best.rated.context_each
+    own = best.setup.context
     if found.preset is None or own is None or own == each:
         return f"{each:,} tokens of context each"
-    full = f"{each:,} each with all slots full" if each else "by what skep knows not with all slots full"
+    if each:
+        full = f"{each:,} each with all slots full"
+    else:
+        full = "by what skep knows not with all slots full"
     return f"{own:,} tokens of context, {full}"
 
 
@@ -160,7 +194,9 @@ def three_ways(ranked: Sequence[Ranked]) -> list[Ranked]:
     ways: dict[object, Ranked] = {}
     for pair in ranked:
         setup = pair[1].setup
-        ways.setdefault((setup.layout.tp, setup.layout.pp, setup.layout.replicas, setup.engine), pair)
+        ways.setdefault(
+            (setup.layout.tp, setup.layout.pp, setup.layout.replicas, setup.engine), pair
+        )
     chosen = list(ways.values())[:_WAYS]
     fastest = max(ranked, key=lambda pair: pair[1].rated.outcome.effective_tok_s)
     if fastest not in chosen and len(ways) > _WAYS:
@@ -179,11 +215,16 @@ def _few(levels: Sequence[Predicted], agents: int) -> list[Predicted]:
 
 def memory_bar(plan: Plan) -> str:
     """Draw one card with everybody's task in it: weights, KV, the rest, and what is left."""
-    memory, setup = plan.rated.full_memory(), plan.setup
+    memory = plan.rated.full_memory()
+    setup = plan.setup
     kv = memory.needed_kv_bytes + sum(memory.bytes_of(name) for name in (WINDOW, STATE))
     weights = sum(memory.bytes_of(name) for name in ("weights", "draft layers", "vision tower"))
     other = sum(term.bytes for term in memory.terms if term.name not in _DRAWN_TERMS)
-    sizes = {"weights": weights, f"KV of {setup.slots} task{'s' if setup.slots != 1 else ''}": kv, "engine": other}
+    sizes = {
+        "weights": weights,
+        f"KV of {setup.slots} task{'s' if setup.slots != 1 else ''}": kv,
+        "engine": other,
+    }
     sizes["free"] = max(0, memory.usable_bytes - sum(sizes.values()))
     cells = [round(size / memory.usable_bytes * _BAR) for size in sizes.values()]
     bar = "".join(sign * count for sign, count in zip("█▓▒░", cells, strict=True))
@@ -195,7 +236,10 @@ def _print_rigs(found: PlanAnswer) -> None:
     """Print one row a rig, then what to buy."""
     goal = found.goal
     agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
-    _say(f"{found.model.geometry.id} for {agents}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out")
+    _say(
+        f"{found.model.geometry.id} for {agents}, {goal.input_tokens:.0f} tokens in, "
+        f"{goal.output_tokens:.0f} out"
+    )
     _say(_FIGURE_WORDS)
     rows = sorted(found.choices, key=found.place)
 
@@ -209,20 +253,36 @@ def _print_rigs(found: PlanAnswer) -> None:
         Column("each", "STREAM", of_best(lambda p: _at(p, goal.agents).task_tok_s), as_count),
         Column("context", "CONTEXT", of_best(lambda p: p.rated.context_each), as_count),
         Column("price", "PRICE", lambda one: one.rig.price, as_count, optional=True),
-        Column("per_price", "TOK/S PER 1000", partial(_per_price, goal.agents), as_count, optional=True),
-        _left("promise", "REQUIREMENT", of_best(lambda p: "met" if p.rated.keeps_promise else "not met")),
+        Column(
+            "per_price",
+            "TOK/S PER 1000",
+            partial(_per_price, goal.agents),
+            as_count,
+            optional=True,
+        ),
+        _left(
+            "promise",
+            "REQUIREMENT",
+            of_best(lambda p: "met" if p.rated.keeps_promise else "not met"),
+        ),
     ]
     print_records(columns, rows)
     for one in found.choices:
         if not one.plans:
-            _say(f"{one.rig.title}: {one.rejected[0].reason if one.rejected else 'nothing was left to try'}")
+            _say(
+                f"{one.rig.title}: "
+                f"{one.rejected[0].reason if one.rejected else 'nothing was left to try'}"
+            )
     _say(what_to_buy(found))
 
 
 def _per_price(agents: int, choice: PlanChoice, plan: Plan | None = None) -> float | None:
     """Of the best plan where none is given."""
-    plan, price = plan or next(iter(choice.plans), None), choice.rig.price
-    return 1000 * _at(plan, agents).effective_tok_s / price if plan and price else None
+    plan = plan or next(iter(choice.plans), None)
+    price = choice.rig.price
+    if plan and price:
+        return 1000 * _at(plan, agents).effective_tok_s / price
+    return None
 
 
 def _rig_words(choice: PlanChoice) -> str:
@@ -235,24 +295,32 @@ def _rig_words(choice: PlanChoice) -> str:
 
 
 def what_to_buy(found: PlanAnswer) -> str:
-    """Name the cheapest rig that meets the requirement and the one with the most speed for its money."""
+    """Name the cheapest rig that meets the requirement and the one with the most speed for its
+    money.
+    """
     agents = found.goal.agents
     fitting = [choice for choice in found.choices if choice.plans]
     kept = [choice for choice in fitting if choice.plans[0].rated.keeps_promise]
-    promise = "--slo and room for every agent" if found.goal.limits else "room for every agent"
+    if found.goal.limits:
+        promise = "--slo and room for every agent"
+    else:
+        promise = "room for every agent"
     if not kept:
         return f"None of them meets the requirement: {promise}."
     chosen = found.recommended
     if chosen.rig.price is None:
         fastest = f"Fastest that meets the requirement ({promise}): {chosen.rig.title}."
         return f"{fastest} RIG@PRICE, the price of one card, says what to buy."
-    buy = f"Buy {chosen.rig.title}: at {chosen.rig.price:,.0f} the cheapest that meets the requirement ({promise})"
+    buy = (
+        f"Buy {chosen.rig.title}: at {chosen.rig.price:,.0f} the cheapest that meets the "
+        f"requirement ({promise})"
+    )
     return f"{buy}; {_for_the_money(agents, chosen, kept, fitting)}."
 
 
 def _for_the_money(
     agents: int, chosen: PlanChoice, kept: Sequence[PlanChoice], fitting: Sequence[PlanChoice]
-) -> str:  # fmt: skip
+) -> str:
     """Say which of those that meet the requirement gives the most tok/s per price."""
 
     def per_price(choice: PlanChoice) -> float:
@@ -260,7 +328,10 @@ def _for_the_money(
 
     most = max(kept, key=per_price)
     figure = f"{per_price(most):,.0f} tok/s per 1000"
-    scope = "" if per_price(most) >= max(map(per_price, fitting)) else " of those that meet it"
+    if per_price(most) >= max(map(per_price, fitting)):
+        scope = ""
+    else:
+        scope = " of those that meet it"
     if most is chosen:
         return f"it also gives the most for its money{scope}, {figure}"
     return f"{most.rig.title} gives the most for its money{scope}, {figure}"
@@ -268,8 +339,12 @@ def _for_the_money(
 
 def _print_more(found: PlanAnswer, best: Plan) -> None:
     wide = dict.fromkeys(p.band_why for p in best.predicted if p.band_why)
-    _say("8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else ""))
-    _section(f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)")
+    _say(
+        "8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else "")
+    )
+    _section(
+        f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)"
+    )
     _memory(best)
     _section("Why", best.why)
     rules = [
@@ -286,20 +361,35 @@ def _print_more(found: PlanAnswer, best: Plan) -> None:
 
 def _links(choice: PlanChoice) -> str:
     """Describe the usual link between cards, and the pairs that have another."""
-    rig, order, usual = choice.rig, choice.order, choice.rig.default_link
+    rig = choice.rig
+    order = choice.order
+    usual = choice.rig.default_link
 
     def words(link: CardLink) -> str:
-        peers = "" if link.kind == "nvlink" else ", peer access" if link.p2p else ", no peer access"
+        if link.kind == "nvlink":
+            peers = ""
+        elif link.p2p:
+            peers = ", peer access"
+        else:
+            peers = ", no peer access"
         return f"{link.title or link.kind}{peers}"
 
-    others = [f"{words(link)} between {order[a]} and {order[b]}" for a, b, link in rig.pairs if link != usual]
+    others = [
+        f"{words(link)} between {order[a]} and {order[b]}"
+        for a, b, link in rig.pairs
+        if link != usual
+    ]
     return "; ".join([words(usual), *others] if usual is not None else others)
 
 
 def _what(plan: Plan) -> str:
     setup = plan.setup
     return setup_words(
-        setup.layout, setup.quant, setup.kv, setup.spec, _engine_words(setup.engine, graphs=setup.graphs)
+        setup.layout,
+        setup.quant,
+        setup.kv,
+        setup.spec,
+        _engine_words(setup.engine, graphs=setup.graphs),
     )
 
 
@@ -307,8 +397,12 @@ def _engine_words(engine: str, *, graphs: bool) -> str:
     return engine if graphs else f"{engine}, eager"
 
 
-def setup_words(layout: Layout, quant: Quant, kv: KvType, spec: Speculation | None, engine: str) -> str:
-    """`2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)`; a KV cache of 16 bits and no drafts are not named."""
+def setup_words(
+    layout: Layout, quant: Quant, kv: KvType, spec: Speculation | None, engine: str
+) -> str:
+    """`2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)`; a KV cache of 16 bits and no drafts are not
+    named.
+    """
     parts = [str(layout), quant.title]
     if kv.family != "half":
         parts.append(f"{kv.title} KV")
@@ -345,8 +439,18 @@ PUBLISHED: tuple[Column[FigureBeside], ...] = (
     Column("input_tokens", "IN", lambda figure: _length(figure, figure.input_tokens)),
     Column("output_tokens", "OUT", lambda figure: _length(figure, figure.output_tokens)),
     Column("metric", "COUNTED", lambda figure: figure.metric, right=False),
-    Column("published_tok_s", "PUBLISHED", lambda figure: figure.published_tok_s, partial(number, digits=1)),
-    Column("predicted_tok_s", "PREDICTED", lambda figure: figure.predicted_tok_s, partial(number, digits=1)),
+    Column(
+        "published_tok_s",
+        "PUBLISHED",
+        lambda figure: figure.published_tok_s,
+        partial(number, digits=1),
+    ),
+    Column(
+        "predicted_tok_s",
+        "PREDICTED",
+        lambda figure: figure.predicted_tok_s,
+        partial(number, digits=1),
+    ),
     Column(
         "uncorrected_tok_s",
         "UNCORRECTED",
@@ -364,11 +468,14 @@ def _signed_percent(share: float) -> str:
 
 
 def _length(figure: FigureBeside, tokens: int) -> str:
-    return f"{tokens:,}" if figure.lengths_published else f"{tokens:,}*"
+    if figure.lengths_published:
+        return f"{tokens:,}"
+    return f"{tokens:,}*"
 
 
 def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
-    engines, agents = len(found.engines) > 1, found.goal.agents
+    engines = len(found.engines) > 1
+    agents = found.goal.agents
 
     def figure(column: Column[Any]) -> Column[Ranked]:
         return replace(column, value=lambda pair: column.value(_at(pair[1], agents)))
@@ -383,7 +490,14 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         Column("context", "CONTEXT", lambda pair: pair[1].rated.context_each, as_count),
         Column("longest", "LONGEST", lambda pair: pair[1].setup.context, as_count, rank=3),
         *map(figure, _FIGURES),
-        Column("per_price", "TOK/S PER 1000", lambda pair: _per_price(agents, *pair), as_count, rank=2, optional=True),
+        Column(
+            "per_price",
+            "TOK/S PER 1000",
+            lambda pair: _per_price(agents, *pair),
+            as_count,
+            rank=2,
+            optional=True,
+        ),
     ]
     print_records(columns, ranked[:12])
     for sentence in dict.fromkeys(pair[1].rated.no_start for pair in ranked[:12]):
@@ -396,7 +510,9 @@ def _drafts(plan: Plan) -> str | None:
     spec = plan.setup.spec
     if spec is None:
         return None
-    return f"{spec} (!)" if plan.rated.no_start is not None else str(spec)
+    if plan.rated.no_start is not None:
+        return f"{spec} (!)"
+    return str(spec)
 
 
 def _memory(plan: Plan) -> None:
@@ -404,14 +520,20 @@ def _memory(plan: Plan) -> None:
 
     def bar(term: Term) -> str:
         share = term.bytes / usable
-        return "█" * max(1, round(share * _BAR)) if share > 0.005 else "▏"
+        if share > 0.005:
+            return "█" * max(1, round(share * _BAR))
+        return "▏"
 
     columns: list[Column[Term]] = [
         _left("term", "TERM", lambda term: term.name),
         Column("gib", "GiB", lambda term: f"{term.bytes / GIB:.2f}"),
         Column("share", "OF CARD", lambda term: f"{term.bytes / usable * 100:.0f} %"),
         _left("bar", "", bar, rank=1),
-        _left("how", "HOW", lambda term: term.how if term.inside else f"{term.how}; beside the budget"),
+        _left(
+            "how",
+            "HOW",
+            lambda term: term.how if term.inside else f"{term.how}; beside the budget",
+        ),
     ]
     print_records(columns, plan.memory.terms)
     setup = plan.setup
@@ -433,7 +555,10 @@ def _rejected(found: PlanAnswer) -> None:
             _say(f"  {', '.join(f'TP={r.layout.tp}' for r in heads)}: e.g. {heads[-1].reason}")
         rest = [r for r in choice.rejected if r not in heads or len(heads) == 1]
         for rejected in rest[:_DROPPED]:
-            remedy = f" -> {rejected.remedy}" if rejected.remedy is not None else ""
+            if rejected.remedy is not None:
+                remedy = f" -> {rejected.remedy}"
+            else:
+                remedy = ""
             name = _rejected_words(rejected.layout, rejected.quants, rejected.engine)
             _say(f"  {name}: {rejected.reason}{remedy}")
         if len(rest) > _DROPPED:
@@ -447,7 +572,9 @@ def _section(title: str, lines: Iterable[str] = ()) -> None:
 def _say_wrapped(line: str, end: str = "") -> None:
     """Print a line, on a terminal broken to its width; `end` stands where a command goes on."""
     width = terminal_width()
-    breaks = TextWrapper(width or 0, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    breaks = TextWrapper(
+        width or 0, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
     breaks.width -= len(end)
     parts = breaks.wrap(line) if width is not None else [line]
     _say(f"{end}\n".join(parts))
@@ -458,12 +585,19 @@ def _say(text: str) -> None:
 
 
 def plan_page(found: Document) -> str:
-    """One HTML document that needs no other file and no network. Nothing on it was measured, and it says so."""
+    """One HTML document that needs no other file and no network.
+
+    Nothing on it was measured, and it says so.
+    """
     from skep.report.page import render
 
-    plans, agents = found["plans"], found["goal"]["agents"]
-    best, drawn = plans[0], [plan for plan in plans if len(plan["predicted"]) > 2][:_DRAWN]
-    legend = "; ".join(f"{chr(65 + n)}: {layout_name(plan)} on {plan['rig']}" for n, plan in enumerate(drawn))
+    plans = found["plans"]
+    agents = found["goal"]["agents"]
+    best = plans[0]
+    drawn = [plan for plan in plans if len(plan["predicted"]) > 2][:_DRAWN]
+    legend = "; ".join(
+        f"{chr(65 + n)}: {layout_name(plan)} on {plan['rig']}" for n, plan in enumerate(drawn)
+    )
     memory = [(term["term"], term["bytes"] / GIB) for term in best["memory"]]
     pictures = [
         (predicted_chart(drawn, "effective_tok_s", "tok/s"), "Effective tok/s", legend),
@@ -473,7 +607,10 @@ def plan_page(found: Document) -> str:
     names = {"kind": "plan", "name": "plan", "title": f"{found['model']} on {best['rig']}"}
     own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures}
     words = {"level_of": level_of, "layout_name": layout_name, "rejected_name": rejected_name}
-    figures = convert(found["preset"]["figures"], list[FigureBeside]) if found["preset"] else []
+    if found["preset"]:
+        figures = convert(found["preset"]["figures"], list[FigureBeside])
+    else:
+        figures = []
     own |= {"correction": correction_words(figures), "signed_percent": _signed_percent}
     return render("plan_page.html", **names, **own, **words, found=found)
 
@@ -488,11 +625,15 @@ def layout_name(plan: Document) -> str:
 
 
 def rejected_name(rejected: Document) -> str:
-    return _rejected_words(convert(rejected["topology"], Layout), rejected["quants"], rejected["engine"])
+    return _rejected_words(
+        convert(rejected["topology"], Layout), rejected["quants"], rejected["engine"]
+    )
 
 
 def level_of(plan: Document, agents: int) -> Document:
-    found: Document = next((p for p in plan["predicted"] if p["concurrency"] == agents), plan["predicted"][-1])
+    found: Document = next(
+        (p for p in plan["predicted"] if p["concurrency"] == agents), plan["predicted"][-1]
+    )
     return found
 
 
@@ -506,7 +647,10 @@ def predicted_chart(plans: Sequence[Document], field: str, unit: str) -> Spec | 
         levels = {level["concurrency"]: level for level in plan["predicted"]}
         banded = field == "effective_tok_s" and not place
         points = [(c, level[field]) for c, level in levels.items()]
-        ranges = {c: (level["low"], level["high"]) for c, level in levels.items()} if banded else {}
+        if banded:
+            ranges = {c: (level["low"], level["high"]) for c, level in levels.items()}
+        else:
+            ranges = {}
         tips = {c: _told(level) for c, level in levels.items()}
         look = (theme.SERIES[place], chr(65 + place), DASHES[place])
         curves.append(ChartCurve(points, *look, ranges=ranges, tips=tips, shaded=banded))
@@ -515,7 +659,8 @@ def predicted_chart(plans: Sequence[Document], field: str, unit: str) -> Spec | 
 
 def _told(level: Document) -> str:
     return (
-        f"C = {level['concurrency']}: {number(level['effective_tok_s'])} tok/s, {number(level['low'])} to "
+        f"C = {level['concurrency']}: {number(level['effective_tok_s'])} tok/s, "
+        f"{number(level['low'])} to "
         f"{number(level['high'])}, time to first token {milliseconds(level['ttft_ms'])}"
     )
 
@@ -524,5 +669,7 @@ def _bars(values: Sequence[tuple[str, float]], unit: str) -> Spec:
     from skep.report.charts import bars_chart
 
     digits = 2 if unit == "GiB" else 0
-    rows = [{"name": name, "value": value, "label": f"{value:,.{digits}f}"} for name, value in values]
+    rows = [
+        {"name": name, "value": value, "label": f"{value:,.{digits}f}"} for name, value in values
+    ]
     return bars_chart(rows, unit, room=1.25)

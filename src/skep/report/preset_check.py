@@ -1,4 +1,6 @@
-"""A preset's published figures beside the planned and the measured ones, as a table and in words."""
+"""A preset's published figures beside the planned and the measured ones,
+as a table and in words.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,25 @@ _PLANNED: tuple[Column[CheckedFigure], ...] = (
     Column("planned", "planned", lambda one: one.planned_tok_s, number),
     Column("uncorrected", "uncorrected", lambda one: one.uncorrected_tok_s, number, optional=True),
 )
-_MEASURED: Column[CheckedFigure] = Column("measured", "measured", lambda one: one.measured_tok_s, number)
+_MEASURED: Column[CheckedFigure] = Column(
+    "measured", "measured", lambda one: one.measured_tok_s, number
+)
 _COMPARED: tuple[Column[CheckedFigure], ...] = (
     Column("interval", "95 %", lambda one: interval_text(one.measured_interval)),
-    Column("share", "of published", lambda one: None if one.share is None else 100 * one.share, percent),
+    Column(
+        "share",
+        "of published",
+        lambda one: None if one.share is None else 100 * one.share,
+        percent,
+    ),
 )
 
 
 def print_check(found: PresetCheck) -> None:
-    measured = replace(_MEASURED, title="SIMULATED") if found.simulated else _MEASURED
+    if found.simulated:
+        measured = replace(_MEASURED, title="SIMULATED")
+    else:
+        measured = _MEASURED
     print_records((*_PLANNED, measured, *_COMPARED), found.figures)
     if found.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
@@ -41,12 +53,17 @@ def print_check(found: PresetCheck) -> None:
 
 def check_remarks(found: PresetCheck) -> list[str]:
     """Return where the figures come from, and the run that measured them."""
-    corrected = correction_words(found.figures, ("planned", "uncorrected", "planned beside published"))
+    corrected = correction_words(
+        found.figures, ("planned", "uncorrected", "planned beside published")
+    )
     if found.simulated:
         measured = f"simulated: on {found.rig or found.hardware}, not measured"
     else:
         measured = "measured: here, now"
-    planned = f"; planned: for {found.hardware}" if found.rig is None else f", on {found.hardware}"
+    if found.rig is None:
+        planned = f"; planned: for {found.hardware}"
+    else:
+        planned = f", on {found.hardware}"
     return [
         f"published: {found.source}{planned}; {measured}",
         *filter(None, [corrected]),

@@ -1,4 +1,6 @@
-"""Measured presets beside each other: the table, the document and the page of `skep bench presets`."""
+"""Measured presets beside each other: the table, the document and the page of `skep bench
+presets`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ def print_presets(results: Sequence[MeasuredPreset], levels: Sequence[int]) -> N
 
     `levels`: those that were asked for; what was measured beyond them has a column too.
     """
-    seen = (level.concurrency for result in measured(results) if result.summary for level in result.summary.levels)
+    seen = (
+        level.concurrency
+        for result in measured(results)
+        if result.summary
+        for level in result.summary.levels
+    )
     levels = sorted({*levels, *seen})
     columns: list[Column[MeasuredPreset]] = [
         Column("preset", "PRESET", lambda result: result.preset.name, right=False),
@@ -49,27 +56,47 @@ def presets_words(count: int) -> str:
     return f"{count} preset{'' if count == 1 else 's'}"
 
 
-def presets_document(results: Sequence[MeasuredPreset], *, simulated: bool, report: str | None) -> dict[str, Any]:
-    return {"simulated": simulated, "presets": [_document(result) for result in results], "report": report}
+def presets_document(
+    results: Sequence[MeasuredPreset], *, simulated: bool, report: str | None
+) -> dict[str, Any]:
+    return {
+        "simulated": simulated,
+        "presets": [_document(result) for result in results],
+        "report": report,
+    }
 
 
 def broken_words(results: Sequence[MeasuredPreset]) -> str:
     """Return what the page says of the presets that have no curve on it."""
-    broken = [f"{result.preset.name} {result.failure.title}" for result in results if result.failure is not None]
-    return f"Broken: {'; '.join(broken)}" if broken else ""
+    broken = [
+        f"{result.preset.name} {result.failure.title}"
+        for result in results
+        if result.failure is not None
+    ]
+    if broken:
+        return f"Broken: {'; '.join(broken)}"
+    return ""
 
 
 def presets_page(store: Store, results: Sequence[MeasuredPreset]) -> str:
-    """Return the page of the measured presets: of one preset its report, of several their comparison."""
+    """Return the page of the measured presets: of one preset its report, of several their
+    comparison.
+    """
     from skep.bench.stored_run import load_run
     from skep.report.comparison import comparison_page
     from skep.report.stored import drawn
 
-    runs = [store.run(result.summary.run_id) for result in measured(results) if result.summary is not None]
+    runs = [
+        store.run(result.summary.run_id)
+        for result in measured(results)
+        if result.summary is not None
+    ]
     if len(results) == 1:
         return drawn(store, runs)
     loaded = [load_run(store, run.id) for run in runs]
-    return comparison_page([(run, summary) for run, summary, _ in loaded], verdict=broken_words(results))
+    return comparison_page(
+        [(run, summary) for run, summary, _ in loaded], verdict=broken_words(results)
+    )
 
 
 def measured(results: Sequence[MeasuredPreset]) -> list[MeasuredPreset]:
@@ -78,25 +105,36 @@ def measured(results: Sequence[MeasuredPreset]) -> list[MeasuredPreset]:
 
 
 def _level(result: MeasuredPreset, concurrency: int) -> LevelSummary | None:
-    levels = result.summary.levels if result.summary is not None else ()
+    if result.summary is not None:
+        levels = result.summary.levels
+    else:
+        levels = ()
     return next((level for level in levels if level.concurrency == concurrency), None)
 
 
 def _cell(concurrency: int, result: MeasuredPreset) -> str | None:
-    level, published = _level(result, concurrency), _share(result, concurrency)
+    level = _level(result, concurrency)
+    published = _share(result, concurrency)
     figure = level.effective_tok_s if level is not None else None
-    here = number(figure, digits=1) if figure is not None and known(figure) else "–"
+    if figure is not None and known(figure):
+        here = number(figure, digits=1)
+    else:
+        here = "–"
     if published is None:
         return here
     return f"{here} [{published.figure.tok_s:g}{'' if published.same_lengths else '*'}]"
 
 
 def _share(result: MeasuredPreset, concurrency: int) -> PublishedShare | None:
-    return next((share for share in result.shares() if share.figure.concurrency == concurrency), None)
+    return next(
+        (share for share in result.shares() if share.figure.concurrency == concurrency), None
+    )
 
 
 def _published(share: PublishedShare | None) -> dict[str, Any]:
-    """`same_lengths`: its author's prompts and answers are as long as these, so that the figures may be compared."""
+    """`same_lengths`: its author's prompts and answers are as long as these, so that the figures
+    may be compared.
+    """
     if share is None:
         return {"published_tok_s": None, "same_lengths": None}
     return {"published_tok_s": share.figure.tok_s, "same_lengths": share.same_lengths}
@@ -104,7 +142,10 @@ def _published(share: PublishedShare | None) -> dict[str, Any]:
 
 def _contention(result: MeasuredPreset) -> str | None:
     """Of the level with the most agents."""
-    levels = result.summary.levels if result.summary is not None else ()
+    if result.summary is not None:
+        levels = result.summary.levels
+    else:
+        levels = ()
     share = levels[-1].contention_pct if levels else None
     return None if share is None else f"{share:.0f} %"
 
@@ -118,7 +159,10 @@ def _result_words(result: MeasuredPreset) -> str:
 
 
 def _document(result: MeasuredPreset) -> dict[str, Any]:
-    levels = result.summary.levels if result.summary is not None else ()
+    if result.summary is not None:
+        levels = result.summary.levels
+    else:
+        levels = ()
     return {
         "preset": result.preset.name,
         "hardware": result.preset.hardware,

@@ -38,7 +38,9 @@ _MOST_NAMED = 5  # levels whose claims fit beside their points
 
 
 def difference_chart(summary: QualitySummary) -> Spec | None:
-    """In points, by level, with one-sided bounds; the line at -delta, and C = 1 against itself as a grey band."""
+    """In points, by level, with one-sided bounds; the line at -delta, and C = 1 against itself as
+    a grey band.
+    """
     rows: list[Spec] = []
     levels = [level for level in summary.levels if known(level.difference.difference)]
     for level in levels:
@@ -48,23 +50,33 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
         rows.append({"c": str(level.concurrency), **bounds, **words})
     if not rows:
         return None
-    delta, span = -100 * summary.delta, summary.noise
+    delta = -100 * summary.delta
+    span = summary.noise
     noise: list[Spec] = [{"d": 100 * span.low, "high": 100 * span.high}] if span else []
     edge = {"d": delta, "label": f"−{100 * summary.delta:g} points: the loss that matters"}
-    ends = [value for row in (*rows, *noise) for value in (row["d"], row["high"], row.get("low", 0.0))]
-    low, high = min([0.0, delta, *ends]), max([0.0, *ends])
+    ends = [
+        value for row in (*rows, *noise) for value in (row["d"], row["high"], row.get("low", 0.0))
+    ]
+    low = min([0.0, delta, *ends])
+    high = max([0.0, *ends])
     room = high - low or 1.0
     domain = [low - 0.12 * room, high + 0.2 * room]
     named = rows if len(rows) <= _MOST_NAMED else []
     data = {"levels": rows, "named": named, "noise": noise, "edge": [edge], "zero": [{"d": 0.0}]}
-    return {**charts.drawing("difference", data, agents=charts.AGENTS, domain=domain), "height": 400}
+    return {
+        **charts.drawing("difference", data, agents=charts.AGENTS, domain=domain),
+        "height": 400,
+    }
 
 
 _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"}
 
 
 class QualityRow(msgspec.Struct, frozen=True):
-    """A level against C = 1, C = 1 against itself, or one arm of a level. `words`: what may be said of it."""
+    """A level against C = 1, C = 1 against itself, or one arm of a level.
+
+    `words`: what may be said of it.
+    """
 
     name: str
     found: PairedDifference | None = None
@@ -77,14 +89,18 @@ class QualityRow(msgspec.Struct, frozen=True):
 
 def _signed(share: float) -> str:
     shown = number(100 * share, digits=1)
-    return f"+{shown}" if share > 0 and shown != "0.0" else shown
+    if share > 0 and shown != "0.0":
+        return f"+{shown}"
+    return shown
 
 
 def _exactly(share: float) -> str:
     return percent(100 * share, digits=1)
 
 
-def _of(part: str, key: str, title: str, text: Callable[[Any], str], **more: Any) -> Column[QualityRow]:
+def _of(
+    part: str, key: str, title: str, text: Callable[[Any], str], **more: Any
+) -> Column[QualityRow]:
     """Return a figure of the row's difference (`found`) or of its requests (`arm`)."""
     return Column(key, title, at(f"{part}.{key}"), text, **more)
 
@@ -96,7 +112,12 @@ _COLUMNS: tuple[Column[QualityRow], ...] = (
     _of("found", "base_rate", "at C=1", _exactly, group=("Passed", "at C = 1")),
     _of("found", "rate", "at C", _exactly, group=("Passed", "at C")),
     _of("found", "difference", "points", _signed),
-    Column("bounds", "95 % bounds", lambda row: row.found, lambda it: f"{_signed(it.low)} .. {_signed(it.high)}"),
+    Column(
+        "bounds",
+        "95 % bounds",
+        lambda row: row.found,
+        lambda it: f"{_signed(it.low)} .. {_signed(it.high)}",
+    ),
     _of("found", "lost", "lost", as_count),
     _of("found", "gained", "gained", as_count),
     Column("texts_changed", "texts changed", lambda row: row.changed, as_percent),
@@ -119,9 +140,13 @@ def _level_rows(summary: QualitySummary) -> list[QualityRow]:
     noise = "the noise floor: what changes without load"
     rows = [QualityRow("1 and 1", summary.noise, summary.noise_texts_changed, alone, "", noise)]
     for one in summary.levels:
-        said, style = claim_words(one, summary.delta), _STYLES[one.claim]
-        name, claim = str(one.concurrency), one.claim.value
-        rows.append(QualityRow(name, one.difference, one.texts_changed, one.load, claim, said, style))
+        said = claim_words(one, summary.delta)
+        style = _STYLES[one.claim]
+        name = str(one.concurrency)
+        claim = one.claim.value
+        rows.append(
+            QualityRow(name, one.difference, one.texts_changed, one.load, claim, said, style)
+        )
     return rows
 
 
@@ -129,23 +154,33 @@ def _arm_rows(summary: QualitySummary) -> list[QualityRow]:
     return [
         QualityRow(name, arm=arm)
         for one in summary.levels
-        for name, arm in ((f"1 beside {one.concurrency}", one.base), (str(one.concurrency), one.load))
+        for name, arm in (
+            (f"1 beside {one.concurrency}", one.base),
+            (str(one.concurrency), one.load),
+        )
     ]
 
 
 def print_quality_tables(summary: QualitySummary) -> None:
-    """Print the levels, and each kind of failure apart; the claims are said in full below and in the report."""
+    """Print the levels, and each kind of failure apart; the claims are said in full below and in
+    the report.
+    """
     levels = (
-        "concurrency items~3 base_rate~1 rate difference bounds lost~4 gained~4 texts_changed~5 ttft_p50_ms~1 "
+        "concurrency items~3 base_rate~1 rate difference bounds lost~4 gained~4 "
+        "texts_changed~5 ttft_p50_ms~1 "
         "ttft_p95_ms~3 effective_tok_s~2 claim"
     )
     print_records(chosen(_COLUMNS, levels), _level_rows(summary))
     print()  # noqa: T201
     rows = _arm_rows(summary)
-    seen = {name for row in rows if row.arm for name, _ in row.arm.outcomes} | {VerdictOutcome.PASSED.value}
+    seen = {name for row in rows if row.arm for name, _ in row.arm.outcomes} | {
+        VerdictOutcome.PASSED.value
+    }
 
     def outcome(name: str) -> Column[QualityRow]:
-        return Column(name, name, lambda row: dict(row.arm.outcomes).get(name, 0) if row.arm else None)
+        return Column(
+            name, name, lambda row: dict(row.arm.outcomes).get(name, 0) if row.arm else None
+        )
 
     outcomes = [outcome(one.value) for one in VerdictOutcome if one.value in seen]
     print_records([*chosen(_COLUMNS, "concurrency requests~1"), *outcomes], rows)
@@ -153,9 +188,14 @@ def print_quality_tables(summary: QualitySummary) -> None:
 
 def level_table(summary: QualitySummary) -> Markup:
     """Return one row a level, those that were not walked among them."""
-    keys = "concurrency items pairs base_rate rate difference bounds lost gained texts_changed words"
+    keys = (
+        "concurrency items pairs base_rate rate difference bounds lost gained texts_changed words"
+    )
     stopped = any(level.claim is not Claim.HOLDS for level in summary.levels)
-    why = "not measured: a lower level already fails" if stopped else "not measured: the run ended first"
+    if stopped:
+        why = "not measured: a lower level already fails"
+    else:
+        why = "not measured: the run ended first"
     skipped = [QualityRow(str(skipped), words=why) for skipped in summary.skipped]
     measured = _level_rows(summary)[0 if summary.noise else 1 :]
     return html_table("Difference from C = 1", chosen(_COLUMNS, keys), [*measured, *skipped])
@@ -177,22 +217,32 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         bounds=_bounds(summary),
         levels=level_table(summary),
         arms=html_table(
-            "Latency and outcomes of the same requests", chosen(_COLUMNS, f"concurrency {keys}"), _arm_rows(summary)
+            "Latency and outcomes of the same requests",
+            chosen(_COLUMNS, f"concurrency {keys}"),
+            _arm_rows(summary),
         ),
     )
 
 
 def _bounds(summary: QualitySummary) -> str:
-    noise = "C = 1 against itself was not measured" if summary.noise is None else "grey: C = 1 against itself"
+    if summary.noise is None:
+        noise = "C = 1 against itself was not measured"
+    else:
+        noise = "grey: C = 1 against itself"
     return f"Vertical lines: one-sided 95 % bounds; {noise}"
 
 
 def headline(plan: TrialPlan, bank: Bank) -> str:
     requests = len(bank.items) * plan.repeats * (2 * len(plan.levels) + 1)
-    repeats = f", {plan.repeats} times each" if plan.repeats > 1 else ""
+    if plan.repeats > 1:
+        repeats = f", {plan.repeats} times each"
+    else:
+        repeats = ""
     return (
-        f"{bank.name}, {len(bank.items):,} items{repeats}; C={','.join(map(str, plan.levels))} against C=1; "
-        f"temperature {plan.temperature:g}; {requests:,} requests if every level passes; seed {plan.seed}"
+        f"{bank.name}, {len(bank.items):,} items{repeats}; "
+        f"C={','.join(map(str, plan.levels))} against C=1; "
+        f"temperature {plan.temperature:g}; {requests:,} requests if every level passes; "
+        f"seed {plan.seed}"
     )
 
 
@@ -204,7 +254,9 @@ def note_level(summary: QualitySummary) -> None:
 
 
 def quality_json(summary: QualitySummary) -> dict[str, Any]:
-    """Return all figures, with what was asked of whom; the answers and their verdicts are those of the run."""
+    """Return all figures, with what was asked of whom; the answers and their verdicts are those of
+    the run.
+    """
     with open_store(user_paths(os.environ).store, read_only=True) as store:
         run = store.run(summary.run_id)
     asked = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
@@ -226,7 +278,9 @@ def print_quality(summary: QualitySummary) -> None:
     print(conclusion(summary))  # noqa: T201
 
 
-EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
+EXIT_OK = 0
+EXIT_UNSHOWN = 1
+EXIT_LOST = 4
 
 
 def late_levels(run_id: str) -> list[str]:
@@ -236,7 +290,10 @@ def late_levels(run_id: str) -> list[str]:
         for sample in store.client_samples(run_id):
             late.setdefault(sample.level, []).append(sample.client_limited)
     return [
-        f"warning: the client was the limit at C={level}: fewer were in flight, and latency is better than it looks"
+        (
+            f"warning: the client was the limit at C={level}: fewer were in flight, and latency "
+            "is better than it looks"
+        )
         for level, found in sorted(late.items())
         if 2 * sum(found) > len(found)
     ]
@@ -246,4 +303,6 @@ def exit_code(summary: QualitySummary) -> int:
     if any(level.claim is Claim.LOST for level in summary.levels):
         return EXIT_LOST
     held = summary.levels and all(level.claim is Claim.HOLDS for level in summary.levels)
-    return EXIT_OK if held and not summary.skipped else EXIT_UNSHOWN
+    if held and not summary.skipped:
+        return EXIT_OK
+    return EXIT_UNSHOWN

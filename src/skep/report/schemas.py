@@ -1,4 +1,6 @@
-"""The JSON Schema of what `--json` prints, from documents.toml and the records that it names; also for docs/json.md."""
+"""The JSON Schema of what `--json` prints, from documents.toml and the records that it names; also
+for docs/json.md.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,19 @@ import msgspec
 
 from skep.errors import UserError
 
-PLAIN = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # here and in JSON Schema
+PLAIN = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+}  # here and in JSON Schema
 
 
 @cache
 def read_documents() -> dict[str, Any]:
-    return tomllib.loads(resources.files("skep.report").joinpath("documents.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        resources.files("skep.report").joinpath("documents.toml").read_text(encoding="utf-8")
+    )
 
 
 def document_names() -> list[str]:
@@ -36,7 +45,9 @@ def schema_of(command: str) -> dict[str, Any]:
 
 
 def schema_of_type(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a type as documents.toml writes it; `parts` gets the types that it refers to."""
+    """Return the schema of a type as documents.toml writes it; `parts` gets the types that it
+    refers to.
+    """
     if "|" in kind:
         return {"anyOf": [schema_of_type(one, parts) for one in kind.split("|")]}
     if kind.endswith("?"):
@@ -44,15 +55,22 @@ def schema_of_type(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
     if kind[0] in "[{":
         inner = schema_of_type(kind[1:-1], parts)
         is_list = kind[0] == "["
-        return {"type": "array", "items": inner} if is_list else {"type": "object", "additionalProperties": inner}
+        if is_list:
+            return {"type": "array", "items": inner}
+        return {"type": "object", "additionalProperties": inner}
     if kind == "any" or kind in PLAIN:
-        return {"type": PLAIN[kind]} if kind in PLAIN else {}
+        if kind in PLAIN:
+            return {"type": PLAIN[kind]}
+        return {}
     if kind not in parts:
         parts[kind] = {}  # it may hold itself
         types = read_documents()["type"]
         table = dict(types[kind])
         table = {**types.get(table.pop("like", ""), {}), **table}
-        properties = _fields_of(table.pop("of"), parts) if "of" in table else {}
+        if "of" in table:
+            properties = _fields_of(table.pop("of"), parts)
+        else:
+            properties = {}
         required = [*properties]
         for word, about in table.items():
             key, (own, _, meaning) = word.removesuffix("?"), about.partition(":")
@@ -60,7 +78,11 @@ def schema_of_type(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
             properties[key] |= {"description": meaning.strip()} if meaning else {}
             required += [key] if word == key and key not in required else []
         is_open = properties.pop("*", None) is not None
-        parts[kind] = {"type": "object", "properties": properties, "required": [one for one in required if one != "*"]}
+        parts[kind] = {
+            "type": "object",
+            "properties": properties,
+            "required": [one for one in required if one != "*"],
+        }
         parts[kind] |= {"additionalProperties": True} if is_open else {}
     return {"$ref": f"#/$defs/{kind}"}
 
@@ -69,7 +91,11 @@ def _fields_of(path: str, parts: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a record, "MODULE.CLASS" below skep."""
     module, _, name = path.rpartition(".")
     record = getattr(import_module(f"skep.{module}"), name)
-    hook = {"schema_hook": lambda _kind: {"type": "string"}, "ref_template": "#/$defs/{name}"}  # of a path
+    # Of a path.
+    hook = {
+        "schema_hook": lambda _kind: {"type": "string"},
+        "ref_template": "#/$defs/{name}",
+    }
     _, found = msgspec.json.schema_components([record], **hook)  # type: ignore[arg-type]
     for title, one in found.items():
         if "properties" in one:  # what is printed has all fields, also those with a default

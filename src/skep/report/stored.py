@@ -1,4 +1,6 @@
-"""Stored runs as pages, for `skep runs report` and the dashboard: which report draws which kind of run."""
+"""Stored runs as pages, for `skep runs report` and the dashboard: which report draws which kind of
+run.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
         from skep.report.comparison import comparison_page
 
         loaded = [load_run(store, run.id) for run in runs]
-        return comparison_page([(run, summary) for run, summary, _ in loaded], comparisons_of(store, loaded))
+        return comparison_page(
+            [(run, summary) for run, summary, _ in loaded], comparisons_of(store, loaded)
+        )
     from skep.report.sweep import sweep_page
 
     _, summary, rows = load_run(store, run.id)
@@ -48,7 +52,9 @@ def drawn(store: Store, runs: Sequence[StoredRun]) -> str:
 
 
 def comparisons_of(store: Store, loaded: Sequence[LoadedRun]) -> list[Comparison]:
-    """Of the second against the first; empty where their levels are not of one kind, or there are not two."""
+    """Of the second against the first; empty where their levels are not of one kind, or there are
+    not two.
+    """
     if len(loaded) != 2:
         return []
     (a, summary_a, rows_a), (b, summary_b, rows_b) = loaded
@@ -69,7 +75,9 @@ def quality_of(store: Store, run: StoredRun) -> QualitySummary:
     rows = store.requests(run.id)
     if not any(row.level for row in rows):
         raise nothing_measured(run)
-    return summary_of_run(run, rows, store.verdicts(run.id), store.level_facts(run.id), store.items(run.id))
+    return summary_of_run(
+        run, rows, store.verdicts(run.id), store.level_facts(run.id), store.items(run.id)
+    )
 
 
 def mixed_of(store: Store, run: StoredRun) -> MixedSummary:

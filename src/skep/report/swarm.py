@@ -1,4 +1,6 @@
-"""A swarm's run in tables and figures, each described once: for the terminal, the page and JSON; and its page."""
+"""A swarm's run in tables and figures, each described once: for the terminal, the page and JSON;
+and its page.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,16 @@ from skep.swarm.records import (
     TaskResult,
 )
 from skep.swarm.summary import Account, SwarmStory
-from skep.units import fact_list, format_seconds, milliseconds, number, one_line, printable, public_name, seconds
+from skep.units import (
+    fact_list,
+    format_seconds,
+    milliseconds,
+    number,
+    one_line,
+    printable,
+    public_name,
+    seconds,
+)
 
 ROWS_SHOWN = 30
 _MOST_FAILURES = 200
@@ -33,11 +44,15 @@ short = partial(one_line, longest=160)
 
 def _remark(run: SwarmRun) -> str:
     sessions = f"{run.sessions} sessions" if run.sessions > 1 else ""
-    return ", ".join(filter(None, (short(run.error), sessions, "simulated" if run.simulated else "")))
+    return ", ".join(
+        filter(None, (short(run.error), sessions, "simulated" if run.simulated else ""))
+    )
 
 
 def _error(attempt: Attempt) -> str:
-    return short(f"{attempt.error_kind}: {attempt.error or ''}") if attempt.error_kind else ""
+    if attempt.error_kind:
+        return short(f"{attempt.error_kind}: {attempt.error or ''}")
+    return ""
 
 
 RUNS: Sequence[Column[SwarmRun]] = (
@@ -49,7 +64,9 @@ RUNS: Sequence[Column[SwarmRun]] = (
     Column("failed", "failed", lambda run: run.counts.failed),
     Column("left", "left", lambda run: run.counts.left),
     Column("model", "model", lambda run: run.model, rank=4, right=False),
-    Column("name", "name", lambda run: run.name, partial(one_line, longest=40), rank=1, right=False),
+    Column(
+        "name", "name", lambda run: run.name, partial(one_line, longest=40), rank=1, right=False
+    ),
     Column("url", "url", lambda run: run.url, rank=5, right=False),
     Column("remark", "note", _remark, rank=2, right=False),
 )
@@ -59,7 +76,9 @@ FAILURES: Sequence[Column[TaskResult]] = (
     Column("kind", "kind", lambda one: one.error_kind, right=False),
     Column("message", "error", lambda one: one.error, short, right=False, style="wide"),
 )
-_LAST_ANSWER = Column[TaskResult]("answer", "last answer", lambda one: one.answer, short, right=False, style="note")
+_LAST_ANSWER = Column[TaskResult](
+    "answer", "last answer", lambda one: one.answer, short, right=False, style="note"
+)
 ATTEMPTS: Sequence[Column[Attempt]] = (
     Column("number", "attempt", lambda one: one.number),
     Column("why", "why", lambda one: one.why.value, rank=1, right=False),
@@ -75,21 +94,37 @@ Figures = list[tuple[str, str]]
 
 def figures(account: Account) -> Figures:
     """Return the account in words. What is not known, and what did not happen, has no line."""
-    counts = f"{account.done} done, {account.failed} failed, {account.left} left of {account.tasks}"
-    wall = [seconds(account.wall_s)] if account.wall_s is not None else []
+    counts = (
+        f"{account.done} done, {account.failed} failed, {account.left} left of {account.tasks}"
+    )
+    if account.wall_s is not None:
+        wall = [seconds(account.wall_s)]
+    else:
+        wall = []
     if account.sessions > 1:
         wall.append(f"in {account.sessions} sessions, the time between them not counted")
     if account.down_s:
         wall.append(f"endpoint down for {seconds(account.down_s)}")
-    tokens = [f"{account.prompt_tokens:,} prompt"] if account.prompt_tokens is not None else []
+    if account.prompt_tokens is not None:
+        tokens = [f"{account.prompt_tokens:,} prompt"]
+    else:
+        tokens = []
     tokens += [f"{account.output_tokens:,} output"] if account.output_tokens is not None else []
     if account.wasted_output_tokens:
         tokens.append(f"{account.wasted_output_tokens:,} more without a result")
     if account.tokens_unknown:
         tokens.append(f"{account.tokens_unknown} tasks without a token count")
     lines = [
-        ("tasks", f"{counts}; {account.retried} tried more than once" if account.retried else counts),
-        ("attempts", f"{account.attempts}, {account.wasted} of them without a result" if account.wasted else ""),
+        (
+            "tasks",
+            f"{counts}; {account.retried} tried more than once" if account.retried else counts,
+        ),
+        (
+            "attempts",
+            f"{account.attempts}, {account.wasted} of them without a result"
+            if account.wasted
+            else "",
+        ),
         ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors)),
         ("cut off", cut_off_words(account)),
         ("wall time", ", ".join(wall)),
@@ -97,7 +132,10 @@ def figures(account: Account) -> Figures:
         ("first token", _spread(account.ttft_s)),
         ("agents", "" if account.agents_mean is None else _at_once(account)),
         ("tokens", ", ".join(tokens)),
-        ("effective", "" if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"),
+        (
+            "effective",
+            "" if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s",
+        ),
     ]
     return [(title, text) for title, text in lines if text]
 
@@ -105,12 +143,17 @@ def figures(account: Account) -> Figures:
 def cut_off_words(account: Account) -> str:
     if not account.truncated:
         return ""
-    answers = "1 answer was" if account.truncated == 1 else f"{account.truncated} answers were"
+    if account.truncated == 1:
+        answers = "1 answer was"
+    else:
+        answers = f"{account.truncated} answers were"
     return f"{answers} cut off at the token limit"
 
 
 def _spread(some: Percentiles | None) -> str:
-    return "" if some is None else f"median {seconds(some.p50)}, p95 {seconds(some.p95)}"
+    if some is None:
+        return ""
+    return f"median {seconds(some.p50)}, p95 {seconds(some.p95)}"
 
 
 def _at_once(account: Account) -> str:
@@ -132,14 +175,24 @@ def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
 
 
 def task_lines(task: Task) -> list[str]:
-    """Return what a task asks, line by line. A message may be made of parts, some of them pictures."""
+    """Return what a task asks, line by line.
+
+    A message may be made of parts, some of them pictures.
+    """
     lines = [f"task {short(task.id)}"]
     for message in task.messages:
         content = message.get("content")
         if isinstance(content, list):
-            parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
+            parts = [
+                part.get("text") or f"[{part.get('type')}]"
+                for part in content
+                if isinstance(part, dict)
+            ]
             content = "\n".join(map(str, parts))
-        lines += [f"  {message.get('role', '?')}:", *_indented("" if content is None else str(content))]
+        lines += [
+            f"  {message.get('role', '?')}:",
+            *_indented("" if content is None else str(content)),
+        ]
     wants = [one for one in to_builtins(task).items() if one[0] not in ("id", "messages", "stage")]
     return [*lines, *(f"  {name}: {short(str(value))}" for name, value in wants)]
 
@@ -153,16 +206,28 @@ def result_lines(result: TaskResult | None) -> list[str]:
     """Return what came of a task, line by line."""
     if result is None:
         return ["no result yet"]
-    fault = f": {result.error_kind}: {short(result.error)}" if result.error_kind else ""
-    cut = ", cut at its token limit" if result.finish_reason == "length" else ""
-    head = f"{result.ending.value} after {result.tries} {'try' if result.tries == 1 else 'tries'}{cut}{fault}"
+    if result.error_kind:
+        fault = f": {result.error_kind}: {short(result.error)}"
+    else:
+        fault = ""
+    if result.finish_reason == "length":
+        cut = ", cut at its token limit"
+    else:
+        cut = ""
+    head = (
+        f"{result.ending.value} after {result.tries} "
+        f"{'try' if result.tries == 1 else 'tries'}{cut}{fault}"
+    )
     return [head, *_indented(result.answer or "")]
 
 
 def split_lines(split: GoalSplit, *, merge: bool) -> list[str]:
     """Return how a goal was split, line by line."""
     sizes = split.sizes
-    count = "1 task" if len(split.parts) == 1 else f"{len(split.parts):,} tasks"
+    if len(split.parts) == 1:
+        count = "1 task"
+    else:
+        count = f"{len(split.parts):,} tasks"
     who = "the model" if split.by_model else "rule"
     lines = [f"{count}, split by {who}" + (f" ({one_line(split.why, 300)})" if split.why else "")]
     for part in split.parts[:ROWS_SHOWN]:
@@ -170,21 +235,38 @@ def split_lines(split: GoalSplit, *, merge: bool) -> list[str]:
         more = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
         tokens = int(part.chars / sizes.chars_per_token)
         about = f"{refs[0]}{more}, " if refs else ""
-        lines.append(f"  {one_line(part.id, 40)}: {one_line(part.objective, 70)}; {about}{tokens:,} tokens")
+        lines.append(
+            f"  {one_line(part.id, 40)}: {one_line(part.objective, 70)}; {about}{tokens:,} tokens"
+        )
     if len(split.parts) > ROWS_SHOWN:
         lines.append(f"  and {len(split.parts) - ROWS_SHOWN} more")
     prompts = int(sum(part.chars for part in split.parts) / sizes.chars_per_token)
     answers = "merged" if merge else "one after the other"
     most = len(split.parts) * sizes.answer_tokens
-    return [*lines, f"about {prompts:,} prompt tokens and at most {most:,} output tokens; the answers: {answers}"]
+    return [
+        *lines,
+        (
+            f"about {prompts:,} prompt tokens and at most {most:,} output tokens; the answers: "
+            f"{answers}"
+        ),
+    ]
 
 
 def end_lines(account: Account, output: str | None) -> list[str]:
     """Return the end of a run in a few lines, the next command last."""
-    wall = "" if account.wall_s is None else f" in {seconds(account.wall_s)}"
-    speed = "" if account.effective_tok_s is None else f", {number(account.effective_tok_s)} tok/s"
+    if account.wall_s is None:
+        wall = ""
+    else:
+        wall = f" in {seconds(account.wall_s)}"
+    if account.effective_tok_s is None:
+        speed = ""
+    else:
+        speed = f", {number(account.effective_tok_s)} tok/s"
     simulated = " (simulated)" if account.simulated else ""
-    cut_off = f"; {cut_off_words(account)}, see --max-tokens" if account.truncated else ""
+    if account.truncated:
+        cut_off = f"; {cut_off_words(account)}, see --max-tokens"
+    else:
+        cut_off = ""
     lines = [f"{account.done} of {account.tasks} tasks done{wall}{speed}{simulated}{cut_off}"]
     if output is not None:
         lines.append(f"results: {output}")
@@ -192,31 +274,43 @@ def end_lines(account: Account, output: str | None) -> list[str]:
     if account.failed:
         kinds = ", ".join(f"{kind} {count}x" for kind, count in account.errors[:3])
         lines.append(f"{account.failed} failed" + (f" (errors met: {kinds})" if kinds else ""))
-        lines.append(f"{show} shows why, `skep swarm run --failed-of {account.run}` runs them again")
+        lines.append(
+            f"{show} shows why, `skep swarm run --failed-of {account.run}` runs them again"
+        )
     elif account.state is SwarmRunState.DONE:
-        lines.append(f"{show} shows the summary, `skep swarm report {account.run}` writes a report")
+        lines.append(
+            f"{show} shows the summary, `skep swarm report {account.run}` writes a report"
+        )
     return lines
 
 
 def headline(account: Account) -> str:
     """ "50 tasks in 70 s"; as much of it as is known."""
     tasks = f"{as_count(account.tasks)} task{'' if account.tasks == 1 else 's'}"
-    what = tasks if account.done == account.tasks else f"{account.done} of {tasks}"
+    if account.done == account.tasks:
+        what = tasks
+    else:
+        what = f"{account.done} of {tasks}"
     if account.wall_s is None:
         return f"{what} done; the run has not started"
     told = f"{what} in {seconds(account.wall_s)}"
-    return f"{told}, simulated" if account.simulated else told
+    if account.simulated:
+        return f"{told}, simulated"
+    return told
 
 
 def run_title(account: Account) -> str:
     title = one_line(account.name, 140) or "Swarm run"
-    return f"{title} (simulated)" if account.simulated else title
+    if account.simulated:
+        return f"{title} (simulated)"
+    return title
 
 
 def swarm_page(story: SwarmStory) -> str:
     from skep.report.page import render
 
-    account, run = story.account, story.run
+    account = story.account
+    run = story.run
     return render(
         "swarm_page.html",
         kind="a goal, split over files" if account.kind == "ask" else "a list of tasks",
@@ -233,9 +327,12 @@ def swarm_main(story: SwarmStory) -> Markup:
     """Return everything below the title, without its frame."""
     from skep.report.page import render
 
-    account, run = story.account, story.run
+    account = story.account
+    run = story.run
     hidden = ("output", "ask")  # a page is made to be passed on
-    shown = {key: value for key, value in run.config.items() if value is not None and key not in hidden}
+    shown = {
+        key: value for key, value in run.config.items() if value is not None and key not in hidden
+    }
     return render(
         "swarm_main.html",
         story=story,
@@ -246,48 +343,81 @@ def swarm_main(story: SwarmStory) -> Markup:
         failures=(*FAILURES, _LAST_ANSWER),
         most=_MOST_FAILURES,
         one_line=one_line,
-        groups=[("Account", figures(account)), ("Asked for", [("run", run.id), *fact_list(shown)])],
+        groups=[
+            ("Account", figures(account)),
+            ("Asked for", [("run", run.id), *fact_list(shown)]),
+        ],
     )
 
 
-SHOWN_FAILURES, NEWS_SHOWN = 20, 3
-BAR, LANE_BAR, LONGEST_TASK = 40, 24, 32
+SHOWN_FAILURES = 20
+NEWS_SHOWN = 3
+BAR = 40
+LANE_BAR = 24
+LONGEST_TASK = 32
 
 
 def print_capitals(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
     print_records([replace(one, title=one.title.upper()) for one in columns], records)
 
 
-def frame(progress: SwarmProgress, page: Page, title: str, deadline_s: float | None = None) -> list[Line]:
+def frame(
+    progress: SwarmProgress, page: Page, title: str, deadline_s: float | None = None
+) -> list[Line]:
     """Agents that find no place on the page are counted."""
     lines = [[(title, "bold")], *_totals(progress, page)]
-    lines += page.wrapped(down_words(progress, deadline_s), "bold red") if progress.down_s is not None else []
-    news = [line for text in progress.last[-NEWS_SHOWN:] for line in page.wrapped(text, BETWEEN)[:2]]
-    room = None if page.height is None else page.height - len(lines) - len(news) - 3
+    lines += (
+        page.wrapped(down_words(progress, deadline_s), "bold red")
+        if progress.down_s is not None
+        else []
+    )
+    news = [
+        line for text in progress.last[-NEWS_SHOWN:] for line in page.wrapped(text, BETWEEN)[:2]
+    ]
+    if page.height is None:
+        room = None
+    else:
+        room = page.height - len(lines) - len(news) - 3
     lanes = sorted(progress.lanes, key=lambda lane: lane.agent)
-    shown = lanes if room is None or len(lanes) <= room else lanes[: max(0, room - 1)]
+    if room is None or len(lanes) <= room:
+        shown = lanes
+    else:
+        shown = lanes[: max(0, room - 1)]
     if shown:
         lines += [[], *_lanes(shown, page)]
     if len(shown) < len(lanes):
-        lines.append([(f"{len(lanes) - len(shown)} more at work: a taller window shows them", "dim")])
+        lines.append(
+            [(f"{len(lanes) - len(shown)} more at work: a taller window shows them", "dim")]
+        )
     return [*lines, [], *news] if news else lines
 
 
 def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
     left = progress.total - progress.done - progress.failed
-    counts = f"{progress.done:,} done, {progress.failed:,} failed, {left:,} left of {progress.total:,}"
+    counts = (
+        f"{progress.done:,} done, {progress.failed:,} failed, {left:,} left of {progress.total:,}"
+    )
     wide = max(10, min(BAR, page.width - len(counts) - 4))
     cells = bar_cells((progress.done, progress.failed, left), progress.total, wide)
     bar: Line = [("━╳─"[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
-    retried = f", {progress.retried:,} tried again" if progress.retried else ""
+    if progress.retried:
+        retried = f", {progress.retried:,} tried again"
+    else:
+        retried = ""
     speed = f"{speed_words(progress)}, {progress.output_tokens:,} tokens{retried}"
-    eta = "" if progress.left_s is None else f", about {format_seconds(progress.left_s)} left"
+    if progress.left_s is None:
+        eta = ""
+    else:
+        eta = f", about {format_seconds(progress.left_s)} left"
     why = f": {progress.limit_why}" if progress.limit_why else ""
     return [
         [*bar, (f"  {counts}", "")],
         [("speed   ", "bold"), (speed, "")],
         [("time    ", "bold"), (f"{format_seconds(progress.elapsed_s)} so far{eta}", "")],
-        [("agents  ", "bold"), (f"{progress.in_flight} at work, {progress.limit} allowed{why}", "")],
+        [
+            ("agents  ", "bold"),
+            (f"{progress.in_flight} at work, {progress.limit} allowed{why}", ""),
+        ],
     ]
 
 
@@ -301,5 +431,11 @@ def _lanes(lanes: list[Lane], page: Page) -> list[Line]:
         name = padded(cleaned(lane.task), max(4, names))
         again = f"  try {lane.number}" if lane.number > 1 else ""
         style = "green" if lane.reads else "dim"  # grey until its first token
-        rows.append([(f"{lane.agent:>5}  {name}  {format_seconds(lane.since_s):>11}  ", ""), (bar, style), (again, "")])
+        rows.append(
+            [
+                (f"{lane.agent:>5}  {name}  {format_seconds(lane.since_s):>11}  ", ""),
+                (bar, style),
+                (again, ""),
+            ]
+        )
     return rows

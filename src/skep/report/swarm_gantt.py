@@ -16,7 +16,9 @@ from skep.units import number, printable, seconds, shortened
 
 MOST_BARS = 5000  # attempts; of more there is no picture
 _WIDE_PX = 1006
-_LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
+_LANE_PX = 20.0
+_LANE_LEAST_PX = 5.0
+_LANES_PX = 660.0
 OUTCOME_WORDS = {
     AttemptOutcome.DONE: "done",
     AttemptOutcome.FAILED: "failed",
@@ -24,12 +26,22 @@ OUTCOME_WORDS = {
     AttemptOutcome.SUPERSEDED: "the other attempt finished first",
     AttemptOutcome.CANCELLED: "cancelled",
 }
-_QUEUED, _WAITING, _STREAMING = "in the gateway's queue", "waiting for the first token", "streaming the answer"
-_PARTS = (_QUEUED, _WAITING, _STREAMING, *(words for words in OUTCOME_WORDS.values() if words != "done"))
+_QUEUED = "in the gateway's queue"
+_WAITING = "waiting for the first token"
+_STREAMING = "streaming the answer"
+_PARTS = (
+    _QUEUED,
+    _WAITING,
+    _STREAMING,
+    *(words for words in OUTCOME_WORDS.values() if words != "done"),
+)
 
 
 class WorkingTime(msgspec.Struct, frozen=True):
-    """The axis: seconds of the sessions that lasted, one after the other. What lies between them is cut out."""
+    """The axis: seconds of the sessions that lasted, one after the other.
+
+    What lies between them is cut out.
+    """
 
     spans: tuple[SessionSpan, ...]
 
@@ -43,7 +55,9 @@ class WorkingTime(msgspec.Struct, frozen=True):
     def x(self, session: int, at: float) -> float | None:
         """None where the session is not drawn, as it lasted no time at all."""
         span = next((one for one in self.spans if one.session == session), None)
-        return None if span is None else self.begin(span) + min(max(at - span.started_at, 0.0), span.seconds)
+        if span is None:
+            return None
+        return self.begin(span) + min(max(at - span.started_at, 0.0), span.seconds)
 
 
 def working_time(spans: Sequence[SessionSpan]) -> WorkingTime | None:
@@ -55,14 +69,19 @@ def working_time(spans: Sequence[SessionSpan]) -> WorkingTime | None:
 def gantt_element(story: SwarmStory) -> Markup | None:
     """Return an `<svg>` element that takes the width it is given; None where nothing was tried."""
     drawn = gantt_spec(story)
-    return picture({**drawn, "padding": 0}, picture_words(story)) if drawn else None
+    if drawn:
+        return picture({**drawn, "padding": 0}, picture_words(story))
+    return None
 
 
 def picture_words(story: SwarmStory) -> str:
     """For a reader who sees no picture."""
     account = story.account
     lanes = len({one.agent for one in story.attempts})
-    told = f"{len(story.attempts)} attempts at {account.tasks} tasks by {lanes} agents in {seconds(account.wall_s)}"
+    told = (
+        f"{len(story.attempts)} attempts at {account.tasks} tasks by {lanes} agents in "
+        f"{seconds(account.wall_s)}"
+    )
     return f"{told}; {account.done} done, {account.failed} failed"
 
 
@@ -75,7 +94,13 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
     bars = [row for one in story.attempts for row in _bars(one, time)]
     pauses = _pauses(time)
     each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
-    unit, step = ("hours", 3600) if time.seconds > 10_800 else ("minutes", 60) if time.seconds > 600 else ("seconds", 1)
+    unit, step = (
+        ("hours", 3600)
+        if time.seconds > 10_800
+        else ("minutes", 60)
+        if time.seconds > 600
+        else ("seconds", 1)
+    )
     named = pauses if len(pauses) < 8 else []
     data = {"bars": bars, "downs": _downs(story, time), "pauses": pauses, "named_pauses": named}
     return drawing(
@@ -97,7 +122,13 @@ def _downs(story: SwarmStory, time: WorkingTime) -> list[Spec]:
         left, right = (time.x(one.session, at) or 0.0 for at in (one.started_at, one.ended_at))
         tip = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
         tip += f": {shortened(one.why, 140)}" if one.why else ""
-        rows.append({"x": left, "x2": max(right, left + 2 * time.seconds / _WIDE_PX), "tip": printable(tip)})
+        rows.append(
+            {
+                "x": left,
+                "x2": max(right, left + 2 * time.seconds / _WIDE_PX),
+                "tip": printable(tip),
+            }
+        )
     return rows
 
 
@@ -113,18 +144,35 @@ def _pauses(time: WorkingTime) -> list[Spec]:
 
 
 def _bars(one: Attempt, time: WorkingTime) -> Iterator[Spec]:
-    """Yield the parts of a bar, each long enough to be seen. Of one that is done, its queue and its wait are apart."""
-    left, right = time.x(one.session, one.started_at), time.x(one.session, one.ended_at)
+    """Yield the parts of a bar, each long enough to be seen.
+
+    Of one that is done, its queue and its wait are apart.
+    """
+    left = time.x(one.session, one.started_at)
+    right = time.x(one.session, one.ended_at)
     if left is None or right is None:
         return
     least = time.seconds / _WIDE_PX
     right = max(right, left + 1.6 * least)
     ends = [(left, right, OUTCOME_WORDS[one.outcome])]
     if one.outcome is AttemptOutcome.DONE:
-        queue = min(max(time.x(one.session, one.started_at + (one.queued_ms or 0.0) / 1000) or left, left), right)
-        token = time.x(one.session, one.first_token_at) if one.first_token_at is not None else None
-        begin = queue if token is None else min(max(token, queue), right)
-        ends = [(left, queue, _QUEUED), (queue, begin, _WAITING), (begin, max(right, begin + least), _STREAMING)]
+        queue = min(
+            max(time.x(one.session, one.started_at + (one.queued_ms or 0.0) / 1000) or left, left),
+            right,
+        )
+        if one.first_token_at is not None:
+            token = time.x(one.session, one.first_token_at)
+        else:
+            token = None
+        if token is None:
+            begin = queue
+        else:
+            begin = min(max(token, queue), right)
+        ends = [
+            (left, queue, _QUEUED),
+            (queue, begin, _WAITING),
+            (begin, max(right, begin + least), _STREAMING),
+        ]
     tip = printable(attempt_words(one))
     for x, x2, part in ends:
         if x2 - x > 0.3 * least:
@@ -134,13 +182,17 @@ def _bars(one: Attempt, time: WorkingTime) -> Iterator[Spec]:
 def attempt_words(attempt: Attempt) -> str:
     """Return what one reads when the pointer rests on it."""
     lasted = max(0.0, attempt.ended_at - attempt.started_at)
-    parts = [f"{shortened(attempt.task, 60)}: {OUTCOME_WORDS[attempt.outcome]} after {seconds(lasted)}"]
+    parts = [
+        f"{shortened(attempt.task, 60)}: {OUTCOME_WORDS[attempt.outcome]} after {seconds(lasted)}"
+    ]
     if attempt.number > 1:
         parts.append(f"attempt {attempt.number}, {attempt.why.value}")
     if attempt.queued_ms:
         parts.append(f"queued {seconds(attempt.queued_ms / 1000)}")
     if attempt.first_token_at is not None:
-        parts.append(f"first token after {seconds(max(0.0, attempt.first_token_at - attempt.started_at))}")
+        parts.append(
+            f"first token after {seconds(max(0.0, attempt.first_token_at - attempt.started_at))}"
+        )
     if attempt.output_tokens is not None:
         parts.append(f"{number(attempt.output_tokens, digits=0)} tokens")
     if attempt.replica:

@@ -1,4 +1,7 @@
-"""The report of a sweep: one page, and one picture for a README. Other reports of stored runs share its frame."""
+"""The report of a sweep: one page, and one picture for a README.
+
+Other reports of stored runs share its frame.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +17,52 @@ from skep.bench.stored_run import TIMED
 from skep.report import charts
 from skep.report.columns import Column, present
 from skep.report.page import html_table, render
-from skep.report.sweep_text import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
+from skep.report.sweep_text import (
+    best_level,
+    check_sentences,
+    clock_figure,
+    left_out_sentences,
+    level_columns,
+)
 from skep.store.records import Request, StoredRun
 
 TITLES = {"serial-vs-swarm": "serial against swarm", "open": "arrivals at a rate"}
 # Of levels, by name: caption, and the keys of its columns.
 _TABLES = {
-    "levels": """All levels of the sweep: concurrency requests failed effective_tok_s spread plateau_tok_s task_tok_s
-        contention_pct ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms engine_tok_s
-        wall_s counted notes""",
-    "requests": """Requests by level: concurrency prompt_tokens_mean output_tokens_mean cached_prompt_share prompt_tok_s
-        combined_tok_s
-        gap_p50_ms gap_p99_ms total_p50_ms total_p95_ms queued_p50_ms queued_p95_ms delivered_share
-        ended failed_by""",
-    "energy": "Energy by level: concurrency joules_per_token joules mean_w max_w slowed measured_by",
+    "levels": """All levels of the sweep: concurrency requests failed effective_tok_s spread
+        plateau_tok_s task_tok_s contention_pct ttft_p50_ms ttft_p95_ms ttft_p99_ms
+        tpot_p50_ms tpot_p95_ms engine_tok_s wall_s counted notes""",
+    "requests": """Requests by level: concurrency prompt_tokens_mean output_tokens_mean
+        cached_prompt_share prompt_tok_s combined_tok_s gap_p50_ms gap_p99_ms
+        total_p50_ms total_p95_ms queued_p50_ms queued_p95_ms delivered_share ended failed_by""",
+    "energy": (
+        "Energy by level: concurrency joules_per_token joules mean_w max_w slowed measured_by"
+    ),
 }
 _TIMED = (
-    "requests failed effective_tok_s ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms total_p95_ms "
+    "requests failed effective_tok_s ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms "
+    "tpot_p95_ms total_p95_ms "
     "queued_p50_ms task_tok_s"
 )
 
 
 def level_table(name: str, levels: Sequence[LevelSummary]) -> Markup | None:
-    """Return one of the tables of levels, the best one tinted; None where nothing of it is known."""
+    """Return one of the tables of levels, the best one tinted;
+    None where nothing of it is known.
+    """
     caption, _, keys = _TABLES[name].partition(": ")
     columns = present(level_columns(keys), levels)
     best = best_level(levels) if name == "levels" else None
     tinted = [place for place, level in enumerate(levels) if level is best]
-    return html_table(caption, columns, levels, tinted) if levels and len(columns) > 1 else None
+    if levels and len(columns) > 1:
+        return html_table(caption, columns, levels, tinted)
+    return None
 
 
 def run_report(template: str, run: StoredRun, kind: str, name: str, **values: Any) -> str:
-    """Return the report of a stored run: the template's figures between where it was made and how it was measured."""
+    """Return the report of a stored run: the template's figures between where it was made and how
+    it was measured.
+    """
     footer = f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"
     usual = {"about": "", "terms_kind": "sweep"}
     frame = {"run": run, "kind": kind, "name": name, "title": heading(run), "footer": footer}
@@ -54,7 +71,8 @@ def run_report(template: str, run: StoredRun, kind: str, name: str, **values: An
 
 def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
     """Of levels of concurrency, or of rates."""
-    levels, timed = summary.levels, run.kind in TIMED
+    levels = summary.levels
+    timed = run.kind in TIMED
     return run_report(
         "timed_page.html" if timed else "sweep_page.html",
         run,
@@ -74,7 +92,9 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
 
 
 def heading(run: StoredRun) -> str:
-    return f"{run.model} (simulated)" if run.simulated else run.model
+    if run.simulated:
+        return f"{run.model} (simulated)"
+    return run.model
 
 
 def rate_table(run: StoredRun, levels: Sequence[LevelSummary]) -> Markup:
@@ -91,4 +111,6 @@ def level_name(run: StoredRun, level: int) -> str:
     rates = run.config.get("rates")
     if run.kind == "open" and isinstance(rates, list):
         return f"{rates[level - 1]:g} requests/s"
-    return "all traffic" if run.kind in TIMED else f"C={level}"
+    if run.kind in TIMED:
+        return "all traffic"
+    return f"C={level}"

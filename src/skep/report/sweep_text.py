@@ -1,4 +1,6 @@
-"""The figures of a sweep's levels, each described once for terminals, pages and files, and what is said of them."""
+"""The figures of a sweep's levels, each described once for terminals, pages and files, and what is
+said of them.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,32 @@ from skep.report.columns import Column, as_count, as_percent, at, chosen, print_
 from skep.report.terminal import note
 from skep.stats.turning import Turning
 from skep.store.records import Request
-from skep.units import UNKNOWN, Interval, format_seconds, known, milliseconds, number, percent, seconds
+from skep.units import (
+    UNKNOWN,
+    Interval,
+    format_seconds,
+    known,
+    milliseconds,
+    number,
+    percent,
+    seconds,
+)
 
 COLD = 0.05  # the share of the prompts' tokens that a cache held
 _LevelColumn = Column[LevelSummary]
 
 
-def _figure(name: str, title: str, key: str = "", text: Callable[[Any], str] = number, **more: Any) -> _LevelColumn:
+def _figure(
+    name: str, title: str, key: str = "", text: Callable[[Any], str] = number, **more: Any
+) -> _LevelColumn:
     return Column(key or name, title, lambda level: getattr(level, name), text, **more)
 
 
 def _percentiles(name: str, title: str, **more: Any) -> Iterator[_LevelColumn]:
     for part in ("p50", "p95", "p99", "mean"):
         group = (title[0].upper() + title[1:], part)
-        value, key = at(f"{name}_ms.{part}"), f"{name}_{part}_ms"
+        value = at(f"{name}_ms.{part}")
+        key = f"{name}_{part}_ms"
         yield Column(key, f"{title} {part}", value, number, unit=" ms", group=group, **more)
 
 
@@ -40,8 +54,12 @@ def _bounds(name: str, key: str) -> Iterator[_LevelColumn]:
         yield Column(key.format(part), f"95 % {part}", at(f"{name}_interval.{part}"))
 
 
-def _energy(part: str, title: str, text: Callable[[Any], str] = number, **more: Any) -> _LevelColumn:
-    return Column(part, title, at(f"energy.{part}"), text, group=("GPUs", title), optional=True, **more)
+def _energy(
+    part: str, title: str, text: Callable[[Any], str] = number, **more: Any
+) -> _LevelColumn:
+    return Column(
+        part, title, at(f"energy.{part}"), text, group=("GPUs", title), optional=True, **more
+    )
 
 
 def _listed(counts: Sequence[tuple[str, int]]) -> str:
@@ -74,10 +92,35 @@ LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
     *_percentiles("gap", "gap", optional=True),
     *_percentiles("total", "total", optional=True),
     *_percentiles("queued", "queued", optional=True),
-    _figure("prompt_tokens", "tokens in", "prompt_tokens_mean", group=("Tokens, mean", "in"), optional=True),
-    _figure("output_tokens_each", "tokens out", "output_tokens_mean", group=("Tokens, mean", "out"), optional=True),
-    _figure("cached_prompt_share", "cached", text=as_percent, group=("Cached", "of prompt"), optional=True),
-    _figure("delivered", "in flight", "delivered_share", as_percent, group=("In flight", "of C"), optional=True),
+    _figure(
+        "prompt_tokens",
+        "tokens in",
+        "prompt_tokens_mean",
+        group=("Tokens, mean", "in"),
+        optional=True,
+    ),
+    _figure(
+        "output_tokens_each",
+        "tokens out",
+        "output_tokens_mean",
+        group=("Tokens, mean", "out"),
+        optional=True,
+    ),
+    _figure(
+        "cached_prompt_share",
+        "cached",
+        text=as_percent,
+        group=("Cached", "of prompt"),
+        optional=True,
+    ),
+    _figure(
+        "delivered",
+        "in flight",
+        "delivered_share",
+        as_percent,
+        group=("In flight", "of C"),
+        optional=True,
+    ),
     _figure("client_limited", "client-limited", text=str),
     Column("finish_reasons", "ended by", lambda level: _listed(level.finish_reasons), right=False),
     Column("errors", "failed by", lambda level: _listed(level.errors), right=False),
@@ -85,9 +128,15 @@ LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
     _energy("joules_per_token", "J/token", partial(number, digits=2)),
     _energy("mean_w", "mean W"),
     _energy("max_w", "max W"),
-    Column("throttled", "throttled", lambda level: None if level.energy is None else ";".join(level.energy.throttled)),
     Column(
-        "disagreements", "clocks", lambda level: "; ".join(f"{one.clock.value}: {one.cause}" for one in level.clocks)
+        "throttled",
+        "throttled",
+        lambda level: None if level.energy is None else ";".join(level.energy.throttled),
+    ),
+    Column(
+        "disagreements",
+        "clocks",
+        lambda level: "; ".join(f"{one.clock.value}: {one.cause}" for one in level.clocks),
     ),
 )
 
@@ -96,11 +145,16 @@ def range_text(interval: Interval | None, runs: Sequence[float]) -> str:
     """Return a 95 % interval; of two runs, which have none, the two values, marked so."""
     if interval is not None:
         return f"{number(interval.low)}..{number(interval.high)}"
-    return f"{number(min(runs))}..{number(max(runs))} ({len(runs)} runs)" if len(runs) > 1 else UNKNOWN
+    if len(runs) > 1:
+        return f"{number(min(runs))}..{number(max(runs))} ({len(runs)} runs)"
+    return UNKNOWN
 
 
 def spread_text(level: LevelSummary) -> str:
-    speeds = [one.effective_tok_s for one in level.counted] if known(level.effective_tok_s) else []
+    if known(level.effective_tok_s):
+        speeds = [one.effective_tok_s for one in level.counted]
+    else:
+        speeds = []
     return range_text(level.effective_interval, speeds)
 
 
@@ -112,8 +166,11 @@ def interval_text(interval: Interval | None) -> str:
 
 def runs_text(level: LevelSummary) -> str:
     """Return how many runs its figures are of; "1 of 2" where some were left out."""
-    counted, every = len(level.counted), len(level.repeats)
-    return str(counted) if counted == every else f"{counted} of {every}"
+    counted = len(level.counted)
+    every = len(level.repeats)
+    if counted == every:
+        return str(counted)
+    return f"{counted} of {every}"
 
 
 def counted(counts: Sequence[tuple[str, int]]) -> str:
@@ -122,10 +179,16 @@ def counted(counts: Sequence[tuple[str, int]]) -> str:
 
 
 def _notes(level: LevelSummary) -> Markup:
-    flag = Markup('<span class="flag">client-limited</span>') if level.client_limited else Markup()
+    if level.client_limited:
+        flag = Markup('<span class="flag">client-limited</span>')
+    else:
+        flag = Markup()
     notes = []
     if level.left_out:
-        notes.append(f"{len(level.left_out)} run{'s' if len(level.left_out) > 1 else ''} left out: client-limited")
+        notes.append(
+            f"{len(level.left_out)} run{'s' if len(level.left_out) > 1 else ''} left out: "
+            "client-limited"
+        )
     if level.truncated:
         notes.append(f"{level.truncated} cut at the token limit")
     if level.cached_prompt_share is not None and level.cached_prompt_share >= COLD:
@@ -136,15 +199,33 @@ def _notes(level: LevelSummary) -> Markup:
 _words = partial(Column, right=False, optional=True)
 # Several figures in one cell: only people read them.
 _IN_WORDS: tuple[_LevelColumn, ...] = (
-    Column("spread", "95 %", spread_text, group=("Effective tok/s", "95 %"), style="soft", optional=True),
+    Column(
+        "spread",
+        "95 %",
+        spread_text,
+        group=("Effective tok/s", "95 %"),
+        style="soft",
+        optional=True,
+    ),
     Column("counted", "runs", runs_text, group=("Runs", "counted")),
-    _words("ended", "ended by", lambda level: counted(level.finish_reasons), group=("Ended", "by reason")),
-    _words("failed_by", "failed by", lambda level: counted(level.errors), group=("Failed", "by kind")),
-    _words("slowed", "throttled", lambda level: level.energy and (", ".join(level.energy.throttled) or "no"),
-           group=("GPUs", "throttled")),
+    _words(
+        "ended",
+        "ended by",
+        lambda level: counted(level.finish_reasons),
+        group=("Ended", "by reason"),
+    ),
+    _words(
+        "failed_by", "failed by", lambda level: counted(level.errors), group=("Failed", "by kind")
+    ),
+    _words(
+        "slowed",
+        "throttled",
+        lambda level: level.energy and (", ".join(level.energy.throttled) or "no"),
+        group=("GPUs", "throttled"),
+    ),
     _words("measured_by", "measured by", at("energy.source"), group=("GPUs", "measured by")),
     Column("notes", "Notes", lambda _: "", style="note", right=False, html=_notes),
-)  # fmt: skip
+)
 
 
 def level_columns(keys: str) -> list[_LevelColumn]:
@@ -153,7 +234,9 @@ def level_columns(keys: str) -> list[_LevelColumn]:
 
 def best_level(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     """Of those that the client did not limit: the others are lower bounds, and are not ranked."""
-    ranked = [level for level in levels if known(level.effective_tok_s) and not level.client_limited]
+    ranked = [
+        level for level in levels if known(level.effective_tok_s) and not level.client_limited
+    ]
     return max(ranked, key=lambda level: level.effective_tok_s or 0.0, default=None)
 
 
@@ -161,9 +244,15 @@ def turning_sentence(turning: Turning) -> str:
     """Knee and cliff in words, with their brackets; what the runs leave open is said instead."""
     parts = []
     if turning.knee is not None:
-        parts.append(f"tok/s no longer grow above C = {turning.knee} (the knee{_bracket(turning.knee_bracket)})")
+        parts.append(
+            f"tok/s no longer grow above C = {turning.knee} (the "
+            f"knee{_bracket(turning.knee_bracket)})"
+        )
     if turning.cliff is not None:
-        fall = f" by {percent(turning.drop_pct)}" if known(turning.drop_pct) else ""
+        if known(turning.drop_pct):
+            fall = f" by {percent(turning.drop_pct)}"
+        else:
+            fall = ""
         cliff = f"the cliff{_bracket(turning.cliff_bracket)}"
         parts.append(f"above C = {turning.cliff} tok/s fall{fall} ({cliff})")
     if not parts and turning.sure:
@@ -178,9 +267,14 @@ def turning_sentence(turning: Turning) -> str:
 
 _SEARCH_ENDS = {
     "past the knee": "no level above C = {beyond} was 5 % faster",
-    "client": "the client was the limit there; measure from another machine, or when this one has less to do",
+    "client": (
+        "the client was the limit there; measure from another machine, or when this one has "
+        "less to do"
+    ),
     "most": "one client sends no more streams",
-    "budget": "the budget ended before two levels past the knee were measured; use a longer --budget",
+    "budget": (
+        "the budget ended before two levels past the knee were measured; use a longer --budget"
+    ),
 }
 
 
@@ -188,12 +282,18 @@ def search_sentence(end: SearchEnd) -> str:
     """Return where the search for the knee stopped, and why."""
     why = _SEARCH_ENDS[end.reason].format(beyond=end.beyond)
     if end.reason == "most" and end.at > 1:
-        why += ", and tok/s still grew" if end.beyond is None else f"; no level above C = {end.beyond} was 5 % faster"
+        why += (
+            ", and tok/s still grew"
+            if end.beyond is None
+            else f"; no level above C = {end.beyond} was 5 % faster"
+        )
     return f"The search stopped at C = {end.at}: {why}."
 
 
 def has_curve(levels: Sequence[LevelSummary]) -> bool:
-    """Two levels or more that the client did not limit: of fewer, knee and cliff are no question."""
+    """Two levels or more that the client did not limit:
+    of fewer, knee and cliff are no question.
+    """
     return sum(not level.client_limited for level in levels) > 1
 
 
@@ -201,21 +301,36 @@ def _unclear_words(turning: Turning) -> str:
     """Return which levels their runs do not tell apart, and what to do about it."""
     if turning.unclear:
         levels = ", ".join(f"C={level}" for level in turning.unclear)
-        return f"{levels} cannot be told apart: their runs differ too much; measure more runs of each level (--runs 5)"
-    return "knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)"
+        return (
+            f"{levels} cannot be told apart: their runs differ too much; measure more runs of "
+            "each level (--runs 5)"
+        )
+    return (
+        "knee and cliff are not known: no level was run twice, measure each three times or more "
+        "(--runs 3)"
+    )
 
 
 def _few_words(levels: Sequence[int]) -> str:
     """Return which levels had too few tasks to tell anything of knee and cliff."""
     named = ", ".join(f"C={level}" for level in levels)
-    wanted = f"--tasks {FEWEST_TASKS_EACH * levels[-1]} and a longer --budget, or --runs 3 of a burst"
-    return f"{named} had fewer than three tasks an agent, too few for a knee or a cliff: use {wanted}"
+    wanted = (
+        f"--tasks {FEWEST_TASKS_EACH * levels[-1]} and a longer --budget, or --runs 3 of a burst"
+    )
+    return (
+        f"{named} had fewer than three tasks an agent, too few for a knee or a cliff: use {wanted}"
+    )
 
 
-def left_out_sentences(levels: Sequence[LevelSummary], name: Callable[[int], str] = "C={}".format) -> list[str]:
-    """Return the runs that are in no figure, and why; `name` of a level, where it is no concurrency."""
+def left_out_sentences(
+    levels: Sequence[LevelSummary], name: Callable[[int], str] = "C={}".format
+) -> list[str]:
+    """Return the runs that are in no figure, and why; `name` of a level, where it is no
+    concurrency.
+    """
     return [
-        f"left out: {name(level.concurrency)} run {one.repeat + 1}, {number(one.effective_tok_s)} tok/s: "
+        f"left out: {name(level.concurrency)} run {one.repeat + 1}, "
+        f"{number(one.effective_tok_s)} tok/s: "
         f"the client was the limit ({one.why})"
         for level in levels
         for one in level.left_out
@@ -233,21 +348,37 @@ def drift_sentence(summary: SweepSummary) -> str | None:
 
 
 def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
-    """Return what share of the prompts' tokens the engine had not to read, over all levels, and where it had most."""
-    told = [(level, level.cached_prompt_share) for level in levels if level.cached_prompt_share is not None]
+    """Return what share of the prompts' tokens the engine had not to read, over all levels, and
+    where it had most.
+    """
+    told = [
+        (level, level.cached_prompt_share)
+        for level in levels
+        if level.cached_prompt_share is not None
+    ]
     if not told:
         return None
     weights = [level.requests * (level.prompt_tokens or 1.0) for level, _ in told]
-    share = sum(weight * held for weight, (_, held) in zip(weights, told, strict=True)) / (sum(weights) or 1.0)
+    share = sum(weight * held for weight, (_, held) in zip(weights, told, strict=True)) / (
+        sum(weights) or 1.0
+    )
     fullest, most = max(told, key=lambda pair: pair[1])
-    cold = "the prompts were cold" if most < COLD else "not all prompts were cold, so TTFT looks better than it is"
-    where = f" ({percent(100 * most)} at C = {fullest.concurrency})" if most - share > 0.02 else ""
+    if most < COLD:
+        cold = "the prompts were cold"
+    else:
+        cold = "not all prompts were cold, so TTFT looks better than it is"
+    if most - share > 0.02:
+        where = f" ({percent(100 * most)} at C = {fullest.concurrency})"
+    else:
+        where = ""
     return f"The engine's cache held {percent(100 * share)} of the prompts' tokens{where}: {cold}."
 
 
 def check_sentences(summary: SweepSummary) -> list[str]:
     sentences = (
-        turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
+        turning_sentence(summary.turning)
+        if summary.turning and has_curve(summary.levels)
+        else None,
         search_sentence(summary.search) if summary.search else None,
         drift_sentence(summary),
         cache_sentence(summary.levels),
@@ -258,7 +389,9 @@ def check_sentences(summary: SweepSummary) -> list[str]:
 def clock_figure(clock: Clock, value: float) -> str:
     if clock is Clock.FIRST_TOKEN:
         return milliseconds(value)
-    return f"{number(value)} tok/s" if clock is Clock.DECODE else number(value, digits=0)
+    if clock is Clock.DECODE:
+        return f"{number(value)} tok/s"
+    return number(value, digits=0)
 
 
 def _bracket(bracket: tuple[int, int] | None) -> str:
@@ -269,27 +402,43 @@ def _bracket(bracket: tuple[int, int] | None) -> str:
 
 # The rank behind a key: in a narrow terminal the highest goes first.
 LEVEL_KEYS = (
-    "effective_tok_s spread~1 plateau_tok_s~7 combined_tok_s~11 prompt_tok_s~10 task_tok_s~1 contention_pct~2 "
-    "ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 engine_tok_s~8 cached_prompt_share~9 counted~6 wall_s~6 failed "
+    "effective_tok_s spread~1 plateau_tok_s~7 combined_tok_s~11 prompt_tok_s~10 "
+    "task_tok_s~1 contention_pct~2 "
+    "ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 engine_tok_s~8 cached_prompt_share~9 counted~6 "
+    "wall_s~6 failed "
     "joules_per_token~3"
 )
 
 
 def print_summary(
-    summary: SweepSummary, *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
+    summary: SweepSummary,
+    *,
+    price: float | None = None,
+    title: str = "C",
+    names: Sequence[str] = (),
 ) -> None:
     """`title` and `names` of the levels, where they are no concurrencies."""
 
     def name(level: LevelSummary) -> str:
-        shown = names[level.concurrency - 1] if names else str(level.concurrency)
+        if names:
+            shown = names[level.concurrency - 1]
+        else:
+            shown = str(level.concurrency)
         return f"{shown}{'*' if level.client_limited else ''}"
 
     def cost(level: LevelSummary) -> float | None:
-        joules = level.energy.joules_per_token if level.energy else None
-        return None if joules is None or price is None else cost_per_million_tokens(joules, price)
+        if level.energy:
+            joules = level.energy.joules_per_token
+        else:
+            joules = None
+        if joules is None or price is None:
+            return None
+        return cost_per_million_tokens(joules, price)
 
     columns = [replace(one, optional=True) for one in level_columns(LEVEL_KEYS)]
-    columns.append(Column("cost", "cost per M", cost, partial(number, digits=2), rank=3, optional=True))
+    columns.append(
+        Column("cost", "cost per M", cost, partial(number, digits=2), rank=3, optional=True)
+    )
     print_records([Column[LevelSummary]("concurrency", title, name), *columns], summary.levels)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
@@ -298,7 +447,9 @@ def print_summary(
 
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     """`names` of the levels, where they are no concurrencies."""
-    found = left_out_sentences(summary.levels, (lambda level: names[level - 1]) if names else "C={}".format)
+    found = left_out_sentences(
+        summary.levels, (lambda level: names[level - 1]) if names else "C={}".format
+    )
     if summary.speedups is not None:
         found.extend(speedup_sentences(summary.speedups))
     if summary.promise is not None:
@@ -311,13 +462,19 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
         found.append(f"warning: {drift_sentence(summary)}")
     for level in summary.levels:
         if level.energy is not None and level.energy.throttled:
-            found.append(f"C={level.concurrency}: the GPU was slowed down: {', '.join(level.energy.throttled)}")
+            found.append(
+                f"C={level.concurrency}: the GPU was slowed down: "
+                f"{', '.join(level.energy.throttled)}"
+            )
         for one in level.clocks:
             client, engine = (clock_figure(one.clock, value) for value in (one.client, one.engine))
             told = f"{one.clock.value} is {client} by the client and {engine} by the engine"
             found.append(f"C={level.concurrency}: {told}: {one.cause}")
     if summary.client_limited:
-        found.append("warning: the client was the limit at some level (marked *); its figures are a lower bound")
+        found.append(
+            "warning: the client was the limit at some level (marked *); its figures are a "
+            "lower bound"
+        )
     return found
 
 
@@ -325,32 +482,50 @@ def speedup_sentences(found: Speedup) -> list[str]:
     serial = format_seconds(found.serial_wall_s)
     gain = f"{found.by_wall:.2f}x by wall time"
     if found.sampled is not None:
-        serial += f" ({_times_range(found.serial_wall_interval)}scaled from {found.sampled} of {found.tasks} tasks)"
+        serial += (
+            f" ({_times_range(found.serial_wall_interval)}scaled from {found.sampled} of "
+            f"{found.tasks} tasks)"
+        )
     if (between := found.by_wall_interval) is not None:
         gain += f" ({between.low:.2f}x to {between.high:.2f}x)"
-    tokens = f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
+    tokens = (
+        f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and "
+        f"{found.tokens_swarm:,})"
+    )
     swarm = f"{found.concurrency} at once {format_seconds(found.swarm_wall_s)}"
     sentences = [f"one at a time {serial}, {swarm}: {gain}, {tokens}"]
     if found.combined_serial_tok_s is not None and found.combined_swarm_tok_s is not None:
-        alone, swarm = number(found.combined_serial_tok_s), number(found.combined_swarm_tok_s)
+        alone = number(found.combined_serial_tok_s)
+        swarm = number(found.combined_swarm_tok_s)
         sentences.append(
-            f"prompt + output: {alone} tok/s one at a time, {swarm} tok/s with {found.concurrency} at once"
+            f"prompt + output: {alone} tok/s one at a time, {swarm} tok/s with "
+            f"{found.concurrency} at once"
         )
     if found.truncated_serial or found.truncated_swarm:
-        sentences.append(f"{found.truncated_serial} and {found.truncated_swarm} answers reached the token limit")
+        sentences.append(
+            f"{found.truncated_serial} and {found.truncated_swarm} answers reached the token limit"
+        )
     return sentences
 
 
 def _times_range(interval: Interval | None) -> str:
-    return "" if interval is None else f"{format_seconds(interval.low)} to {format_seconds(interval.high)}, "
+    if interval is None:
+        return ""
+    return f"{format_seconds(interval.low)} to {format_seconds(interval.high)}, "
 
 
 def _promise(found: Promise) -> str:
     if found.highest_met is None:
         return f"{found.limits} is not met, not even by one agent alone"
-    failed = f"; not at C={found.lowest_failed}" if found.lowest_failed is not None else "; no level failed"
+    if found.lowest_failed is not None:
+        failed = f"; not at C={found.lowest_failed}"
+    else:
+        failed = "; no level failed"
     if found.safe != found.highest_met:
-        return f"{found.limits} is met up to C={found.safe or 'none'}, and again at C={found.highest_met}{failed}"
+        return (
+            f"{found.limits} is met up to C={found.safe or 'none'}, and again at "
+            f"C={found.highest_met}{failed}"
+        )
     return f"{found.limits} is met up to C={found.safe}{failed}"
 
 
@@ -361,56 +536,86 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     measured = {level.concurrency: level for level in summary.levels}
     wanted = () if plan.finds_knee else plan.concurrency
     missing = ", ".join(str(level) for level in wanted if level not in measured)
-    found = [f"the budget ended before C={missing} was measured; use a longer --budget"] if missing else []
+    if missing:
+        found = [f"the budget ended before C={missing} was measured; use a longer --budget"]
+    else:
+        found = []
     for concurrency, level in measured.items():
         if (known := level.effective_interval) is None:
-            found.append(f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three")
+            found.append(
+                f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three"
+            )
         elif known.upper_width > plan.precision:
             width = f"{100 * known.upper_width:.1f} %"
             goal = f"{100 * plan.precision:g} % was asked for"
-            found.append(f"the tok/s of C={concurrency} may be off by {width} ({goal}); use a longer --budget")
+            found.append(
+                f"the tok/s of C={concurrency} may be off by {width} ({goal}); use a longer "
+                "--budget"
+            )
     return found
 
 
 def cut_answers(plan: SweepPlan, summary: SweepSummary) -> list[str]:
-    """Return how many answers ended at the limit of their length, where they could have ended by themselves."""
+    """Return how many answers ended at the limit of their length, where they could have ended by
+    themselves.
+    """
     cut = sum(level.truncated for level in summary.levels)
     if plan.workload.fixed_output or not (cut or plan.quick):
         return []
     every = sum(level.requests for level in summary.levels)
     what = f"{cut} of {every} answers were cut at {plan.workload.max_tokens:,} tokens"
     if plan.quick:
-        longer = "; real answers are longer and fill the KV cache: leave --quick out to measure them" if cut else ""
-        return [f"quick: {what}{longer}"]
+        if not cut:
+            return [f"quick: {what}"]
+        longer = "real answers are longer and fill the KV cache: leave --quick out to measure them"
+        return [f"quick: {what}; {longer}"]
     return [f"{what}; --output-tokens N lets them be longer"]
 
 
 def published_words(preset: str, shares: Sequence[PublishedShare], *, simulated: bool) -> str:
     """Return in one line what share of a preset's published figures was reached."""
     told = ", ".join(
-        f"{percent(100 * one.share)} of {number(one.figure.tok_s)} at C={one.figure.concurrency}" for one in shares
+        f"{percent(100 * one.share)} of {number(one.figure.tok_s)} at C={one.figure.concurrency}"
+        for one in shares
     )
-    words = f"{'SIMULATED ' if simulated else ''}share of the tok/s that {preset} has published: {told}"
+    words = (
+        f"{'SIMULATED ' if simulated else ''}share of the tok/s that {preset} has published: "
+        f"{told}"
+    )
     odd = next((one for one in shares if not one.same_lengths), None)
     if odd is None:
         return words
     lengths = (odd.figure.input_tokens, odd.figure.output_tokens)
     published = " and ".join(UNKNOWN if length is None else f"{length:,}" for length in lengths)
-    own = " and ".join(number(length, digits=0) for length in (odd.input_tokens, odd.output_tokens))
+    own = " and ".join(
+        number(length, digits=0) for length in (odd.input_tokens, odd.output_tokens)
+    )
     repeat = f"`skep check {preset}` repeats its load"
     return f"{words}; its lengths are {published} tokens in and out, here {own}: {repeat}"
 
 
 def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
     load = plan.workload
-    levels = "1,2,4 and on" if plan.finds_knee else ",".join(map(str, plan.concurrency))
+    if plan.finds_knee:
+        levels = "1,2,4 and on"
+    else:
+        levels = ",".join(map(str, plan.concurrency))
     often = f"each level until ± {100 * plan.precision:g} %"
     if plan.runs:
         often = f"{plan.runs} run{'s' if plan.runs > 1 else ''} per level"
-    budget = f", {format_seconds(plan.budget_s)} at most" if plan.budget_s and not plan.runs else ""
-    lengths = f"{load.prompt_tokens} tokens in, " if load.prompt_tokens else ""
+    if plan.budget_s and not plan.runs:
+        budget = f", {format_seconds(plan.budget_s)} at most"
+    else:
+        budget = ""
+    if load.prompt_tokens:
+        lengths = f"{load.prompt_tokens} tokens in, "
+    else:
+        lengths = ""
     simulated = " (simulated)" if endpoint.simulated else ""
-    answers = f"{load.max_tokens:,} out" if load.fixed_output else f"up to {load.max_tokens:,} out"
+    if load.fixed_output:
+        answers = f"{load.max_tokens:,} out"
+    else:
+        answers = f"up to {load.max_tokens:,} out"
     quick = " (quick)" if plan.quick else ""
     what = f"{load.shape}, {lengths}{answers}{quick}; {often}{budget}; seed {load.seed}"
     return f"{endpoint.model}{simulated} at {endpoint.url}: C={levels}; {what}"

@@ -17,8 +17,20 @@ from skep.bench.compare import loss
 from skep.bench.metrics import Comparison, SweepSummary, tpot_ms
 from skep.bench.stored_run import TIMED
 from skep.errors import Regression
-from skep.report.columns import Column, csv_table, csv_text, markdown_cell, markdown_table, print_records
-from skep.report.sweep_text import LEVEL_COLUMNS, left_out_sentences, level_columns, speedup_sentences
+from skep.report.columns import (
+    Column,
+    csv_table,
+    csv_text,
+    markdown_cell,
+    markdown_table,
+    print_records,
+)
+from skep.report.sweep_text import (
+    LEVEL_COLUMNS,
+    left_out_sentences,
+    level_columns,
+    speedup_sentences,
+)
 from skep.report.terminal import note, picked
 from skep.stats.versus import Judgement
 from skep.store.records import Request, StoredRun
@@ -31,7 +43,10 @@ def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
         return json_text({"run": run.id, "model": run.model, **to_builtins(summary)})
     if form == "csv":
         return level_rows(summary).csv()
-    origin = f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep {run.skep_version}.\n"
+    origin = (
+        f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep "
+        f"{run.skep_version}.\n"
+    )
     return f"{origin}\n{_readable(run, summary).markdown()}"
 
 
@@ -40,11 +55,15 @@ def _readable(run: StoredRun, summary: SweepSummary) -> Table:
     from skep.report.sweep import level_name, name_column
 
     figures = level_columns(
-        "effective_tok_s spread plateau_tok_s task_tok_s contention_pct ttft_p50_ms ttft_p95_ms tpot_p50_ms counted "
+        "effective_tok_s spread plateau_tok_s task_tok_s contention_pct ttft_p50_ms "
+        "ttft_p95_ms tpot_p50_ms counted "
         "requests failed"
     )
     timed = run.kind in TIMED
-    first = [name_column(run)] if timed else level_columns("concurrency")
+    if timed:
+        first = [name_column(run)]
+    else:
+        first = level_columns("concurrency")
     notes = left_out_sentences(summary.levels, partial(level_name, run))
     notes += speedup_sentences(summary.speedups) if summary.speedups is not None else []
     return Table("Levels", [*first, *figures], summary.levels, tuple(notes))
@@ -53,7 +72,9 @@ def _readable(run: StoredRun, summary: SweepSummary) -> Table:
 TEXTS = ("prompt", "answer", "reasoning")
 
 
-def requests_text(rows: Sequence[Request], verdicts: Sequence[Verdict], form: str, *, with_texts: bool = False) -> str:
+def requests_text(
+    rows: Sequence[Request], verdicts: Sequence[Verdict], form: str, *, with_texts: bool = False
+) -> str:
     known = {(one.level, one.repeat, one.index): one for one in verdicts}
     records = [_record(row, with_texts=with_texts) for row in rows]
     if known:
@@ -71,13 +92,18 @@ def _record(row: Request, *, with_texts: bool) -> dict[str, Any]:
     left_out = ("arrivals_s", "engine", *TEXTS)
     plain = {key: value for key, value in to_builtins(row).items() if key not in left_out}
     engine = {f"engine_{key}": value for key, value in to_builtins(row.engine).items()}
-    texts = {name: getattr(row, name) for name in TEXTS} if with_texts else {}
+    if with_texts:
+        texts = {name: getattr(row, name) for name in TEXTS}
+    else:
+        texts = {}
     return {**plain, **engine, "tpot_ms": tpot_ms(row), "events": len(row.arrivals_s), **texts}
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, Any]:
     names = "item outcome detail checker"
-    return dict.fromkeys(names.split()) if verdict is None else picked(verdict, names)
+    if verdict is None:
+        return dict.fromkeys(names.split())
+    return picked(verdict, names)
 
 
 def json_text(document: Any) -> str:
@@ -129,21 +155,40 @@ def _effective_at(concurrency: int, run: NamedSummary) -> str | float | None:
     """Return a figure, the reason why there is none, or None where that level was not measured."""
     level = next((one for one in run[1].levels if one.concurrency == concurrency), None)
     if level is None or known(level.effective_tok_s):
-        return None if level is None else level.effective_tok_s
-    return ": ".join(filter(None, ("failed", ", ".join(f"{count} {kind}" for kind, count in level.errors))))
+        if level is None:
+            return None
+        return level.effective_tok_s
+    return ": ".join(
+        filter(None, ("failed", ", ".join(f"{count} {kind}" for kind, count in level.errors)))
+    )
 
 
 def _cell(value: str | float) -> str:
-    return value if isinstance(value, str) else number(value)
+    if isinstance(value, str):
+        return value
+    return number(value)
 
 
-SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
+SHOWN = {
+    "effective tok/s": "tok/s",
+    "TTFT p50": "TTFT p50",
+    "TTFT p95": "TTFT p95",
+    "TPOT p50": "TPOT p50",
+}
 _RANKS = {"TTFT p50": 1, "TPOT p50": 2, "TTFT p95": 3}  # in a narrow terminal the last goes first
-MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
+MARKS = {
+    Judgement.BETTER: "better",
+    Judgement.WORSE: "worse",
+    Judgement.SAME: "=",
+    Judgement.UNKNOWN: "?",
+}
 
 
 class CompareResult(msgspec.Struct, frozen=True):
-    """A comparison with its verdict. `worse`: the regressions, beyond `allowed`; `worse_words`: those of no level."""
+    """A comparison with its verdict.
+
+    `worse`: the regressions, beyond `allowed`; `worse_words`: those of no level.
+    """
 
     found: Sequence[Comparison]
     worse: Sequence[Comparison]
@@ -155,19 +200,29 @@ class CompareResult(msgspec.Struct, frozen=True):
         if self.worse or self.worse_words:
             return "regression"
         judged = any(one.judgement is not Judgement.UNKNOWN for one in self.found)
-        return "no regression" if judged else "not comparable"
+        if judged:
+            return "no regression"
+        return "not comparable"
 
     @property
     def exit_code(self) -> int:
-        return Regression.exit_code if self.verdict == "regression" else 0
+        if self.verdict == "regression":
+            return Regression.exit_code
+        return 0
 
     @property
     def words(self) -> str:
         beyond = f"{100 * self.allowed:g} %"
         match self.verdict:
             case "regression":
-                told = [f"{_figure_name(one)} ({100 * loss(one):.1f} % worse)" for one in self.worse[:3]]
-                more = [f"and {len(self.worse) - 3} more"] if len(self.worse) > 3 else []
+                told = [
+                    f"{_figure_name(one)} ({100 * loss(one):.1f} % worse)"
+                    for one in self.worse[:3]
+                ]
+                if len(self.worse) > 3:
+                    more = [f"and {len(self.worse) - 3} more"]
+                else:
+                    more = []
                 told = [*self.worse_words, *told, *more]
                 return f"REGRESSION: B is worse than A by more than {beyond}: {', '.join(told)}"
             case "no regression":
@@ -188,23 +243,36 @@ class CompareResult(msgspec.Struct, frozen=True):
         }
 
     def remarks(self) -> list[str]:
-        """Return why a single `worse` is no regression, what the table has no room for, and what was not compared."""
+        """Return why a single `worse` is no regression, what the table has no room for, and what
+        was not compared.
+        """
         counted = {(one.concurrency, one.metric) for one in self.worse}
         found = []
         for one in self.found:
             if one.judgement in (Judgement.BETTER, Judgement.WORSE) and one.metric not in SHOWN:
                 found.append(f"{_figure_name(one)}, B / A: {ratio_cell(one)}")
             if one.judgement is Judgement.WORSE and (one.concurrency, one.metric) not in counted:
-                told = f"{_figure_name(one)} is {100 * loss(one):.1f} % worse: no regression, which is"
-                found.append(f"{told} more than {100 * self.allowed:g} %, at 95 % over all {len(self.found)} figures")
-        for why in dict.fromkeys(one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why):
+                told = (
+                    f"{_figure_name(one)} is {100 * loss(one):.1f} % worse: no regression, "
+                    "which is"
+                )
+                found.append(
+                    f"{told} more than {100 * self.allowed:g} %, at 95 % over all "
+                    f"{len(self.found)} figures"
+                )
+        for why in dict.fromkeys(
+            one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why
+        ):
             levels = dict.fromkeys(f"C={one.concurrency}" for one in self.found if one.why == why)
             found.append(f"{' and '.join(levels)} not compared: {why}")
         return found
 
 
 class ModelChoice(CompareResult, frozen=True):
-    """A comparison of two models: no figure alone is a regression. `better`: A or B; None: neither is shown to be."""
+    """A comparison of two models: no figure alone is a regression.
+
+    `better`: A or B; None: neither is shown to be.
+    """
 
     better: str | None = None
     sentence: str = ""
@@ -214,7 +282,9 @@ class ModelChoice(CompareResult, frozen=True):
         judged = any(one.judgement is not Judgement.UNKNOWN for one in self.found)
         if self.better == "A":
             return "regression"
-        return "no regression" if judged or self.better else "not comparable"
+        if judged or self.better:
+            return "no regression"
+        return "not comparable"
 
     @property
     def words(self) -> str:
@@ -231,7 +301,9 @@ def group_by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
 def comparison_columns() -> list[Column[dict[str, Comparison]]]:
     def ratio(metric: str, title: str) -> Column[dict[str, Comparison]]:
         rank = _RANKS.get(metric, 0)
-        return Column(metric, f"{title} B/A", lambda of: ratio_cell(of[metric]), rank=rank, right=False)
+        return Column(
+            metric, f"{title} B/A", lambda of: ratio_cell(of[metric]), rank=rank, right=False
+        )
 
     speed = "effective tok/s"
     return [
@@ -245,7 +317,10 @@ def comparison_columns() -> list[Column[dict[str, Comparison]]]:
 def ratio_cell(one: Comparison) -> str:
     if one.ratio is None:
         return MARKS[one.judgement]
-    return f"{one.ratio.estimate:.2f} ({one.ratio.low:.2f}..{one.ratio.high:.2f}) {MARKS[one.judgement]}"
+    return (
+        f"{one.ratio.estimate:.2f} ({one.ratio.low:.2f}..{one.ratio.high:.2f}) "
+        f"{MARKS[one.judgement]}"
+    )
 
 
 def _figure_name(one: Comparison) -> str:

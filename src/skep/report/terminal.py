@@ -15,7 +15,18 @@ from typing import Any, TypeVar
 from msgspec import to_builtins
 
 T = TypeVar("T")
-_STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "...", "▒": "%", "·": ".", "━": "=", "╳": "x"}
+_STAND_INS = {
+    "–": "-",
+    "█": "#",
+    "▏": "|",
+    "░": ":",
+    "→": "->",
+    "…": "...",
+    "▒": "%",
+    "·": ".",
+    "━": "=",
+    "╳": "x",
+}
 _STAND_INS |= {"−": "-", "×": "x", "─": "-", **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True))}
 
 
@@ -52,14 +63,18 @@ def print_list(
 
 
 def print_table(columns: str, cells: Callable[[T], Sequence[Any]], items: Sequence[T]) -> None:
-    """Print a table of the titles "name|>tok/s|started~2": right-aligned with a `>` in front, with a rank behind."""
+    """Print a table of the titles "name|>tok/s|started~2": right-aligned with a `>` in front, with
+    a rank behind.
+    """
     from skep.report.columns import Column, print_records
 
     described: list[Column[Any]] = []
     for place, column in enumerate(columns.split("|")):
         title, _, rank = column.removeprefix(">").partition("~")
         right = column.startswith(">")
-        described.append(Column(title, title, itemgetter(place), str, rank=int(rank or 0), right=right))
+        described.append(
+            Column(title, title, itemgetter(place), str, rank=int(rank or 0), right=right)
+        )
     print_records(described, [cells(item) for item in items])
 
 
@@ -68,7 +83,9 @@ def speak_plainly() -> None:
 
     def replace(error: UnicodeError) -> tuple[str, int]:
         assert isinstance(error, UnicodeEncodeError)
-        return "".join(_STAND_INS.get(one, "?") for one in error.object[error.start : error.end]), error.end
+        return "".join(
+            _STAND_INS.get(one, "?") for one in error.object[error.start : error.end]
+        ), error.end
 
     codecs.register_error("skep-plain", replace)
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,6 @@
-"""The report of a tuning: one page that needs no other file and no network, and the parts that the dashboard shows."""
+"""The report of a tuning: one page that needs no other file and no network, and the parts that the
+dashboard shows.
+"""
 
 from __future__ import annotations
 
@@ -60,20 +62,47 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
         return summary.decision_words(stage) + (", died later" if stage.number in lost else "")
 
     def style(stage: TuneStage) -> str:
-        return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
+        if stage.number in lost:
+            return "left bad"
+        return _STYLES.get(stage.decision, "left bad")
 
     return [
         Column("number", "#", lambda one: one.number),
-        Column("change", "Change", lambda one: one.title, partial(shortened, longest=160), right=False, style="wide"),
+        Column(
+            "change",
+            "Change",
+            lambda one: one.title,
+            partial(shortened, longest=160),
+            right=False,
+            style="wide",
+        ),
         Column("decision", "Decision", decision, right=False, style=style),
         Column("figure", summary.unit_of(tuning), at("figure.estimate"), number),
-        Column("figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
+        Column(
+            "figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"
+        ),
         Column("ratio", "Over best", lambda one: one.ratio, summary.ratio_words),
-        Column("ratio_interval", "95 %", lambda one: one.ratio, summary.ratio_range, rank=1, style="soft"),
-        Column("predicted_ratio", "Predicted", lambda one: one.predicted, _times, rank=3, style="soft"),
+        Column(
+            "ratio_interval",
+            "95 %",
+            lambda one: one.ratio,
+            summary.ratio_range,
+            rank=1,
+            style="soft",
+        ),
+        Column(
+            "predicted_ratio", "Predicted", lambda one: one.predicted, _times, rank=3, style="soft"
+        ),
         Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
         Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds, rank=2),
-        Column("why", "Why", lambda one: one.why, partial(shortened, longest=400), right=False, style="wide soft"),
+        Column(
+            "why",
+            "Why",
+            lambda one: one.why,
+            partial(shortened, longest=400),
+            right=False,
+            style="wide soft",
+        ),
         Column("starts", "Starts", lambda one: one.starts, rank=4),
         Column("readings", "Readings", lambda one: one.readings, rank=4),
         Column("seconds", "Took", lambda one: one.seconds, seconds, rank=4),
@@ -81,8 +110,13 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
 
 
 def _note(found: TuningRecord) -> str:
-    why = found.reason if summary.best_of(found.stages) is None else None
-    return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", why, *found.presets]))
+    if summary.best_of(found.stages) is None:
+        why = found.reason
+    else:
+        why = None
+    return ", ".join(
+        filter(None, ["SIMULATED" if found.tuning.simulated else "", why, *found.presets])
+    )
 
 
 def _of(find: Callable[[Stages], object], path: str) -> Callable[[TuningRecord], Any]:
@@ -90,17 +124,22 @@ def _of(find: Callable[[Stages], object], path: str) -> Callable[[TuningRecord],
     return lambda one: at(path)(find(one.stages))
 
 
-# The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a title.
+# The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a
+# title.
 TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("id", "TUNING", lambda one: one.id, right=False),
-    Column("created_at", "WHEN", lambda one: one.tuning.created_at, day_and_time, right=False, rank=1),
+    Column(
+        "created_at", "WHEN", lambda one: one.tuning.created_at, day_and_time, right=False, rank=1
+    ),
     Column("state", "STATE", lambda one: one.state.value, right=False),
     Column("model", "MODEL", lambda one: one.tuning.model, right=False),
     Column("engine", "ENGINE", lambda one: one.tuning.engine, right=False, rank=2),
     Column("rig", "ON", lambda one: one.tuning.rig, right=False, rank=2),
     Column("goal", "GOAL", lambda one: str(one.tuning.aim), right=False),
     Column("shape", "LOAD", lambda one: one.tuning.aim.shape, right=False, rank=3),
-    *plain_columns("slo=tuning.aim.slo simulated=tuning.simulated measured_s skep_version=tuning.skep_version"),
+    *plain_columns(
+        "slo=tuning.aim.slo simulated=tuning.simulated measured_s skep_version=tuning.skep_version"
+    ),
     Column("stages", "", lambda one: len(one.stages)),
     Column("from", "FROM", _of(summary.baseline_of, "figure.estimate"), number),
     Column("to", "TO", _of(summary.best_of, "figure.estimate"), number),
@@ -113,31 +152,60 @@ TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
 
 
 def _times(ratio: float) -> str:
-    return f"{number(ratio, digits=2)}×" if known(ratio) else UNKNOWN
+    if known(ratio):
+        return f"{number(ratio, digits=2)}×"
+    return UNKNOWN
 
 
 _TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width
 
 
 def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
-    """Draw a bar for each configuration that was the best of its time. None where nothing was measured."""
-    best, lost = summary.best_of(stages), summary.given_up(stages)
-    kept = [(one, one.figure) for one in stages if one.decision in summary.KEPT and one.figure is not None]
+    """Draw a bar for each configuration that was the best of its time.
+
+    None where nothing was measured.
+    """
+    best = summary.best_of(stages)
+    lost = summary.given_up(stages)
+    kept = [
+        (one, one.figure)
+        for one in stages
+        if one.decision in summary.KEPT and one.figure is not None
+    ]
     if not kept:
         return None
-    rows, most = [], _TALLEST * max(figure.estimate for _, figure in kept)
+    rows = []
+    most = _TALLEST * max(figure.estimate for _, figure in kept)
     for stage, figure in kept:
         value = figure.estimate
         bounded = known(figure.low) and known(figure.high)
         low, high = (max(0.0, figure.low), min(figure.high, most)) if bounded else (value, value)
-        words, mark, colour = [number(value)], "", theme.STONE
+        words = [number(value)]
+        mark = ""
+        colour = theme.STONE
         if stage.decision is StageDecision.ACCEPTED:
-            died, first = stage.number in lost, stage is best
-            mark, colour = ("died later", theme.ROSE) if died else ("best", theme.HONEY) if first else ("", theme.SKY)
+            died = stage.number in lost
+            first = stage is best
+            mark, colour = (
+                ("died later", theme.ROSE)
+                if died
+                else ("best", theme.HONEY)
+                if first
+                else ("", theme.SKY)
+            )
             words.append(summary.ratio_words(stage.ratio))
         name = f"{stage.number}. {shortened(printable(stage.title), 48)}"
         label = ", ".join(filter(None, [*words, mark]))
-        rows.append({"name": name, "value": value, "low": low, "high": high, "label": label, "colour": colour})
+        rows.append(
+            {
+                "name": name,
+                "value": value,
+                "low": low,
+                "high": high,
+                "label": label,
+                "colour": colour,
+            }
+        )
     return bars_chart(rows, summary.unit_of(tuning), least=36)
 
 
@@ -164,10 +232,16 @@ def tuning_main(tuning: Tuning, stages: Stages) -> Markup:
     """Return everything below the headline, without its frame."""
     from skep.report.page import html_table, render
 
-    best, lost, drawn = summary.best_of(stages), summary.given_up(stages), ladder_chart(tuning, stages)
+    best = summary.best_of(stages)
+    lost = summary.given_up(stages)
+    drawn = ladder_chart(tuning, stages)
 
     def rungs(caption: str, shown: Sequence[TuneStage]) -> Markup:
-        kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
+        kept = [
+            n
+            for n, one in enumerate(shown)
+            if one.decision is StageDecision.ACCEPTED and one.number not in lost
+        ]
         return html_table(caption, stage_columns(tuning, stages), shown, kept)
 
     left = [one for one in stages if one.decision not in summary.KEPT]
@@ -198,14 +272,20 @@ STYLES = {
 
 def print_tuning(found: TuningRecord) -> None:
     """Failures in full below the table, which has no room for them."""
-    tuning, stages = found.tuning, found.stages
+    tuning = found.tuning
+    stages = found.stages
     mark = "SIMULATED: " if tuning.simulated else ""
-    print(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}: {summary.headline(tuning, stages)}")  # noqa: T201
+    print(  # noqa: T201
+        f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}: "
+        f"{summary.headline(tuning, stages)}"
+    )
     if stages:
         print_records(stage_columns(tuning, stages), stages)
     for stage in stages:
         if stage.failure is not None:
-            print(f"step {stage.number} {stage.failure.title}: {one_line(str(stage.failure), 600)}")  # noqa: T201
+            print(  # noqa: T201
+                f"step {stage.number} {stage.failure.title}: {one_line(str(stage.failure), 600)}"
+            )
 
 
 @dataclass(slots=True)
@@ -224,28 +304,48 @@ class TuneStatus:
         elif isinstance(event, TuneStage):
             self.stages.append(event)
         elif isinstance(event, BenchRequest):
-            self.request, self.progress = event, None
+            self.request = event
+            self.progress = None
         else:
-            self.request, self.progress = None, None
+            self.request = None
+            self.progress = None
             self.spent_s += event.seconds
 
 
 def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]:
     """Return the page of a search. `running_s`: since the request under way began."""
-    tuning, best = status.tuning, summary.best_of(status.stages)
+    tuning = status.tuning
+    best = summary.best_of(status.stages)
     figure = None if best is None else best.figure
     unit = summary.unit_of(tuning)
-    known_best = "nothing yet" if figure is None else f"{summary.figure_words(figure)} {unit}"
+    if figure is None:
+        known_best = "nothing yet"
+    else:
+        known_best = f"{summary.figure_words(figure)} {unit}"
     spent_s = status.spent_s + running_s
     left = format_seconds(max(0.0, tuning.budget_s - spent_s))
     lines: list[Line] = [
-        [(f"{tuning.id}  {tuning.model} on {tuning.rig}{'  SIMULATED' if tuning.simulated else ''}", "bold")],
+        [
+            (
+                (
+                    f"{tuning.id}  {tuning.model} on "
+                    f"{tuning.rig}{'  SIMULATED' if tuning.simulated else ''}"
+                ),
+                "bold",
+            )
+        ],
         [("best    ", "bold"), (known_best, "")],
-        [("time    ", "bold"), (f"{format_seconds(spent_s)} of {format_seconds(tuning.budget_s)}, {left} left", "")],
+        [
+            ("time    ", "bold"),
+            (f"{format_seconds(spent_s)} of {format_seconds(tuning.budget_s)}, {left} left", ""),
+        ],
         [("now     ", "bold"), (now_words(status), "")],
         [],
     ]
-    room = FEWEST_ROWS if page.height is None else max(1, page.height - len(lines) - 3)
+    if page.height is None:
+        room = FEWEST_ROWS
+    else:
+        room = max(1, page.height - len(lines) - 3)
     for stage in status.stages[-room:]:
         words = shortened(summary.stage_words(stage, unit), page.width - 1)
         lines.append([(words, STYLES.get(stage.decision, ""))])
@@ -257,8 +357,14 @@ def now_words(status: TuneStatus) -> str:
         return "thinking"
     if (progress := status.progress) is None:
         return status.request.words
-    of = f" {progress.reading}/{progress.readings}" if progress.reading else ""
-    speed = f", {number(progress.tok_s)} tok/s" if progress.tok_s is not None else ""
+    if progress.reading:
+        of = f" {progress.reading}/{progress.readings}"
+    else:
+        of = ""
+    if progress.tok_s is not None:
+        speed = f", {number(progress.tok_s)} tok/s"
+    else:
+        speed = ""
     return f"{status.request.words}: {progress.what}{of}{speed}"
 
 
@@ -267,23 +373,38 @@ def say_what_begins(ready: PreparedTuning) -> None:
     tuning = ready.tuning
     mark = "SIMULATED: " if tuning.simulated else ""
     note(*ready.notes)
-    note(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal {summary.goal_words(tuning.aim)}")
-    values = (f"{knob.name} {value_words(tuning.baseline.get(knob.name))}" for knob in tuning.knobs)
+    note(
+        f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal "
+        f"{summary.goal_words(tuning.aim)}"
+    )
+    values = (
+        f"{knob.name} {value_words(tuning.baseline.get(knob.name))}" for knob in tuning.knobs
+    )
     note(f"baseline: {', '.join(values)}")
     if (foreseen := ready.space.predict(tuning.baseline)) is not None:
         note(f"the planner expects {number(foreseen)} {summary.unit_of(tuning)} there")
     note("values to try:")
     for knob in tuning.knobs:
-        others = (value_words(value) for value in knob.values if value != tuning.baseline.get(knob.name))
-        along = " (only where another change does not fit without it)" if knob.along else ""
+        others = (
+            value_words(value) for value in knob.values if value != tuning.baseline.get(knob.name)
+        )
+        if knob.along:
+            along = " (only where another change does not fit without it)"
+        else:
+            along = ""
         note(f"  {knob.name} {', '.join(others)}{along}")
     kind = "of virtual time" if tuning.simulated else "at most"
-    note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
+    note(
+        f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the "
+        "best so far"
+    )
     note(room_words(ready))
 
 
 def room_words(ready: PreparedTuning) -> str:
-    """Return how many changes the budget has room for, by what a start and a reading are expected to take."""
+    """Return how many changes the budget has room for, by what a start and a reading are expected
+    to take.
+    """
     budget = ready.search().time_budget
     changes = budget.changes()
     many = f"about {changes} changes" if changes > 1 else "one change"
@@ -293,23 +414,42 @@ def room_words(ready: PreparedTuning) -> str:
 
 def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:
     """Say what the planner expected of the baseline beside what was measured."""
-    began, foreseen = summary.baseline_of(found.stages), ready.space.predict(found.tuning.baseline)
+    began = summary.baseline_of(found.stages)
+    foreseen = ready.space.predict(found.tuning.baseline)
     if began is not None and began.figure and foreseen:
-        measured, unit = began.figure.estimate, summary.unit_of(found.tuning)
-        off = f"{100 * abs(foreseen / measured - 1):.0f} % too {'high' if foreseen > measured else 'low'}"
-        note(f"measured {number(measured)} {unit} at the start; the plan expected {number(foreseen)}, {off}")
+        measured = began.figure.estimate
+        unit = summary.unit_of(found.tuning)
+        off = (
+            f"{100 * abs(foreseen / measured - 1):.0f} % too "
+            f"{'high' if foreseen > measured else 'low'}"
+        )
+        note(
+            f"measured {number(measured)} {unit} at the start; the plan expected "
+            f"{number(foreseen)}, {off}"
+        )
 
 
 def document(found: TuningRecord) -> dict[str, Any]:
     """Return the document of `skep tune show --json` and of the dashboard."""
-    stages, gain = found.stages, summary.total_gain(found.stages)
-    baseline, best = summary.baseline_of(stages), summary.best_of(stages)
+    stages = found.stages
+    gain = summary.total_gain(found.stages)
+    baseline = summary.baseline_of(stages)
+    best = summary.best_of(stages)
     told: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
     aim = told.pop("aim")
-    told |= {"goal": str(found.tuning.aim), **aim, "state": found.state, "measured_s": finite(found.measured_s)}
-    told["knobs"] = [{name: knob[name] for name in ("name", "title", "values")} for knob in told["knobs"]]
+    told |= {
+        "goal": str(found.tuning.aim),
+        **aim,
+        "state": found.state,
+        "measured_s": finite(found.measured_s),
+    }
+    told["knobs"] = [
+        {name: knob[name] for name in ("name", "title", "values")} for knob in told["knobs"]
+    ]
     return {
-        "tuning": {name: value for name, value in told.items() if name not in ("baseline", "base", "host")},
+        "tuning": {
+            name: value for name, value in told.items() if name not in ("baseline", "base", "host")
+        },
         "baseline": None if baseline is None else _stage_json(baseline),
         "best": None if best is None else _stage_json(best),
         "gain": None if gain is None else finite(msgspec.to_builtins(gain)),
@@ -327,16 +467,29 @@ def _stage_json(stage: TuneStage) -> dict[str, Any]:
 
 
 def say_state(found: TuningRecord) -> None:
-    tuning, over = found.tuning, found.state is TuningState.ENDED
-    tried = summary.count_decisions(found.stages) or f"no change was {'tried' if over else 'decided yet'}"
+    tuning = found.tuning
+    over = found.state is TuningState.ENDED
+    tried = (
+        summary.count_decisions(found.stages)
+        or f"no change was {'tried' if over else 'decided yet'}"
+    )
     why = f", {found.reason}" if over and found.reason else ""
-    note(f"{tuning.id} ({found.state.value}{why}): goal {summary.goal_words(tuning.aim)}; {tried}; {took_words(found)}")
+    note(
+        f"{tuning.id} ({found.state.value}{why}): goal {summary.goal_words(tuning.aim)}; "
+        f"{tried}; {took_words(found)}"
+    )
     if tuning.simulated:
-        note("SIMULATED: no model ran; figures and seconds are the planner's with noise, not measurements")
+        note(
+            "SIMULATED: no model ran; figures and seconds are the planner's with noise, not "
+            "measurements"
+        )
 
 
 def took_words(saved: TuningRecord) -> str:
     """Of all its sessions, without what lay between them."""
     if not saved.answers:
         return "nothing is measured yet"
-    return f"{format_seconds(saved.measured_s)} of {'virtual time' if saved.tuning.simulated else 'measuring'}"
+    return (
+        f"{format_seconds(saved.measured_s)} of "
+        f"{'virtual time' if saved.tuning.simulated else 'measuring'}"
+    )

@@ -37,7 +37,9 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxScript:
-    """`argv` for the Python interpreter, in a folder that holds `files` (relative names) and nothing else."""
+    """`argv` for the Python interpreter, in a folder that holds `files` (relative names) and
+    nothing else.
+    """
 
     argv: tuple[str, ...]
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -88,13 +90,18 @@ def unpack_result(line: bytes) -> ScriptResult | str:
     told = _unpack(line)
     if "failure" in told:
         return str(told["failure"])
-    stdout, stderr = _bytes(told["stdout"]), _bytes(told["stderr"])
-    return ScriptResult(**{**told, "ending": ScriptEnding(told["ending"]), "stdout": stdout, "stderr": stderr})
+    stdout = _bytes(told["stdout"])
+    stderr = _bytes(told["stderr"])
+    return ScriptResult(
+        **{**told, "ending": ScriptEnding(told["ending"]), "stdout": stdout, "stderr": stderr}
+    )
 
 
 def _pack(document: dict[str, Any]) -> bytes:
     """Write a JSON document as one line; a byte of a value is a character of its text."""
-    text = json.dumps(document, default=lambda one: one.value if isinstance(one, Enum) else one.decode("latin-1"))
+    text = json.dumps(
+        document, default=lambda one: one.value if isinstance(one, Enum) else one.decode("latin-1")
+    )
     return text.encode() + b"\n"
 
 
@@ -119,7 +126,10 @@ ETC = {  # what Python asks for, made up
 UNSHARED = [f"--unshare-{name}" for name in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
 FILTER = seccomp.program(platform.machine())
 OUR_PROCESSES = 1  # bubblewrap's own first process inside
-COUNTS_BY_NAMESPACE = (5, 14)  # from this kernel on, a user namespace counts its own processes only
+COUNTS_BY_NAMESPACE = (
+    5,
+    14,
+)  # from this kernel on, a user namespace counts its own processes only
 MANY_PROCESSES = 4096
 SLACK_BYTES = 512 << 20  # address space that is reserved and never used: arenas, stacks of threads
 
@@ -130,12 +140,18 @@ Streams = tuple[int, int, int]
 class Bubblewrap:
     """One bubblewrap with a script. `init_pid`, once known, is the first process inside.
 
-    The script is held back until its limits are set from outside, on the first process of the new namespace, which
-    waits for its filter. If whoever has to bring that is killed, it gets an empty one, and refuses to go on.
-    """
+    The script is held back until its limits are set from outside, on the first process of the new
+    namespace, which waits for its filter. If whoever has to bring that is killed, it gets an empty
+    one, and refuses to go on."""
 
     def __init__(
-        self, program: str, script: SandboxScript, limits: SandboxLimits, view: ScriptView, streams: Streams, uid: int
+        self,
+        program: str,
+        script: SandboxScript,
+        limits: SandboxLimits,
+        view: ScriptView,
+        streams: Streams,
+        uid: int,
     ) -> None:
         """Start it as that user; `streams` become its stdin, stdout and stderr."""
         files = {f"{FOLDER}/{name}": _readable(data) for name, data in script.files.items()}
@@ -148,7 +164,9 @@ class Bubblewrap:
         passed = [*files.values(), *etc.values(), status_write, gate_read]
         passed.append(_readable(b"".join(os.fsencode(option) + b"\0" for option in options)))
         argv = [program, "--args", str(passed[-1]), "--", view.program, *script.argv]
-        user: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 else {}
+        user: dict[str, Any] = (
+            {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 else {}
+        )
         stdin, stdout, stderr = streams
         try:
             self.process = subprocess.Popen(
@@ -183,7 +201,8 @@ class Bubblewrap:
 
     def _release(self, init_pid: int) -> None:
         with contextlib.suppress(OSError):
-            Path(f"/proc/{init_pid}/oom_score_adj").write_text("1000")  # the first to go when memory runs out
+            # The first to go when memory runs out.
+            Path(f"/proc/{init_pid}/oom_score_adj").write_text("1000")
         try:
             apply_as(self._uid, self._limits, init_pid)
         except (OSError, ValueError) as error:
@@ -203,19 +222,29 @@ class Bubblewrap:
             os.close(self._gate_fd)
 
     def ending(self, stderr: bytes) -> tuple[ScriptEnding, int | None, int | None] | str:
-        """Return the ending, exit code and signal (bubblewrap's 128 + n) of the script, or why it was never started."""
+        """Return the ending, exit code and signal (bubblewrap's 128 + n) of the script, or why it
+        was never started.
+        """
         code = self._exit_code
         if self._failure is not None:
             return self._failure
         if code is None:
             if stderr.startswith(b"bwrap: ") or self.init_pid is None:
-                return stderr.decode(errors="replace").strip() or f"bubblewrap ended with {self.process.returncode}"
+                return (
+                    stderr.decode(errors="replace").strip()
+                    or f"bubblewrap ended with {self.process.returncode}"
+                )
             return ScriptEnding.KILLED, None, int(signal.SIGKILL)
-        return (ScriptEnding.KILLED, None, code - 128) if 128 < code <= 128 + 64 else (ScriptEnding.EXITED, code, None)
+        if 128 < code <= 128 + 64:
+            return (ScriptEnding.KILLED, None, code - 128)
+        return (ScriptEnding.EXITED, code, None)
 
 
 def prctl(option: int, argument: int) -> None:
-    checked(libc.prctl(ctypes.c_int(option), *map(ctypes.c_ulong, (argument, 0, 0, 0))), f"prctl {option}")
+    checked(
+        libc.prctl(ctypes.c_int(option), *map(ctypes.c_ulong, (argument, 0, 0, 0))),
+        f"prctl {option}",
+    )
 
 
 def checked(result: int, what: str) -> None:
@@ -225,9 +254,21 @@ def checked(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _options(view: ScriptView, limits: SandboxLimits, files: dict[str, int], etc: dict[str, int]) -> list[str]:
-    """Everything is put together on a small tmpfs, which is read-only in the end; only the box stays writable."""
-    options = [*UNSHARED, "--new-session", "--die-with-parent", "--uid", str(UID), "--gid", str(UID)]
+def _options(
+    view: ScriptView, limits: SandboxLimits, files: dict[str, int], etc: dict[str, int]
+) -> list[str]:
+    """Everything is put together on a small tmpfs, which is read-only in the end; only the box
+    stays writable.
+    """
+    options = [
+        *UNSHARED,
+        "--new-session",
+        "--die-with-parent",
+        "--uid",
+        str(UID),
+        "--gid",
+        str(UID),
+    ]
     options += ["--hostname", "box", "--clearenv"]
     for name, value in view.env.items():
         options += ["--setenv", name, value]
@@ -242,7 +283,12 @@ def _options(view: ScriptView, limits: SandboxLimits, files: dict[str, int], etc
     options += ["--perms", "0700", "--size", str(limits.disk_bytes), "--tmpfs", BOX]
     for name in ("work", "tmp", "shm"):
         options += ["--perms", "0700", "--dir", f"{BOX}/{name}"]
-    folders = {parent for path in files for parent in PurePosixPath(path).parents if parent.is_relative_to(FOLDER)}
+    folders = {
+        parent
+        for path in files
+        for parent in PurePosixPath(path).parents
+        if parent.is_relative_to(FOLDER)
+    }
     for folder in sorted(map(str, folders)):
         options += ["--perms", "0700", "--dir", folder]
     for path, fd in files.items():
@@ -277,12 +323,18 @@ def rlimits(limits: SandboxLimits, *, files: int) -> dict[int, int]:
 
 
 def apply_as(uid: int, wanted: dict[int, int], pid: int) -> None:
-    """Set the limits of another process, never above what is allowed already. Root may lack the right: it forks."""
+    """Set the limits of another process, never above what is allowed already.
+
+    Root may lack the right: it forks.
+    """
 
     def apply() -> None:
         for number, value in wanted.items():
             hard = resource.prlimit(pid, number)[1]
-            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            if hard == resource.RLIM_INFINITY:
+                bound = value
+            else:
+                bound = min(value, hard)
             resource.prlimit(pid, number, (bound, bound))
 
     if os.geteuid() != 0:

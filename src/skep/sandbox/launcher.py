@@ -1,8 +1,8 @@
-"""The launcher: a small process that stays, and starts, feeds, watches and ends each script in a thread of its own.
+"""The launcher: a small process that stays, and starts, feeds, watches and ends each script in a
+thread of its own.
 
-Limits hold however busy skep's event loop is. Whoever loses its parent inside becomes a child of the launcher, which
-ends it. It ends itself when its socket to skep does.
-"""
+Limits hold however busy skep's event loop is. Whoever loses its parent inside becomes a child of
+the launcher, which ends it. It ends itself when its socket to skep does."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class MemoryWatch:
         return self._box is not None
 
     def over(self, limit_bytes: int) -> bool:
-        """Cheaply at first: forked processes share pages, and only where the plain sum is too much is it divided."""
+        """Cheaply at first: forked processes share pages, and only where the plain sum is too much
+        is it divided.
+        """
         if not self._open():
             return False
         assert self._box is not None
@@ -73,20 +75,27 @@ class MemoryWatch:
         if files > MOST_FILES:
             return True
         kept = (box.f_blocks - box.f_bfree) * box.f_frsize + files * FILE_BYTES
-        # What sockets hold is the kernel's memory, not a process's: a script could keep gigabytes there.
+        # What sockets hold is the kernel's memory, not a process's: a script could keep gigabytes
+        # there.
         for table in QUEUES:  # what waits to be sent and to be read
             lines = [line.split() for line in self._text(f"1/net/{table}").splitlines()[1:]]
-            kept += sum(int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":"))
+            kept += sum(
+                int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":")
+            )
         kept += self._text("1/net/unix").count(b"\n") * SOCKET_BYTES
         pids = [pid for pid in self._list(".") if pid.isdigit() and pid != "1"]
-        return kept + sum(map(self._plain, pids)) > limit_bytes and kept + sum(map(self._divided, pids)) > limit_bytes
+        return (
+            kept + sum(map(self._plain, pids)) > limit_bytes
+            and kept + sum(map(self._divided, pids)) > limit_bytes
+        )
 
     def _open(self) -> bool:
         if self._box is not None or self._bubblewrap.init_pid is None:
             return self._box is not None
         root = f"/proc/{self._bubblewrap.init_pid}/root"
         try:
-            theirs, ours = os.stat(root), os.stat("/")  # noqa: PTH116
+            theirs = os.stat(root)  # noqa: PTH116
+            ours = os.stat("/")  # noqa: PTH116
             if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
                 return False
             self._proc = os.open(f"{root}/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -99,17 +108,29 @@ class MemoryWatch:
         return True
 
     def _divided(self, pid: str) -> int:
-        """Return each page divided by the processes that share it; as in `_plain` where the kernel does not tell."""
+        """Return each page divided by the processes that share it; as in `_plain` where the kernel
+        does not tell.
+        """
         text = self._text(f"{pid}/smaps_rollup")
-        told = _bytes_of(text, EXACT) if EXACT[0] in text else None  # a kernel before 5.4 has but a part of them
-        return self._plain(pid) if told is None else told
+        # A kernel before 5.4 has but a part of them.
+        told = _bytes_of(text, EXACT) if EXACT[0] in text else None
+        if told is None:
+            return self._plain(pid)
+        return told
 
     def _plain(self, pid: str) -> int:
-        """A process whose first thread has ended keeps its memory, but shows it in the other threads only."""
+        """A process whose first thread has ended keeps its memory, but shows it in the other
+        threads only.
+        """
         told = _bytes_of(self._text(f"{pid}/status"), CHEAP)
         if told is None:
-            texts = [self._text(f"{pid}/task/{thread}/status") for thread in self._list(f"{pid}/task")]
-            told = max((other for text in texts if (other := _bytes_of(text, CHEAP)) is not None), default=0)
+            texts = [
+                self._text(f"{pid}/task/{thread}/status") for thread in self._list(f"{pid}/task")
+            ]
+            told = max(
+                (other for text in texts if (other := _bytes_of(text, CHEAP)) is not None),
+                default=0,
+            )
         return told
 
     def _list(self, path: str) -> list[str]:
@@ -118,7 +139,10 @@ class MemoryWatch:
         return []
 
     def _text(self, path: str) -> bytes:
-        with contextlib.suppress(OSError), open(f"/proc/self/fd/{self._proc}/{path}", "rb") as file:  # noqa: PTH123
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/self/fd/{self._proc}/{path}", "rb") as file,  # noqa: PTH123
+        ):
             return file.read()
         return b""  # it has ended meanwhile
 
@@ -129,17 +153,23 @@ def _bytes_of(text: bytes, fields: tuple[bytes, ...]) -> int | None:
     return sum(found) * 1024 if found else None
 
 
-# One of these is covered, in a mount namespace of the launcher's own; nothing is written to the real one.
+# One of these is covered, in a mount namespace of the launcher's own; nothing is written to the
+# real one.
 STAGES = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108
 EXIT_WAIT_S = 3.0
-FIRST_UID = 65100  # root runs scripts as one of these: no login, no files; low enough for a container's own mapping
+# root runs scripts as one of these: no login, no files; low enough for a container's own mapping
+FIRST_UID = 65100
 UIDS = 300
 LOOK_S = 0.03
 SETUP_S = 20.0  # for bubblewrap until the script can begin; none of the script's own time
 BLIND_S = 5.0  # a script whose memory cannot be looked at for so long is ended
 PIECE = 64 << 10
 CLONE_NEWNS = 0x00020000
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_SLAVE = 0x80000
 PR_SET_CHILD_SUBREAPER = 36
 BEGIN = """import json, sys
 setup = json.load(sys.stdin)
@@ -150,13 +180,17 @@ main(setup)
 
 
 def setup_text(fd: int, program: str, view: ScriptView) -> str:
-    """For the standard input of `BEGIN`: an argument could be read by any script whose first process is a fork."""
+    """For the standard input of `BEGIN`: an argument could be read by any script whose first
+    process is a fork.
+    """
     source = str(Path(__file__).parents[2])
     return json.dumps({"source": source, "fd": fd, "program": program, "view": asdict(view)})
 
 
 def main(setup: dict[str, Any]) -> None:
-    """Serve skep with what `setup_text` says: the `fd` of the socket to it, bubblewrap's program and the view."""
+    """Serve skep with what `setup_text` says: the `fd` of the socket to it, bubblewrap's program
+    and the view.
+    """
     control = socket.socket(fileno=setup["fd"])
     control.set_inheritable(False)
     os.chdir("/")
@@ -173,10 +207,13 @@ def main(setup: dict[str, Any]) -> None:
 
 class SandboxLauncher:
     def __init__(self, control: socket.socket, program: str, view: ScriptView) -> None:
-        self._control, self._program, self._view = control, program, view
+        self._control = control
+        self._program = program
+        self._view = view
         self._uids = itertools.cycle(range(FIRST_UID, FIRST_UID + UIDS))
         self._at_work: set[int] = set()  # bubblewraps that are children of this process
-        self._children = threading.Lock()  # held while children are made, or those of no run are ended
+        # Held while children are made, or those of no run are ended.
+        self._children = threading.Lock()
 
     def run(self) -> None:
         """Until skep hangs up; runs then have a moment to end what they started."""
@@ -187,14 +224,20 @@ class SandboxLauncher:
             if not message:
                 break
             threads = [thread for thread in threads if thread.is_alive()]
-            threads.append(threading.Thread(target=self._serve, args=(socket.socket(fileno=fds[0]),), daemon=True))
+            threads.append(
+                threading.Thread(
+                    target=self._serve, args=(socket.socket(fileno=fds[0]),), daemon=True
+                )
+            )
             threads[-1].start()
         deadline = time.monotonic() + EXIT_WAIT_S
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _serve(self, link: socket.socket) -> None:
-        """Carry out the one order that comes over `link`, and answer it unless nobody waits any more."""
+        """Carry out the one order that comes over `link`, and answer it unless nobody waits any
+        more.
+        """
         with link, contextlib.suppress(OSError, EOFError):
             with link.makefile("rb") as order:
                 script, limits = unpack_order(order.readline())
@@ -205,11 +248,16 @@ class SandboxLauncher:
             link.setblocking(True)
             link.sendall(pack_result(result))
 
-    def _carry_out(self, link: socket.socket, script: SandboxScript, limits: SandboxLimits) -> ScriptResult | str:
+    def _carry_out(
+        self, link: socket.socket, script: SandboxScript, limits: SandboxLimits
+    ) -> ScriptResult | str:
         with SupervisedRun(link, script, limits, self._children) as run:
             with self._children:
                 # Root gives each script a uid of its own outside, others have but theirs.
-                uid = next(self._uids) if os.geteuid() == 0 else os.getuid()
+                if os.geteuid() == 0:
+                    uid = next(self._uids)
+                else:
+                    uid = os.getuid()
                 process = run.start(self._program, self._view, uid)
                 self._at_work.add(process.pid)
             try:
@@ -219,13 +267,18 @@ class SandboxLauncher:
             return run.result()
 
     def _end(self, process: subprocess.Popen[bytes], init_pid: int | None) -> None:
-        """Leave no process. The first one inside takes all of the others along, and its end waits for theirs."""
+        """Leave no process.
+
+        The first one inside takes all of the others along, and its end waits for theirs.
+        """
         process.kill()
         process.wait()
         with self._children:
             self._at_work.discard(process.pid)
             for orphan in {*children(), *([init_pid] if init_pid else [])} - self._at_work:
-                with contextlib.suppress(ChildProcessError):  # no child of this process, or no more
+                with contextlib.suppress(
+                    ChildProcessError
+                ):  # no child of this process, or no more
                     if os.waitpid(orphan, os.WNOHANG)[0] == 0:
                         os.kill(orphan, signal.SIGKILL)
                         os.waitpid(orphan, 0)
@@ -241,13 +294,23 @@ def children() -> set[int]:
 
 
 class SupervisedRun(contextlib.ExitStack):
-    """One script in bubblewrap. Ends when it does, at a limit, or with the end of `link`, the socket to skep."""
+    """One script in bubblewrap.
+
+    Ends when it does, at a limit, or with the end of `link`, the socket to skep.
+    """
 
     def __init__(
-        self, link: socket.socket, script: SandboxScript, limits: SandboxLimits, children: threading.Lock
+        self,
+        link: socket.socket,
+        script: SandboxScript,
+        limits: SandboxLimits,
+        children: threading.Lock,
     ) -> None:
         super().__init__()
-        self._link, self._script, self._limits, self._children = link, script, limits, children
+        self._link = link
+        self._script = script
+        self._limits = limits
+        self._children = children
         self._selector = self.enter_context(selectors.DefaultSelector())
         self._outputs: dict[int, bytearray] = {}
         self._pending = memoryview(script.stdin)
@@ -256,7 +319,8 @@ class SupervisedRun(contextlib.ExitStack):
 
     def start(self, program: str, view: ScriptView, uid: int) -> subprocess.Popen[bytes]:
         pipes = [os.pipe() for _ in range(3)]
-        ours, theirs = [pipes[0][1], pipes[1][0], pipes[2][0]], (pipes[0][0], pipes[1][1], pipes[2][1])
+        ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
+        theirs = (pipes[0][0], pipes[1][1], pipes[2][1])
         self._stdin, *outputs = (self.enter_context(FileIO(fd, "r+")) for fd in ours)
         try:
             self._bubblewrap = Bubblewrap(program, self._script, self._limits, view, theirs, uid)
@@ -287,8 +351,16 @@ class SupervisedRun(contextlib.ExitStack):
         look = self._began
         while self._verdict is None:
             released = bubblewrap.released_s
-            deadline = self._began + SETUP_S if released is None else released + self._limits.seconds
-            ready = {key.fd for key, _ in self._selector.select(max(0.0, min(LOOK_S, deadline - time.monotonic())))}
+            if released is None:
+                deadline = self._began + SETUP_S
+            else:
+                deadline = released + self._limits.seconds
+            ready = {
+                key.fd
+                for key, _ in self._selector.select(
+                    max(0.0, min(LOOK_S, deadline - time.monotonic()))
+                )
+            }
             self._ended = now = time.monotonic()
             if ended in ready:
                 return
@@ -348,8 +420,8 @@ class SupervisedRun(contextlib.ExitStack):
             self._stdin.close()
 
     def result(self) -> ScriptResult | str:
-        """Return how the script ended, or why it was never started. All writers are gone: what is still in the pipes
-        is all there will be."""
+        """Return how the script ended, or why it was never started. All writers are gone: what is
+        still in the pipes is all there will be."""
         self._bubblewrap.hear()
         for fd in self._outputs:
             while self._take(fd):
@@ -359,19 +431,29 @@ class SupervisedRun(contextlib.ExitStack):
         if self._verdict is not None:
             return ScriptResult(self._verdict, None, None, stdout, stderr, seconds)
         ending = self._bubblewrap.ending(stderr)
-        return ending if isinstance(ending, str) else ScriptResult(*ending, stdout, stderr, seconds)
+        if isinstance(ending, str):
+            return ending
+        return ScriptResult(*ending, stdout, stderr, seconds)
 
 
 def stage(view: ScriptView, program: str) -> ScriptView:
-    """Every source of the view at a path that any user can reach, in a mount namespace that ends with this process."""
+    """Every source of the view at a path that any user can reach, in a mount namespace that ends
+    with this process.
+    """
     checked(libc.unshare(ctypes.c_int(CLONE_NEWNS)), "unshare")
     mount("none", "/", None, MS_SLAVE | MS_REC)
     sources = sorted({*view.binds.values()})
     opened = {source: os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources}
     # A folder that nothing lies in which the launcher and bubblewrap still read.
     read = [Path(path) for path in (__file__, sys.prefix, sys.base_prefix, program)]
-    needed = {place for path in read for one in (path, path.resolve()) for place in (one, *one.parents)}
-    free = [place for place in map(Path, STAGES) if place.is_dir() and place.resolve() == place and place not in needed]
+    needed = {
+        place for path in read for one in (path, path.resolve()) for place in (one, *one.parents)
+    }
+    free = [
+        place
+        for place in map(Path, STAGES)
+        if place.is_dir() and place.resolve() == place and place not in needed
+    ]
     if not free:
         raise OSError(f"each of {', '.join(STAGES)} is missing or in use")
     covered = str(free[0])
@@ -386,7 +468,11 @@ def stage(view: ScriptView, program: str) -> ScriptView:
     return replace(view, binds={dest: places[source] for dest, source in view.binds.items()})
 
 
-def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
+def mount(
+    source: str, target: str, kind: str | None, flags: int, options: str | None = None
+) -> None:
+    words = [
+        None if word is None else os.fsencode(word) for word in (source, target, kind, options)
+    ]
     result = libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
     checked(result, f"mount {kind or 'bind'} on {target}")

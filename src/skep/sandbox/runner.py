@@ -1,6 +1,5 @@
-"""The sandbox as its callers see it: tried out when it is opened; runs are handed to a launcher that stays, and
-cancelled by hanging up.
-"""
+"""The sandbox as its callers see it: tried out when it is opened; runs are handed to a launcher
+that stays, and cancelled by hanging up."""
 
 from __future__ import annotations
 
@@ -45,12 +44,16 @@ class Sandbox:
         self._control: socket.socket | None = None
         self._live: set[socket.socket] = set()
 
-    async def run(self, script: SandboxScript, limits: SandboxLimits | None = None) -> ScriptResult:
+    async def run(
+        self, script: SandboxScript, limits: SandboxLimits | None = None
+    ) -> ScriptResult:
         """Never raises for what the script does. Cancelled: everything it started is gone."""
         try:
             link = self._hand_over()
         except OSError as error:  # no descriptor left, or the launcher died at this moment
-            raise SkepError(f"the sandbox could not be checked: {error}", hint="see `skep doctor`") from error
+            raise SkepError(
+                f"the sandbox could not be checked: {error}", hint="see `skep doctor`"
+            ) from error
         launcher = self._launcher
         try:
             line = await self._exchange(link, pack_order(script, limits or SandboxLimits()))
@@ -78,7 +81,8 @@ class Sandbox:
         for link in list(self._live):
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
-        launcher, control = self._launcher, self._control
+        launcher = self._launcher
+        control = self._control
         self._launcher = self._control = None
         if control is not None:
             control.close()
@@ -87,7 +91,9 @@ class Sandbox:
             end_group_of_dead(launcher, wait_s=START_S)
 
     async def _exchange(self, link: socket.socket, order: bytes) -> bytes:
-        """Cancelled: hangs up its half, and waits until the supervisor has cleared away and hung up too."""
+        """Cancelled: hangs up its half, and waits until the supervisor has cleared away and hung
+        up too.
+        """
         loop = asyncio.get_running_loop()
         link.setblocking(False)
         try:
@@ -106,7 +112,10 @@ class Sandbox:
             raise _failed(str(error)) from error
 
     def _hand_over(self) -> socket.socket:
-        """A new run's socket, whose other end is a supervisor's. The launcher is started anew where it was killed."""
+        """A new run's socket, whose other end is a supervisor's.
+
+        The launcher is started anew where it was killed.
+        """
         if self._launcher is None or end_group_of_dead(self._launcher, wait_s=0.0):
             if self._control is not None:
                 self._control.close()
@@ -136,9 +145,13 @@ class Sandbox:
             with theirs:
                 self._launcher = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-c", BEGIN],
-                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={},
-                    pass_fds=(theirs.fileno(),), start_new_session=True,  # an interrupt is skep's business
-                )  # fmt: skip
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={},
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # an interrupt is skep's business
+                )
                 assert self._launcher.stdin is not None
                 with self._launcher.stdin as pipe:
                     pipe.write(setup_text(theirs.fileno(), self._program, self._view).encode())
@@ -150,16 +163,19 @@ class Sandbox:
         self._control = ours
         if said != b"ready":
             self.close_now()
-            why = said.decode(errors="replace").removeprefix("error: ") or "its launcher ended at once"
+            why = (
+                said.decode(errors="replace").removeprefix("error: ")
+                or "its launcher ended at once"
+            )
             raise SkepError(f"the sandbox cannot be set up: {why}")
 
 
 def end_group_of_dead(launcher: subprocess.Popen[bytes], wait_s: float = DYING_S) -> bool:
     """Kill what a killed launcher left in its process group. False: it lives.
 
-    bubblewrap ends with its parent, but where it is killed while it makes its first process, that one waits for ever.
-    The group is killed before the launcher is reaped: afterwards its number may be another's.
-    """
+    bubblewrap ends with its parent, but where it is killed while it makes its first process, that
+    one waits for ever. The group is killed before the launcher is reaped: afterwards its number
+    may be another's."""
     if launcher.returncode is None:
         with contextlib.closing(select.epoll()) as ending:
             pidfd = os.pidfd_open(launcher.pid)
@@ -200,13 +216,19 @@ TRIAL_LIMITS = SandboxLimits(seconds=15.0, output_bytes=4096)
 APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")  # Debian's own switch
 MOST = Path("/proc/sys/user/max_user_namespaces")
-INSTALLING = {"apt": "apt install", "dnf": "dnf install", "pacman": "pacman -S", "zypper": "zypper install"}
+INSTALLING = {
+    "apt": "apt install",
+    "dnf": "dnf install",
+    "pacman": "pacman -S",
+    "zypper": "zypper install",
+}
 TRIAL = """
 import os, socket
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
 assert os.getuid() != 0 and not int(status["CapEff"], 16), "it has privileges"
 assert int(status["NoNewPrivs"]) == 1, "it can gain privileges"
-assert sorted(map(int, filter(str.isdigit, os.listdir("/proc")))) == [1, os.getpid()], "it sees other processes"
+processes = sorted(map(int, filter(str.isdigit, os.listdir("/proc"))))
+assert processes == [1, os.getpid()], "it sees other processes"
 interfaces = [line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line]
 assert interfaces == ["lo"], f"it has a network: {interfaces}"
 server = socket.create_server(("127.0.0.1", 0))
@@ -223,12 +245,20 @@ print("closed")
 
 
 def open_sandbox() -> Sandbox:
-    """Start a sandbox and try it out. UserError, with what to do, where bubblewrap is missing or cannot close it."""
+    """Start a sandbox and try it out.
+
+    UserError, with what to do, where bubblewrap is missing or cannot close it.
+    """
     program = shutil.which("bwrap")
     if program is None:
-        raise UserError("code cannot be run safely here: no program `bwrap` on PATH", hint=remedy())
+        raise UserError(
+            "code cannot be run safely here: no program `bwrap` on PATH", hint=remedy()
+        )
     if not FILTER:
-        raise UserError(f"code cannot be run safely on {platform.machine()}", hint="x86_64 and aarch64 have a sandbox")
+        raise UserError(
+            f"code cannot be run safely on {platform.machine()}",
+            hint="x86_64 and aarch64 have a sandbox",
+        )
     sandbox = Sandbox(program)
     failure = _failure(sandbox)
     if failure is not None:
@@ -243,16 +273,24 @@ def remedy() -> str:
         return how_to_install("bubblewrap")
     if _says(APPARMOR, "1"):
         return (
-            "AppArmor keeps user namespaces from bubblewrap: `sudo apt install bubblewrap apparmor-profiles`, then "
-            "`sudo install -m 644 /usr/share/apparmor/extra-profiles/bwrap-userns-restrict /etc/apparmor.d/` and "
-            "`sudo apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict`; or, for all programs, "
+            "AppArmor keeps user namespaces from bubblewrap: `sudo apt install bubblewrap "
+            "apparmor-profiles`, then "
+            "`sudo install -m 644 /usr/share/apparmor/extra-profiles/bwrap-userns-restrict "
+            "/etc/apparmor.d/` and "
+            "`sudo apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict`; or, for all "
+            "programs, "
             "`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`"
         )
     if _says(CLONE, "0"):
-        return "user namespaces are switched off: `sudo sysctl -w kernel.unprivileged_userns_clone=1`"
+        return (
+            "user namespaces are switched off: `sudo sysctl -w kernel.unprivileged_userns_clone=1`"
+        )
     if _says(MOST, "0"):
         return "user namespaces are switched off: `sudo sysctl -w user.max_user_namespaces=15000`"
-    return "in a container, allow user namespaces and an unmasked /proc, or run skep outside of it (docs/sandbox.md)"
+    return (
+        "in a container, allow user namespaces and an unmasked /proc, or run skep outside of it "
+        "(docs/sandbox.md)"
+    )
 
 
 def how_to_install(package: str) -> str:

@@ -1,4 +1,6 @@
-"""What of this machine a script sees: the interpreter that runs skep, its libraries, what is installed beside skep."""
+"""What of this machine a script sees: the interpreter that runs skep, its libraries, what is
+installed beside skep.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,10 @@ class ScriptView:
 def view() -> ScriptView:
     """Show the interpreter that runs this, its libraries and what is installed beside skep.
 
-    All of it is read-only and at its own path, or below ENVIRONMENT where a script's own files would hide it. Nothing
-    else of a home folder or of a checkout is there, even where they hold the interpreter. A line in a `.pth` file that
-    leads elsewhere (an editable install) leads nowhere inside.
-    """
+    All of it is read-only and at its own path, or below ENVIRONMENT where a script's own files
+    would hide it. Nothing else of a home folder or of a checkout is there, even where they hold
+    the interpreter. A line in a `.pth` file that leads elsewhere (an editable install) leads
+    nowhere inside."""
     paths = ShownPaths()
     paths.add_system()
     paths.add_interpreter()
@@ -63,7 +65,10 @@ def path_inside(path: Path) -> Path:
 
 
 class ShownPaths:
-    """Puts a view together. What is there already, inside a bound folder or behind a link, is not added again."""
+    """Puts a view together.
+
+    What is there already, inside a bound folder or behind a link, is not added again.
+    """
 
     def __init__(self) -> None:
         self.binds: dict[str, str] = {}
@@ -96,7 +101,9 @@ class ShownPaths:
                 self._add(folder)
 
     def add_environment(self) -> str:
-        """Return the program of the virtual environment: by what stands beside it, it finds its packages."""
+        """Return the program of the virtual environment: by what stands beside it, it finds its
+        packages.
+        """
         interpreter = str(path_inside(self._interpreter))
         if sys.prefix == sys.base_prefix:
             return interpreter
@@ -153,7 +160,9 @@ def _variables(program: str) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
     }
     base = Path(sys.base_prefix)
-    if path_inside(base) != base:  # an interpreter that was built for its own path looks for its library there
+    if (
+        path_inside(base) != base
+    ):  # an interpreter that was built for its own path looks for its library there
         env["LD_LIBRARY_PATH"] = f"{path_inside(base)}/lib"
     if site.getusersitepackages() in sys.path:
         env["PYTHONUSERBASE"] = str(path_inside(Path(site.getuserbase())))

@@ -1,21 +1,25 @@
-"""Is it no worse? The same items in two arms, the difference of their rates, and what may be claimed of it.
+"""Is it no worse? The same items in two arms, the difference of their rates, and what may be
+claimed of it.
 
-"No worse than delta" is claimed if the one-sided 95 % bound of the difference lies above -delta: were the loss delta or
-more, the claim would be made in at most 5 % of runs. "Worse" is claimed if the other bound lies below zero. Everything
-between is "not shown", which is not "no loss".
+"No worse than delta" is claimed if the one-sided 95 % bound of the difference lies above -delta:
+were the loss delta or more, the claim would be made in at most 5 % of runs. "Worse" is claimed if
+the other bound lies below zero. Everything between is "not shown", which is not "no loss".
 
-Levels are walked upward, and the walk ends at the first that does not hold: then no further correction is needed,
-however many levels there are. A walk that says anything false must say it first of the lowest level that lost delta or
-more, and of that one it does so in at most 5 % of runs; whether the levels share their base arm does not matter. Of
-"worse" this holds level by level only.
+Levels are walked upward, and the walk ends at the first that does not hold: then no further
+correction is needed, however many levels there are. A walk that says anything false must say it
+first of the lowest level that lost delta or more, and of that one it does so in at most 5 % of
+runs; whether the levels share their base arm does not matter. Of "worse" this holds level by level
+only.
 
-The error is that of drawing items: it speaks of items like these, answered on a rig in the state it was in.
+The error is that of drawing items: it speaks of items like these, answered on a rig in the state
+it was in.
 
-Worked out and simulated (`benchmarks/noninferiority.py`; 50 to 1000 items, delta 2 to 10 points, base rates 0.1 to
-0.95): a loss of exactly delta is called no worse in at most 4.9 % of runs with one repeat (Tango's interval as
-published: 6.9 %). With 2 and 5 repeats in 3.8 % on average; of the worst cells, run again, one gave 6.2 %, where delta
-is the whole base rate of 0.1 and nothing passes under load, the others 4.6 % at most. Equal arms are called worse in
-4.8 % at most. As many items as `items_needed` says gave 75 to 87 % where 80 % were asked for."""
+Worked out and simulated (`benchmarks/noninferiority.py`; 50 to 1000 items, delta 2 to 10 points,
+base rates 0.1 to 0.95): a loss of exactly delta is called no worse in at most 4.9 % of runs with
+one repeat (Tango's interval as published: 6.9 %). With 2 and 5 repeats in 3.8 % on average; of the
+worst cells, run again, one gave 6.2 %, where delta is the whole base rate of 0.1 and nothing
+passes under load, the others 4.6 % at most. Equal arms are called worse in 4.8 % at most. As many
+items as `items_needed` says gave 75 to 87 % where 80 % were asked for."""
 
 from __future__ import annotations
 
@@ -36,7 +40,10 @@ class Claim(Enum):
 
 
 class PairedDifference(msgspec.Struct, frozen=True):
-    """The same items in two arms. Rates and differences are shares, 0.03 is three points; bounds one-sided, 95 %."""
+    """The same items in two arms.
+
+    Rates and differences are shares, 0.03 is three points; bounds one-sided, 95 %.
+    """
 
     items: int
     pairs: int  # items x repeats
@@ -55,7 +62,8 @@ HALVINGS = 40
 
 def lower_bound(items: Mapping[float, float], *, corrected: bool = True, z: float = Z) -> float:
     """`items`: how many have which mean difference; counts need not be whole."""
-    low, high = -1.0, mean_of(items)
+    low = -1.0
+    high = mean_of(items)
     if high <= -1:
         return -1.0
     for _ in range(HALVINGS):
@@ -71,18 +79,26 @@ def lower_bound(items: Mapping[float, float], *, corrected: bool = True, z: floa
 
 def upper_bound(items: Mapping[float, float], *, corrected: bool = True, z: float = Z) -> float:
     """Return the mirror image."""
-    return -lower_bound({-value: count for value, count in items.items()}, corrected=corrected, z=z)
+    return -lower_bound(
+        {-value: count for value, count in items.items()}, corrected=corrected, z=z
+    )
 
 
-def score(items: Mapping[float, float], truth: float, *, corrected: bool = True, z: float = Z) -> float:
-    """By how many standard errors the items are better than `truth`, a mean difference below theirs."""
+def score(
+    items: Mapping[float, float], truth: float, *, corrected: bool = True, z: float = Z
+) -> float:
+    """By how many standard errors the items are better than `truth`, a mean difference below
+    theirs.
+    """
     total = sum(items.values())
     shares = _most_likely(items, truth)
     variance = sum(share * (value - truth) ** 2 for value, share in shares.items())
     ahead = total * (mean_of(items) - truth)
     if corrected:
         ahead -= max(0.0, _correction(shares, truth, variance, z))
-    return ahead / math.sqrt(total * variance) if variance > 0 else math.copysign(math.inf, ahead)
+    if variance > 0:
+        return ahead / math.sqrt(total * variance)
+    return math.copysign(math.inf, ahead)
 
 
 def mean_of(items: Mapping[float, float]) -> float:
@@ -94,31 +110,47 @@ def _correction(shares: Mapping[float, float], truth: float, variance: float, z:
     if variance <= 0:
         return 0.0
     changed = sum(share * abs(value) for value, share in shares.items())
-    step = sum(share * value * value for value, share in shares.items()) / changed if changed else 0.0
+    if changed:
+        step = sum(share * value * value for value, share in shares.items()) / changed
+    else:
+        step = 0.0
     skew = sum(share * (value - truth) ** 3 for value, share in shares.items()) / variance
     return step / 2 + (z * z - 1) / 6 * skew
 
 
 def _most_likely(items: Mapping[float, float], truth: float) -> dict[float, float]:
-    """Return the distribution of mean `truth` under which the items are likeliest: each value's share is its count over
-    1 + tilt * (value - truth). A tilt beyond 1 / (1 + truth) would be less likely than a weight on -1, and whatever
-    that tilt leaves over is such weight."""
+    """Return the distribution of mean `truth` under which the items are likeliest: each value's
+    share is its count over 1 + tilt * (value - truth). A tilt beyond 1 / (1 + truth) would be less
+    likely than a weight on -1, and whatever that tilt leaves over is such weight."""
     total = sum(items.values())
     most = 1 / (1 + truth)
-    tilt = most if items.get(-1.0, 0) <= 0 and _pull(items, truth, most) >= 0 else _root(items, truth, most)
-    shares = {value: count / total / (1 + tilt * (value - truth)) for value, count in items.items() if value > -1}
+    if items.get(-1.0, 0) <= 0 and _pull(items, truth, most) >= 0:
+        tilt = most
+    else:
+        tilt = _root(items, truth, most)
+    shares = {
+        value: count / total / (1 + tilt * (value - truth))
+        for value, count in items.items()
+        if value > -1
+    }
     shares[-1.0] = max(0.0, 1 - sum(shares.values()))
     return shares
 
 
 def _pull(items: Mapping[float, float], truth: float, tilt: float) -> float:
     """Falls with the tilt; zero where the tilted mean is `truth`."""
-    return sum(count * (value - truth) / (1 + tilt * (value - truth)) for value, count in items.items() if count > 0)
+    return sum(
+        count * (value - truth) / (1 + tilt * (value - truth))
+        for value, count in items.items()
+        if count > 0
+    )
 
 
 def _root(items: Mapping[float, float], truth: float, most: float) -> float:
     """Newton's steps, and a halving wherever one would leave the bracket."""
-    low, high, tilt = 0.0, most, 0.0
+    low = 0.0
+    high = most
+    tilt = 0.0
     for _ in range(200):
         value = slope = 0.0
         for difference, count in items.items():
@@ -127,7 +159,10 @@ def _root(items: Mapping[float, float], truth: float, most: float) -> float:
                 value += count * part
                 slope += count * part * part
         low, high = (tilt, high) if value > 0 else (low, tilt)
-        following = tilt + value / slope if slope > 0 else (low + high) / 2
+        if slope > 0:
+            following = tilt + value / slope
+        else:
+            following = (low + high) / 2
         if not low < following < high:
             following = (low + high) / 2
         if abs(following - tilt) <= 1e-13 * most:
@@ -136,26 +171,30 @@ def _root(items: Mapping[float, float], truth: float, most: float) -> float:
     return tilt
 
 
-# Share of pairs that one arm passes and the other does not, before anything was measured: greedy decoding, short
-# answers. An assumption between published figures: HumanEval moved by 2 to 4 of its 164 items between batch sizes of
-# 16, 64 and 128 (open-compass/opencompass issue 1097), which is the net of at least as many changes; reasoning models,
-# whose answers are long, by up to 9 points (arXiv 2506.09501). The A/A arm of a run measures it.
+# Share of pairs that one arm passes and the other does not, before anything was measured: greedy
+# decoding, short answers. An assumption between published figures: HumanEval moved by 2 to 4 of
+# its 164 items between batch sizes of 16, 64 and 128 (open-compass/opencompass issue 1097), which
+# is the net of at least as many changes; reasoning models, whose answers are long, by up to 9
+# points (arXiv 2506.09501). The A/A arm of a run measures it.
 ASSUMED_DISCORDANCE = 0.05
-# How alike the repeats of an item are: 0 if both arms are drawn afresh each time, 1 if each arm always answers the
-# same. Greedy decoding of one request at a time does, under load it does not: halfway.
+# How alike the repeats of an item are: 0 if both arms are drawn afresh each time, 1 if each arm
+# always answers the same. Greedy decoding of one request at a time does, under load it does not:
+# halfway.
 ASSUMED_CORRELATION = 0.5
 MOST_ITEMS = 10**8
 
 
 def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> PairedDifference:
-    """Of item -> (passed in the base arm, passed under load), one for each repeat. Every item counts the same; one
-    without a pair does not count."""
+    """Of item -> (passed in the base arm, passed under load), one for each repeat. Every item
+    counts the same; one without a pair does not count."""
     seen = [repeats for repeats in pairs.values() if repeats]
     if not seen:
         raise ValueError("a difference needs at least one pair")
     base = math.fsum(fmean(before for before, _ in repeats) for repeats in seen) / len(seen)
     load = math.fsum(fmean(after for _, after in repeats) for repeats in seen) / len(seen)
-    items = Counter(sum(after - before for before, after in repeats) / len(repeats) for repeats in seen)
+    items = Counter(
+        sum(after - before for before, after in repeats) / len(repeats) for repeats in seen
+    )
     changes = Counter(after - before for repeats in seen for before, after in repeats)
     return PairedDifference(
         items=len(seen),
@@ -171,19 +210,29 @@ def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> Paire
 
 
 def claim_of(difference: PairedDifference, delta: float) -> Claim:
-    """Decide. A loss that is certain but certainly smaller than delta HOLDS: that is what was asked."""
+    """Decide.
+
+    A loss that is certain but certainly smaller than delta HOLDS: that is what was asked.
+    """
     if difference.low > -delta:
         return Claim.HOLDS
-    return Claim.LOST if difference.high < 0 else Claim.UNSHOWN
+    if difference.high < 0:
+        return Claim.LOST
+    return Claim.UNSHOWN
 
 
 def items_needed(
-    delta: float, *, discordance: float = ASSUMED_DISCORDANCE, repeats: int = 1, power: float = 0.8,
+    delta: float,
+    *,
+    discordance: float = ASSUMED_DISCORDANCE,
+    repeats: int = 1,
+    power: float = 0.8,
     correlation: float = ASSUMED_CORRELATION,
-) -> int:  # fmt: skip
-    """Return how many must be asked so that the claim is made in `power` of runs, if nothing is lost. `discordance`:
-    share of pairs that differ; `correlation`: of one item's repeats. Even where nothing ever differs about 3.1 / delta
-    are needed, and repeats do not help below that: fewer would hide as many lost items."""
+) -> int:
+    """Return how many must be asked so that the claim is made in `power` of runs, if nothing is
+    lost. `discordance`: share of pairs that differ; `correlation`: of one item's repeats. Even
+    where nothing ever differs about 3.1 / delta are needed, and repeats do not help below that:
+    fewer would hide as many lost items."""
     values = _item_values(discordance, repeats, correlation)
 
     def enough(items: int) -> bool:
@@ -195,17 +244,24 @@ def items_needed(
         high *= 2
         if high > MOST_ITEMS:
             raise ValueError(f"more than {MOST_ITEMS} items are needed to show {delta}")
-    return bisect_left(range(high), True, lo=high // 2 + 1, key=enough) if high > 1 else 1
+    if high > 1:
+        return bisect_left(range(high), True, lo=high // 2 + 1, key=enough)
+    return 1
 
 
-def delta_shown(items: int, *, discordance: float = ASSUMED_DISCORDANCE, repeats: int = 1, power: float = 0.8) -> float:
+def delta_shown(
+    items: int, *, discordance: float = ASSUMED_DISCORDANCE, repeats: int = 1, power: float = 0.8
+) -> float:
     """Return the smallest loss that so many items can exclude in `power` of runs."""
-    return -lower_bound(_unlucky(_item_values(discordance, repeats, ASSUMED_CORRELATION), items, power))
+    return -lower_bound(
+        _unlucky(_item_values(discordance, repeats, ASSUMED_CORRELATION), items, power)
+    )
 
 
 def _item_values(discordance: float, repeats: int, correlation: float) -> dict[float, float]:
-    """How an item's mean difference is spread: a share of `correlation` of the items is the same in all repeats, the
-    repeats of the others are independent. This gives the variance that a correlation stands for."""
+    """How an item's mean difference is spread: a share of `correlation` of the items is the same
+    in all repeats, the repeats of the others are independent. This gives the variance that a
+    correlation stands for."""
     once = {-1: discordance / 2, 0: 1 - discordance, 1: discordance / 2}
     sums = {0: 1.0}
     for _ in range(repeats):
@@ -221,13 +277,16 @@ def _item_values(discordance: float, repeats: int, correlation: float) -> dict[f
 
 
 def _unlucky(values: Mapping[float, float], items: int, power: float) -> dict[float, float]:
-    """Return what is seen if chance goes against it as far as `power` allows: the spread, tilted to that mean."""
+    """Return what is seen if chance goes against it as far as `power` allows: the spread, tilted
+    to that mean.
+    """
     mean = mean_of(values)
     variance = sum(share * (value - mean) ** 2 for value, share in values.items())
     aim = mean - NormalDist().inv_cdf(power) * math.sqrt(variance / items)
     if aim <= min(values):
         return {min(values): float(items)}
-    low, high = -100.0, 0.0
+    low = -100.0
+    high = 0.0
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if mean_of(_tilted(values, middle)) < aim else (low, middle)

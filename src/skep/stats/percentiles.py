@@ -1,7 +1,9 @@
-"""Location and spread of a sample or of moving windows, and intervals: how far a repeated run would move a figure.
+"""Location and spread of a sample or of moving windows, and intervals: how far a repeated run
+would move a figure.
 
-For few values, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where a share is a
-difference: the result is the ratio of geometric means, which for a spread of a few per cent is that of the means."""
+For few values, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where
+a share is a difference: the result is the ratio of geometric means, which for a spread of a few
+per cent is that of the means."""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def median(values: Iterable[float]) -> float:
 
 
 def mad(values: Iterable[float]) -> float:
-    """Median absolute deviation from the median, unscaled: multiply by 1.4826 to compare with a deviation."""
+    """Median absolute deviation from the median, unscaled: multiply by 1.4826 to compare with a
+    deviation.
+    """
     sample = list(values)
     middle = median(sample)
     return median(abs(value - middle) for value in sample)
@@ -58,16 +62,21 @@ def coefficient_of_variation(values: Iterable[float]) -> float | None:
     if len(sample) < 2:
         return None
     mean = fmean(sample)
-    return stdev(sample, xbar=mean) / abs(mean) if mean else None
+    if mean:
+        return stdev(sample, xbar=mean) / abs(mean)
+    return None
 
 
 def at_rank(ordered: Sequence[float], q: float) -> float:
     """Return the q-th percentile of values that are sorted already."""
     position = q * (len(ordered) - 1) / 100
     below = int(position)
-    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    low = ordered[below]
+    high = ordered[min(below + 1, len(ordered) - 1)]
     # Infinity times zero is no number.
-    return low if position == below else min(high, low + (high - low) * (position - below))
+    if position == below:
+        return low
+    return min(high, low + (high - low) * (position - below))
 
 
 class WindowStats(msgspec.Struct, frozen=True):
@@ -90,15 +99,29 @@ def window_stats(values: Iterable[float]) -> WindowStats | None:
         return None
     p05, p25, middle, p75, p95 = (at_rank(ordered, q) for q in (5, 25, 50, 75, 95))
     return WindowStats(
-        len(ordered), middle, mad(ordered), coefficient_of_variation(ordered), p05, p25, p75, p95,
-        low=ordered[0], high=ordered[-1],
-    )  # fmt: skip
+        len(ordered),
+        middle,
+        mad(ordered),
+        coefficient_of_variation(ordered),
+        p05,
+        p25,
+        p75,
+        p95,
+        low=ordered[0],
+        high=ordered[-1],
+    )
 
 
-def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> list[tuple[float, float, float, float]]:
-    """(moment, median, lower quartile, upper quartile) of the `width_s` up to and with each point, oldest first."""
+def rolling_median(
+    points: Sequence[tuple[float, float]], width_s: float
+) -> list[tuple[float, float, float, float]]:
+    """(moment, median, lower quartile, upper quartile) of the `width_s` up to and with each point,
+    oldest first.
+    """
     found = []
-    window: list[float] = []  # kept sorted while it moves, so that 20,000 points take a tenth of a second
+    window: list[
+        float
+    ] = []  # kept sorted while it moves, so that 20,000 points take a tenth of a second
     first = 0
     for at, value in points:
         insort(window, value)
@@ -115,9 +138,13 @@ _TINY = 1e-300
 
 @lru_cache(maxsize=4096)
 def t_quantile(confidence: float, freedom: float) -> float:
-    """Return the t for which -t..t holds `confidence` of the distribution: 2.776 for 0.95 and 4 degrees of freedom."""
+    """Return the t for which -t..t holds `confidence` of the distribution: 2.776 for 0.95 and 4
+    degrees of freedom.
+    """
     t = NormalDist().inv_cdf((1 + confidence) / 2)
-    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    scale = (
+        math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    )
     for _ in range(STEPS):  # Newton's: the tail is convex, so each step stays below the answer
         x = freedom / (freedom + t * t)
         density = math.exp(scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
@@ -129,10 +156,14 @@ def t_quantile(confidence: float, freedom: float) -> float:
 
 
 def _beta_share(x: float, a: float, b: float) -> float:
-    """Return the regularised incomplete beta function, from the side where its fraction converges quickly."""
+    """Return the regularised incomplete beta function, from the side where its fraction converges
+    quickly.
+    """
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    front = (
+        a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    )
     if x < (a + 1) / (a + b + 2):
         return math.exp(front) / a / _fraction(x, a, b)
     return 1 - math.exp(front) / b / _fraction(1 - x, b, a)
@@ -140,7 +171,9 @@ def _beta_share(x: float, a: float, b: float) -> float:
 
 def _fraction(x: float, a: float, b: float) -> float:
     """1 + d1/(1 + d2/(1 + ...)), from the left by the method of Lentz."""
-    value, above, below = 1.0, 1.0, 0.0
+    value = 1.0
+    above = 1.0
+    below = 0.0
     for step in range(1, 500):
         half = step // 2
         if step % 2:
@@ -160,7 +193,9 @@ WIDEST = 700.0  # of a logarithm: its exponential is still a float
 
 
 def mean_t_interval(values: Iterable[float]) -> Interval | None:
-    """Return Student's 95 % interval of the mean, for few values of a roughly normal spread; None below two values."""
+    """Return Student's 95 % interval of the mean, for few values of a roughly normal spread; None
+    below two values.
+    """
     sample = sorted(values)
     if len(sample) < 2:
         return None
@@ -170,10 +205,17 @@ def mean_t_interval(values: Iterable[float]) -> Interval | None:
 
 
 def runs_interval(values: Iterable[float]) -> Interval | None:
-    """95 %, of the mean over the runs of a level, never below zero; None below three: two values say more."""
+    """95 %, of the mean over the runs of a level, never below zero; None below three: two values
+    say more.
+    """
     sample = list(values)
-    found = mean_t_interval(sample) if len(sample) >= FEWEST_RUNS else None
-    return None if found is None else replace(found, low=max(0.0, found.low))
+    if len(sample) >= FEWEST_RUNS:
+        found = mean_t_interval(sample)
+    else:
+        found = None
+    if found is None:
+        return None
+    return replace(found, low=max(0.0, found.low))
 
 
 class MeanEstimate(msgspec.Struct, frozen=True):
@@ -192,7 +234,9 @@ class MeanEstimate(msgspec.Struct, frozen=True):
 
     @property
     def freedom(self) -> float:
-        """By the rule of Welch and Satterthwaite, which gives the plain count for a single part."""
+        """By the rule of Welch and Satterthwaite,
+        which gives the plain count for a single part.
+        """
         total = sum(part for part, _ in self.parts)
         if total <= 0:
             return sum(freedom for _, freedom in self.parts)
@@ -208,4 +252,6 @@ class MeanEstimate(msgspec.Struct, frozen=True):
     def as_ratio(self, confidence: float, most_freedom: float = math.inf) -> Interval:
         """Return the interval of the ratio, if this is a mean of logarithms."""
         reach = self.reach(confidence, most_freedom)
-        return Interval(*(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach)))
+        return Interval(
+            *(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach))
+        )

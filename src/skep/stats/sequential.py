@@ -1,16 +1,17 @@
 """When enough has been measured: of a level, of a warm-up, and of B against A. Knows figures only.
 
-B against A, round by round, until the answer is clear: better, worse, or not to be told apart. A round is one start of
-both with readings in pairs. Readings of one start share what that start was like, so the spread between starts is part
-of the error, however many readings there are. Looked at after every round; each look spends its part of the whole
-chance of a false alarm, so that looking often does not make one.
+B against A, round by round, until the answer is clear: better, worse, or not to be told apart. A
+round is one start of both with readings in pairs. Readings of one start share what that start was
+like, so the spread between starts is part of the error, however many readings there are. Looked at
+after every round; each look spends its part of the whole chance of a false alarm, so that looking
+often does not make one.
 
-A level, repeat by repeat, until its interval is tight. A rule that looks after each repeat and stops when the interval
-is tight stops more often on values that agree by luck, so the interval it leaves covers less than it says. Simulated
-with normal noise, a goal of 3 % and at most 12 repeats, the 95 % interval held the truth in 95, 94, 92.5 and 92 % of
-levels at a noise of 1, 3, 4 and 6 % when four repeats are the fewest, with 4.0, 6.3, 8.5 and 11 repeats on average;
-with three as the fewest it was 91 % from a noise of 4 % on.
-"""
+A level, repeat by repeat, until its interval is tight. A rule that looks after each repeat and
+stops when the interval is tight stops more often on values that agree by luck, so the interval it
+leaves covers less than it says. Simulated with normal noise, a goal of 3 % and at most 12 repeats,
+the 95 % interval held the truth in 95, 94, 92.5 and 92 % of levels at a noise of 1, 3, 4 and 6 %
+when four repeats are the fewest, with 4.0, 6.3, 8.5 and 11 repeats on average; with three as the
+fewest it was 91 % from a noise of 4 % on."""
 
 from __future__ import annotations
 
@@ -26,9 +27,15 @@ import msgspec
 from skep.stats.percentiles import MeanEstimate, mean_t_interval, median, t_quantile
 from skep.units import Interval
 
-READING, START = 0.03, 0.012  # spreads taken for granted until there are figures
-_GUESS_READING, _GUESS_START = 6.0, 2.0  # as many values as these guesses are worth
-_CLIP = 3.0  # deviations beyond which a reading is pulled in: a five-prompt outlier must not decide
+# spreads taken for granted until there are figures
+READING = 0.03
+START = 0.012
+# as many values as these guesses are worth
+_GUESS_READING = 6.0
+_GUESS_START = 2.0
+_CLIP = (
+    3.0  # deviations beyond which a reading is pulled in: a five-prompt outlier must not decide
+)
 _MOST_FREEDOM = 40.0
 CHANCE = 0.05  # that the true ratio lies outside of the interval at any look
 
@@ -41,11 +48,16 @@ class SequentialVerdict(Enum):
 
 
 class MeasurementNoise:
-    """How much readings of one start differ, and starts of one configuration, as shares. Learns from every start."""
+    """How much readings of one start differ, and starts of one configuration, as shares.
+
+    Learns from every start.
+    """
 
     def __init__(self, *, reading: float = READING, start: float = START) -> None:
-        self._reading_squares, self._reading_freedom = _GUESS_READING * reading**2, _GUESS_READING
-        self._start_squares, self.start_freedom = _GUESS_START * start**2, _GUESS_START
+        self._reading_squares = _GUESS_READING * reading**2
+        self._reading_freedom = _GUESS_READING
+        self._start_squares = _GUESS_START * start**2
+        self.start_freedom = _GUESS_START
 
     @property
     def reading(self) -> float:
@@ -65,7 +77,9 @@ class MeasurementNoise:
         self._reading_freedom += len(clipped) - 1
 
     def add_means(self, means: Sequence[float], counts: Sequence[int], *, sides: int) -> None:
-        """Of one configuration's starts, or two sides' differences by round: what readings do not explain is theirs."""
+        """Of one configuration's starts, or two sides' differences by round: what readings do not
+        explain is theirs.
+        """
         if len(means) >= 2:
             within = sides * self.reading**2 * fmean(1 / count for count in counts)
             self._start_squares += (len(means) - 1) * max(0.0, variance(means) - within) / sides
@@ -73,7 +87,8 @@ class MeasurementNoise:
 
     def clipped(self, logs: Sequence[float]) -> list[float]:
         """Return the readings with outliers pulled in to three deviations."""
-        middle, room = median(logs), _CLIP * self.reading
+        middle = median(logs)
+        room = _CLIP * self.reading
         return [min(max(value, middle - room), middle + room) for value in logs]
 
     def mean_variance(self, count: int) -> float:
@@ -82,11 +97,14 @@ class MeasurementNoise:
 
 
 class SequentialTest:
-    """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN. `worth`: a share below which a
-    gain is not looked for any longer. At least two rounds, so two starts of either side, before B is called better."""
+    """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN. `worth`: a
+    share below which a gain is not looked for any longer. At least two rounds, so two starts of
+    either side, before B is called better."""
 
     def __init__(self, noise: MeasurementNoise, *, rounds: int = 6, worth: float = 0.01) -> None:
-        self._noise, self._rounds, self._worth = noise, rounds, worth
+        self._noise = noise
+        self._rounds = rounds
+        self._worth = worth
         self._each = CHANCE / (rounds - 1)
         self._differences: list[list[float]] = []
         self.verdict = SequentialVerdict.OPEN
@@ -100,7 +118,10 @@ class SequentialTest:
         return sum(map(len, self._differences))
 
     def feed(self, pairs: Sequence[tuple[float, float]]) -> None:
-        """(A, B), logarithms both. A round without any is one in which nothing could be measured."""
+        """(A, B), logarithms both.
+
+        A round without any is one in which nothing could be measured.
+        """
         if self.verdict is not SequentialVerdict.OPEN:
             return
         if pairs:
@@ -113,7 +134,9 @@ class SequentialTest:
         """B over A, as far as it is known at this look; None before there are two pairs."""
         if self.pairs < 2:
             return None
-        return _mean_of(self._differences, self._noise, sides=2).as_ratio(1 - self._each, _MOST_FREEDOM)
+        return _mean_of(self._differences, self._noise, sides=2).as_ratio(
+            1 - self._each, _MOST_FREEDOM
+        )
 
     @property
     def round_means(self) -> tuple[list[float], list[int]]:
@@ -130,7 +153,9 @@ class SequentialTest:
             return SequentialVerdict.SAME
         even_if_lucky = now.estimate + now.error < reach * math.sqrt(self.rounds / self._rounds)
         over = self.rounds >= 2 and (self.rounds >= self._rounds or even_if_lucky)
-        return SequentialVerdict.SAME if over else SequentialVerdict.OPEN
+        if over:
+            return SequentialVerdict.SAME
+        return SequentialVerdict.OPEN
 
     def _clipped(self, differences: list[float]) -> list[float]:
         middle = median([*(value for one in self._differences for value in one), *differences])
@@ -139,28 +164,39 @@ class SequentialTest:
 
 
 def mean_of_starts(starts: Sequence[Sequence[float]], noise: MeasurementNoise) -> Interval | None:
-    """Return the mean of one configuration with its 95 % interval, from logarithms of its readings by start."""
+    """Return the mean of one configuration with its 95 % interval, from logarithms of its readings
+    by start.
+    """
     groups = [noise.clipped(one) for one in starts if one]
     if not groups:
         return None
     return _mean_of(groups, noise, sides=1).as_ratio(0.95, _MOST_FREEDOM)
 
 
-def _mean_of(groups: Sequence[Sequence[float]], noise: MeasurementNoise, *, sides: int) -> MeanEstimate:
-    """Return the mean over starts, or over rounds of two sides, by what is known of noise and what these groups show.
-    Groups that differ more than others did know it best: a machine may be more moody than one took it for."""
-    count, thin = len(groups), fmean(1 / len(one) for one in groups)
+def _mean_of(
+    groups: Sequence[Sequence[float]], noise: MeasurementNoise, *, sides: int
+) -> MeanEstimate:
+    """Return the mean over starts, or over rounds of two sides, by what is known of noise and what
+    these groups show. Groups that differ more than others did know it best: a machine may be more
+    moody than one took it for."""
+    count = len(groups)
+    thin = fmean(1 / len(one) for one in groups)
     means = [fmean(one) for one in groups]
     estimate = fmean(means)
     readings = _GUESS_READING + sum(len(one) - 1 for one in groups)
-    within = sum((value - mean) ** 2 for one, mean in zip(groups, means, strict=True) for value in one)
+    within = sum(
+        (value - mean) ** 2 for one, mean in zip(groups, means, strict=True) for value in one
+    )
     reading = (_GUESS_READING * sides * noise.reading**2 + within) / readings
-    between = max(0.0, sum((mean - estimate) ** 2 for mean in means) - (count - 1) * reading * thin)
+    between = max(
+        0.0, sum((mean - estimate) ** 2 for mean in means) - (count - 1) * reading * thin
+    )
     freedom = noise.start_freedom + count - 1
     start = (noise.start_freedom * sides * noise.start**2 + between) / freedom
     own = between / (count - 1) if count > 1 else 0.0
     if own > start:
-        start, freedom = own, float(count) if sides == 1 else freedom
+        start = own
+        freedom = float(count) if sides == 1 else freedom
     return MeanEstimate(estimate, ((start / count, freedom), (reading * thin / count, readings)))
 
 
@@ -191,25 +227,34 @@ class Precision:
     def half_width(self) -> float | None:
         """As a share of the mean; None below two repeats."""
         found = mean_t_interval(self._figures)
-        return None if found is None else found.half_width
+        if found is None:
+            return None
+        return found.half_width
 
     @property
     def enough(self) -> bool:
         width = self.half_width
-        return self.repeats >= self.goal.fewest and width is not None and width <= self.goal.relative
+        return (
+            self.repeats >= self.goal.fewest and width is not None and width <= self.goal.relative
+        )
 
     @property
     def done(self) -> bool:
         return self.enough or self.repeats >= self.goal.most
 
     def expected_more(self) -> int | None:
-        """Repeats still to come if the spread stays what it is; None below two, when there is no spread to go by."""
+        """Repeats still to come if the spread stays what it is; None below two, when there is no
+        spread to go by.
+        """
         if self.done:
             return 0
         if self.repeats < 2:
             return None
         mean = math.fsum(self._figures) / self.repeats
-        spread = stdev(self._figures) / abs(mean) if mean else math.inf
+        if mean:
+            spread = stdev(self._figures) / abs(mean)
+        else:
+            spread = math.inf
         wanted = max(self.goal.fewest, self.repeats + 1)
         while wanted < self.goal.most and (
             t_quantile(0.95, wanted - 1) * spread / math.sqrt(wanted) > self.goal.relative
@@ -223,20 +268,25 @@ TOLERANCE = 0.05
 
 
 class WarmUpDetector:
-    """Fed one figure per batch of warm-up until it is `done`: settled, or given up after `most`. Settled: all but one
-    of the last `window` figures lie within 5 % of their median (all where it is shorter than five) and show no trend,
-    which is a fitted line that moves by more than 6 %, or figures that only rise, or only fall, by more than 1 %.
-    Simulated: a constant with 2 % noise settles at the first look in 96 % of cases; a rise of 5 % a batch with that
-    noise within 20 batches in 9 %, one of 2 % in all: so slow a rise under so much noise is not told from none."""
+    """Fed one figure per batch of warm-up until it is `done`: settled, or given up after `most`.
+    Settled: all but one of the last `window` figures lie within 5 % of their median (all where it
+    is shorter than five) and show no trend, which is a fitted line that moves by more than 6 %, or
+    figures that only rise, or only fall, by more than 1 %. Simulated: a constant with 2 % noise
+    settles at the first look in 96 % of cases; a rise of 5 % a batch with that noise within 20
+    batches in 9 %, one of 2 % in all: so slow a rise under so much noise is not told from none."""
 
     def __init__(self, *, window: int = WINDOW, most: int = 20) -> None:
         self._last: deque[float] = deque(maxlen=window)
-        self._window, self._most = window, most
+        self._window = window
+        self._most = most
         self.batches = 0
         self.settled = False
 
     def feed(self, figure: float | None) -> None:
-        """None: the batch gave no figure. It counts as a batch, and the steadiness has to be shown anew."""
+        """None: the batch gave no figure.
+
+        It counts as a batch, and the steadiness has to be shown anew.
+        """
         if self.done:
             return
         self.batches += 1
@@ -259,4 +309,6 @@ def _is_steady(values: Sequence[float]) -> bool:
     one_way = all(step > 0 for step in steps) or all(step < 0 for step in steps)
     if strays > (len(values) >= WINDOW) or (one_way and abs(values[-1] - values[0]) > room / 5):
         return False
-    return abs(linear_regression(range(len(values)), values).slope * (len(values) - 1)) <= 1.2 * room
+    return (
+        abs(linear_regression(range(len(values)), values).slope * (len(values) - 1)) <= 1.2 * room
+    )

@@ -23,7 +23,10 @@ class SloLimit(msgspec.Struct, frozen=True):
 
 
 class SloLimits(msgspec.Struct, frozen=True):
-    """What users are promised. Failed requests keep no promise: more than five in a hundred break it as well."""
+    """What users are promised.
+
+    Failed requests keep no promise: more than five in a hundred break it as well.
+    """
 
     limits: tuple[SloLimit, ...]
 
@@ -40,7 +43,10 @@ class SloLimits(msgspec.Struct, frozen=True):
 
 
 KINDS = ("ttft", "tpot", "total")
-_HINT = "write it as --slo ttft=1s,tpot=50ms; the names are ttft, tpot and total, with _p50, _p90, _p95 or _p99"
+_HINT = (
+    "write it as --slo ttft=1s,tpot=50ms; the names are ttft, tpot and total, with _p50, _p90, "
+    "_p95 or _p99"
+)
 
 
 def _limit(part: str, text: str) -> SloLimit:
@@ -51,7 +57,9 @@ def _limit(part: str, text: str) -> SloLimit:
     except ValueError:
         percent = -1.0
     if not equals or kind not in KINDS or not 0 < percent < 100:
-        raise UserError(f"--slo `{text}` contains `{part}`, which is not a known limit", hint=_HINT)
+        raise UserError(
+            f"--slo `{text}` contains `{part}`, which is not a known limit", hint=_HINT
+        )
     seconds = parse_seconds(value)
     if seconds <= 0:
         raise UserError(f"--slo `{part}` cannot be met", hint=_HINT)
@@ -59,5 +67,10 @@ def _limit(part: str, text: str) -> SloLimit:
 
 
 def share_of_limit(figures: Iterable[tuple[float | None, float]]) -> float:
-    """Return the worst of (measured, limit). Infinite where a figure is missing: what was not seen was not kept."""
-    return max((math.inf if seen is None else seen / limit for seen, limit in figures), default=math.inf)
+    """Return the worst of (measured, limit).
+
+    Infinite where a figure is missing: what was not seen was not kept.
+    """
+    return max(
+        (math.inf if seen is None else seen / limit for seen, limit in figures), default=math.inf
+    )

@@ -18,7 +18,9 @@ class TokensPerEvent:
 
     @property
     def value(self) -> float:
-        return self._tokens / self._events if self._events else 1.0
+        if self._events:
+            return self._tokens / self._events
+        return 1.0
 
     def take(self, events: int, tokens: int) -> None:
         """Learn from an answer that has ended, of so many events and tokens."""

@@ -1,10 +1,11 @@
 """Where a curve of effective tok/s against C stops growing, and where it falls.
 
-The *knee* is the smallest C that no larger C betters by 5 %. The *cliff* is the last C before the curve lies more than
-5 % under its best, and stays there. Both are judged on the repeats: the relative noise is taken as the same at all
-levels and estimated from all of them together, since three repeats of one level say little about it. Each question is
-one-sided and asked at 95 %. Two levels whose own intervals overlap are never told apart. Levels where the client was
-the limit are never used, nor runs with few tasks an agent. Knows neither clock nor server."""
+The *knee* is the smallest C that no larger C betters by 5 %. The *cliff* is the last C before the
+curve lies more than 5 % under its best, and stays there. Both are judged on the repeats: the
+relative noise is taken as the same at all levels and estimated from all of them together, since
+three repeats of one level say little about it. Each question is one-sided and asked at 95 %. Two
+levels whose own intervals overlap are never told apart. Levels where the client was the limit are
+never used, nor runs with few tasks an agent. Knows neither clock nor server."""
 
 from __future__ import annotations
 
@@ -22,15 +23,22 @@ TAILS = 0.10  # of both sides together: one-sided questions are answered at 95 %
 
 
 class Turning(msgspec.Struct, frozen=True):
-    """Where a curve of effective tok/s against C turns. Each bracket holds the point with the confidence given."""
+    """Where a curve of effective tok/s against C turns.
 
-    knee: int | None  # the smallest measured C from which on nothing is gained; None: it still grows, or not known
-    knee_bracket: tuple[int, int] | None  # it lies in (low, high]; low is 0 where the first level is the knee
+    Each bracket holds the point with the confidence given.
+    """
+
+    # The smallest measured C from which on nothing is gained; None: it still grows, or not known.
+    knee: int | None
+    # It lies in (low, high]; low is 0 where the first level is the knee.
+    knee_bracket: tuple[int, int] | None
     cliff: int | None  # the last measured C before it falls; None: it does not, or not known
     cliff_bracket: tuple[int, int] | None  # it falls between the two
     drop_pct: float | None  # from the best level to the lowest beyond the cliff
     sure: bool  # nothing is left open by the spread of the runs
-    unclear: tuple[int, ...] = ()  # levels that their runs do not tell apart; () and not sure: no level was run twice
+    unclear: tuple[
+        int, ...
+    ] = ()  # levels that their runs do not tell apart; () and not sure: no level was run twice
     few: tuple[int, ...] = ()  # levels that say nothing: no run of them had three tasks an agent
 
 
@@ -40,12 +48,16 @@ class LevelPoint(msgspec.Struct, frozen=True):
     concurrency: int
     values: Sequence[float]
     limited: bool = False  # the client was the limit
-    spread: tuple[float, float] | None = None  # the interval that people are shown; None: that of the values
+    spread: tuple[float, float] | None = (
+        None  # the interval that people are shown; None: that of the values
+    )
     few: bool = False  # its runs had too few tasks an agent
 
 
 class CurveSide(Enum):
-    """Of a point on the curve: where a level surely lies, or UNCLEAR where the repeats do not say."""
+    """Of a point on the curve: where a level surely lies,
+    or UNCLEAR where the repeats do not say.
+    """
 
     BEFORE = "before"
     AFTER = "after"
@@ -97,7 +109,9 @@ def _spread(point: LevelPoint) -> tuple[float, float]:
     if point.spread is not None:
         return point.spread
     interval = runs_interval(point.values)
-    return (min(point.values), max(point.values)) if interval is None else (interval.low, interval.high)
+    if interval is None:
+        return (min(point.values), max(point.values))
+    return (interval.low, interval.high)
 
 
 class SpeedCurve:
@@ -111,18 +125,29 @@ class SpeedCurve:
         self.levels = [_CurveLevel.of(usable[c]) for c in sorted(usable)]
         self._freedom = sum(level.count - 1 for level in self.levels if level.estimate)
         squares = math.fsum(level.squares for level in self.levels)
-        self.noise = math.sqrt(squares / self._freedom) if self._freedom else None
+        if self._freedom:
+            self.noise: float | None = math.sqrt(squares / self._freedom)
+        else:
+            self.noise = None
 
     def ratio(self, above: int, below: int, *, among: int = 1) -> tuple[float, float, float]:
-        """low, estimate and high of one level over another; without bounds while no level was repeated.
-        `among`: of so many levels the most extreme one is looked at, so the bounds have to hold for all of them."""
-        one, two = self.levels[above], self.levels[below]
+        """low, estimate and high of one level over another; without bounds while no level was
+        repeated. `among`: of so many levels the most extreme one is looked at, so the bounds have
+        to hold for all of them."""
+        one = self.levels[above]
+        two = self.levels[below]
         if not two.estimate:
-            return (1.0, 1.0, 1.0) if not one.estimate else (0.0, math.inf, math.inf)
+            if not one.estimate:
+                return (1.0, 1.0, 1.0)
+            return (0.0, math.inf, math.inf)
         share = one.estimate / two.estimate
         if self.noise is None:
             return 0.0, share, math.inf
-        reach = t_quantile(1 - TAILS / among, self._freedom) * self.noise * math.sqrt(1 / one.count + 1 / two.count)
+        reach = (
+            t_quantile(1 - TAILS / among, self._freedom)
+            * self.noise
+            * math.sqrt(1 / one.count + 1 / two.count)
+        )
         spread = math.exp(min(reach, WIDEST))
         return share / spread, share, share * spread
 
@@ -137,31 +162,43 @@ class SpeedCurve:
     def knee_side(self, index: int) -> CurveSide:
         """BEFORE: a larger level is surely better by the margin. AFTER: surely none is."""
         later = range(index + 1, len(self.levels))
-        better = [place for place in later if self.ratio(place, index, among=len(later))[0] > 1 + MARGIN]
+        better = [
+            place for place in later if self.ratio(place, index, among=len(later))[0] > 1 + MARGIN
+        ]
         if any(self.is_below(index, place) for place in better):
             return CurveSide.BEFORE
         ratios = [self.ratio(place, index) for place in later]
-        return CurveSide.AFTER if ratios and all(high < 1 + MARGIN for _, _, high in ratios) else CurveSide.UNCLEAR
+        if ratios and all(high < 1 + MARGIN for _, _, high in ratios):
+            return CurveSide.AFTER
+        return CurveSide.UNCLEAR
 
     def cliff_side(self, index: int) -> CurveSide:
         """BEFORE: surely within the margin of the best up to here. AFTER: surely under it."""
         best = self.best_before(index)
         if best is None or self.ratio(index, best)[0] > 1 - MARGIN:
             return CurveSide.BEFORE
-        is_under = self.ratio(index, best, among=index)[2] < 1 - MARGIN and self.is_below(index, best)
-        return CurveSide.AFTER if is_under else CurveSide.UNCLEAR
+        is_under = self.ratio(index, best, among=index)[2] < 1 - MARGIN and self.is_below(
+            index, best
+        )
+        if is_under:
+            return CurveSide.AFTER
+        return CurveSide.UNCLEAR
 
     def knee(self) -> TurningPoint | None:
         """None: the last level still brings growth, or there are fewer than two."""
         for at in range(len(self.levels) - 1):
-            if all(self.ratio(place, at)[1] < 1 + MARGIN for place in range(at + 1, len(self.levels))):
+            if all(
+                self.ratio(place, at)[1] < 1 + MARGIN for place in range(at + 1, len(self.levels))
+            ):
                 return self._place(at, at - 1, at, self.knee_side)
         return None
 
     def cliff(self) -> TurningPoint | None:
         """None: the last level is not under the best."""
         first_bad = len(self.levels)
-        while (best := self.best_before(first_bad - 1)) is not None and self.ratio(first_bad - 1, best)[1] < 1 - MARGIN:
+        while (best := self.best_before(first_bad - 1)) is not None and self.ratio(
+            first_bad - 1, best
+        )[1] < 1 - MARGIN:
             first_bad -= 1
         if first_bad == len(self.levels):
             return None
@@ -169,27 +206,48 @@ class SpeedCurve:
 
     def bracket(self, place: TurningPoint) -> tuple[int, int]:
         """In C; from 0 where even the first level is past the point."""
-        low = self.levels[place.low].concurrency if place.low >= 0 else 0
+        if place.low >= 0:
+            low = self.levels[place.low].concurrency
+        else:
+            low = 0
         return low, self.levels[place.high].concurrency
 
     def _place(self, at: int, low: int, high: int, side: SideOf) -> TurningPoint:
-        """Widened over levels that are unclear, where the noise is known; by the estimates alone where it is not."""
+        """Widened over levels that are unclear, where the noise is known; by the estimates alone
+        where it is not.
+        """
         if self.noise is None:
             return TurningPoint(at, low, high, sure=False)
-        sure_low = next((place for place in range(low, -1, -1) if side(place) is CurveSide.BEFORE), -1)
-        sure_high = next((place for place in range(high, len(self.levels)) if side(place) is CurveSide.AFTER), None)
-        last = len(self.levels) - 1 if sure_high is None else sure_high
+        sure_low = next(
+            (place for place in range(low, -1, -1) if side(place) is CurveSide.BEFORE), -1
+        )
+        sure_high = next(
+            (place for place in range(high, len(self.levels)) if side(place) is CurveSide.AFTER),
+            None,
+        )
+        if sure_high is None:
+            last = len(self.levels) - 1
+        else:
+            last = sure_high
         return TurningPoint(at, sure_low, last, sure=sure_high is not None)
 
 
 def find_turning(levels: Iterable[LevelPoint]) -> Turning:
-    """Knee and cliff as far as the repeats show them, and the levels that they do not tell apart."""
+    """Knee and cliff as far as the repeats show them,
+    and the levels that they do not tell apart.
+    """
     levels = list(levels)
     curve = SpeedCurve(levels)
     few = tuple(sorted({level.concurrency for level in levels if level.few and not level.limited}))
-    knee, cliff, count = curve.knee(), curve.cliff(), len(curve.levels)
+    knee = curve.knee()
+    cliff = curve.cliff()
+    count = len(curve.levels)
     unclear: set[int] = set()
-    if knee is None and cliff is None and (count < 2 or curve.knee_side(count - 2) is not CurveSide.BEFORE):
+    if (
+        knee is None
+        and cliff is None
+        and (count < 2 or curve.knee_side(count - 2) is not CurveSide.BEFORE)
+    ):
         unclear |= {count - 2, count - 1}  # whether it grows up to the last level
     if knee is not None and not knee.is_known:
         unclear |= {*range(knee.low + 1, knee.high + 1)}
@@ -198,13 +256,18 @@ def find_turning(levels: Iterable[LevelPoint]) -> Turning:
         unclear |= {*range(cliff.low, cliff.high + 1)}
         cliff = None
     estimates = [level.estimate for level in curve.levels]
-    told = sorted(unclear) if curve.noise is not None and count > 1 else []
+    if curve.noise is not None and count > 1:
+        told = sorted(unclear)
+    else:
+        told = []
     return Turning(
         knee=None if knee is None else curve.levels[knee.at].concurrency,
         knee_bracket=None if knee is None else curve.bracket(knee),
         cliff=None if cliff is None else curve.levels[cliff.at].concurrency,
         cliff_bracket=None if cliff is None else curve.bracket(cliff),
-        drop_pct=None if cliff is None else 100 * (1 - min(estimates[cliff.at + 1 :]) / max(estimates)),
+        drop_pct=None
+        if cliff is None
+        else 100 * (1 - min(estimates[cliff.at + 1 :]) / max(estimates)),
         sure=not unclear and not few,
         unclear=tuple(curve.levels[place].concurrency for place in told),
         few=few,

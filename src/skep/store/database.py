@@ -1,11 +1,12 @@
 """The store: runs, their requests and their ends, appended by several processes and read by any.
 
-One `Store` is one connection. It may be used from several threads, one call at a time; each append is one short
-transaction, all of it or nothing: what a call returned from is kept even if the process is killed. Knows no clock.
+One `Store` is one connection. It may be used from several threads, one call at a time; each append
+is one short transaction, all of it or nothing: what a call returned from is kept even if the
+process is killed. Knows no clock.
 
-Several processes may open a fresh file at once. Switching to WAL needs the file alone and does not wait for the
-busy timeout, so the whole preparation is repeated while the file is busy; each step finds what others did already.
-"""
+Several processes may open a fresh file at once. Switching to WAL needs the file alone and does not
+wait for the busy timeout, so the whole preparation is repeated while the file is busy; each step
+finds what others did already."""
 
 from __future__ import annotations
 
@@ -28,7 +29,15 @@ from typing import Any, Literal, Self, TypeVar
 from msgspec.structs import replace
 
 from skep.errors import StoreError, UserError
-from skep.store.records import CalibrationRecord, ClientSample, GatewayRequest, LevelFact, Request, RunState, StoredRun
+from skep.store.records import (
+    CalibrationRecord,
+    ClientSample,
+    GatewayRequest,
+    LevelFact,
+    Request,
+    RunState,
+    StoredRun,
+)
 from skep.store.rows import (
     NamedRows,
     columns,
@@ -45,11 +54,23 @@ from skep.store.rows import (
 from skep.store.verdicts import Verdict
 from skep.workload.items import Item, item_from_json, item_json
 
-_DAMAGED = ("is damaged or not a database", "move `{path}` away, or put a backup in its place, and run again")
-_BUSY = ("is locked by another process", "wait for the other skep process to finish, then run again")
+_DAMAGED = (
+    "is damaged or not a database",
+    "move `{path}` away, or put a backup in its place, and run again",
+)
+_BUSY = (
+    "is locked by another process",
+    "wait for the other skep process to finish, then run again",
+)
 _DENIED = ("cannot be opened or written", "check that you may write to the folder `{folder}`")
-_FULL = ("cannot grow: no space left on its disk", "free some space; `skep store gc` deletes old runs")
-_DISK = ("cannot be read or written: the disk reports an error", "check the disk that holds `{folder}`")
+_FULL = (
+    "cannot grow: no space left on its disk",
+    "free some space; `skep store gc` deletes old runs",
+)
+_DISK = (
+    "cannot be read or written: the disk reports an error",
+    "check the disk that holds `{folder}`",
+)
 
 _FAULTS: dict[int, tuple[str, str]] = {
     sqlite3.SQLITE_NOTADB: _DAMAGED,
@@ -63,7 +84,12 @@ _FAULTS: dict[int, tuple[str, str]] = {
     sqlite3.SQLITE_IOERR: _DISK,
 }
 
-_FAULTS_OF_A_ROW = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError)
+_FAULTS_OF_A_ROW = (
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+)
 
 
 def primary_code(error: sqlite3.Error) -> int | None:
@@ -79,13 +105,18 @@ def store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
     if (fault := _FAULTS.get(primary_code(error) or 0)) is None:
         return StoreError(f"`{path}` refused the operation: {error}")
     what, hint = fault
-    return StoreError(f"`{path}` {what} ({error})", hint=hint.format(path=path, folder=path.parent))
+    return StoreError(
+        f"`{path}` {what} ({error})", hint=hint.format(path=path, folder=path.parent)
+    )
 
 
 def is_busy(error: Exception) -> bool:
     """Somebody else holds the write lock; nothing is wrong with the file."""
     cause = error.__cause__
-    return isinstance(cause, sqlite3.Error) and primary_code(cause) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return isinstance(cause, sqlite3.Error) and primary_code(cause) in (
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+    )
 
 
 def is_about_a_row(error: Exception) -> bool:
@@ -102,7 +133,11 @@ def translated(path: Path) -> Iterator[None]:
 
 
 APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
-MIGRATIONS = sorted(one.name for one in files("skep.store").joinpath("schema").iterdir() if one.name.endswith(".sql"))
+MIGRATIONS = sorted(
+    one.name
+    for one in files("skep.store").joinpath("schema").iterdir()
+    if one.name.endswith(".sql")
+)
 
 
 def version_of(connection: Connection) -> int:
@@ -111,9 +146,16 @@ def version_of(connection: Connection) -> int:
 
 def migrate(connection: Connection) -> None:
     """Bring the schema to the newest version; the caller holds the write transaction."""
-    for number, name in enumerate(MIGRATIONS[version_of(connection) :], start=version_of(connection) + 1):
+    for number, name in enumerate(
+        MIGRATIONS[version_of(connection) :], start=version_of(connection) + 1
+    ):
         statement = ""
-        for line in files("skep.store").joinpath("schema", name).read_text("utf-8").splitlines(keepends=True):
+        for line in (
+            files("skep.store")
+            .joinpath("schema", name)
+            .read_text("utf-8")
+            .splitlines(keepends=True)
+        ):
             statement += line
             if complete_statement(statement):  # a trigger has semicolons inside
                 connection.execute(statement)
@@ -128,12 +170,16 @@ _RETRY_S = 0.02
 
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     with translated(path):
-        if not read_only:  # readable by its owner alone, for it holds prompts; SQLite's side files get the same mode
+        # readable by its owner alone, for it holds prompts; SQLite's side files get the same mode
+        if not read_only:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         elif not path.exists():
-            raise StoreError(f"there is no database at `{path}`", hint="`skep bench` makes one with its first run")
+            raise StoreError(
+                f"there is no database at `{path}`",
+                hint="`skep bench` makes one with its first run",
+            )
         connection = _open(path, read_only=read_only)
         try:
             _prepare_when_free(connection, path, read_only=read_only)
@@ -149,7 +195,9 @@ def _open(path: Path, *, read_only: bool) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
     if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
         uri += "&immutable=1"  # WAL side files cannot be made there, so nobody can be writing
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
     connection.row_factory = sqlite3.Row
     return connection
 
@@ -164,7 +212,8 @@ def _prepare_when_free(connection: sqlite3.Connection, path: Path, *, read_only:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
                 if version_of(connection) < len(MIGRATIONS):
-                    connection.execute("BEGIN IMMEDIATE")  # whoever comes second finds the version already raised
+                    # Whoever comes second finds the version already raised.
+                    connection.execute("BEGIN IMMEDIATE")
                     with connection:  # commits, or rolls back
                         migrate(connection)
             return
@@ -175,36 +224,55 @@ def _prepare_when_free(connection: sqlite3.Connection, path: Path, *, read_only:
 
 
 def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
-    """The order of the reads matters: another process may commit its first migration between two of them."""
+    """The order of the reads matters: another process may commit its first migration between two
+    of them.
+    """
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     version = version_of(connection)
     application_id = connection.execute("PRAGMA application_id").fetchone()[0]
     if (tables or version) and application_id != APPLICATION_ID:
-        raise StoreError(f"`{path}` is a database of another program", hint="name another file for skep's data")
+        raise StoreError(
+            f"`{path}` is a database of another program", hint="name another file for skep's data"
+        )
     if version > len(MIGRATIONS):
-        newer = f"`{path}` was written by a newer skep (schema {version}, this one knows {len(MIGRATIONS)})"
+        newer = (
+            f"`{path}` was written by a newer skep (schema {version}, this one knows "
+            f"{len(MIGRATIONS)})"
+        )
         raise StoreError(newer, hint="upgrade skep, or name another file")
 
 
 def _upgrade_to_read(connection: sqlite3.Connection, path: Path) -> None:
-    """A command that only reads is often the first after an upgrade of skep; who may write brings the file along."""
+    """A command that only reads is often the first after an upgrade of skep; who may write brings
+    the file along.
+    """
     if version_of(connection) > 0:
         with suppress(StoreError):
             connect(path, read_only=False).close()
     if version_of(connection) < len(MIGRATIONS):
         hint = "run `skep runs` once as a user who may write to it"
-        raise StoreError(f"`{path}` was written by an older skep and must be upgraded before it can be read", hint=hint)
+        raise StoreError(
+            f"`{path}` was written by an older skep and must be upgraded before it can be read",
+            hint=hint,
+        )
 
 
-def copy_database(source: sqlite3.Connection, source_path: Path, to: Path, *, overwrite: bool) -> None:
-    """Written beside `to` and moved into place, so that `to` is whole or untouched; readable by its owner alone."""
+def copy_database(
+    source: sqlite3.Connection, source_path: Path, to: Path, *, overwrite: bool
+) -> None:
+    """Written beside `to` and moved into place, so that `to` is whole or untouched; readable by
+    its owner alone.
+    """
     with translated(to):
         if to.exists() and to.samefile(source_path):
             raise UserError(f"`{to}` is the database itself", hint="name another file")
         if to.exists() and not overwrite:
             raise UserError(f"`{to}` already exists", hint="name another file, or add --overwrite")
         if Path(f"{to}-wal").exists():  # SQLite would replay it over the copy
-            raise StoreError(f"`{to}` is in use, or was not closed: `{to}-wal` is there", hint="name another file")
+            raise StoreError(
+                f"`{to}` is in use, or was not closed: `{to}-wal` is there",
+                hint="name another file",
+            )
         handle, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)
         draft = Path(name)
         try:
@@ -212,7 +280,10 @@ def copy_database(source: sqlite3.Connection, source_path: Path, to: Path, *, ov
             os.fsync(handle)
             draft.replace(to)
         except sqlite3.DatabaseError as error:
-            about = source_path if primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) else to
+            if primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                about = source_path
+            else:
+                about = to
             raise store_error(error, about) from error
         finally:
             os.close(handle)
@@ -260,9 +331,14 @@ def _empty_database() -> bytes:
 
 
 class Store:
-    """Rows are appended and never changed; an ended run takes no more. Only whole runs and old gateway rows go."""
+    """Rows are appended and never changed; an ended run takes no more.
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
+    Only whole runs and old gateway rows go.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, *, read_only: bool = False
+    ) -> None:
         self.path = path
         self._connection = connection
         self._read_only = read_only
@@ -280,18 +356,31 @@ class Store:
 
     @property
     def moved(self) -> bool:
-        """Whether the file was deleted or replaced since it was opened: what is written from then on is lost."""
+        """Whether the file was deleted or replaced since it was opened: what is written from then
+        on is lost.
+        """
         return _identity(self.path) != self._file
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
 
-    def begin_run(self, *, created_at: float, suffix: Callable[[], str] = new_suffix, **columns: Any) -> str:
-        """Return the id, which sorts by time: `20261115-142233-a1b2c3`. `columns`: other fields of a `StoredRun`."""
+    def begin_run(
+        self, *, created_at: float, suffix: Callable[[], str] = new_suffix, **columns: Any
+    ) -> str:
+        """Return the id, which sorts by time: `20261115-142233-a1b2c3`. `columns`: other fields of
+        a `StoredRun`.
+        """
         with self.transaction():
             run_id = free_id(self._connection, created_at, suffix)
-            insert(self._connection, "runs", this_process(), id=run_id, created_at=created_at, **columns)
+            insert(
+                self._connection,
+                "runs",
+                this_process(),
+                id=run_id,
+                created_at=created_at,
+                **columns,
+            )
         return run_id
 
     def append_requests(self, run_id: str, rows: Iterable[Request]) -> None:
@@ -307,36 +396,61 @@ class Store:
         """What was asked, with its checkers: verdicts can be had again from the store alone."""
         with self.transaction(run_id):
             for item in items:
-                insert(self._connection, "run_items", run_id=run_id, item=item.id, document=item_json(item))
+                insert(
+                    self._connection,
+                    "run_items",
+                    run_id=run_id,
+                    item=item.id,
+                    document=item_json(item),
+                )
 
     def append_verdicts(self, run_id: str, verdicts: Iterable[Verdict]) -> None:
-        self._append("verdicts", run_id, verdicts, checks="[]", keywords_missing="[]")  # columns of earlier versions
+        # Columns of earlier versions.
+        self._append("verdicts", run_id, verdicts, checks="[]", keywords_missing="[]")
 
     def append_gateway_requests(self, rows: Iterable[GatewayRequest]) -> None:
         self.append_gateway_values(map(gateway_values, rows))
 
     def append_gateway_values(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """The same for tuples in the order of `GatewayRequest`: making the records takes longer than storing them."""
+        """The same for tuples in the order of `GatewayRequest`: making the records takes longer
+        than storing them.
+        """
         values = list(rows)
         if values:
             with self.transaction():
                 for start in range(0, len(values), GATEWAY_ROWS_AT_ONCE):
                     part = values[start : start + GATEWAY_ROWS_AT_ONCE]
-                    sql, flat = _insert_gateway_rows(len(part)), tuple(chain.from_iterable(part))
+                    sql = _insert_gateway_rows(len(part))
+                    flat = tuple(chain.from_iterable(part))
                     try:
                         self._connection.execute(sql, flat)
-                    except UnicodeEncodeError:  # rare, and only SQLite's own reading finds it without a cost
-                        self._connection.execute(sql, [storable(v) if isinstance(v, str) else v for v in flat])
+                    except (
+                        UnicodeEncodeError
+                    ):  # rare, and only SQLite's own reading finds it without a cost
+                        self._connection.execute(
+                            sql, [storable(v) if isinstance(v, str) else v for v in flat]
+                        )
 
     def append_calibration(self, found: CalibrationRecord) -> None:
         with self.transaction():
             insert(self._connection, "calibrations", found)
 
     def end_run(
-        self, run_id: str, ended_at: float, outcome: Literal["done", "failed"], error: str | None = None
+        self,
+        run_id: str,
+        ended_at: float,
+        outcome: Literal["done", "failed"],
+        error: str | None = None,
     ) -> None:
         with self.transaction(run_id):
-            insert(self._connection, "run_ends", run_id=run_id, ended_at=ended_at, outcome=outcome, error=error)
+            insert(
+                self._connection,
+                "run_ends",
+                run_id=run_id,
+                ended_at=ended_at,
+                outcome=outcome,
+                error=error,
+            )
 
     def runs(self, limit: int | None = None) -> list[StoredRun]:
         """Newest first."""
@@ -362,27 +476,37 @@ class Store:
     def verdicts(self, run_id: str) -> list[Verdict]:
         return self._of_run(run_id, "verdicts", Verdict, "idx")
 
-    def gateway_requests(self, since: float | None = None, limit: int | None = None) -> list[GatewayRequest]:
+    def gateway_requests(
+        self, since: float | None = None, limit: int | None = None
+    ) -> list[GatewayRequest]:
         """Newest first. `since` is the unix time of the earliest arrival wanted."""
         values = (float("-inf") if since is None else since, -1 if limit is None else limit)
         return read(self.read(_SQL["gateway_requests"], *values), GatewayRequest)
 
     def calibrations(self, host: str | None = None) -> list[CalibrationRecord]:
         """Newest first; of one host, or all."""
-        sql = "SELECT * FROM calibrations WHERE ?1 IS NULL OR host = ?1 ORDER BY created_at DESC, rowid DESC"
+        sql = (
+            "SELECT * FROM calibrations WHERE ?1 IS NULL OR host = ?1 ORDER BY created_at DESC, "
+            "rowid DESC"
+        )
         return read(self.read(sql, host), CalibrationRecord, "calibration")
 
     def count_gateway_requests(self, before: float | None = None) -> int:
         limit = float("inf") if before is None else before
-        return int(self.read("SELECT count(*) FROM gateway_requests WHERE arrived_at < ?", limit)[0][0])
+        return int(
+            self.read("SELECT count(*) FROM gateway_requests WHERE arrived_at < ?", limit)[0][0]
+        )
 
     def delete_gateway_requests(self, before: float) -> int:
         """Return how many went."""
-        return self.delete_in_parts("deleting_before", before, _SQL["delete_some_gateway_requests"])
+        return self.delete_in_parts(
+            "deleting_before", before, _SQL["delete_some_gateway_requests"]
+        )
 
     def delete_in_parts(self, mark: str, before: float, sql: str, *values: object) -> int:
-        """Delete rows older than `before`, which stands in the table `mark` meanwhile; return how many went. In short
-        transactions with pauses: others may be appending. `sql` takes `values`, the time, and how many at most."""
+        """Delete rows older than `before`, which stands in the table `mark` meanwhile; return how
+        many went. In short transactions with pauses: others may be appending. `sql` takes
+        `values`, the time, and how many at most."""
         total = 0
         while True:
             with self.transaction() as connection:
@@ -395,7 +519,10 @@ class Store:
             time.sleep(_LET_OTHERS_WRITE_S)
 
     def delete_runs(self, ids: Iterable[str]) -> int:
-        """Return how many there were to delete. A run that is being written stays, and the others with it."""
+        """Return how many there were to delete.
+
+        A run that is being written stays, and the others with it.
+        """
         return _RUNS.delete(self, ids, _check_ended)
 
     def delete_calibrations(self, ids: Iterable[str]) -> int:
@@ -421,7 +548,10 @@ class Store:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except sqlite3.IntegrityError as error:
-                taker = f"run `{run_id}`" if run_id else f"`{self.path}`"
+                if run_id:
+                    taker = f"run `{run_id}`"
+                else:
+                    taker = f"`{self.path}`"
                 raise StoreError(f"{taker} does not take this row: {error}") from error
             finally:
                 if self._connection.in_transaction:
@@ -457,7 +587,9 @@ class Store:
 
 def _runs(rows: list[sqlite3.Row]) -> list[StoredRun]:
     runs = read(rows, StoredRun, "run", state=_state)
-    return [run if run.state is not RunState.INTERRUPTED else replace(run, error=None) for run in runs]
+    return [
+        run if run.state is not RunState.INTERRUPTED else replace(run, error=None) for run in runs
+    ]
 
 
 def _state(row: sqlite3.Row) -> RunState:
@@ -465,19 +597,28 @@ def _state(row: sqlite3.Row) -> RunState:
         return RunState.INTERRUPTED
     if row["outcome"] is not None:
         return RunState(row["outcome"])
-    return RunState.RUNNING if writes_on(row) else RunState.INCOMPLETE
+    if writes_on(row):
+        return RunState.RUNNING
+    return RunState.INCOMPLETE
 
 
 def _check_ended(row: sqlite3.Row) -> None:
     if _state(row) is RunState.RUNNING:
-        raise UserError(f"run `{row['id']}` is still being written", hint="stop it first, or leave it out")
+        raise UserError(
+            f"run `{row['id']}` is still being written", hint="stop it first, or leave it out"
+        )
 
 
 @cache
 def _insert_gateway_rows(count: int) -> str:
-    """Several rows in one statement: 40 % quicker than one by one, and the GIL is taken once for all of them."""
+    """Several rows in one statement: 40 % quicker than one by one, and the GIL is taken once for
+    all of them.
+    """
     row = f"({', '.join('?' * len(GATEWAY_COLUMNS))})"
-    return f"INSERT INTO gateway_requests ({', '.join(GATEWAY_COLUMNS)}) VALUES {', '.join([row] * count)}"  # noqa: S608
+    return (
+        f"INSERT INTO gateway_requests ({', '.join(GATEWAY_COLUMNS)}) VALUES "  # noqa: S608
+        f"{', '.join([row] * count)}"
+    )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

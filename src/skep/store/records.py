@@ -1,7 +1,7 @@
 """What the store keeps: runs, their requests and samples, the gateway's requests, calibrations.
 
-`None` means unknown, never zero. A request's times in `_s` are seconds since its run began, on one monotonic clock.
-"""
+`None` means unknown, never zero. A request's times in `_s` are seconds since its run began, on one
+monotonic clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class RunState(Enum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    INTERRUPTED = "interrupted"  # by Ctrl-C or a signal; stored as a failure with that word as its error
+    INTERRUPTED = (
+        "interrupted"  # by Ctrl-C or a signal; stored as a failure with that word as its error
+    )
     INCOMPLETE = "incomplete"  # the writer vanished before it could say how the run ended
 
     @property
@@ -39,10 +41,14 @@ class RunState(Enum):
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """One benchmark run as stored. `config`, `host` and `engine` are JSON objects, kept as they were."""
+    """One benchmark run as stored.
+
+    `config`, `host` and `engine` are JSON objects, kept as they were.
+    """
 
     id: str
-    kind: str  # "sweep", "serial-vs-swarm", "ab", "open", "classes", "replay", "mixed", "quality", ...
+    # "sweep", "serial-vs-swarm", "ab", "open", "classes", "replay", "mixed", "quality", ...
+    kind: str
     state: RunState
     created_at: float  # unix time
     ended_at: float | None
@@ -71,7 +77,10 @@ class EngineTimings(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One request as the client saw it, with the engine's own figures beside it. Tokens come from `usage`."""
+    """One request as the client saw it, with the engine's own figures beside it.
+
+    Tokens come from `usage`.
+    """
 
     level: int  # concurrency asked for; 0 for warm-up
     repeat: int  # 0, 1, ...: which run of that level
@@ -95,7 +104,9 @@ class Request(msgspec.Struct, frozen=True):
     arrivals_s: Annotated[tuple[float, ...], StoredAs("arrivals", _packed, _unpacked)] = ()
     prompt: str | None = None  # None: left unstored
     answer: str | None = None
-    reasoning: str | None = None  # streamed apart from the answer; None: left unstored, or there was none
+    reasoning: str | None = (
+        None  # streamed apart from the answer; None: left unstored, or there was none
+    )
     traffic: str = ""  # which kind of traffic, where a load mixes several
     scheduled_s: float | None = None  # when it was to be sent, where a schedule says so
     session: int | None = None  # which conversation, and which of its turns, from 0
@@ -108,11 +119,16 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def due_s(self) -> float:
         """What latency counts from: a late client must not make a server look quick."""
-        return self.started_s if self.scheduled_s is None else min(self.scheduled_s, self.started_s)
+        if self.scheduled_s is None:
+            return self.started_s
+        return min(self.scheduled_s, self.started_s)
 
 
 class GatewayRequest(msgspec.Struct, frozen=True):
-    """One request as the gateway saw it, from its arrival to its one end. Seconds are after the arrival."""
+    """One request as the gateway saw it, from its arrival to its one end.
+
+    Seconds are after the arrival.
+    """
 
     id: str
     arrived_at: float  # unix time
@@ -122,7 +138,9 @@ class GatewayRequest(msgspec.Struct, frozen=True):
     flow: str | None  # whose request: the name of an API key or of an agent
     replica: str | None
     attempts: int
-    outcome: str  # "answered" | "refused": by the gateway itself | "broken": cut after its first byte | "hung_up"
+    # "answered" | "refused": by the gateway itself | "broken": cut after its first byte |
+    # "hung_up"
+    outcome: str
     status: int | None
     code: str | None  # of the gateway's own error
     streamed: bool
@@ -145,12 +163,16 @@ class ClientSample(msgspec.Struct, frozen=True):
     loop_lag_max_ms: float | None
     cpu_share: float | None  # of one core; of the busiest process where there are several
     client_limited: bool
-    delivered: float | None = None  # in flight while the level was full, as a share of what was asked for
+    delivered: float | None = (
+        None  # in flight while the level was full, as a share of what was asked for
+    )
     processes: int = 1
 
 
 class LevelFact(msgspec.Struct, frozen=True):
-    """What belongs to one run of one level and is no request: energy, the engine's own counters."""
+    """What belongs to one run of one level and is no request:
+    energy, the engine's own counters.
+    """
 
     level: int
     repeat: int
@@ -159,9 +181,9 @@ class LevelFact(msgspec.Struct, frozen=True):
 
 
 class CalibrationRecord(msgspec.Struct, frozen=True):
-    """What was measured on one machine with one setup, and the factors fitted to it, which multiply predicted times.
-    The newest of a kind wins. `host` is a fingerprint of the machine, or the address of one elsewhere. `document` has
-    all that it takes to fit anew."""
+    """What was measured on one machine with one setup, and the factors fitted to it, which
+    multiply predicted times. The newest of a kind wins. `host` is a fingerprint of the machine, or
+    the address of one elsewhere. `document` has all that it takes to fit anew."""
 
     id: str
     created_at: float  # unix time

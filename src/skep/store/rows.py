@@ -1,12 +1,14 @@
-"""Records as rows and back, by the names and types of their fields. Each type's statement and reader is made once.
+"""Records as rows and back, by the names and types of their fields. Each type's statement and
+reader is made once.
 
-A field is the column of its name. An enum is stored as its value, what is no plain value as JSON, and a record inside
-another one as columns that begin with the field's name. `StoredAs` tells where a field differs.
+A field is the column of its name. An enum is stored as its value, what is no plain value as JSON,
+and a record inside another one as columns that begin with the field's name. `StoredAs` tells where
+a field differs.
 
-Also rows that people name, by id, by the beginning of it, or as the last, and that one process writes: is it still
-there? A process id alone does not tell: ids are reused, so its start time and the machine's boot come with it. Where
-there is no /proc (macOS), the id must do. A writer in another PID namespace looks gone.
-"""
+Also rows that people name, by id, by the beginning of it, or as the last, and that one process
+writes: is it still there? A process id alone does not tell: ids are reused, so its start time and
+the machine's boot come with it. Where there is no /proc (macOS), the id must do. A writer in
+another PID namespace looks gone."""
 
 from __future__ import annotations
 
@@ -39,12 +41,16 @@ _LARGEST = 2**63 - 1
 
 
 class StoredAs(msgspec.Struct, frozen=True):
-    """How a field is stored, where its name or type does not tell: `index: Annotated[int, StoredAs("idx")]`."""
+    """How a field is stored, where its name or type does not tell: `index: Annotated[int,
+    StoredAs("idx")]`.
+    """
 
     name: str | None = None
     write: Convert | None = None
     read: Convert | None = None
-    joined: bool = False  # read from another table, or made of several columns: not written with the record
+    joined: bool = (
+        False  # read from another table, or made of several columns: not written with the record
+    )
     inner: type | None = None  # another record, as columns of its own
 
 
@@ -54,21 +60,33 @@ class _UnreadableJsonError(Exception):
 
 @cache
 def queries(package: str) -> dict[str, str]:
-    """Return the statements of a package's `queries.sql`, by the names before them: `-- probes: ...`."""
+    """Return the statements of a package's `queries.sql`, by the names before them: `-- probes:
+    ...`.
+    """
     text = files(package).joinpath("queries.sql").read_text("utf-8")
     _, *parts = re.split(r"^-- (\w+): .*\n", text, flags=re.MULTILINE)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def insert(connection: Connection, table: str, record: object = None, clash: str = "", /, **more: object) -> Cursor:
-    """Insert one row. `more`: further columns, which win over the record's. `clash`: `ON CONFLICT DO NOTHING`."""
+def insert(
+    connection: Connection, table: str, record: object = None, clash: str = "", /, **more: object
+) -> Cursor:
+    """Insert one row.
+
+    `more`: further columns, which win over the record's. `clash`: `ON CONFLICT DO NOTHING`.
+    """
     kind: Any = type(record)
     sql, values = _statement(table, kind, tuple(more), clash)
     return connection.execute(sql, [*values(record), *map(_any_value, more.values())])
 
 
 def insert_all(
-    connection: Connection, table: str, records: Iterable[object], clash: str = "", /, **more: object
+    connection: Connection,
+    table: str,
+    records: Iterable[object],
+    clash: str = "",
+    /,
+    **more: object,
 ) -> int:
     """Insert records of one type, and return how many rows that made."""
     rows = list(records)
@@ -80,8 +98,13 @@ def insert_all(
     return connection.executemany(sql, [values(row) + shared for row in rows]).rowcount
 
 
-def read(rows: Sequence[Row], kind: type[T], what: str = "row", /, **derived: Callable[[Row], Any]) -> list[T]:
-    """Return the records of rows. A field without a column is `derived` from its row. `what` names a row in errors."""
+def read(
+    rows: Sequence[Row], kind: type[T], what: str = "row", /, **derived: Callable[[Row], Any]
+) -> list[T]:
+    """Return the records of rows.
+
+    A field without a column is `derived` from its row. `what` names a row in errors.
+    """
     if not rows:
         return []
     make = _reader(kind, tuple(rows[0].keys()))  # type: ignore[arg-type]
@@ -90,7 +113,9 @@ def read(rows: Sequence[Row], kind: type[T], what: str = "row", /, **derived: Ca
         try:
             found.append(make(row, **{name: of(row) for name, of in derived.items()}))
         except _UnreadableJsonError as error:
-            raise StoreError(f"{what} `{row[0]}` has unreadable JSON in {error}") from error.__cause__
+            raise StoreError(
+                f"{what} `{row[0]}` has unreadable JSON in {error}"
+            ) from error.__cause__
     return found
 
 
@@ -108,11 +133,16 @@ def columns(kind: type) -> tuple[str, ...]:
 
 
 def json_text(value: Any, *, sort_keys: bool = True) -> str:
-    """Return JSON in ASCII. What is no number becomes null, what is nested too deeply is left out: no row is lost."""
+    """Return JSON in ASCII.
+
+    What is no number becomes null, what is nested too deeply is left out: no row is lost.
+    """
     try:
         return json.dumps(value, allow_nan=False, sort_keys=sort_keys, default=msgspec.to_builtins)
     except ValueError:
-        return json.dumps(finite(value), allow_nan=False, sort_keys=sort_keys, default=msgspec.to_builtins)
+        return json.dumps(
+            finite(value), allow_nan=False, sort_keys=sort_keys, default=msgspec.to_builtins
+        )
     except RecursionError:
         return "null"
 
@@ -128,18 +158,24 @@ def finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {name: finite(one) for name, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return value
 
 
 def storable(text: str | None) -> str | None:
-    """Halves of a surrogate pair, which engines send in two chunks, are joined; a lone half becomes U+FFFD."""
+    """Halves of a surrogate pair, which engines send in two chunks, are joined; a lone half
+    becomes U+FFFD.
+    """
     if text is None or text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _count(value: int | None) -> int | None:
-    return value if value is None or abs(value) <= _LARGEST else None
+    if value is None or abs(value) <= _LARGEST:
+        return value
+    return None
 
 
 # As an endpoint says it: what has no place in a column is not known.
@@ -150,10 +186,17 @@ OwnOrder = Annotated[Mapping[str, Any], StoredAs(write=document_text)]
 
 
 @cache
-def _statement(table: str, kind: type, more: tuple[str, ...], clash: str) -> tuple[str, Callable[[Any], list[Any]]]:
-    own = () if kind is NoneType else tuple(name for name in columns(kind) if name not in more)
+def _statement(
+    table: str, kind: type, more: tuple[str, ...], clash: str
+) -> tuple[str, Callable[[Any], list[Any]]]:
+    if kind is NoneType:
+        own: tuple[str, ...] = ()
+    else:
+        own = tuple(name for name in columns(kind) if name not in more)
     names = (*own, *more)
-    sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) {clash}"  # noqa: S608
+    sql = (
+        f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) {clash}"  # noqa: S608
+    )
     return sql, _values_of(kind, more) if own else lambda _: []
 
 
@@ -173,11 +216,18 @@ def _values_of(kind: type, left_out: tuple[str, ...]) -> Callable[[Any], list[An
 
 
 @cache
-def _reader(kind: type[msgspec.Struct], names: tuple[str, ...], prefix: str = "") -> Callable[..., Any]:
-    places = {name: place for place, name in enumerate(names)}  # of two columns with one name the second counts
+def _reader(
+    kind: type[msgspec.Struct], names: tuple[str, ...], prefix: str = ""
+) -> Callable[..., Any]:
+    # Of two columns with one name the second counts.
+    places = {name: place for place, name in enumerate(names)}
     fields = [(name, prefix + column, how) for name, column, how in _stored_fields(kind)]
     plain = [(name, places[column], how.read) for name, column, how in fields if column in places]
-    inner = [(name, _reader(how.inner, names, f"{column}_")) for name, column, how in fields if how.inner is not None]
+    inner = [
+        (name, _reader(how.inner, names, f"{column}_"))
+        for name, column, how in fields
+        if how.inner is not None
+    ]
 
     def make(row: Any, **derived: Any) -> Any:
         values = {name: row[place] if of is None else of(row[place]) for name, place, of in plain}
@@ -195,7 +245,10 @@ def _flat(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Convert | None], 
     found: list[tuple[str, str, Convert | None]] = []
     for name, column, how in _stored_fields(kind):
         if how.inner is not None and not how.joined:
-            found += [(f"{name}.{path}", f"{column}_{inner}", write) for path, inner, write in _flat(how.inner)]
+            found += [
+                (f"{name}.{path}", f"{column}_{inner}", write)
+                for path, inner, write in _flat(how.inner)
+            ]
         elif not how.joined:
             found.append((name, column, how.write))
     return tuple(found)
@@ -207,7 +260,8 @@ def _stored_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, StoredAs
     found = []
     hints = get_type_hints(kind, include_extras=True)
     for name in kind.__struct_fields__:
-        hint, own = hints[name], StoredAs()
+        hint = hints[name]
+        own = StoredAs()
         if get_origin(hint) is Annotated:
             hint, *_, own = get_args(hint)
         column = own.name or name
@@ -215,13 +269,18 @@ def _stored_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, StoredAs
             found.append((name, column, replace(own, inner=hint)))
         else:
             write, read_as = _converters(hint, column)
-            found.append((name, column, replace(own, write=own.write or write, read=own.read or read_as)))
+            found.append(
+                (name, column, replace(own, write=own.write or write, read=own.read or read_as))
+            )
     return tuple(found)
 
 
 def _converters(hint: Any, column: str) -> tuple[Convert | None, Convert | None]:
     """Return how a value of this type is written and read."""
-    kinds = [one for one in get_args(hint) if one is not NoneType] if NoneType in get_args(hint) else [hint]
+    if NoneType in get_args(hint):
+        kinds = [one for one in get_args(hint) if one is not NoneType]
+    else:
+        kinds = [hint]
     kind = kinds[0]
     if kind is str:
         return storable, None
@@ -230,9 +289,11 @@ def _converters(hint: Any, column: str) -> tuple[Convert | None, Convert | None]
     write: Convert | None = None
     of: Convert = bool
     if isinstance(kind, type) and issubclass(kind, Enum):
-        write, of = attrgetter("value"), kind
+        write = attrgetter("value")
+        of = kind
     elif kind is not bool:
-        write, of = document_text if kind is Any else json_text, partial(_from_json, column, hint)
+        write = document_text if kind is Any else json_text
+        of = partial(_from_json, column, hint)
     if kind is hint and kind is not Any:
         return write, of
     return write and partial(_unless_none, write), partial(_unless_none, of)
@@ -245,7 +306,9 @@ def _unless_none(convert: Convert, value: Any) -> Any:
 def _from_json(column: str, hint: Any, text: str) -> Any:
     try:
         value = json.loads(text)
-        return value if get_origin(hint) is Mapping else msgspec.convert(value, hint)
+        if get_origin(hint) is Mapping:
+            return value
+        return msgspec.convert(value, hint)
     except (ValueError, msgspec.ValidationError) as error:
         raise _UnreadableJsonError(f"its column `{column}`: {error}") from error
 
@@ -256,7 +319,9 @@ def _any_value(value: Any) -> Any:
         return value.value
     if isinstance(value, str):
         return storable(value)
-    return json_text(value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return json_text(value)
+    return value
 
 
 class OpenStore(Protocol):
@@ -267,23 +332,32 @@ class OpenStore(Protocol):
 
 
 class NamedRows(msgspec.Struct, frozen=True):
-    """The rows of `table` as `select` has them. `parts`: further tables with rows of each, by their column `key`."""
+    """The rows of `table` as `select` has them.
+
+    `parts`: further tables with rows of each, by their column `key`.
+    """
 
     table: str
     select: str
     what: str  # "run"
     lists: str = ""  # hint: how to see them all
     makes: str = ""  # hint: how to make one
-    parts: tuple[str, ...] = ()  # those that point at others come first: they are deleted in this order
+    parts: tuple[
+        str, ...
+    ] = ()  # those that point at others come first: they are deleted in this order
     key: str = "run_id"
     newest_first: str = "created_at DESC, {0}.rowid DESC"
 
     def newest(self, store: OpenStore, limit: int | None = None) -> list[Row]:
         order = self.newest_first.format(self.table)
-        return store.read(f"{self.select} ORDER BY {order} LIMIT ?", -1 if limit is None else limit)
+        return store.read(
+            f"{self.select} ORDER BY {order} LIMIT ?", -1 if limit is None else limit
+        )
 
     def find(self, store: OpenStore, name: str) -> Row:
-        """Return the row of an id, of the beginning of one, of "last", or of "last~1" for the one before it."""
+        """Return the row of an id, of the beginning of one, of "last", or of "last~1" for the one
+        before it.
+        """
         if (last := re.fullmatch(r"last(?:~(\d{1,6}))?", name)) is not None:
             back = int(last[1] or 0)
             newest = self.newest(store, back + 1)
@@ -293,8 +367,14 @@ class NamedRows(msgspec.Struct, frozen=True):
                 oldest = f"the oldest is `last~{len(newest) - 1}`: {newest[-1]['id']}"
                 raise UserError(f"there is no {self.what} `{name}`", hint=oldest)
             return newest[back]
-        by_prefix = f"{self.select} WHERE substr({self.table}.id, 1, length(?1)) = ?1 ORDER BY {self.table}.id LIMIT 6"
-        matches = store.read(by_prefix, storable(name)) if name else []
+        by_prefix = (
+            f"{self.select} WHERE substr({self.table}.id, 1, length(?1)) = ?1 ORDER BY "
+            f"{self.table}.id LIMIT 6"
+        )
+        if name:
+            matches = store.read(by_prefix, storable(name))
+        else:
+            matches = []
         found = [row for row in matches if row["id"] == name] or matches
         if len(found) == 1:
             return found[0]
@@ -302,18 +382,30 @@ class NamedRows(msgspec.Struct, frozen=True):
             candidates = " or ".join(f"`{row['id']}`" for row in found)
             raise UserError(f"{self.what} `{name}` could be {candidates}", hint=self.lists)
         three = ", ".join(f"`{row['id']}`" for row in self.newest(store, 3))
-        known = f"the newest are {three}" if three else "there are none yet"
+        if three:
+            known = f"the newest are {three}"
+        else:
+            known = "there are none yet"
         raise UserError(f"there is no {self.what} `{name}`; {known}", hint=self.lists)
 
     def delete(self, store: OpenStore, ids: Iterable[str], check: Callable[[Row], None]) -> int:
-        """Return how many there were to delete. `check` raises for one that must stay, and the others stay with it."""
+        """Return how many there were to delete.
+
+        `check` raises for one that must stay, and the others stay with it.
+        """
         with store.transaction() as connection:
-            connection.executemany("INSERT INTO deleting VALUES (?)", [(name,) for name in sorted(set(ids))])
-            doomed = connection.execute(f"{self.select} JOIN deleting ON deleting.run_id = {self.table}.id").fetchall()
+            connection.executemany(
+                "INSERT INTO deleting VALUES (?)", [(name,) for name in sorted(set(ids))]
+            )
+            doomed = connection.execute(
+                f"{self.select} JOIN deleting ON deleting.run_id = {self.table}.id"
+            ).fetchall()
             for row in doomed:
                 check(row)
             for table, key in (*((part, self.key) for part in self.parts), (self.table, "id")):
-                connection.execute(f"DELETE FROM {table} WHERE {key} IN (SELECT run_id FROM deleting)")  # noqa: S608
+                connection.execute(
+                    f"DELETE FROM {table} WHERE {key} IN (SELECT run_id FROM deleting)"  # noqa: S608
+                )
             connection.execute("DELETE FROM deleting")
         return len(doomed)
 
@@ -323,7 +415,8 @@ PROC = Path("/proc")
 
 class WriterProcess(msgspec.Struct, frozen=True):
     pid: Annotated[int, StoredAs("writer_pid")]
-    start_ticks: Annotated[int | None, StoredAs("writer_start_ticks")]  # since boot; None: the system does not tell
+    # Since boot; None: the system does not tell.
+    start_ticks: Annotated[int | None, StoredAs("writer_start_ticks")]
     boot_id: str | None
 
 
@@ -356,7 +449,9 @@ def _start_ticks(pid: int, proc: Path) -> int | None:
     try:
         stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         fields = stat.rpartition(")")[2].split()  # the name in parentheses may hold anything
-        return None if fields[0] in "ZX" else int(fields[19])
+        if fields[0] in "ZX":
+            return None
+        return int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
 
@@ -375,7 +470,9 @@ def new_suffix() -> str:
     return secrets.token_hex(3)
 
 
-def free_id(connection: Connection, created_at: float, suffix: Callable[[], str] = new_suffix) -> str:
+def free_id(
+    connection: Connection, created_at: float, suffix: Callable[[], str] = new_suffix
+) -> str:
     """Inside the transaction that takes it."""
     stamp = datetime.fromtimestamp(created_at, UTC).strftime("%Y%m%d-%H%M%S")
     for _ in range(ID_ATTEMPTS):

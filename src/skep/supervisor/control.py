@@ -1,4 +1,6 @@
-"""The client side of a hive: starts one, asks it over the control socket, reads its status over time and its logs."""
+"""The client side of a hive: starts one, asks it over the control socket, reads its status over
+time and its logs.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,22 @@ from skep.paths import LOOPBACK, Paths
 
 
 def local_key(url: str, env: Mapping[str, str], paths: Paths) -> str | None:
-    """Return the key of a server on this machine: the hive's for its replicas, otherwise the gateway's SKEP_API_KEY."""
+    """Return the key of a server on this machine: the hive's for its replicas, otherwise the
+    gateway's SKEP_API_KEY.
+    """
     from skep.engines.base import GATEWAY_KEY
     from skep.wire.heads import parse_url
 
     here = parse_url(url)[0].host in LOOPBACK
-    return (replica_key(url, paths) or env.get(GATEWAY_KEY) or None) if here else None
+    if here:
+        return replica_key(url, paths) or env.get(GATEWAY_KEY) or None
+    return None
 
 
 def replica_key(url: str, paths: Paths) -> str | None:
-    """Return the key of the hive that runs here if the URL is that of one of its replicas on this machine."""
+    """Return the key of the hive that runs here if the URL is that of one of its replicas on this
+    machine.
+    """
     from skep.engines.base import ANSWER_S, KEY_FILE
     from skep.wire.heads import parse_url
 
@@ -46,11 +54,15 @@ def replica_key(url: str, paths: Paths) -> str | None:
         return None
     try:
         key = (paths.state / KEY_FILE).read_text().strip()
-        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ANSWER_S)["rows"]
+        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ANSWER_S)[
+            "rows"
+        ]
     except (OSError, SkepError):
         return None
     origins = [parse_url(row["url"])[0] for row in rows if row["kind"] == "replica" and row["url"]]
-    return key if any(one.host in LOOPBACK and one.port == asked.port for one in origins) else None
+    if any(one.host in LOOPBACK and one.port == asked.port for one in origins):
+        return key
+    return None
 
 
 EXIT_S = 5.0
@@ -73,21 +85,31 @@ class NoAnswer(EngineError):
         super().__init__(f"skep does not answer on its control socket: {error}", hint=hint)
 
 
-def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None = 10.0) -> dict[str, Any]:
-    """Return the supervisor's answer. Raise NotRunning where none runs, EngineError for an answer that is an error."""
+def ask(
+    socket_path: Path, message: dict[str, Any], *, timeout_s: float | None = 10.0
+) -> dict[str, Any]:
+    """Return the supervisor's answer.
+
+    Raise NotRunning where none runs, EngineError for an answer that is an error.
+    """
     with connected(socket_path, timeout_s) as say:
         return say(message)
 
 
 @contextmanager
-def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+def connected(
+    socket_path: Path, timeout_s: float | None
+) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
     """Yield a function that sends requests over one connection; it raises as `ask` does."""
     with _connect(socket_path, timeout_s) as sock, sock.makefile("rb") as answers:
         yield partial(_exchange, sock, answers)
 
 
 def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
-    """Ask the hive to drain for `drain_s` (None: as configured) and stop. Return, then, what could not be ended."""
+    """Ask the hive to drain for `drain_s` (None: as configured) and stop.
+
+    Return, then, what could not be ended.
+    """
     said = b""
     with _connect(socket_path, 10.0) as sock, sock.makefile("rb") as answers:
         told = _exchange(sock, answers, {"op": "down", "drain_s": drain_s})
@@ -104,16 +126,22 @@ def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
     with suppress(OSError):
         while time.monotonic() < deadline and _stat(told["pid"])[0] != "Z":
             time.sleep(EXIT_POLL_S)
-    return list(json.loads(said)["left_behind"]) if said.endswith(b"\n") else []  # else it was killed
+    # Else it was killed.
+    return list(json.loads(said)["left_behind"]) if said.endswith(b"\n") else []
 
 
 def _stat(pid: int) -> list[str]:
-    """Return what the kernel says of a process, from its state on. Raise OSError where there is none."""
+    """Return what the kernel says of a process, from its state on.
+
+    Raise OSError where there is none.
+    """
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def socket_of(lock_path: Path, default: Path) -> Path:
-    """Return the control socket that the lock file names; the running skep may use another runtime folder."""
+    """Return the control socket that the lock file names; the running skep may use another runtime
+    folder.
+    """
     try:
         return Path(lock_path.read_text().splitlines()[1])
     except (OSError, IndexError, UnicodeDecodeError):
@@ -131,7 +159,9 @@ def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
     return sock
 
 
-def _exchange(sock: socket.socket, answers: BufferedReader, message: dict[str, Any]) -> dict[str, Any]:
+def _exchange(
+    sock: socket.socket, answers: BufferedReader, message: dict[str, Any]
+) -> dict[str, Any]:
     try:
         sock.sendall(json.dumps(message).encode() + b"\n")
         line = answers.readline()
@@ -178,30 +208,57 @@ def replicas_of(status: Status) -> list[ReplicaStatus]:
     gateway = status.get("gateway") or {}
     rows = {row["name"]: row for row in status["rows"] if row["kind"] not in NO_REPLICAS}
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
-    for entry in gateway.get("replicas", ()):  # a name comes twice while an older replica of that name drains
+    for entry in gateway.get(
+        "replicas", ()
+    ):  # a name comes twice while an older replica of that name drains
         seen.setdefault(entry["name"], []).append(entry)
-    return [_shown(rows.get(name, {}), entries, told=bool(gateway)) for name, entries in seen.items()]
+    return [
+        _shown(rows.get(name, {}), entries, told=bool(gateway)) for name, entries in seen.items()
+    ]
 
 
 def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) -> ReplicaStatus:
-    state, why, told_by = row.get("state", "ready"), row.get("why") or "", row or entries[0]
+    state = row.get("state", "ready")
+    why = row.get("why") or ""
+    told_by = row or entries[0]
     if state == "ready" and entries:
         serving = [entry["state"] for entry in entries if entry["state"] != "draining"]
-        state = next((found for found in serving if found != "up"), "up") if serving else "draining"
+        if serving:
+            state = next((found for found in serving if found != "up"), "up")
+        else:
+            state = "draining"
     elif state == "ready" and told:
         why = why or "gets no requests"
     active, releasing = (sum(entry[kind] for entry in entries) for kind in ("active", "releasing"))
-    mark = "simulated" if any(source.get("simulated") for source in (row, *entries)) else ""
+    if any(source.get("simulated") for source in (row, *entries)):
+        mark = "simulated"
+    else:
+        mark = ""
     model = next((source["model"] for source in (row, *entries) if source.get("model")), "")
-    name, slots = told_by["name"], told_by["slots"]
-    node, restarts = row.get("node") or "", row.get("restarts")
-    return ReplicaStatus(name, model, state, slots, active if entries else None, releasing, restarts, mark, why, node)
+    name = told_by["name"]
+    slots = told_by["slots"]
+    node = row.get("node") or ""
+    restarts = row.get("restarts")
+    return ReplicaStatus(
+        name,
+        model,
+        state,
+        slots,
+        active if entries else None,
+        releasing,
+        restarts,
+        mark,
+        why,
+        node,
+    )
 
 
 def up_s(pid: int) -> float | None:
     """Return how long that process has run."""
     try:
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(_stat(pid)[19]) / os.sysconf(
+            "SC_CLK_TCK"
+        )
     except (OSError, AttributeError):
         return None  # there is no /proc
 
@@ -219,7 +276,10 @@ def read_status(paths: Paths, timeout_s: float) -> Status:
 
 
 class Rate:
-    """What a counter gains per second over WINDOW_S. None: not counted yet. A step down (a new gateway) is no gain."""
+    """What a counter gains per second over WINDOW_S.
+
+    None: not counted yet. A step down (a new gateway) is no gain.
+    """
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -238,11 +298,16 @@ class Rate:
         if not self._told:
             return None
         (began, before), (ended, after) = self._points[0], self._points[-1]
-        return (after - before) / (ended - began) if ended > began else None
+        if ended > began:
+            return (after - before) / (ended - began)
+        return None
 
 
 class HiveReadings:
-    """All readings of one hive so far; another pid is another hive. `status`: the last one, or empty."""
+    """All readings of one hive so far; another pid is another hive.
+
+    `status`: the last one, or empty.
+    """
 
     def __init__(self) -> None:
         self.forget()
@@ -260,12 +325,16 @@ class HiveReadings:
         """`now` is of a clock that is never set."""
         if self.status.get("pid") not in (None, status["pid"]):
             self.forget()
-        self.status, self.replicas = status, replicas_of(status)
+        self.status = status
+        self.replicas = replicas_of(status)
         if gateway := self.gateway:
             tokens: dict[str, float] = gateway["tokens"]
             self._busy = {one.name: one.active or 0 for one in self.replicas}
             self._busy[""] = sum(self._busy.values())
-            counts = {**tokens, "": sum(tokens.values())} if tokens else {}
+            if tokens:
+                counts = {**tokens, "": sum(tokens.values())}
+            else:
+                counts = {}
             for name in {*tokens, *self._busy}:
                 self._tokens.setdefault(name, Rate()).take(counts.get(name), now)
             self._ended.take(sum(gateway["ended"].values()), now)
@@ -283,33 +352,54 @@ class HiveReadings:
 
     @property
     def requests_per_s(self) -> float | None:
-        return self._ended.per_s() if self.gateway else None
+        if self.gateway:
+            return self._ended.per_s()
+        return None
 
     @property
     def ended(self) -> dict[str, int | None]:
         """Return how many requests ended, by outcome."""
-        return {name: self.gateway["ended"].get(name, 0) if self.gateway else None for name in OUTCOMES}
+        return {
+            name: self.gateway["ended"].get(name, 0) if self.gateway else None for name in OUTCOMES
+        }
 
     def tok_s_of(self, replica: str) -> float | None:
-        """Return tokens per second of a replica; "": of all. None: nobody counts, or slots are busy without a token."""
-        rate = self._tokens[replica].per_s() if self.gateway and replica in self._tokens else None
-        return None if not rate and self._busy.get(replica) else rate
+        """Return tokens per second of a replica; "": of all.
+
+        None: nobody counts, or slots are busy without a token.
+        """
+        if self.gateway and replica in self._tokens:
+            rate = self._tokens[replica].per_s()
+        else:
+            rate = None
+        if not rate and self._busy.get(replica):
+            return None
+        return rate
 
     def rates(self) -> dict[str, Any]:
         """Return all rates as JSON has them. None: nobody says."""
-        replicas = {name: self.tok_s_of(name) for name in sorted(self._tokens) if name} if self.gateway else {}
+        if self.gateway:
+            replicas = {name: self.tok_s_of(name) for name in sorted(self._tokens) if name}
+        else:
+            replicas = {}
         return {"tok_s": self.tok_s, "requests_per_s": self.requests_per_s, "replicas": replicas}
 
     def slots(self) -> dict[str, int | None]:
         """Return total, active and releasing slots of all replicas that the gateway knows."""
         known = [one for one in self.replicas if one.active is not None]
         if not known:
-            return {"total": sum(one.slots for one in self.replicas), "active": None, "releasing": None}
-        active, releasing = sum(one.active or 0 for one in known), sum(one.releasing for one in known)
+            return {
+                "total": sum(one.slots for one in self.replicas),
+                "active": None,
+                "releasing": None,
+            }
+        active = sum(one.active or 0 for one in known)
+        releasing = sum(one.releasing for one in known)
         return {"total": sum(one.slots for one in known), "active": active, "releasing": releasing}
 
 
-# The logs of replicas and of skep's own processes: files of this machine, or told by the hive where they lie on a node
+# The logs of replicas and of skep's own processes: files of this machine, or told by the hive
+# where they lie on a node
 
 POLL_S = 0.2
 POLL_ELSEWHERE_S = 1.0
@@ -329,7 +419,9 @@ class LogPart(msgspec.Struct, frozen=True):
 
 
 def log_part(file: BinaryIO, offset: int | None, lines: int, errors: str = "replace") -> LogPart:
-    """Return the last lines, or what came since `offset`, as much as fits: to the end of a line if it holds one."""
+    """Return the last lines, or what came since `offset`, as much as fits: to the end of a line if
+    it holds one.
+    """
     size = file.seek(0, os.SEEK_END)
     begin = offset if offset is not None and offset <= size else 0
     if offset is None:
@@ -344,15 +436,20 @@ def log_part(file: BinaryIO, offset: int | None, lines: int, errors: str = "repl
 
 
 def read_log(paths: Paths, name: str, lines: int, *, follow: bool) -> Iterator[bytes]:
-    """Yield the last lines; where it is followed, also what is written later, to the end of the hive."""
-    read, poll_s, part = _elsewhere, POLL_ELSEWHERE_S, None
+    """Yield the last lines; where it is followed, also what is written later, to the end of the
+    hive.
+    """
+    read = _elsewhere
+    poll_s = POLL_ELSEWHERE_S
+    part = None
     try:  # whoever runs is asked first: a file of that name may be what another hive left here
         part = None if name in OF_SKEP else read(paths, name, lines)
     except EngineError:
         if not (paths.logs / f"{name}.log").is_file():
             raise
     if part is None:
-        read, poll_s = _here, POLL_S
+        read = _here
+        poll_s = POLL_S
         part = read(paths, name, lines)
     end = part.size if part is not None else 0
     while part is not None:
@@ -372,7 +469,9 @@ def read_log(paths: Paths, name: str, lines: int, *, follow: bool) -> Iterator[b
 
 
 def read_all_logs(paths: Paths, lines: int, *, follow: bool) -> Iterator[bytes]:
-    """Yield the last lines of every log, each line behind its name; where they are followed, as they are written."""
+    """Yield the last lines of every log, each line behind its name; where they are followed, as
+    they are written.
+    """
     names = _names(paths)
     if not names:
         raise UserError("there are no logs yet", hint="`skep up -d` starts a deployment")
@@ -394,20 +493,26 @@ def read_all_logs(paths: Paths, lines: int, *, follow: bool) -> Iterator[bytes]:
 
 
 def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -> LogPart | None:
-    """Return a part of a log that lies on another node; None if the log is here or skep is not running."""
+    """Return a part of a log that lies on another node; None if the log is here or skep is not
+    running.
+    """
     message = {"op": "log", "name": name, "lines": lines, "offset": offset}
     try:
         told = ask(socket_of(paths.lock, paths.socket), message, timeout_s=OTHER_ANSWER_S)
     except NotRunning:
         return None
-    return LogPart(told["text"], told["offset"], told.get("size", 0)) if "text" in told else None
+    if "text" in told:
+        return LogPart(told["text"], told["offset"], told.get("size", 0))
+    return None
 
 
 def _here(paths: Paths, name: str, lines: int, offset: int | None = None) -> LogPart | None:
     """Return a part of a log of this machine. One that was rotated is read from its beginning."""
     path = paths.logs / f"{name}.log"
     if offset is None and ("/" in name or not path.is_file()):
-        raise UserError(f"there is no log of `{name}`", hint=f"known: {', '.join(_names(paths)) or 'none yet'}")
+        raise UserError(
+            f"there is no log of `{name}`", hint=f"known: {', '.join(_names(paths)) or 'none yet'}"
+        )
     try:
         with path.open("rb") as file:
             return log_part(file, offset, lines, _AS_BYTES)
@@ -431,20 +536,36 @@ HearAnnouncement = Callable[[Mapping[str, Any]], None]
 
 
 class HiveProcess:
-    """With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends are closed."""
+    """With `parent_fd`, the reading end of a pipe,
+    the hive ends when all writing ends are closed.
+    """
 
     def __init__(
-        self, settings: Settings, paths: Paths, env: Mapping[str, str], hear: HearAnnouncement, parent_fd: int | None
+        self,
+        settings: Settings,
+        paths: Paths,
+        env: Mapping[str, str],
+        hear: HearAnnouncement,
+        parent_fd: int | None,
     ) -> None:
         read_fd, write_fd = os.pipe()
-        words, fds = [sys.executable, "-m", PROGRAM, "--announce-fd", str(write_fd)], [write_fd]
+        words = [sys.executable, "-m", PROGRAM, "--announce-fd", str(write_fd)]
+        fds = [write_fd]
         if parent_fd is not None:
-            words, fds = [*words, "--parent-fd", str(parent_fd)], [write_fd, parent_fd]
-        self._log, self._hear = paths.logs / "skep.log", hear
+            words = [*words, "--parent-fd", str(parent_fd)]
+            fds = [write_fd, parent_fd]
+        self._log = paths.logs / "skep.log"
+        self._hear = hear
         self._stop_s = settings.drain_s + STOP_S
         with open_log(self._log) as log:
             self.child = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=fds, start_new_session=True, env=env
+                words,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=fds,
+                start_new_session=True,
+                env=env,
             )
         os.close(write_fd)
         self._pipe = os.fdopen(read_fd)
@@ -456,7 +577,10 @@ class HiveProcess:
             raise
 
     def _send(self, settings: Settings) -> None:
-        """Write the settings to its stdin. One that has ended already reads none: `until_ready` says why it did."""
+        """Write the settings to its stdin.
+
+        One that has ended already reads none: `until_ready` says why it did.
+        """
         assert self.child.stdin is not None
         with suppress(BrokenPipeError), self.child.stdin as stdin:
             stdin.write(msgspec.json.encode(settings))
@@ -465,7 +589,9 @@ class HiveProcess:
         self._pipe.close()
 
     def end(self) -> None:
-        """End it with all it has started: SIGTERM, then SIGKILL where it takes too long or its user is in a hurry."""
+        """End it with all it has started: SIGTERM, then SIGKILL where it takes too long or its
+        user is in a hurry.
+        """
         self.child.send_signal(signal.SIGTERM)
         self._await_end(self._stop_s)
 
@@ -512,9 +638,17 @@ class HiveProcess:
 
 
 def start_detached(
-    settings: Settings, paths: Paths, env: Mapping[str, str], hear: HearAnnouncement, *, parent_fd: int | None = None
+    settings: Settings,
+    paths: Paths,
+    env: Mapping[str, str],
+    hear: HearAnnouncement,
+    *,
+    parent_fd: int | None = None,
 ) -> dict[str, Any]:
-    """Return the description of the hive once it is ready. A Ctrl-C meanwhile stops what was started."""
+    """Return the description of the hive once it is ready.
+
+    A Ctrl-C meanwhile stops what was started.
+    """
     with closing(HiveProcess(settings, paths, env, hear, parent_fd)) as hive:
         try:
             return hive.until_ready()

@@ -1,4 +1,6 @@
-"""The requests of the control socket, each with what the supervisor does for it, and the socket itself."""
+"""The requests of the control socket, each with what the supervisor does for it, and the socket
+itself.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +27,39 @@ REMOTE_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
 async def tell_status(supervisor: Supervisor) -> Message:
     status = await supervisor.gateway.status()
     here = {"phase": supervisor.phase, "url": supervisor.hive.url, "pid": os.getpid()}
-    return {**here, "rows": supervisor.rows(status), "gateway": to_document(status) if status is not None else {}}
+    return {
+        **here,
+        "rows": supervisor.rows(status),
+        "gateway": to_document(status) if status is not None else {},
+    }
 
 
 async def tell_origin(supervisor: Supervisor) -> Message:
     """Tell what the command line asked for when skep was started."""
     settings = supervisor.hive.settings
-    return {"overrides": to_document(settings.overrides), "on_cluster": settings.cluster is not None}
+    return {
+        "overrides": to_document(settings.overrides),
+        "on_cluster": settings.cluster is not None,
+    }
 
 
 async def stop_hive(supervisor: Supervisor, drain_s: float | None = None) -> Message:
     supervisor.stop(drain_s)
     limit_s = stop_limit_s(supervisor)
-    return {"ok": True, "pid": os.getpid(), "drain_s": supervisor.hive.drain_s, "stop_s": limit_s, "more": True}
+    return {
+        "ok": True,
+        "pid": os.getpid(),
+        "drain_s": supervisor.hive.drain_s,
+        "stop_s": limit_s,
+        "more": True,
+    }
 
 
 def stop_limit_s(supervisor: Supervisor) -> float:
     """Return how long engines and gateway may take to end once the drain is over."""
-    return REMOTE_STOP_S if supervisor.remote is not None else STOP_S
+    if supervisor.remote is not None:
+        return REMOTE_STOP_S
+    return STOP_S
 
 
 async def wake_monitor(supervisor: Supervisor) -> Message:
@@ -54,18 +71,23 @@ def member(supervisor: Supervisor, name: str) -> ReplicaMember:
     replicas = supervisor.replica_set
     found = replicas.find(name)
     if found is None:
-        raise EngineError(f"there is no replica `{name}`", hint=f"known: {', '.join(replicas.names)}")
+        raise EngineError(
+            f"there is no replica `{name}`", hint=f"known: {', '.join(replicas.names)}"
+        )
     return found
 
 
 async def restart(supervisor: Supervisor, name: str) -> Message:
-    replicas, drain_s = supervisor.replica_set, supervisor.hive.drain_s
+    replicas = supervisor.replica_set
+    drain_s = supervisor.hive.drain_s
     if name == "gateway":
         await supervisor.gateway.restart(drain_s)
         return {"ok": True}
     one = member(supervisor, name)
     if replicas.is_dormant(one):
-        raise EngineError(f"`{name}` is not loaded", hint=f"`skep model load {one.model}` loads it")
+        raise EngineError(
+            f"`{name}` is not loaded", hint=f"`skep model load {one.model}` loads it"
+        )
     await replicas.rest(name, drain_s)
     await replicas.restart(name)
     return {"ok": True}
@@ -85,21 +107,33 @@ async def undrain(supervisor: Supervisor, name: str) -> Message:
     return {"ok": True}
 
 
-async def tell_log(supervisor: Supervisor, name: str, lines: int = 100, offset: int | None = None) -> Message:
+async def tell_log(
+    supervisor: Supervisor, name: str, lines: int = 100, offset: int | None = None
+) -> Message:
     one = supervisor.replica_set.find(name)  # where it is a file here, the client reads it
-    told = await one.log_since(offset, lines) if one is not None else None
+    if one is not None:
+        told = await one.log_since(offset, lines)
+    else:
+        told = None
     return {"ok": True, **({} if told is None else to_document(told))}
 
 
 ControlCommand = Callable[..., Awaitable[Message]]
 COMMANDS: dict[str, ControlCommand] = {
-    "load": ModelLoader.load, "unload": ModelLoader.unload,
-    "status": tell_status, "origin": tell_origin, "down": stop_hive, "monitor": wake_monitor, "log": tell_log,
+    "load": ModelLoader.load, "unload": ModelLoader.unload, "status": tell_status,
+    "origin": tell_origin, "down": stop_hive, "monitor": wake_monitor, "log": tell_log,
     "pause": Supervisor.pause, "resume": Supervisor.resume, "reload": Supervisor.reload,
     "restart": restart, "drain": drain, "undrain": undrain, "scale": Supervisor.scale,
 }  # fmt: skip
 OF_LOADER = {"load", "unload"}
-WHILE_PAUSED = {"status", "origin", "down", "monitor", "resume", "log"}  # answered during a pause too
+WHILE_PAUSED = {
+    "status",
+    "origin",
+    "down",
+    "monitor",
+    "resume",
+    "log",
+}  # answered during a pause too
 
 
 async def answer(supervisor: Supervisor, message: Message) -> Message:
@@ -116,7 +150,9 @@ async def answer(supervisor: Supervisor, message: Message) -> Message:
 
 async def run_with_control(supervisor: Supervisor, path: Path) -> None:
     handle = partial(answer, supervisor)
-    async with control_socket(path, handle, lambda: {"left_behind": supervisor.left_behind}, supervisor.release):
+    async with control_socket(
+        path, handle, lambda: {"left_behind": supervisor.left_behind}, supervisor.release
+    ):
         await supervisor.run()
 
 
@@ -125,13 +161,15 @@ CommandHandler = Callable[[Message], Awaitable[Message]]
 
 @asynccontextmanager
 async def control_socket(
-    path: Path, answer: CommandHandler, last_words: Callable[[], Message] = dict, released: Callable[[], object] = dict
+    path: Path,
+    answer: CommandHandler,
+    last_words: Callable[[], Message] = dict,
+    released: Callable[[], object] = dict,
 ) -> AsyncIterator[None]:
     """Serve a control socket that only this user can open, while the block runs.
 
-    After an answer with `more`, the `last_words` come when the block ends; after one with `holds`, the end of the
-    connection is `released`.
-    """
+    After an answer with `more`, the `last_words` come when the block ends; after one with `holds`,
+    the end of the connection is `released`."""
     connections: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,9 +187,18 @@ async def control_socket(
                     told = await answer(message)
                 except (SkepError, OSError) as error:
                     code = getattr(error, "exit_code", 1)
-                    told = {"error": str(error), "hint": getattr(error, "hint", None), "exit_code": code}
-                except Exception as error:  # a bug is reported to the client and does not end the hive
-                    told = {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}
+                    told = {
+                        "error": str(error),
+                        "hint": getattr(error, "hint", None),
+                        "exit_code": code,
+                    }
+                except (
+                    Exception
+                ) as error:  # a bug is reported to the client and does not end the hive
+                    told = {
+                        "error": f"unexpected {type(error).__name__}: {error}",
+                        "hint": "please report it",
+                    }
                 holds = holds or "holds" in told
                 link.send(told)
         except asyncio.CancelledError:  # the hive is down; the end of the connection says so
@@ -166,7 +213,9 @@ async def control_socket(
         server = await asyncio.start_unix_server(serve, path, limit=4 * MIB)
     except OSError as error:
         what = f"the control socket `{path}` cannot be made: {error.strerror}"
-        raise EngineError(what, hint="something removes its folder; set XDG_RUNTIME_DIR to another one") from None
+        raise EngineError(
+            what, hint="something removes its folder; set XDG_RUNTIME_DIR to another one"
+        ) from None
     os.chmod(path, 0o600)  # noqa: PTH101
     try:
         yield

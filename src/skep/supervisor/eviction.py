@@ -1,12 +1,12 @@
-"""Which models are loaded, and which are evicted: events in, actions out. Knows no process, no socket, no clock.
+"""Which models are loaded, and which are evicted: events in, actions out. Knows no process, no
+socket, no clock.
 
     out ──Load──> loading ──> in ──Drain──> draining ──Unload──> leaving ──> out
                      └──failed──────────────────────────────────────^
 
-A wanted model waits in a queue, which is served in order, so that none starves. Idle models are evicted at once, the
-least recently used first. A busy one is drained after its turn, so that two models in demand alternate. Pinned models
-are never evicted.
-"""
+A wanted model waits in a queue, which is served in order, so that none starves. Idle models are
+evicted at once, the least recently used first. A busy one is drained after its turn, so that two
+models in demand alternate. Pinned models are never evicted."""
 
 from __future__ import annotations
 
@@ -49,10 +49,14 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     max_loaded: int | None = None
     turn_s: float = 30.0  # a busy model stays loaded for at least this long
     quiet_s: float = 1.0  # idle: not used for so long since it was loaded
-    pause_s: float = 5.0  # idle: used, then without a request for so long; agents think between two turns
+    pause_s: float = (
+        5.0  # idle: used, then without a request for so long; agents think between two turns
+    )
 
     def limit(self, place: str) -> float:
-        return (self.max_loaded or math.inf) if place == COUNT else self.room.get(place, WHOLE)
+        if place == COUNT:
+            return self.max_loaded or math.inf
+        return self.room.get(place, WHOLE)
 
 
 class Residency(Enum):
@@ -83,7 +87,10 @@ class Action(msgspec.Struct, frozen=True):
 
 
 def model_specs(launches: Iterable[Launch], machine_room: Mapping[str, int]) -> list[ModelSpec]:
-    """Group the replicas that skep starts here by model. One of unknown size takes its cards whole."""
+    """Group the replicas that skep starts here by model.
+
+    One of unknown size takes its cards whole.
+    """
     by_model: dict[str, list[Launch]] = {}
     for launch in launches:
         if launch.url is None and launch.place is None:
@@ -98,14 +105,16 @@ def model_specs(launches: Iterable[Launch], machine_room: Mapping[str, int]) -> 
             if not launch.room and launch.engine not in CARDLESS:
                 places = [f"gpu{number}" for number in launch.gpus] or every_card
                 room |= Counter({place: machine_room.get(place, WHOLE) for place in places})
-        on_demand, pinned = all(launch.on_demand for launch in replicas), any(launch.pinned for launch in replicas)
+        on_demand = all(launch.on_demand for launch in replicas)
+        pinned = any(launch.pinned for launch in replicas)
         idle = [launch.idle_unload_s for launch in replicas if launch.idle_unload_s is not None]
         specs.append(ModelSpec(model, dict(room), on_demand, pinned, max(idle, default=None)))
     return specs
 
 
 BACK_OFF_S = 30.0  # after a failed load
-POLL_SOON_S, POLL_S = 0.25, 1.0
+POLL_SOON_S = 0.25
+POLL_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +157,11 @@ class ModelState:
 
     @property
     def goes_when_idle(self) -> bool:
-        return self.residency is Residency.IN and self.spec.idle_unload_s is not None and not self.spec.pinned
+        return (
+            self.residency is Residency.IN
+            and self.spec.idle_unload_s is not None
+            and not self.spec.pinned
+        )
 
     def is_quiet(self, now: float, quiet_s: float) -> bool:
         known = self.heard_at >= self.loaded_at
@@ -156,12 +169,17 @@ class ModelState:
 
 
 class Eviction:
-    """The decider. The caller carries out every action returned; a repeated event repeats no action."""
+    """The decider.
+
+    The caller carries out every action returned; a repeated event repeats no action.
+    """
 
     def __init__(self, specs: Iterable[ModelSpec], budget: MemoryBudget | None = None) -> None:
         self._budget = budget or MemoryBudget()
         self.states = {spec.model: ModelState(spec) for spec in specs}
-        self.queue: dict[str, None] = {}  # models that wait to be loaded, in the order they were wanted
+        self.queue: dict[
+            str, None
+        ] = {}  # models that wait to be loaded, in the order they were wanted
 
     # State
 
@@ -171,7 +189,9 @@ class Eviction:
         states = self.states.values()
         if self.queue or any(state.residency is Residency.DRAINING for state in states):
             return POLL_SOON_S
-        return POLL_S if any(state.goes_when_idle for state in states) else None
+        if any(state.goes_when_idle for state in states):
+            return POLL_S
+        return None
 
     def never(self, model: str) -> str | None:
         """Return why the model can never fit, and what to change; None: it can."""
@@ -180,13 +200,24 @@ class Eviction:
         place = next(iter(self._lacking(state, pinned)), None)
         if place is None:
             return None
-        names, limit = ", ".join(f"`{other.model}`" for other in pinned), self._budget.limit(place)
+        names = ", ".join(f"`{other.model}`" for other in pinned)
+        limit = self._budget.limit(place)
         if place == COUNT:
-            return f"no more than {limit} models may be loaded, and {names} are pinned; raise `max_loaded`"
-        taken, need = sum(other.spec.room.get(place, 0) for other in pinned), state.spec.room[place]
+            return (
+                f"no more than {limit} models may be loaded, and {names} are pinned; raise "
+                "`max_loaded`"
+            )
+        taken = sum(other.spec.room.get(place, 0) for other in pinned)
+        need = state.spec.room[place]
         if taken and need >= limit:
-            return f"`{model}` takes all of {place}, where {names} is pinned; give `room` if it takes less"
-        beside = f" beside the pinned {names}; unpin them, or take" if taken else "; take"
+            return (
+                f"`{model}` takes all of {place}, where {names} is pinned; give `room` if it "
+                "takes less"
+            )
+        if taken:
+            beside = f" beside the pinned {names}; unpin them, or take"
+        else:
+            beside = "; take"
         left = format_bytes(int(limit - taken))
         less = "a smaller quantization, context or number of slots"
         return f"`{model}` needs {format_bytes(need)} of {place}, which has {left}{beside} {less}"
@@ -196,19 +227,23 @@ class Eviction:
     def become(self, specs: Iterable[ModelSpec], budget: MemoryBudget, now: float) -> list[Action]:
         """Apply the models and limits of a reload. Models that remain keep their state."""
         self._budget = budget
-        before, self.states = self.states, {}
+        before = self.states
+        self.states = {}
         for spec in specs:
             state = before.get(spec.model) or ModelState(spec)
             if state.spec.on_demand and not spec.on_demand and state.residency is Residency.OUT:
                 state.asked = True
                 self.queue[spec.model] = None
-            state.spec, state.retry_at = spec, float("-inf")
+            state.spec = spec
+            state.retry_at = float("-inf")
             self.states[spec.model] = state
         self.queue = {model: None for model in self.queue if model in self.states}
         return self.settle(now)
 
     def begin(self, now: float) -> list[Action]:
-        """Load the models that are not on demand at once; the user vouches that they fit together."""
+        """Load the models that are not on demand at once;
+        the user vouches that they fit together.
+        """
         out = [state for state in self.states.values() if state.residency is Residency.OUT]
         return [self._load(state, now) for state in out if not state.spec.on_demand]
 
@@ -251,7 +286,9 @@ class Eviction:
             state = self.states.get(model)
             if state is None or asked_at < state.heard_at:
                 continue
-            state.heard_at, state.busy, state.queued = asked_at, said.busy, said.queued
+            state.heard_at = asked_at
+            state.busy = said.busy
+            state.queued = said.queued
             if said.busy or said.queued:
                 state.idle_since = asked_at
                 state.used = True
@@ -267,16 +304,25 @@ class Eviction:
         state = self.states.get(model)
         if state is None or state.residency is not Residency.LOADING:
             return []
-        state.residency, state.why, state.retry_at = Residency.IN, None, float("-inf")
-        state.loaded_at, state.idle_since, state.used = now, now, False
+        state.residency = Residency.IN
+        state.why = None
+        state.retry_at = float("-inf")
+        state.loaded_at = now
+        state.idle_since = now
+        state.used = False
         return self.settle(now)
 
     def failed(self, model: str, why: str, now: float) -> list[Action]:
         """Note that all its replicas were given up."""
         state = self.states.get(model)
-        if state is None or state.residency not in (Residency.LOADING, Residency.IN, Residency.DRAINING):
+        if state is None or state.residency not in (
+            Residency.LOADING,
+            Residency.IN,
+            Residency.DRAINING,
+        ):
             return []
-        state.gave_up, state.retry_at = True, now + BACK_OFF_S
+        state.gave_up = True
+        state.retry_at = now + BACK_OFF_S
         actions = [self._refuse_waiting(state, why, BACK_OFF_S)]
         if state.comes_and_goes:
             actions.append(self._unload(state))
@@ -285,7 +331,9 @@ class Eviction:
         return [*actions, *self.settle(now)]
 
     def gone(self, model: str, now: float) -> list[Action]:
-        """Note that none of its processes is left: by an unload, or by a reload while it drained."""
+        """Note that none of its processes is left:
+        by an unload, or by a reload while it drained.
+        """
         state = self.states.get(model)
         if state is None or not state.leaves:
             return []
@@ -302,7 +350,11 @@ class Eviction:
         for state in self.states.values():
             if state.goes_when_idle and state.is_quiet(now, state.spec.idle_unload_s or 0.0):
                 actions.append(self._drain(state, now))
-            elif state.residency is Residency.DRAINING and state.heard_at > state.drained_at and not state.busy:
+            elif (
+                state.residency is Residency.DRAINING
+                and state.heard_at > state.drained_at
+                and not state.busy
+            ):
                 actions.append(self._unload(state))
         return actions
 
@@ -311,7 +363,11 @@ class Eviction:
     def _serve(self, state: ModelState, blocked: set[str], now: float) -> list[Action]:
         """Load or refuse a queued model, or drain others for it."""
         if state.residency is Residency.OUT and now < state.retry_at and not state.asked:
-            return [self._refuse_waiting(state, state.why or "an earlier attempt failed", state.retry_at - now)]
+            return [
+                self._refuse_waiting(
+                    state, state.why or "an earlier attempt failed", state.retry_at - now
+                )
+            ]
         if (never := self.never(state.model)) is not None:
             return [self._refuse_waiting(state, never, BACK_OFF_S)]
         places = {place for place in state.spec.needs if self._budget.limit(place) < math.inf}
@@ -321,13 +377,23 @@ class Eviction:
             return [self._load(state, now)]
         blocked |= places
         left = [other for other in present if not other.leaves]
-        return [] if waits else [self._drain(victim, now) for victim in self._victims(state, left, now)]
+        if waits:
+            return []
+        return [self._drain(victim, now) for victim in self._victims(state, left, now)]
 
     def _victims(self, state: ModelState, left: list[ModelState], now: float) -> list[ModelState]:
         """Return the models to evict so that it fits; none if that would not suffice."""
         budget = self._budget
-        quiet = [other for other in left if other.is_quiet(now, budget.pause_s if other.used else budget.quiet_s)]
-        turn_over = [other for other in left if other not in quiet and now - other.loaded_at >= budget.turn_s]
+        quiet = [
+            other
+            for other in left
+            if other.is_quiet(now, budget.pause_s if other.used else budget.quiet_s)
+        ]
+        turn_over = [
+            other
+            for other in left
+            if other not in quiet and now - other.loaded_at >= budget.turn_s
+        ]
         quiet.sort(key=lambda other: other.idle_since)
         turn_over.sort(key=lambda other: other.loaded_at)
         chosen: list[ModelState] = []
@@ -336,23 +402,31 @@ class Eviction:
             if takes and other.residency is Residency.IN and not other.spec.pinned:
                 chosen.append(other)
                 left = [one for one in left if one is not other]
-        return [] if self._lacking(state, left) else chosen
+        if self._lacking(state, left):
+            return []
+        return chosen
 
     def _lacking(self, state: ModelState, present: Iterable[ModelState]) -> list[str]:
         """Return the places that do not have the room it needs beside these."""
         taken: Counter[str] = Counter()
         for other in present:
             taken.update(other.spec.needs)
-        return [place for place, need in state.spec.needs.items() if need + taken[place] > self._budget.limit(place)]
+        return [
+            place
+            for place, need in state.spec.needs.items()
+            if need + taken[place] > self._budget.limit(place)
+        ]
 
     def _load(self, state: ModelState, now: float) -> Action:
-        state.residency, state.asked = Residency.LOADING, False
+        state.residency = Residency.LOADING
+        state.asked = False
         state.loaded_at = state.idle_since = now
         self.queue.pop(state.model, None)
         return Action(Act.LOAD, state.model)
 
     def _drain(self, state: ModelState, now: float) -> Action:
-        state.residency, state.drained_at = Residency.DRAINING, now
+        state.residency = Residency.DRAINING
+        state.drained_at = now
         return Action(Act.DRAIN, state.model)
 
     def _unload(self, state: ModelState) -> Action:
@@ -360,7 +434,8 @@ class Eviction:
         return Action(Act.UNLOAD, state.model)
 
     def _refuse_waiting(self, state: ModelState, why: str, retry_after_s: float) -> Action:
-        state.why, state.asked = why, False
+        state.why = why
+        state.asked = False
         state.refusals += 1
         self.queue.pop(state.model, None)
         return Action(Act.REFUSE, state.model, why, retry_after_s)

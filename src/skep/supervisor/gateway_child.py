@@ -1,8 +1,8 @@
-"""The gateway and the monitor as the supervisor sees them: children that may crash while the engines stay loaded.
+"""The gateway and the monitor as the supervisor sees them: children that may crash while the
+engines stay loaded.
 
-The supervisor holds the listening socket; the gateway process gets a copy, and connections wait while there is none.
-Knows the gateway only by its command line and its link messages.
-"""
+The supervisor holds the listening socket; the gateway process gets a copy, and connections wait
+while there is none. Knows the gateway only by its command line and its link messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ MONITOR_STOP_S = 2.0
 
 @dataclass(eq=False, repr=False)
 class GatewayChild:
-    """Keeps a gateway process running (`argv --listen-fd N --link-fd M`). `wanted` hears models that must be loaded."""
+    """Keeps a gateway process running (`argv --listen-fd N --link-fd M`).
+
+    `wanted` hears models that must be loaded.
+    """
 
     argv: list[str]
     listener: socket.socket
@@ -45,7 +48,8 @@ class GatewayChild:
     log: Path
     changed: Callable[[], None]
     wanted: Callable[[str], None] = lambda _model: None
-    environment: Callable[[], Mapping[str, str] | None] = lambda: None  # None: that of this process
+    # None: that of this process.
+    environment: Callable[[], Mapping[str, str] | None] = lambda: None
     restarts: int = -1
     why: str | None = None
     broken: bool = False
@@ -64,7 +68,9 @@ class GatewayChild:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        if self._process:
+            return self._process.pid
+        return None
 
     def row(self, *, stopping: bool) -> Message:
         """Return what `skep ps` shows of the process itself."""
@@ -82,12 +88,17 @@ class GatewayChild:
             return "stopping"
         if not self.listening:
             return "starting"
-        return "ready" if self._liveness is Liveness.ANSWERS else "silent"
+        if self._liveness is Liveness.ANSWERS:
+            return "ready"
+        return "silent"
 
     async def run(self) -> None:
-        """Start it, and again whenever it dies, until `stop`; give up (`broken`) if it never listened."""
+        """Start it, and again whenever it dies, until `stop`; give up (`broken`) if it never
+        listened.
+        """
         loop = asyncio.get_running_loop()
-        failures, ever_listened = 0, False
+        failures = 0
+        ever_listened = False
         while True:
             started = loop.time()
             try:
@@ -98,10 +109,15 @@ class GatewayChild:
             except OSError as error:  # no process or descriptor is free: a failed start
                 self.why = f"the gateway cannot be started: {error.strerror}"
             if self._restarting:
-                self._restarting, self.why, failures = False, None, 0
+                self._restarting = False
+                self.why = None
+                failures = 0
                 continue
             ever_listened |= self._listened.is_set()
-            failures = 1 if loop.time() - started > STABLE_S else failures + 1
+            if loop.time() - started > STABLE_S:
+                failures = 1
+            else:
+                failures = failures + 1
             self.broken = not ever_listened and failures >= len(RESTART_DELAYS_S)
             self.changed()
             if self.broken:
@@ -111,7 +127,10 @@ class GatewayChild:
     def _why_ended(self, code: int) -> str:
         if self._liveness is Liveness.HANGS:
             hangs_s = self.setup.silence.hangs_s
-            return f"the gateway did not answer for {hangs_s:g} s and was killed; its log is {self.log}"
+            return (
+                f"the gateway did not answer for {hangs_s:g} s and was killed; its log is "
+                f"{self.log}"
+            )
         return f"the gateway ended with code {code}; its log is {self.log}"
 
     def publish(self, table: messages.ReplicaTable) -> None:
@@ -125,14 +144,21 @@ class GatewayChild:
             self._link.send(message)
 
     def set_up(self, setup: messages.GatewaySetup) -> None:
-        """Apply new settings: what a running process can change, at once; the rest with its successor."""
+        """Apply new settings: what a running process can change, at once; the rest with its
+        successor.
+        """
         self.setup = setup
         self.say(setup)
 
     async def status(self, timeout_s: float = 1.0) -> messages.GatewayStatus | None:
         """Return its status; None while it does not answer."""
-        answer = await self._link.ask(messages.AskStatus(), timeout_s) if self._link is not None else None
-        return answer.status if isinstance(answer, messages.StatusAnswer) else None
+        if self._link is not None:
+            answer = await self._link.ask(messages.AskStatus(), timeout_s)
+        else:
+            answer = None
+        if isinstance(answer, messages.StatusAnswer):
+            return answer.status
+        return None
 
     async def restart(self, drain_s: float) -> None:
         """Let the process finish its answers while new connections wait, and start another one."""
@@ -145,7 +171,9 @@ class GatewayChild:
             try:
                 await asyncio.wait_for(self._listened.wait(), LISTEN_DEADLINE_S)
             except TimeoutError:
-                raise GatewayError("the new gateway did not start", hint=f"the end of {self.log} says why") from None
+                raise GatewayError(
+                    "the new gateway did not start", hint=f"the end of {self.log} says why"
+                ) from None
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nothing new and wait for what is under way, at most until the timeout."""
@@ -174,9 +202,16 @@ class GatewayChild:
         with open_log(self.log) as output:
             env = self.environment()
             process, link = await start_linked(
-                self.argv, messages.FromGateway, "--listen-fd", str(fd), output=output, fds=[fd], env=env
+                self.argv,
+                messages.FromGateway,
+                "--listen-fd",
+                str(fd),
+                output=output,
+                fds=[fd],
+                env=env,
             )
-        self._process, self._link = process, link
+        self._process = process
+        self._link = link
         self._ended.clear()
         self.restarts += 1
         self.say(self.setup)
@@ -204,7 +239,8 @@ class GatewayChild:
                 case messages.Listening(answers_alive):
                     watch.started(gives_signs=answers_alive)
                     self._listened.set()
-                    self.listening, self.why = True, None
+                    self.listening = True
+                    self.why = None
                     self.changed()
                 case messages.Alive():
                     watch.heard()
@@ -212,7 +248,9 @@ class GatewayChild:
                     self.wanted(model)
 
     async def _watch(self, watch: SilenceWatch, process: asyncio.subprocess.Process) -> None:
-        """Ask it whether it is alive, and kill it when it hangs: it is then started again, as after a crash."""
+        """Ask it whether it is alive, and kill it when it hangs: it is then started again, as
+        after a crash.
+        """
         processor_wait = ProcessorWait(process.pid)
         loop = asyncio.get_running_loop()
         while self._liveness is not Liveness.HANGS:
@@ -239,7 +277,9 @@ class GatewayChild:
 
 
 def _kill_group(leader: int) -> None:
-    """Kill what is left of the process group of a gateway: relay workers that hung when it ended."""
+    """Kill what is left of the process group of a gateway:
+    relay workers that hung when it ended.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -248,10 +288,19 @@ class MonitorChild:
     """The monitor, kept running from `wake` to `stop`. `--parent-fd`: it ends with skep."""
 
     def __init__(
-        self, argv: Sequence[str], log: Path, *, begin: bool, delays_s: Sequence[float] = MONITOR_DELAYS_S
+        self,
+        argv: Sequence[str],
+        log: Path,
+        *,
+        begin: bool,
+        delays_s: Sequence[float] = MONITOR_DELAYS_S,
     ) -> None:
-        """Without `begin` nothing is started until `wake`; without an `argv` nothing is ever started."""
-        self._argv, self._log, self._delays_s = list(argv), log, delays_s
+        """Without `begin` nothing is started until `wake`; without an `argv` nothing is ever
+        started.
+        """
+        self._argv = list(argv)
+        self._log = log
+        self._delays_s = delays_s
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         if begin:
@@ -259,7 +308,9 @@ class MonitorChild:
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None or self._process.returncode is not None else self._process.pid
+        if self._process is None or self._process.returncode is not None:
+            return None
+        return self._process.pid
 
     def wake(self) -> bool:
         """Start it where it has a command; return whether it runs or is about to."""
@@ -268,8 +319,12 @@ class MonitorChild:
         return self._keeping is not None
 
     async def become(self, argv: Sequence[str], *, begin: bool) -> None:
-        """End what runs and start it with this command line, or with the same one after its settings changed."""
-        keeping, self._keeping, self._argv = self._keeping, None, list(argv)
+        """End what runs and start it with this command line, or with the same one after its
+        settings changed.
+        """
+        keeping = self._keeping
+        self._keeping = None
+        self._argv = list(argv)
         if keeping is not None:
             keeping.cancel()
             await asyncio.wait({keeping})
@@ -282,12 +337,18 @@ class MonitorChild:
 
     async def _keep(self) -> None:
         """Start it, and again whenever it ends, until cancelled."""
-        loop, failures = asyncio.get_running_loop(), 0
+        loop = asyncio.get_running_loop()
+        failures = 0
         while True:
             started = loop.time()
-            with contextlib.suppress(OSError):  # no process or descriptor is free: as one that ended at once
+            with contextlib.suppress(
+                OSError
+            ):  # no process or descriptor is free: as one that ended at once
                 await self._run_once()
-            failures = 1 if loop.time() - started > MONITOR_STABLE_S else failures + 1
+            if loop.time() - started > MONITOR_STABLE_S:
+                failures = 1
+            else:
+                failures = failures + 1
             await asyncio.sleep(self._delays_s[min(failures, len(self._delays_s)) - 1])
 
     async def _run_once(self) -> None:

@@ -1,4 +1,7 @@
-"""The lifecycle of one replica as a state machine: events in, actions out. Knows no process, no socket, no clock."""
+"""The lifecycle of one replica as a state machine: events in, actions out.
+
+Knows no process, no socket, no clock.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ RUNNING = (ReplicaState.STARTING, ReplicaState.WARMING, ReplicaState.READY)
 class RestartPolicy(msgspec.Struct, frozen=True):
     start_deadline_s: float = 180.0  # from the start to healthy
     warm_deadline_s: float = 120.0
-    # What agents need is checked so long before a replica serves, and then beside it. None: it is not checked
+    # What agents need is checked so long before a replica serves, and then beside it. None: it is
+    # not checked
     checked_before_ready_s: float | None = 3.0
     first_delay_s: float = 0.5  # doubles with each failure in a row
     max_delay_s: float = 30.0
@@ -54,7 +58,10 @@ ToDo = LifecycleAction | None
 
 @dataclass(slots=True)
 class Life:
-    """The state of a replica, wherever it runs and whoever started it. `why`: what last went wrong, in one line."""
+    """The state of a replica, wherever it runs and whoever started it.
+
+    `why`: what last went wrong, in one line.
+    """
 
     url: str | None = None
     state: ReplicaState = ReplicaState.STOPPED
@@ -86,17 +93,25 @@ class Lifecycle(Life):
     @property
     def being_ended(self) -> bool:
         """Whether its process ends, or ended, because skep ended it."""
-        return self._ending is not None or self.state in (ReplicaState.STOPPING, ReplicaState.STOPPED)
+        return self._ending is not None or self.state in (
+            ReplicaState.STOPPING,
+            ReplicaState.STOPPED,
+        )
 
     def start(self, now: float) -> ToDo:
-        return self._spawn(now) if self.state is ReplicaState.STOPPED else None
+        if self.state is ReplicaState.STOPPED:
+            return self._spawn(now)
+        return None
 
     def must_wait(self) -> None:
         """Wait to be spawned until `granted`."""
-        self.state, self.due_at = ReplicaState.WAITING, None
+        self.state = ReplicaState.WAITING
+        self.due_at = None
 
     def granted(self, now: float) -> ToDo:
-        return self._spawn(now) if self.state is ReplicaState.WAITING else None
+        if self.state is ReplicaState.WAITING:
+            return self._spawn(now)
+        return None
 
     def addressed(self, url: str) -> ToDo:
         if self.state is not ReplicaState.STARTING:
@@ -107,18 +122,24 @@ class Lifecycle(Life):
     def healthy(self, now: float) -> ToDo:
         if self.state is not ReplicaState.STARTING:
             return None
-        self.state, self.due_at = ReplicaState.WARMING, now + self.policy.warm_deadline_s
+        self.state = ReplicaState.WARMING
+        self.due_at = now + self.policy.warm_deadline_s
         return LifecycleAction.WARM_UP
 
     def warmed(self, now: float) -> ToDo:
         if self.state is not ReplicaState.WARMING:
             return None
-        self.state, self.due_at, self.why = ReplicaState.READY, None, self.note
-        self._ready_at, self._was_ready = now, True
+        self.state = ReplicaState.READY
+        self.due_at = None
+        self.why = self.note
+        self._ready_at = now
+        self._was_ready = True
         return LifecycleAction.WATCH
 
     def warm_up_failed(self, why: str) -> ToDo:
-        return self._end(f"the warm-up generation failed: {why}") if self.state is ReplicaState.WARMING else None
+        if self.state is ReplicaState.WARMING:
+            return self._end(f"the warm-up generation failed: {why}")
+        return None
 
     def vanished(self) -> None:
         """Serve no requests: the process is gone. `exited` follows when the cause is known."""
@@ -126,33 +147,52 @@ class Lifecycle(Life):
         if self.state is ReplicaState.READY:
             self.state = ReplicaState.BACKOFF
 
-    def exited(self, why: str, now: float, *, final: bool = False, by_itself: bool = False) -> ToDo:
-        """Handle the exit of the process. `final`: it would end so again. `by_itself`: skep did not end it."""
+    def exited(
+        self, why: str, now: float, *, final: bool = False, by_itself: bool = False
+    ) -> ToDo:
+        """Handle the exit of the process.
+
+        `final`: it would end so again. `by_itself`: skep did not end it.
+        """
         self.vanished()
         if self.state in (ReplicaState.STOPPING, ReplicaState.STOPPED):
-            self.state, self.due_at = ReplicaState.STOPPED, None
+            self.state = ReplicaState.STOPPED
+            self.due_at = None
             return None
-        ending, self._ending = self._ending, None
+        ending = self._ending
+        self._ending = None
         if ending == RESTART:
-            self.state, self.due_at = ReplicaState.BACKOFF, now
+            self.state = ReplicaState.BACKOFF
+            self.due_at = now
             return None
         self.why = why if by_itself or ending is None else ending
         if self._ready_at is not None and now - self._ready_at >= self.policy.stable_s:
             self._failures = 0
         self._ready_at = None
         self._failures += 1
-        limit = self.policy.failures_after_ready if self._was_ready else self.policy.failures_before_ready
-        if final or self._failures >= limit:
-            self.state, self.due_at = ReplicaState.FAILED, None
+        if self._was_ready:
+            limit = self.policy.failures_after_ready
         else:
-            delay_s = min(self.policy.max_delay_s, self.policy.first_delay_s * 2 ** (self._failures - 1))
-            self.state, self.due_at = ReplicaState.BACKOFF, now + delay_s
+            limit = self.policy.failures_before_ready
+        if final or self._failures >= limit:
+            self.state = ReplicaState.FAILED
+            self.due_at = None
+        else:
+            delay_s = min(
+                self.policy.max_delay_s, self.policy.first_delay_s * 2 ** (self._failures - 1)
+            )
+            self.state = ReplicaState.BACKOFF
+            self.due_at = now + delay_s
         return None
 
     def restart_changed(self, why: str, now: float) -> ToDo:
-        """Start a changed launch at once after its process ended; earlier failures do not count."""
+        """Start a changed launch at once after its process ended;
+        earlier failures do not count.
+        """
         self.vanished()
-        self.why, self._ending, self._ready_at = why, None, None
+        self.why = why
+        self._ending = None
+        self._ready_at = None
         return self._start_again(now)
 
     def tick(self, now: float) -> ToDo:
@@ -165,7 +205,9 @@ class Lifecycle(Life):
             case ReplicaState.STARTING:
                 return self._end(f"not healthy within {self.policy.start_deadline_s:g} s")
             case _:
-                return self._end(f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s")
+                return self._end(
+                    f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s"
+                )
 
     def unresponsive(self) -> ToDo:
         """End a ready process that no longer answers: a hanging engine holds its slots."""
@@ -174,10 +216,14 @@ class Lifecycle(Life):
         return self._end(f"no answer to {self.policy.watch_failures} health checks in a row")
 
     def restart(self, now: float) -> ToDo:
-        """End the process, whose exit leads to a start; or start one that waits or was given up."""
+        """End the process, whose exit leads to a start;
+        or start one that waits or was given up.
+        """
         if self.state in RUNNING:
             return self._end(RESTART)
-        return self._start_again(now) if self.state in (ReplicaState.BACKOFF, ReplicaState.FAILED) else None
+        if self.state in (ReplicaState.BACKOFF, ReplicaState.FAILED):
+            return self._start_again(now)
+        return None
 
     def stop(self) -> ToDo:
         self.due_at = None
@@ -189,7 +235,8 @@ class Lifecycle(Life):
         return None
 
     def _end(self, why: str) -> ToDo:
-        self._ending, self.due_at = why, None
+        self._ending = why
+        self.due_at = None
         return LifecycleAction.TERMINATE
 
     def _start_again(self, now: float) -> ToDo:
@@ -198,5 +245,6 @@ class Lifecycle(Life):
         return self._spawn(now)
 
     def _spawn(self, now: float) -> ToDo:
-        self.state, self.due_at = ReplicaState.STARTING, now + self.policy.start_deadline_s
+        self.state = ReplicaState.STARTING
+        self.due_at = now + self.policy.start_deadline_s
         return LifecycleAction.SPAWN

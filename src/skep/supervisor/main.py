@@ -19,7 +19,13 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from skep.config.gateway_messages import AdmissionLimits, BatchPlaces, GatewaySetup, Timeouts, TlsFiles
+from skep.config.gateway_messages import (
+    AdmissionLimits,
+    BatchPlaces,
+    GatewaySetup,
+    Timeouts,
+    TlsFiles,
+)
 from skep.config.keys import keys_path, read_keys
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings
 from skep.deploy.launches import PullProgress, plan_launches, read_machine
@@ -42,7 +48,12 @@ class RemoteNodes(Protocol):
     """Machines of a cluster that replicas can be placed on."""
 
     def launches(
-        self, settings: Settings, paths: Paths, *, running: Sequence[Launch] | None = None, **how: Any
+        self,
+        settings: Settings,
+        paths: Paths,
+        *,
+        running: Sequence[Launch] | None = None,
+        **how: Any,
     ) -> tuple[Launch, ...]: ...
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> BackgroundService: ...
@@ -50,7 +61,8 @@ class RemoteNodes(Protocol):
 
 SLOW_START_S = 1800.0
 SLOW_WARM_UP_S = 600.0
-SLOTS_PER_WORKER, CORES_PER_WORKER = 256, 4
+SLOTS_PER_WORKER = 256
+CORES_PER_WORKER = 4
 LEFTOVERS_S = 10.0  # for what is still there once the supervisor has ended
 HARD_END_LEAD_S = 1.0  # before `skep down` waits no more
 MOST_FALLBACKS = 5  # changes of a launch before its replica is given up
@@ -64,10 +76,16 @@ def build_hive(
     tell: Tell = lambda _line: None,
     nodes: RemoteNodes | None = None,
 ) -> Hive:
-    """Return the hive, every replica checked. May download weights. `tell` gets a line for what is left out."""
+    """Return the hive, every replica checked.
+
+    May download weights. `tell` gets a line for what is left out.
+    """
     gateway = settings.gateway
     scheme = "https" if gateway.tls_certificate else "http"
-    host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
+    if ":" in gateway.host:
+        host = f"[{gateway.host}]"
+    else:
+        host = gateway.host
     machine = read_machine()
     engine_key = new_key() if settings.cluster is None else ""  # a cluster has its own key
     if nodes is not None:
@@ -81,27 +99,39 @@ def build_hive(
         log_dir=paths.logs,
         room=machine.room,
         engine_key=engine_key,
-        **_settled(settings, paths, default_workers(sum(launch.slots for launch in launches), os.cpu_count() or 1)),
+        **_settled(
+            settings,
+            paths,
+            default_workers(sum(launch.slots for launch in launches), os.cpu_count() or 1),
+        ),
     )
 
 
 def default_workers(slots: int, cpus: int) -> int:
-    """Return how many processes carry answers: one for every 256 slots, on at most a quarter of the cores."""
+    """Return how many processes carry answers: one for every 256 slots, on at most a quarter of
+    the cores.
+    """
     return max(1, min(-(-slots // SLOTS_PER_WORKER), cpus // CORES_PER_WORKER))
 
 
 def _settled(settings: Settings, paths: Paths, workers: int) -> dict[str, Any]:
-    """Return what follows from the settings alone. External engines get time: they load a lot and compile kernels.
+    """Return what follows from the settings alone. External engines get time: they load a lot and
+    compile kernels.
 
     `workers`: of the gateway, where the settings name no number.
     """
     patient = any(serve.engine not in OWN_ENGINES for serve in settings.serve)
-    policy = RestartPolicy(SLOW_START_S, SLOW_WARM_UP_S) if patient else RestartPolicy()
+    if patient:
+        policy = RestartPolicy(SLOW_START_S, SLOW_WARM_UP_S)
+    else:
+        policy = RestartPolicy()
     start_s = settings.start_deadline_s or policy.start_deadline_s
     fallbacks = MOST_FALLBACKS if settings.fallback else 0
     return {
         "settings": settings,
-        "gateway_setup": replace(gateway_setup(settings, paths), workers=settings.gateway.workers or workers),
+        "gateway_setup": replace(
+            gateway_setup(settings, paths), workers=settings.gateway.workers or workers
+        ),
         "policy": replace(policy, start_deadline_s=start_s, fallbacks=fallbacks),
         "drain_s": settings.drain_s,
         "monitor_argv": monitor_argv(settings),
@@ -111,8 +141,13 @@ def _settled(settings: Settings, paths: Paths, workers: int) -> dict[str, Any]:
 
 def monitor_argv(settings: Settings) -> tuple[str, ...]:
     """Return the command of the monitor beside this hive; empty where the settings turn it off."""
-    told = ("--config", settings.overrides.config) if settings.overrides.config else ()
-    return (sys.executable, "-m", "skep", "monitor", "run", *told) if settings.monitor.with_up else ()
+    if settings.overrides.config:
+        told: tuple[str, ...] = ("--config", settings.overrides.config)
+    else:
+        told = ()
+    if settings.monitor.with_up:
+        return (sys.executable, "-m", "skep", "monitor", "run", *told)
+    return ()
 
 
 def something_to_watch(path: Path) -> bool:
@@ -126,11 +161,22 @@ def something_to_watch(path: Path) -> bool:
 
 
 def rebuild_hive(
-    began: Settings, settings: Settings, hive: Hive, paths: Paths, running: Sequence[Launch], nodes: RemoteNodes | None
+    began: Settings,
+    settings: Settings,
+    hive: Hive,
+    paths: Paths,
+    running: Sequence[Launch],
+    nodes: RemoteNodes | None,
 ) -> Hive:
-    """Return the running hive with these settings. Its address, TLS files and key stay as they were at the start."""
-    old, new = began.gateway, settings.gateway
-    kept = {key: getattr(old, key) for key in ("host", "port", "tls_certificate", "tls_key", "api_key")}
+    """Return the running hive with these settings.
+
+    Its address, TLS files and key stay as they were at the start.
+    """
+    old = began.gateway
+    new = settings.gateway
+    kept = {
+        key: getattr(old, key) for key in ("host", "port", "tls_certificate", "tls_key", "api_key")
+    }
     clusters = began.cluster, settings.cluster
     settings = replace(settings, gateway=replace(new, **kept), cluster=began.cluster)
     parts = _settled(settings, paths, hive.gateway_setup.workers)
@@ -142,17 +188,25 @@ def rebuild_hive(
         "body_limit": (hive.gateway_setup.server.body_bytes, setup.server.body_bytes),
         "address_share": (hive.gateway_setup.server.address_share, setup.server.address_share),
         "cluster": clusters,
-        "start_deadline and fallback": (hive.policy, hive.policy if nodes is None else parts["policy"]),
+        "start_deadline and fallback": (
+            hive.policy,
+            hive.policy if nodes is None else parts["policy"],
+        ),
         "store_requests": (hive.gateway_setup.store, setup.store),
         "workers": (hive.gateway_setup.workers, setup.workers),
     }
     locked_out = setup.keys_wanted and not setup.keys and not setup.api_key
-    locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if locked_out else []
+    if locked_out:
+        locked = ["no key is left: every request is refused; `skep key add NAME` makes one"]
+    else:
+        locked = []
     if nodes is not None:
         launches = nodes.launches(settings, paths, running=running)
         parts["policy"] = hive.policy  # the actors were created with it
     else:
-        launches = plan_launches(settings, paths, running=running, starting=False, engine_key=hive.engine_key)
+        launches = plan_launches(
+            settings, paths, running=running, starting=False, engine_key=hive.engine_key
+        )
     return replace(
         hive,
         replicas=launches,
@@ -165,9 +219,12 @@ def rebuild_hive(
 def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
     """Return what the gateway process is told before it listens."""
     gateway = settings.gateway
-    aging_s, dead_after_s = gateway.aging_s, gateway.dead_after_s
+    aging_s = gateway.aging_s
+    dead_after_s = gateway.dead_after_s
     return GatewaySetup(
-        limits=AdmissionLimits(gateway.max_queue, gateway.max_wait_s, aging_s=aging_s, dead_after_s=dead_after_s),
+        limits=AdmissionLimits(
+            gateway.max_queue, gateway.max_wait_s, aging_s=aging_s, dead_after_s=dead_after_s
+        ),
         timeouts=Timeouts(
             first_byte_s=gateway.first_byte_timeout_s,
             idle_s=gateway.idle_timeout_s,
@@ -190,32 +247,55 @@ def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
 
 
 def server_limits(gateway: GatewaySettings) -> ServerLimits:
-    share_pct = 100.0 if gateway.address_share_pct is None else gateway.address_share_pct
+    if gateway.address_share_pct is None:
+        share_pct = 100.0
+    else:
+        share_pct = gateway.address_share_pct
     return ServerLimits(body_bytes=gateway.body_limit_bytes, address_share=share_pct / 100)
 
 
 def check_tls(gateway: GatewaySettings) -> TlsFiles | None:
-    """Return the paths of certificate and key. Raise where they cannot be read or do not belong together."""
-    certificate, key = gateway.tls_certificate, gateway.tls_key
+    """Return the paths of certificate and key.
+
+    Raise where they cannot be read or do not belong together.
+    """
+    certificate = gateway.tls_certificate
+    key = gateway.tls_key
     if certificate is None or key is None:
         return None
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            certificate, key, password=lambda: ""
+        )
     except OSError as error:
         why = getattr(error, "reason", None) or error.strerror
-        hint = "both are PEM files that belong together; the key has no passphrase, the certificate comes first"
-        raise UserError(f"`tls_certificate` {certificate} and `tls_key` {key}: {why}", hint=hint) from None
+        hint = (
+            "both are PEM files that belong together; the key has no passphrase, the "
+            "certificate comes first"
+        )
+        raise UserError(
+            f"`tls_certificate` {certificate} and `tls_key` {key}: {why}", hint=hint
+        ) from None
     return TlsFiles(certificate, key)
 
 
 def run_hive(
-    settings: Settings, paths: Paths, reporter: StartReporter, parent_fd: int | None, nodes: RemoteNodes | None
+    settings: Settings,
+    paths: Paths,
+    reporter: StartReporter,
+    parent_fd: int | None,
+    nodes: RemoteNodes | None,
 ) -> None:
-    """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`; return when every process has ended."""
+    """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`; return when every
+    process has ended.
+    """
     make_private(paths.logs)
     guarded = bool(settings.gateway.api_key or read_keys(keys_path(paths)))
-    host, port = settings.gateway.host, settings.gateway.port
-    lock = hold_lock(paths.lock, "skep", "`skep ps` shows it, `skep down` stops it", str(paths.socket))
+    host = settings.gateway.host
+    port = settings.gateway.port
+    lock = hold_lock(
+        paths.lock, "skep", "`skep ps` shows it, `skep down` stops it", str(paths.socket)
+    )
     with lock, runtime_folder(paths.runtime), bind(host, port, guarded=guarded) as listener:
         mark = f"{paths.logs}:"
         kill_marked(mark)  # left by a skep whose guard processes were killed with it
@@ -232,7 +312,10 @@ def run_hive(
             return rebuild_hive(settings, wanted, now, paths, running, nodes)
 
         async def supervise() -> None:
-            remote = nodes.connect(paths, hive.policy) if nodes is not None else None
+            if nodes is not None:
+                remote = nodes.connect(paths, hive.policy)
+            else:
+                remote = None
             supervisor = Supervisor(hive, listener, changed, rebuild, remote)
             _stop_when_told(supervisor, parent_fd)
             try:
@@ -268,10 +351,17 @@ LOGGED = ("name", "node", "pid", "url", "why")  # keys of a row
 
 def description(supervisor: Supervisor) -> dict[str, Any]:
     """Return what `skep up --json` prints."""
-    url, rows = supervisor.hive.url, supervisor.last_rows
+    url = supervisor.hive.url
+    rows = supervisor.last_rows
     replicas = [row for row in rows if row["kind"] in ("replica", "upstream")]
     models = sorted({row["model"] for row in replicas if row["model"]})
-    return {"url": url, "openai_base_url": f"{url}/v1", "models": models, "pid": os.getpid(), "replicas": replicas}
+    return {
+        "url": url,
+        "openai_base_url": f"{url}/v1",
+        "models": models,
+        "pid": os.getpid(),
+        "replicas": replicas,
+    }
 
 
 def _log(line: str) -> None:
@@ -310,9 +400,13 @@ class StartReporter:
             return
         self._has_failed = True
         if isinstance(error, SkepError):
-            message, hint, exit_code = error.message, error.hint, error.exit_code
+            message = error.message
+            hint = error.hint
+            exit_code = error.exit_code
         else:
-            message, hint, exit_code = f"unexpected {type(error).__name__}: {error}", "see `skep logs skep`", 1
+            message = f"unexpected {type(error).__name__}: {error}"
+            hint = "see `skep logs skep`"
+            exit_code = 1
         _log(f"error: {message}")
         self.tell(error=message, hint=hint, exit_code=exit_code)
 
@@ -325,12 +419,18 @@ class StartReporter:
                 self._said[what] = (what,)
                 self.warn(what)
         for row in supervisor.last_rows:
-            who, state = row["name"], (row["state"], row["pid"] if row["state"] == "ready" else None)
+            who = row["name"]
+            state = (row["state"], row["pid"] if row["state"] == "ready" else None)
             if self._said.get(who) != state:
                 self._said[who] = state
                 texts = {key: str(row[key]) for key in LOGGED if row.get(key) is not None}
-                words = " ".join(f'{key}="{text}"' if " " in text else f"{key}={text}" for key, text in texts.items())
-                _log(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {row['kind']}.{row['state']} {words}")
+                words = " ".join(
+                    f'{key}="{text}"' if " " in text else f"{key}={text}"
+                    for key, text in texts.items()
+                )
+                _log(
+                    f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {row['kind']}.{row['state']} {words}"
+                )
         self.tell(rows=supervisor.last_rows)
         if supervisor.phase == "ready" and not self._was_ready:
             self._was_ready = True
@@ -338,7 +438,10 @@ class StartReporter:
 
 
 def run_detached(nodes_of: Callable[[Settings], RemoteNodes | None]) -> int:
-    """Be that process. `nodes_of` returns the nodes of the cluster that the settings name, if any."""
+    """Be that process.
+
+    `nodes_of` returns the nodes of the cluster that the settings name, if any.
+    """
     parser = argparse.ArgumentParser(prog="skep-detached")
     parser.add_argument("--announce-fd", type=int, required=True)
     parser.add_argument("--parent-fd", type=int)

@@ -11,46 +11,71 @@ from dataclasses import dataclass, field
 from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
 from skep.engines.base import Launch
 from skep.errors import EngineError, UserError
-from skep.supervisor.eviction import Act, Action, Eviction, MemoryBudget, ModelState, Residency, model_specs
+from skep.supervisor.eviction import (
+    Act,
+    Action,
+    Eviction,
+    MemoryBudget,
+    ModelState,
+    Residency,
+    model_specs,
+)
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
 
 _now = time.monotonic
 DONE = {ReplicaState.READY, ReplicaState.FAILED}
-TOLD = {Residency.LOADING: "loading", Residency.OUT: "unloaded", Residency.GIVEN_UP: "failed"}  # else: "unloading"
+TOLD = {
+    Residency.LOADING: "loading",
+    Residency.OUT: "unloaded",
+    Residency.GIVEN_UP: "failed",
+}  # else: "unloading"
 
 
 def unknown_model(model: str, known: Iterable[str]) -> UserError:
-    return UserError(f"skep starts no model `{model}` here", hint=f"known: {', '.join(known) or 'none'}")
+    return UserError(
+        f"skep starts no model `{model}` here", hint=f"known: {', '.join(known) or 'none'}"
+    )
 
 
 @dataclass(eq=False, repr=False)
 class ModelLoader:
-    """`status` asks the gateway, `say` tells it something, `changed` is called when the replica table differs."""
+    """`status` asks the gateway, `say` tells it something, `changed` is called when the replica
+    table differs.
+    """
 
     replica_set: ReplicaSet
     tasks: asyncio.TaskGroup
     status: Callable[[], Awaitable[GatewayStatus | None]]
     say: Callable[[LoadFailed], None]
     changed: Callable[[], None]
-    unloaded: dict[str, UnloadedModel] = field(default_factory=dict)  # what the gateway was last told
+    # What the gateway was last told.
+    unloaded: dict[str, UnloadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._eviction = Eviction([])
         self._wakeup = asyncio.Event()
         self._moved = asyncio.Event()  # some model, or may have
-        self._restart_pending: set[str] = set()  # replicas that were given up and are about to start again
+        # Replicas that were given up and are about to start again.
+        self._restart_pending: set[str] = set()
         self._stopped = False
 
-    def configure(self, launches: Iterable[Launch], budget: MemoryBudget, *, begin: bool = False) -> None:
-        """Set models and memory budget; `begin`: those that are not on demand are being started."""
+    def configure(
+        self, launches: Iterable[Launch], budget: MemoryBudget, *, begin: bool = False
+    ) -> None:
+        """Set models and memory budget; `begin`: those that are not on demand are being
+        started.
+        """
         specs = model_specs(launches, budget.room)
         self._do(self._eviction.become(specs, budget, _now()))
         if begin:
             self._eviction.begin(_now())  # the replica set starts them by itself
         for spec in () if begin else specs:
-            if not all(one.launch.name in self.replica_set.dormant for one in self.replica_set.of_model(spec.model)):
+            if not all(
+                one.launch.name in self.replica_set.dormant
+                for one in self.replica_set.of_model(spec.model)
+            ):
                 self._eviction.running(spec.model, _now())
         self.changed()
 
@@ -75,7 +100,9 @@ class ModelLoader:
         return told
 
     def _shown(self, state: ModelState) -> str:
-        return "waiting" if state.model in self._eviction.queue else TOLD.get(state.residency, "unloading")
+        if state.model in self._eviction.queue:
+            return "waiting"
+        return TOLD.get(state.residency, "unloading")
 
     async def run(self) -> None:
         """Ask for figures when they are needed, until cancelled."""
@@ -86,7 +113,8 @@ class ModelLoader:
                     await self._wakeup.wait()
             if self._eviction.poll_s is None or self._stopped:
                 continue
-            asked_at, status = _now(), await self.status()
+            asked_at = _now()
+            status = await self.status()
             if status is not None and status.models:
                 self._do(self._eviction.told(status.models, asked_at, _now()))
             else:
@@ -100,17 +128,28 @@ class ModelLoader:
             self._do(self._eviction.wanted(model, _now()))
 
     def look(self) -> None:
-        """Derive the state of each model from its replicas, and act on it; called after every change of a replica."""
+        """Derive the state of each model from its replicas, and act on it; called after every
+        change of a replica.
+        """
         actions: list[Action] = []
         for model, state in () if self._stopped else list(self._eviction.states.items()):
             members = self.replica_set.of_model(model)
-            awake = [member for member in members if member.launch.name not in self.replica_set.dormant]
-            self._restart_pending -= {one.launch.name for one in awake if one.life.state is not ReplicaState.FAILED}
-            found = {  # one about to start again counts as starting, though its task has not run yet
-                ReplicaState.STARTING if one.launch.name in self._restart_pending else one.life.state for one in awake
+            awake = [
+                member for member in members if member.launch.name not in self.replica_set.dormant
+            ]
+            self._restart_pending -= {
+                one.launch.name for one in awake if one.life.state is not ReplicaState.FAILED
+            }
+            # one about to start again counts as starting, though its task has not run yet
+            found = {
+                ReplicaState.STARTING
+                if one.launch.name in self._restart_pending
+                else one.life.state
+                for one in awake
             }
             if state.residency is Residency.DRAINING:
-                self.replica_set.hold(model)  # a replica that restarted meanwhile gets nothing either
+                # A replica that restarted meanwhile gets nothing either.
+                self.replica_set.hold(model)
             if state.leaves and members and not found:
                 actions += self._eviction.gone(model, _now())
             elif found == {ReplicaState.FAILED}:
@@ -118,7 +157,10 @@ class ModelLoader:
                 actions += self._eviction.failed(model, why or "it did not start", _now())
             elif state.residency is Residency.LOADING and found and found <= DONE:
                 actions += self._eviction.loaded(model, _now())
-            elif state.residency is Residency.GIVEN_UP and found - {ReplicaState.FAILED, ReplicaState.STOPPED}:
+            elif state.residency is Residency.GIVEN_UP and found - {
+                ReplicaState.FAILED,
+                ReplicaState.STOPPED,
+            }:
                 self.replica_set.release(model)
                 self._eviction.running(model, _now())
         self._carry_out(actions)
@@ -164,7 +206,11 @@ class ModelLoader:
 
     def _answer(self, state: ModelState) -> Message:
         out = state.residency is Residency.OUT
-        return {"ok": True, "model": state.model, "state": self._shown(state) if out else state.residency.value}
+        return {
+            "ok": True,
+            "model": state.model,
+            "state": self._shown(state) if out else state.residency.value,
+        }
 
     def _do(self, actions: list[Action]) -> None:
         """Carry the actions out, and publish what they change."""
@@ -178,7 +224,11 @@ class ModelLoader:
             model = action.model
             match action.act:
                 case Act.LOAD:
-                    failed = [one for one in self.replica_set.of_model(model) if one.life.state is ReplicaState.FAILED]
+                    failed = [
+                        one
+                        for one in self.replica_set.of_model(model)
+                        if one.life.state is ReplicaState.FAILED
+                    ]
                     self._restart_pending |= {one.launch.name for one in failed}
                     self.replica_set.wake(model)
                 case Act.DRAIN:

@@ -2,10 +2,10 @@
 
 `python -m skep.supervisor.process_guard --link-fd N --log FILE -- ENGINE ARGS...`
 
-It holds one end of a socket pair whose other end is skep's. When skep dies, however it dies, the socket ends and the
-guard kills the engine with all its descendants: those that left the process group too, because the guard is their
-subreaper and finds them by their parents. A parent-death signal alone would reach only the engine itself.
-"""
+It holds one end of a socket pair whose other end is skep's. When skep dies, however it dies, the
+socket ends and the guard kills the engine with all its descendants: those that left the process
+group too, because the guard is their subreaper and finds them by their parents. A parent-death
+signal alone would reach only the engine itself."""
 
 from __future__ import annotations
 
@@ -67,8 +67,14 @@ FromGuard = Spawned | EngineAddress | Exited
 class ProcessGuard:
     """The engine process, its log and the link to the supervisor."""
 
-    def __init__(self, link: socket.socket, log: RotatingLog, argv: list[str], mark: str, key_file: Path) -> None:
-        self._link, self._log, self._argv, self._mark, self._key_file = link, log, argv, mark, key_file
+    def __init__(
+        self, link: socket.socket, log: RotatingLog, argv: list[str], mark: str, key_file: Path
+    ) -> None:
+        self._link = link
+        self._log = log
+        self._argv = argv
+        self._mark = mark
+        self._key_file = key_file
         self._selector = selectors.DefaultSelector()
         self._inbox = self._report = b""
         self._kill_at: float | None = None
@@ -92,7 +98,9 @@ class ProcessGuard:
         self._selector.register(report_read, selectors.EVENT_READ, self._read_report)
         self._selector.register(engine.stdout, selectors.EVENT_READ, self._read_output)
         if hasattr(os, "pidfd_open"):
-            self._selector.register(os.pidfd_open(engine.pid), selectors.EVENT_READ, lambda _: None)
+            self._selector.register(
+                os.pidfd_open(engine.pid), selectors.EVENT_READ, lambda _: None
+            )
         while engine.poll() is None:
             for key, _ in self._selector.select(POLL_S):
                 key.data(key.fd)
@@ -102,7 +110,9 @@ class ProcessGuard:
                     engine.kill()
         kill_descendants(os.getpid())
         self._key_file.unlink(missing_ok=True)
-        with contextlib.suppress(BlockingIOError):  # what is left in the pipe: all its writers are dead
+        with contextlib.suppress(
+            BlockingIOError
+        ):  # what is left in the pipe: all its writers are dead
             while data := os.read(engine.stdout.fileno(), 1 << 20):
                 self._log.write(data)
         self._tell(Exited(engine.returncode, self._log.tail))
@@ -114,7 +124,9 @@ class ProcessGuard:
         if KEY_FILE_HERE in self._argv:
             write_secret(self._key_file, f"api-key: {json.dumps(key)}\n")
         stands_for = {KEY_HERE: key, KEY_FILE_HERE: str(self._key_file)}
-        argv = [stands_for.get(part, part).replace(REPORT_FD, str(report_fd)) for part in self._argv]
+        argv = [
+            stands_for.get(part, part).replace(REPORT_FD, str(report_fd)) for part in self._argv
+        ]
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -153,7 +165,9 @@ class ProcessGuard:
             os.close(fd)
 
     def _read_output(self, fd: int) -> None:
-        """Read once a round: an engine that floods its output must not delay the news that skep is gone."""
+        """Read once a round: an engine that floods its output must not delay the news that skep is
+        gone.
+        """
         try:
             data = os.read(fd, 1 << 20)
         except BlockingIOError:
@@ -182,11 +196,13 @@ def main() -> int:
     parser.add_argument("argv", nargs="+")
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Only a message from skep, or the end of skep, ends the engine. Not SIG_IGN: the engine would inherit it.
+        # Only a message from skep, or the end of skep, ends the engine. Not SIG_IGN: the engine
+        # would inherit it.
         signal.signal(number, lambda *_: None)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     log = RotatingLog(args.log, hidden=os.environ.get(ENGINE_KEY, ""))
-    link, key_file = socket.socket(fileno=args.link_fd), args.log.with_suffix(".key.yaml")
+    link = socket.socket(fileno=args.link_fd)
+    key_file = args.log.with_suffix(".key.yaml")
     return ProcessGuard(link, log, args.argv, args.mark, key_file).run()
 
 

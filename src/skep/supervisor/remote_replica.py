@@ -1,4 +1,6 @@
-"""A replica that skep did not start: probed over HTTP, then left to the gateway's own health checks."""
+"""A replica that skep did not start: probed over HTTP, then left to the gateway's own health
+checks.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ class UpstreamReplica(ReplicaMember):
         self._wake.set()
 
     async def run(self) -> None:
-        """Run until stopped: probe every second until there is an answer, then wait for `restart`."""
+        """Run until stopped: probe every second until there is an answer,
+        then wait for `restart`.
+        """
         self._running, self.life.state = asyncio.current_task(), ReplicaState.STARTING
         try:
             while not self._stopping:
@@ -92,9 +96,11 @@ class UpstreamReplica(ReplicaMember):
         if self.life.state is ReplicaState.STARTING:
             try:
                 self.engine = await probe_upstream(self.launch)
-                state, why = ReplicaState.READY, self.engine.note
+                state = ReplicaState.READY
+                why = self.engine.note
             except UpstreamUnavailable as error:
-                state, why = ReplicaState.STARTING, str(error)
+                state = ReplicaState.STARTING
+                why = str(error)
             if not self._probed or (state, why) != (self.life.state, self.life.why):
                 self._probed = True
                 self.become(state, why)
@@ -104,7 +110,10 @@ class UpstreamReplica(ReplicaMember):
 
 
 async def probe_upstream(launch: Launch) -> UpstreamInfo:
-    """Return which model it serves, what it is, and how it reports busy slots. Raise UpstreamUnavailable."""
+    """Return which model it serves, what it is, and how it reports busy slots.
+
+    Raise UpstreamUnavailable.
+    """
     origin, prefix = parse_url(launch.url or "", name="upstream")
     pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.encode())
     try:
@@ -119,8 +128,12 @@ async def probe_upstream(launch: Launch) -> UpstreamInfo:
         await pool.close()
     entry = listed.get(model, {})
     told = entry.get("skep")  # another skep says so, the fake engine has its name
-    simulated = bool(isinstance(told, dict) and told.get("simulated")) or entry.get("owned_by") == "skep-fake"
-    bound_s, health_path = 30.0 if confirms else 5.0, launch.health_path or "/health"
+    simulated = (
+        bool(isinstance(told, dict) and told.get("simulated"))
+        or entry.get("owned_by") == "skep-fake"
+    )
+    bound_s = 30.0 if confirms else 5.0
+    health_path = launch.health_path or "/health"
     return UpstreamInfo(model, name, confirms, bound_s, health_path, simulated, note)
 
 
@@ -170,7 +183,9 @@ def _object(text: str) -> dict[str, Any]:
         document = json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}
+    if isinstance(document, dict):
+        return document
+    return {}
 
 
 def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
@@ -178,9 +193,17 @@ def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
     names = [one_line(name, SHOWN_NAME) for name in listed[:SHOWN_MODELS]]
     shown = ", ".join(names) + (", ..." if len(listed) > SHOWN_MODELS else "")
     if wanted:
-        return wanted, f"it does not list `{wanted}`; it lists {shown}" if listed and wanted not in listed else None
+        return (
+            wanted,
+            f"it does not list `{wanted}`; it lists {shown}"
+            if listed and wanted not in listed
+            else None,
+        )
     if len(listed) != 1:
-        what = f"it serves {len(listed)} models ({shown}): choose one with `model`" if listed else "it serves no model"
+        if listed:
+            what = f"it serves {len(listed)} models ({shown}): choose one with `model`"
+        else:
+            what = "it serves no model"
         raise UpstreamUnavailable(what)
     return listed[0], None
 
@@ -200,20 +223,28 @@ def _engine_of_metrics(text: str) -> str | None:
     return next((name for mark, name in RUNNING.items() if mark in text), None)
 
 
-async def ask_slots(url: str, key_env: str | None = None, model: str | None = None) -> tuple[int, str] | None:
-    """Return how many sequences a server decodes at a time, and where it says so; None: it cannot be asked.
+async def ask_slots(
+    url: str, key_env: str | None = None, model: str | None = None
+) -> tuple[int, str] | None:
+    """Return how many sequences a server decodes at a time, and where it says so; None: it cannot
+    be asked.
 
     vLLM does not tell: it is taken as many tasks of an agent as its KV cache holds.
     """
     from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
 
     origin, prefix = parse_url(url, name="upstream")
-    pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.removesuffix("/v1").encode())
+    pool = Pool(
+        origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.removesuffix("/v1").encode()
+    )
     key = os.environ.get(key_env, "") if key_env else ""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         await _fetch_models(pool, headers)  # is anybody there?
-        for path, name in (("/props", "total_slots"), ("/get_server_info", "max_running_requests")):
+        for path, name in (
+            ("/props", "total_slots"),
+            ("/get_server_info", "max_running_requests"),
+        ):
             document = await _ask(pool, path, headers, _object) or {}
             count = document.get(name)
             if isinstance(count, int) and 1 <= count <= MOST_TOLD_SLOTS:
@@ -221,7 +252,9 @@ async def ask_slots(url: str, key_env: str | None = None, model: str | None = No
         text = await _ask(pool, "/metrics", headers, str) or ""
     except WireFailure as failure:
         hint = "start it first, or give their number with --slots"
-        raise UserError(f"{url} does not answer ({failure}), so its slots are not known", hint=hint) from None
+        raise UserError(
+            f"{url} does not answer ({failure}), so its slots are not known", hint=hint
+        ) from None
     finally:
         await pool.close()
     rows = _SLOTS_OF_GATEWAY.findall(text)
@@ -230,18 +263,27 @@ async def ask_slots(url: str, key_env: str | None = None, model: str | None = No
         if 1 <= total <= MOST_TOLD_SLOTS:
             return total, f"/metrics of {url}"
     config = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
-    sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d{1,15})"', config[1])) if config else {}
+    if config:
+        sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d{1,15})"', config[1]))
+    else:
+        sizes = {}
     tokens = int(sizes.get("num_gpu_blocks", 0)) * int(sizes.get("block_size", 0))
     slots = max(1, min(MOST_SLOTS, tokens // (AGENT_INPUT_TOKENS + AGENT_OUTPUT_TOKENS)))
-    return (slots, f"the {tokens:,} tokens of its KV cache") if tokens else None
+    if tokens:
+        return (slots, f"the {tokens:,} tokens of its KV cache")
+    return None
 
 
 def _versioned(name: str, document: dict[str, Any] | None, field: str) -> str:
     version = document.get(field) if document is not None else None
-    return f"{name} {one_line(version, SHOWN_NAME)}" if isinstance(version, str) else name
+    if isinstance(version, str):
+        return f"{name} {one_line(version, SHOWN_NAME)}"
+    return name
 
 
-async def _ask(pool: Pool, path: str, headers: Mapping[str, str], parse: Callable[[str], T]) -> T | None:
+async def _ask(
+    pool: Pool, path: str, headers: Mapping[str, str], parse: Callable[[str], T]
+) -> T | None:
     """Return what `parse` makes of the answer; None where there is none, or its status is not 200.
 
     Some servers close the connection on an unknown path.

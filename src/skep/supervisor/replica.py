@@ -1,4 +1,6 @@
-"""One replica: starts its guard process, probes, warms up, and carries out what its `Lifecycle` decides."""
+"""One replica: starts its guard process, probes, warms up, and carries out what its `Lifecycle`
+decides.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,26 @@ from skep.engines.base import EXIT_FINAL, GATEWAY_KEY, Diagnosis, Engine, Launch
 from skep.errors import EngineError
 from skep.host.facts import read_oom_kills
 from skep.host.processes import ENGINE_KEY, kill_marked
-from skep.supervisor.lifecycle import Life, Lifecycle, LifecycleAction, ReplicaState, RestartPolicy, ToDo
+from skep.supervisor.lifecycle import (
+    Life,
+    Lifecycle,
+    LifecycleAction,
+    ReplicaState,
+    RestartPolicy,
+    ToDo,
+)
 from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spawned, Terminate
 from skep.wire.client import HttpResponse, WireFailure, fetch_once
 from skep.wire.heads import Origin, parse_url
 from skep.wire.json_pipe import JsonPipe, start_linked
 from skep.wire.listen import cannot_listen, claim_port, free_port, is_final, refusal_of
 
-ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # exit codes of a process that skep ended
+ENDED_BY_US = (
+    0,
+    -signal.SIGTERM,
+    -signal.SIGKILL,
+    128 + signal.SIGTERM,
+)  # exit codes of a process that skep ended
 PROBE_EVERY_S = 0.1
 WARM_UP_TOKENS = 8
 
@@ -38,7 +52,10 @@ Event = Callable[[float], ToDo | Awaitable[ToDo]]  # handed the time
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True):
-    """What is known of an engine elsewhere. Where busy slots cannot be asked, the release bound is short."""
+    """What is known of an engine elsewhere.
+
+    Where busy slots cannot be asked, the release bound is short.
+    """
 
     model: str = ""
     name: str = "remote"
@@ -94,7 +111,9 @@ class ReplicaMember:
         raise NotImplementedError
 
     async def log_since(self, offset: int | None, lines: int) -> object:  # noqa: ARG002
-        """Return the last lines of a log elsewhere, or what came since `offset`; None: the log is a file here."""
+        """Return the last lines of a log elsewhere, or what came since `offset`; None: the log is
+        a file here.
+        """
         return None
 
     def become(self, state: ReplicaState, why: str | None) -> None:
@@ -106,21 +125,28 @@ class ReplicaMember:
 class StartOrder:
     """The order in which replicas of one machine start, their ports and their environment.
 
-    Replicas that share a card start one after the other: an engine measures the free memory of its cards while it
-    starts. `ports`: the range that engines may use, shared with other programs on this machine; None: any port.
-    """
+    Replicas that share a card start one after the other: an engine measures the free memory of its
+    cards while it starts. `ports`: the range that engines may use, shared with other programs on
+    this machine; None: any port."""
 
     def __init__(self, ports: range | None = None) -> None:
         self._ports = ports
-        self._held: dict[str, tuple[int, socket.socket]] = {}  # by replica: its port, and the socket that claims it
-        self.line: dict[str, frozenset[int]] = {}  # replicas that start or wait to, in order, with their cards
+        self._held: dict[
+            str, tuple[int, socket.socket]
+        ] = {}  # by replica: its port, and the socket that claims it
+        self.line: dict[
+            str, frozenset[int]
+        ] = {}  # replicas that start or wait to, in order, with their cards
         self._moved = asyncio.Event()
         self._secrets = {GATEWAY_KEY, ENGINE_KEY}
 
     # The queue of starts
 
     def may_start(self, launch: Launch) -> bool:
-        """Return whether no replica earlier in the queue uses its cards. It stays in the queue until it is `done`."""
+        """Return whether no replica earlier in the queue uses its cards.
+
+        It stays in the queue until it is `done`.
+        """
         cards = self.line.setdefault(launch.name, frozenset(launch.gpus))
         for name, others in self.line.items():
             if name == launch.name:
@@ -143,7 +169,9 @@ class StartOrder:
     # Environment and ports
 
     def hide(self, launches: Iterable[Launch]) -> None:
-        """Keep the keys of upstream servers from the engines: an engine may run a checkpoint's own code."""
+        """Keep the keys of upstream servers from the engines: an engine may run a checkpoint's own
+        code.
+        """
         self._secrets |= {launch.key_env for launch in launches if launch.key_env}
 
     def hide_variables(self, names: Iterable[str]) -> None:
@@ -154,7 +182,10 @@ class StartOrder:
         return {name: value for name, value in os.environ.items() if name not in self._secrets}
 
     def port_for(self, launch: Launch, *, finds_one: bool) -> int:
-        """Return a port; 0 where the engine finds one itself (`finds_one`). Raise EngineError where all are taken."""
+        """Return a port; 0 where the engine finds one itself (`finds_one`).
+
+        Raise EngineError where all are taken.
+        """
         if launch.port:
             return launch.port
         if self._ports is not None:
@@ -181,10 +212,14 @@ class StartOrder:
                 self._held[name] = port, claim
                 return port
         hint = "stop what listens there, or start the node with another --port"
-        raise EngineError(f"all ports for engines are taken on {host}, {ports[0]} to {ports[-1]}", hint=hint)
+        raise EngineError(
+            f"all ports for engines are taken on {host}, {ports[0]} to {ports[-1]}", hint=hint
+        )
 
 
-def explain_exit(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
+def explain_exit(
+    launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+) -> Diagnosis:
     from skep.engines.diagnosis import diagnose  # reads the rules
 
     return diagnose(launch, code, tail, oom_kills=oom_kills)
@@ -192,7 +227,10 @@ def explain_exit(launch: Launch, code: int | None, tail: Sequence[str], *, oom_k
 
 @dataclass(eq=False, repr=False)
 class Replica(ReplicaMember):
-    """One launch, kept running. `launch` is as configured; `started`, what was started, differs after a fallback."""
+    """One launch, kept running.
+
+    `launch` is as configured; `started`, what was started, differs after a fallback.
+    """
 
     launch: Launch
     engine: Engine
@@ -204,27 +242,39 @@ class Replica(ReplicaMember):
 
     def __post_init__(self, policy: RestartPolicy | None) -> None:
         self.life: Lifecycle = Lifecycle(policy)
-        self.diagnosis: Diagnosis | None = None  # of its last exit; None: skep ended it, and `life.why` says why
-        self.mark = f"{self.log.parent}:{self.launch.name};"  # the `;` keeps one name from beginning another
+        self.diagnosis: Diagnosis | None = (
+            None  # of its last exit; None: skep ended it, and `life.why` says why
+        )
+        # the `;` keeps one name from beginning another
+        self.mark = f"{self.log.parent}:{self.launch.name};"
         self._link: JsonPipe[FromGuard] | None = None  # to the guard of the present process
-        self._turn: asyncio.Task[None] | None = None  # waits for other replicas that start on its cards
+        self._turn: asyncio.Task[None] | None = (
+            None  # waits for other replicas that start on its cards
+        )
         self._watching: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
-        self._checked: tuple[Launch, str] | None = None  # the launch and the engine that `checks` are of
+        self._checked: tuple[Launch, str] | None = (
+            None  # the launch and the engine that `checks` are of
+        )
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._killed_before = read_oom_kills()  # processes that the kernel killed for lack of memory
+        # Processes that the kernel killed for lack of memory.
+        self._killed_before = read_oom_kills()
         self._fell_back: list[str] = []  # changes taken since the start, in order
         self._fallback: dict[str, Any] = {}  # fields of the launch that they changed
         self._loop = asyncio.get_running_loop()
 
     @property
     def started(self) -> Launch:
-        return replace(self.launch, **self._fallback) if self._fallback else self.launch
+        if self._fallback:
+            return replace(self.launch, **self._fallback)
+        return self.launch
 
     def follow(self, before: Replica) -> None:
         """Take over the fallbacks of the replica that this one replaces after an unload."""
-        self._fell_back, self._fallback = before._fell_back, before._fallback
-        self.checks, self._checked = before.checks, before._checked
+        self._fell_back = before._fell_back
+        self._fallback = before._fallback
+        self.checks = before.checks
+        self._checked = before._checked
         self.life.note = self.life.why = before.life.note
 
     def stop(self) -> None:
@@ -245,11 +295,15 @@ class Replica(ReplicaMember):
                     found: ToDo | Awaitable[ToDo] = self.life.tick(self._loop.time())
                 else:
                     found = event(self._loop.time())
-                await self._carry_out(await found if isinstance(found, Awaitable) else found, tasks)
+                await self._carry_out(
+                    await found if isinstance(found, Awaitable) else found, tasks
+                )
                 self.changed()
 
     def _of(self, link: JsonPipe[FromGuard] | None, event: Event) -> Event:
-        """Return the event of the process behind this link: it is nothing once another process has replaced that."""
+        """Return the event of the process behind this link: it is nothing once another process has
+        replaced that.
+        """
         return lambda now: event(now) if link is self._link else None
 
     def _on_stop(self, _now: float) -> ToDo:
@@ -271,24 +325,38 @@ class Replica(ReplicaMember):
         self.pid = self._link = None
         self.life.vanished()
         self.changed()
-        before, self._killed_before = self._killed_before, (after := read_oom_kills())
+        before = self._killed_before
+        self._killed_before = (after := read_oom_kills())
         by_itself = code not in ENDED_BY_US
         if self.life.being_ended and not by_itself:  # nothing has to be explained
             return self.life.exited("ended by skep", self._loop.time())
-        oom_kills = None if before is None or after is None else after - before
+        if before is None or after is None:
+            oom_kills = None
+        else:
+            oom_kills = after - before
         self.diagnosis = found = await self._explain(code, tail, oom_kills=oom_kills)
         now = self._loop.time()
         if not self.life.being_ended and self._fall_back(found):
             return self.life.restart_changed(f"{found.cause}; again with {found.changed}", now)
         return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
 
-    async def _explain(self, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
-        """Return the cause of an exit. A rule that fails costs the explanation and nothing else."""
+    async def _explain(
+        self, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+    ) -> Diagnosis:
+        """Return the cause of an exit.
+
+        A rule that fails costs the explanation and nothing else.
+        """
         try:
-            return await asyncio.to_thread(self.explain, self.started, code, tail, oom_kills=oom_kills)
+            return await asyncio.to_thread(
+                self.explain, self.started, code, tail, oom_kills=oom_kills
+            )
         except Exception as error:
             said = "; ".join(line.strip() for line in tail[-1:])
-            return Diagnosis(f"exit code {code}, not explained: {type(error).__name__}", evidence=said[:200] or None)
+            return Diagnosis(
+                f"exit code {code}, not explained: {type(error).__name__}",
+                evidence=said[:200] or None,
+            )
 
     async def _carry_out(self, action: ToDo, tasks: asyncio.TaskGroup) -> None:
         match action:
@@ -312,12 +380,21 @@ class Replica(ReplicaMember):
                 self._watching = tasks.create_task(self._watch(self.life.url or ""))
 
     def _fall_back(self, found: Diagnosis) -> bool:
-        """Take the change that the diagnosis offers, where fallbacks are allowed. Return whether it was taken."""
-        if found.change is None or found.changed is None or len(self._fell_back) >= self.life.policy.fallbacks:
+        """Take the change that the diagnosis offers, where fallbacks are allowed.
+
+        Return whether it was taken.
+        """
+        if (
+            found.change is None
+            or found.changed is None
+            or len(self._fell_back) >= self.life.policy.fallbacks
+        ):
             return False
         self._fell_back.append(found.changed)
         new = msgspec.structs.asdict(found.change)
-        self._fallback = {name: value for name, value in new.items() if value != getattr(self.launch, name)}
+        self._fallback = {
+            name: value for name, value in new.items() if value != getattr(self.launch, name)
+        }
         self.life.note = f"fell back: {'; '.join(self._fell_back)}"
         return True
 
@@ -337,7 +414,10 @@ class Replica(ReplicaMember):
             args = ["--log", str(self.log), "--mark", self.mark, "--", *self.engine.argv(launch)]
             env = {**self.start_order.environment(), **self.engine.environment(launch)}
             guard, self._link = await start_linked(program, FromGuard, *args, env=env)
-        except (OSError, ValueError) as error:  # no process could be started, or an argument cannot be passed
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # no process could be started, or an argument cannot be passed
             why = getattr(error, "strerror", None) or str(error)
             self._exited(1, [f"error: the guard process cannot be started: {why}"])
             return
@@ -346,7 +426,10 @@ class Replica(ReplicaMember):
             self._addressed(str(Origin(launch.host, launch.port)))
 
     async def _follow(self, guard: asyncio.subprocess.Process, link: JsonPipe[FromGuard]) -> None:
-        """Turn the guard's messages into events. If the guard itself is killed, end its engine from here."""
+        """Turn the guard's messages into events.
+
+        If the guard itself is killed, end its engine from here.
+        """
         engine_pid: int | None = None
         ended: tuple[int, list[str]] = (-signal.SIGKILL, ["the guard process was killed"])
         try:
@@ -369,11 +452,17 @@ class Replica(ReplicaMember):
             await guard.wait()
             self._exited(*ended)
 
-    async def _ask(self, url: str, timeout_s: float, body: dict[str, Any] | None = None) -> HttpResponse:
+    async def _ask(
+        self, url: str, timeout_s: float, body: dict[str, Any] | None = None
+    ) -> HttpResponse:
         """Ask for its health; with a `body`, for a chat completion."""
-        method, path = ("GET", self.engine.health_path) if body is None else ("POST", "/v1/chat/completions")
+        method, path = (
+            ("GET", self.engine.health_path) if body is None else ("POST", "/v1/chat/completions")
+        )
         headers = key_headers(self.launch)
-        return await fetch_once(parse_url(url)[0], method, path, body=body, headers=headers, timeout_s=timeout_s)
+        return await fetch_once(
+            parse_url(url)[0], method, path, body=body, headers=headers, timeout_s=timeout_s
+        )
 
     async def _probe(self, url: str, link: JsonPipe[FromGuard] | None) -> None:
         """Ask the health endpoint until it answers 200 or the process is replaced."""
@@ -386,7 +475,8 @@ class Replica(ReplicaMember):
 
     async def _watch(self, url: str) -> None:
         """Check the health for as long as this process is ready."""
-        policy, failures = self.life.policy, 0
+        policy = self.life.policy
+        failures = 0
         while True:
             await asyncio.sleep(policy.watch_every_s)
             if self.life.state is not ReplicaState.READY or self.life.url != url:
@@ -401,7 +491,9 @@ class Replica(ReplicaMember):
                 return
 
     async def _warm_up(self, link: JsonPipe[FromGuard] | None, tasks: asyncio.TaskGroup) -> None:
-        """Generate once before traffic is let in: the first generation is slow (graphs, caches, page faults)."""
+        """Generate once before traffic is let in: the first generation is slow (graphs, caches,
+        page faults).
+        """
         messages = [{"role": "user", "content": "Say hello."}]
         body = {"model": self.launch.model, "messages": messages, "max_tokens": WARM_UP_TOKENS}
         try:
@@ -415,15 +507,20 @@ class Replica(ReplicaMember):
                 return
             said = answer.body[:2000].decode(errors="replace")
             self.diagnosis = found = await self._explain(None, said.splitlines())
-            why = f"HTTP {answer.status} {said[:200]}" if found.remedy is None else str(found)
+            if found.remedy is None:
+                why = f"HTTP {answer.status} {said[:200]}"
+            else:
+                why = str(found)
         self._events.put_nowait(self._of(link, lambda _now: self.life.warm_up_failed(why)))
 
     async def _check(self, link: JsonPipe[FromGuard] | None, tasks: asyncio.TaskGroup) -> None:
-        """Check what agents need of this process, once. Return when that is done, or when the replica should serve.
+        """Check what agents need of this process, once. Return when that is done, or when the
+        replica should serve.
 
-        The same launch of the same engine is not checked again: a restart after a crash loses no time.
-        """
-        checked, longest_s = (self.started, self.about), self.life.policy.checked_before_ready_s
+        The same launch of the same engine is not checked again: a restart after a crash loses no
+        time."""
+        checked = (self.started, self.about)
+        longest_s = self.life.policy.checked_before_ready_s
         if self.engine.simulated or longest_s is None or self._checked == checked:
             return
 
@@ -440,12 +537,17 @@ class Replica(ReplicaMember):
 
         self._checking = tasks.create_task(check(self.life.url or ""))
         left_s = (self.life.due_at or self._loop.time()) - self._loop.time()
-        wait_s = 0.0 if self.launch.on_demand else min(longest_s, left_s / 2)
+        if self.launch.on_demand:
+            wait_s = 0.0
+        else:
+            wait_s = min(longest_s, left_s / 2)
         await asyncio.wait({self._checking}, timeout=wait_s)
 
 
 def _refused(launch: Launch) -> tuple[int, list[str]] | None:
-    """Return the exit of an engine whose address is taken: another server there would be mistaken for it."""
+    """Return the exit of an engine whose address is taken: another server there would be mistaken
+    for it.
+    """
     error = refusal_of(launch.host, launch.port)
     if error is not None and is_final(error):
         return EXIT_FINAL, [f"error: {cannot_listen(launch.host, launch.port, error)}"]

@@ -1,4 +1,7 @@
-"""The replicas of a hive: added, removed, drained, paused and changed. A *dormant* one has no process."""
+"""The replicas of a hive: added, removed, drained, paused and changed.
+
+A *dormant* one has no process.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,16 @@ from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.remote_replica import UpstreamReplica
 from skep.supervisor.replica import Replica, ReplicaMember, StartOrder
 
-RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]  # for launches that have a `place`
+RemoteReplicaFactory = Callable[
+    [Launch, Callable[[], None]], ReplicaMember
+]  # for launches that have a `place`
 
 
 class ReplicaChanges(msgspec.Struct, frozen=True):
-    """Names of replicas. `changed` ones are restarted; `adjusted` ones go on, and only the gateway is told."""
+    """Names of replicas.
+
+    `changed` ones are restarted; `adjusted` ones go on, and only the gateway is told.
+    """
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -43,21 +51,35 @@ def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> ReplicaChang
         if before is None or before == launch:
             sort = "added" if before is None else "unchanged"
         else:
-            if before.place is not None and launch.place is not None:  # its place only matters at the next start
-                before, launch = replace(before, place=None), replace(launch, place=None)  # noqa: PLW2901
-            sort = "adjusted" if before.same_process(launch) else "changed"
+            if (
+                before.place is not None and launch.place is not None
+            ):  # its place only matters at the next start
+                before = replace(before, place=None)
+                launch = replace(launch, place=None)  # noqa: PLW2901
+            if before.same_process(launch):
+                sort = "adjusted"
+            else:
+                sort = "changed"
         sorts[sort].append(name)
     return ReplicaChanges(**{key: tuple(names) for key, names in sorts.items()})
 
 
 REST_POLL_S = 0.1
-RESUME_TRIES, RESUME_EVERY_S = 20, 3.0  # a card is released a moment after its engine has ended
-RELOAD_ON = "the reload stopped here: earlier changes are done, later ones are not; correct it and reload again"
+# a card is released a moment after its engine has ended
+RESUME_TRIES = 20
+RESUME_EVERY_S = 3.0
+RELOAD_ON = (
+    "the reload stopped here: earlier changes are done, later ones are not; correct it and "
+    "reload again"
+)
 
 
 @dataclass(eq=False, repr=False)
 class ReplicaSet:
-    """All replicas, which run in `tasks`. `busy` asks the gateway how many slots of a replica are in use."""
+    """All replicas, which run in `tasks`.
+
+    `busy` asks the gateway how many slots of a replica are in use.
+    """
 
     tasks: asyncio.TaskGroup
     log_dir: Path
@@ -73,7 +95,8 @@ class ReplicaSet:
         self._drained: set[str] = set()  # by the user, until `undrain`
         self._resting: set[str] = set()  # they get nothing new before a restart or an end
         self._restarting: dict[str, int] = {}  # its count of restarts when it was told to restart
-        self._promised: set[str] = set()  # models without a replica for a moment: their requests wait
+        # Models without a replica for a moment: their requests wait.
+        self._promised: set[str] = set()
         self.dormant: set[str] = set()  # without a process until `wake`
         self._held: set[str] = set()  # models that are being unloaded
         self._paused: set[str] = set()  # dormant ones that `resume` starts again
@@ -83,7 +106,9 @@ class ReplicaSet:
 
     @property
     def models(self) -> tuple[str, ...]:
-        return tuple(sorted({member.model for member in self.members if member.model} | self._promised))
+        return tuple(
+            sorted({member.model for member in self.members if member.model} | self._promised)
+        )
 
     @property
     def names(self) -> list[str]:
@@ -94,26 +119,44 @@ class ReplicaSet:
 
     def shown_state(self, member: ReplicaMember) -> str:
         """Return the state that `skep ps` shows."""
-        name, life = member.launch.name, member.life
+        name = member.launch.name
+        life = member.life
         if self.is_dormant(member):
-            return "paused" if name in self._paused else "unloaded"
+            if name in self._paused:
+                return "paused"
+            return "unloaded"
         if life.state is ReplicaState.STOPPED and name in self._start_order.line:
-            return "starting" if self._start_order.may_start(member.launch) else "waiting"
-        return "draining" if life.serving and self._gets_nothing(member) else life.state.value
+            if self._start_order.may_start(member.launch):
+                return "starting"
+            return "waiting"
+        if life.serving and self._gets_nothing(member):
+            return "draining"
+        return life.state.value
 
     def is_dormant(self, member: ReplicaMember) -> bool:
         return member.launch.name in self.dormant
 
     def of_model(self, model: str) -> list[Replica]:
         """Return the replicas of a model that skep starts."""
-        return [member for member in self.members if isinstance(member, Replica) and member.launch.model == model]
+        return [
+            member
+            for member in self.members
+            if isinstance(member, Replica) and member.launch.model == model
+        ]
 
     def serves(self, model: str) -> bool:
-        return any(one.model == model and one.life.serving and not self._gets_nothing(one) for one in self.members)
+        return any(
+            one.model == model and one.life.serving and not self._gets_nothing(one)
+            for one in self.members
+        )
 
     def table(self, unloaded: Mapping[str, UnloadedModel]) -> ReplicaTable:
         """Return what the gateway is told of the replicas."""
-        serving = (replica_spec(one, draining=self._gets_nothing(one)) for one in self.members if one.life.serving)
+        serving = (
+            replica_spec(one, draining=self._gets_nothing(one))
+            for one in self.members
+            if one.life.serving
+        )
         return ReplicaTable(tuple(serving), self.models, unloaded)
 
     # Adding and removing
@@ -129,7 +172,11 @@ class ReplicaSet:
         self._start_order.hide_variables(names)
 
     def add_replicas(self, launches: Iterable[Launch], *, asleep: bool | None = None) -> None:
-        """Add replicas. `asleep` None: those of an on-demand model stay dormant, unless it is loaded already."""
+        """Add replicas.
+
+        `asleep` None: those of an on-demand model stay dormant, unless it is loaded
+        already.
+        """
         launches = list(launches)
         self._start_order.hide(launches)
         loaded = {member.model for member in self.members if not self.is_dormant(member)}
@@ -137,7 +184,9 @@ class ReplicaSet:
         for launch in launches:
             member = self._make(launch)
             self.members.append(member)
-            if isinstance(member, Replica) and (launch.model not in eager if asleep is None else asleep):
+            if isinstance(member, Replica) and (
+                launch.model not in eager if asleep is None else asleep
+            ):
                 self.dormant.add(launch.name)
             else:
                 self._begin(member)
@@ -171,7 +220,9 @@ class ReplicaSet:
         self._held.discard(model)
 
     async def pause(self, drain_s: float) -> None:
-        """End every process that skep started, once its answers are finished or after `drain_s`."""
+        """End every process that skep started, once its answers are finished or after
+        `drain_s`.
+        """
         kept = [one for one in self.members if one.launch.url is None and not self.is_dormant(one)]
         names = [member.launch.name for member in kept]
         await asyncio.gather(*(self.rest(name, drain_s) for name in names))
@@ -182,7 +233,8 @@ class ReplicaSet:
 
     async def resume(self) -> SkepError | None:
         """Start again what `pause` ended. Return the error of a replica that did not start."""
-        names, self._paused = self._paused, set()
+        names = self._paused
+        self._paused = set()
         for member in [one for one in self.members if one.launch.name in names]:
             self._begin_again(member)
         self.changed()
@@ -202,7 +254,10 @@ class ReplicaSet:
         return failure
 
     async def remove_replica(self, name: str, drain_s: float) -> bool:
-        """Remove it once its answers are finished, or after `drain_s`. Return whether it was dormant or about to be."""
+        """Remove it once its answers are finished, or after `drain_s`.
+
+        Return whether it was dormant or about to be.
+        """
         await self.rest(name, drain_s)
         member = self.find(name)
         if member is None:
@@ -219,16 +274,26 @@ class ReplicaSet:
         await asyncio.gather(*(self._end(name) for name in self.names))
 
     async def become(
-        self, plan: ReplicaChanges, new: Iterable[Launch], drain_s: float, known: Callable[[], None], *, patient: bool
+        self,
+        plan: ReplicaChanges,
+        new: Iterable[Launch],
+        drain_s: float,
+        known: Callable[[], None],
+        *,
+        patient: bool,
     ) -> None:
         """Remove, then change one after the other (so that a model stays served), then add.
 
-        `known` is called once new on-demand replicas are listed. `patient`: wait for those that start, or raise.
-        """
+        `known` is called once new on-demand replicas are listed. `patient`: wait for those that
+        start, or raise."""
         launches = {launch.name: launch for launch in new}
         awake = {launch.model for launch in launches.values() if not launch.on_demand}
         awake |= {member.model for member in self.members if not self.is_dormant(member)}
-        dormant = [name for name in plan.added if launches[name].url is None and launches[name].model not in awake]
+        dormant = [
+            name
+            for name in plan.added
+            if launches[name].url is None and launches[name].model not in awake
+        ]
         self._promised = {launch.model for launch in launches.values() if launch.model}
         self._start_order.hide(launches.values())
         try:
@@ -241,7 +306,9 @@ class ReplicaSet:
                 known()
             await asyncio.gather(*(self.remove_replica(name, drain_s) for name in plan.removed))
             for name in plan.changed:
-                drained, before, launch = self._drained & {name}, self.find(name), launches[name]
+                drained = self._drained & {name}
+                before = self.find(name)
+                launch = launches[name]
                 asleep = await self.remove_replica(name, drain_s)
                 self._drained |= drained
                 same = launch.on_demand or (before is not None and before.model == launch.model)
@@ -256,7 +323,10 @@ class ReplicaSet:
 
     def drain(self, name: str, *, over: bool = False) -> None:
         """Send a replica nothing new; with `over`, send it requests again."""
-        self._drained = self._drained - {name} if over else self._drained | {name}
+        if over:
+            self._drained = self._drained - {name}
+        else:
+            self._drained = self._drained | {name}
         self.changed()
 
     async def until_idle(self, name: str) -> None:
@@ -272,7 +342,11 @@ class ReplicaSet:
                 await self.until_idle(name)
 
     async def restart(self, name: str) -> None:
-        """Restart it. It gets no requests until the restart has begun; it serves on where it cannot be reached."""
+        """Restart it.
+
+        It gets no requests until the restart has begun; it serves on where it cannot be
+        reached.
+        """
         member = self.find(name)
         if member is None:
             return
@@ -312,7 +386,8 @@ class ReplicaSet:
 
     async def _end(self, name: str) -> None:
         """End its process, if it has one; a second caller waits for the same end."""
-        life, member = self._lives.get(name), self.find(name)
+        life = self._lives.get(name)
+        member = self.find(name)
         if life is None or member is None:
             return
         member.stop()
@@ -326,16 +401,28 @@ class ReplicaSet:
         return member.launch.name in self._resting | self._drained
 
     def _member_changed(self) -> None:
-        ready = {one.launch.name: one.life.restarts for one in self.members if one.life.state is ReplicaState.READY}
+        ready = {
+            one.launch.name: one.life.restarts
+            for one in self.members
+            if one.life.state is ReplicaState.READY
+        }
         anew = {name for name, before in self._restarting.items() if ready.get(name) != before}
-        self._resting = (self._resting & ready.keys()) - anew  # it may have restarted without a report of it
-        self._restarting = {name: before for name, before in self._restarting.items() if name not in anew}
+        self._resting = (
+            self._resting & ready.keys()
+        ) - anew  # it may have restarted without a report of it
+        self._restarting = {
+            name: before for name, before in self._restarting.items() if name not in anew
+        }
         still = (ReplicaState.READY, ReplicaState.BACKOFF, ReplicaState.FAILED)
-        self._start_order.done([member.launch.name for member in self.members if member.life.state in still])
+        self._start_order.done(
+            [member.launch.name for member in self.members if member.life.state in still]
+        )
         self._moved.set()
         self.changed()
 
-    async def _add_and_await(self, launches: list[Launch], *, asleep: bool | None = None, patient: bool) -> None:
+    async def _add_and_await(
+        self, launches: list[Launch], *, asleep: bool | None = None, patient: bool
+    ) -> None:
         self.add_replicas(launches, asleep=asleep)
         self.changed()
         for launch in launches if patient else ():
@@ -343,7 +430,11 @@ class ReplicaSet:
 
     async def until_up(self, name: str, *, hint: str = RELOAD_ON) -> None:
         """Wait until the replica is up or gone. Raise EngineError if it is given up."""
-        while (member := self.find(name)) is not None and not member.settled and not self.is_dormant(member):
+        while (
+            (member := self.find(name)) is not None
+            and not member.settled
+            and not self.is_dormant(member)
+        ):
             if member.life.state is ReplicaState.FAILED:
                 raise EngineError(f"replica `{name}` did not start: {member.life.why}", hint=hint)
             self._moved.clear()
@@ -351,18 +442,45 @@ class ReplicaSet:
 
 
 def replica_spec(member: ReplicaMember, *, draining: bool = False) -> ReplicaSpec:
-    """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
-    launch, engine, started = member.launch, member.engine, member.started
-    soft_slots = None if started.soft_slots is None else min(started.soft_slots, started.slots)
-    # What decides about its speed, for benchmarks. Empty: not all is known, as with arguments in `extra`.
+    """Return the row of the gateway's replica table.
+
+    A fallback to fewer slots lowers reserve and soft slots.
+    """
+    launch = member.launch
+    engine = member.engine
+    started = member.started
+    if started.soft_slots is None:
+        soft_slots = None
+    else:
+        soft_slots = min(started.soft_slots, started.slots)
+    # What decides about its speed, for benchmarks. Empty: not all is known, as with arguments in
+    # `extra`.
     known = not (started.engine == "remote" or engine.simulated or started.extra)
-    speed = {"checkpoint": started.checkpoint or started.model, **started.options.speed_words()} if known else {}
+    if known:
+        speed = {
+            "checkpoint": started.checkpoint or started.model,
+            **started.options.speed_words(),
+        }
+    else:
+        speed = {}
     return ReplicaSpec(
-        name=launch.name, model=member.model, url=member.life.url or "",
-        slots=started.slots, reserve=min(started.reserve, started.slots - 1), soft_slots=soft_slots,
-        confirms=engine.confirms, engine=member.about, simulated=engine.simulated,
-        own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
-        health_path=launch.health_path or engine.health_path, draining=draining,
-        context=started.context_tokens or None, authorization=started.authorization, setup=speed,
-        checks=check_documents(member.checks), modalities=modalities_of(started), preset=started.preset,
-    )  # fmt: skip
+        name=launch.name,
+        model=member.model,
+        url=member.life.url or "",
+        slots=started.slots,
+        reserve=min(started.reserve, started.slots - 1),
+        soft_slots=soft_slots,
+        confirms=engine.confirms,
+        engine=member.about,
+        simulated=engine.simulated,
+        own_engine=launch.engine != "remote",
+        release_bound_s=engine.release_bound_s,
+        health_path=launch.health_path or engine.health_path,
+        draining=draining,
+        context=started.context_tokens or None,
+        authorization=started.authorization,
+        setup=speed,
+        checks=check_documents(member.checks),
+        modalities=modalities_of(started),
+        preset=started.preset,
+    )

@@ -1,4 +1,7 @@
-"""A hive that holds the lock and answers nobody: it is starting, or stuck. How to tell it, and how to end it."""
+"""A hive that holds the lock and answers nobody: it is starting, or stuck.
+
+How to tell it, and how to end it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def silent_holder(paths: Paths) -> SilentHive | None:
 
 
 def end_silent_hive(paths: Paths, limit_s: float, tell: Callable[[str], object]) -> bool:
-    """End the process that holds the lock: SIGTERM, after `limit_s` SIGKILL. Return whether there was one."""
+    """End the process that holds the lock: SIGTERM, after `limit_s` SIGKILL. Return whether there
+    was one.
+    """
     pid = lock_holder(paths.lock)
     if pid is None:
         return False
@@ -43,12 +48,18 @@ def end_silent_hive(paths: Paths, limit_s: float, tell: Callable[[str], object])
     obeyed = _have_ended({pid: family.get(pid, "")}, limit_s)
     kill_family(family)
     kill_marked(f"{paths.logs}:")
-    tell(f"skep (pid {pid}) ended by SIGTERM" if obeyed else f"skep (pid {pid}) was killed with all it had started")
+    tell(
+        f"skep (pid {pid}) ended by SIGTERM"
+        if obeyed
+        else f"skep (pid {pid}) was killed with all it had started"
+    )
     return True
 
 
 def process_family(pid: int) -> dict[int, str]:
-    """Return a process and all below it, each with when it began: a number may be another process's later."""
+    """Return a process and all below it, each with when it began: a number may be another
+    process's later.
+    """
     alive = living()
     first = {pid: alive[pid][1]} if pid in alive else {}
     return first | descendants(pid)

@@ -1,4 +1,7 @@
-"""The supervisor: owns the replicas, the gateway process and the control socket. No request passes through it."""
+"""The supervisor: owns the replicas, the gateway process and the control socket.
+
+No request passes through it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,14 @@ from skep.wire.json_pipe import Message
 
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 PAUSED_RETRY_S = 5.0  # for clients that wait when a pause begins
-NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
+NO_FIGURES: Message = {
+    "pid": None,
+    "url": None,
+    "slots": None,
+    "busy": None,
+    "restarts": None,
+    "why": None,
+}
 
 
 class Hive(msgspec.Struct, frozen=True):
@@ -62,7 +72,9 @@ class Hive(msgspec.Struct, frozen=True):
         return MemoryBudget(dict(self.room), self.settings.max_loaded)
 
 
-Rebuild = Callable[[Settings, Hive, Sequence[Launch]], Hive]  # from settings, the present hive, and what runs
+Rebuild = Callable[
+    [Settings, Hive, Sequence[Launch]], Hive
+]  # from settings, the present hive, and what runs
 
 
 class BackgroundService(Protocol):
@@ -75,7 +87,10 @@ class BackgroundService(Protocol):
         """Run until cancelled."""
 
     async def stop(self) -> str | None:
-        """Stop, after the replicas have ended. Return what could not be ended; None: nothing is left."""
+        """Stop, after the replicas have ended.
+
+        Return what could not be ended; None: nothing is left.
+        """
 
     @property
     def settled(self) -> bool:
@@ -90,7 +105,8 @@ MOST_REPLICAS = 1024  # of a model
 
 @dataclass(eq=False, repr=False)
 class Supervisor:
-    """`run` serves until `stop`, by a caller or over the control socket; `notify` is called on changes.
+    """`run` serves until `stop`, by a caller or over the control socket; `notify` is called on
+    changes.
 
     `rebuild` makes a hive from settings of the control socket, the present hive, and what runs.
     `remote` keeps the replicas of launches that have a place.
@@ -112,17 +128,31 @@ class Supervisor:
         self._tasks = asyncio.TaskGroup()
         self._begun = ""  # the change under way
         self._carrying: asyncio.Task[SkepError | None] | None = None
-        self._was_changed = False  # by the user, who may change it again where no replica is left that serves
+        self._was_changed = (
+            False  # by the user, who may change it again where no replica is left that serves
+        )
         self.phase = "starting"
         self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
-        self.last_rows: list[Message] = []  # of `skep ps`, as of the last change, without the figures of the gateway
-        hive, tasks = self.hive, self._tasks
-        elsewhere = None if self.remote is None else self.remote.member
-        self.replica_set = ReplicaSet(tasks, hive.log_dir, hive.policy, self._changed, self.busy, elsewhere)
-        argv, log = list(hive.gateway_argv), hive.log_dir / "gateway.log"
+        self.last_rows: list[
+            Message
+        ] = []  # of `skep ps`, as of the last change, without the figures of the gateway
+        hive = self.hive
+        tasks = self._tasks
+        if self.remote is None:
+            elsewhere = None
+        else:
+            elsewhere = self.remote.member
+        self.replica_set = ReplicaSet(
+            tasks, hive.log_dir, hive.policy, self._changed, self.busy, elsewhere
+        )
+        argv = list(hive.gateway_argv)
+        log = hive.log_dir / "gateway.log"
         self.gateway = GatewayChild(argv, self.listener, hive.gateway_setup, log, self._changed)
-        status, say = self.gateway.status, self.gateway.say
-        self.loader = ModelLoader(self.replica_set, tasks, status=status, say=say, changed=self._changed)
+        status = self.gateway.status
+        say = self.gateway.say
+        self.loader = ModelLoader(
+            self.replica_set, tasks, status=status, say=say, changed=self._changed
+        )
         self.gateway.wanted = self.loader.wanted
         self.gateway.environment = self._gateway_environment
         self.replica_set.hide_variables(hive.settings.secret_variables)
@@ -132,10 +162,17 @@ class Supervisor:
     def _expected(self) -> list[ReplicaMember]:
         """The replicas that should serve: not those on demand or dormant."""
         replicas = self.replica_set
-        return [one for one in replicas.members if not one.launch.on_demand and not replicas.is_dormant(one)]
+        return [
+            one
+            for one in replicas.members
+            if not one.launch.on_demand and not replicas.is_dormant(one)
+        ]
 
     def stop(self, drain_s: float | None = None) -> None:
-        """Drain for `drain_s` (default: as configured), then end everything. A second call ends it at once."""
+        """Drain for `drain_s` (default: as configured), then end everything.
+
+        A second call ends it at once.
+        """
         if self._stop_asked.is_set():
             self._hurry.set()
         elif drain_s is not None:
@@ -151,7 +188,8 @@ class Supervisor:
                     failure = await self._serve(tasks)
                 finally:
                     self.phase = "stopping"
-                    self._changed()  # also where an error ends the tasks: who listens bounds the end
+                    # also where an error ends the tasks: who listens bounds the end
+                    self._changed()
         finally:
             await self.monitor.stop()
         if self.left_behind:
@@ -160,7 +198,10 @@ class Supervisor:
             raise failure
 
     async def _serve(self, tasks: asyncio.TaskGroup) -> SkepError | None:
-        """Serve until stopped, then end everything. Return why it stopped; None: it was told to."""
+        """Serve until stopped, then end everything.
+
+        Return why it stopped; None: it was told to.
+        """
         gateway = tasks.create_task(self.gateway.run())
         remote = tasks.create_task(self._run_remote())
         self.replica_set.add_replicas(self.hive.replicas)
@@ -206,59 +247,104 @@ class Supervisor:
             self._stop_asked.set()
 
     def rows(self, status: GatewayStatus | None) -> list[Message]:
-        """Return the rows of `skep ps`: one a replica, and one for the gateway. `status` is the gateway's answer."""
+        """Return the rows of `skep ps`: one a replica, and one for the gateway.
+
+        `status` is the gateway's answer.
+        """
         gateway = self.gateway.row(stopping=self.phase == "stopping")
         if status is not None and status.silent_workers and gateway["why"] is None:
             gateway["why"] = f"{status.silent_workers} of {status.workers} workers do not answer"
         return self._rows(status or GatewayStatus(), gateway)
 
     async def busy(self, name: str) -> int:
-        """Return the busy slots of a replica. A gateway that does not answer may have streams: it counts as one."""
+        """Return the busy slots of a replica.
+
+        A gateway that does not answer may have streams: it counts as one.
+        """
         status = await self.gateway.status()
-        return status.busy.get(name, 0) if status is not None else int(self.gateway.listening)
+        if status is not None:
+            return status.busy.get(name, 0)
+        return int(self.gateway.listening)
 
     # Inside
 
     def _gateway_environment(self) -> dict[str, str]:
-        """Return the environment of the gateway and its workers: they are told the keys they need, over the link."""
+        """Return the environment of the gateway and its workers: they are told the keys they need,
+        over the link.
+        """
         secret = {GATEWAY_KEY, ENGINE_KEY, *HUB_TOKENS, *self.hive.settings.secret_variables}
         return {name: value for name, value in os.environ.items() if name not in secret}
 
     def _changed(self) -> None:
-        """Handle every change of a replica, a model or the gateway: find the status once, and publish it."""
+        """Handle every change of a replica, a model or the gateway: find the status once, and
+        publish it.
+        """
         self.loader.look()
         self.gateway.publish(self.replica_set.table(self._dormant()))
         gateway = self.gateway.row(stopping=self.phase == "stopping")
         joined = gateway["state"] == "ready" and (self.remote is None or self.remote.settled)
         if self.phase == "starting" and joined and all(one.settled for one in self._expected):
             self.phase = "ready"
-        if self.paused_for is None and self._failure() is not None:  # the end of a pause tries again
+        if (
+            self.paused_for is None and self._failure() is not None
+        ):  # the end of a pause tries again
             self._stop_asked.set()
         self.last_rows = self._rows(GatewayStatus(), gateway)
-        with contextlib.suppress(OSError):  # a closed terminal or pipe is no reason to stop serving
+        with contextlib.suppress(
+            OSError
+        ):  # a closed terminal or pipe is no reason to stop serving
             self.notify(self)
 
     def _rows(self, status: GatewayStatus, gateway: Message) -> list[Message]:
-        silent = {row.name for row in status.replicas if row.state in ("open", "half-open")}  # the circuit breaker
+        # The circuit breaker.
+        silent = {row.name for row in status.replicas if row.state in ("open", "half-open")}
         rows: list[Message] = []
         for one in self.replica_set.members:
-            name, life = one.launch.name, one.life
-            state, why = self.replica_set.shown_state(one), life.why
-            if one.node is not None and state == "ready" and name in silent:  # ready there, but cannot be reached
-                state, why = "backoff", NO_ANSWER
-            rows.append({
-                "name": name, "kind": one.kind, "pid": one.pid, "url": life.url, "slots": one.started.slots,
-                "busy": status.busy.get(name, 0), "model": one.model or None, "engine": one.about,
-                "simulated": one.engine.simulated, "restarts": life.restarts, "room": dict(one.launch.room) or None,
-                "node": one.node, "state": state, "why": why, "checks": check_documents(one.checks) or None,
-            })  # fmt: skip
+            name = one.launch.name
+            life = one.life
+            state = self.replica_set.shown_state(one)
+            why = life.why
+            if (
+                one.node is not None and state == "ready" and name in silent
+            ):  # ready there, but cannot be reached
+                state = "backoff"
+                why = NO_ANSWER
+            rows.append(
+                {
+                    "name": name,
+                    "kind": one.kind,
+                    "pid": one.pid,
+                    "url": life.url,
+                    "slots": one.started.slots,
+                    "busy": status.busy.get(name, 0),
+                    "model": one.model or None,
+                    "engine": one.about,
+                    "simulated": one.engine.simulated,
+                    "restarts": life.restarts,
+                    "room": dict(one.launch.room) or None,
+                    "node": one.node,
+                    "state": state,
+                    "why": why,
+                    "checks": check_documents(one.checks) or None,
+                }
+            )
         slots = sum(row["slots"] for row in rows if row["state"] == "ready")
-        figures = {"url": self.hive.url, "slots": slots, "busy": status.in_flight, "queued": status.queued}
+        figures = {
+            "url": self.hive.url,
+            "slots": slots,
+            "busy": status.in_flight,
+            "queued": status.queued,
+        }
         rows.append({**gateway, **figures})
-        return rows if self.remote is None else [*rows, {**NO_FIGURES, **self.remote.row()}]
+        if self.remote is None:
+            return rows
+        return [*rows, {**NO_FIGURES, **self.remote.row()}]
 
     def _failure(self) -> SkepError | None:
-        """Return why this hive cannot serve. One failed replica beside others that serve is shown in `ps` only."""
+        """Return why this hive cannot serve.
+
+        One failed replica beside others that serve is shown in `ps` only.
+        """
         if self.gateway.broken:
             what = f"the gateway does not start: {self.gateway.why}"
             return GatewayError(what, hint="the end of its log says why")
@@ -269,9 +355,14 @@ class Supervisor:
         some_left = len(failed) < len(self.replica_set.members) or self._was_changed
         if not failed or (some_left and not starting):
             return None
-        name, why, node = failed[0].launch.name, failed[0].life.why, failed[0].node
+        name = failed[0].launch.name
+        why = failed[0].life.why
+        node = failed[0].node
         verb = "did not start" if starting else "was given up"
-        where = f"its log is {self.hive.log_dir / name}.log" if node is None else f"its log is on node `{node}`"
+        if node is None:
+            where = f"its log is {self.hive.log_dir / name}.log"
+        else:
+            where = f"its log is on node `{node}`"
         return EngineError(f"replica `{name}` {verb}: {why}", hint=where)
 
     # Changes, one at a time
@@ -282,24 +373,49 @@ class Supervisor:
             wanted = msgspec.convert(settings, Settings)
         except msgspec.ValidationError as error:
             hint = "`skep down && skep up -d` starts the new one"
-            raise UserError(f"these settings are from another version of skep: {error}", hint=hint) from None
+            raise UserError(
+                f"these settings are from another version of skep: {error}", hint=hint
+            ) from None
         hive, plan = await self._become(wanted, all_of_it=True, wait=wait)
-        return {"ok": True, **to_builtins(plan), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
+        return {
+            "ok": True,
+            **to_builtins(plan),
+            "left_out": list(hive.left_out),
+            "warnings": list(hive.warnings),
+        }
 
     async def scale(self, model: str, replicas: int, *, wait: bool = False) -> Message:
         before = sum(one.replicas for one in self.hive.settings.serve if one.model_id == model)
         _, plan = await self._become(rescaled(self.hive.settings, model, replicas), wait=wait)
         for name in plan.added if wait else ():
-            hint = f"`skep logs {name}` shows more; `skep replica scale {model}={before}` undoes it"
+            hint = (
+                f"`skep logs {name}` shows more; `skep replica scale {model}={before}` undoes it"
+            )
             await self.replica_set.until_up(name, hint=hint)
-        return {"ok": True, "model": model, "before": before, "replicas": replicas, **to_builtins(plan)}
+        return {
+            "ok": True,
+            "model": model,
+            "before": before,
+            "replicas": replicas,
+            **to_builtins(plan),
+        }
 
-    async def _become(self, settings: Settings, *, all_of_it: bool = False, wait: bool) -> tuple[Hive, ReplicaChanges]:
+    async def _become(
+        self, settings: Settings, *, all_of_it: bool = False, wait: bool
+    ) -> tuple[Hive, ReplicaChanges]:
         """Apply settings. Without `all_of_it`, only the replicas change."""
         if self.rebuild is None or not self._can_change:
-            why = f"{self._begun} is in progress" if self._begun else f"skep is {self.phase}"
-            raise EngineError(f"the deployment cannot change now: {why}", hint="try again later; see `skep ps`")
-        self._begun = "another reload" if all_of_it else "a change of replicas"
+            if self._begun:
+                why = f"{self._begun} is in progress"
+            else:
+                why = f"skep is {self.phase}"
+            raise EngineError(
+                f"the deployment cannot change now: {why}", hint="try again later; see `skep ps`"
+            )
+        if all_of_it:
+            self._begun = "another reload"
+        else:
+            self._begun = "a change of replicas"
         try:
             running = [member.launch for member in self.replica_set.members]
             hive = await asyncio.to_thread(self.rebuild, settings, self.hive, running)
@@ -309,13 +425,18 @@ class Supervisor:
                 before = self.hive
                 self.gateway.set_up(hive.gateway_setup)
                 self.replica_set.set_policy(hive.policy)
-                if (before.monitor_argv, before.settings.monitor) != (hive.monitor_argv, hive.settings.monitor):
+                if (before.monitor_argv, before.settings.monitor) != (
+                    hive.monitor_argv,
+                    hive.settings.monitor,
+                ):
                     await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
             self.hive = hive
             self.replica_set.hide_variables(hive.settings.secret_variables)
-            self._carrying = self._tasks.create_task(self._carry_out(hive, plan, patient=all_of_it))
+            self._carrying = self._tasks.create_task(
+                self._carry_out(hive, plan, patient=all_of_it)
+            )
         except BaseException:
             self._begun = ""
             raise
@@ -323,13 +444,19 @@ class Supervisor:
             await _await_success(self._carrying)
         return hive, plan
 
-    async def _carry_out(self, hive: Hive, plan: ReplicaChanges, *, patient: bool) -> SkepError | None:
+    async def _carry_out(
+        self, hive: Hive, plan: ReplicaChanges, *, patient: bool
+    ) -> SkepError | None:
         def settle() -> None:
-            self.loader.configure([member.launch for member in self.replica_set.members], hive.memory_budget)
+            self.loader.configure(
+                [member.launch for member in self.replica_set.members], hive.memory_budget
+            )
 
         self._was_changed = True
         try:
-            await self.replica_set.become(plan, hive.replicas, hive.drain_s, known=settle, patient=patient)
+            await self.replica_set.become(
+                plan, hive.replicas, hive.drain_s, known=settle, patient=patient
+            )
         except SkepError as error:
             return error
         finally:
@@ -344,12 +471,18 @@ class Supervisor:
     # A pause lasts as long as the connection that asked for it
 
     async def pause(self, pid: int | None = None) -> Message:
-        """End all engines once their answers are finished, for the process `pid`. Gateway, port and settings stay."""
+        """End all engines once their answers are finished, for the process `pid`.
+
+        Gateway, port and settings stay.
+        """
         if not self._can_change or self.loader.is_moving:
             hint = "try again when `skep ps` shows every replica ready or unloaded"
-            raise EngineError("skep cannot pause: it is starting, changing or loading a model", hint=hint)
+            raise EngineError(
+                "skep cannot pause: it is starting, changing or loading a model", hint=hint
+            )
         why = f"`skep tune --in-place` (pid {pid}) uses the machine; serving resumes afterwards"
-        self.paused_for, self.phase = why, "paused"
+        self.paused_for = why
+        self.phase = "paused"
         self.loader.pause()
         try:
             self._watched = self.monitor.pid is not None
@@ -370,7 +503,9 @@ class Supervisor:
     async def _start_again(self) -> SkepError | None:
         """Start the engines again. Return the error of one that does not start."""
         failure = await self.replica_set.resume()
-        self.paused_for, self._resuming, self.phase = None, None, "ready"
+        self.paused_for = None
+        self._resuming = None
+        self.phase = "ready"
         self.loader.pause(over=True)
         await self.monitor.become(self.hive.monitor_argv, begin=self._watched)
         return failure
@@ -400,18 +535,27 @@ async def _await_success(task: asyncio.Task[SkepError | None] | None) -> None:
 
 
 def rescaled(settings: Settings, model: str, replicas: int) -> Settings:
-    """Return settings with that many replicas of the model. Of several tables, the first grows and the last shrink."""
+    """Return settings with that many replicas of the model.
+
+    Of several tables, the first grows and the last shrink.
+    """
     tables = [serve for serve in settings.serve if serve.model_id == model]
     if not tables:
         raise unknown_model(model, dict.fromkeys(serve.model_id for serve in settings.serve))
     if not 1 <= replicas <= MOST_REPLICAS:
         away = "`skep model unload` and `skep down` stop it"
-        raise UserError(f"`{model}` cannot have {replicas} replicas", hint=f"from 1 to {MOST_REPLICAS}; {away}")
-    left, serves = replicas - sum(table.replicas for table in tables), list(settings.serve)
+        raise UserError(
+            f"`{model}` cannot have {replicas} replicas", hint=f"from 1 to {MOST_REPLICAS}; {away}"
+        )
+    left = replicas - sum(table.replicas for table in tables)
+    serves = list(settings.serve)
     for place in reversed(range(len(serves))):
         one = serves[place]
         if one.model_id == model:
-            change = left if one is tables[0] else max(left, -one.replicas) if left < 0 else 0
+            if one is tables[0]:
+                change = left
+            else:
+                change = max(left, -one.replicas) if left < 0 else 0
             serves[place] = replace(one, replicas=one.replicas + change)
             left -= change
     return replace(settings, serve=tuple(serves))

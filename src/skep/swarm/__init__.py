@@ -1,4 +1,7 @@
-"""Tasks in, results out: many at once, none lost. The names below are `skep.swarm.api`'s, loaded when used."""
+"""Tasks in, results out: many at once, none lost.
+
+The names below are `skep.swarm.api`'s, loaded when used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The swarm from Python, as the command line has it: `await swarm.map("Summarise: {}", texts, schema=Summary)`."""
+"""The swarm from Python, as the command line has it: `await swarm.map("Summarise: {}", texts,
+schema=Summary)`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from skep.swarm.schemas import check_schema, one_line
 from skep.swarm.store import SwarmStore, create_run
 from skep.swarm.task_file import TaskDefaults, Template, parse_template, tasks_of
 
-Made = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]  # a prompt, messages, or the fields of a task
+Made = (
+    str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+)  # a prompt, messages, or the fields of a task
 Prompt = str | Callable[[Any], Made]
 Items = Iterable[Any]
 
@@ -39,21 +43,29 @@ class AnswerForm:
 
     def __init__(self, schema: Any) -> None:
         self._adapter: TypeAdapter[Any] | None = None
-        self.schema: Mapping[str, Any] | None = dict(schema) if isinstance(schema, Mapping) else None
+        self.schema: Mapping[str, Any] | None = (
+            dict(schema) if isinstance(schema, Mapping) else None
+        )
         if schema is not None and self.schema is None:
             try:
                 self._adapter = TypeAdapter(schema)
                 self.schema = self._adapter.json_schema()
             except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
-                hint = "give a pydantic model, a dataclass, a TypedDict, or a JSON schema as a dict"
+                hint = (
+                    "give a pydantic model, a dataclass, a TypedDict, or a JSON schema as a dict"
+                )
                 name = getattr(schema, "__name__", str(schema))
-                raise UserError(f"`{name}` has no JSON schema: {one_line(str(error), 160)}", hint=hint) from None
+                raise UserError(
+                    f"`{name}` has no JSON schema: {one_line(str(error), 160)}", hint=hint
+                ) from None
         if self.schema is not None:
             check_schema(self.schema)
 
     def read(self, value: Any) -> Any:
         """Return the JSON of an answer that counted, as an instance where the form is a type."""
-        return value if self._adapter is None else self._adapter.validate_json(json.dumps(value))
+        if self._adapter is None:
+            return value
+        return self._adapter.validate_json(json.dumps(value))
 
     def fault(self, value: Any) -> str | None:
         """Return what the type demands beyond its schema: validators of a model's own."""
@@ -61,35 +73,52 @@ class AnswerForm:
             self.read(value)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+            place = "".join(
+                f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]
+            )
             return one_line(f"${place}: {first['msg']}")
         return None
 
 
 def listed(items: Items) -> list[Any]:
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
-        raise UserError(f"`items` must be a list, not {type(items).__name__}", hint="put it into a list")
+        raise UserError(
+            f"`items` must be a list, not {type(items).__name__}", hint="put it into a list"
+        )
     return list(items)
 
 
 def make_tasks(
     prompt: Prompt, items: Sequence[Any], schema: Mapping[str, Any] | None, defaults: TaskDefaults
 ) -> list[Task]:
-    """Return a task for each item, in order; ids are 1, 2, ... unless the function gives others."""
+    """Return a task for each item, in order; ids are 1, 2, ...
+
+    unless the function gives others.
+    """
     if not isinstance(prompt, str) and not callable(prompt):
         raise UserError(f"`prompt` must be a template or a function, not {type(prompt).__name__}")
-    make = partial(_filled, parse_template(prompt)) if isinstance(prompt, str) else prompt
+    if isinstance(prompt, str):
+        make: Callable[[Any], Any] = partial(_filled, parse_template(prompt))
+    else:
+        make = prompt
     told: TaskDefaults = {**defaults, "schema": schema}
-    return tasks_of([_document(make(item), number) for number, item in enumerate(items, 1)], **told)
+    return tasks_of(
+        [_document(make(item), number) for number, item in enumerate(items, 1)], **told
+    )
 
 
 def _filled(template: Template, item: Any) -> str:
-    """Fill in the fields of a mapping, a model or a dataclass; `{}` and `{item}` are the item itself."""
+    """Fill in the fields of a mapping, a model or a dataclass; `{}` and `{item}` are the item
+    itself.
+    """
     if isinstance(item, BaseModel):
         item = item.model_dump(mode="json")
     elif is_dataclass(item) and not isinstance(item, type):
         item = asdict(item)
-    fields = {str(name): value for name, value in item.items()} if isinstance(item, Mapping) else {}
+    if isinstance(item, Mapping):
+        fields = {str(name): value for name, value in item.items()}
+    else:
+        fields = {}
     values = {"": item, "item": item, **fields}
     if (missing := template.missing(values)) is not None:
         raise UserError(missing)
@@ -103,7 +132,9 @@ def _document(made: Made, number: int) -> Mapping[str, Any]:
         made = {"messages": list(made)}
     elif not isinstance(made, Mapping):
         hint = "return a string, a list of messages, or a task's fields"
-        raise UserError(f"the function returned {type(made).__name__} for item {number}", hint=hint)
+        raise UserError(
+            f"the function returned {type(made).__name__} for item {number}", hint=hint
+        )
     return {"id": number, **{name: value for name, value in made.items() if value is not None}}
 
 
@@ -146,7 +177,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class SwarmError(SkepError):
-    """Some tasks have no value. `values` has all the others, in order, a `Failure` in the place of each of these."""
+    """Some tasks have no value.
+
+    `values` has all the others, in order, a `Failure` in the place of each of these.
+    """
 
     def __init__(self, run: str, values: Sequence[Any]) -> None:
         self.run = run
@@ -156,12 +190,21 @@ class SwarmError(SkepError):
         super().__init__(what, hint="`error.values` has the others")
 
 
-async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options) -> tuple[str, list[Any]]:
-    """Return the run's id and a value or a `Failure` for each item. What ends it early says how to go on."""
-    form, order = AnswerForm(schema), _order(options)
+async def run_items(
+    prompt: Prompt, items: Items, schema: Any, options: Options
+) -> tuple[str, list[Any]]:
+    """Return the run's id and a value or a `Failure` for each item.
+
+    What ends it early says how to go on.
+    """
+    form = AnswerForm(schema)
+    order = _order(options)
     if not (given := listed(items)):
         return "", []
-    defaults: TaskDefaults = {"system": options.get("system"), "temperature": options.get("temperature")}
+    defaults: TaskDefaults = {
+        "system": options.get("system"),
+        "temperature": options.get("temperature"),
+    }
     tasks = make_tasks(prompt, given, form.schema, defaults)
     with _places(options) as paths:
         run_id, url = _begun(paths, tasks, order, options)
@@ -172,7 +215,8 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
                 url=url,
                 model=options.get("model"),
                 key=options.get("key") or key_here(url, os.environ),
-                # a type may demand more than a schema can say: an answer counts when the type takes it
+                # a type may demand more than a schema can say: an answer counts when the type
+                # takes it
                 demand=form.fault,
                 watch=options.get("watch") or (lambda _: None),
             )
@@ -182,21 +226,35 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
             raise
         with open_store(paths.store, read_only=True) as store:
             found = {result.task: result for result in SwarmStore(store).results(run_id)}
-    return run_id, [_value(item, task, found.get(task.id), form) for item, task in zip(given, tasks, strict=True)]
+    return run_id, [
+        _value(item, task, found.get(task.id), form)
+        for item, task in zip(given, tasks, strict=True)
+    ]
 
 
-def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options: Options) -> tuple[str, str]:
-    """The id of a new run, or of the one to go on with, whose tasks must be these; and its endpoint."""
+def _begun(
+    paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options: Options
+) -> tuple[str, str]:
+    """The id of a new run, or of the one to go on with, whose tasks must be these; and its
+    endpoint.
+    """
     resume = options.get("resume")
     with open_store(paths.store) as store:
         if resume is None:
             url = options.get("url") or url_here(user_paths(os.environ), os.environ)
             name = options.get("name", "python")
-            return create_run(store, tasks, order, url=url, model=options.get("model"), name=name), url
+            return create_run(
+                store, tasks, order, url=url, model=options.get("model"), name=name
+            ), url
         swarm = SwarmStore(store)
         run = swarm.run(resume)
-        if [msgspec.to_builtins(task) for task in swarm.tasks(run.id)] != [msgspec.to_builtins(task) for task in tasks]:
-            hint = "to go on with it, give the same prompt, items and options; `skep swarm resume` needs none of them"
+        if [msgspec.to_builtins(task) for task in swarm.tasks(run.id)] != [
+            msgspec.to_builtins(task) for task in tasks
+        ]:
+            hint = (
+                "to go on with it, give the same prompt, items and options; `skep swarm resume` "
+                "needs none of them"
+            )
             raise UserError(f"run `{run.id}` has other tasks than these", hint=hint)
         return run.id, options.get("url") or run.url
 
@@ -205,18 +263,25 @@ def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -
     if result is None:
         return Failure(task.id, item, "unfinished", "the run was stopped before it was done", 0)
     if result.ending is not TaskEnding.DONE:
-        kind, message = result.error_kind or "failed", result.error or "it failed"
+        kind = result.error_kind or "failed"
+        message = result.error or "it failed"
         return Failure(task.id, item, kind, message, result.tries, result.answer)
     if form.schema is None:  # the task may have one of its own, of the function that made it
-        return (result.answer or "") if task.schema is None else result.value
-    if (fault := form.fault(result.value)) is not None:  # done by a process that did not know the type
+        if task.schema is None:
+            return result.answer or ""
+        return result.value
+    if (
+        fault := form.fault(result.value)
+    ) is not None:  # done by a process that did not know the type
         return Failure(task.id, item, "rejected", fault, result.tries, result.answer)
     return form.read(result.value)
 
 
 def _order(options: Options) -> SwarmRunOptions:
     names = ("agents", "tries", "timeout_s", "deadline_s", "max_tokens", "priority")
-    told: dict[str, Any] = {name: value for name, value in options.items() if name in names and value is not None}
+    told: dict[str, Any] = {
+        name: value for name, value in options.items() if name in names and value is not None
+    }
     try:
         return msgspec.convert(told, SwarmRunOptions)
     except msgspec.ValidationError as error:
@@ -240,9 +305,13 @@ __all__ = ["Failure", "Options", "SwarmError", "map", "map_sync"]
 
 
 @overload
-async def map(prompt: Prompt, items: Items, *, schema: None = None, **options: Unpack[Options]) -> list[str]: ...  # noqa: A001
+async def map(  # noqa: A001
+    prompt: Prompt, items: Items, *, schema: None = None, **options: Unpack[Options]
+) -> list[str]: ...
 @overload
-async def map(prompt: Prompt, items: Items, *, schema: type[T], **options: Unpack[Options]) -> list[T]: ...  # noqa: A001
+async def map(  # noqa: A001
+    prompt: Prompt, items: Items, *, schema: type[T], **options: Unpack[Options]
+) -> list[T]: ...
 @overload
 async def map(  # noqa: A001
     prompt: Prompt, items: Items, *, schema: Mapping[str, Any], **options: Unpack[Options]
@@ -250,12 +319,12 @@ async def map(  # noqa: A001
 async def map(  # noqa: A001 - `swarm.map` says what it is
     prompt: Prompt, items: Items, *, schema: Any = None, **options: Unpack[Options]
 ) -> list[Any]:
-    """Return one value for each item, in their order: a text; with a schema, JSON; with a type, an instance of it.
+    """Return one value for each item, in their order: a text; with a schema, JSON; with a type, an
+    instance of it.
 
-    `prompt`: a template (`{}` and `{item}` are the item, `{title}` a field of it), or a function that makes a prompt,
-    messages or a task of an item. Tasks that failed for good raise `SwarmError` in the end, which has the others'
-    values. `Options` names everything else.
-    """
+    `prompt`: a template (`{}` and `{item}` are the item, `{title}` a field of it), or a function
+    that makes a prompt, messages or a task of an item. Tasks that failed for good raise
+    `SwarmError` in the end, which has the others' values. `Options` names everything else."""
     run_id, values = await run_items(prompt, items, schema, options)
     if any(isinstance(one, Failure) for one in values):
         raise SwarmError(run_id, values)
@@ -271,7 +340,9 @@ def _in_plain_code(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(work(*args, **options))
-        raise UserError("a loop runs already", hint="there, as in a notebook: `await swarm.map(...)`")
+        raise UserError(
+            "a loop runs already", hint="there, as in a notebook: `await swarm.map(...)`"
+        )
 
     return finished
 

@@ -1,8 +1,7 @@
 """Merges many answers into one, level by level, as many at a time as fit into a prompt.
 
-The merges follow from the journal alone, so a run that was killed makes the same ones again. Where a merge cannot be
-used, its answers are kept one after the other under their headings.
-"""
+The merges follow from the journal alone, so a run that was killed makes the same ones again. Where
+a merge cannot be used, its answers are kept one after the other under their headings."""
 
 from __future__ import annotations
 
@@ -12,7 +11,15 @@ from typing import Any
 
 import msgspec
 
-from skep.swarm.ask_split import TEMPERATURE, GoalSplit, Sizes, free_name, material, messages_of, packed
+from skep.swarm.ask_split import (
+    TEMPERATURE,
+    GoalSplit,
+    Sizes,
+    free_name,
+    material,
+    messages_of,
+    packed,
+)
 from skep.swarm.records import SwarmRun, Task, TaskEnding, TaskResult
 from skep.units import shortened
 
@@ -24,7 +31,9 @@ NOTES_SHOWN = 12
 
 
 class PartAnswer(msgspec.Struct, frozen=True):
-    """An answer under its heading, or several that stand one after the other with headings of their own."""
+    """An answer under its heading, or several that stand one after the other with headings of
+    their own.
+    """
 
     heading: str
     text: str
@@ -33,7 +42,10 @@ class PartAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class MergedAnswer:
-    """How far the journal has come. `complete`: every task has its result and every merge is done."""
+    """How far the journal has come.
+
+    `complete`: every task has its result and every merge is done.
+    """
 
     findings: list[PartAnswer]
     notes: list[str]
@@ -42,14 +54,18 @@ class MergedAnswer:
 
     @property
     def text(self) -> str:
-        return self.findings[0].text if len(self.findings) == 1 else joined(self.findings)
+        if len(self.findings) == 1:
+            return self.findings[0].text
+        return joined(self.findings)
 
     def with_notes(self) -> str:
         """Return the text, and below it the notes on how it was made."""
         if not self.notes:
             return self.text
         more = len(self.notes) - NOTES_SHOWN
-        notes = [f"- {note}" for note in self.notes[:NOTES_SHOWN]] + ([f"- and {more} more"] if more > 0 else [])
+        notes = [f"- {note}" for note in self.notes[:NOTES_SHOWN]] + (
+            [f"- and {more} more"] if more > 0 else []
+        )
         return "\n".join([self.text, "", "---", "How this was made:", *notes]).lstrip("\n")
 
 
@@ -60,20 +76,33 @@ def plan_document(goal: str, split: GoalSplit, *, merge: bool) -> dict[str, Any]
         "made_by": "orchestrator" if split.by_model else "rule",
         "why": split.why,
         "tasks": [
-            {"id": one.id, "objective": one.objective, "files": [piece.ref for piece in one.pieces]}
+            {
+                "id": one.id,
+                "objective": one.objective,
+                "files": [piece.ref for piece in one.pieces],
+            }
             for one in split.parts
         ],
         "reduce": {"how": "merge" if merge else "concat"},
     }
 
 
-def ask_document(plan: Mapping[str, Any], sizes: Sizes, answer: str | None = None) -> dict[str, Any]:
+def ask_document(
+    plan: Mapping[str, Any], sizes: Sizes, answer: str | None = None
+) -> dict[str, Any]:
     """Return what the run stores. `answer` is the file that the answer is written to."""
-    return {"goal": plan["goal"], "plan": dict(plan), "sizes": msgspec.to_builtins(sizes), "answer": answer}
+    return {
+        "goal": plan["goal"],
+        "plan": dict(plan),
+        "sizes": msgspec.to_builtins(sizes),
+        "answer": answer,
+    }
 
 
 def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[TaskResult]) -> list[Task]:
-    """Return the merges that can start now; none if all are done or earlier tasks are still under way."""
+    """Return the merges that can start now; none if all are done or earlier tasks are still under
+    way.
+    """
     known = {task.id for task in tasks}
     return [task for task in answer_of(run, results).wanted if task.id not in known]
 
@@ -81,7 +110,8 @@ def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[TaskResul
 def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
     """Return the answer, merged level by level as far as there are results."""
     ask = run.config["ask"]
-    plan, sizes = ask["plan"], Sizes(**ask["sizes"])
+    plan = ask["plan"]
+    sizes = Sizes(**ask["sizes"])
     by_id = {result.task: result for result in results}
     answer = _first(plan, by_id)
     if not answer.complete or plan["reduce"]["how"] != "merge":
@@ -92,40 +122,60 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
         own = [len(one.text) + len(one.heading) + MARKS_CHARS for one in answer.findings]
         groups = packed(answer.findings, own, sizes.merge_chars)
         if all(len(group) == 1 for group in groups):
-            answer.notes.append("the remaining parts do not fit into one merge: they follow one after the other")
+            answer.notes.append(
+                "the remaining parts do not fit into one merge: they follow one after the other"
+            )
             break
-        named = [(free_name(f"merge-{level}-{number}", taken), group) for number, group in enumerate(groups, 1)]
+        named = [
+            (free_name(f"merge-{level}-{number}", taken), group)
+            for number, group in enumerate(groups, 1)
+        ]
         missing = [(name, group) for name, group in named if len(group) > 1 and name not in by_id]
         if missing:
             answer.complete = False
-            answer.wanted = [_merge_task(name, plan["goal"], group, sizes, level) for name, group in missing]
+            answer.wanted = [
+                _merge_task(name, plan["goal"], group, sizes, level) for name, group in missing
+            ]
             answer.notes.append(f"{len(missing)} merges are not done yet")
             break
         answer.findings = [
-            _merged(by_id[name], group, answer.notes) if len(group) > 1 else group[0] for name, group in named
+            _merged(by_id[name], group, answer.notes) if len(group) > 1 else group[0]
+            for name, group in named
         ]
         level += 1
     return answer
 
 
 def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAnswer:
-    """Return the answers of the tasks in the order of the plan, with notes on those that are missing or cut."""
+    """Return the answers of the tasks in the order of the plan, with notes on those that are
+    missing or cut.
+    """
     instead = plan.get("made_by") != "orchestrator" and plan.get("why")
-    answer = MergedAnswer([], [f"split by rule, not by the model: {plan['why']}"] if instead else [])
+    answer = MergedAnswer(
+        [], [f"split by rule, not by the model: {plan['why']}"] if instead else []
+    )
     tasks = {str(one["id"]): one for one in plan["tasks"]}
-    left, cut = 0, 0
+    left = 0
+    cut = 0
     for name, task in tasks.items():
         result = by_id.get(name)
         if result is None:
             left += 1
-        elif result.ending is TaskEnding.DONE and result.answer and (text := result.answer.strip()):
-            heading = ", ".join(task.get("files") or ()) or " ".join(str(task["objective"]).split())
+        elif (
+            result.ending is TaskEnding.DONE and result.answer and (text := result.answer.strip())
+        ):
+            heading = ", ".join(task.get("files") or ()) or " ".join(
+                str(task["objective"]).split()
+            )
             answer.findings.append(PartAnswer(shortened(heading, LONGEST_HEADING), text))
             cut += result.finish_reason == "length"
         else:
             answer.notes.append(f"`{name}` is missing: {result.error or 'its answer is empty'}")
     if cut:
-        some = f"{cut} of {len(answer.findings)} answers were" if len(answer.findings) > 1 else "the answer was"
+        if len(answer.findings) > 1:
+            some = f"{cut} of {len(answer.findings)} answers were"
+        else:
+            some = "the answer was"
         answer.notes.append(f"{some} cut at the limit of tokens; --max-tokens raises it")
     if left:
         answer.complete = False
@@ -133,17 +183,25 @@ def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAn
     return answer
 
 
-def _merge_task(name: str, goal: str, group: Sequence[PartAnswer], sizes: Sizes, level: int) -> Task:
-    words, texts = int(sizes.answer_tokens * WORDS_PER_TOKEN), material((one.heading, one.text) for one in group)
+def _merge_task(
+    name: str, goal: str, group: Sequence[PartAnswer], sizes: Sizes, level: int
+) -> Task:
+    words = int(sizes.answer_tokens * WORDS_PER_TOKEN)
+    texts = material((one.heading, one.text) for one in group)
     messages = messages_of("merge", goal=goal, answers=len(group), words=words, material=texts)
-    return Task(name, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE, stage=level)
+    return Task(
+        name, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE, stage=level
+    )
 
 
 def _merged(result: TaskResult, group: Sequence[PartAnswer], notes: list[str]) -> PartAnswer:
     """Return the answer of a merge, or its parts one after the other if it cannot be used."""
     heading = shortened(f"{group[0].heading} to {group[-1].heading}", LONGEST_HEADING)
     if (why := why_unused(result, group)) is not None:
-        notes.append(f"`{result.task}` is not used, {why}: its {len(group)} parts follow one after the other")
+        notes.append(
+            f"`{result.task}` is not used, {why}: its {len(group)} parts follow one after "
+            "the other"
+        )
         return PartAnswer(heading, joined(group), joined=True)
     return PartAnswer(heading, (result.answer or "").strip())
 
@@ -165,4 +223,6 @@ def why_unused(result: TaskResult, group: Sequence[PartAnswer]) -> str | None:
 
 def joined(findings: Sequence[PartAnswer]) -> str:
     """Join the answers under their headings."""
-    return "\n\n".join(one.text if one.joined else f"## {one.heading}\n\n{one.text}" for one in findings)
+    return "\n\n".join(
+        one.text if one.joined else f"## {one.heading}\n\n{one.text}" for one in findings
+    )

@@ -1,8 +1,9 @@
-"""Splits a goal over files: by rule, or by the model. A goal without files is split by the model alone.
+"""Splits a goal over files: by rule, or by the model. A goal without files is split by the model
+alone.
 
-By rule, the goal is asked of every piece of every file. What a model plans is checked before anything runs, and a plan
-that cannot be carried out is sent back once; after that, or after a time, the rule stands in for it and says so.
-"""
+By rule, the goal is asked of every piece of every file. What a model plans is checked before
+anything runs, and a plan that cannot be carried out is sent back once; after that, or after a
+time, the rule stands in for it and says so."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ Say = Callable[[str], None]
 
 
 class FilePiece(msgspec.Struct, frozen=True):
-    """Some lines of a file. `ref` names them, counted from 1: `docs/a.md:1-80`, or a part of one long line."""
+    """Some lines of a file.
+
+    `ref` names them, counted from 1: `docs/a.md:1-80`, or a part of one long line.
+    """
 
     ref: str
     text: str
@@ -43,30 +47,39 @@ class FilePiece(msgspec.Struct, frozen=True):
 
 def pieces_of(file: str, text: str, most_chars: int) -> list[FilePiece]:
     """Cut a text into pieces of at most `most_chars` characters. A blank text has none."""
-    lines = text.removesuffix("\n").split("\n")  # at line feeds alone, as editors and `grep -n` count lines
+    # At line feeds alone, as editors and `grep -n` count lines.
+    lines = text.removesuffix("\n").split("\n")
     ends = [0, *accumulate(len(line) + 1 for line in lines)]  # characters before each line
     found: list[FilePiece] = []
     begin = 0
     while begin < len(lines):
         end = _cut(lines, ends, begin, most_chars)
-        whole, ref = "\n".join(lines[begin:end]), f"{file}:{begin + 1}-{end}"
+        whole = "\n".join(lines[begin:end])
+        ref = f"{file}:{begin + 1}-{end}"
         begin = end
         if whole.strip() and len(whole) > most_chars:  # one line
             parts = [whole[at : at + most_chars] for at in range(0, len(whole), most_chars)]
-            found += [FilePiece(f"{ref} ({number}/{len(parts)})", part) for number, part in enumerate(parts, 1)]
+            found += [
+                FilePiece(f"{ref} ({number}/{len(parts)})", part)
+                for number, part in enumerate(parts, 1)
+            ]
         elif whole.strip():
             found.append(FilePiece(ref, whole))
     return found
 
 
 def _cut(lines: list[str], ends: list[int], begin: int, most_chars: int) -> int:
-    """Return where the piece that begins here ends: the last of the best borders in the second half of what fits."""
+    """Return where the piece that begins here ends: the last of the best borders in the second
+    half of what fits.
+    """
     longest = bisect_right(ends, ends[begin] + most_chars + 1) - 1
     if longest >= len(lines):
         return len(lines)
     soonest = bisect_left(ends, ends[begin] + most_chars // 2)
     borders = range(max(begin + 1, soonest), longest + 1)
-    return max(borders, key=lambda end: (_rank(lines[end - 1], lines[end]), end), default=begin + 1)
+    return max(
+        borders, key=lambda end: (_rank(lines[end - 1], lines[end]), end), default=begin + 1
+    )
 
 
 def _rank(before: str, line: str) -> int:
@@ -80,14 +93,17 @@ PASSED_BY = frozenset({".git", "node_modules", "__pycache__", "venv", "site-pack
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """Texts by their names under the root, in order, and the names that were left out, each with its reason."""
+    """Texts by their names under the root, in order, and the names that were left out, each with
+    its reason.
+    """
 
     texts: Mapping[str, str]
     left_out: tuple[tuple[str, str], ...] = ()
 
 
 def find_sources(root: Path, patterns: Sequence[str], *, outside: bool = False) -> Sources:
-    """Read all files that a pattern names. `**` is any depth of folders; a folder's name stands for all in it.
+    """Read all files that a pattern names. `**` is any depth of folders; a folder's name stands
+    for all in it.
 
     `outside`: a pattern may begin in another folder, as in a shell of the user's own. A link that
     leads out of the folder where its pattern begins is never followed.
@@ -108,7 +124,10 @@ def find_sources(root: Path, patterns: Sequence[str], *, outside: bool = False) 
             left_out.append((name, error.message))
     if not texts:
         shown = ", ".join(f"`{pattern}`" for pattern in patterns)
-        why = f": {left_out[0][0]} is {left_out[0][1]}" if left_out else ""
+        if left_out:
+            why = f": {left_out[0][0]} is {left_out[0][1]}"
+        else:
+            why = ""
         hint = 'patterns are relative to this folder: "src/**/*.py", in quotes'
         raise UserError(f"{shown} matches no text file under {root}{why}", hint=hint)
     return Sources(texts, tuple(left_out))
@@ -125,11 +144,20 @@ def read_text(root: Path, name: str) -> str:
         if path.stat().st_size > LARGEST_BYTES:
             raise UserError(f"larger than {format_bytes(LARGEST_BYTES)}")
         data = path.read_bytes()
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # RuntimeError: links in a circle; ValueError: a NUL
         raise UserError(f"not readable ({getattr(error, 'strerror', None) or error})") from None
     if b"\0" in data[:_LOOK_BYTES]:
         raise UserError("not text")
-    return data.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
+    return (
+        data.decode("utf-8-sig", "replace")
+        .replace("\r\n", "\n")
+        .replace("\r", "\n")
+        .replace("\0", "\ufffd")
+    )
 
 
 def _beginning(root: Path, pattern: str, *, outside: bool) -> tuple[Path, PurePosixPath]:
@@ -138,11 +166,16 @@ def _beginning(root: Path, pattern: str, *, outside: bool) -> tuple[Path, PurePo
     if ".." not in wanted.parts:
         return root, wanted
     if not outside:
-        raise UserError(f"`{pattern}` leads out of {root}", hint="start skep in the folder that the files are in")
+        raise UserError(
+            f"`{pattern}` leads out of {root}",
+            hint="start skep in the folder that the files are in",
+        )
     signs = (place for place, part in enumerate(wanted.parts) if set("*?[") & set(part))
     first_sign = next(signs, len(wanted.parts))
     if ".." in wanted.parts[first_sign:]:
-        raise UserError(f"`{pattern}` has `..` behind a `*`", hint="begin the pattern with the folder itself")
+        raise UserError(
+            f"`{pattern}` has `..` behind a `*`", hint="begin the pattern with the folder itself"
+        )
     folder = root.joinpath(*wanted.parts[:first_sign]).resolve()
     rest = PurePosixPath(*wanted.parts[first_sign:])
     if folder.is_dir():
@@ -151,7 +184,9 @@ def _beginning(root: Path, pattern: str, *, outside: bool) -> tuple[Path, PurePo
 
 
 def _names(root: Path, wanted: PurePosixPath) -> Iterable[str]:
-    """Yield what a pattern names, relative to the root: hidden files only where it names such, packages never."""
+    """Yield what a pattern names, relative to the root: hidden files only where it names such,
+    packages never.
+    """
     if (root / wanted).is_dir():
         wanted = wanted / "**" / "*"
     hidden = any(part.startswith(".") for part in wanted.parts)
@@ -173,15 +208,26 @@ MARGIN = 0.9  # of what fits: other texts have shorter tokens than the sample
 
 
 async def context_of(line: SwarmClient) -> int | None:
-    """Tokens of one conversation, as skep, vLLM (`max_model_len`) or llama.cpp (`/props`) tell it, or None."""
-    endpoint, documents = line.endpoint, []
+    """Tokens of one conversation, as skep, vLLM (`max_model_len`) or llama.cpp (`/props`) tell it,
+    or None.
+    """
+    endpoint = line.endpoint
+    documents = []
     for path in ("/props", f"{line.endpoint.base}/models"):
-        answer = await fetch_if_there(line.pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0)
+        answer = await fetch_if_there(
+            line.pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0
+        )
         documents.append(answer.document() if answer else {})
     props, models = documents
     told = [endpoint.engine.get("context")]
-    told += [one.get("max_model_len") for one in models.get("data") or () if one.get("id") == endpoint.model]
-    if props.get("model_alias", endpoint.model) == endpoint.model:  # not another model behind the same gateway
+    told += [
+        one.get("max_model_len")
+        for one in models.get("data") or ()
+        if one.get("id") == endpoint.model
+    ]
+    if (
+        props.get("model_alias", endpoint.model) == endpoint.model
+    ):  # not another model behind the same gateway
         told.append((props.get("default_generation_settings") or {}).get("n_ctx"))
     return min((one for one in told if type(one) is int and 256 <= one < 10**8), default=None)
 
@@ -189,21 +235,31 @@ async def context_of(line: SwarmClient) -> int | None:
 async def chars_per_token(line: SwarmClient, texts: list[str]) -> float:
     """Count on a piece of these very texts, by a request of one token; else guess carefully."""
     share = max(SAMPLE_CHARS // max(len(texts), 1), LEAST_SAMPLE)
-    sample = "\n".join(text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE])[:SAMPLE_CHARS]
+    sample = "\n".join(text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE])[
+        :SAMPLE_CHARS
+    ]
     if len(sample) < LEAST_SAMPLE:
         return CHARS_PER_TOKEN
     asked = [{"role": "user", "content": sample}]
     tokens = (await line.ask(asked, fields={"max_tokens": 1}, timeout_s=60.0)).prompt_tokens
-    return max(0.5, MARGIN * len(sample) / tokens) if tokens and tokens * 12 >= len(sample) else CHARS_PER_TOKEN
+    if tokens and tokens * 12 >= len(sample):
+        return max(0.5, MARGIN * len(sample) / tokens)
+    return CHARS_PER_TOKEN
 
 
 UNKNOWN_CONTEXT = 2_048  # tokens; what skep's embedded engine gives a slot unless told
-UNKNOWN_CHUNK, UNKNOWN_ANSWER = 1_000, 512  # where the context is unknown
-LEAST_ANSWER = 256  # tokens: two paragraphs; of a small context an answer takes no more than an eighth
+# where the context is unknown
+UNKNOWN_CHUNK = 1_000
+UNKNOWN_ANSWER = 512
+LEAST_ANSWER = (
+    256  # tokens: two paragraphs; of a small context an answer takes no more than an eighth
+)
 MOST_CHUNK = 6_000  # models lose details in more, however large their context is
 MOST_ANSWER = 2_048
 PROMPT_TOKENS = 350  # of what stands around the material
-LEAST_PLAN, MOST_PLAN = 256, 4_096  # tokens of a plan, with room for a model that thinks first
+# tokens of a plan, with room for a model that thinks first
+LEAST_PLAN = 256
+MOST_PLAN = 4_096
 MOST_TASKS = 5_000
 MOST_PLANNED = 64  # tasks of a goal without files
 TEMPERATURE = 0.2  # the same goal should give about the same answer
@@ -219,7 +275,9 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class GoalPart(msgspec.Struct, frozen=True):
-    """One task of the split: an objective, and the pieces of files that it is about; none of a goal without files."""
+    """One task of the split: an objective, and the pieces of files that it is about; none of a
+    goal without files.
+    """
 
     id: str
     objective: str
@@ -234,7 +292,10 @@ class GoalPart(msgspec.Struct, frozen=True):
         if not self.pieces:
             messages = messages_of("part_without_files", objective=self.objective)
             return Task(self.id, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE)
-        texts = [("file {0}, lines {2}".format(*one.ref.rpartition(":")), one.text) for one in self.pieces]
+        texts = [
+            ("file {0}, lines {2}".format(*one.ref.rpartition(":")), one.text)
+            for one in self.pieces
+        ]
         messages = messages_of("part", objective=self.objective, material=material(texts))
         return Task(self.id, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE)
 
@@ -252,37 +313,53 @@ class GoalSplit(msgspec.Struct, frozen=True):
 def _packaged(name: str) -> Any:
     """Return a TOML or JSON file of this package."""
     text = resources.files("skep.swarm").joinpath(name).read_text(encoding="utf-8")
-    return json.loads(text) if name.endswith(".json") else tomllib.loads(text)
+    if name.endswith(".json"):
+        return json.loads(text)
+    return tomllib.loads(text)
 
 
 def messages_of(prompt: str, **values: object) -> tuple[dict[str, str], ...]:
     """Return what `ask_prompts.toml` has under that name, filled in."""
     return tuple(
-        {"role": role, "content": text.format(**values)} for role, text in _packaged("ask_prompts.toml")[prompt].items()
+        {"role": role, "content": text.format(**values)}
+        for role, text in _packaged("ask_prompts.toml")[prompt].items()
     )
 
 
 def material(texts: Iterable[tuple[str, str]]) -> str:
-    """Put named texts between marks; those that one could imitate are bent, so that it cannot end early."""
+    """Put named texts between marks; those that one could imitate are bent, so that it cannot end
+    early.
+    """
     bent = ([part.replace("<<<", "‹‹‹").replace(">>>", "›››") for part in one] for one in texts)
     return "\n\n".join(f"<<< {name}\n{text}\n>>>" for name, text in bent)
 
 
-def sizes_of(context: int | None, per_token: float, *, chunk_tokens: int | None, max_tokens: int | None) -> Sizes:
+def sizes_of(
+    context: int | None, per_token: float, *, chunk_tokens: int | None, max_tokens: int | None
+) -> Sizes:
     """Say what fits into a context; UserError where nothing would."""
     known = context or UNKNOWN_CONTEXT
-    own = UNKNOWN_ANSWER if context is None else min(max(context // 8, LEAST_ANSWER), context // 4)
+    if context is None:
+        own = UNKNOWN_ANSWER
+    else:
+        own = min(max(context // 8, LEAST_ANSWER), context // 4)
     answer = max_tokens or min(own, MOST_ANSWER)
     room = known - answer - PROMPT_TOKENS
-    if context is None and chunk_tokens is not None:  # who asks for larger pieces knows of a larger context
+    if (
+        context is None and chunk_tokens is not None
+    ):  # who asks for larger pieces knows of a larger context
         room = max(room, chunk_tokens)
     if room < 100:
         hint = "use a smaller --max-tokens"
-        raise UserError(f"a context of {known:,} tokens leaves no room beside answers of {answer:,}", hint=hint)
+        raise UserError(
+            f"a context of {known:,} tokens leaves no room beside answers of {answer:,}", hint=hint
+        )
     chunk = chunk_tokens or min(room, MOST_CHUNK if context else UNKNOWN_CHUNK)
     if chunk > room:
         hint = f"at most {room:,}, or a smaller --max-tokens"
-        raise UserError(f"--chunk-tokens {chunk:,} does not fit into a context of {known:,} tokens", hint=hint)
+        raise UserError(
+            f"--chunk-tokens {chunk:,} does not fit into a context of {known:,} tokens", hint=hint
+        )
     return Sizes(int(chunk * per_token), int(room * per_token), answer, round(per_token, 3))
 
 
@@ -302,24 +379,38 @@ async def split_goal(
         sizes = sizes_of(None, CHARS_PER_TOKEN, chunk_tokens=chunk_tokens, max_tokens=max_tokens)
         return split_by_rule(goal, sources, sizes)
     async with aclosing(SwarmClient(endpoint, timeout_s=timeout_s)) as line:
-        context, per_token = await context_of(line), await chars_per_token(line, [*sources.texts.values()])
+        context = await context_of(line)
+        per_token = await chars_per_token(line, [*sources.texts.values()])
         sizes = sizes_of(context, per_token, chunk_tokens=chunk_tokens, max_tokens=max_tokens)
         if not by_model:
             return split_by_rule(goal, sources, sizes)
         within = format_seconds(timeout_s)
-        say(f"{endpoint.model} at {endpoint.url} is asked for a plan; after {within} skep splits by rule")
+        say(
+            f"{endpoint.model} at {endpoint.url} is asked for a plan; after {within} skep "
+            "splits by rule"
+        )
         return await split_by_model(goal, sources, sizes, line, context, timeout_s, say)
 
 
 def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = None) -> GoalSplit:
     """Ask the goal of every piece of every file."""
-    return GoalSplit(_checked(_a_part_each(goal, sources.texts, sources, sizes)), sizes, by_model=False, why=why)
+    return GoalSplit(
+        _checked(_a_part_each(goal, sources.texts, sources, sizes)), sizes, by_model=False, why=why
+    )
 
 
 async def split_by_model(
-    goal: str, sources: Sources, sizes: Sizes, line: SwarmClient, context: int | None, timeout_s: float, say: Say
+    goal: str,
+    sources: Sources,
+    sizes: Sizes,
+    line: SwarmClient,
+    context: int | None,
+    timeout_s: float,
+    say: Say,
 ) -> GoalSplit:
-    """Ask for a plan, and once more with what was wrong with it; by rule where none can be used within the time."""
+    """Ask for a plan, and once more with what was wrong with it; by rule where none can be used
+    within the time.
+    """
     asked = PlanRequest(
         planner_messages(goal, sources, sizes),
         "ask_plan_schema.json",
@@ -330,7 +421,10 @@ async def split_by_model(
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
-    """What a model is asked for a plan with. `split_of` raises UserError for a plan that cannot be carried out."""
+    """What a model is asked for a plan with.
+
+    `split_of` raises UserError for a plan that cannot be carried out.
+    """
 
     messages: tuple[dict[str, str], ...]
     schema: str  # a file of this package
@@ -351,7 +445,8 @@ async def _planned(
             return error.message
         return None
 
-    task, why = Task("plan", asked.messages, most, 0.0, _packaged(asked.schema)), ""
+    task = Task("plan", asked.messages, most, 0.0, _packaged(asked.schema))
+    why = ""
     try:
         async with asyncio.timeout(timeout_s), AnswerChecker(fault) as checking:
             work = ChatWorker(line, checking, SwarmRunOptions())
@@ -362,7 +457,10 @@ async def _planned(
                 came = await work.attempt(task, 2, why)
         if came.error_kind is None:
             return found[-1], ""
-        why = came.error or "" if came.error_kind == REJECTED else f"the model did not answer: {came.error}"
+        if came.error_kind == REJECTED:
+            why = came.error or ""
+        else:
+            why = f"the model did not answer: {came.error}"
     except TimeoutError:
         why = f"the model gave no plan within {format_seconds(timeout_s)}"
     return None, why
@@ -371,17 +469,24 @@ async def _planned(
 async def plan_goal(
     goal: str, endpoint: Endpoint, *, most: int, max_tokens: int | None, timeout_s: float, say: Say
 ) -> GoalSplit:
-    """Split a goal without files into at most `most` tasks that the model plans; one task where no plan can be used."""
+    """Split a goal without files into at most `most` tasks that the model plans; one task where no
+    plan can be used.
+    """
     async with aclosing(SwarmClient(endpoint, timeout_s=timeout_s)) as line:
         context = await context_of(line)
         sizes = sizes_of(context, CHARS_PER_TOKEN, chunk_tokens=None, max_tokens=max_tokens)
         within = format_seconds(timeout_s)
-        say(f"{endpoint.model} at {endpoint.url} is asked for a plan; after {within} the goal is one task")
+        say(
+            f"{endpoint.model} at {endpoint.url} is asked for a plan; after {within} the "
+            "goal is one task"
+        )
 
         def split_of_goal(plan: Any) -> GoalSplit:
             parts = [_goal_part(number, one) for number, one in enumerate(plan["tasks"], 1)]
             if len(parts) > most:
-                raise UserError(f"the plan has {len(parts)} tasks, and at most {most} were asked for")
+                raise UserError(
+                    f"the plan has {len(parts)} tasks, and at most {most} were asked for"
+                )
             return GoalSplit(_checked(parts), sizes, by_model=True)
 
         messages = messages_of("plan_without_files", goal=goal, most=most)
@@ -404,17 +509,25 @@ def _objective(planned: Any, task: str) -> str:
 
 def _task_id(number: int, planned: Any) -> str:
     told = str(planned.get("id") or "").strip()[:80]
-    return told if told.isprintable() and told else str(number)
+    if told.isprintable() and told:
+        return told
+    return str(number)
 
 
 def planner_messages(goal: str, sources: Sources, sizes: Sizes) -> tuple[dict[str, str], ...]:
-    sized = (f"- {name} ({len(text) / sizes.chars_per_token:.0f})" for name, text in sources.texts.items())
+    sized = (
+        f"- {name} ({len(text) / sizes.chars_per_token:.0f})"
+        for name, text in sources.texts.items()
+    )
     fits = int(sizes.chunk_chars / sizes.chars_per_token)
     return messages_of("plan", goal=goal, files="\n".join(sized), fits=fits)
 
 
 def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
-    """Turn a plan that meets the schema into tasks, or raise UserError. A file in no task gets its own."""
+    """Turn a plan that meets the schema into tasks, or raise UserError.
+
+    A file in no task gets its own.
+    """
     parts: list[GoalPart] = []
     named: set[str] = set()
     for number, one in enumerate(plan["tasks"], 1):
@@ -422,19 +535,37 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
         objective = _objective(one, name)
         files = _named(one["files"], list(sources.texts), name)
         named.update(files)
-        pieces = [piece for file in files for piece in pieces_of(file, sources.texts[file], sizes.chunk_chars)]
+        pieces = [
+            piece
+            for file in files
+            for piece in pieces_of(file, sources.texts[file], sizes.chunk_chars)
+        ]
         chars = [len(piece.text) + len(piece.ref) + 20 for piece in pieces]
         bundles = packed(pieces, chars, 0 if one.get("each") else sizes.chunk_chars)
-        ids = [name] if len(bundles) == 1 else [f"{name}/{place}" for place in range(1, len(bundles) + 1)]
-        parts += [GoalPart(id_, objective, tuple(bundle)) for id_, bundle in zip(ids, bundles, strict=True)]
+        if len(bundles) == 1:
+            ids = [name]
+        else:
+            ids = [f"{name}/{place}" for place in range(1, len(bundles) + 1)]
+        parts += [
+            GoalPart(id_, objective, tuple(bundle))
+            for id_, bundle in zip(ids, bundles, strict=True)
+        ]
     left = [name for name in sources.texts if name not in named]
     parts += _a_part_each(goal, left, sources, sizes)
-    why = f"{len(left)} of {len(sources.texts)} files were in no task; skep gave them their own" if left else None
+    if left:
+        why = (
+            f"{len(left)} of {len(sources.texts)} files were in no task; skep gave them their own"
+        )
+    else:
+        why = None
     return GoalSplit(_checked(parts), sizes, by_model=True, why=why)
 
 
 def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
-    """Resolve names, patterns and unique endings of names. Raise UserError for a file that was not given."""
+    """Resolve names, patterns and unique endings of names.
+
+    Raise UserError for a file that was not given.
+    """
     found: list[str] = []
     for written in files:
         ref = written.strip().removeprefix("./")
@@ -459,8 +590,14 @@ def packed(items: Sequence[Item], sizes: Sequence[int], most: int) -> list[list[
     return groups
 
 
-def _a_part_each(goal: str, names: Iterable[str], sources: Sources, sizes: Sizes) -> list[GoalPart]:
-    pieces = [piece for name in names for piece in pieces_of(name, sources.texts[name], sizes.chunk_chars)]
+def _a_part_each(
+    goal: str, names: Iterable[str], sources: Sources, sizes: Sizes
+) -> list[GoalPart]:
+    pieces = [
+        piece
+        for name in names
+        for piece in pieces_of(name, sources.texts[name], sizes.chunk_chars)
+    ]
     return [GoalPart(piece.ref, goal, (piece,)) for piece in pieces]
 
 
@@ -470,7 +607,9 @@ def _checked(parts: Sequence[GoalPart]) -> tuple[GoalPart, ...]:
         raise UserError("the files are all empty", hint="name others")
     if len(parts) > MOST_TASKS:
         hint = "name fewer files, or larger pieces with --chunk-tokens"
-        raise UserError(f"the files make {len(parts):,} tasks, more than {MOST_TASKS:,}", hint=hint)
+        raise UserError(
+            f"the files make {len(parts):,} tasks, more than {MOST_TASKS:,}", hint=hint
+        )
     made: dict[str, GoalPart] = {}
     for part in parts:
         name = free_name(part.id, made)

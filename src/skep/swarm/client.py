@@ -1,9 +1,9 @@
-"""Requests to one endpoint, streamed, with what was heard of each so far; one attempt at one task made of them; and the
-check of its answer: JSON that meets the task's schema, and the task's own checker.
+"""Requests to one endpoint, streamed, with what was heard of each so far; one attempt at one task
+made of them; and the check of its answer: JSON that meets the task's schema, and the task's own
+checker.
 
-Thinking is removed first. An empty answer, or one of thinking alone, is rejected. The complaint about a rejected
-answer is one line, which the model is given back.
-"""
+Thinking is removed first. An empty answer, or one of thinking alone, is rejected. The complaint
+about a rejected answer is one line, which the model is given back."""
 
 from __future__ import annotations
 
@@ -38,15 +38,23 @@ from skep.workload.extraction import split_answer
 from skep.workload.items import Checker, Item
 
 REJECTED = "rejected"
-_NOT_TAKEN = (400, 404, 415, 422, 500, 501)  # what servers say to a `response_format` they do not know
+_NOT_TAKEN = (
+    400,
+    404,
+    415,
+    422,
+    500,
+    501,
+)  # what servers say to a `response_format` they do not know
 MOST_IDLE = 1024  # connections; a server that minds has closed them by then
 
 
 class AttemptResult(AnswerFigures, frozen=True, kw_only=True):
-    """What came of an attempt. `error_kind` None: an answer that counts; "rejected": one that does not.
+    """What came of an attempt. `error_kind` None: an answer that counts; "rejected": one that does
+    not.
 
-    Other kinds are those of a request: connect, closed, cut, timeout, too_long, garbage, engine_error, http_500 ...
-    """
+    Other kinds are those of a request: connect, closed, cut, timeout, too_long, garbage,
+    engine_error, http_500 ..."""
 
     value: Any = None
     status: int | None = None
@@ -60,13 +68,21 @@ class SwarmClient:
         """`flow`: whose requests these are, for a gateway that shares fairly between several."""
         self.endpoint = endpoint
         self.total = 0  # events of all answers: each carries one token or several
-        self.heard: dict[int, int] = {}  # the same by attempt, of those that whoever sends them has put in here
-        # Every byte of an attempt's answer is here: another may take its place while it is still being read.
+        self.heard: dict[
+            int, int
+        ] = {}  # the same by attempt, of those that whoever sends them has put in here
+        # Every byte of an attempt's answer is here: another may take its place while it is still
+        # being read.
         self.on_whole: Callable[[int], None] = lambda _: None
         self.is_gateway = "replicas" in endpoint.engine
-        headers = {**endpoint.headers, **({"x-skep-agent": flow} if flow and self.is_gateway else {})}
+        headers = {
+            **endpoint.headers,
+            **({"x-skep-agent": flow} if flow and self.is_gateway else {}),
+        }
         self.pool = Pool(endpoint.origin, max_idle=MOST_IDLE)
-        self._client = OpenAIClient(self.pool, f"{endpoint.base}{CHAT}", headers, timeout_s=timeout_s)
+        self._client = OpenAIClient(
+            self.pool, f"{endpoint.base}{CHAT}", headers, timeout_s=timeout_s
+        )
 
     async def aclose(self) -> None:
         await self.pool.close()
@@ -81,7 +97,10 @@ class SwarmClient:
         session: str | None = None,
         timeout_s: float | None = None,
     ) -> AttemptResult:
-        """One streamed request; faults are told, not raised. `fields`: of the body; `session`: of skep's gateway."""
+        """One streamed request; faults are told, not raised.
+
+        `fields`: of the body; `session`: of skep's gateway.
+        """
         body = {
             **(fields or {}),
             "model": self.endpoint.model,
@@ -89,15 +108,27 @@ class SwarmClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        own = {"x-skep-priority": priority, "x-skep-session": session} if self.is_gateway else {}
+        if self.is_gateway:
+            own = {"x-skep-priority": priority, "x-skep-session": session}
+        else:
+            own = {}
         reading = CountingReader(asyncio.get_running_loop().create_future(), self, lease)
         epoch = time.time() - time.monotonic()
         await self._client.send(self._client.encode(body, own), reading, timeout_s=timeout_s)
         if reading.status == 200 and not reading.is_given_up:  # it is whole
             self.on_whole(lease)
-            await asyncio.sleep(0)  # when many end at once, those that follow are sent before these are read
+            # When many end at once, those that follow are sent before these are read.
+            await asyncio.sleep(0)
         reading.digest()
-        names = ("error_kind", "status", "prompt_tokens", "output_tokens", "queued_ms", "replica", "retry_after_s")
+        names = (
+            "error_kind",
+            "status",
+            "prompt_tokens",
+            "output_tokens",
+            "queued_ms",
+            "replica",
+            "retry_after_s",
+        )
         return AttemptResult(
             **{name: getattr(reading, name) for name in names},
             answer=storable("".join(reading.text)) or None,
@@ -138,7 +169,10 @@ class CountingReader(StreamReader):
                 self._count(data)
 
     def _has_room(self, size: int, at: float) -> bool:
-        """Return whether it may go on. An answer that never ends is given up, and nothing of it is kept."""
+        """Return whether it may go on.
+
+        An answer that never ends is given up, and nothing of it is kept.
+        """
         self._received_bytes += size
         if self._received_bytes <= LARGEST_ANSWER_BYTES:
             return True
@@ -153,19 +187,23 @@ class CountingReader(StreamReader):
 
 
 class ChatWorker:
-    """One streamed request an attempt; after a rejected answer, with that answer and what was wrong with it.
+    """One streamed request an attempt; after a rejected answer, with that answer and what was
+    wrong with it.
 
-    A further attempt at a task goes to another replica if there is one: it names a session of its own.
-    """
+    A further attempt at a task goes to another replica if there is one: it names a session of its
+    own."""
 
     def __init__(self, line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> None:
         self._line = line
         self._checking = checking
         self._order = order
         self._rejected: dict[str, str] = {}  # by task
-        self._forms_not_taken: set[str] = set()  # schemas that this engine cannot hold an answer to
+        # Schemas that this engine cannot hold an answer to.
+        self._forms_not_taken: set[str] = set()
 
-    async def attempt(self, task: Task, number: int, complaint: str | None, lease: int = 0) -> AttemptResult:
+    async def attempt(
+        self, task: Task, number: int, complaint: str | None, lease: int = 0
+    ) -> AttemptResult:
         reply = await self._ask(task, number, complaint, lease)
         if reply.error_kind is not None:
             return reply
@@ -177,9 +215,13 @@ class ChatWorker:
         self._rejected[task.id] = said
         return replace(reply, answer=said, error_kind=REJECTED, error=checked.complaint)
 
-    async def _ask(self, task: Task, number: int, complaint: str | None, lease: int) -> AttemptResult:
+    async def _ask(
+        self, task: Task, number: int, complaint: str | None, lease: int
+    ) -> AttemptResult:
         messages = [dict(one) for one in task.messages]
-        if task.schema is not None:  # engines that hold an answer to a schema do not tell the model of it
+        if (
+            task.schema is not None
+        ):  # engines that hold an answer to a schema do not tell the model of it
             form_told = json.dumps(task.schema, ensure_ascii=False)
             text = f"Answer with JSON alone, of the form of this JSON schema: {form_told}"
             last = messages[-1] if messages else {}
@@ -190,12 +232,24 @@ class ChatWorker:
         if complaint is not None:
             said = self._rejected.get(task.id)
             messages += [{"role": "assistant", "content": said}] if said else []
-            text = f"That answer was not accepted: {complaint}. Answer again, with nothing but the corrected answer."
+            text = (
+                f"That answer was not accepted: {complaint}. Answer again, with nothing but the "
+                "corrected answer."
+            )
             messages.append({"role": "user", "content": text})
         # What the task says goes before what the run says.
-        most = task.max_tokens if task.max_tokens is not None else self._order.max_tokens
-        told = {"max_tokens": None if "max_completion_tokens" in task.extra else most, "temperature": task.temperature}
-        fields = {**{name: value for name, value in told.items() if value is not None}, **task.extra}
+        if task.max_tokens is not None:
+            most: int | None = task.max_tokens
+        else:
+            most = self._order.max_tokens
+        told = {
+            "max_tokens": None if "max_completion_tokens" in task.extra else most,
+            "temperature": task.temperature,
+        }
+        fields = {
+            **{name: value for name, value in told.items() if value is not None},
+            **task.extra,
+        }
         send = partial(
             self._line.ask,
             messages,
@@ -203,10 +257,16 @@ class ChatWorker:
             priority=self._order.priority,
             session=f"{task.id}/{number}" if number > 1 else None,
         )
-        form = None if task.schema is None else json.dumps(task.schema)
+        if task.schema is None:
+            form = None
+        else:
+            form = json.dumps(task.schema)
         if form is None or "response_format" in fields or form in self._forms_not_taken:
             return await send(fields=fields)
-        held = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(task.schema or {})}}
+        held = {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": dict(task.schema or {})},
+        }
         reply = await send(fields={**fields, "response_format": held})
         if reply.error_kind is not None and reply.status in _NOT_TAKEN:
             plain = await send(fields=fields)
@@ -221,32 +281,46 @@ URL_VARIABLE = "SKEP_URL"
 
 
 def url_here(paths: Paths, env: Mapping[str, str]) -> str:
-    """Return the address; where no skep runs, the one where it would: a run waits there until it does."""
+    """Return the address; where no skep runs, the one where it would: a run waits there until it
+    does.
+    """
     if env.get(URL_VARIABLE):
         return env[URL_VARIABLE]
     try:
-        return str(ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ANSWER_S)["url"])
+        return str(
+            ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ANSWER_S)["url"]
+        )
     except SkepError:
         return f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 def key_here(url: str, env: Mapping[str, str]) -> str | None:
-    """The key where none is named: on this machine what `local_key` finds, for `SKEP_URL` that of its gateway."""
+    """The key where none is named: on this machine what `local_key` finds, for `SKEP_URL` that of
+    its gateway.
+    """
     if (found := local_key(url, env, user_paths(env))) is not None:
         return found
     named = env.get(URL_VARIABLE)
-    return env.get(GATEWAY_KEY) or None if named and parse_url(named)[0] == parse_url(url)[0] else None
+    if named and parse_url(named)[0] == parse_url(url)[0]:
+        return env.get(GATEWAY_KEY) or None
+    return None
 
 
-TOO_LONG = "the check of the schema took too long: a `pattern` in it may never finish on this answer"
+TOO_LONG = (
+    "the check of the schema took too long: a `pattern` in it may never finish on this answer"
+)
 COMPUTE_S = 2.0
-PATIENCE_S = 30.0  # of the wall clock, on a busy machine; the child's own computing is bounded far closer
+PATIENCE_S = (
+    30.0  # of the wall clock, on a busy machine; the child's own computing is bounded far closer
+)
 PYTHON_VARIABLES = ("PYTHON", "LANG", "LC_", "LD_LIBRARY_PATH", "DYLD_")
 LONGEST_HERE = 20_000  # characters of JSON that are checked in this process
 
 
 class WrittenValue(NamedTuple):
-    """A value of an answer, and how it is written as JSON: writing it takes as long as reading it."""
+    """A value of an answer, and how it is written as JSON:
+    writing it takes as long as reading it.
+    """
 
     value: Any
     document: str
@@ -257,18 +331,27 @@ def written_values(text: str) -> list[WrittenValue]:
     return [WrittenValue(value, json.dumps(value)) for value in values_in(text)]
 
 
-async def schema_check(schema: Mapping[str, Any], written: WrittenValue, compute_s: float = COMPUTE_S) -> str | None:
-    """Return where the value is not as the schema says, in one line; None: it is. In a child where that may take long.
+async def schema_check(
+    schema: Mapping[str, Any], written: WrittenValue, compute_s: float = COMPUTE_S
+) -> str | None:
+    """Return where the value is not as the schema says, in one line; None: it is. In a child where
+    that may take long.
 
-    The child has a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported from the user's folder.
-    """
+    The child has a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported
+    from the user's folder."""
     value, document = written
     if len(document) <= LONGEST_HERE and not may_be_slow(schema):
         return await look_at(document, lambda: value_faults(schema, value))
     argv = (sys.executable, "-P", "-m", "skep.swarm.schemas", str(compute_s))
-    pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    pipe = asyncio.subprocess.PIPE
+    nowhere = asyncio.subprocess.DEVNULL
     child = await asyncio.create_subprocess_exec(
-        *argv, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True, env=_python_environment()
+        *argv,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=nowhere,
+        start_new_session=True,
+        env=_python_environment(),
     )
     job = f'{{"schema": {json.dumps(schema)}, "value": {document}}}'.encode()
     try:
@@ -283,7 +366,9 @@ async def schema_check(schema: Mapping[str, Any], written: WrittenValue, compute
     if child.returncode == -signal.SIGPROF:
         return TOO_LONG
     if child.returncode != 0:
-        raise SkepError("the process that checks a schema was ended", hint="check that memory is left")
+        raise SkepError(
+            "the process that checks a schema was ended", hint="check that memory is left"
+        )
     fault: str | None = json.loads(answer)["fault"]
     return fault
 
@@ -294,23 +379,33 @@ def _python_environment() -> dict[str, str]:
 
 
 Demand = Callable[[Any], str | None]
-KNOWN_ANSWER = ("exact", "choice", "number")  # what is wrong with an answer would tell the right one
+KNOWN_ANSWER = (
+    "exact",
+    "choice",
+    "number",
+)  # what is wrong with an answer would tell the right one
 
 
 class CheckedAnswer(msgspec.Struct, frozen=True):
-    """An answer and whether it counts. `text` has no thinking; `value` is the JSON of a task with a schema."""
+    """An answer and whether it counts.
+
+    `text` has no thinking; `value` is the JSON of a task with a schema.
+    """
 
     ok: bool
     text: str
     value: Any = None
-    complaint: str | None = None  # the model is told it, and must not learn the right answer from it
+    complaint: str | None = (
+        None  # the model is told it, and must not learn the right answer from it
+    )
 
 
 class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
     """The checks of a run."""
 
     def __init__(self, demand: Demand | None = None) -> None:
-        """`demand`: a further one on every value, beyond its schema: what is wrong with it, or None.
+        """`demand`: a further one on every value, beyond its schema: what is wrong with it, or
+        None.
 
         It is asked in a thread where the value is long.
         """
@@ -324,7 +419,10 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
             await self._sandbox.close()
 
     async def prepare(self, tasks: Iterable[Task]) -> None:
-        """Open the sandbox if these tasks need it. UserError where their checkers cannot be carried out here."""
+        """Open the sandbox if these tasks need it.
+
+        UserError where their checkers cannot be carried out here.
+        """
         items = [_item(task) for task in tasks if task.checker is not None]
         check_packages(items)
         if needs_sandbox(items) and self._sandbox is None:
@@ -339,7 +437,10 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
     async def check(self, task: Task, text: str) -> CheckedAnswer:
         said = await look_at(text, lambda: split_answer(text, None))
         if not said.text.strip():
-            silence = "nothing but thinking, no answer" if said.reasoning else "the answer is empty"
+            if said.reasoning:
+                silence = "nothing but thinking, no answer"
+            else:
+                silence = "the answer is empty"
             return CheckedAnswer(False, "", complaint=silence)
         value = complaint = None
         if task.schema is not None:
@@ -349,7 +450,9 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
         return CheckedAnswer(complaint is None, said.text, value, complaint)
 
     async def _read(self, schema: Mapping[str, Any], text: str) -> tuple[Any, str | None]:
-        """The first value that is as it should be; else what is wrong with the first, or with the largest beside it."""
+        """The first value that is as it should be; else what is wrong with the first, or with the
+        largest beside it.
+        """
         faults = []
         for written in await look_at(text, lambda: written_values(text)):
             async with self._slow_checks:
@@ -365,7 +468,9 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
     async def _demanded(self, written: WrittenValue) -> str | None:
         """Return what is wrong with a value that meets its schema; None: nothing."""
         demand = self._demand
-        return None if demand is None else await look_at(written.document, lambda: demand(written.value))
+        if demand is None:
+            return None
+        return await look_at(written.document, lambda: demand(written.value))
 
     async def _judged(self, item: Item, text: str) -> str | None:
         found = await self._judge.judge_text(item, text)
@@ -373,14 +478,21 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
             return None
         if item.checker.kind in KNOWN_ANSWER:
             return f"the answer is wrong ({item.checker.kind})"
-        return one_line(f"does not pass its check ({item.checker.kind}): {found.detail or found.outcome.value}")
+        return one_line(
+            f"does not pass its check ({item.checker.kind}): {found.detail or found.outcome.value}"
+        )
 
 
 def _item(task: Task) -> Item:
-    messages, values = [], dict(task.checker or {})
+    messages = []
+    values = dict(task.checker or {})
     for message in task.messages:
         content = message.get("content")
-        if isinstance(content, Sequence) and not isinstance(content, str):  # of a message in parts, the texts
-            content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        if isinstance(content, Sequence) and not isinstance(
+            content, str
+        ):  # of a message in parts, the texts
+            content = "\n".join(
+                str(part.get("text", "")) for part in content if isinstance(part, Mapping)
+            )
         messages.append({"role": str(message.get("role", "user")), "content": str(content or "")})
     return Item(task.id, tuple(messages), Checker(str(values.pop("kind", "")), values))

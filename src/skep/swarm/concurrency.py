@@ -1,9 +1,9 @@
 """How many tasks run at once. Pure: samples in, a limit out.
 
-`ConcurrencySearch` finds the limit of an endpoint that does not tell its slots. A level is measured when the agents it
-has added are streaming; the rate counts all tokens that arrive. Levels are doubled while the rate grows, then the best
-is held. A step up is tried now and then. `ConcurrencyLimit` adds what the endpoint tells and refuses, and the cap.
-"""
+`ConcurrencySearch` finds the limit of an endpoint that does not tell its slots. A level is
+measured when the agents it has added are streaming; the rate counts all tokens that arrive. Levels
+are doubled while the rate grows, then the best is held. A step up is tried now and then.
+`ConcurrencyLimit` adds what the endpoint tells and refuses, and the cap."""
 
 from __future__ import annotations
 
@@ -64,26 +64,40 @@ class ConcurrencySearch:
     def look(self, look: ConcurrencySample) -> None:
         """Take a sample, about ten times a second."""
         if not self._started:
-            self._started, self._since = True, look.now
+            self._started = True
+            self._since = look.now
         if look.waiting == 0 or look.in_flight < self.level:
             self._window = None  # it is not for want of agents that no more comes
             if look.waiting == 0:
                 self._since = look.now
             return
         if self._window is None:
-            slow = SETTLE_S if look.first_s is None else 2.5 * look.first_s
-            has_waited = look.now - self._since >= max(SETTLE_S, slow) and (look.streaming > 0 or look.tokens > 0)
+            if look.first_s is None:
+                slow = SETTLE_S
+            else:
+                slow = 2.5 * look.first_s
+            has_waited = look.now - self._since >= max(SETTLE_S, slow) and (
+                look.streaming > 0 or look.tokens > 0
+            )
             if look.streaming >= look.in_flight or has_waited:
                 self._window = (look.now, look.tokens)
             return
         begun, before = self._window
-        took, came = look.now - begun, look.tokens - before
-        longest = LONGEST_WINDOW_S if look.streaming else LONGEST_UNSTREAMED_S
-        length = WINDOW_S if look.task_s is None else max(WINDOW_S, min(look.task_s, longest))
+        took = look.now - begun
+        came = look.tokens - before
+        if look.streaming:
+            longest = LONGEST_WINDOW_S
+        else:
+            longest = LONGEST_UNSTREAMED_S
+        if look.task_s is None:
+            length = WINDOW_S
+        else:
+            length = max(WINDOW_S, min(look.task_s, longest))
         if took < length or (came < FEWEST_TOKENS and took < LONGEST_WINDOW_S):
             return
         if came == 0 and look.streaming == 0 and took < LONGEST_UNSTREAMED_S:
-            return  # nothing can be said of a server that does not stream before something has ended
+            # nothing can be said of a server that does not stream before something has ended
+            return
         self._window = (look.now, look.tokens)
         self._measured(came / took, look.now)
 
@@ -101,7 +115,7 @@ class ConcurrencySearch:
             self._held(rate, now, *best)
         else:
             if rate > best[1] * (1 + SMALL_GAIN):
-                self._again_s = AGAIN_S / 2 if self.phase is Phase.HIGHER else AGAIN_S
+                self._again_s = AGAIN_S / 2
                 best = self._best = (self.level, rate)
             else:
                 self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
@@ -117,8 +131,10 @@ class ConcurrencySearch:
 
     def _move(self, level: int, phase: Phase, now: float) -> None:
         if level != self.level:
-            self._since, self._window = now, None
-        self.level, self.phase = level, phase
+            self._since = now
+            self._window = None
+        self.level = level
+        self.phase = phase
         self._held_since = now if phase is Phase.HOLD else None
 
 
@@ -138,12 +154,18 @@ class EndpointSlots(msgspec.Struct, frozen=True):
 
 
 class ConcurrencyLimit:
-    """The limit of attempts at once: at least 1, at most `cap`. Nothing may start while a Retry-After runs."""
+    """The limit of attempts at once: at least 1, at most `cap`.
+
+    Nothing may start while a Retry-After runs.
+    """
 
     def __init__(self, told: EndpointSlots, cap: int | None = None) -> None:
         self._cap = cap
         self._told = told
-        self._search = None if told.is_gateway else self._new_search(told)
+        if told.is_gateway:
+            self._search = None
+        else:
+            self._search = self._new_search(told)
         self._ceiling: float | None = None
         self._refused_at: float | None = None  # how many were under way
         self._cut_at = self._raised_at = float("-inf")
@@ -172,7 +194,9 @@ class ConcurrencyLimit:
 
     def may_start(self, now: float, in_flight: int) -> int:
         """Return how many attempts may be under way now."""
-        return 0 if in_flight == 0 and now < self._hold_until else self.limit
+        if in_flight == 0 and now < self._hold_until:
+            return 0
+        return self.limit
 
     def told(self, told: EndpointSlots) -> None:
         """Take the slots that the endpoint tells now: replicas start and stop."""
@@ -189,7 +213,10 @@ class ConcurrencyLimit:
         if now - self._cut_at < EPISODE_S:
             return
         again = self._refused_at is not None and in_flight >= CUT * self._refused_at
-        self._recover_s = min(2 * self._recover_s, LONGEST_RECOVER_S) if again else RECOVER_S
+        if again:
+            self._recover_s = min(2 * self._recover_s, LONGEST_RECOVER_S)
+        else:
+            self._recover_s = RECOVER_S
         self._refused_at = in_flight
         self._ceiling = max(1.0, CUT * min(self.limit, in_flight))
         self._cut_at = self._raised_at = now
@@ -198,7 +225,9 @@ class ConcurrencyLimit:
 
     def forgive(self) -> None:
         """Forget refusals: the endpoint was away and is back."""
-        self._ceiling, self._hold_until, self._recover_s = None, float("-inf"), RECOVER_S
+        self._ceiling = None
+        self._hold_until = float("-inf")
+        self._recover_s = RECOVER_S
         self._refused_at = None
 
     def look(self, look: ConcurrencySample) -> None:
@@ -208,7 +237,10 @@ class ConcurrencyLimit:
             return
         self._raised_at = look.now
         self._ceiling = max(self._ceiling + 1, self._ceiling * GROWTH)
-        enough = self._wanted() if self._search is None else 2 * self._search.level
+        if self._search is None:
+            enough = self._wanted()
+        else:
+            enough = 2 * self._search.level
         if self._ceiling >= enough:
             self._ceiling = None
 
@@ -219,10 +251,15 @@ class ConcurrencyLimit:
         return slots + backlog_of(slots) if slots else 1  # one wakes a model that is not loaded
 
     def _new_search(self, told: EndpointSlots) -> ConcurrencySearch:
-        hint = None if told.slots is None else told.slots + backlog_of(told.slots)
+        if told.slots is None:
+            hint = None
+        else:
+            hint = told.slots + backlog_of(told.slots)
         return ConcurrencySearch(min(MOST, self._cap or MOST), hint=hint)
 
 
 def backlog_of(slots: int) -> int:
-    """Return how many wait in the endpoint's queue: those that end at the same moment are followed at once."""
+    """Return how many wait in the endpoint's queue: those that end at the same moment are followed
+    at once.
+    """
     return min(MOST_BACKLOG, max(min(slots, 2), -(-slots // 4)))

@@ -37,7 +37,9 @@ class SwarmProgress(msgspec.Struct, frozen=True):
     limit: int = 0  # agents allowed at once now
     left_s: float | None = None
     tok_s: float | None = None  # over the last seconds
-    tok_s_is_floor: bool = False  # no answer has ended: how many tokens an event carries is unknown
+    tok_s_is_floor: bool = (
+        False  # no answer has ended: how many tokens an event carries is unknown
+    )
     lanes: tuple[Lane, ...] = ()
     down_s: float | None = None  # the endpoint has not answered for so long
     down_why: str | None = None
@@ -51,10 +53,14 @@ NEWS = 5
 
 
 class ProgressTracker:
-    def __init__(self, counts: Counts, watch: Callable[[SwarmProgress], None], began: float) -> None:
+    def __init__(
+        self, counts: Counts, watch: Callable[[SwarmProgress], None], began: float
+    ) -> None:
         self._watch = watch
         self._began = began
-        self.total, self._done, self._failed = counts.total, counts.done, counts.failed
+        self.total = counts.total
+        self._done = counts.done
+        self._failed = counts.failed
         self._ended = 0  # of this session
         self.retried = 0
         self._tokens = 0  # of attempts that have ended
@@ -93,7 +99,13 @@ class ProgressTracker:
         self._show(now, limit_why="waiting for the endpoint", down_s=now - since, down_why=why)
 
     def show(
-        self, plan: TaskSchedule, pace: ConcurrencyLimit, heard: dict[int, int], now: float, *, at_once: bool = False
+        self,
+        plan: TaskSchedule,
+        pace: ConcurrencyLimit,
+        heard: dict[int, int],
+        now: float,
+        *,
+        at_once: bool = False,
     ) -> None:
         if now - self._shown < SHOW_EVERY_S and not at_once:
             return
@@ -143,11 +155,15 @@ class ProgressTracker:
         self._watch(progress)
 
 
-EVERY_S, MOST_S = 5.0, 60.0  # between two lines: the longer a run takes, the rarer
+# between two lines: the longer a run takes, the rarer
+EVERY_S = 5.0
+MOST_S = 60.0
 
 
 class SwarmProgressLines:
-    """Which lines to write where nobody watches: how it stands every few seconds, with the newest news before."""
+    """Which lines to write where nobody watches: how it stands every few seconds, with the newest
+    news before.
+    """
 
     def __init__(self, deadline_s: float | None = None) -> None:
         self._deadline_s = deadline_s
@@ -158,33 +174,56 @@ class SwarmProgressLines:
         if progress.elapsed_s < self._due_s:
             return []
         self._due_s = progress.elapsed_s + min(MOST_S, max(EVERY_S, progress.elapsed_s / 10))
-        fresh, self._told = progress.news - self._told, progress.news
+        fresh = progress.news - self._told
+        self._told = progress.news
         lines = list(progress.last[-fresh:]) if fresh else []
         if fresh > len(lines):
             lines.insert(0, f"{fresh - len(lines)} more of this kind: `skep swarm show` has them")
         is_down = progress.down_s is not None
-        return [*lines, down_words(progress, self._deadline_s) if is_down else progress_line(progress)]
+        return [
+            *lines,
+            down_words(progress, self._deadline_s) if is_down else progress_line(progress),
+        ]
 
 
 def progress_line(progress: SwarmProgress) -> str:
     ended = progress.done + progress.failed
     failed = f", {progress.failed} failed" if progress.failed else ""
-    speed = "" if progress.tok_s is None else f", {speed_words(progress)}"
+    if progress.tok_s is None:
+        speed = ""
+    else:
+        speed = f", {speed_words(progress)}"
     left_s = None if ended == progress.total else progress.left_s
-    eta = "" if left_s is None else f", about {format_seconds(left_s)} left"
-    most = min(progress.limit, max(progress.in_flight, progress.total - ended))  # there are no more tasks than that
+    if left_s is None:
+        eta = ""
+    else:
+        eta = f", about {format_seconds(left_s)} left"
+    # There are no more tasks than that.
+    most = min(progress.limit, max(progress.in_flight, progress.total - ended))
     agents = f"{progress.in_flight} of {most} agents at work"
-    return f"{ended}/{progress.total} after {format_seconds(progress.elapsed_s)}{failed}, {agents}{speed}{eta}"
+    return (
+        f"{ended}/{progress.total} after {format_seconds(progress.elapsed_s)}{failed}, "
+        f"{agents}{speed}{eta}"
+    )
 
 
 def speed_words(progress: SwarmProgress) -> str:
-    floor = "at least " if progress.tok_s_is_floor and progress.tok_s else ""
+    if progress.tok_s_is_floor and progress.tok_s:
+        floor = "at least "
+    else:
+        floor = ""
     return f"{floor}{number(progress.tok_s, digits=1)} tok/s"
 
 
 def down_words(progress: SwarmProgress, deadline_s: float | None) -> str:
     assert progress.down_s is not None
     why = f" ({progress.down_why})" if progress.down_why else ""
-    end = "" if deadline_s is None else f"; gives up in {format_seconds(max(0.0, deadline_s - progress.down_s))}"
-    since = "does not answer" if progress.down_s < 1 else f"has not answered for {format_seconds(progress.down_s)}"
+    if deadline_s is None:
+        end = ""
+    else:
+        end = f"; gives up in {format_seconds(max(0.0, deadline_s - progress.down_s))}"
+    if progress.down_s < 1:
+        since = "does not answer"
+    else:
+        since = f"has not answered for {format_seconds(progress.down_s)}"
     return f"the endpoint {since}{why}: asking again{end}"

@@ -1,9 +1,9 @@
 """The frozen values of a swarm's work: tasks, attempts, results, runs.
 
-Knows nothing of where they are stored, sent or shown. `None` means unknown, never zero. Times are unix seconds.
-A *run* is a list of tasks; a *session* is one process at work on it, and a resumed run has several; an *attempt* is one
-time that a task was tried; a *result* is final, one for each task.
-"""
+Knows nothing of where they are stored, sent or shown. `None` means unknown, never zero. Times are
+unix seconds. A *run* is a list of tasks; a *session* is one process at work on it, and a resumed
+run has several; an *attempt* is one time that a task was tried; a *result* is final, one for each
+task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None  # None: as the endpoint has it
     temperature: float | None = None
     schema: Mapping[str, Any] | None = None  # the answer must be JSON of this form
-    checker: Mapping[str, Any] | None = None  # {"kind": "contains", "all": ["x"]}: as `skep.workload.items` has them
+    checker: Mapping[str, Any] | None = (
+        None  # {"kind": "contains", "all": ["x"]}: as `skep.workload.items` has them
+    )
     extra: Mapping[str, Any] = {}  # further fields of the request, sent as they are
     stage: int = 0  # later ones are made of the results of earlier ones
 
@@ -58,7 +60,8 @@ class Why(StrEnum):
 
     FIRST = "first"
     RETRY = "retry"
-    STRAGGLER = "straggler"  # of earlier versions: a second one beside one that took far longer than the others
+    # of earlier versions: a second one beside one that took far longer than the others
+    STRAGGLER = "straggler"
     RESUMED = "resumed"  # an earlier session ended while it was under way
 
 
@@ -85,7 +88,9 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     finish_reason: str | None = None
     replica: str | None = None
-    answer: str | None = None  # of a stored attempt: only of a rejected one; of one that counted, the result has it
+    answer: str | None = (
+        None  # of a stored attempt: only of a rejected one; of one that counted, the result has it
+    )
 
     def figures(self) -> dict[str, Any]:
         """Return these alone, without the fields of the record that they are a part of."""
@@ -105,7 +110,10 @@ class Attempt(AnswerFigures, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What an attempt left behind, written at once or not at all. `result`: where the task has come to its end."""
+    """What an attempt left behind, written at once or not at all.
+
+    `result`: where the task has come to its end.
+    """
 
     attempt: Attempt | None
     result: TaskResult | None = None
@@ -153,10 +161,14 @@ class SwarmRun(msgspec.Struct, frozen=True):
 
 
 class SwarmRunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    agents: Annotated[int, Meta(ge=1)] | None = None  # at once, at most; None: as many as the endpoint can use
+    agents: Annotated[int, Meta(ge=1)] | None = (
+        None  # at once, at most; None: as many as the endpoint can use
+    )
     tries: Annotated[int, Meta(ge=1)] = 4  # of one task, before it fails
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # of one request
-    deadline_s: Annotated[float, Meta(gt=0)] = 600.0  # an endpoint that is down for so long is given up
+    deadline_s: Annotated[float, Meta(gt=0)] = (
+        600.0  # an endpoint that is down for so long is given up
+    )
     output: str | None = None  # absolute path of the results file
     key_env: str | None = None  # which variable holds the endpoint's key; never the key itself
     priority: str | None = None  # of skep's gateway: interactive, normal, batch

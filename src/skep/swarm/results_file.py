@@ -1,9 +1,9 @@
 """The results file: one JSON line for each result, in the order in which they came.
 
-It is made of the journal and never the other way round: a line is appended after its row was committed, and whoever
-resumes makes the file whole again. A last line that was cut by a kill is written anew. No other line is ever removed or
-changed: where the file holds one that is not the journal's own, it belongs to somebody else and nothing is written.
-"""
+It is made of the journal and never the other way round: a line is appended after its row was
+committed, and whoever resumes makes the file whole again. A last line that was cut by a kill is
+written anew. No other line is ever removed or changed: where the file holds one that is not the
+journal's own, it belongs to somebody else and nothing is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from skep.swarm.store import SwarmStore
 
 
 def result_line(task: Task, result: TaskResult) -> str:
-    """Without its line end. `result` as the store gives it back, so that the line is always the same."""
+    """Without its line end.
+
+    `result` as the store gives it back, so that the line is always the same.
+    """
     is_done = result.ending is TaskEnding.DONE
     document = {
         "id": result.task,
@@ -44,7 +47,10 @@ def result_line(task: Task, result: TaskResult) -> str:
 
 
 class ResultsFile:
-    """The file of one run. While it is open nobody else writes to it, as a lock of the kernel says."""
+    """The file of one run.
+
+    While it is open nobody else writes to it, as a lock of the kernel says.
+    """
 
     def __init__(self, path: Path, run_id: str) -> None:
         self.path = path
@@ -54,9 +60,9 @@ class ResultsFile:
     def complete(self, tasks: Mapping[str, Task], results: Sequence[TaskResult]) -> int:
         """Drop a last line that was cut, append what is missing; how many lines were.
 
-        UserError, and nothing is changed, where a line is not the journal's own: ids alone do not tell two runs apart.
-        In place: whoever is killed here leaves whole lines, and no second file is needed.
-        """
+        UserError, and nothing is changed, where a line is not the journal's own: ids alone do not
+        tell two runs apart. In place: whoever is killed here leaves whole lines, and no second
+        file is needed."""
         missing = dict.fromkeys(_encoded(result_line(tasks[one.task], one)) for one in results)
         own_bytes = 0
         with self._told_faults():
@@ -66,14 +72,24 @@ class ResultsFile:
             with open(descriptor, "rb", closefd=False) as file:
                 file.seek(0)
                 for number, line in enumerate(file, 1):
-                    cut = line.rstrip(b"\0")  # a crash of the machine may leave zeros where nothing was written yet
+                    # A crash of the machine may leave zeros where nothing was written yet.
+                    cut = line.rstrip(b"\0")
                     if line in missing:
                         del missing[line]
                         own_bytes += len(line)
-                    elif line.endswith(b"\n") or not (not cut or any(one.startswith(cut) for one in missing)):
-                        run, path = self._run_id, self.path
-                        what = f"`{path}` holds lines that are not results of run `{run}`; line {number} is the first"
-                        hint = f"move it away: `skep swarm resume {run}` then writes the file anew, with all results"
+                    elif line.endswith(b"\n") or not (
+                        not cut or any(one.startswith(cut) for one in missing)
+                    ):
+                        run = self._run_id
+                        path = self.path
+                        what = (
+                            f"`{path}` holds lines that are not results of run `{run}`; line "
+                            f"{number} is the first"
+                        )
+                        hint = (
+                            f"move it away: `skep swarm resume {run}` then writes the file "
+                            "anew, with all results"
+                        )
                         raise UserError(what, hint=hint)
             os.ftruncate(descriptor, own_bytes)
         self._write(b"".join(missing))
@@ -93,19 +109,24 @@ class ResultsFile:
             os.ftruncate(self._open(), 0)
 
     def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
+        descriptor = self._descriptor
+        self._descriptor = None
         if descriptor is not None:
             os.close(descriptor)
 
     def _open(self) -> int:
         if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._descriptor = os.open(
+                self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self.close()
                 hint = f"wait for it; `skep swarm resume {self._run_id}` then goes on"
-                raise UserError(f"another run is writing to `{self.path}` at this moment", hint=hint) from None
+                raise UserError(
+                    f"another run is writing to `{self.path}` at this moment", hint=hint
+                ) from None
             except OSError:
                 pass  # a file system without locks
         return self._descriptor
@@ -115,7 +136,10 @@ class ResultsFile:
         try:
             yield
         except OSError as error:
-            hint = "the journal has every result: `skep swarm resume` completes the file once it can be written"
+            hint = (
+                "the journal has every result: `skep swarm resume` completes the file once it "
+                "can be written"
+            )
             what = f"the results file `{self.path}` cannot be written: {error.strerror or error}"
             raise StoreError(what, hint=hint) from error
 
@@ -132,7 +156,10 @@ PAUSE_S = 0.2
 
 @dataclass(eq=False)
 class ResultsWriter:
-    """`put` and `fact` return at once. After a fault nothing more is written: `fault` says what it was."""
+    """`put` and `fact` return at once.
+
+    After a fault nothing more is written: `fault` says what it was.
+    """
 
     swarm: SwarmStore
     run_id: str
@@ -158,7 +185,10 @@ class ResultsWriter:
             raise self.fault
 
     async def close(self) -> None:
-        """The same, and nothing more is taken. Not to be hurried: a second cancellation comes after it."""
+        """The same, and nothing more is taken.
+
+        Not to be hurried: a second cancellation comes after it.
+        """
         self._queue.put_nowait(None)
         hurried = False
         while not self._task.done():

@@ -20,12 +20,28 @@ from skep.errors import EndpointError, KeyRefused, SkepError
 from skep.files import check_place, hold_lock
 from skep.paths import Paths
 from skep.store.database import open_store
-from skep.swarm.client import REJECTED, AnswerChecker, AttemptResult, ChatWorker, Demand, SwarmClient
+from skep.swarm.client import (
+    REJECTED,
+    AnswerChecker,
+    AttemptResult,
+    ChatWorker,
+    Demand,
+    SwarmClient,
+)
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
 from skep.swarm.progress import ProgressTracker, SwarmProgress
 from skep.swarm.records import AttemptOutcome, Recorded, SwarmRun, SwarmRunState, Task, Why
 from skep.swarm.results_file import ResultsFile, ResultsWriter
-from skep.swarm.schedule import FIRST_LOOK_S, LONGEST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule
+from skep.swarm.schedule import (
+    FIRST_LOOK_S,
+    LONGEST_LOOK_S,
+    Action,
+    Cancel,
+    GiveUp,
+    Pending,
+    Start,
+    TaskSchedule,
+)
 from skep.swarm.store import SessionOutcome, SwarmStore, lock_path
 from skep.wire.openai import ErrorKind, classify_error
 
@@ -41,13 +57,19 @@ class Cancelled(SkepError):
 
 def endpoint_slots_of(endpoint: Endpoint) -> EndpointSlots:
     slots = endpoint.engine.get("slots")
-    known = slots if isinstance(slots, int) and not isinstance(slots, bool) and slots >= 0 else None
+    if isinstance(slots, int) and not isinstance(slots, bool) and slots >= 0:
+        known = slots
+    else:
+        known = None
     return EndpointSlots(known, is_gateway="replicas" in endpoint.engine)
 
 
 @dataclass(eq=False)
 class SwarmRunner:
-    """Runs attempts as the schedule says. `run_tasks` may be called again when the schedule has more tasks."""
+    """Runs attempts as the schedule says.
+
+    `run_tasks` may be called again when the schedule has more tasks.
+    """
 
     line: SwarmClient
     work: ChatWorker
@@ -70,7 +92,10 @@ class SwarmRunner:
         self._was_away = False
 
     async def run_tasks(self) -> None:
-        """Run until every task has its result. An error ends it, and attempts under way are recorded as cancelled."""
+        """Run until every task has its result.
+
+        An error ends it, and attempts under way are recorded as cancelled.
+        """
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -89,7 +114,10 @@ class SwarmRunner:
     async def _tick(self) -> None:
         now = time.monotonic()
         due = self.schedule.wake_at
-        pause = TICK_S if due is None else max(0.0, min(TICK_S, due - now))
+        if due is None:
+            pause = TICK_S
+        else:
+            pause = max(0.0, min(TICK_S, due - now))
         self._wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
@@ -105,13 +133,15 @@ class SwarmRunner:
             self._run_in_background(self._check_cancelled())
         if now >= self._ask_at and self.line.is_gateway and not self.schedule.outage.is_away:
             self._ask_at = now + ASK_EVERY_S
-            self._run_in_background(self._ask_for_slots())  # whether it answers at all, the attempts will tell
+            # Whether it answers at all, the attempts will tell.
+            self._run_in_background(self._ask_for_slots())
         self.session.tally.show(self.schedule, self.pace, self.line.heard, now)
 
     def _step(self) -> None:
         now = time.monotonic()
         limit = self.pace.may_start(now, len(self.schedule.leases) - len(self._whole))
-        more = min(len(self._whole), limit)  # when answers are checked slower than they come, fewer are asked for
+        # When answers are checked slower than they come, fewer are asked for.
+        more = min(len(self._whole), limit)
         self._carry_out(self.schedule.step(now, limit + more, self.line.heard))
 
     def _answer_is_here(self, lease: int) -> None:
@@ -165,9 +195,13 @@ class SwarmRunner:
                 self._run_in_background(self._probe())
             elif self._fault is None:
                 hint = "finished tasks are kept: `skep swarm resume` goes on with the rest"
-                why = f"the endpoint gave no usable answer for {action.after_s or 0:.0f} s: {action.why}"
+                why = (
+                    f"the endpoint gave no usable answer for {action.after_s or 0:.0f} s: "
+                    f"{action.why}"
+                )
                 if action.after_s is None:
-                    why, hint = action.why, "check the key, then `skep swarm resume` goes on with the rest"
+                    why = action.why
+                    hint = "check the key, then `skep swarm resume` goes on with the rest"
                 self._fault = EndpointError(why, hint=hint)
                 self._wake.set()
 
@@ -183,7 +217,10 @@ class SwarmRunner:
         try:
             came = await self.work.attempt(start.task, start.number, start.complaint, start.lease)
         except Exception as error:  # one task's oddity must not end the others
-            why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, SkepError):
+                why = error.message
+            else:
+                why = f"{type(error).__name__}: {error}"
             came = AttemptResult(error_kind="unworkable", error=why)
         now = time.monotonic()
         mishap = classify_error(came.error_kind, came.status)
@@ -232,13 +269,19 @@ class SwarmRunner:
 
 
 def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
-    """Tasks without a result, in the input's order, with earlier attempts. A break costs no try; suspects stay so."""
+    """Tasks without a result, in the input's order, with earlier attempts.
+
+    A break costs no try; suspects stay so.
+    """
     found = {task.id: Pending(task) for task in swarm.pending(run_id)}
     for attempt in swarm.attempts(run_id) if found else ():
         if (one := found.get(attempt.task)) is None:
             continue
         one.attempts = max(one.attempts, attempt.number)
-        one.first_at = attempt.started_at if one.first_at is None else min(one.first_at, attempt.started_at)
+        if one.first_at is None:
+            one.first_at = attempt.started_at
+        else:
+            one.first_at = min(one.first_at, attempt.started_at)
         if attempt.outcome in (AttemptOutcome.FAILED, AttemptOutcome.REJECTED):
             mishap = classify_error(attempt.error_kind, attempt.status)
             one.tries += mishap is ErrorKind.TRY
@@ -258,14 +301,15 @@ async def carry_out(
 ) -> SwarmRunState:
     """Until every task has its result. What has one already is not sent again.
 
-    Cancelled: what is under way is broken off, what is done is kept, and it may be carried out again. An endpoint that
-    is down is waited for, as long as the order's deadline says; then EndpointError.
-    """
+    Cancelled: what is under way is broken off, what is done is kept, and it may be carried out
+    again. An endpoint that is down is waited for, as long as the order's deadline says; then
+    EndpointError."""
     lock = lock_path(paths, run_id)
     hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"
     with open_store(paths.store) as store:
         swarm = SwarmStore(store)
-        after_cancel = swarm.newest_cancel(run_id)  # before the lock: who cancels looks for its holder
+        # Before the lock: who cancels looks for its holder.
+        after_cancel = swarm.newest_cancel(run_id)
         with hold_lock(lock, f"swarm run `{run_id}`", hint):
             run = swarm.run(run_id)
             moved = replace(run, url=url or run.url, model=model or run.model)
@@ -293,7 +337,10 @@ class _Session:
         self._all_ended = False  # every task has its result
         self.tally = ProgressTracker(self._run.counts, self._watch, time.monotonic())
         path = self._order.output
-        self._output = None if path is None else ResultsFile(Path(path), self._run.id)
+        if path is None:
+            self._output = None
+        else:
+            self._output = ResultsFile(Path(path), self._run.id)
 
     async def carry_out(self) -> SwarmRunState:
         if self._output is not None:
@@ -318,14 +365,20 @@ class _Session:
     # The journal's side
 
     def _read(self) -> list[Pending]:
-        """Return the tasks that are left, of the next stage if need be; complete the results file. In a thread."""
+        """Return the tasks that are left, of the next stage if need be; complete the results file.
+
+        In a thread.
+        """
         self._tasks.update((task.id, task) for task in self._swarm.tasks(self._run.id))
         if self._output is not None:
             self._output.complete(self._tasks, self._swarm.results(self._run.id))
         return pending_tasks(self._swarm, self._run.id) or self._next_stage()
 
     def _next_stage(self) -> list[Pending]:
-        """Add and return the merges that follow from the journal alone; none if the run is done. In a thread."""
+        """Add and return the merges that follow from the journal alone; none if the run is done.
+
+        In a thread.
+        """
         if self._run.kind != "ask":
             return []
         from skep.swarm.ask_merging import next_tasks  # not loaded for a plain map
@@ -339,7 +392,9 @@ class _Session:
 
     def _open_session(self, endpoint: Mapping[str, Any], **known: Any) -> int:
         agents = self._order.agents
-        return self._swarm.open_session(self._run.id, at=time.time(), agents=agents, endpoint=endpoint, **known)
+        return self._swarm.open_session(
+            self._run.id, at=time.time(), agents=agents, endpoint=endpoint, **known
+        )
 
     def is_cancelled(self) -> bool:
         return self._swarm.newest_cancel(self._run.id) > self._after_cancel
@@ -350,7 +405,8 @@ class _Session:
         return await find_endpoint(self._run.url, self._run.model, key=self._key)
 
     async def _wait_for_endpoint(self) -> Endpoint:
-        since, pause = time.monotonic(), FIRST_LOOK_S
+        since = time.monotonic()
+        pause = FIRST_LOOK_S
         while True:
             try:
                 return await self.find()
@@ -359,8 +415,13 @@ class _Session:
             except EndpointError as error:
                 now = time.monotonic()
                 if now - since >= self._order.deadline_s:
-                    waited = f"the endpoint did not answer for {now - since:.0f} s: {error.message}"
-                    hint = f"nothing is lost: `skep swarm resume {self._run.id}` goes on when it is up"
+                    waited = (
+                        f"the endpoint did not answer for {now - since:.0f} s: {error.message}"
+                    )
+                    hint = (
+                        f"nothing is lost: `skep swarm resume {self._run.id}` goes on when it "
+                        "is up"
+                    )
                     raise EndpointError(waited, hint=hint) from None
                 self.tally.away(now, since, error.message)
             if await asyncio.to_thread(self.is_cancelled):
@@ -372,7 +433,9 @@ class _Session:
     async def _open_and_work(self, pending: list[Pending]) -> None:
         endpoint = await self._wait_for_endpoint()
         told = {"url": endpoint.url, "model": endpoint.model, **endpoint.engine}
-        number = self._open_session(told, simulated=endpoint.simulated, after_cancel=self._after_cancel)
+        number = self._open_session(
+            told, simulated=endpoint.simulated, after_cancel=self._after_cancel
+        )
         outcome: SessionOutcome = "failed"
         why: str | None = None
         try:
@@ -385,11 +448,18 @@ class _Session:
             outcome = "cancelled"
             raise
         except BaseException as error:
-            why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, SkepError):
+                why = error.message
+            else:
+                why = f"{type(error).__name__}: {error}"
             raise
         finally:
-            with suppress(*(() if outcome == "done" else (SkepError,))):  # what went wrong first is the better word
-                self._swarm.close_session(self._run.id, number, at=time.time(), outcome=outcome, error=why)
+            with suppress(
+                *(() if outcome == "done" else (SkepError,))
+            ):  # what went wrong first is the better word
+                self._swarm.close_session(
+                    self._run.id, number, at=time.time(), outcome=outcome, error=why
+                )
 
     async def _work_off(self, endpoint: Endpoint, number: int, pending: list[Pending]) -> None:
         order = self._order
@@ -399,7 +469,9 @@ class _Session:
             checking = await stack.enter_async_context(AnswerChecker(self._demand))
             await checking.prepare(one.task for one in pending)
             epoch = time.time() - time.monotonic()
-            schedule = TaskSchedule(pending, order, session=number, epoch=epoch, rng=random.Random())
+            schedule = TaskSchedule(
+                pending, order, session=number, epoch=epoch, rng=random.Random()
+            )
             writer = ResultsWriter(self._swarm, self._run.id, number, self._tasks, self._output)
             stack.push_async_callback(writer.close)
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)

@@ -1,9 +1,9 @@
 """Which task next, which again, which has failed. Pure: events in, actions out; no clock, no I/O.
 
-Every task ends in exactly one result. What is the endpoint's fault costs a task none of its tries. A task that is under
-way again and again when the connection breaks is a suspect: suspects are sent one at a time, so that a break has a
-culprit, whom it costs a try. Times are of one steady clock; `epoch` turns them into unix seconds for the records.
-"""
+Every task ends in exactly one result. What is the endpoint's fault costs a task none of its tries.
+A task that is under way again and again when the connection breaks is a suspect: suspects are sent
+one at a time, so that a break has a culprit, whom it costs a try. Times are of one steady clock;
+`epoch` turns them into unix seconds for the records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from random import Random
 import msgspec
 
 from skep.swarm.client import REJECTED, AttemptResult
-from skep.swarm.records import Attempt, AttemptOutcome, Recorded, SwarmRunOptions, Task, TaskEnding, TaskResult, Why
+from skep.swarm.records import (
+    Attempt,
+    AttemptOutcome,
+    Recorded,
+    SwarmRunOptions,
+    Task,
+    TaskEnding,
+    TaskResult,
+    Why,
+)
 from skep.wire.openai import ErrorKind, classify_error, wait_s
 
 FIRST_LOOK_S = 0.25
@@ -37,10 +46,9 @@ class GiveUp(msgspec.Struct, frozen=True):
 class Outage:
     """Whether the endpoint answers, when to probe it, and when to give up.
 
-    *Away*: nobody answers; nothing is sent, and one look at a time finds out when it is back. Else, since its last good
-    answer, it may have answered with nothing of use (refusals, broken streams). Either, for the whole deadline, ends
-    the session.
-    """
+    *Away*: nobody answers; nothing is sent, and one look at a time finds out when it is back.
+    Else, since its last good answer, it may have answered with nothing of use (refusals, broken
+    streams). Either, for the whole deadline, ends the session."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -57,11 +65,19 @@ class Outage:
     def wake_at(self) -> float | None:
         return None if self._looking else self._look_at
 
-    def came(self, mishap: ErrorKind | None, error: str | None, now: float, *, answered: bool) -> None:
-        """What came of an attempt. Any answer to it at all, a rejected one too, shows that the endpoint works."""
+    def came(
+        self, mishap: ErrorKind | None, error: str | None, now: float, *, answered: bool
+    ) -> None:
+        """What came of an attempt.
+
+        Any answer to it at all, a rejected one too, shows that the endpoint works.
+        """
         if answered:
-            self.since, self.why, self.is_away = None, None, False
-            self.row, self._pause_s = 0, FIRST_LOOK_S
+            self.since = None
+            self.why = None
+            self.is_away = False
+            self.row = 0
+            self._pause_s = FIRST_LOOK_S
             if not self._looking:
                 self._look_at = None
             return
@@ -80,12 +96,15 @@ class Outage:
             self._look_at = now
 
     def probed(self, why: str | None, now: float) -> None:
-        self._looking, self._look_at = False, None
+        self._looking = False
+        self._look_at = None
         if why is None:
             self.since = None if self.is_away else self.since
-            self.is_away, self._pause_s = False, FIRST_LOOK_S
+            self.is_away = False
+            self._pause_s = FIRST_LOOK_S
             return
-        self.why, self.is_away = why, True
+        self.why = why
+        self.is_away = True
         self.since = now if self.since is None else self.since
         self._look_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
@@ -95,7 +114,11 @@ class Outage:
         why = self.why or "it does not answer"
         if self._refused_key:
             return [GiveUp(why, None)]
-        if self.since is not None and (self.is_away or quiet) and now - self.since >= self._deadline_s:
+        if (
+            self.since is not None
+            and (self.is_away or quiet)
+            and now - self.since >= self._deadline_s
+        ):
             return [GiveUp(why, now - self.since)]
         if self._look_at is not None and now >= self._look_at and not self._looking:
             self._looking = True
@@ -150,7 +173,13 @@ class Pending:
 
 class TaskSchedule:
     def __init__(
-        self, pending: Iterable[Pending], order: SwarmRunOptions, *, session: int, epoch: float, rng: Random
+        self,
+        pending: Iterable[Pending],
+        order: SwarmRunOptions,
+        *,
+        session: int,
+        epoch: float,
+        rng: Random,
     ) -> None:
         self._order = order
         self._session = session
@@ -181,7 +210,10 @@ class TaskSchedule:
     @property
     def wake_at(self) -> float | None:
         """When `step` should be asked again, although nothing has happened."""
-        times = [*self._later.values(), *([] if self.outage.wake_at is None else [self.outage.wake_at])]
+        times = [
+            *self._later.values(),
+            *([] if self.outage.wake_at is None else [self.outage.wake_at]),
+        ]
         return min(times, default=None)
 
     def add(self, pending: Iterable[Pending]) -> None:
@@ -194,10 +226,14 @@ class TaskSchedule:
             self._queue(one)
 
     def step(self, now: float, limit: int, heard: Mapping[int, int] | None = None) -> list[Action]:
-        """Return what is to be done now, with at most `limit` under way. `heard`: tokens so far, by lease."""
+        """Return what is to be done now, with at most `limit` under way.
+
+        `heard`: tokens so far, by lease.
+        """
         counts = heard or {}
         if sum(counts.values()) != self._heard or not self.leases:
-            self._heard, self._heard_at = sum(counts.values()), now
+            self._heard = sum(counts.values())
+            self._heard_at = now
         elif now - self._heard_at >= SILENT_S:
             self.outage.doubt(now)
         quiet = not any(counts.values())
@@ -207,7 +243,10 @@ class TaskSchedule:
         for name in [name for name, at in self._later.items() if at <= now]:
             del self._later[name]
             self._queue(self._jobs[name])
-        most = min(limit, max(1, len(self.leases))) if quiet and self.outage.row >= DOUBT else limit
+        if quiet and self.outage.row >= DOUBT:
+            most = min(limit, max(1, len(self.leases)))
+        else:
+            most = limit
         while len(self.leases) < most and (job := self._next()) is not None:
             actions.append(self._start(job, now))
         return actions
@@ -219,8 +258,12 @@ class TaskSchedule:
         job = self._jobs[start.task.id]
         mishap = classify_error(came.error_kind, came.status)
         rejected = came.error_kind == REJECTED
-        self.outage.came(mishap, came.error, now, answered=rejected or mishap in (None, ErrorKind.FINAL))
-        if mishap in (None, ErrorKind.TRY, ErrorKind.FINAL) or (mishap is ErrorKind.BROKEN and start.blamed):
+        self.outage.came(
+            mishap, came.error, now, answered=rejected or mishap in (None, ErrorKind.FINAL)
+        )
+        if mishap in (None, ErrorKind.TRY, ErrorKind.FINAL) or (
+            mishap is ErrorKind.BROKEN and start.blamed
+        ):
             job.tries += 1
         if mishap is None:
             return [self._settled(job, start, AttemptOutcome.DONE, came, now)]
@@ -229,17 +272,25 @@ class TaskSchedule:
         job.breaks += mishap is ErrorKind.BROKEN
         if rejected:
             job.complaint = came.error
-        outcome = AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED
+        if rejected:
+            outcome = AttemptOutcome.REJECTED
+        else:
+            outcome = AttemptOutcome.FAILED
         if job.tries >= self._order.tries or mishap is ErrorKind.FINAL:
             return [self._settled(job, start, outcome, came, now)]
         self._later[job.task.id] = now + wait_s(mishap, job.row, self._rng, came.retry_after_s)
         return [Recorded(self._attempt(start, outcome, came, now))]
 
     def probed(self, why: str | None, now: float) -> list[Action]:
-        """`why` the endpoint is not there, or None. If it is gone, what is under way there is broken off."""
+        """`why` the endpoint is not there, or None.
+
+        If it is gone, what is under way there is broken off.
+        """
         was_away = self.outage.is_away
         self.outage.probed(why, now)
-        if why is None and was_away:  # it is back: those who only waited for that need not wait longer
+        if (
+            why is None and was_away
+        ):  # it is back: those who only waited for that need not wait longer
             for name in self._later:
                 if self._jobs[name].last in (ErrorKind.AWAY, ErrorKind.BROKEN):
                     self._later[name] = now
@@ -247,7 +298,10 @@ class TaskSchedule:
             return []
         actions: list[Action] = []
         for lease_id in list(self.leases):
-            actions += [Cancel(lease_id), *self.ended(lease_id, AttemptResult(error_kind="closed", error=why), now)]
+            actions += [
+                Cancel(lease_id),
+                *self.ended(lease_id, AttemptResult(error_kind="closed", error=why), now),
+            ]
         return actions
 
     def stop(self, now: float) -> list[Action]:
@@ -263,9 +317,13 @@ class TaskSchedule:
 
     def _next(self) -> Pending | None:
         """Return one suspect at a time, and the others by place."""
-        if self._suspects and not any(self._jobs[one.task.id].is_suspect for one in self.leases.values()):
+        if self._suspects and not any(
+            self._jobs[one.task.id].is_suspect for one in self.leases.values()
+        ):
             return self._jobs[self._suspects.popleft()]
-        return self._jobs[heappop(self._ready)[1]] if self._ready else None
+        if self._ready:
+            return self._jobs[heappop(self._ready)[1]]
+        return None
 
     def _queue(self, job: Pending) -> None:
         if job.is_suspect:
@@ -274,7 +332,10 @@ class TaskSchedule:
             heappush(self._ready, (job.place, job.task.id))
 
     def _start(self, job: Pending, now: float) -> Start:
-        why = Why.RETRY if job.last is not None else Why.RESUMED if job.attempts else Why.FIRST
+        if job.last is not None:
+            why = Why.RETRY
+        else:
+            why = Why.RESUMED if job.attempts else Why.FIRST
         self._last_lease += 1
         job.attempts += 1
         if job.first_at is None:
@@ -296,17 +357,39 @@ class TaskSchedule:
     def _settled(
         self, job: Pending, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float
     ) -> Recorded:
-        """Return the last attempt at a task with the task's result. The task is not known any more."""
+        """Return the last attempt at a task with the task's result.
+
+        The task is not known any more.
+        """
         del self._jobs[job.task.id]
         ended_at = now + self._epoch
-        ending = TaskEnding.DONE if outcome is AttemptOutcome.DONE else TaskEnding.FAILED
-        names = ("answer", "value", "error_kind", "error", "prompt_tokens", "output_tokens", "finish_reason", "replica")
+        if outcome is AttemptOutcome.DONE:
+            ending = TaskEnding.DONE
+        else:
+            ending = TaskEnding.FAILED
+        names = (
+            "answer",
+            "value",
+            "error_kind",
+            "error",
+            "prompt_tokens",
+            "output_tokens",
+            "finish_reason",
+            "replica",
+        )
         told = {name: getattr(came, name) for name in names}
-        started_at = ended_at if job.first_at is None else job.first_at
-        result = TaskResult(job.task.id, ending, tries=job.tries, started_at=started_at, ended_at=ended_at, **told)
+        if job.first_at is None:
+            started_at = ended_at
+        else:
+            started_at = job.first_at
+        result = TaskResult(
+            job.task.id, ending, tries=job.tries, started_at=started_at, ended_at=ended_at, **told
+        )
         return Recorded(self._attempt(start, outcome, came, now), result)
 
-    def _attempt(self, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
+    def _attempt(
+        self, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float
+    ) -> Attempt:
         figures = came.figures()
         if outcome is AttemptOutcome.DONE:
             figures["answer"] = None  # the result has it

@@ -1,12 +1,14 @@
-"""JSON out of a model's text; JSON schemas: whether one is sound, and where a value is not as it says.
+"""JSON out of a model's text; JSON schemas: whether one is sound, and where a value is not as it
+says.
 
-Nothing is ever fetched: a reference must be found in the schema itself or among JSON Schema's own ones.
+Nothing is ever fetched: a reference must be found in the schema itself or among JSON Schema's own
+ones.
 
-Also a program, for schemas whose check may never end: Python's regular expressions backtrack, `^(a+)+$` takes for ever
-on thirty characters, and while they do nothing else of the process runs: a thread would stop the runner as well. So
-such a schema is checked in a child that the kernel ends after so many seconds of computing, whether its parent still
-lives or not. No sandbox is needed: the schema is the user's, and the answer is data; what is bounded is time.
-"""
+Also a program, for schemas whose check may never end: Python's regular expressions backtrack,
+`^(a+)+$` takes for ever on thirty characters, and while they do nothing else of the process runs:
+a thread would stop the runner as well. So such a schema is checked in a child that the kernel ends
+after so many seconds of computing, whether its parent still lives or not. No sandbox is needed:
+the schema is the user's, and the answer is data; what is bounded is time."""
 
 from __future__ import annotations
 
@@ -27,15 +29,20 @@ from skep.workload.extraction import code_blocks
 MOST_TOLD = 3  # faults of a value
 LONGEST = 300  # characters of a complaint
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-# Keywords whose cost is not in proportion to the value: a regular expression may take for ever on a short text, and
-# unique items are compared each with each.
+# Keywords whose cost is not in proportion to the value: a regular expression may take for ever on
+# a short text, and unique items are compared each with each.
 SLOW = ("pattern", "patternProperties", "uniqueItems")
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """UserError for what is no JSON schema of its draft (2020-12 unless told), or refers to what is not there."""
+    """UserError for what is no JSON schema of its draft (2020-12 unless told), or refers to what
+    is not there.
+    """
     if (fault := schema_fault(schema)) is not None:
-        raise UserError(f"not a JSON schema: {fault}", hint="see https://json-schema.org/understanding-json-schema")
+        raise UserError(
+            f"not a JSON schema: {fault}",
+            hint="see https://json-schema.org/understanding-json-schema",
+        )
 
 
 def schema_fault(schema: Any) -> str | None:
@@ -46,8 +53,13 @@ def schema_fault(schema: Any) -> str | None:
         return f"a schema is an object, not {_shown(schema)}"
     told = schema.get("$schema")
     validator = _validator_class({} if told is None else {"$schema": str(told)})
-    if told is not None and str(told).rstrip("#") != str(validator.META_SCHEMA["$schema"]).rstrip("#"):
-        return f"`$schema` is {_shown(told)}, which is not a draft of JSON Schema; leave it out for {DRAFT}"
+    if told is not None and str(told).rstrip("#") != str(validator.META_SCHEMA["$schema"]).rstrip(
+        "#"
+    ):
+        return (
+            f"`$schema` is {_shown(told)}, which is not a draft of JSON Schema; leave it out "
+            f"for {DRAFT}"
+        )
     try:
         validator.check_schema(schema)
     except SchemaError as error:
@@ -61,7 +73,10 @@ def schema_fault(schema: Any) -> str | None:
 
 
 def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
-    """Where the value is not as the schema says, in one line; None: it is. May take for ever: see `may_be_slow`."""
+    """Where the value is not as the schema says, in one line; None: it is.
+
+    May take for ever: see `may_be_slow`.
+    """
     from jsonschema.exceptions import best_match
     from referencing import Registry
 
@@ -70,11 +85,16 @@ def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
         found = list(islice(checker.iter_errors(value), MOST_TOLD + 1))
     except RecursionError:
         return "the value or its schema refers to itself without end"
-    except Exception as error:  # of the library: a schema that was sound by itself and is not with this value
+    except (
+        Exception
+    ) as error:  # of the library: a schema that was sound by itself and is not with this value
         return one_line(f"the schema cannot be applied to it: {type(error).__name__}: {error}")
     told = [best_match([fault]) for fault in found[:MOST_TOLD]]
     words = [one_line(f"{one.json_path}: {one.message}", LONGEST // len(told)) for one in told]
-    return "; ".join([*dict.fromkeys(words), *(["and more"] if len(found) > MOST_TOLD else [])]) or None
+    return (
+        "; ".join([*dict.fromkeys(words), *(["and more"] if len(found) > MOST_TOLD else [])])
+        or None
+    )
 
 
 def may_be_slow(schema: Mapping[str, Any]) -> bool:
@@ -84,8 +104,13 @@ def may_be_slow(schema: Mapping[str, Any]) -> bool:
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:
-    """Long ones lose their middle: what is wrong is said at the end, where it is at the beginning."""
-    shown = "".join(one if one.isprintable() else " " for one in (text if len(text) < 10_000 else _cut(text, 10_000)))
+    """Long ones lose their middle: what is wrong is said at the end,
+    where it is at the beginning.
+    """
+    shown = "".join(
+        one if one.isprintable() else " "
+        for one in (text if len(text) < 10_000 else _cut(text, 10_000))
+    )
     return _cut(" ".join(shown.split()), longest)
 
 
@@ -104,27 +129,39 @@ def _validator_class(schema: Mapping[str, Any]) -> Any:
 
 
 def _dangling(schema: Mapping[str, Any]) -> str | None:
-    """Return a reference that leads nowhere, or out of the schema: it would be found out by the first answer only."""
+    """Return a reference that leads nowhere, or out of the schema: it would be found out by the
+    first answer only.
+    """
     from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import specification_with
 
-    root = specification_with(str(_validator_class(schema).META_SCHEMA["$schema"])).create_resource(schema)
+    root = specification_with(
+        str(_validator_class(schema).META_SCHEMA["$schema"])
+    ).create_resource(schema)
     name = root.id() or ""
     resolver = REGISTRY.with_resource(name, root).crawl().resolver(base_uri=name)
     for target in _references(schema):
         try:
             resolver.lookup(target)
         except Unresolvable:
-            why = "nothing is there" if target.startswith("#") else "not in the schema, and nothing is fetched"
+            why = (
+                "nothing is there"
+                if target.startswith("#")
+                else "not in the schema, and nothing is fetched"
+            )
             return f"`$ref` to {_shown(target)}: {why}"
     return None
 
 
 def _references(part: Any) -> Iterator[str]:
     if isinstance(part, Mapping):
-        yield from [part[word] for word in ("$ref", "$dynamicRef") if isinstance(part.get(word), str)]
-    for inner in part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ():
+        yield from [
+            part[word] for word in ("$ref", "$dynamicRef") if isinstance(part.get(word), str)
+        ]
+    for inner in (
+        part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
+    ):
         yield from _references(inner)
 
 
@@ -145,7 +182,10 @@ class NotJson(ValueError):
 
 
 def parse(text: str, *, once: bool = False) -> Any:
-    """Strictly: no NaN, nothing endless, no half characters; else NotJson. `once`: a key twice is a fault too."""
+    """Strictly: no NaN, nothing endless, no half characters; else NotJson.
+
+    `once`: a key twice is a fault too.
+    """
     try:
         value = (_ONCE if once else _DECODER).decode(text)
     except json.JSONDecodeError as error:
@@ -158,12 +198,20 @@ def parse(text: str, *, once: bool = False) -> Any:
 
 
 def _fault_words(error: ValueError) -> str:
-    """Return what is wrong with a text that is no JSON. Of a long number Python says how its limit is raised."""
-    return "a number in it has too many digits" if "int_max_str_digits" in str(error) else str(error)
+    """Return what is wrong with a text that is no JSON.
+
+    Of a long number Python says how its limit is raised.
+    """
+    if "int_max_str_digits" in str(error):
+        return "a number in it has too many digits"
+    return str(error)
 
 
 def values_in(text: str) -> list[Any]:
-    """The whole text; else fenced blocks; else what begins with a brace or bracket and is whole. None: `why_none`."""
+    """The whole text; else fenced blocks; else what begins with a brace or bracket and is whole.
+
+    None: `why_none`.
+    """
     text = text[:LONGEST_TEXT].strip()
     with suppress(NotJson):
         return [parse(text)]
@@ -193,7 +241,9 @@ def why_none(text: str) -> str:
 
 
 def _amid(text: str) -> Iterator[Any]:
-    """Values that begin somewhere in the text; what lies inside of one that was found is part of it."""
+    """Values that begin somewhere in the text; what lies inside of one that was found is part of
+    it.
+    """
     at = read = 0
     for _ in range(MOST_STARTS):
         start = _START.search(text, at)
@@ -209,7 +259,9 @@ def _amid(text: str) -> Iterator[Any]:
 
 
 def _fault_place(error: ValueError | RecursionError, text: str) -> int:
-    """Return how far the text was read before it was found to be no JSON; its end where that is not told."""
+    """Return how far the text was read before it was found to be no JSON; its end where that is
+    not told.
+    """
     if isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated"):
         return error.pos
     return len(text)
@@ -240,20 +292,25 @@ def _finite(text: str) -> float:
 def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        twice = next(
+            name for name, times in Counter(name for name, _ in pairs).items() if times > 1
+        )
         raise ValueError(f"`{twice[:40]}` is given twice")
     return made
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
-_ONCE = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_twice)
+_ONCE = json.JSONDecoder(
+    parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_twice
+)
 
 
 def main() -> None:
     """Read {"schema": ..., "value": ...}, and write {"fault": null or a text}."""
     job = json.load(sys.stdin)
     value_faults({}, None)  # loads what it needs before the time counts
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel's own: ends the process in the middle of a match
+    # The kernel's own: ends the process in the middle of a match.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
     json.dump({"fault": value_faults(job["schema"], job["value"])}, sys.stdout)
 

@@ -10,7 +10,14 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.stats.percentiles import Percentiles, percentiles
-from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
+from skep.swarm.records import (
+    Attempt,
+    AttemptOutcome,
+    SwarmRun,
+    SwarmRunState,
+    TaskEnding,
+    TaskResult,
+)
 from skep.swarm.store import SwarmSession, SwarmStore
 
 
@@ -30,7 +37,10 @@ class SessionSpan(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct, frozen=True):
-    """One run in figures. Tokens are those that were told: `tokens_unknown` done tasks came without."""
+    """One run in figures.
+
+    Tokens are those that were told: `tokens_unknown` done tasks came without.
+    """
 
     run: str
     kind: str
@@ -72,7 +82,10 @@ class Down(msgspec.Struct, frozen=True):
 
 
 class SwarmStory(msgspec.Struct, frozen=True):
-    """Everything that the page of a run says. `attempts` by start, `results` in the tasks' order."""
+    """Everything that the page of a run says.
+
+    `attempts` by start, `results` in the tasks' order.
+    """
 
     run: SwarmRun
     account: Account
@@ -86,11 +99,21 @@ Fact = tuple[int, str, float, dict[str, Any]]  # session, name, at, what
 
 
 def spans_of(
-    sessions: Sequence[SwarmSession], attempts: Sequence[Attempt], facts: Sequence[Fact], *, now: float, finished: bool
+    sessions: Sequence[SwarmSession],
+    attempts: Sequence[Attempt],
+    facts: Sequence[Fact],
+    *,
+    now: float,
+    finished: bool,
 ) -> list[SessionSpan]:
-    """`finished`: what came after the last attempt is not counted. One that vanished worked until its last row."""
+    """`finished`: what came after the last attempt is not counted.
+
+    One that vanished worked until its last row.
+    """
     written: dict[int, float] = {}  # by session, the last thing
-    moments = [(one.session, one.ended_at) for one in attempts] + [(session, at) for session, _, at, _ in facts]
+    moments = [(one.session, one.ended_at) for one in attempts] + [
+        (session, at) for session, _, at, _ in facts
+    ]
     for session, at in moments:
         written[session] = max(written.get(session, 0.0), at)
     last = max((one.ended_at for one in attempts), default=None)
@@ -102,12 +125,16 @@ def spans_of(
         if finished and last is not None:
             end = min(end, last)
         end = max(end, one.started_at)
-        spans.append(SessionSpan(one.number, one.started_at, end, one.outcome, one.alive, one.error))
+        spans.append(
+            SessionSpan(one.number, one.started_at, end, one.outcome, one.alive, one.error)
+        )
     return spans
 
 
 def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
-    """From each word that the endpoint is down to the word that it is back, or to the end of the session."""
+    """From each word that the endpoint is down to the word that it is back, or to the end of the
+    session.
+    """
     found: list[Down] = []
     for span in spans:
         began: tuple[float, str | None] | None = None
@@ -116,7 +143,9 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
             if not fact.get("up", True):
                 began = began or (at, str(fact.get("why") or "") or None)
             elif began is not None:
-                found.append(Down(span.session, began[0], max(min(at, span.ended_at), began[0]), began[1]))
+                found.append(
+                    Down(span.session, began[0], max(min(at, span.ended_at), began[0]), began[1])
+                )
                 began = None
         if began is not None and span.ended_at > began[0]:
             found.append(Down(span.session, began[0], span.ended_at, began[1]))
@@ -127,7 +156,12 @@ _ERRORS = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
 
 
 def story_of(swarm: SwarmStore, run: SwarmRun, *, now: float) -> SwarmStory:
-    rows = (swarm.session_rows(run.id), swarm.attempts(run.id), swarm.results(run.id), swarm.facts(run.id))
+    rows = (
+        swarm.session_rows(run.id),
+        swarm.attempts(run.id),
+        swarm.results(run.id),
+        swarm.facts(run.id),
+    )
     return story_from(run, *rows, now=now)
 
 
@@ -152,8 +186,16 @@ def story_from(
 def run_json(run: SwarmRun) -> dict[str, Any]:
     """Return a run as `--json` prints it."""
     told = msgspec.to_builtins(run)
-    told |= {"tasks": run.counts.total, "left": run.counts.left, "output": run.config.get("output"), **told["counts"]}
-    names = "id kind state created_at ended_at name model url tasks done failed left sessions simulated output"
+    told |= {
+        "tasks": run.counts.total,
+        "left": run.counts.left,
+        "output": run.config.get("output"),
+        **told["counts"],
+    }
+    names = (
+        "id kind state created_at ended_at name model url tasks done failed left sessions "
+        "simulated output"
+    )
     return {name: told[name] for name in (*names.split(), "skep_version", "error")}
 
 
@@ -171,15 +213,21 @@ def _account(
 ) -> Account:
     done = [one for one in results if one.ending is TaskEnding.DONE]
     wasted = [one for one in attempts if one.outcome is not AttemptOutcome.DONE]
-    counts, wall_s = run.counts, sum(span.seconds for span in spans) if spans else None
+    counts = run.counts
+    wall_s = sum(span.seconds for span in spans) if spans else None
     output = _told(one.output_tokens for one in done)
     errors = [one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS]
     counted = [one for one in attempts if one.outcome is AttemptOutcome.DONE]
-    first = [max(0.0, one.first_token_at - one.started_at) for one in counted if one.first_token_at]
+    first = [
+        max(0.0, one.first_token_at - one.started_at) for one in counted if one.first_token_at
+    ]
     busy_s = sum(max(0.0, one.ended_at - one.started_at) for one in attempts)
     return Account(
         run=run.id,
-        **{name: getattr(run, name) for name in ("kind", "name", "state", "url", "model", "simulated")},
+        **{
+            name: getattr(run, name)
+            for name in ("kind", "name", "state", "url", "model", "simulated")
+        },
         **{name: getattr(counts, name) for name in ("done", "failed", "left")},
         tasks=counts.total,
         retried=sum(many > 1 for many in Counter(one.task for one in attempts).values()),

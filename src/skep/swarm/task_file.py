@@ -1,4 +1,7 @@
-"""Tasks as JSON Lines, text (a prompt a line) or CSV (template, columns). Faults are told before anything runs."""
+"""Tasks as JSON Lines, text (a prompt a line) or CSV (template, columns).
+
+Faults are told before anything runs.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,8 @@ _LOOKS = '{"id": "a", "prompt": "..."}'
 class Template(msgspec.Struct, frozen=True):
     """A prompt with places to fill in: `Summarise {title}: {text}`. Literal braces are doubled.
 
-    Nothing but names: it cannot reach into an object, and what is filled in is never looked at for places again.
-    `parts`: a piece of text and the name of what follows it; None: nothing does.
-    """
+    Nothing but names: it cannot reach into an object, and what is filled in is never looked at for
+    places again. `parts`: a piece of text and the name of what follows it; None: nothing does."""
 
     parts: tuple[tuple[str, str | None], ...]
 
@@ -44,7 +46,9 @@ class Template(msgspec.Struct, frozen=True):
         for name in self.names:
             value = values[name]
             is_json = value is None or isinstance(value, int | float | dict | list | tuple)
-            written[name] = json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
+            written[name] = (
+                json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
+            )
         return "".join(text + ("" if name is None else written[name]) for text, name in self.parts)
 
     def missing(self, known: Iterable[str]) -> str | None:
@@ -52,7 +56,9 @@ class Template(msgspec.Struct, frozen=True):
         given = list(known)
         wanted = ", ".join(f"`{{{name}}}`" for name in self.names if name not in given)
         named = ", ".join(f"`{shortened(name, 60)}`" for name in given if name)
-        return f"the template asks for {wanted}; known: {shortened(named, 600) or 'nothing'}" if wanted else None
+        if wanted:
+            return f"the template asks for {wanted}; known: {shortened(named, 600) or 'nothing'}"
+        return None
 
 
 def parse_template(text: str) -> Template:
@@ -66,7 +72,9 @@ def parse_template(text: str) -> Template:
     for literal, name, form, conversion in found:
         if form or conversion or (name and any(sign in name for sign in ".[]!")):
             hint = "a place is a name in braces; literal braces are doubled: `{{` and `}}`"
-            raise UserError(f"`{{{shortened(name or '', 60)}}}` in the template is more than a name", hint=hint)
+            raise UserError(
+                f"`{{{shortened(name or '', 60)}}}` in the template is more than a name", hint=hint
+            )
         parts.append((literal, name))
     template = Template(tuple(parts))
     if not template.names:
@@ -85,19 +93,33 @@ _OBJECT: Demand = ("an object", lambda value: isinstance(value, Mapping))
 
 def _is_id(value: Any) -> bool:
     text = str(value)
-    return type(value) in (str, int) and bool(text.strip()) and len(text) <= LONGEST_ID and text.isprintable()
+    return (
+        type(value) in (str, int)
+        and bool(text.strip())
+        and len(text) <= LONGEST_ID
+        and text.isprintable()
+    )
 
 
 FIELDS: Mapping[str, Demand] = {
     "id": (f"a whole number or 1 to {LONGEST_ID} printable characters", _is_id),
-    "prompt": ("a text that is not blank", lambda value: isinstance(value, str) and bool(value.strip())),
-    "messages": (f"a list such as [{_MESSAGE_LOOKS}]", lambda value: isinstance(value, list | tuple) and bool(value)),
+    "prompt": (
+        "a text that is not blank",
+        lambda value: isinstance(value, str) and bool(value.strip()),
+    ),
+    "messages": (
+        f"a list such as [{_MESSAGE_LOOKS}]",
+        lambda value: isinstance(value, list | tuple) and bool(value),
+    ),
     "system": ("a text", lambda value: isinstance(value, str)),
     "schema": _OBJECT,
     "max_tokens": whole_number(1, 10_000_000),
     "temperature": real_number(0, 100),
     "checker": _OBJECT,
-    "extra": (f"an object, without {', '.join(RESERVED)}", lambda value: _OBJECT[1](value) and _is_free(value)),
+    "extra": (
+        f"an object, without {', '.join(RESERVED)}",
+        lambda value: _OBJECT[1](value) and _is_free(value),
+    ),
 }
 
 
@@ -124,18 +146,27 @@ class Faulty(Exception):
 
 
 class TaskForm:
-    """Makes tasks of documents. Remembers schemas: a thousand lines with the same one share it, checked once."""
+    """Makes tasks of documents.
+
+    Remembers schemas: a thousand lines with the same one share it, checked once.
+    """
 
     def __init__(self, template: str | None, defaults: TaskDefaults) -> None:
-        self.template = None if template is None else parse_template(template)
-        self._defaults: dict[str, Any] = {name: value for name, value in defaults.items() if value is not None}
+        if template is None:
+            self.template = None
+        else:
+            self.template = parse_template(template)
+        self._defaults: dict[str, Any] = {
+            name: value for name, value in defaults.items() if value is not None
+        }
         self._checked: dict[tuple[str, str], tuple[Mapping[str, Any], tuple[str, ...]]] = {}
         for fault in self._faults(self._defaults):
             raise UserError(fault)
 
     def task(self, document: Any, default_id: str) -> Task:
         """Faulty where it is none."""
-        document = {"prompt": document} if isinstance(document, str) else document
+        if isinstance(document, str):
+            document = {"prompt": document}
         if not isinstance(document, Mapping):
             raise Faulty(f"a task is an object such as {_LOOKS}, not `{short(document)}`")
         told = {name: value for name, value in document.items() if value is not None}
@@ -149,10 +180,16 @@ class TaskForm:
         told = {**self._defaults, **told}
         messages = [dict(one) for one in told.get("messages", ())]
         messages = messages or [{"role": "user", "content": told["prompt"]}]
-        if told.get("system") and not any(one["role"] in ("system", "developer") for one in messages):
+        if told.get("system") and not any(
+            one["role"] in ("system", "developer") for one in messages
+        ):
             messages.insert(0, {"role": "system", "content": told["system"]})
         own = {name: told[name] for name in ("max_tokens", "temperature", "extra") if name in told}
-        own |= {name: self._check_once(name, told[name])[0] for name in ("schema", "checker") if name in told}
+        own |= {
+            name: self._check_once(name, told[name])[0]
+            for name in ("schema", "checker")
+            if name in told
+        }
         return Task(id=str(told.get("id", default_id)), messages=tuple(messages), **own)
 
     def _faults(self, told: Mapping[str, Any]) -> Iterator[str]:
@@ -169,7 +206,10 @@ class TaskForm:
                 faults = _first_faults(checker_faults(value))
             else:
                 fault = schema_fault(value)
-                faults = () if fault is None else (f"`schema` is not a JSON schema: {fault}",)
+                if fault is None:
+                    faults = ()
+                else:
+                    faults = (f"`schema` is not a JSON schema: {fault}",)
             self._checked[key] = (value, faults)
         return self._checked[key]
 
@@ -184,19 +224,32 @@ def _message_faults(told: Mapping[str, Any]) -> Iterator[str]:
         yield given if "prompt" in told else "neither `prompt` nor `messages` is given"
     messages = told.get("messages")
     for place, message in enumerate(messages if isinstance(messages, list | tuple) else ()):
-        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+        role, content = (
+            (message.get("role"), message.get("content"))
+            if isinstance(message, Mapping)
+            else (None, None)
+        )
         calls = role == "assistant" and (message.get("tool_calls") or message.get("function_call"))
         if role not in ROLES:
-            yield f"`messages[{place}].role` must be one of {', '.join(ROLES)}, not `{short(role)}`"
+            yield (
+                f"`messages[{place}].role` must be one of {', '.join(ROLES)}, not `{short(role)}`"
+            )
         elif not isinstance(content, str | list) and not (content is None and calls):
-            yield f"`messages[{place}].content` must be a text, or a list of parts, not `{short(content)}`"
+            yield (
+                f"`messages[{place}].content` must be a text, or a list of parts, not "
+                f"`{short(content)}`"
+            )
 
 
-Rows = Iterable[tuple[int, Any]]  # line and document; a `Faulty` stands for a document that could not be read
+Rows = Iterable[
+    tuple[int, Any]
+]  # line and document; a `Faulty` stands for a document that could not be read
 
 
 def _lines_in(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines without what surrounds them, one at a time; blank ones are left out, and counted."""
+    """Yield lines without what surrounds them, one at a time; blank ones are left out, and
+    counted.
+    """
     number = begin = 0
     while begin <= len(text):
         number += 1
@@ -221,7 +274,10 @@ def _json_rows(text: str) -> Rows:
 
 
 def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
-    """UserError where the columns are not those that the template asks for. A quoted field may hold line ends."""
+    """UserError where the columns are not those that the template asks for.
+
+    A quoted field may hold line ends.
+    """
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
     reader = csv.reader(StringIO(text, newline=""), strict=True)
     rows: list[tuple[int, list[str]]] = []
@@ -241,13 +297,18 @@ def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
             continue
         fields = dict(zip(columns, row, strict=True))
         own = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
-        yield begin, {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)}
+        yield (
+            begin,
+            {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)},
+        )
 
 
 def _check_columns(columns: list[str], name: str, line: int, template: Template | None) -> None:
     if not any(columns):
         raise UserError(f"{name} is empty", hint="the first row of a CSV file names its columns")
-    if (twice := next((column for column in columns if columns.count(column) > 1), None)) is not None:
+    if (
+        twice := next((column for column in columns if columns.count(column) > 1), None)
+    ) is not None:
         raise UserError(f"{name}, line {line}: the column `{twice}` appears twice")
     if template is None and "prompt" not in columns:
         named = ", ".join(f"`{column}`" for column in columns[:12])
@@ -262,9 +323,15 @@ MOST_OF_TASK = 100  # faults of one task that are counted
 
 
 def read_tasks(
-    path: Path | str, *, template: str | None = None, stdin: BinaryIO | None = None, **defaults: Unpack[TaskDefaults]
+    path: Path | str,
+    *,
+    template: str | None = None,
+    stdin: BinaryIO | None = None,
+    **defaults: Unpack[TaskDefaults],
 ) -> list[Task]:
-    """`path`: `-` is stdin. A `.csv` file has columns, a `.txt` file a prompt a line; others are JSON Lines."""
+    """`path`: `-` is stdin. A `.csv` file has columns, a `.txt` file a prompt a line; others are
+    JSON Lines.
+    """
     piped = str(path) == "-"
     name = "stdin" if piped else str(path)
     ending = Path(name).suffix.lower()
@@ -276,7 +343,8 @@ def read_tasks(
     elif ending == ".txt":  # with a template, `{}` or `{line}` is the line
         is_plain = maker.template is None
         rows = (
-            (number, {"prompt": line} if is_plain else {"": line, "line": line}) for number, line in _lines_in(text)
+            (number, {"prompt": line} if is_plain else {"": line, "line": line})
+            for number, line in _lines_in(text)
         )
     else:
         rows = _json_rows(text)
@@ -285,13 +353,21 @@ def read_tasks(
     return _gathered(rows, maker, name, "line", hint)
 
 
-def tasks_of(documents: Iterable[Any], *, template: str | None = None, **defaults: Unpack[TaskDefaults]) -> list[Task]:
-    """Of JSON that came another way: a list of objects as a JSONL line has them, or of plain prompts."""
+def tasks_of(
+    documents: Iterable[Any], *, template: str | None = None, **defaults: Unpack[TaskDefaults]
+) -> list[Task]:
+    """Of JSON that came another way: a list of objects as a JSONL line has them, or of plain
+    prompts.
+    """
     rows: list[tuple[int, Any]] = []
     for number, document in enumerate(documents, 1):
         try:
             rows.append((number, parse(json.dumps(document, allow_nan=False))))
-        except (TypeError, ValueError, RecursionError) as error:  # what Python takes, not JSON: NaN, sets, circles
+        except (
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:  # what Python takes, not JSON: NaN, sets, circles
             rows.append((number, Faulty(f"not JSON: {error}")))
     hint = "every task is checked first; nothing was run"
     return _gathered(rows, TaskForm(template, defaults), "the list", "task", hint)
@@ -312,7 +388,10 @@ def read_schema(path: Path) -> dict[str, Any]:
 
 @dataclass
 class FaultList:
-    """The faults of a file: how many there are, and the first ones. A file of 100 MB may have as many as lines."""
+    """The faults of a file: how many there are, and the first ones.
+
+    A file of 100 MB may have as many as lines.
+    """
 
     unit: str
     count: int = 0
@@ -324,7 +403,9 @@ class FaultList:
     def add(self, number: int, *faults: str) -> None:
         self.count += len(faults)
         self.is_exact &= len(faults) < MOST_OF_TASK
-        self._first += [f"{self.unit} {number}: {fault}" for fault in faults[: MOST_TOLD - len(self._first)]]
+        self._first += [
+            f"{self.unit} {number}: {fault}" for fault in faults[: MOST_TOLD - len(self._first)]
+        ]
 
     def described(self, name: str) -> str:
         if self.count == 1:
@@ -337,7 +418,9 @@ class FaultList:
 
 
 def _gathered(rows: Rows, maker: TaskForm, name: str, unit: str, hint: str) -> list[Task]:
-    """Return the tasks; UserError with the first faults and the number of all, if there are any."""
+    """Return the tasks; UserError with the first faults and the number of all,
+    if there are any.
+    """
     tasks: list[Task] = []
     faults = FaultList(unit)
     places: dict[str, int] = {}

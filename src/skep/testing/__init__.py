@@ -1,1 +1,3 @@
-"""A scriptable fake engine, started as a real process, for faults and timing that a real engine will not show."""
+"""A scriptable fake engine, started as a real process, for faults and timing that a real engine
+will not show.
+"""

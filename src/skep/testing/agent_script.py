@@ -1,11 +1,12 @@
-"""Which answer an agent gets: `--script FILE`, a JSON list of rules, of which the first that fits decides.
+"""Which answer an agent gets: `--script FILE`, a JSON list of rules, of which the first that fits
+decides.
 
-    [{"name": "write", "when": {"says": "WRITE (?P<path>\\\\S+) (?P<text>\\\\S+)", "has_tools": true},
+    [{"name": "write", "when": {"says": "WRITE (?P<path>\\\\S+) (?P<text>\\\\S+)", "has_tools":
+    true},
       "reply": {"write": {"path": "{path}", "content": "{text}"}}}]
 
-Where no rule fits, an engine answers as it does without a script. `agent_script.json` is the one that `--script agents`
-names: it does what a prompt says in capitals.
-"""
+Where no rule fits, an engine answers as it does without a script. `agent_script.json` is the one
+that `--script agents` names: it does what a prompt says in capitals."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.above_tokens is not None and prompt_tokens <= self.above_tokens:
             return None
         groups: dict[str, str] = {}
-        texts = ((self.says, turn.latest), (self.prompt_says, turn.prompt), (self.result_says, turn.results))
+        texts = (
+            (self.says, turn.latest),
+            (self.prompt_says, turn.prompt),
+            (self.result_says, turn.results),
+        )
         for expression, text in texts:
             if expression is not None:
                 match = re.search(expression, text, re.DOTALL)
@@ -146,7 +151,9 @@ def scripted(name: str, reply: Reply, turn: AgentTurn, groups: dict[str, str]) -
     )
 
 
-def named_call(turn: AgentTurn, name: str, arguments: dict[str, Any], text: Callable[[str], str]) -> ToolCall:
+def named_call(
+    turn: AgentTurn, name: str, arguments: dict[str, Any], text: Callable[[str], str]
+) -> ToolCall:
     offer = turn.tool(name)
     if offer is None:
         raise UserError(f"the client offers no tool `{name}`")

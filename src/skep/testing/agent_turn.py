@@ -1,8 +1,9 @@
-"""What an agent asks in one request: the tools it offers, which it wants, and what has been said since the last answer.
+"""What an agent asks in one request: the tools it offers, which it wants, and what has been said
+since the last answer.
 
-One form for chat completions, Anthropic's messages and OpenAI's responses. Tools that an engine does not run by a
-schema (`web_search`, `custom`) are passed over; those of a `namespace` are tools like others.
-"""
+One form for chat completions, Anthropic's messages and OpenAI's responses. Tools that an engine
+does not run by a schema (`web_search`, `custom`) are passed over; those of a `namespace` are tools
+like others."""
 
 from __future__ import annotations
 
@@ -79,7 +80,13 @@ def read_chat(fields: Mapping[str, Any]) -> AgentTurn:
     for tool in fields.get("tools") or ():
         function = tool.get("function") or {}
         if function.get("name"):
-            tools.append(ToolOffer(function["name"], function.get("parameters") or {}, function.get("description", "")))
+            tools.append(
+                ToolOffer(
+                    function["name"],
+                    function.get("parameters") or {},
+                    function.get("description", ""),
+                )
+            )
     user_messages = [message for message in latest if message.get("role") == "user"]
     results = [message for message in latest if message.get("role") in ("tool", "function")]
     return turn_of(fields, tools, joined(messages), user_messages, results)
@@ -101,15 +108,27 @@ def read_messages(fields: Mapping[str, Any]) -> AgentTurn:
 
 def read_responses(fields: Mapping[str, Any]) -> AgentTurn:
     given = fields["input"]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if isinstance(given, str):
+        items = [{"role": "user", "content": given}]
+    else:
+        items = given
     latest = since_answer(items, is_answer_item)
     tools = []
     for tool in fields.get("tools") or ():
         if tool["type"] == "function":
-            tools.append(ToolOffer(tool["name"], tool.get("parameters") or {}, tool.get("description") or ""))
+            tools.append(
+                ToolOffer(
+                    tool["name"], tool.get("parameters") or {}, tool.get("description") or ""
+                )
+            )
         elif tool["type"] == "namespace":
             tools += [
-                ToolOffer(part["name"], part.get("parameters") or {}, part.get("description") or "", tool["name"])
+                ToolOffer(
+                    part["name"],
+                    part.get("parameters") or {},
+                    part.get("description") or "",
+                    tool["name"],
+                )
                 for part in tool.get("tools") or ()
                 if part.get("type", "function") == "function"
             ]

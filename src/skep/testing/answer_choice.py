@@ -1,4 +1,6 @@
-"""Decides each request once, when it comes: refused, or answered with which words and calls of tools."""
+"""Decides each request once, when it comes: refused, or answered with which words and calls of
+tools.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ import msgspec
 
 from skep.testing.agent_script import AgentScript, ScriptedReply
 from skep.testing.agent_turn import AgentTurn, malformed_is_refused
-from skep.testing.engine_words import Refusal, context_refusal, output_refusal, parser_refusal, plain_refusal
+from skep.testing.engine_words import (
+    Refusal,
+    context_refusal,
+    output_refusal,
+    parser_refusal,
+    plain_refusal,
+)
 from skep.testing.fake_answers import WORDS, FakeAnswer, FakeRequest, QualityPolicy
 from skep.testing.prefix_memory import PrefixMemory
 from skep.testing.tool_calls import ToolCall, forced_call
@@ -33,7 +41,10 @@ class AnswerChoice:
         self.script = AgentScript(options.script)
 
     def choose(self, ask: FakeRequest, *, inside: int) -> ChosenAnswer:
-        """`inside`: requests in the engine, with this one. Raises UserError for what the script cannot do."""
+        """`inside`: requests in the engine, with this one.
+
+        Raises UserError for what the script cannot do.
+        """
         refusal = self._refusal(ask)
         if refusal is not None:
             return ChosenAnswer(refusal)
@@ -47,9 +58,15 @@ class AnswerChoice:
         answer = self._answer(ask, reply, decision.text)
         if decision.cut:
             answer = answer.halved()
-        cached = 0 if self._options.prefix_cache == "off" else self._prefixes.cached(all_words(ask))
+        if self._options.prefix_cache == "off":
+            cached = 0
+        else:
+            cached = self._prefixes.cached(all_words(ask))
         cut_after = reply.cut_after if reply is not None else None
-        late_s = reply.first_token_s * self._options.time_scale if reply is not None else 0.0
+        if reply is not None:
+            late_s = reply.first_token_s * self._options.time_scale
+        else:
+            late_s = 0.0
         return ChosenAnswer(None, answer, cached, cut_after, late_s)
 
     def _reply(self, ask: FakeRequest) -> ScriptedReply | None:
@@ -67,20 +84,28 @@ class AnswerChoice:
         if options.speaks == "vllm" and prompt + output > options.ctx:
             return output_refusal(ask.dialect, output=output, prompt=prompt, ctx=options.ctx)
         if options.tool_calls == "refused" and ask.turn is not None and ask.turn.tools:
-            return parser_refusal(ask.dialect) if ask.turn.choice == "auto" else None
+            if ask.turn.choice == "auto":
+                return parser_refusal(ask.dialect)
+            return None
         return None
 
     def _scripted_refusal(self, ask: FakeRequest, error: str) -> Refusal:
         if error == "context":  # whatever the true context is
             prompt = max(ask.prompt_tokens, self._options.ctx + 1)
-            return context_refusal(self._options.speaks, ask.dialect, prompt=prompt, ctx=self._options.ctx)
+            return context_refusal(
+                self._options.speaks, ask.dialect, prompt=prompt, ctx=self._options.ctx
+            )
         return plain_refusal(500, error, "server_error", ask.dialect)
 
-    def _answer(self, ask: FakeRequest, reply: ScriptedReply | None, stored: str | None) -> FakeAnswer:
+    def _answer(
+        self, ask: FakeRequest, reply: ScriptedReply | None, stored: str | None
+    ) -> FakeAnswer:
         options = self._options
         turn = ask.turn
         limits = {"default_tokens": options.default_tokens, "ctx": options.ctx}
-        is_agent = turn is not None and (bool(turn.tools) or ask.dialect in ("messages", "responses"))
+        is_agent = turn is not None and (
+            bool(turn.tools) or ask.dialect in ("messages", "responses")
+        )
         if reply is None and not is_agent:
             words = ask.answer(text=stored, **limits)
             if options.reasoning is not None and ask.chat:
@@ -94,16 +119,24 @@ class AnswerChoice:
             thinking = reply.thinking
             text = reply.text
         if text is None:
-            text = "" if calls else words_until(options.default_tokens)
+            if calls:
+                text = ""
+            else:
+                text = words_until(options.default_tokens)
         if options.tool_calls == "text" and calls:
             text += "".join(map(as_text, calls))
             calls = ()
         elif options.tool_calls == "broken":
-            calls = tuple(msgspec.structs.replace(call, arguments=call.arguments[:-1] or "{") for call in calls)
+            calls = tuple(
+                msgspec.structs.replace(call, arguments=call.arguments[:-1] or "{")
+                for call in calls
+            )
         return ask.agent_answer(thinking=thinking, text=text, calls=calls, **limits)
 
     def _calls(self, turn: AgentTurn, reply: ScriptedReply | None) -> tuple[ToolCall, ...]:
-        """Return the script's calls; where a call is forced and the script has none, one that fits its schema."""
+        """Return the script's calls; where a call is forced and the script has none, one that fits
+        its schema.
+        """
         if turn.choice == "none":
             return ()
         calls = reply.calls if reply is not None else ()
@@ -111,7 +144,10 @@ class AnswerChoice:
             calls = tuple(call for call in calls if call.name == turn.named)
         if calls or turn.choice != "required":
             return calls
-        named = turn.tool(turn.named) if turn.named is not None else turn.tools[0]
+        if turn.named is not None:
+            named = turn.tool(turn.named)
+        else:
+            named = turn.tools[0]
         assert named is not None
         with malformed_is_refused():
             return (forced_call(named),)
@@ -119,7 +155,10 @@ class AnswerChoice:
 
 def all_words(ask: FakeRequest) -> list[str]:
     """Return the words of the prompt, those of its tools first."""
-    tools = ask.turn.tools_text.split() if ask.turn is not None else []
+    if ask.turn is not None:
+        tools = ask.turn.tools_text.split()
+    else:
+        tools = []
     return tools + ask.prompt.split()
 
 

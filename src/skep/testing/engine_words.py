@@ -1,4 +1,6 @@
-"""The words in which real engines refuse: `--speaks vllm` or `llama-server`, and Anthropic's shape of them."""
+"""The words in which real engines refuse: `--speaks vllm` or `llama-server`, and Anthropic's shape
+of them.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,21 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def context_refusal(speaks: str | None, dialect: str, *, prompt: int, ctx: int) -> Refusal:
-    """vLLM 0.24: entrypoints/openai/serving_engine.py; llama-server: tools/server/server-context.cpp."""
+    """vLLM 0.24: entrypoints/openai/serving_engine.py; llama-server:
+    tools/server/server-context.cpp.
+    """
     if speaks == "vllm":
         words = (
-            f"This model's maximum context length is {ctx} tokens. However, your request has {prompt} input tokens. "
+            f"This model's maximum context length is {ctx} tokens. However, your request "
+            f"has {prompt} input tokens. "
             "Please reduce the length of the input messages."
         )
         return vllm_refusal(words, dialect)
     if speaks == "llama-server":
-        words = f"request ({prompt} tokens) exceeds the available context size ({ctx} tokens), try increasing it"
+        words = (
+            f"request ({prompt} tokens) exceeds the available context size ({ctx} tokens), try "
+            "increasing it"
+        )
         error = {
             "code": 400,
             "message": words,
@@ -31,32 +39,43 @@ def context_refusal(speaks: str | None, dialect: str, *, prompt: int, ctx: int) 
         }
         return Refusal(400, {"error": error})
     words = f"the prompt has {prompt} tokens, the context holds {ctx}"
-    return plain_refusal(400, words, "invalid_request_error", dialect, code="context_length_exceeded")
+    return plain_refusal(
+        400, words, "invalid_request_error", dialect, code="context_length_exceeded"
+    )
 
 
 def output_refusal(dialect: str, *, output: int, prompt: int, ctx: int) -> Refusal:
     """vLLM alone refuses an answer that could grow beyond the context."""
     words = (
-        f"'max_tokens' or 'max_completion_tokens' is too large: {output}. This model's maximum context length is {ctx} "
+        f"'max_tokens' or 'max_completion_tokens' is too large: {output}. This model's "
+        f"maximum context length is {ctx} "
         f"tokens and your request has {prompt} input tokens ({output} > {ctx} - {prompt})."
     )
     return vllm_refusal(words, dialect)
 
 
 def parser_refusal(dialect: str) -> Refusal:
-    words = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    words = (
+        '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    )
     return vllm_refusal(words, dialect)
 
 
 def vllm_refusal(words: str, dialect: str) -> Refusal:
     if dialect == "messages":
-        return Refusal(400, {"type": "error", "error": {"type": "BadRequestError", "message": words}})
+        return Refusal(
+            400, {"type": "error", "error": {"type": "BadRequestError", "message": words}}
+        )
     error = {"message": words, "type": "BadRequestError", "param": None, "code": 400}
     return Refusal(400, {"error": error})
 
 
-def plain_refusal(status: int, words: str, kind: str, dialect: str = "chat", *, code: Any = None) -> Refusal:
+def plain_refusal(
+    status: int, words: str, kind: str, dialect: str = "chat", *, code: Any = None
+) -> Refusal:
     """The fake engine's own."""
     if dialect == "messages":
         return Refusal(status, {"type": "error", "error": {"type": kind, "message": words}})
-    return Refusal(status, {"error": {"message": words, "type": kind, "param": None, "code": code or status}})
+    return Refusal(
+        status, {"error": {"message": words, "type": kind, "param": None, "code": code or status}}
+    )

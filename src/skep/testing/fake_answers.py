@@ -1,8 +1,9 @@
-"""What was asked, which words answer it, well or badly, and the bytes they become. One word is one token.
+"""What was asked, which words answer it, well or badly, and the bytes they become. One word is one
+token.
 
-Pure but for `QualityPolicy`'s one source of chance, `Random(seed)`, drawn in the order in which requests come: the same
-requests in the same order meet the same fate, while clients that race each other meet another one each time.
-"""
+Pure but for `QualityPolicy`'s one source of chance, `Random(seed)`, drawn in the order in which
+requests come: the same requests in the same order meet the same fate, while clients that race each
+other meet another one each time."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from skep.errors import UserError
 from skep.testing.agent_turn import AgentTurn, read_turn
 from skep.testing.tool_calls import ToolCall
 
-DATA: dict[str, Any] = tomllib.loads(Path(__file__).with_name("fake_options.toml").read_text(encoding="utf-8"))
+DATA: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("fake_options.toml").read_text(encoding="utf-8")
+)
 WORDS: list[str] = DATA["words"]
 DO_NOT_KNOW = "I do not know."
 
@@ -48,8 +51,14 @@ class FakeRequest(msgspec.Struct, frozen=True):
             words = words_of(text) or [""]
             natural = len(words)
         else:
-            words = [WORDS[i % len(WORDS)] if i == 0 else " " + WORDS[i % len(WORDS)] for i in range(limit)]
-            natural = default_tokens if self.max_tokens is None else limit + 1
+            words = [
+                WORDS[i % len(WORDS)] if i == 0 else " " + WORDS[i % len(WORDS)]
+                for i in range(limit)
+            ]
+            if self.max_tokens is None:
+                natural = default_tokens
+            else:
+                natural = limit + 1
         return FakeAnswer(tuple(words[:limit]), "stop" if natural <= limit else "length")
 
     def agent_answer(
@@ -88,7 +97,8 @@ class StoredAnswer(msgspec.Struct, frozen=True):
 
 class FakeCall(msgspec.Struct, frozen=True):
     name: str
-    first: int  # the place of the first token of its arguments, which end with the next call or the answer
+    # the place of the first token of its arguments, which end with the next call or the answer
+    first: int
     namespace: str | None = None
 
 
@@ -101,21 +111,29 @@ class FakeAnswer(msgspec.Struct, frozen=True):
     def arguments(self) -> list[tuple[FakeCall, tuple[str, ...]]]:
         """Return each call with the tokens of its arguments."""
         ends = [*(call.first for call in self.calls), len(self.tokens)][1:]
-        return [(call, self.tokens[call.first : end]) for call, end in zip(self.calls, ends, strict=False)]
+        return [
+            (call, self.tokens[call.first : end])
+            for call, end in zip(self.calls, ends, strict=False)
+        ]
 
     def halved(self) -> FakeAnswer:
         """Half of its tokens, rounded down, but at least one; it ended at a limit."""
         return FakeAnswer(self.tokens[: max(1, len(self.tokens) // 2)], "length")
 
     def after_thinking(self, text: str, *, room: int) -> FakeAnswer:
-        """Return the reasoning, a third as many tokens as the answer has (a quarter of all), then what fits of it."""
+        """Return the reasoning, a third as many tokens as the answer has (a quarter of all), then
+        what fits of it.
+        """
         kept = len(self.tokens)
         while kept + max(1, kept // 3) > room and kept:
             kept -= 1
         count = max(1, kept // 3)
         places = [len(text) * part // count for part in range(count + 1)]
         thoughts = tuple(text[begin:end] for begin, end in pairwise(places))
-        finish = self.finish_reason if kept == len(self.tokens) else "length"
+        if kept == len(self.tokens):
+            finish = self.finish_reason
+        else:
+            finish = "length"
         return FakeAnswer(thoughts + self.tokens[:kept], finish, count)
 
 
@@ -137,7 +155,9 @@ def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
     usage = bool((fields.get("stream_options") or {}).get("include_usage"))
     count = len(prompt.split()) + (len(turn.tools_text.split()) if turn else 0)
     dialect = "chat" if chat else "completions"
-    return FakeRequest(chat, bool(fields.get("stream")), usage, prompt, count, max_tokens, last, dialect, turn)
+    return FakeRequest(
+        chat, bool(fields.get("stream")), usage, prompt, count, max_tokens, last, dialect, turn
+    )
 
 
 def parse_agent_request(body: bytes, dialect: str) -> FakeRequest:
@@ -150,7 +170,15 @@ def parse_agent_request(body: bytes, dialect: str) -> FakeRequest:
     turn = read_turn(fields, dialect)
     count = len(turn.prompt.split()) + len(turn.tools_text.split())
     return FakeRequest(
-        True, bool(fields.get("stream")), True, turn.prompt, count, max_tokens, turn.latest, dialect, turn
+        True,
+        bool(fields.get("stream")),
+        True,
+        turn.prompt,
+        count,
+        max_tokens,
+        turn.latest,
+        dialect,
+        turn,
     )
 
 
@@ -178,13 +206,18 @@ def _texts(value: Any) -> list[str]:
 
 
 def read_answers(path: Path | str) -> tuple[StoredAnswer, ...]:
-    """Return lines of `{"prompt": "part of the prompt", "answer": "text", "wrong": "text" or a list of texts}`."""
+    """Return lines of `{"prompt": "part of the prompt", "answer": "text", "wrong": "text" or a
+    list of texts}`.
+    """
     found = []
     for line in Path(path).read_text("utf-8").split("\n"):
         if line.strip():
             row = json.loads(line)
             wrong = row.get("wrong", DO_NOT_KNOW)
-            texts = (wrong,) if isinstance(wrong, str) else tuple(wrong)
+            if isinstance(wrong, str):
+                texts = (wrong,)
+            else:
+                texts = tuple(wrong)
             found.append(StoredAnswer(row["prompt"], row["answer"], texts))
     return tuple(found)
 
@@ -203,7 +236,9 @@ class LoadShare(msgspec.Struct, frozen=True):
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """`wrong_share` is of prompts, the same ones at every request; all else is chance, request by request."""
+    """`wrong_share` is of prompts, the same ones at every request; all else is chance, request by
+    request.
+    """
 
     wrong_share: float = 0.0
     flip_share: float = 0.0
@@ -220,20 +255,29 @@ class AnswerDecision(msgspec.Struct, frozen=True):
 
 
 class QualityPolicy:
-    """Decides each request once, when it comes. A prompt without a stored answer is never answered wrongly."""
+    """Decides each request once, when it comes.
+
+    A prompt without a stored answer is never answered wrongly.
+    """
 
     def __init__(self, stored: Sequence[StoredAnswer], quality: Quality) -> None:
-        self._stored, self._quality = stored, quality
+        self._stored = stored
+        self._quality = quality
         self._chance = Random(quality.seed)
         self._by_message = {one.prompt: one for one in reversed(stored)}  # of two, the first
 
     def decide(self, ask: FakeRequest, *, inside: int) -> AnswerDecision:
-        """Answer by what is stored for exactly this message, else by the first whose key the prompt holds."""
+        """Answer by what is stored for exactly this message, else by the first whose key the
+        prompt holds.
+        """
         if self._strikes(self._quality.error, inside):
             return AnswerDecision(fails=True)
         exact = self._by_message.get(ask.last)
         stored = exact or next((one for one in self._stored if one.prompt in ask.prompt), None)
-        text = None if stored is None else self._text(stored, ask, inside)
+        if stored is None:
+            text = None
+        else:
+            text = self._text(stored, ask, inside)
         return AnswerDecision(text, cut=self._strikes(self._quality.truncate, inside))
 
     def _text(self, stored: StoredAnswer, ask: FakeRequest, inside: int) -> str:
@@ -244,7 +288,9 @@ class QualityPolicy:
         if right and not self._strikes(self._quality.worse, inside):
             return stored.text
         number = int.from_bytes(digest[8:16])
-        return self._chance.choice(stored.wrong) if by_nature else stored.wrong[number % len(stored.wrong)]
+        if by_nature:
+            return self._chance.choice(stored.wrong)
+        return stored.wrong[number % len(stored.wrong)]
 
     def _strikes(self, above: LoadShare | None, inside: int) -> bool:
         return above is not None and inside > above.load and self._draw(above.share)
@@ -274,14 +320,26 @@ class AnswerHead(msgspec.Struct, frozen=True):
         return {**counts, "total_tokens": sum(counts.values()), "prompt_tokens_details": details}
 
     def fields(self, *, whole: bool) -> dict[str, Any]:
-        kind = "text_completion" if not self.chat else "chat.completion" if whole else "chat.completion.chunk"
+        if not self.chat:
+            kind = "text_completion"
+        elif whole:
+            kind = "chat.completion"
+        else:
+            kind = "chat.completion.chunk"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def whole_answer(self, answer: FakeAnswer, timings: dict[str, Any], *, usage: bool) -> bytes:
         thought = answer.thought
-        first_call = answer.calls[0].first if answer.calls else len(answer.tokens)
+        if answer.calls:
+            first_call = answer.calls[0].first
+        else:
+            first_call = len(answer.tokens)
         text = "".join(answer.tokens[thought:first_call])
-        choice: dict[str, Any] = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "finish_reason": answer.finish_reason,
+            "logprobs": None,
+        }
         if self.chat:
             choice["message"] = {"role": "assistant", "content": text}
             if thought:
@@ -300,12 +358,17 @@ class AnswerHead(msgspec.Struct, frozen=True):
         calls = []
         for number, (call, tokens) in enumerate(answer.arguments()):
             function = {"name": call.name, "arguments": "".join(tokens)}
-            calls.append({"id": f"{self.call_id}_{number}", "type": "function", "function": function})
+            calls.append(
+                {"id": f"{self.call_id}_{number}", "type": "function", "function": function}
+            )
         return calls
 
 
 class StreamEncoder:
-    """One streamed answer. Call `token` for each token, `ending` once. `per_chunk`: tokens of one event."""
+    """One streamed answer.
+
+    Call `token` for each token, `ending` once. `per_chunk`: tokens of one event.
+    """
 
     def __init__(
         self,
@@ -316,7 +379,10 @@ class StreamEncoder:
         usage: bool = True,
         calls: Sequence[FakeCall] = (),
     ) -> None:
-        self._head, self._thought, self._per_chunk, self._usage = head, thought, per_chunk, usage
+        self._head = head
+        self._thought = thought
+        self._per_chunk = per_chunk
+        self._usage = usage
         self._calls = {call.first: (number, call) for number, call in enumerate(calls)}
         self._call: int | None = None  # the one whose arguments are being said
         self._seen = 0
@@ -324,11 +390,16 @@ class StreamEncoder:
         self._tokens: list[str] = []  # of the chunk being filled
 
     def token(self, text: str) -> bytes:
-        begun = self._begin_call(*self._calls[self._seen]) if self._seen in self._calls else b""
+        if self._seen in self._calls:
+            begun = self._begin_call(*self._calls[self._seen])
+        else:
+            begun = b""
         self._seen += 1
         self._tokens.append(text)
         is_end = self._seen == self._thought or self._seen in self._calls
-        return begun if len(self._tokens) < self._per_chunk and not is_end else begun + self._content()
+        if len(self._tokens) < self._per_chunk and not is_end:
+            return begun
+        return begun + self._content()
 
     def ending(self, finish: str, timings: dict[str, Any]) -> bytes:
         last: list[dict[str, Any]] = [{"choices": [self._choice({}, finish)]}]
@@ -341,8 +412,15 @@ class StreamEncoder:
     def _begin_call(self, number: int, call: FakeCall) -> bytes:
         self._call = number
         function = {"name": call.name, "arguments": ""}
-        begun = {"index": number, "id": f"{self._head.call_id}_{number}", "type": "function", "function": function}
-        return self._role() + self._event({"choices": [self._choice({"tool_calls": [begun]}, None)]})
+        begun = {
+            "index": number,
+            "id": f"{self._head.call_id}_{number}",
+            "type": "function",
+            "function": function,
+        }
+        return self._role() + self._event(
+            {"choices": [self._choice({"tool_calls": [begun]}, None)]}
+        )
 
     def _role(self) -> bytes:
         if self._role_sent:
@@ -351,9 +429,12 @@ class StreamEncoder:
         return self._event({"choices": [self._choice({"role": "assistant", "content": ""}, None)]})
 
     def _content(self) -> bytes:
-        text, self._tokens = "".join(self._tokens), []
+        text = "".join(self._tokens)
+        self._tokens = []
         if self._call is not None:
-            delta: dict[str, Any] = {"tool_calls": [{"index": self._call, "function": {"arguments": text}}]}
+            delta: dict[str, Any] = {
+                "tool_calls": [{"index": self._call, "function": {"arguments": text}}]
+            }
         else:
             delta = {"reasoning_content" if self._seen <= self._thought else "content": text}
         return self._role() + self._event({"choices": [self._choice(delta, None)]})

@@ -1,8 +1,8 @@
 """A fake engine as a real process: `python -m skep.testing.fake_engine --slots 2 --token-ms 10`.
 
-Speaks the OpenAI protocol with words for tokens, keeps the times it was told to keep, and fails on command.
-`--help` lists everything; POST /fake/fault breaks it while it runs; tests start it through `skep.testing.process`.
-"""
+Speaks the OpenAI protocol with words for tokens, keeps the times it was told to keep, and fails on
+command. `--help` lists everything; POST /fake/fault breaks it while it runs; tests start it
+through `skep.testing.process`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,31 @@ from skep.testing.answer_choice import AnswerChoice
 from skep.testing.engine_words import Refusal, plain_refusal
 from skep.testing.fake_answers import AnswerHead, FakeAnswer, FakeRequest, StreamEncoder
 from skep.testing.fake_http import FakeConnection, HttpRequest
-from skep.testing.fake_options import DecodeClock, FaultKind, FaultPlan, InjectedFault, parse_options
+from skep.testing.fake_options import (
+    DecodeClock,
+    FaultKind,
+    FaultPlan,
+    InjectedFault,
+    parse_options,
+)
 from skep.testing.part_encoder import PartEncoder
-from skep.testing.protocols import COUNT_PATH, DIALECTS, ID_BEGINNINGS, parse, stream_encoder, whole_answer
+from skep.testing.protocols import (
+    COUNT_PATH,
+    DIALECTS,
+    ID_BEGINNINGS,
+    parse,
+    stream_encoder,
+    whole_answer,
+)
 
 J = TypeVar("J")
 
 
 class SlotTable(Generic[J]):
-    """Jobs in slots and in a queue. A job is in one of them or unknown; a slot is free only if the queue is empty."""
+    """Jobs in slots and in a queue.
+
+    A job is in one of them or unknown; a slot is free only if the queue is empty.
+    """
 
     def __init__(self, slots: int) -> None:
         self.slots: list[J | None] = [None] * slots
@@ -60,7 +76,10 @@ class SlotTable(Generic[J]):
         return runs
 
     def leave(self, job: J) -> J | None:
-        """Remove a job and return the one that may start in its slot. Leaving twice changes nothing."""
+        """Remove a job and return the one that may start in its slot.
+
+        Leaving twice changes nothing.
+        """
         if job in self._queue:
             self._queue.remove(job)
         elif job in self.slots:
@@ -71,12 +90,17 @@ class SlotTable(Generic[J]):
         return None
 
 
-TIMER_STEP_S = 0.0005  # event loops fire timers to the millisecond: what is due within half of one is due
+TIMER_STEP_S = (
+    0.0005  # event loops fire timers to the millisecond: what is due within half of one is due
+)
 
 
 @dataclass(eq=False, repr=False)
 class FakeJob:
-    """One generation. `left` is called once, when its slot is free again or its place in the queue is given up."""
+    """One generation.
+
+    `left` is called once, when its slot is free again or its place in the queue is given up.
+    """
 
     ask: FakeRequest
     answer: FakeAnswer
@@ -100,13 +124,18 @@ class FakeJob:
         self._started_s = time.monotonic()
         if self.fault is not None and self.fault.kind is FaultKind.HANG_FIRST:
             return
-        saved = self.head.cached_tokens if self.options.prefix_cache == "used" else 0
+        if self.options.prefix_cache == "used":
+            saved = self.head.cached_tokens
+        else:
+            saved = 0
         prompt_tokens = self.ask.prompt_tokens - saved
         self._clock = DecodeClock(self.options.speed, self._started_s + self.late_s, prompt_tokens)
         if self.ask.stream:
             usage = self.ask.include_usage and not self.options.no_usage
             per_chunk = self.options.chunk_tokens
-            self._stream = stream_encoder(self.ask.dialect, self.head, self.answer, per_chunk=per_chunk, usage=usage)
+            self._stream = stream_encoder(
+                self.ask.dialect, self.head, self.answer, per_chunk=per_chunk, usage=usage
+            )
         self._wait()
 
     def hang_up(self) -> None:
@@ -132,13 +161,17 @@ class FakeJob:
             self._last_s = time.monotonic()
             if self.produced == 0:
                 self._first_s = self._last_s
-            if self._stream is not None and (data := self._stream.token(self.answer.tokens[self.produced])):
+            if self._stream is not None and (
+                data := self._stream.token(self.answer.tokens[self.produced])
+            ):
                 self.connection.chunk(data)
             self.produced += 1
             if self.produced == len(self.answer.tokens):
                 self._finish()
                 return
-            due_s = self._clock.advance(self._last_s, busy=self._table.running, waiting=self._table.waiting)
+            due_s = self._clock.advance(
+                self._last_s, busy=self._table.running, waiting=self._table.waiting
+            )
             if due_s > self._last_s + TIMER_STEP_S:
                 break
         self._wait()
@@ -159,7 +192,9 @@ class FakeJob:
         self.left(self)
         if self._stream is None:
             usage = not self.options.no_usage
-            self.connection.send(200, whole_answer(self.ask.dialect, self.head, self.answer, timings, usage=usage))
+            self.connection.send(
+                200, whole_answer(self.ask.dialect, self.head, self.answer, timings, usage=usage)
+            )
         else:
             self.connection.chunk(self._stream.ending(self.answer.finish_reason, timings))
             self.connection.end_stream()
@@ -188,7 +223,8 @@ class FakeServer:
     """Everything one fake engine knows, its listeners, and those who wait for a state of it."""
 
     def __init__(self, options: argparse.Namespace, grandchildren: Sequence[int] = ()) -> None:
-        self.options, self._grandchildren = options, grandchildren
+        self.options = options
+        self._grandchildren = grandchildren
         self._listener: asyncio.Server | None = None
         self._opening: asyncio.Future[None] | None = None
         self._port = options.port
@@ -197,24 +233,37 @@ class FakeServer:
         self.faults = FaultPlan()
         self._answers = AnswerChoice(options)
         self.connections: set[FakeConnection] = set()
-        self.connections_total = self.requests = self.hangups = self.prompt_tokens = self._tokens_of_the_gone = 0
+        self.connections_total = self.requests = self.hangups = self.prompt_tokens = (
+            self._tokens_of_the_gone
+        ) = 0
         self.last_request: HttpRequest | None = None
         self._ready_at_s = time.monotonic() + options.load_s
         self.routes: dict[tuple[str, str], Route] = {("GET", "/metrics"): self._metrics}
-        self.routes |= {("GET", path): self._tell for path in ("/health", "/v1/models", "/slots", "/props")}
+        self.routes |= {
+            ("GET", path): self._tell for path in ("/health", "/v1/models", "/slots", "/props")
+        }
 
     @property
     def output_tokens(self) -> int:
-        return self._tokens_of_the_gone + sum(job.produced for job in self.table.slots if job is not None)
+        return self._tokens_of_the_gone + sum(
+            job.produced for job in self.table.slots if job is not None
+        )
 
     async def open(self) -> dict[str, str]:
         """Listen; the addresses under the names of the report line."""
         await self._listen()
         host = self.options.host
-        report = {"url": f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"}
+        report = {
+            "url": f"http://[{host}]:{self._port}"
+            if ":" in host
+            else f"http://{host}:{self._port}"
+        }
         if self.options.control_port is not None:
-            loop, port = asyncio.get_running_loop(), self.options.control_port
-            own = await loop.create_server(lambda: FakeConnection(self, counted=False), "127.0.0.1", port)
+            loop = asyncio.get_running_loop()
+            port = self.options.control_port
+            own = await loop.create_server(
+                lambda: FakeConnection(self, counted=False), "127.0.0.1", port
+            )
             report["control"] = f"http://127.0.0.1:{own.sockets[0].getsockname()[1]}"
             self._own_listener = own
         for fault in self.options.faults:
@@ -238,7 +287,8 @@ class FakeServer:
         self._changed()
 
     def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
-        shown, key = request.headers.get("authorization"), self.options.key
+        shown = request.headers.get("authorization")
+        key = self.options.key
         if key and shown != f"Bearer {key}" and connection.counted and request.path != "/health":
             _send_error(connection, 401, "the fake engine wants its key", "authentication_error")
             return
@@ -255,11 +305,15 @@ class FakeServer:
         elif (route := self.routes.get((request.method, request.path))) is not None:
             route(request, connection)
         else:
-            _send_error(connection, 404, f"no route {request.method} {request.path}", "not_found_error")
+            _send_error(
+                connection, 404, f"no route {request.method} {request.path}", "not_found_error"
+            )
 
     # Generation.
 
-    def _post(self, request: HttpRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
+    def _post(
+        self, request: HttpRequest, connection: FakeConnection, fault: InjectedFault | None
+    ) -> None:
         self.requests += 1
         self.last_request = request
         if self.options.record is not None:
@@ -270,7 +324,10 @@ class FakeServer:
         if request.path not in DIALECTS:  # an echo
             kind = request.headers.get("content-type", "application/octet-stream")
             connection.send(
-                200, request.body, content_type=kind, x_body_sha256=hashlib.sha256(request.body).hexdigest()
+                200,
+                request.body,
+                content_type=kind,
+                x_body_sha256=hashlib.sha256(request.body).hexdigest(),
             )
             return
         dialect = DIALECTS[request.path]
@@ -278,7 +335,9 @@ class FakeServer:
             ask = parse(request.body, dialect)
             self._generate(ask, connection, fault)
         except UserError as error:
-            _send_refusal(connection, plain_refusal(400, error.message, "invalid_request_error", dialect))
+            _send_refusal(
+                connection, plain_refusal(400, error.message, "invalid_request_error", dialect)
+            )
         self._changed()
 
     def _count(self, request: HttpRequest, connection: FakeConnection) -> None:
@@ -286,12 +345,17 @@ class FakeServer:
         try:
             ask = parse(request.body, "messages")
         except UserError as error:
-            _send_refusal(connection, plain_refusal(400, error.message, "invalid_request_error", "messages"))
+            _send_refusal(
+                connection, plain_refusal(400, error.message, "invalid_request_error", "messages")
+            )
             return
         connection.send_json(200, {"input_tokens": ask.prompt_tokens})
 
-    def _generate(self, ask: FakeRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
-        options, table = self.options, self.table
+    def _generate(
+        self, ask: FakeRequest, connection: FakeConnection, fault: InjectedFault | None
+    ) -> None:
+        options = self.options
+        table = self.table
         choice = self._answers.choose(ask, inside=table.running + table.waiting + 1)
         if choice.refusal is not None:
             _send_refusal(connection, choice.refusal)
@@ -300,8 +364,17 @@ class FakeServer:
         if fault is None and choice.cut_after is not None:
             fault = InjectedFault(FaultKind.CLOSE_MID, after_tokens=choice.cut_after)
         name = f"{ID_BEGINNINGS[ask.dialect]}-{self.requests}"
-        head = AnswerHead(name, options.model, int(time.time()), ask.chat, ask.prompt_tokens, choice.cached_tokens)
-        job = FakeJob(ask, choice.answer, head, options, fault, connection, self._left, choice.late_s)
+        head = AnswerHead(
+            name,
+            options.model,
+            int(time.time()),
+            ask.chat,
+            ask.prompt_tokens,
+            choice.cached_tokens,
+        )
+        job = FakeJob(
+            ask, choice.answer, head, options, fault, connection, self._left, choice.late_s
+        )
         connection.on_hang_up = lambda: self._hung_up(job)
         if table.enter(job):
             job.start(table)
@@ -321,7 +394,9 @@ class FakeServer:
 
     # Faults that strike before the answer.
 
-    def _strike(self, fault: InjectedFault, request: HttpRequest, connection: FakeConnection) -> bool:
+    def _strike(
+        self, fault: InjectedFault, request: HttpRequest, connection: FakeConnection
+    ) -> bool:
         if fault.kind.is_mid and request.path in DIALECTS:
             return False
         self.requests += 1
@@ -338,7 +413,9 @@ class FakeServer:
             case FaultKind.BUSY_503:
                 _send_error(connection, 503, "busy as asked", "unavailable_error", **retry)
             case FaultKind.LIMIT_429:
-                _send_error(connection, 429, "too many requests, as asked", "rate_limit_error", **retry)
+                _send_error(
+                    connection, 429, "too many requests, as asked", "rate_limit_error", **retry
+                )
             case FaultKind.GARBAGE:
                 connection.write(b"\x15\x03\x01\x00\x02\x02\x16 not HTTP at all\n")
                 connection.close()
@@ -365,7 +442,8 @@ class FakeServer:
     # What the engine tells about itself.
 
     def _tell(self, request: HttpRequest, connection: FakeConnection) -> None:
-        name, ctx = self.options.model, self.options.ctx
+        name = self.options.model
+        ctx = self.options.ctx
         model = {"id": name, "object": "model", "created": 0, "owned_by": "skep-fake"}
         model["meta"] = {"n_ctx": ctx, "n_ctx_train": ctx}
         props = {"default_generation_settings": {"n_ctx": ctx}, "total_slots": self.options.slots}
@@ -374,7 +452,10 @@ class FakeServer:
         documents = {
             "/health": {"status": "ok"},
             "/v1/models": {"object": "list", "data": [model]},
-            "/slots": [{"id": place, "n_ctx": ctx, "is_processing": job is not None} for place, job in jobs],
+            "/slots": [
+                {"id": place, "n_ctx": ctx, "is_processing": job is not None}
+                for place, job in jobs
+            ],
             "/props": props,
         }
         connection.send_json(200, documents[request.path])
@@ -387,8 +468,14 @@ class FakeServer:
             ("prompt_tokens_total", "prompt_tokens_total", "counter", self.prompt_tokens),
             ("generation_tokens_total", "tokens_predicted_total", "counter", self.output_tokens),
         )
-        lines = [f"# TYPE vllm:{name} {kind}\nvllm:{name}{label} {value}\n" for name, _, kind, value in figures]
-        lines += [f"# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n" for _, name, kind, value in figures]
+        lines = [
+            f"# TYPE vllm:{name} {kind}\nvllm:{name}{label} {value}\n"
+            for name, _, kind, value in figures
+        ]
+        lines += [
+            f"# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n"
+            for _, name, kind, value in figures
+        ]
         connection.send(200, "".join(lines).encode(), content_type="text/plain; version=0.0.4")
 
     # The control port, or /fake/ on the other one.
@@ -414,15 +501,24 @@ class FakeServer:
 
     def state(self) -> dict[str, Any]:
         last = self.last_request
-        slots = {name: getattr(self.table, name) for name in ("running", "waiting", "max_running", "max_inside")}
-        counts = {name: getattr(self, name) for name in ("requests", "hangups", "connections_total", "output_tokens")}
+        slots = {
+            name: getattr(self.table, name)
+            for name in ("running", "waiting", "max_running", "max_inside")
+        }
+        counts = {
+            name: getattr(self, name)
+            for name in ("requests", "hangups", "connections_total", "output_tokens")
+        }
         return {
-            **counts, **slots,
-            "connections_open": len(self.connections), "grandchildren": list(self._grandchildren),
-            "last_path": last.path if last else None, "last_headers": dict(last.headers) if last else None,
+            **counts,
+            **slots,
+            "connections_open": len(self.connections),
+            "grandchildren": list(self._grandchildren),
+            "last_path": last.path if last else None,
+            "last_headers": dict(last.headers) if last else None,
             "last_body_sha256": hashlib.sha256(last.body).hexdigest() if last else None,
             "rules": dict(self._answers.script.decided),
-        }  # fmt: skip
+        }
 
     def _changed(self) -> None:
         if not self._waiters:
@@ -451,7 +547,8 @@ class FakeServer:
             self._opening = asyncio.ensure_future(self._listen())
 
     async def _listen(self) -> None:
-        loop, options = asyncio.get_running_loop(), self.options
+        loop = asyncio.get_running_loop()
+        options = self.options
         connect = partial(FakeConnection, self, idle_close_s=options.idle_close_s)
         self._listener = await loop.create_server(connect, options.host, self._port, backlog=1024)
         self._opening = None
@@ -459,7 +556,13 @@ class FakeServer:
 
 
 def _send_error(
-    connection: FakeConnection, status: int, message: str, kind: str, *, code: str | None = None, **headers: str
+    connection: FakeConnection,
+    status: int,
+    message: str,
+    kind: str,
+    *,
+    code: str | None = None,
+    **headers: str,
 ) -> None:
     error = {"message": message, "type": kind, "param": None, "code": code or status}
     connection.send_json(status, {"error": error}, **headers)
@@ -478,12 +581,18 @@ def _send_refusal(connection: FakeConnection, refusal: Refusal) -> None:
 
 def is_met(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
     """Counters only grow: reached is enough. Everything else must be equal."""
-    return all(state[name] >= value if name in COUNTERS else state[name] == value for name, value in wanted.items())
+    return all(
+        state[name] >= value if name in COUNTERS else state[name] == value
+        for name, value in wanted.items()
+    )
 
 
 RoutesOf = Callable[[FakeServer], Mapping[tuple[str, str], Route]]
 GRANDCHILD_LIFE_S = 120
-GRANDCHILD = "import select, sys; select.select([int(fd) for fd in sys.argv[2:]], [], [], float(sys.argv[1]))"
+GRANDCHILD = (
+    "import select, sys; select.select([int(fd) for fd in sys.argv[2:]], [], [], "
+    "float(sys.argv[1]))"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -491,7 +600,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.crash_at_start is not None:
         sys.stderr.write(options.crash_at_start + "\n")
         return int(options.exit_code)
-    grandchildren = tuple(start_grandchild(options.parent_fd) for _ in range(options.grandchildren))
+    grandchildren = tuple(
+        start_grandchild(options.parent_fd) for _ in range(options.grandchildren)
+    )
     if options.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     uvloop.new_event_loop().run_until_complete(serve(options, grandchildren))
@@ -502,7 +613,8 @@ async def serve(
     options: argparse.Namespace, grandchildren: Sequence[int] = (), routes: RoutesOf = lambda _: {}
 ) -> None:
     """Until a signal says stop. The address is told last: whoever knows it may send the signal."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
     for number in (signal.SIGINT,) if options.ignore_term else (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     if options.parent_fd is not None:
@@ -511,7 +623,7 @@ async def serve(
     server.routes.update(routes(server))
     addresses = await server.open()
     if options.report_fd is None:
-        print(f"listening on {addresses['url']}", flush=True)  # noqa: T201 - whoever starts it by hand reads it
+        print((f"listening on {addresses['url']}"), flush=True)  # noqa: T201 - whoever starts it by hand reads it
     else:
         with os.fdopen(options.report_fd, "w", encoding="utf-8") as out:
             out.write(json.dumps(addresses) + "\n")
@@ -519,12 +631,25 @@ async def serve(
 
 
 def start_grandchild(parent_fd: int | None) -> int:
-    """Run a process in a session of its own that ignores SIGTERM; it ends with `parent_fd` or after two minutes."""
+    """Run a process in a session of its own that ignores SIGTERM; it ends with `parent_fd` or
+    after two minutes.
+    """
     fds = () if parent_fd is None else (parent_fd,)
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is ignored stays ignored over exec
+    # What is ignored stays ignored over exec.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        argv = [sys.executable, "-I", "-S", "-c", GRANDCHILD, str(GRANDCHILD_LIFE_S), *map(str, fds)]
-        child = subprocess.Popen(argv, pass_fds=fds, start_new_session=True, stdin=subprocess.DEVNULL)
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            GRANDCHILD,
+            str(GRANDCHILD_LIFE_S),
+            *map(str, fds),
+        ]
+        child = subprocess.Popen(
+            argv, pass_fds=fds, start_new_session=True, stdin=subprocess.DEVNULL
+        )
     finally:
         signal.signal(signal.SIGTERM, before)
     return child.pid

@@ -1,4 +1,6 @@
-"""One HTTP/1.1 connection of the fake engine: bytes to requests, answers to bytes, hang-ups noticed."""
+"""One HTTP/1.1 connection of the fake engine: bytes to requests, answers to bytes, hang-ups
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Handler(Protocol):
 class FakeConnection(asyncio.Protocol):
     """Answers one request at a time; a request sent early waits for its turn."""
 
-    def __init__(self, handler: Handler, *, idle_close_s: float | None = None, counted: bool = True) -> None:
+    def __init__(
+        self, handler: Handler, *, idle_close_s: float | None = None, counted: bool = True
+    ) -> None:
         self._handler = handler
         self.counted = counted  # not those of the control port
         self._idle_close_s = idle_close_s
@@ -51,7 +55,8 @@ class FakeConnection(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by its methods
+        # Uvloop's is none by class, only by its methods.
+        self._transport = cast(asyncio.Transport, transport)
         self._handler.opened(self)
         self._arm_idle_close()
 
@@ -72,7 +77,8 @@ class FakeConnection(asyncio.Protocol):
         self._disarm_idle_close()
         self._transport = None
         self._pending.clear()
-        hang_up, self.on_hang_up = self.on_hang_up, None
+        hang_up = self.on_hang_up
+        self.on_hang_up = None
         if hang_up is not None:
             hang_up()
         self._handler.closed(self)
@@ -80,7 +86,9 @@ class FakeConnection(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        self._url, self._headers, self._body = b"", dict[str, str](), list[bytes]()
+        self._url = b""
+        self._headers = dict[str, str]()
+        self._body = list[bytes]()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -96,17 +104,31 @@ class FakeConnection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        path, method = self._url.decode("latin-1").partition("?")[0], self._parser.get_method().decode()
+        path = self._url.decode("latin-1").partition("?")[0]
+        method = self._parser.get_method().decode()
         keep_alive = self._parser.should_keep_alive()
-        self._pending.append(HttpRequest(method, path, self._headers, b"".join(self._body), keep_alive))
+        self._pending.append(
+            HttpRequest(method, path, self._headers, b"".join(self._body), keep_alive)
+        )
         self._next()
 
     # What the handler calls.
 
     def send(self, status: int, body: bytes, missing_bytes: int = 0, /, **headers: str) -> None:
-        """A whole answer. With `missing_bytes` its head promises more than is sent. `headers`: with _ for dashes."""
-        told = {"content_type": "application/json", "content_length": str(len(body) + missing_bytes), **headers}
-        self.write(self._head(status, {name.replace("_", "-"): value for name, value in told.items()}) + body)
+        """A whole answer.
+
+        With `missing_bytes` its head promises more than is sent. `headers`: with _ for
+        dashes.
+        """
+        told = {
+            "content_type": "application/json",
+            "content_length": str(len(body) + missing_bytes),
+            **headers,
+        }
+        self.write(
+            self._head(status, {name.replace("_", "-"): value for name, value in told.items()})
+            + body
+        )
         if missing_bytes:
             self.close()
         else:
@@ -116,7 +138,11 @@ class FakeConnection(asyncio.Protocol):
         self.send(status, to_json(value), **headers)
 
     def begin_stream(self, content_type: str = "text/event-stream") -> None:
-        fields = {"content-type": content_type, "cache-control": "no-cache", "transfer-encoding": "chunked"}
+        fields = {
+            "content-type": content_type,
+            "cache-control": "no-cache",
+            "transfer-encoding": "chunked",
+        }
         self.write(self._head(200, fields))
 
     def chunk(self, data: bytes) -> None:
@@ -155,19 +181,24 @@ class FakeConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(seconds, self._resume)
 
     def _resume(self) -> None:
-        unread, self._unread = self._unread, None
+        unread = self._unread
+        self._unread = None
         if self._transport is not None and unread:
             self.data_received(b"".join(unread))
 
     def _head(self, status: int, headers: Mapping[str, str]) -> bytes:
         keep = self._current is not None and self._current.keep_alive
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {headers[name]}" for name in headers)]
+        lines = [
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+            *(f"{name}: {headers[name]}" for name in headers),
+        ]
         lines += [f"connection: {'keep-alive' if keep else 'close'}", "server: skep-fake", "", ""]
         return "\r\n".join(lines).encode("latin-1")
 
     def _finished(self) -> None:
         self.on_hang_up = None
-        done, self._current = self._current, None
+        done = self._current
+        self._current = None
         if done is None or not done.keep_alive:
             self.close()
         elif self._pending:
@@ -182,7 +213,9 @@ class FakeConnection(asyncio.Protocol):
 
     def _arm_idle_close(self) -> None:
         if self._idle_close_s is not None:
-            self._idle_timer = asyncio.get_running_loop().call_later(self._idle_close_s, self.close)
+            self._idle_timer = asyncio.get_running_loop().call_later(
+                self._idle_close_s, self.close
+            )
 
     def _disarm_idle_close(self) -> None:
         if self._idle_timer is not None:

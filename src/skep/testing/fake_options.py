@@ -1,10 +1,10 @@
 """The speed model, the faults and the command line of the fake engine.
 
-Preset `dual-3090` is one of two replicas of a published rig: an RTX 3090 for each, two slots, 1024 tokens in and out.
-The pair made 82, 154, 225 and 167 tok/s at C = 1, 2, 4 and 8 behind plain least-connections; the published delays do
-not multiply out to that. The preset keeps the tok/s: 80, 161, 225, and 163 while every replica holds two requests more
-than it has slots; 225 at any C when it never does.
-"""
+Preset `dual-3090` is one of two replicas of a published rig: an RTX 3090 for each, two slots, 1024
+tokens in and out. The pair made 82, 154, 225 and 167 tok/s at C = 1, 2, 4 and 8 behind plain
+least-connections; the published delays do not multiply out to that. The preset keeps the tok/s:
+80, 161, 225, and 163 while every replica holds two requests more than it has slots; 225 at any C
+when it never does."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from skep.errors import UserError
 from skep.testing.agent_script import read_script
 from skep.testing.fake_answers import DATA, LoadShare, Quality, read_answers
 
-LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
+# a process that was stopped for longer than this continues from now and does not catch up
+LATE_S = 0.25
 
 
 class TokenTimeCurve(msgspec.Struct, frozen=True):
-    """Milliseconds per token against busy slots: straight lines between points, flat outside them."""
+    """Milliseconds per token against busy slots:
+    straight lines between points, flat outside them.
+    """
 
     points: tuple[tuple[float, float], ...]
 
@@ -53,7 +56,10 @@ class Speed(msgspec.Struct, frozen=True):
     scale: float = 1.0
 
     def first_token_s(self, prompt_tokens: int) -> float:
-        prefill_s = prompt_tokens / self.prefill_tok_s if self.prefill_tok_s else 0.0
+        if self.prefill_tok_s:
+            prefill_s = prompt_tokens / self.prefill_tok_s
+        else:
+            prefill_s = 0.0
         return (self.ttft_ms / 1000 + prefill_s) * self.scale
 
     def token_s(self, busy: int, waiting: int) -> float:
@@ -62,14 +68,20 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class DecodeClock:
-    """Deadlines of one answer's tokens. Each is the previous deadline plus a token time, so delays do not add up."""
+    """Deadlines of one answer's tokens.
+
+    Each is the previous deadline plus a token time, so delays do not add up.
+    """
 
     def __init__(self, speed: Speed, start_s: float, prompt_tokens: int) -> None:
         self._speed = speed
         self.deadline_s = start_s + speed.first_token_s(prompt_tokens)
 
     def advance(self, now_s: float, *, busy: int, waiting: int) -> float:
-        base_s = self.deadline_s if now_s - self.deadline_s < LATE_S else now_s
+        if now_s - self.deadline_s < LATE_S:
+            base_s = self.deadline_s
+        else:
+            base_s = now_s
         self.deadline_s = base_s + self._speed.token_s(busy, waiting)
         return self.deadline_s
 
@@ -95,7 +107,12 @@ class FaultKind(Enum):
     @property
     def is_mid(self) -> bool:
         """Strikes a running request: the slot is taken, `after_tokens` tokens went out."""
-        return self in {FaultKind.HANG_FIRST, FaultKind.HANG_MID, FaultKind.CLOSE_MID, FaultKind.CRASH}
+        return self in {
+            FaultKind.HANG_FIRST,
+            FaultKind.HANG_MID,
+            FaultKind.CLOSE_MID,
+            FaultKind.CRASH,
+        }
 
 
 class InjectedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,17 +128,26 @@ class InjectedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, text: str) -> InjectedFault:
-        """Parse a kind alone, `close-mid`, or a JSON object, `{"kind": "close-mid", "after_tokens": 3}`."""
-        return msgspec.json.decode(text, type=cls) if text.startswith("{") else cls(FaultKind(text))
+        """Parse a kind alone, `close-mid`, or a JSON object, `{"kind": "close-mid",
+        "after_tokens": 3}`.
+        """
+        if text.startswith("{"):
+            return msgspec.json.decode(text, type=cls)
+        return cls(FaultKind(text))
 
     def strikes(self, method: str, path: str) -> bool:
         if self.kind is FaultKind.SLOW_ACCEPT:
             return False
-        return path.startswith(self.path) if self.path is not None else method == "POST" and path.startswith("/v1/")
+        if self.path is not None:
+            return path.startswith(self.path)
+        return method == "POST" and path.startswith("/v1/")
 
 
 class FaultPlan:
-    """The faults still to come, oldest first. A fault leaves when it struck its number of times."""
+    """The faults still to come, oldest first.
+
+    A fault leaves when it struck its number of times.
+    """
 
     def __init__(self) -> None:
         self.faults: list[InjectedFault] = []
@@ -141,15 +167,23 @@ KEY_VARIABLE = "SKEP_ENGINE_KEY"
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options of `fake_options.toml` by name. Times are in real seconds: `--time-scale` is applied."""
+    """Return the options of `fake_options.toml` by name.
+
+    Times are in real seconds: `--time-scale` is applied.
+    """
     kinds: dict[str, Callable[[str], Any]] = {
         "int": int, "float": float, "curve": TokenTimeCurve.parse, "fault": InjectedFault.parse,
         "answers": read_answers, "share": float, "above": LoadShare.parse, "script": read_script,
     }  # fmt: skip
-    parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
+    parser = argparse.ArgumentParser(
+        prog="fake_engine", allow_abbrev=False, description="A fake engine for tests."
+    )
     parser.add_argument("--preset", choices=list(DATA["presets"]))
     for name, told in DATA["options"].items():
-        typed = {"type": kinds[told["type"]]} if "type" in told else {}
+        if "type" in told:
+            typed = {"type": kinds[told["type"]]}
+        else:
+            typed = {}
         parser.add_argument(f"--{name}", **{**told, **typed})
     try:
         args = parser.parse_args(argv)
@@ -163,7 +197,10 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     args.speed = Speed(curve, args.ttft_ms, args.prefill_tok_s, args.overfill_slowdown, scale)
     args.load_s *= scale
     args.deaf_s = args.deaf_ms / 1000 * scale
-    args.idle_close_s = None if args.idle_close_s is None else args.idle_close_s * scale
+    if args.idle_close_s is None:
+        args.idle_close_s = None
+    else:
+        args.idle_close_s = args.idle_close_s * scale
     above = args.worse_above, args.truncate_above, args.error_above
     args.quality = Quality(args.wrong_share, args.flip_share, *above, seed=args.seed)
     args.key = os.environ.get(KEY_VARIABLE, "")

@@ -14,10 +14,16 @@ SIGNATURE = "c2lnbmF0dXJl"
 
 def usage(head: AnswerHead, output: int) -> dict[str, int]:
     fresh = head.prompt_tokens - head.cached_tokens
-    return {"input_tokens": fresh, "cache_read_input_tokens": head.cached_tokens, "output_tokens": output}
+    return {
+        "input_tokens": fresh,
+        "cache_read_input_tokens": head.cached_tokens,
+        "output_tokens": output,
+    }
 
 
-def message(head: AnswerHead, content: list[Any], stop_reason: str | None, output: int) -> dict[str, Any]:
+def message(
+    head: AnswerHead, content: list[Any], stop_reason: str | None, output: int
+) -> dict[str, Any]:
     return {
         "id": head.id,
         "type": "message",
@@ -37,7 +43,12 @@ def block(part: AnswerPart, *, whole: bool) -> dict[str, Any]:
         return {"type": "thinking", "thinking": text, "signature": SIGNATURE if whole else ""}
     if part.kind == "text":
         return {"type": "text", "text": text}
-    return {"type": "tool_use", "id": part.id, "name": part.name, "input": json_value(text) if whole else {}}
+    return {
+        "type": "tool_use",
+        "id": part.id,
+        "name": part.name,
+        "input": json_value(text) if whole else {},
+    }
 
 
 def json_value(text: str) -> Any:

@@ -1,4 +1,6 @@
-"""An answer as parts, thinking, text and calls of tools, told token by token to the encoder of a dialect."""
+"""An answer as parts, thinking, text and calls of tools, told token by token to the encoder of a
+dialect.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,26 @@ class AnswerPart(msgspec.Struct, frozen=True):
 
 def parts_of(answer: FakeAnswer, head: AnswerHead) -> list[AnswerPart]:
     """Return the parts in the order in which they are said, none of them empty."""
-    first_call = answer.calls[0].first if answer.calls else len(answer.tokens)
+    if answer.calls:
+        first_call = answer.calls[0].first
+    else:
+        first_call = len(answer.tokens)
     parts = [
         AnswerPart("thinking", answer.tokens[: answer.thought]),
         AnswerPart("text", answer.tokens[answer.thought : first_call]),
     ]
     for number, (call, tokens) in enumerate(answer.arguments()):
-        parts.append(AnswerPart("call", tokens, call.name, f"{head.call_id}_{number}", call.namespace))
+        parts.append(
+            AnswerPart("call", tokens, call.name, f"{head.call_id}_{number}", call.namespace)
+        )
     return [part for part in parts if part.tokens]
 
 
 class PartEncoder(ABC):
-    """Call `token` for each token and `ending` once. A dialect says how a part begins, goes on and ends."""
+    """Call `token` for each token and `ending` once.
+
+    A dialect says how a part begins, goes on and ends.
+    """
 
     def __init__(self, head: AnswerHead, answer: FakeAnswer, *, per_chunk: int = 1) -> None:
         self.head = head

@@ -1,4 +1,6 @@
-"""What a prefix cache would still hold: the longest beginning of a prompt that came before, in words."""
+"""What a prefix cache would still hold: the longest beginning of a prompt that came before, in
+words.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ class PrefixMemory:
         self._seen: set[int] = set()  # each is the hash of one beginning
 
     def cached(self, words: Iterable[str]) -> int:
-        """Return how many words are known from earlier prompts, and remember all. The last one is always computed."""
+        """Return how many words are known from earlier prompts, and remember all.
+
+        The last one is always computed.
+        """
         beginning = 0
         known = 0
         count = 0

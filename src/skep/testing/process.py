@@ -5,8 +5,8 @@
         ...
         assert engine.state()["hangups"] == 0
 
-Calls block for a few milliseconds; from async code that the engine depends on, use `asyncio.to_thread`.
-"""
+Calls block for a few milliseconds; from async code that the engine depends on, use
+`asyncio.to_thread`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ START_S = 20.0
 
 
 class FakeEngine:
-    """Options are those of `fake_engine --help`: `token_ms=5` is `--token-ms 5`, `True` a flag, a list a repeat."""
+    """Options are those of `fake_engine --help`: `token_ms=5` is `--token-ms 5`, `True` a flag, a
+    list a repeat.
+    """
 
-    popen: ClassVar[Callable[..., Any]] = subprocess.Popen  # or what starts it otherwise, and the gateway below
+    # Or what starts it otherwise, and the gateway below.
+    popen: ClassVar[Callable[..., Any]] = subprocess.Popen
 
     def __init__(self, *, key: str = "", **options: Any) -> None:
         self._options = options
@@ -47,29 +50,48 @@ class FakeEngine:
         self.url = self._control = ""
 
     def start(self) -> Self:
-        """Returns when the engine listens. Raises `EngineError` with its stderr when it dies before."""
+        """Returns when the engine listens.
+
+        Raises `EngineError` with its stderr when it dies before.
+        """
         report_read, report_write = os.pipe()
         parent_read, self._parent_fd = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
-        fds = ["--report-fd", str(report_write), "--parent-fd", str(parent_read), "--control-port", "0"]
+        fds = [
+            "--report-fd",
+            str(report_write),
+            "--parent-fd",
+            str(parent_read),
+            "--control-port",
+            "0",
+        ]
         argv = [sys.executable, "-m", "skep.testing.fake_engine", *fds, *to_argv(self._options)]
         try:
             self._process = self.popen(
-                argv, pass_fds=(report_write, parent_read), stdin=subprocess.DEVNULL, stderr=self._stderr, env=self._env
+                argv,
+                pass_fds=(report_write, parent_read),
+                stdin=subprocess.DEVNULL,
+                stderr=self._stderr,
+                env=self._env,
             )
         finally:
             os.close(report_write)
             os.close(parent_read)
         with os.fdopen(report_read, "rb") as report:
-            line = report.readline() if select.select([report], [], [], START_S)[0] else b""
+            if select.select([report], [], [], START_S)[0]:
+                line = report.readline()
+            else:
+                line = b""
         if not line:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
-            status, text = self._process.poll(), self.stderr().strip()
+            status = self._process.poll()
+            text = self.stderr().strip()
             self.close()
             raise EngineError(f"the fake engine did not start, exit status {status}: {text}")
         addresses = json.loads(line)
-        self.url, self._control = addresses["url"], addresses["control"]
+        self.url = addresses["url"]
+        self._control = addresses["control"]
         return self
 
     @property
@@ -88,7 +110,9 @@ class FakeEngine:
         self._call("POST", "/fake/fault", fault)
 
     def wait_for(self, timeout_s: float = 10.0, **wanted: Any) -> dict[str, Any]:
-        """Returns the state when it is as wanted: `wait_for(running=1)`; counters may be past the value."""
+        """Returns the state when it is as wanted: `wait_for(running=1)`; counters may be past the
+        value.
+        """
         return self._call("POST", "/fake/wait", wanted, timeout_s)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
@@ -100,7 +124,10 @@ class FakeEngine:
         return int(self._process.wait(timeout_s))
 
     def stderr(self) -> str:
-        output = b"" if self._stderr is None else os.pread(self._stderr.fileno(), 1 << 20, 0)
+        if self._stderr is None:
+            output = b""
+        else:
+            output = os.pread(self._stderr.fileno(), 1 << 20, 0)
         return output.decode("utf-8", "replace")
 
     def close(self) -> None:
@@ -120,7 +147,9 @@ class FakeEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, method: str, path: str, value: Any = None, timeout_s: float = 10.0) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, value: Any = None, timeout_s: float = 10.0
+    ) -> dict[str, Any]:
         connection = http.client.HTTPConnection(urlsplit(self._control).netloc, timeout=timeout_s)
         try:
             connection.request(method, path, None if value is None else json.dumps(value))
@@ -140,12 +169,16 @@ def to_argv(options: dict[str, Any]) -> list[str]:
             if item is True:
                 argv.append(f"--{name.replace('_', '-')}")
             elif item is not None and item is not False:
-                text = json.dumps(item) if isinstance(item, dict) else str(item)
+                if isinstance(item, dict):
+                    text = json.dumps(item)
+                else:
+                    text = str(item)
                 argv.append(f"--{name.replace('_', '-')}={text}")
     return argv
 
 
-WORKERS = "SKEP_TEST_WORKERS"  # relay workers of every gateway that names none; `make test-workers` sets it
+# relay workers of every gateway that names none; `make test-workers` sets it
+WORKERS = "SKEP_TEST_WORKERS"
 
 
 def _start_with(open_files: int) -> Callable[..., Any]:
@@ -160,15 +193,22 @@ def _start_with(open_files: int) -> Callable[..., Any]:
 class GatewayProcess:
     """Listens when constructed; ends with its maker.
 
-    `python`: another checkout's interpreter, to have its gateway. `open_files`: how many each of its processes may
-    have open, soft and hard.
+    `python`: another checkout's interpreter, to have its gateway. `open_files`: how many each of
+    its processes may have open, soft and hard.
 
     with GatewayProcess(log, limits={"max_queue": 8}) as door:
-        door.serve([{"name": "r0", "model": "m", "url": engine.url, "slots": 2, "confirms": "slots"}])
+        door.serve([{"name": "r0", "model": "m", "url": engine.url, "slots": 2, "confirms":
+        "slots"}])
     """
 
     def __init__(
-        self, log: Path, /, *, python: str = sys.executable, open_files: int | None = None, **setup: Any
+        self,
+        log: Path,
+        /,
+        *,
+        python: str = sys.executable,
+        open_files: int | None = None,
+        **setup: Any,
     ) -> None:
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
@@ -179,7 +219,10 @@ class GatewayProcess:
         fds = (self.listener.fileno(), theirs.fileno())
         argv = ["-m", "skep.gateway.main", "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
         with log.open("wb") as output, theirs:
-            start = FakeEngine.popen if open_files is None else _start_with(open_files)
+            if open_files is None:
+                start = FakeEngine.popen
+            else:
+                start = _start_with(open_files)
             self.process = start([python, *argv], pass_fds=fds, stderr=output)
         self._lines = self.link.makefile("r")
         setup = {"workers": int(os.environ.get(WORKERS, "1")), **setup}
@@ -203,7 +246,9 @@ class GatewayProcess:
     def ask(self, **message: Any) -> dict[str, Any]:
         self.send({"id": 1, **message})
         answer = self.read()
-        return {"id": answer["id"], **answer["status"]} if "status" in answer else answer
+        if "status" in answer:
+            return {"id": answer["id"], **answer["status"]}
+        return answer
 
     def serve(self, replicas: Sequence[dict[str, Any]], models: Sequence[str] = ()) -> None:
         """The whole table: the fields of `skep.config.gateway_messages.ReplicaSpec`."""

@@ -40,10 +40,14 @@ def stream_encoder(
         return MessagesEncoder(head, answer, per_chunk=per_chunk)
     if dialect == "responses":
         return ResponsesEncoder(head, answer, per_chunk=per_chunk)
-    return StreamEncoder(head, thought=answer.thought, per_chunk=per_chunk, usage=usage, calls=answer.calls)
+    return StreamEncoder(
+        head, thought=answer.thought, per_chunk=per_chunk, usage=usage, calls=answer.calls
+    )
 
 
-def whole_answer(dialect: str, head: AnswerHead, answer: FakeAnswer, timings: dict[str, Any], *, usage: bool) -> bytes:
+def whole_answer(
+    dialect: str, head: AnswerHead, answer: FakeAnswer, timings: dict[str, Any], *, usage: bool
+) -> bytes:
     if dialect == "messages":
         return whole_message(head, answer)
     if dialect == "responses":

@@ -24,7 +24,9 @@ def usage(head: AnswerHead, output: int) -> dict[str, Any]:
     }
 
 
-def response(head: AnswerHead, status: str, output: list[Any], tokens: int | None) -> dict[str, Any]:
+def response(
+    head: AnswerHead, status: str, output: list[Any], tokens: int | None
+) -> dict[str, Any]:
     """`tokens`: None as long as nobody knows how many there will be."""
     return {
         "id": head.id,
@@ -52,24 +54,38 @@ def item(head: AnswerHead, place: int, part: AnswerPart, *, whole: bool) -> dict
     if part.kind == "thinking":
         if whole:
             content.append({"type": "reasoning_text", "text": text})
-        return {"type": "reasoning", "id": f"rs_{head.id}_{place}", "summary": [], "content": content}
+        return {
+            "type": "reasoning",
+            "id": f"rs_{head.id}_{place}",
+            "summary": [],
+            "content": content,
+        }
     if part.kind == "text":
         if whole:
             content.append({"type": "output_text", "text": text, "annotations": []})
         fields = {"type": "message", "id": f"msg_{head.id}_{place}", "role": "assistant"}
         return {**fields, "status": status, "content": content}
-    call = {"type": "function_call", "id": f"fc_{head.id}_{place}", "call_id": part.id, "name": part.name}
+    call = {
+        "type": "function_call",
+        "id": f"fc_{head.id}_{place}",
+        "call_id": part.id,
+        "name": part.name,
+    }
     if part.namespace is not None:
         call["namespace"] = part.namespace
     return {**call, "arguments": text, "status": status}
 
 
 def status_of(finish: str) -> str:
-    return "incomplete" if finish == "length" else "completed"
+    if finish == "length":
+        return "incomplete"
+    return "completed"
 
 
 def whole_response(head: AnswerHead, answer: FakeAnswer) -> bytes:
-    items = [item(head, place, part, whole=True) for place, part in enumerate(parts_of(answer, head))]
+    items = [
+        item(head, place, part, whole=True) for place, part in enumerate(parts_of(answer, head))
+    ]
     return to_json(response(head, status_of(answer.finish_reason), items, len(answer.tokens)))
 
 
@@ -78,13 +94,17 @@ class ResponsesEncoder(PartEncoder):
 
     def begin_answer(self) -> bytes:
         begun = response(self.head, "in_progress", [], None)
-        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        return self._event("response.created", response=begun) + self._event(
+            "response.in_progress", response=begun
+        )
 
     def begin_part(self, place: int, part: AnswerPart) -> bytes:
         empty = item(self.head, place, part, whole=False)
         data = self._event("response.output_item.added", output_index=place, item=empty)
         if part.kind == "text":
-            data += self._in_item("response.content_part.added", place, part, part=self._content(""))
+            data += self._in_item(
+                "response.content_part.added", place, part, part=self._content("")
+            )
         return data
 
     def say(self, place: int, part: AnswerPart, text: str) -> bytes:
@@ -94,14 +114,18 @@ class ResponsesEncoder(PartEncoder):
         name = "arguments" if part.kind == "call" else "text"
         data = self._in_item(f"{TEXT_EVENTS[part.kind]}.done", place, part, **{name: part.text})
         if part.kind == "text":
-            data += self._in_item("response.content_part.done", place, part, part=self._content(part.text))
+            data += self._in_item(
+                "response.content_part.done", place, part, part=self._content(part.text)
+            )
         whole = item(self.head, place, part, whole=True)
         return data + self._event("response.output_item.done", output_index=place, item=whole)
 
     def ending(self, finish: str, timings: dict[str, Any]) -> bytes:  # noqa: ARG002  # llama.cpp's are not in this form
         status = status_of(finish)
         items = [item(self.head, place, part, whole=True) for place, part in enumerate(self.parts)]
-        return self._event(f"response.{status}", response=response(self.head, status, items, self.produced))
+        return self._event(
+            f"response.{status}", response=response(self.head, status, items, self.produced)
+        )
 
     def _content(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": []}

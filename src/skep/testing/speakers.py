@@ -1,9 +1,10 @@
-"""The fake engine in the place of engines that cannot be installed here: `python -m skep.testing.speakers ENGINE ...`.
+"""The fake engine in the place of engines that cannot be installed here: `python -m
+skep.testing.speakers ENGINE ...`.
 
-`sglang` stands for a Python that has SGLang, `-m sglang.launch_server --model-path X --port N`: its flags, its figures
-in /metrics and /server_info. `ollama` stands for `ollama serve` and `ollama --version`, told by OLLAMA_ variables: what
-docs/api.md describes, with the models whose manifests are in the store.
-"""
+`sglang` stands for a Python that has SGLang, `-m sglang.launch_server --model-path X --port N`:
+its flags, its figures in /metrics and /server_info. `ollama` stands for `ollama serve` and `ollama
+--version`, told by OLLAMA_ variables: what docs/api.md describes, with the models whose manifests
+are in the store."""
 
 from __future__ import annotations
 
@@ -28,18 +29,26 @@ OLLAMA_VERSION = "0.24.3"
 
 def write_program(path: str | Path, engine: str) -> None:
     """An executable of that name that speaks as the engine does."""
-    Path(path).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m skep.testing.speakers {engine} "$@"\n')
+    Path(path).write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m skep.testing.speakers {engine} "$@"\n'
+    )
     Path(path).chmod(0o755)
 
 
 def speak(words: Sequence[str], key: str, routes: RoutesOf) -> int:
-    """Serve until SIGTERM or SIGINT. `words`: options of the fake engine; `key` is wanted on all paths but /health."""
+    """Serve until SIGTERM or SIGINT.
+
+    `words`: options of the fake engine; `key` is wanted on all paths but /health.
+    """
     options = parse_options([*words, "--token-ms=4", "--default-tokens=16"])
     options.key = key
     try:
         uvloop.new_event_loop().run_until_complete(serve(options, routes=routes))
     except OSError as error:  # as uvicorn and Go's net say it
-        sys.stderr.write(f"error: bind on {options.host}:{options.port}: {os.strerror(error.errno or 0).lower()}\n")
+        sys.stderr.write(
+            f"error: bind on {options.host}:{options.port}: "
+            f"{os.strerror(error.errno or 0).lower()}\n"
+        )
         return 1
     sys.stdout.flush()
     os._exit(0)  # open streams are cut, as an engine that is told to stop cuts them
@@ -59,13 +68,18 @@ def run_sglang(argv: list[str]) -> int:
     for name in flags["switches"]:
         parser.add_argument(f"--{name}", action="store_true")
     # `--config FILE`: of YAML, one `name: "text"` a line; flags of the command line win.
-    config = Path(argv[argv.index("--config") + 1]).read_text(encoding="utf-8") if "--config" in argv else ""
+    if "--config" in argv:
+        config = Path(argv[argv.index("--config") + 1]).read_text(encoding="utf-8")
+    else:
+        config = ""
     pairs = [line.partition(": ") for line in config.splitlines()]
     configured = [word for name, _, value in pairs for word in (f"--{name}", json.loads(value))]
     args = parser.parse_args([*configured, *argv[2:]])
     sys.stdout.write(f"server_args=ServerArgs({vars(args)})\n")  # its key too
     if not Path(args.model_path, "config.json").exists():
-        sys.stderr.write(f"OSError: {args.model_path} does not appear to have a file named config.json.\n")
+        sys.stderr.write(
+            f"OSError: {args.model_path} does not appear to have a file named config.json.\n"
+        )
         return 1
     model = args.served_model_name or args.model_path
 
@@ -74,17 +88,30 @@ def run_sglang(argv: list[str]) -> int:
             labels = f'{{engine_type="unified",model_name="{model}",tp_rank="0"}}'
             found = {
                 "num_running_reqs": server.table.running, "num_queue_reqs": server.table.waiting,
-                "prompt_tokens_total": server.prompt_tokens, "generation_tokens_total": server.output_tokens,
+                "prompt_tokens_total": server.prompt_tokens,
+                "generation_tokens_total": server.output_tokens,
             }  # fmt: skip
-            text = "".join(f"sglang:{name}{labels} {float(value)}\n" for name, value in found.items())
+            text = "".join(
+                f"sglang:{name}{labels} {float(value)}\n" for name, value in found.items()
+            )
             connection.send(200, text.encode(), content_type="text/plain; version=0.0.4")
 
         about = {"version": SGLANG_VERSION, "internal_states": []}
-        found: dict[tuple[str, str], Route] = {("GET", "/server_info"): lambda _, to: to.send_json(200, about)}
-        return {**found, ("GET", "/metrics"): figures} if args.enable_metrics else found
+        found: dict[tuple[str, str], Route] = {
+            ("GET", "/server_info"): lambda _, to: to.send_json(200, about)
+        }
+        if args.enable_metrics:
+            return {**found, ("GET", "/metrics"): figures}
+        return found
 
-    words = [f"--host={args.host or '127.0.0.1'}", f"--port={args.port or 30000}", f"--model={model}"]
-    return speak([*words, f"--slots={args.max_running_requests or 8}"], args.api_key or "", routes_of)
+    words = [
+        f"--host={args.host or '127.0.0.1'}",
+        f"--port={args.port or 30000}",
+        f"--model={model}",
+    ]
+    return speak(
+        [*words, f"--slots={args.max_running_requests or 8}"], args.api_key or "", routes_of
+    )
 
 
 def run_ollama(argv: list[str]) -> int:
@@ -96,7 +123,10 @@ def run_ollama(argv: list[str]) -> int:
         sys.stderr.write(f'Error: unknown command {" ".join(argv)!r} for "ollama"\n')
         return 1
     tags = [{"name": tag, "model": tag, "size": 0} for tag in stored_tags()]
-    models = [{"id": tag, "object": "model", "created": 0, "owned_by": "library"} for tag in stored_tags()]
+    models = [
+        {"id": tag, "object": "model", "created": 0, "owned_by": "library"}
+        for tag in stored_tags()
+    ]
     routes: dict[tuple[str, str], Route] = {
         ("GET", "/"): lambda _, to: to.send(200, b"Ollama is running", content_type="text/plain"),
         ("GET", "/api/version"): lambda _, to: to.send_json(200, {"version": OLLAMA_VERSION}),
@@ -106,21 +136,35 @@ def run_ollama(argv: list[str]) -> int:
     }
     host, _, port = os.environ.get("OLLAMA_HOST", "127.0.0.1:11434").rpartition(":")
     slots = os.environ.get("OLLAMA_NUM_PARALLEL") or "1"
-    return speak([f"--host={host.strip('[]')}", f"--port={port}", f"--slots={slots}"], "", lambda _: routes)
+    return speak(
+        [f"--host={host.strip('[]')}", f"--port={port}", f"--slots={slots}"], "", lambda _: routes
+    )
 
 
 def native_chat(request: HttpRequest, connection: FakeConnection) -> None:
-    """Answer `word0 word1 ...` at once, a line of JSON each; the last has durations in nanoseconds."""
+    """Answer `word0 word1 ...` at once, a line of JSON each; the last has durations in
+    nanoseconds.
+    """
     body = json.loads(request.body)
     count = int((body.get("options") or {}).get("num_predict") or 16)
     prompt = sum(len(str(message["content"]).split()) for message in body["messages"])
     head = {"model": body["model"], "created_at": datetime.now(UTC).isoformat()}
     durations = {
-        "done_reason": "length", "total_duration": 5000 * count, "load_duration": 0, "prompt_eval_count": prompt,
-        "prompt_eval_duration": 1000 * count, "eval_count": count, "eval_duration": 4000 * count,
-    }  # fmt: skip
-    lines = [{**head, "message": {"role": "assistant", "content": f"word{n} "}, "done": False} for n in range(count)]
-    lines.append({**head, "message": {"role": "assistant", "content": ""}, "done": True, **durations})
+        "done_reason": "length",
+        "total_duration": 5000 * count,
+        "load_duration": 0,
+        "prompt_eval_count": prompt,
+        "prompt_eval_duration": 1000 * count,
+        "eval_count": count,
+        "eval_duration": 4000 * count,
+    }
+    lines = [
+        {**head, "message": {"role": "assistant", "content": f"word{n} "}, "done": False}
+        for n in range(count)
+    ]
+    lines.append(
+        {**head, "message": {"role": "assistant", "content": ""}, "done": True, **durations}
+    )
     connection.begin_stream("application/x-ndjson")
     for line in lines:
         connection.chunk(json.dumps(line).encode() + b"\n")
@@ -128,12 +172,17 @@ def native_chat(request: HttpRequest, connection: FakeConnection) -> None:
 
 
 def stored_tags() -> list[str]:
-    """manifests/HOST/OWNER/NAME/TAG in the store; the usual host and owner are left out of the name."""
+    """manifests/HOST/OWNER/NAME/TAG in the store; the usual host and owner are left out of the
+    name.
+    """
     root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models", "manifests")
     found = []
     for path in sorted(root.glob("*/*/*/*")):
         host, owner, name, tag = path.relative_to(root).parts
-        long = f"{host}/{owner}/{name}" if host != "registry.ollama.ai" else f"{owner}/{name}"
+        if host != "registry.ollama.ai":
+            long = f"{host}/{owner}/{name}"
+        else:
+            long = f"{owner}/{name}"
         found.append(f"{long.removeprefix('library/')}:{tag}")
     return found
 

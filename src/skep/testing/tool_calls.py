@@ -1,8 +1,7 @@
 """Calls of tools with arguments that fit the schema of each client's own tool.
 
-Clients name the same things differently: `Write(file_path, content)`, `write(filePath, content)`, `write_file`,
-or have a shell alone.
-"""
+Clients name the same things differently: `Write(file_path, content)`, `write(filePath, content)`,
+`write_file`, or have a shell alone."""
 
 from __future__ import annotations
 
@@ -22,7 +21,9 @@ CONTENTS = ("content", "contents", "text", "file_text")
 COMMANDS = ("command", "cmd", "script", "commands")
 ORDERS = ("prompt", "message", "task", "instructions")
 WRITERS = re.compile(r"(?i)^(write|create)(_?(to_)?file)?$")
-SHELLS = re.compile(r"(?i)^(bash|shell|exec_command|run_shell_command|shell_command|execute_command|run_commands)$")
+SHELLS = re.compile(
+    r"(?i)^(bash|shell|exec_command|run_shell_command|shell_command|execute_command|run_commands)$"
+)
 DELEGATES = re.compile(r"(?i)^(task|agent|spawn_agent|delegate|subagent|spawn_subagent)$")
 AGENT_KINDS = ("general-purpose", "general")
 
@@ -34,7 +35,9 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 def forced_call(offer: ToolOffer) -> ToolCall:
-    """Return a call with a value for whatever the schema requires; for everything, where it requires nothing."""
+    """Return a call with a value for whatever the schema requires; for everything, where it
+    requires nothing.
+    """
     schema = offer.schema
     wanted = schema.get("required") or list(schema.get("properties") or ())
     return call_of(offer, {name: sample(property_of(schema, name), schema) for name in wanted})
@@ -58,7 +61,10 @@ def shell_call(offers: Iterable[ToolOffer], command: str) -> ToolCall:
         name = first_of(COMMANDS, names)
         if SHELLS.match(offer.name) and name:
             is_list = names[name].get("type") == "array"
-            words = ["bash", "-c", command] if name == "command" else [command]
+            if name == "command":
+                words = ["bash", "-c", command]
+            else:
+                words = [command]
             return filled(offer, {name: words if is_list else command})
     raise UserError("the client offers neither a tool that writes files nor a shell")
 
@@ -119,7 +125,9 @@ def sample(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
     return sample_of_kind(kind, schema, root, depth)
 
 
-def sample_of_kind(kind: Any, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
+def sample_of_kind(
+    kind: Any, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int
+) -> Any:
     match kind:
         case "integer" | "number":
             return schema.get("minimum", 1)
@@ -128,7 +136,10 @@ def sample_of_kind(kind: Any, schema: Mapping[str, Any], root: Mapping[str, Any]
         case "null":
             return None
         case "array":
-            return [sample(schema.get("items"), root, depth + 1) for _ in range(schema.get("minItems", 1))]
+            return [
+                sample(schema.get("items"), root, depth + 1)
+                for _ in range(schema.get("minItems", 1))
+            ]
         case "object":
             names = schema.get("required") or ()
             return {name: sample(property_of(schema, name), root, depth + 1) for name in names}

@@ -1,8 +1,8 @@
-"""Where one could go from here, and which of it to look at next: the largest expected gain a minute first.
+"""Where one could go from here, and which of it to look at next: the largest expected gain a
+minute first.
 
-Single changes, pairs that interact, and changes that only go together (a layout that fits only with fewer slots).
-Works on what is believed; measures nothing and decides nothing.
-"""
+Single changes, pairs that interact, and changes that only go together (a layout that fits only
+with fewer slots). Works on what is believed; measures nothing and decides nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from skep.tuner.predictions import Predictor
 from skep.tuner.records import Knob, KnobChange, KnobConfig, Value
 
 STARTS = 2  # of either side, before anything is accepted or nothing could be read
-FEWEST, MOST = 3, 8  # readings of a start that decides
-_FASTEST, _SLOWEST = 0.1, 10.0  # what is measured over what was expected
+# readings of a start that decides
+FEWEST = 3
+MOST = 8
+# what is measured over what was expected
+_FASTEST = 0.1
+_SLOWEST = 10.0
 
 
 SCREENED = 3  # readings of a start that only sorts
@@ -28,7 +32,8 @@ TIGHT_LOOKS = 45  # a budget for fewer first looks than these is spent sparingly
 
 
 class TimeBudget:
-    """Where time is tight a start is read as seldom as is enough, and a first look is not beside the best so far.
+    """Where time is tight a start is read as seldom as is enough, and a first look is not beside
+    the best so far.
 
     Whether it is tight is settled once the baseline has shown how long things take."""
 
@@ -60,8 +65,12 @@ class TimeBudget:
         return 1 if self.is_tight else STARTS
 
     def changes(self) -> int:
-        """Return how many changes the budget has room for, where of three that are looked at one is decided about."""
-        begin_s = self.baseline_starts * self.seconds((self._baseline,), self.readings(self._baseline))
+        """Return how many changes the budget has room for, where of three that are looked at one
+        is decided about.
+        """
+        begin_s = self.baseline_starts * self.seconds(
+            (self._baseline,), self.readings(self._baseline)
+        )
         looks = SIDE_BY_SIDE if self.is_tight else SIDE_BY_SIDE + 1
         cycle_s = looks * self.look_s + self.decision_s
         return max(1, int(SIDE_BY_SIDE * (self.budget_s - begin_s) / cycle_s))
@@ -69,15 +78,22 @@ class TimeBudget:
     def learn(self, configs: Sequence[KnobConfig], readings: int, seconds: float) -> None:
         """What a request really took."""
         expected = self.seconds(configs, readings) / self._pace
-        self._pace = 0.7 * self._pace + 0.3 * min(_SLOWEST, max(_FASTEST, seconds / max(1e-6, expected)))
+        self._pace = 0.7 * self._pace + 0.3 * min(
+            _SLOWEST, max(_FASTEST, seconds / max(1e-6, expected))
+        )
 
     def seconds(self, configs: Sequence[KnobConfig], readings: int) -> float:
         """Return one start, a warm-up and so many readings of each."""
-        each = (self._space.start_s(one) + (readings + 1) * self._space.reading_s(one) for one in configs)
+        each = (
+            self._space.start_s(one) + (readings + 1) * self._space.reading_s(one)
+            for one in configs
+        )
         return self._pace * sum(each)
 
     def readings(self, config: KnobConfig) -> int:
-        """As long as a start takes is measured: more readings would tell ever less than another start."""
+        """As long as a start takes is measured: more readings would tell ever less than another
+        start.
+        """
         if self.is_tight:
             return FEWEST
         wanted = self._space.start_s(config) / max(0.1, self._space.reading_s(config))
@@ -88,21 +104,32 @@ class TimeBudget:
 
 
 _DRAWN = 250  # configurations tried for one value
-_KEPT = (0.8, 0.5)  # chances that another knob stays as it is: near ones are drawn as well as far ones
+_KEPT = (
+    0.8,
+    0.5,
+)  # chances that another knob stays as it is: near ones are drawn as well as far ones
 _PASSES = 2
 _ALIKE = 0.01  # a change that brings less than this is not made
 
 
-def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value: Value) -> KnobConfig | None:
-    """Return the most promising configuration with this value, with as little else turned as that takes."""
+def best_config_with(
+    book: Measurements, incumbent: KnobConfig, knob: str, value: Value
+) -> KnobConfig | None:
+    """Return the most promising configuration with this value, with as little else turned as that
+    takes.
+    """
     rng = Random(f"{incumbent.key}/{knob}={value}")
-    best, gain = None, float("-inf")
+    best = None
+    gain = float("-inf")
     for number in range(_DRAWN):
         kept = _KEPT[number % len(_KEPT)]
-        others = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
+        others = {
+            one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept
+        }
         drawn = incumbent.turned(others | {knob: value})
         if not book.is_refused(drawn) and (found := book.promise(drawn, incumbent)) > gain:
-            best, gain = drawn, found
+            best = drawn
+            gain = found
     if best is None:
         return None
     for _ in range(_PASSES):  # knob by knob to its best value
@@ -110,8 +137,12 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         for other in (one for one in book.space.knobs if one.name != knob):
             for rung in other.values:
                 turned = best.turned({other.name: rung})
-                if not book.is_refused(turned) and (found := book.promise(turned, incumbent)) > gain + _ALIKE:
-                    best, gain = turned, found
+                if (
+                    not book.is_refused(turned)
+                    and (found := book.promise(turned, incumbent)) > gain + _ALIKE
+                ):
+                    best = turned
+                    gain = found
         if best == before:
             break
     for change in best.changes_from(incumbent):  # what does not matter stays as it was
@@ -123,7 +154,9 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
 
 
 SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
-SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
+# foreseen so clearly that it is decided about at once
+SURE = 0.95
+SURE_GAIN = 0.05
 BOLD = 0.02  # expected gain of a single change, below which several at once are looked at too
 READY = 0.75  # chance of being better, from which on it is decided about
 LARGE = math.log(1.25)  # a gain or loss that no drift of a machine explains
@@ -171,7 +204,8 @@ class DecidedChange(msgspec.Struct, frozen=True):
 
 class Chooser:
     def __init__(self, book: Measurements, time_budget: TimeBudget) -> None:
-        self._book, self._time_budget = book, time_budget
+        self._book = book
+        self._time_budget = time_budget
         self._knobs = {knob.name: knob for knob in book.space.knobs}
         self._partners: dict[str, set[str]] = {name: set() for name in self._knobs}
         for first, second in book.space.pairs:
@@ -190,10 +224,17 @@ class Chooser:
 
     @property
     def _grains(self) -> tuple[Grain, ...]:
-        return (TIGHT_GRAIN, *GRAINS) if self._time_budget.is_tight else GRAINS
+        if self._time_budget.is_tight:
+            return (TIGHT_GRAIN, *GRAINS)
+        return GRAINS
 
     def close(
-        self, changes: Iterable[KnobChange], incumbent: KnobConfig, *, same: bool = False, failed: bool = False
+        self,
+        changes: Iterable[KnobChange],
+        incumbent: KnobConfig,
+        *,
+        same: bool = False,
+        failed: bool = False,
     ) -> None:
         key = _key(changes)
         self._closed[key] = DecidedChange(incumbent, same, failed, self._grain)
@@ -203,10 +244,15 @@ class Chooser:
         """Return one to decide about, or a few to sort; None: nothing promises anything."""
         while True:
             singles = list(self._singles(incumbent))
-            leaps = self._moves(self._leaps(incumbent), incumbent) if self._time_budget.is_tight else ()
+            if self._time_budget.is_tight:
+                leaps: Iterable[Move] = self._moves(self._leaps(incumbent), incumbent)
+            else:
+                leaps = ()
             moves = self._ranked([*singles, *leaps], incumbent, self.grain.floor)
             if not self._owed and max((move.hope for move in moves), default=0.0) < BOLD:
-                moves = self._ranked([*moves, *self._further(incumbent, singles)], incumbent, self.grain.floor)
+                moves = self._ranked(
+                    [*moves, *self._further(incumbent, singles)], incumbent, self.grain.floor
+                )
             if moves or self._owed:
                 if chosen := self._chosen(moves):
                     return chosen
@@ -218,31 +264,53 @@ class Chooser:
     def _minutes(self, move: Move, incumbent: KnobConfig) -> float:
         """That deciding about it is expected to take."""
         configs = self.measured_for(move.config, incumbent)
-        return STARTS * self._time_budget.seconds(configs, self._time_budget.readings(move.config)) / 60
+        return (
+            STARTS
+            * self._time_budget.seconds(configs, self._time_budget.readings(move.config))
+            / 60
+        )
 
     def measured_for(self, config: KnobConfig, incumbent: KnobConfig) -> tuple[KnobConfig, ...]:
-        """Return what is started to decide about it: the best so far is measured again only beside a small gain."""
+        """Return what is started to decide about it: the best so far is measured again only beside
+        a small gain.
+        """
         known = self._book.counted_starts(incumbent) >= STARTS
-        return (config,) if known and self.is_large(config, incumbent) else (incumbent, config)
+        if known and self.is_large(config, incumbent):
+            return (config,)
+        return (incumbent, config)
 
     def is_large(self, config: KnobConfig, incumbent: KnobConfig) -> bool:
         return abs(self._book.surrogate.mean_gain(config, incumbent)) >= LARGE
 
     def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
-        """On a ladder a peak is believed only beside neighbours that were looked at as often as it was."""
-        ladders = (knob for name in names if (knob := self._knobs[name]).ordered and not knob.along)
+        """On a ladder a peak is believed only beside neighbours that were looked at as often as it
+        was.
+        """
+        ladders = (
+            knob for name in names if (knob := self._knobs[name]).ordered and not knob.along
+        )
         for knob in ladders:
             place = knob.values.index(config[knob.name])
-            for rung in (*knob.values[max(0, place - 1) : place], *knob.values[place + 1 : place + 2]):
+            for rung in (
+                *knob.values[max(0, place - 1) : place],
+                *knob.values[place + 1 : place + 2],
+            ):
                 beside = config.turned({knob.name: rung})
-                seldom = len(self._book.starts(beside)) < looks and not self._book.is_refused(beside)
+                seldom = len(self._book.starts(beside)) < looks and not self._book.is_refused(
+                    beside
+                )
                 if seldom and beside not in self._owed:
                     self._owed.append(beside)
         return bool(self._owed)
 
     def moved(self, incumbent: KnobConfig, changes: Sequence[KnobChange]) -> None:
-        """What was owed from the place before is owed from here; so are the neighbours on the ladders just climbed."""
-        self._owed = [config.turned({change.knob: change.after for change in changes}) for config in self._owed]
+        """What was owed from the place before is owed from here; so are the neighbours on the
+        ladders just climbed.
+        """
+        self._owed = [
+            config.turned({change.knob: change.after for change in changes})
+            for config in self._owed
+        ]
         self.owe(incumbent, [change.knob for change in changes], looks=1)
 
     def is_promising(self, belief: Belief) -> bool:
@@ -250,28 +318,50 @@ class Chooser:
 
     def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
         if moves and (not self._owed or moves[0].hope >= LARGE) and self._is_decidable(moves[0]):
-            move, looks = moves[0], self._book.counted_starts(moves[0].config)
-            if len(move.changes) > 1 or not looks or not self.owe(move.config, [move.changes[0].knob], looks=looks):
+            move = moves[0]
+            looks = self._book.counted_starts(moves[0].config)
+            if (
+                len(move.changes) > 1
+                or not looks
+                or not self.owe(move.config, [move.changes[0].knob], looks=looks)
+            ):
                 return move
-        chosen = [config for config in self._owed if not self._book.is_refused(config)][:SIDE_BY_SIDE]
+        chosen = [config for config in self._owed if not self._book.is_refused(config)][
+            :SIDE_BY_SIDE
+        ]
         self._owed = []
         for move in moves:
-            if len(chosen) < SIDE_BY_SIDE and move.config not in chosen and not self._is_decidable(move):
+            if (
+                len(chosen) < SIDE_BY_SIDE
+                and move.config not in chosen
+                and not self._is_decidable(move)
+            ):
                 chosen.append(move.config)
-        return tuple(chosen) or (moves[0] if moves else ())  # nothing: all that was owed is refused by now
+        # Nothing: all that was owed is refused by now.
+        return tuple(chosen) or (moves[0] if moves else ())
 
     def _ranked(self, moves: Iterable[Move], incumbent: KnobConfig, floor: float) -> list[Move]:
-        """Return those that are open, by the expected gain a minute; where time is tight, the planner's word first."""
+        """Return those that are open, by the expected gain a minute; where time is tight, the
+        planner's word first.
+        """
         weight = 1.0 if self._time_budget.is_tight else 0.0
-        hopeful = (move for move in moves if move.hope >= floor and not self._is_closed(move.changes, incumbent))
+        hopeful = (
+            move
+            for move in moves
+            if move.hope >= floor and not self._is_closed(move.changes, incumbent)
+        )
 
         def worth(move: Move) -> float:
-            return (move.hope + weight * move.belief.mean) / max(1e-6, self._minutes(move, incumbent))
+            return (move.hope + weight * move.belief.mean) / max(
+                1e-6, self._minutes(move, incumbent)
+            )
 
         return sorted(hopeful, key=worth, reverse=True)
 
     def _is_decidable(self, move: Move) -> bool:
-        """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by one."""
+        """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by
+        one.
+        """
         if move.together:
             return True
         if self._book.counted_starts(move.config) == 0:
@@ -283,7 +373,9 @@ class Chooser:
         closed = self._closed.get(_key(changes))
         if closed is None or (closed.same and closed.grain < self._grain):
             return False
-        if closed.failed:  # elsewhere it is another configuration: tried again from another place, but not often
+        if (
+            closed.failed
+        ):  # elsewhere it is another configuration: tried again from another place, but not often
             return closed.incumbent == incumbent or self._dead_ends[_key(changes)] >= _DEAD_ENDS
         own = {change.knob for change in changes}
         partners = {partner for name in own for partner in self._partners[name]} - own
@@ -293,39 +385,61 @@ class Chooser:
         for config in configs:
             changes = config.changes_from(incumbent)
             if changes and not self._book.is_refused(config):
-                belief, trust = self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
+                belief = self._book.surrogate.gain(config, incumbent)
+                trust = self._book.suspects.trust(config)
                 yield Move(config, changes, belief, trust)
 
     def _singles(self, incumbent: KnobConfig) -> Iterator[Move]:
         for knob in self._turned_alone():
-            yield from self._moves((incumbent.turned({knob.name: value}) for value in knob.values), incumbent)
+            yield from self._moves(
+                (incumbent.turned({knob.name: value}) for value in knob.values), incumbent
+            )
 
     def _turned_alone(self) -> Iterator[Knob]:
         return (knob for knob in self._knobs.values() if not knob.along)
 
     def _further(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[Move]:
-        """Yield what is looked at when no single change promises anything: pairs, and several at once."""
+        """Yield what is looked at when no single change promises anything: pairs, and several at
+        once.
+        """
         best = sorted(singles, key=lambda move: -move.belief.mean)
-        yield from self._moves(chain(self._pairs(incumbent, best), self._leaps(incumbent)), incumbent)
-        yield from (replace(move, together=True) for move in self._moves(self._combined(best, incumbent), incumbent))
+        yield from self._moves(
+            chain(self._pairs(incumbent, best), self._leaps(incumbent)), incumbent
+        )
+        yield from (
+            replace(move, together=True)
+            for move in self._moves(self._combined(best, incumbent), incumbent)
+        )
 
     def _pairs(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[KnobConfig]:
-        """Of the best values of two knobs that interact. One that died here would be tried again blindly."""
+        """Of the best values of two knobs that interact.
+
+        One that died here would be tried again blindly.
+        """
         best: dict[str, list[Move]] = {}
         for move in singles:
             best.setdefault(move.changes[0].knob, []).append(move)
         for first, second in self._book.space.pairs:
             for one, other in product(best.get(first, ())[:_FEW], best.get(second, ())[:_FEW]):
-                if not (self._is_dead_end(one.changes, incumbent) or self._is_dead_end(other.changes, incumbent)):
-                    yield incumbent.turned({change.knob: change.after for change in (*one.changes, *other.changes)})
+                if not (
+                    self._is_dead_end(one.changes, incumbent)
+                    or self._is_dead_end(other.changes, incumbent)
+                ):
+                    yield incumbent.turned(
+                        {change.knob: change.after for change in (*one.changes, *other.changes)}
+                    )
 
     def _is_dead_end(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
         closed = self._closed.get(_key(changes))
         return closed is not None and closed.failed and self._is_closed(changes, incumbent)
 
     def _leaps(self, incumbent: KnobConfig) -> Iterator[KnobConfig]:
-        """For values that are refused from here, and for those that died here: with something else turned as well."""
-        for name, value in ((knob.name, value) for knob in self._turned_alone() for value in knob.values):
+        """For values that are refused from here, and for those that died here: with something else
+        turned as well.
+        """
+        for name, value in (
+            (knob.name, value) for knob in self._turned_alone() for value in knob.values
+        ):
             alone = incumbent.turned({name: value})
             wanted = self._book.is_narrow(alone) or 1 <= self._book.deaths(name, value) < _DETOURS
             if not wanted or not self._book.is_refused(alone):
@@ -333,14 +447,18 @@ class Chooser:
             # Looked for once, and again where what was found has failed since.
             found = self._leapt.setdefault((incumbent, name, value), [])
             last = found[-1] if found else None
-            if not found or (last is not None and self._book.is_refused(last) and len(found) < _LEAPS):
+            if not found or (
+                last is not None and self._book.is_refused(last) and len(found) < _LEAPS
+            ):
                 last = best_config_with(self._book, incumbent, name, value)
                 found.append(last)
             if last is not None:
                 yield last
 
     def _combined(self, singles: Sequence[Move], incumbent: KnobConfig) -> Iterator[KnobConfig]:
-        """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
+        """Yield those that could not be told from nothing one by one, all together: what they
+        bring adds up.
+        """
         best: dict[str, Move] = {}
         for move in singles:
             closed = self._closed.get(_key(move.changes))

@@ -1,9 +1,9 @@
-"""What can be turned in a preset on a machine: its knobs, each with the values that are worth a try under the goal.
+"""What can be turned in a preset on a machine: its knobs, each with the values that are worth a
+try under the goal.
 
 `space_of` returns them. `apply_config` makes the preset of a
-configuration, `config_of` the configuration of a preset. A knob that already has the base's value changes nothing.
-Measures nothing, and knows what the planner knows.
-"""
+configuration, `config_of` the configuration of a preset. A knob that already has the base's value
+changes nothing. Measures nothing, and knows what the planner knows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Draft, EngineOptions, Preset
 from skep.deploy.preset_setup import layout_of, quant_of
 from skep.errors import UserError
-from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
+from skep.planner.candidates import (
+    Pins,
+    PlanGoal,
+    base_setups,
+    layouts,
+    offered_kv,
+    place,
+    sizing_card,
+)
 from skep.planner.ranking import coarse, published_basis, speed_model_of
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, Quant, Rig, known_kv
@@ -42,7 +50,9 @@ class TuneMachine(msgspec.Struct, frozen=True):
 
     @property
     def cards(self) -> tuple[Device, ...]:
-        return self.rig.cards if self.rig is not None else ()
+        if self.rig is not None:
+            return self.rig.cards
+        return ()
 
 
 class KnobContext(msgspec.Struct, frozen=True):
@@ -53,10 +63,19 @@ class KnobContext(msgspec.Struct, frozen=True):
     quant: Quant | None
 
     def slots(self, expected: float = 0.15) -> Knob:
-        """Of one replica. Twice the agents is more than can be busy; far fewer than they are is a queue."""
+        """Of one replica.
+
+        Twice the agents is more than can be busy; far fewer than they are is a queue.
+        """
         agents = min(self.aim.concurrency, MOST_SLOTS // 2)
         rungs = {step for step in _STEPS if agents // _FEWEST <= step <= 2 * agents}
-        return Knob("slots", "slots of a replica", tuple(sorted(rungs | {agents})), ordered=True, expected=expected)
+        return Knob(
+            "slots",
+            "slots of a replica",
+            tuple(sorted(rungs | {agents})),
+            ordered=True,
+            expected=expected,
+        )
 
     def ngram(self, depths: Sequence[int]) -> Knob:
         """More than half an answer at once is never right."""
@@ -65,7 +84,8 @@ class KnobContext(msgspec.Struct, frozen=True):
 
     def prompts(self, first: int, last: int) -> tuple[int, ...]:
         """Powers of two up to all prompts at once: beyond that a larger one changes nothing."""
-        found, most = [first], min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens))
+        found = [first]
+        most = min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens))
         while found[-1] < most:
             found.append(found[-1] * 2)
         return tuple(found)
@@ -82,48 +102,83 @@ def layout_words(layout: Layout) -> str:
 def parse_layout(words: str) -> Layout:
     found = _LAYOUT_WORDS.fullmatch(words.strip())
     if found is None:
-        raise UserError(f"`{words}` is not a layout", hint="write it as `2x TP=1`, `TP=2 + EP=2` or `TP=1 + PP=2`")
+        raise UserError(
+            f"`{words}` is not a layout",
+            hint="write it as `2x TP=1`, `TP=2 + EP=2` or `TP=1 + PP=2`",
+        )
     replicas, tp, pp, ep = (int(part or 1) for part in found.groups())
     return Layout(tp, pp, ep, replicas)
 
 
 def with_layout(preset: Preset, layout: Layout) -> Preset:
-    """Cards that it names are kept as far as they are wanted; too few of them are left to be chosen."""
-    ranks = layout.replicas if layout.replicas > 1 and layout.ep > layout.tp else 1  # one engine that shares experts
-    shares = preset.options.card_shares if preset.options.pp == layout.pp else ()
+    """Cards that it names are kept as far as they are wanted; too few of them are left to be
+    chosen.
+    """
+    # One engine that shares experts.
+    ranks = layout.replicas if layout.replicas > 1 and layout.ep > layout.tp else 1
+    if preset.options.pp == layout.pp:
+        shares = preset.options.card_shares
+    else:
+        shares = ()
     options = replace(
-        preset.options, tp=layout.tp, pp=layout.pp, dp=ranks, ep=layout.ep > 1, split=None, card_shares=shares
+        preset.options,
+        tp=layout.tp,
+        pp=layout.pp,
+        dp=ranks,
+        ep=layout.ep > 1,
+        split=None,
+        card_shares=shares,
     )
-    gpus = preset.gpus[: layout.cards] if len(preset.gpus) >= layout.cards else ()
+    if len(preset.gpus) >= layout.cards:
+        gpus = preset.gpus[: layout.cards]
+    else:
+        gpus = ()
     return replace(preset, replicas=layout.replicas // ranks, options=options, gpus=gpus)
 
 
 def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
     """Those that keep as many cards busy as there are, break no rule and fit; best first."""
-    rig, engine, model, aim = asked.box.rig, asked.base.engine, asked.model, asked.aim
+    rig = asked.box.rig
+    engine = asked.base.engine
+    model = asked.model
+    aim = asked.aim
     kind = "latency" if aim.metric == "task_tok_s" else "throughput"
     goal = PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
-    if layout_of(asked.base) is None or rig is None or model is None or asked.quant is None or len(rig.cards) < 2:
+    if (
+        layout_of(asked.base) is None
+        or rig is None
+        or model is None
+        or asked.quant is None
+        or len(rig.cards) < 2
+    ):
         return
     basis = published_basis(engine)
     rated: dict[Layout, float] = {}
     for layout in layouts(rig, model, engine, goal, Pins(no_spec=True)):
-        for setup in base_setups(model, rig, engine, layout, Pins(quant=asked.quant, no_spec=True)):
+        for setup in base_setups(
+            model, rig, engine, layout, Pins(quant=asked.quant, no_spec=True)
+        ):
             if refusal(setup, rig) is not None:
                 continue
             if (placed := place(setup, sizing_card(rig, layout), goal, Pins())) is not None:
                 figure = coarse(speed_model_of(placed, rig, goal, basis), goal)
                 rated[layout] = max(figure, rated.get(layout, 0.0))
     widest = max((layout.cards for layout in rated), default=0)
-    best = sorted((layout for layout in rated if layout.cards == widest), key=lambda one: -rated[one])
-    yield Knob("layout", "layout on the cards", tuple(map(layout_words, best[:MOST])), expected=0.15)
+    best = sorted(
+        (layout for layout in rated if layout.cards == widest), key=lambda one: -rated[one]
+    )
+    yield Knob(
+        "layout", "layout on the cards", tuple(map(layout_words, best[:MOST])), expected=0.15
+    )
 
 
 DRAFTS = ("mtp", "ngram", "eagle", "draft", "dflash")  # a knob each, its value the depth; 0: off
 LLAMA = ("llamacpp", "embedded")
 _SHARES = {"sglang": 0.88}  # of a card, where the preset leaves it to the engine
 _SHARE = 0.9
-_BATCH, MICRO_BATCH, _CHUNK = 2048, 512, 2048
+_BATCH = 2048
+MICRO_BATCH = 512
+_CHUNK = 2048
 
 
 class Handle(msgspec.Struct, frozen=True):
@@ -138,21 +193,33 @@ def config_of(base: Preset, knobs: Iterable[Knob]) -> KnobConfig:
 
 def knob_value(preset: Preset, knob: str) -> Value:
     """Of one knob. What is left to the engine is read as what the engine does."""
-    return draft_depth(preset.options, knob) if knob in DRAFTS else _HANDLES[knob].read(preset)
+    if knob in DRAFTS:
+        return draft_depth(preset.options, knob)
+    return _HANDLES[knob].read(preset)
 
 
 def apply_config(base: Preset, config: KnobConfig) -> Preset:
-    """Return the base with every knob where the configuration says. A layout on fewer cards takes the first of them.
+    """Return the base with every knob where the configuration says. A layout on fewer cards takes
+    the first of them.
 
     Knobs that only an earlier version turned are left where they are.
     """
-    wanted, preset = config.as_dict, base
-    for name, handle in _HANDLES.items():  # in this order: which cards comes before what each engine on them gets
+    wanted = config.as_dict
+    preset = base
+    for (
+        name,
+        handle,
+    ) in _HANDLES.items():  # in this order: which cards comes before what each engine on them gets
         if name in wanted and handle.read(preset) != wanted[name]:
             preset = handle.write(preset, wanted[name])
-    if preset.engine in ("vllm", "sglang") and len(preset.gpus) > preset.replicas * preset.options.cards:
+    if (
+        preset.engine in ("vllm", "sglang")
+        and len(preset.gpus) > preset.replicas * preset.options.cards
+    ):
         preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
-    return _drafted(preset, {name: depth for name in DRAFTS if isinstance(depth := wanted.get(name), int)})
+    return _drafted(
+        preset, {name: depth for name in DRAFTS if isinstance(depth := wanted.get(name), int)}
+    )
 
 
 # Speculation: at most one method drafts
@@ -160,7 +227,9 @@ def apply_config(base: Preset, config: KnobConfig) -> Preset:
 
 def draft_depth(options: EngineOptions, method: str) -> int:
     draft = options.draft
-    return draft.depth if draft is not None and draft.method == method else 0
+    if draft is not None and draft.method == method:
+        return draft.depth
+    return 0
 
 
 def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
@@ -168,12 +237,17 @@ def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
     if len(used) > 1:
         both = " and ".join(f"{method} n={depth}" for method, depth in used.items())
         raise UserError(f"{both} cannot be combined", hint="one method drafts: set the other to 0")
-    now, wanted = preset.options.draft, None
+    now = preset.options.draft
+    wanted = None
     if now is not None and not used and now.method not in depths:
         return preset  # none of these knobs is about it
     for method, depth in used.items():
-        wanted = Draft(method, depth, now.model if now is not None and now.method == method else None)
-    return preset if now == wanted else with_options(preset, draft=wanted)
+        wanted = Draft(
+            method, depth, now.model if now is not None and now.method == method else None
+        )
+    if now == wanted:
+        return preset
+    return with_options(preset, draft=wanted)
 
 
 def with_options(preset: Preset, **changes: Any) -> Preset:
@@ -192,7 +266,9 @@ def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
 
 def plain_kv(engine: str) -> str:
     """Return the word for a cache in 16 bits."""
-    return "auto" if engine in ("vllm", "sglang") else "f16"
+    if engine in ("vllm", "sglang"):
+        return "auto"
+    return "f16"
 
 
 _HANDLES: dict[str, Handle] = {
@@ -200,10 +276,14 @@ _HANDLES: dict[str, Handle] = {
         lambda preset: None if (found := layout_of(preset)) is None else layout_words(found),
         lambda preset, words: with_layout(preset, parse_layout(words)),
     ),
-    "replicas": Handle(lambda preset: preset.replicas, lambda preset, count: replace(preset, replicas=count)),
+    "replicas": Handle(
+        lambda preset: preset.replicas, lambda preset, count: replace(preset, replicas=count)
+    ),
     "checkpoint": Handle(  # no knob any more: `--checkpoint`. Its format is found in the file
         lambda preset: preset.checkpoint,
-        lambda preset, name: replace(with_options(preset, quant=None), checkpoint=name, stand_in=False),
+        lambda preset, name: replace(
+            with_options(preset, quant=None), checkpoint=name, stand_in=False
+        ),
     ),
     "quant": _option("quant", lambda _: None),
     "slots": Handle(
@@ -213,16 +293,26 @@ _HANDLES: dict[str, Handle] = {
     "graphs": _option("graphs", lambda _: True),
     "memory_share": _option("memory_share", lambda preset: _SHARES.get(preset.engine, _SHARE)),
     "kv": Handle(
-        lambda preset: plain_kv(preset.engine) if preset.options.kv in (None, "auto", "f16") else preset.options.kv,
+        lambda preset: (
+            plain_kv(preset.engine)
+            if preset.options.kv in (None, "auto", "f16")
+            else preset.options.kv
+        ),
         lambda preset, kv: with_options(preset, kv=None if kv == plain_kv(preset.engine) else kv),
     ),
-    "kv_layout": _option("kv_layout", lambda preset: "unified" if preset.engine == "embedded" else "split"),
+    "kv_layout": _option(
+        "kv_layout", lambda preset: "unified" if preset.engine == "embedded" else "split"
+    ),
     "flash_attention": _option("flash_attention", lambda _: True),
-    "batched_tokens": _option("batched_tokens", lambda preset: MICRO_BATCH if preset.engine in LLAMA else _CHUNK),
+    "batched_tokens": _option(
+        "batched_tokens", lambda preset: MICRO_BATCH if preset.engine in LLAMA else _CHUNK
+    ),
     "batch": _option("batch", lambda preset: max(_BATCH, preset.options.batched_tokens or 0)),
     "chunked_prefill": _option("chunked_prefill", lambda _: True),
     "prefix_cache": _option("prefix_cache", lambda _: None),
-    "threads": Handle(lambda preset: preset.threads, lambda preset, count: replace(preset, threads=count)),
+    "threads": Handle(
+        lambda preset: preset.threads, lambda preset, count: replace(preset, threads=count)
+    ),
     "threads_batch": _option("threads_batch", lambda preset: preset.threads),
 }
 
@@ -235,20 +325,36 @@ _KV_WORDS = {("sglang", "fp8"): "fp8_e4m3"}
 
 
 def card_knobs(asked: KnobContext) -> Iterator[Knob]:
-    base, cards = asked.base, asked.box.cards
+    base = asked.base
+    cards = asked.box.cards
     yield Knob("graphs", "CUDA graphs" if cards else "graphs", (False, True), expected=0.5)
     yield asked.slots()
     if cards:
         yield Knob("memory_share", "share of each card", SHARES, ordered=True, expected=0.03)
         # Of a family that the base has already, the base's own word is enough.
-        engine, own = base.engine, known_kv(base.options.kv or "auto")
-        kinds = offered_kv(engine, asked.quant, cards)[1:] if asked.quant is not None else ()
+        engine = base.engine
+        own = known_kv(base.options.kv or "auto")
+        if asked.quant is not None:
+            kinds = offered_kv(engine, asked.quant, cards)[1:]
+        else:
+            kinds = ()
         others = [kind.id for kind in kinds if own is None or kind.family != own.family]
-        words = dict.fromkeys([plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)])
+        words = dict.fromkeys(
+            [plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)]
+        )
         yield Knob("kv", "KV type", tuple(words), alters_answers=True, expected=0.04)
         yield from layout_knobs(asked)
-    yield Knob("batched_tokens", "prefill tokens a step", asked.prompts(*_CHUNKS), ordered=True, expected=0.04)
-    drafted = base.options.draft.method if base.options.draft is not None else None
+    yield Knob(
+        "batched_tokens",
+        "prefill tokens a step",
+        asked.prompts(*_CHUNKS),
+        ordered=True,
+        expected=0.04,
+    )
+    if base.options.draft is not None:
+        drafted = base.options.draft.method
+    else:
+        drafted = None
     if drafted == "mtp" or (asked.model is not None and asked.model.mtp_layers):
         yield Knob("mtp", "MTP drafts", MTP_DEPTHS, ordered=True, expected=0.5)
     yield asked.ngram(NGRAM_DEPTHS)
@@ -260,15 +366,19 @@ _ON_CARDS = (256, 2048)  # the same
 
 
 def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
-    base, on_cpu = asked.base, asked.base.engine == "embedded" or not asked.box.cards
+    base = asked.base
+    on_cpu = asked.base.engine == "embedded" or not asked.box.cards
     yield asked.slots(expected=0.4 if on_cpu else 0.15)
     if on_cpu:
         cores = max(1, asked.box.cores)
-        replicas = tuple(n for n in (1, 2, 4) if n <= min(cores, asked.aim.concurrency))  # each has a core to itself
+        # Each has a core to itself.
+        replicas = tuple(n for n in (1, 2, 4) if n <= min(cores, asked.aim.concurrency))
         steps = tuple(sorted({step for step in _STEPS if step <= cores} | {cores}))
         yield Knob("threads", "threads of a replica", steps, ordered=True, expected=0.4)
         yield Knob("replicas", "replicas", replicas, ordered=True, expected=0.1)
-    yield Knob("kv", "KV type", (plain_kv(base.engine), "q8_0"), alters_answers=True, expected=0.04)
+    yield Knob(
+        "kv", "KV type", (plain_kv(base.engine), "q8_0"), alters_answers=True, expected=0.04
+    )
     yield Knob("kv_layout", "KV layout", ("unified", "split"), expected=0.05)
     yield Knob("flash_attention", "flash attention", (True, False), expected=0.06)
     micro_batch = asked.prompts(*(_MICRO_BATCH_RANGE if on_cpu else _ON_CARDS))
@@ -277,12 +387,16 @@ def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
     if on_cpu:
         return
     yield from layout_knobs(asked)
-    if base.options.draft is not None and base.options.draft.method == "mtp":  # in the file: the preset knows
+    if (
+        base.options.draft is not None and base.options.draft.method == "mtp"
+    ):  # in the file: the preset knows
         yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
 
 
 def space_of(base: Preset, aim: TuneGoal, box: TuneMachine) -> tuple[Knob, ...]:
-    """What the preset's own flags say is left alone: turning it as well would put both on one command line."""
+    """What the preset's own flags say is left alone: turning it as well would put both on one
+    command line.
+    """
     asked = KnobContext(base, aim, box, box.model or find_geometry(base.model), quant_of(base))
     said = said_in_extra(base)
     knobs = (with_own(knob, base) for knob in _offered(asked) if knob.name not in said)
@@ -296,12 +410,15 @@ def _facts() -> dict[str, Any]:
 
 def pairs_of(knobs: Iterable[Knob]) -> tuple[tuple[str, str], ...]:
     there = {knob.name for knob in knobs}
-    return tuple((first, second) for first, second in _facts()["pairs"] if {first, second} <= there)
+    return tuple(
+        (first, second) for first, second in _facts()["pairs"] if {first, second} <= there
+    )
 
 
 def said_in_extra(base: Preset) -> set[str]:
     """Return the knobs that flags of the preset's own say already."""
-    rules, found = _facts(), set[str]()
+    rules = _facts()
+    found = set[str]()
     for word in base.extra:
         flag = word.partition("=")[0]
         if flag in rules["speculative"].get(base.engine, ()):
@@ -316,12 +433,17 @@ def with_own(knob: Knob, base: Preset) -> Knob:
         return knob
     values: tuple[Value, ...] = (own, *knob.values)
     if knob.ordered:
-        values = tuple(sorted(values, key=lambda value: float(value) if isinstance(value, int | float) else 0.0))
+        values = tuple(
+            sorted(
+                values, key=lambda value: float(value) if isinstance(value, int | float) else 0.0
+            )
+        )
     return replace(knob, values=values)
 
 
 def _offered(asked: KnobContext) -> Iterator[Knob]:
-    base, engine = asked.base, asked.base.engine
+    base = asked.base
+    engine = asked.base.engine
     if engine in ("vllm", "sglang"):
         yield from card_knobs(asked)
     elif engine in LLAMA:
@@ -329,6 +451,13 @@ def _offered(asked: KnobContext) -> Iterator[Knob]:
     elif engine == "ollama":
         yield asked.slots()
         yield Knob("kv", "KV type", (plain_kv(engine), "q8_0"), alters_answers=True, expected=0.03)
-    own = base.options.draft  # one that needs a model of its own is turned only where the preset names it
+    # One that needs a model of its own is turned only where the preset names it.
+    own = base.options.draft
     if own is not None and own.method not in ("mtp", "ngram"):
-        yield Knob(own.method, f"drafts by {own.method}", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.2)
+        yield Knob(
+            own.method,
+            f"drafts by {own.method}",
+            (0, 1, 2, 3, 4, 5, 6, 8),
+            ordered=True,
+            expected=0.2,
+        )

@@ -1,9 +1,9 @@
-"""The bench on real engines: configurations started, warmed, measured in turns with the same fresh tasks, and stopped.
+"""The bench on real engines: configurations started, warmed, measured in turns with the same fresh
+tasks, and stopped.
 
-One is up at a time, in another order each round, so that whatever drifts on the machine favours nobody for long. Every
-start is a stored run. One that dies, answers with errors or falls silent fails at once, with what its log says.
-Decides nothing.
-"""
+One is up at a time, in another order each round, so that whatever drifts on the machine favours
+nobody for long. Every start is a stored run. One that dies, answers with errors or falls silent
+fails at once, with what its log says. Decides nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def reading_of(
     rows: Sequence[Request], aim: TuneGoal, *, limited: bool = False, slo: SloLimits | None = None
 ) -> TuneReading:
     whole = repeat_of(0, rows, None, limited=limited)
-    effective, each = whole.effective_tok_s if whole.output_tokens else None, task_tok_s(rows)
+    effective = whole.effective_tok_s if whole.output_tokens else None
+    each = task_tok_s(rows)
     return TuneReading(
         figure=each if aim.metric == "task_tok_s" else effective,
         effective_tok_s=effective,
@@ -73,7 +74,9 @@ def reading_of(
 _T = TypeVar("_T")
 
 LOOK_EVERY_S = 0.25
-FIND_OUT_S = 3.0  # for a dead engine's log to be read before its errors are taken for all there is to know
+FIND_OUT_S = (
+    3.0  # for a dead engine's log to be read before its errors are taken for all there is to know
+)
 FEW_FAILURES = 1  # of a reading: may happen to anybody
 
 
@@ -108,7 +111,9 @@ class WatchedLoad:
                 watching.cancel()
         except BaseExceptionGroup as group:
             error = first_of(group)
-            raise (await self._errors(error.message) if isinstance(error, EndpointError) else error) from None
+            raise (
+                await self._errors(error.message) if isinstance(error, EndpointError) else error
+            ) from None
         if self._too_many:
             raise await self._errors()
         self.session.recording.check()
@@ -123,8 +128,10 @@ class WatchedLoad:
         return len(self._failed) > max(FEW_FAILURES, TOLERATED_FAILURES * self._total)
 
     async def _watch(self) -> None:
-        sender, rows = self.session.driver.sender, self.session.recording.rows
-        seen, since = (-1, -1), time.monotonic()
+        sender = self.session.driver.sender
+        rows = self.session.recording.rows
+        seen = (-1, -1)
+        since = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             if (failure := self.served.trouble()) is not None:
@@ -133,9 +140,13 @@ class WatchedLoad:
                 raise await self._errors()
             moved = len(rows), sender.reads()
             if moved != seen:
-                seen, since = moved, time.monotonic()
+                seen = moved
+                since = time.monotonic()
             elif time.monotonic() - since > self.hang_s:
-                words = f"no token came for {self.hang_s:g} s with {len(sender.in_flight)} requests in flight"
+                words = (
+                    f"no token came for {self.hang_s:g} s with {len(sender.in_flight)} requests "
+                    "in flight"
+                )
                 raise ConfigFailed(ConfigFailure("hang", words, self.served.last_words()))
 
     async def _errors(self, said: str | None = None) -> ConfigFailed:
@@ -146,7 +157,10 @@ class WatchedLoad:
                 return ConfigFailed(failure)
             await asyncio.sleep(LOOK_EVERY_S)
         said = said or next((row.error or row.error_kind for row in self._failed), None)
-        of = f"{len(self._failed)} of {self._total} requests" if self._total else "the warm-up requests"
+        if self._total:
+            of = f"{len(self._failed)} of {self._total} requests"
+        else:
+            of = "the warm-up requests"
         words = f"{of} failed: {said or 'no reason was given'}"
         return ConfigFailed(ConfigFailure("errors-under-load", words, self.served.last_words()))
 
@@ -162,7 +176,9 @@ class EngineBench:
     aim: TuneGoal
     seed: int
     preset_of: Callable[[KnobConfig], Preset]
-    first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
+    first_round: int = (
+        0  # rounds that were measured before it was taken up again: their prompts are not fresh
+    )
     guard: QualityGuard | None = None
     patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
@@ -171,14 +187,20 @@ class EngineBench:
     _first_s: float = 0.0  # the longest that somebody waited for a first token
 
     def __post_init__(self) -> None:
-        self._slo = SloLimits.parse(self.aim.slo) if self.aim.slo else None
+        if self.aim.slo:
+            self._slo: SloLimits | None = SloLimits.parse(self.aim.slo)
+        else:
+            self._slo = None
         self._round = self.first_round
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
-        began, configs = time.monotonic(), request.configs
+        began = time.monotonic()
+        configs = request.configs
         self._round += 1  # all readings of a round are as long
         rates = [self._rates[config] for config in configs if config in self._rates]
-        if rates or not self._count:  # one that is measured alone, and is not known yet, gets as many as the last one
+        if (
+            rates or not self._count
+        ):  # one that is measured alone, and is not known yet, gets as many as the last one
             self._count = tasks_for(self.aim.concurrency, rates, self.patience.reading_s)
         made: dict[KnobConfig, ServerStart] = {}
         for config in configs if self._round % 2 else configs[::-1]:
@@ -191,8 +213,14 @@ class EngineBench:
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         """The best so far is asked first. One that does not start answers nothing."""
         if self.guard is None:
-            return JudgeResult(ok=True, words="no quality guard: answers were not compared", seconds=0.0, skipped=True)
-        began, before = time.monotonic(), None
+            return JudgeResult(
+                ok=True,
+                words="no quality guard: answers were not compared",
+                seconds=0.0,
+                skipped=True,
+            )
+        began = time.monotonic()
+        before = None
         try:
             before = await self._sheet(self.guard, request.incumbent, on_progress)
             after = await self._sheet(self.guard, request.challenger, on_progress)
@@ -203,15 +231,26 @@ class EngineBench:
             judged = JudgeResult(ok=False, words=words, seconds=0.0, skipped=before is None)
         return replace(judged, seconds=time.monotonic() - began)
 
-    async def _start(self, config: KnobConfig, request: MeasureRequest, on_progress: OnProgress) -> ServerStart:
+    async def _start(
+        self, config: KnobConfig, request: MeasureRequest, on_progress: OnProgress
+    ) -> ServerStart:
         """Started, warmed, measured and stopped. What fails has the readings until then."""
-        began, taken, level = time.monotonic(), list[TuneReading](), self.aim.concurrency
+        began = time.monotonic()
+        taken = list[TuneReading]()
+        level = self.aim.concurrency
         made = ServerStart(config, 0.0)
         on_progress(BenchProgress(config, "starting"))
 
         def tell(now: SessionProgress) -> None:
-            place = (now.repeat + 1, request.readings) if now.level else (0, 0)
-            on_progress(BenchProgress(config, "measuring" if now.level else "warming up", *place, now.tok_s))
+            if now.level:
+                place = (now.repeat + 1, request.readings)
+            else:
+                place = (0, 0)
+            on_progress(
+                BenchProgress(
+                    config, "measuring" if now.level else "warming up", *place, now.tok_s
+                )
+            )
 
         try:
             async with AsyncExitStack() as stack:
@@ -219,11 +258,19 @@ class EngineBench:
                 made = replace(made, start_s=served.start_s)
                 endpoint, maker = await self._known(served)
                 plan = SweepPlan(
-                    concurrency=(level,), tasks=self._count, runs=request.readings, budget_s=None,
-                    workload=maker.workload, timeout_s=self.patience.request_s, keep_text=False, kind="tune",
-                )  # fmt: skip
+                    concurrency=(level,),
+                    tasks=self._count,
+                    runs=request.readings,
+                    budget_s=None,
+                    workload=maker.workload,
+                    timeout_s=self.patience.request_s,
+                    keep_text=False,
+                    kind="tune",
+                )
                 identity = self._identity(plan, endpoint, maker, config, request)
-                recording = await stack.enter_async_context(Recording(self.store, endpoint, self.host, identity))
+                recording = await stack.enter_async_context(
+                    Recording(self.store, endpoint, self.host, identity)
+                )
                 made = replace(made, run_id=recording.run_id)
                 sweep = Sweep(plan, endpoint, recording, maker, tell)
                 await stack.enter_async_context(sweep.session.open())
@@ -232,7 +279,9 @@ class EngineBench:
                 await load.send(sweep.session.warm_up(maker, level, limit_s=limit_s, quick=False))
                 for _ in range(request.readings):
                     rows = await load.send(sweep.run_level(level), self._count)
-                    taken.append(self._read(config, rows, limited=recording.samples[-1].client_limited))
+                    taken.append(
+                        self._read(config, rows, limited=recording.samples[-1].client_limited)
+                    )
         except ConfigFailed as error:
             start_s = made.start_s or time.monotonic() - began
             made = replace(made, start_s=start_s, failure=error.failure)
@@ -245,21 +294,39 @@ class EngineBench:
         return found
 
     async def _known(self, served: TrialServer) -> tuple[Endpoint, TaskMaker]:
-        """What answers there, and tasks for it. Lengths are measured once: all configurations get the same prompts."""
-        aim, seed = self.aim, Random(f"{self.tuning}/{self.seed}/{self._round}").getrandbits(48)
+        """What answers there, and tasks for it.
+
+        Lengths are measured once: all configurations get the same prompts.
+        """
+        aim = self.aim
+        seed = Random(f"{self.tuning}/{self.seed}/{self._round}").getrandbits(48)
         try:
             endpoint = await find_endpoint(served.url, served.model)
             if self._calibration is None:
                 limit_s = max(LENGTHS_S, self._hang_s())
-                self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed, timeout_s=limit_s)
+                self._calibration = await calibrate_on(
+                    endpoint, aim.input_tokens, seed, timeout_s=limit_s
+                )
         except EndpointError as error:
-            failure = served.trouble() or ConfigFailure("errors-under-load", error.message, served.last_words())
+            failure = served.trouble() or ConfigFailure(
+                "errors-under-load", error.message, served.last_words()
+            )
             raise ConfigFailed(failure) from None
-        load = Workload(prompt_tokens=aim.input_tokens, max_tokens=aim.output_tokens, fixed_output=True, seed=seed)
+        load = Workload(
+            prompt_tokens=aim.input_tokens,
+            max_tokens=aim.output_tokens,
+            fixed_output=True,
+            seed=seed,
+        )
         return endpoint, TaskMaker(load, self._calibration)
 
     def _identity(
-        self, plan: SweepPlan, endpoint: Endpoint, maker: TaskMaker, config: KnobConfig, request: MeasureRequest
+        self,
+        plan: SweepPlan,
+        endpoint: Endpoint,
+        maker: TaskMaker,
+        config: KnobConfig,
+        request: MeasureRequest,
     ) -> Identity:
         document: dict[str, Any] = {
             **msgspec.to_builtins(plan),
@@ -283,9 +350,13 @@ class EngineBench:
         try:
             return self.preset_of(config)
         except UserError as error:
-            raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
+            raise ConfigFailed(
+                ConfigFailure("refused", error.message, remedy=error.hint)
+            ) from None
 
-    async def _sheet(self, guard: QualityGuard, config: KnobConfig, on_progress: OnProgress) -> Sheet:
+    async def _sheet(
+        self, guard: QualityGuard, config: KnobConfig, on_progress: OnProgress
+    ) -> Sheet:
         if (known := guard.known(config)) is not None:
             return known
         on_progress(BenchProgress(config, "starting"))

@@ -1,4 +1,5 @@
-"""What has been measured so far: every start with its readings, what failed, and what that makes one believe.
+"""What has been measured so far: every start with its readings, what failed, and what that makes
+one believe.
 
 Keeps evidence; decides nothing.
 """
@@ -29,11 +30,16 @@ from skep.tuner.records import (
 from skep.units import Interval
 
 _LEVEL = 1.0  # how far the planner may be off altogether
-_OFF, _OFF_SHARE, _MOST_OFF = 0.06, 0.35, 0.5  # with one knob's value: at least, and of what it predicts
+# with one knob's value: at least, and of what it predicts
+_OFF = 0.06
+_OFF_SHARE = 0.35
+_MOST_OFF = 0.5
 _PAIR = 0.05  # of two knobs that interact
 _OWN = 0.01  # of a configuration
 _COMMON = 0.02  # of a round
-_ALIKE, _NEAR = 0.5, 2.0  # neighbours on a ladder share so much, fading over so many rungs
+# neighbours on a ladder share so much, fading over so many rungs
+_ALIKE = 0.5
+_NEAR = 2.0
 _NORMAL = NormalDist()
 
 
@@ -54,18 +60,29 @@ class Belief(msgspec.Struct, frozen=True):
     @property
     def chance(self) -> float:
         """Of being better at all."""
-        return _NORMAL.cdf(self.mean / self.deviation) if self.deviation > 0 else float(self.mean > 0)
+        if self.deviation > 0:
+            return _NORMAL.cdf(self.mean / self.deviation)
+        return float(self.mean > 0)
 
 
 class Surrogate:
     def __init__(self, space: Predictor, baseline: KnobConfig) -> None:
-        self._space, self._baseline = space, baseline
+        self._space = space
+        self._baseline = baseline
         self._knobs = {knob.name: knob for knob in space.knobs}
-        self._pairs = [pair for pair in space.pairs if pair[0] in self._knobs and pair[1] in self._knobs]
+        self._pairs = [
+            pair for pair in space.pairs if pair[0] in self._knobs and pair[1] in self._knobs
+        ]
         self._prior: dict[KnobConfig, float] = {}
         self._level = self._foreseen(baseline) or 0.0
-        self._reach = {knob.name: {value: self._reach_of(knob, value) for value in knob.values} for knob in space.knobs}
-        self._places = {name: {value: n for n, value in enumerate(knob.values)} for name, knob in self._knobs.items()}
+        self._reach = {
+            knob.name: {value: self._reach_of(knob, value) for value in knob.values}
+            for knob in space.knobs
+        }
+        self._places = {
+            name: {value: n for n, value in enumerate(knob.values)}
+            for name, knob in self._knobs.items()
+        }
         self._columns: dict[KnobConfig, list[float]] = {}
         self._seen: list[tuple[KnobConfig, int]] = []
         self._first: dict[KnobConfig, int] = {}  # the place of its first start in what was seen
@@ -88,7 +105,11 @@ class Surrogate:
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
         """Of one configuration over another."""
         through = self._forward(list(map(sub, self._column(config), self._column(over))))
-        variance = self._kernel(config, config) + self._kernel(over, over) - 2 * self._kernel(config, over)
+        variance = (
+            self._kernel(config, config)
+            + self._kernel(over, over)
+            - 2 * self._kernel(config, over)
+        )
         deviation = math.sqrt(max(variance - sum(map(mul, through, through)), 0.0))
         return Belief(self.mean_gain(config, over), deviation)
 
@@ -101,7 +122,9 @@ class Surrogate:
     def prior(self, config: KnobConfig) -> float:
         if config not in self._prior:
             found = self._foreseen(config)
-            if found is None:  # of the whole: what it says of each change by itself, from the baseline
+            if (
+                found is None
+            ):  # of the whole: what it says of each change by itself, from the baseline
                 found = self._level
                 for change in config.changes_from(self._baseline):
                     alone = self._foreseen(self._baseline.turned({change.knob: change.after}))
@@ -111,15 +134,25 @@ class Surrogate:
 
     def _foreseen(self, config: KnobConfig) -> float | None:
         found = self._space.predict(config)
-        return math.log(found) if found is not None and found > 0 else None
+        if found is not None and found > 0:
+            return math.log(found)
+        return None
 
     def _reach_of(self, knob: Knob, value: Value) -> float:
-        """Return how far the effect of this value may be from what is foreseen; none at the baseline's."""
+        """Return how far the effect of this value may be from what is foreseen; none at the
+        baseline's.
+        """
         if value == self._baseline.get(knob.name):
             return 0.0
         foreseen = self._foreseen(self._baseline.turned({knob.name: value}))
-        predicted = foreseen - self._level if foreseen is not None else 0.0
-        return min(_MOST_OFF, max(_OFF + _OFF_SHARE * abs(predicted), 0.0 if predicted else 1.5 * knob.expected))
+        if foreseen is not None:
+            predicted = foreseen - self._level
+        else:
+            predicted = 0.0
+        return min(
+            _MOST_OFF,
+            max(_OFF + _OFF_SHARE * abs(predicted), 0.0 if predicted else 1.5 * knob.expected),
+        )
 
     def _column(self, config: KnobConfig) -> list[float]:
         """Return the kernel of it with each start that was seen."""
@@ -131,10 +164,13 @@ class Surrogate:
         return column
 
     def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
-        total, alike = _LEVEL**2, a == b
-        mine, theirs = a.as_dict, b.as_dict
+        total = _LEVEL**2
+        alike = a == b
+        mine = a.as_dict
+        theirs = b.as_dict
         for name, knob in self._knobs.items():
-            one, other = mine[name], theirs[name]
+            one = mine[name]
+            other = theirs[name]
             reach = self._reach[name].get(one, _OFF) * self._reach[name].get(other, _OFF)
             if reach and one == other:
                 total += reach
@@ -205,7 +241,9 @@ class FailureSuspects:
 
     def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
         if config not in self._known:
-            self._known[config] = frozenset([*((one,) for one in config.values), *combinations(config.values, 2)])
+            self._known[config] = frozenset(
+                [*((one,) for one in config.values), *combinations(config.values, 2)]
+            )
         return self._known[config]
 
 
@@ -219,7 +257,9 @@ class Measurements:
         self._starts: dict[KnobConfig, list[ServerStart]] = {}
         self._failed: set[KnobConfig] = set()
         self.suspects = FailureSuspects()
-        self._too_little: dict[tuple[Value, ...], float] = {}  # bytes that were spared by what ran out of them
+        self._too_little: dict[
+            tuple[Value, ...], float
+        ] = {}  # bytes that were spared by what ran out of them
 
     def took(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
         """`spared`: whose failure is not held against it yet."""
@@ -233,15 +273,21 @@ class Measurements:
                 self.suspects.ran(start.config)
                 self.noise.add_start(logs)
                 late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
-                variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
+                variance = self.noise.mean_variance(len(logs)) * (
+                    1 + (_TOO_LATE * (late > 0)) ** 2
+                )
                 score = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
                 self.surrogate.took(start.config, self.rounds, score, variance)
 
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         self._failed.add(config)
-        # The planner may be off by some memory, but of two configurations it knows which leaves more.
-        left = self.space.spare_bytes(config) if failure.is_of_memory else None
+        # The planner may be off by some memory, but of two configurations it knows which leaves
+        # more.
+        if failure.is_of_memory:
+            left = self.space.spare_bytes(config)
+        else:
+            left = None
         if left is None:
             self.suspects.failed(config)
         else:
@@ -251,7 +297,9 @@ class Measurements:
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
         known = [logs for one in self.starts(config) if (logs := speeds(one.readings))]
-        self.noise.add_means([fmean(self.noise.clipped(one)) for one in known], list(map(len, known)), sides=1)
+        self.noise.add_means(
+            [fmean(self.noise.clipped(one)) for one in known], list(map(len, known)), sides=1
+        )
 
     def figure(self, starts: Sequence[ServerStart]) -> Interval | None:
         """Return the mean with a 95 % interval; None: nothing counts."""
@@ -274,7 +322,9 @@ class Measurements:
         return self.is_narrow(config) or config in self._failed
 
     def is_narrow(self, config: KnobConfig) -> bool:
-        """Refused by a rule or for want of memory, so that it may do with something else turned as well."""
+        """Refused by a rule or for want of memory, so that it may do with something else turned as
+        well.
+        """
         if self.space.refusal(config) is not None:
             return True
         if (most := self._too_little.get(_ground(config))) is None or self.counted_starts(config):
@@ -284,11 +334,16 @@ class Measurements:
 
     def deaths(self, knob: str, value: Value) -> int:
         """Return how many configurations with this value failed for another reason than memory."""
-        return sum(config.get(knob) == value and not failure.is_of_memory for config, failure in self.failures)
+        return sum(
+            config.get(knob) == value and not failure.is_of_memory
+            for config, failure in self.failures
+        )
 
     def promise(self, config: KnobConfig, over: KnobConfig) -> float:
         """Return the gain that is believed, less for what looks like something that failed."""
-        return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(max(1e-3, self.suspects.trust(config)))
+        return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(
+            max(1e-3, self.suspects.trust(config))
+        )
 
 
 def _ground(config: KnobConfig) -> tuple[Value, ...]:
@@ -304,17 +359,24 @@ def speeds(readings: Iterable[TuneReading]) -> list[float]:
 def paired(a: Sequence[TuneReading], b: Sequence[TuneReading]) -> list[tuple[float, float]]:
     """Return the logarithms of the nth of both, where both count."""
     both = [(one, other) for one, other in zip(a, b, strict=False) if one.counts and other.counts]
-    return list(zip(speeds(one for one, _ in both), speeds(other for _, other in both), strict=True))
+    return list(
+        zip(speeds(one for one, _ in both), speeds(other for _, other in both), strict=True)
+    )
 
 
 def over_limit(starts: Sequence[ServerStart]) -> float:
     """Return the median share of the limits; 0 where there are none."""
-    return median_known(one.over_limit for start in starts for one in start.readings if one.counts) or 0.0
+    return (
+        median_known(one.over_limit for start in starts for one in start.readings if one.counts)
+        or 0.0
+    )
 
 
 def typical(starts: Sequence[ServerStart], name: str) -> float | None:
     """Return the median of `ttft_ms` or `tpot_ms` over the readings that count."""
-    return median_known(getattr(one, name) for start in starts for one in start.readings if one.counts)
+    return median_known(
+        getattr(one, name) for start in starts for one in start.readings if one.counts
+    )
 
 
 def median_known(values: Iterable[float | None]) -> float | None:

@@ -1,9 +1,9 @@
-"""What is known of configurations before anything is measured: the planner's rules, its memory and its speeds.
+"""What is known of configurations before anything is measured: the planner's rules, its memory and
+its speeds.
 
-`Predictor.setup` is the one translation from a configuration to what the planner works on. What the planner knows
-nothing of (batch, flash attention, KV layout, how often a text repeats itself, ...) leaves the figure as it is. On a
-CPU nothing is foreseen. Measures nothing.
-"""
+`Predictor.setup` is the one translation from a configuration to what the planner works on. What
+the planner knows nothing of (batch, flash attention, KV layout, how often a text repeats itself,
+...) leaves the figure as it is. On a CPU nothing is foreseen. Measures nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ PREDICTED_KNOBS = (
 )  # fmt: skip
 RUN_S = 6.0  # a reading takes at least
 TOO_LONG_S = 40.0  # for a reading, where fewer tasks will do
-LEAST_EACH, LEAST = 3, 6  # tasks of an agent, and of all
+# tasks of an agent, and of all
+LEAST_EACH = 3
+LEAST = 6
 MOST_DOUBLINGS = 6
 READING_S = 15.0  # where nothing is foreseen
 _SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the start is tried
@@ -45,17 +47,28 @@ _READ_BYTES_S = 1.5 * GIB  # weights into memory
 
 
 class Predictor:
-    """What can be turned, and what is known of it. Answers are remembered: a search asks for the same ones many times.
+    """What can be turned, and what is known of it. Answers are remembered: a search asks for the
+    same ones many times.
 
-    `model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is foreseen.
-    """
+    `model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is
+    foreseen."""
 
     def __init__(
-        self, base: Preset, rig: Rig | None, aim: TuneGoal, knobs: Sequence[Knob], basis: Basis | None = None,
-        model: Geometry | None = None, quant: Quant | None = None,
-    ) -> None:  # fmt: skip
-        self.base, self.rig, self.aim, self.knobs = base, rig, aim, tuple(knobs)
-        self.pairs = pairs_of(self.knobs)  # worth turning again, or together, when the other one has been turned
+        self,
+        base: Preset,
+        rig: Rig | None,
+        aim: TuneGoal,
+        knobs: Sequence[Knob],
+        basis: Basis | None = None,
+        model: Geometry | None = None,
+        quant: Quant | None = None,
+    ) -> None:
+        self.base = base
+        self.rig = rig
+        self.aim = aim
+        self.knobs = tuple(knobs)
+        # Worth turning again, or together, when the other one has been turned.
+        self.pairs = pairs_of(self.knobs)
         self._need_tokens = aim.input_tokens + aim.output_tokens
         self._basis = basis or Basis(published_constants())
         self._model = model or find_geometry(base.model)
@@ -64,7 +77,9 @@ class Predictor:
         self._refusals: dict[KnobConfig, str | None] = {}
         self._spare: dict[KnobConfig, float | None] = {}
         self._odd = {wrong.message for wrong in contradictions(base)}  # the base's own affair
-        self._known = tuple(sorted(knob.name for knob in self.knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS)))
+        self._known = tuple(
+            sorted(knob.name for knob in self.knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS))
+        )
 
     def refusal(self, config: KnobConfig) -> str | None:
         if config not in self._refusals:
@@ -74,10 +89,13 @@ class Predictor:
     def predict(self, config: KnobConfig) -> float | None:
         if (found := self.outcome(config)) is None:
             return None
-        return found.task_tok_s if self.aim.metric == "task_tok_s" else found.effective_tok_s
+        if self.aim.metric == "task_tok_s":
+            return found.task_tok_s
+        return found.effective_tok_s
 
     def start_s(self, config: KnobConfig) -> float:
-        engine, setup = self.base.engine, self.setup(config)
+        engine = self.base.engine
+        setup = self.setup(config)
         seconds = _STARTS_S.get(engine, 10.0)
         if config.get("graphs", self.base.options.graphs) is not False:
             seconds += _GRAPHS_S.get(engine, 0.0)
@@ -102,13 +120,29 @@ class Predictor:
         if (outcome := self.outcome(config)) is None:
             return ConfigFailure("no-start", "the planner has no figure for it")
         speed = outcome.effective_tok_s
-        per_s, ttft_ms, tpot_ms = speed / self.aim.output_tokens, 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
+        per_s = speed / self.aim.output_tokens
+        ttft_ms = 1000 * outcome.ttft_s
+        tpot_ms = 1000 * outcome.tpot_s
         tasks = tasks_for(self.aim.concurrency, [per_s])
-        seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": ttft_ms + tpot_ms * self.aim.output_tokens}
-        limits = SloLimits.parse(self.aim.slo).limits if self.aim.slo else ()
+        seen = {
+            "ttft": ttft_ms,
+            "tpot": tpot_ms,
+            "total": ttft_ms + tpot_ms * self.aim.output_tokens,
+        }
+        if self.aim.slo:
+            limits = SloLimits.parse(self.aim.slo).limits
+        else:
+            limits = ()
         over = max((seen[limit.name] / limit.ms for limit in limits), default=0.0)
         return TuneReading(
-            self.predict(config), speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over
+            self.predict(config),
+            speed,
+            outcome.task_tok_s,
+            ttft_ms,
+            tpot_ms,
+            tasks / per_s,
+            tasks,
+            over_limit=over,
         )
 
     def spare_bytes(self, config: KnobConfig) -> float | None:
@@ -116,12 +150,19 @@ class Predictor:
             self._spare[config] = None
             if (placed := self._placed(config)) is not None:
                 setup, rig = placed
-                plan = memory(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
+                plan = memory(
+                    setup,
+                    sizing_card(rig, setup.layout),
+                    context=self._context(setup),
+                    slots=setup.slots,
+                )
                 self._spare[config] = float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
         return self._spare[config]
 
     def setup(self, config: KnobConfig) -> Setup | None:
-        """As the planner sees it; None where model or format are not known, or it contradicts itself."""
+        """As the planner sees it; None where model or format are not known, or it contradicts
+        itself.
+        """
         if self._model is None or self._quant is None:
             return None
         try:
@@ -139,40 +180,62 @@ class Predictor:
         if (placed := self._placed(config)) is not None:
             setup, rig = placed
             if setup.spec is not None and setup.spec.method == "ngram":
-                setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
-            found = prospect(setup, rig, self._basis.constants, context=self._need_tokens, tuning=self._basis.tuning)
+                # Drafts from the text are worth what the text is.
+                setup = replace(setup, spec=None)
+            found = prospect(
+                setup,
+                rig,
+                self._basis.constants,
+                context=self._need_tokens,
+                tuning=self._basis.tuning,
+            )
             if found.pool_tokens > 0:
-                load = PlannedLoad(self.aim.concurrency, self.aim.input_tokens, self.aim.output_tokens)
+                load = PlannedLoad(
+                    self.aim.concurrency, self.aim.input_tokens, self.aim.output_tokens
+                )
                 outcome = found.outcome(load)
         self._outcomes[key] = outcome
         return outcome
 
     def fit(self, config: KnobConfig) -> FitResult | None:
         """Return whether it fits its cards, with the sentence that says so; None: nobody knows."""
-        setup, rig = self.setup(config), self.rig
+        setup = self.setup(config)
+        rig = self.rig
         if setup is None or rig is None:
             return None
-        return fits(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
+        return fits(
+            setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots
+        )
 
     def _refused(self, config: KnobConfig) -> str | None:
-        """Return which rule it breaks, of its engine, of presets or of the planner; or that it does not fit."""
+        """Return which rule it breaks, of its engine, of presets or of the planner; or that it
+        does not fit.
+        """
         try:
             preset = apply_config(self.base, config)
         except UserError as error:
             return error.message
         odd = (one.message for one in contradictions(preset) if one.message not in self._odd)
-        told, setup, rig = next(odd, None), self.setup(config), self.rig
+        told = next(odd, None)
+        setup = self.setup(config)
+        rig = self.rig
         if told is not None or setup is None or rig is None:
             return told
         if (found := refusal(setup, rig)) is not None:
             return found.sentence
-        fit, card = self.fit(config), sizing_card(rig, setup.layout)
-        return fit.sentence if fit is not None and fit.over_bytes > _SLACK * usable_bytes(card) else None
+        fit = self.fit(config)
+        card = sizing_card(rig, setup.layout)
+        if fit is not None and fit.over_bytes > _SLACK * usable_bytes(card):
+            return fit.sentence
+        return None
 
     def _placed(self, config: KnobConfig) -> tuple[Setup, Rig] | None:
         """None: not known, or on more cards than there are."""
-        setup, rig = self.setup(config), self.rig
-        return None if setup is None or rig is None or setup.layout.cards > len(rig.cards) else (setup, rig)
+        setup = self.setup(config)
+        rig = self.rig
+        if setup is None or rig is None or setup.layout.cards > len(rig.cards):
+            return None
+        return (setup, rig)
 
     def _context(self, setup: Setup) -> int:
         return setup.context or ceil(self._need_tokens / 256) * 256
@@ -181,14 +244,14 @@ class Predictor:
 def tasks_for(concurrency: int, rates: Sequence[float], least_s: float = RUN_S) -> int:
     """Of a reading that all sides get, from the tasks a second of those that are known.
 
-    Three for each agent, doubled until the fastest is busy for `least_s`; no more than the slowest does in time, down
-    to one for each agent.
-    """
+    Three for each agent, doubled until the fastest is busy for `least_s`; no more than the slowest
+    does in time, down to one for each agent."""
     choices = (max(LEAST, LEAST_EACH * concurrency), 2 * concurrency, concurrency)
     known = [rate for rate in rates if rate > 0]
     if not known:
         return choices[0]
-    slowest, fastest = min(known), max(known)
+    slowest = min(known)
+    fastest = max(known)
     count = next((one for one in choices if one / slowest <= TOO_LONG_S), concurrency)
     for _ in range(MOST_DOUBLINGS):
         if count / fastest >= least_s or 2 * count / slowest > TOO_LONG_S:

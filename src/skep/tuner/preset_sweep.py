@@ -1,7 +1,8 @@
-"""Presets measured one after the other: each is started, swept and stopped, here or as a simulated rig.
+"""Presets measured one after the other: each is started, swept and stopped, here or as a simulated
+rig.
 
-A preset that is refused, does not start or dies under load is a result, and the next one goes on. Knows no terminal.
-"""
+A preset that is refused, does not start or dies under load is a result, and the next one goes on.
+Knows no terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ FIRST_TOK_S = 50.0  # prompts are read at least so fast
 
 
 class MeasuredPreset(msgspec.Struct, frozen=True):
-    """What came of one preset. With a failure, `summary` has the levels that were measured before it, if any.
+    """What came of one preset. With a failure, `summary` has the levels that were measured before
+    it, if any.
 
     `rig`: the cards it was simulated on, where they are not its own. `interrupted`: by the user.
     """
@@ -57,7 +59,9 @@ class MeasuredPreset(msgspec.Struct, frozen=True):
         return self.summary is not None and bool(self.summary.levels)
 
     def shares(self) -> list[PublishedShare]:
-        """Return what each level reached of its author's figure of output tokens; nothing on other cards."""
+        """Return what each level reached of its author's figure of output tokens; nothing on other
+        cards.
+        """
         if self.rig is not None or self.summary is None:
             return []
         of_output = [figure for figure in self.preset.published if figure.metric == "output"]
@@ -80,9 +84,15 @@ class PresetSweeps:
     rig: str | None = None  # to simulate on, instead of each preset's own cards
 
     async def measure(
-        self, preset: Preset, on_progress: OnProgress, keep: Callable[[MeasuredPreset], None] = lambda _result: None
+        self,
+        preset: Preset,
+        on_progress: OnProgress,
+        keep: Callable[[MeasuredPreset], None] = lambda _result: None,
     ) -> MeasuredPreset:
-        """Start, sweep and stop one preset. `keep`: is given what there is where the sweep is interrupted."""
+        """Start, sweep and stop one preset.
+
+        `keep`: is given what there is where the sweep is interrupted.
+        """
         result = MeasuredPreset(preset, self.simulate, rig=self.rig)
         if self.simulate and preset.broken is not None and self.rig is None:
             failure = ConfigFailure("no-start", f"published, not simulated: {preset.broken}")
@@ -105,13 +115,17 @@ class PresetSweeps:
         attempt.take_summary(self.plan)
         return attempt.result
 
-    async def _attempt(self, preset: Preset, serve: Serve, attempt: _PresetAttempt, on_progress: OnProgress) -> None:
+    async def _attempt(
+        self, preset: Preset, serve: Serve, attempt: _PresetAttempt, on_progress: OnProgress
+    ) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 waiting = tasks.create_task(self._tell_waiting(preset))
                 async with self.servers.open(preset, serve) as served:
                     waiting.cancel()
-                    attempt.result = msgspec.structs.replace(attempt.result, start_s=served.start_s)
+                    attempt.result = msgspec.structs.replace(
+                        attempt.result, start_s=served.start_s
+                    )
                     self.say(f"{preset.name}: ready after {served.start_s:.0f} s")
                     await self._sweep(preset, served, attempt, on_progress)
         except BaseExceptionGroup as group:
@@ -138,26 +152,38 @@ class PresetSweeps:
             endpoint = await find_endpoint(served.url, served.model)
             maker = await self.maker_for(self.plan.workload, endpoint)
         except EndpointError as error:
-            failure = served.trouble() or ConfigFailure("errors-under-load", error.message, served.last_words())
+            failure = served.trouble() or ConfigFailure(
+                "errors-under-load", error.message, served.last_words()
+            )
             raise ConfigFailed(failure) from None
         plan = self.plan
-        config: dict[str, Any] = {**msgspec.to_builtins(plan), "slo": str(plan.slo) if plan.slo else None}
+        config: dict[str, Any] = {
+            **msgspec.to_builtins(plan),
+            "slo": str(plan.slo) if plan.slo else None,
+        }
         config |= {**maker.lengths, "preset": preset.name}
         identity = Identity(plan.kind, run_fingerprint(plan, endpoint, self.host), config)
         async with Recording(self.store, endpoint, self.host, identity) as recording:
-            attempt.sweep = sweep = Sweep(plan, endpoint, recording, maker, on_progress, self.meter_for(endpoint))
+            attempt.sweep = sweep = Sweep(
+                plan, endpoint, recording, maker, on_progress, self.meter_for(endpoint)
+            )
             async with sweep.session.open():
                 await WatchedLoad(served, sweep.session, self._hang_s()).send(sweep.run())
         attempt.take_summary(plan)
         rows = [row for row in recording.rows if row.level]
         if endpoint.engine.get("setup") and attempt.result.summary is not None:
-            calibration = calibration_from_sweep(plan, endpoint, attempt.result.summary, rows, self.host)
+            calibration = calibration_from_sweep(
+                plan, endpoint, attempt.result.summary, rows, self.host
+            )
             if calibration is not None:
                 self.store.append_calibration(calibration)
 
     def _hang_s(self) -> float:
         """Return how long no token may come: long prompts of many agents are read for minutes."""
-        return max(HANG_S, (self.plan.workload.prompt_tokens or 0) * max(self.plan.concurrency) / FIRST_TOK_S)
+        return max(
+            HANG_S,
+            (self.plan.workload.prompt_tokens or 0) * max(self.plan.concurrency) / FIRST_TOK_S,
+        )
 
 
 @dataclass(eq=False)

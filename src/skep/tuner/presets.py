@@ -1,9 +1,8 @@
 """The preset that a search begins with, and the preset of the user's own that its best becomes.
 
-It begins with a preset whose numbers are said, or of a model with what the planner recommends, or what is certain to
-start: the best plan without graphs and drafts, with KV in 16 bits, 85 % of each card and one replica. On a CPU: one
-slot, all cores, the rest as the engine has it.
-"""
+It begins with a preset whose numbers are said, or of a model with what the planner recommends, or
+what is certain to start: the best plan without graphs and drafts, with KV in 16 bits, 85 % of each
+card and one replica. On a CPU: one slot, all cores, the rest as the engine has it."""
 
 from __future__ import annotations
 
@@ -20,7 +19,13 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Device, devices, find_device
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import NO_CARDS, EngineOptions, Preset, Published, own_name
-from skep.config.presets import check_name, contradictions, parse_preset, preset_toml, presets_folder
+from skep.config.presets import (
+    check_name,
+    contradictions,
+    parse_preset,
+    preset_toml,
+    presets_folder,
+)
 from skep.deploy.commands import checkpoint_name, options_of_setup
 from skep.deploy.plan_request import check_flags
 from skep.errors import SkepError, UserError
@@ -39,7 +44,8 @@ from skep.tuner.store import TuningRecord, TuningStore, base_of
 from skep.tuner.summary import accepted, best_of, figure_words, unit_of
 
 SHARE = 0.85  # of each card
-USUAL_CONTEXT = 2048  # at least, unless the model holds less: a preset for the goal's tasks alone is of little use
+# at least, unless the model holds less: a preset for the goal's tasks alone is of little use
+USUAL_CONTEXT = 2048
 SLOTS = 4  # where nobody knows what fits
 _TEMPLATE = 64  # tokens that a chat template puts around a prompt
 _SOURCE = "skep tune"
@@ -47,23 +53,32 @@ _CRASHED_ON = 8.6  # custom all-reduce, while graphs were captured
 
 
 def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
-    """With room for the goal's tasks, and with numbers said that another version of the engine may choose otherwise."""
+    """With room for the goal's tasks, and with numbers said that another version of the engine may
+    choose otherwise.
+    """
     model = box.model or find_geometry(preset.model)
     preset = replace(preset, context_tokens=needed_context(aim, model, preset.context_tokens))
-    options, cards = preset.options, box.cards
+    options = preset.options
+    cards = box.cards
     if preset.engine in LLAMA:
         options = replace(options, batched_tokens=options.batched_tokens or MICRO_BATCH)
         if preset.engine == "embedded" or not cards:
             threads = preset.threads or max(1, box.cores // preset.replicas)
             preset = replace(preset, threads=threads)
-        elif len(cards) > 1 and preset.replicas * options.cards == 1 and options.split is None and not preset.gpus:
+        elif (
+            len(cards) > 1
+            and preset.replicas * options.cards == 1
+            and options.split is None
+            and not preset.gpus
+        ):
             options = replace(options, pp=len(cards))  # by itself it takes all cards that it sees
     elif preset.engine in ("vllm", "sglang") and cards:
         usual = defaults(preset.engine, smallest(cards))
         options = replace(
-            options, memory_share=options.memory_share or usual.utilization,
+            options,
+            memory_share=options.memory_share or usual.utilization,
             batched_tokens=options.batched_tokens or usual.batched_tokens,
-        )  # fmt: skip
+        )
     return replace(preset, options=options)
 
 
@@ -80,17 +95,19 @@ def baseline_of(
     others: Sequence[str] = (),
     basis_of: BasisOf = published_basis,
 ) -> Preset:
-    """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a setting like others.
+    """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a
+    setting like others.
 
-    `planned`: it begins with the first layout of `skep plan`, of this engine or one of the others, instead of where it
-    is safe.
-    """
+    `planned`: it begins with the first layout of `skep plan`, of this engine or one of the others,
+    instead of where it is safe."""
     known = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
         return prepared(_of_cpu(model, known, aim, engine, checkpoint or model), aim, box)
     if known is None:
         hint = "describe how it starts with `skep presets new NAME`, and tune that preset"
-        raise UserError(f"`{model}` is not in the catalogue, so skep knows no safe start for it", hint=hint)
+        raise UserError(
+            f"`{model}` is not in the catalogue, so skep knows no safe start for it", hint=hint
+        )
     assert box.rig is not None
     rig, _ = arranged(box.rig)
     if planned:
@@ -107,7 +124,9 @@ def baseline_of(
     return prepared(chosen, aim, box)
 
 
-def _of_cpu(model: str, known: Geometry | None, aim: TuneGoal, engine: str, weights: str) -> Preset:
+def _of_cpu(
+    model: str, known: Geometry | None, aim: TuneGoal, engine: str, weights: str
+) -> Preset:
     alone = engine in LLAMA
     return Preset(
         name=_plain(model),
@@ -124,43 +143,72 @@ def _of_cpu(model: str, known: Geometry | None, aim: TuneGoal, engine: str, weig
 
 
 def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None) -> int:
-    """Of one slot: a task with what a chat template adds, what was asked for, and the preset's own or the usual."""
+    """Of one slot: a task with what a chat template adds, what was asked for, and the preset's own
+    or the usual.
+    """
     task = aim.input_tokens + aim.output_tokens
     most, name = (model.max_context, model.id) if model is not None else (None, "")
     if most is not None and task > most:
         hint = "lower --prompt-tokens or --output-tokens"
-        raise UserError(f"a task of {task} tokens is beyond the {most} that {name} was made for", hint=hint)
+        raise UserError(
+            f"a task of {task} tokens is beyond the {most} that {name} was made for", hint=hint
+        )
     if most is not None and (aim.min_context or 0) > most:
         hint = f"use --min-context {most} at most"
-        raise UserError(f"--min-context {aim.min_context} is beyond the {most} tokens of {name}", hint=hint)
+        raise UserError(
+            f"--min-context {aim.min_context} is beyond the {most} tokens of {name}", hint=hint
+        )
     need = ceil((task + _TEMPLATE) / 256) * 256
-    return max(min(need, most or need), aim.min_context or 0, own or min(USUAL_CONTEXT, most or USUAL_CONTEXT))
+    return max(
+        min(need, most or need),
+        aim.min_context or 0,
+        own or min(USUAL_CONTEXT, most or USUAL_CONTEXT),
+    )
 
 
-def _plain_plans(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> Sequence[Plan]:
+def _plain_plans(
+    model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None
+) -> Sequence[Plan]:
     """Return what the planner recommends of what is plain, best first.
 
-    Format and layout are those that are best with CUDA graphs, which a search turns on: without them most of a small
-    model's are launched equally slowly.
-    """
+    Format and layout are those that are best with CUDA graphs, which a search turns on: without
+    them most of a small model's are launched equally slowly."""
     pooled = engine in ("vllm", "sglang")
     share = SHARE if pooled else None
     pins = Pins(
-        quant=quant, context=needed_context(aim, model), replicas=1, no_spec=True, kv=KV_TYPES["bf16"],
+        quant=quant,
+        context=needed_context(aim, model),
+        replicas=1,
+        no_spec=True,
+        kv=KV_TYPES["bf16"],
         utilization=share,
-    )  # fmt: skip
+    )
     plans = _fitting(model, rig, aim, (engine,), pins, published_basis)
     if not pooled:
         return plans
     best = plans[0].setup
-    eager = replace(pins, quant=best.quant, tp=best.layout.tp, pp=best.layout.pp, ep=best.layout.ep, graphs=False)
+    eager = replace(
+        pins,
+        quant=best.quant,
+        tp=best.layout.tp,
+        pp=best.layout.pp,
+        ep=best.layout.ep,
+        graphs=False,
+    )
     return _fitting(model, rig, aim, (engine,), eager, published_basis)
 
 
 def _planned(
-    model: Geometry, rig: Rig, aim: TuneGoal, engines: Sequence[str], quant: Quant | None, basis_of: BasisOf
+    model: Geometry,
+    rig: Rig,
+    aim: TuneGoal,
+    engines: Sequence[str],
+    quant: Quant | None,
+    basis_of: BasisOf,
 ) -> Sequence[Plan]:
-    """Return the layouts of `skep plan` for the goal, best first, with a context that other layouts can have, too."""
+    """Return the layouts of `skep plan` for the goal, best first, with a context that other
+    layouts can have, too.
+    """
     pins = Pins(quant=quant, context=aim.min_context, vision=False)
     plans = _fitting(model, rig, aim, engines, pins, basis_of)
     enough = needed_context(aim, model)
@@ -174,7 +222,7 @@ def _with_context(plan: Plan, tokens: int) -> Plan:
 
 def _fitting(
     model: Geometry, rig: Rig, aim: TuneGoal, engines: Sequence[str], pins: Pins, basis_of: BasisOf
-) -> Sequence[Plan]:  # fmt: skip
+) -> Sequence[Plan]:
     goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
     check_flags(rig, goal, pins, model)
     choice = choose(model, rig, goal, pins, engines=engines, basis_of=basis_of)
@@ -185,19 +233,40 @@ def _fitting(
 
 def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Preset:
     options = replace(options_of_setup(setup, rig), quant=setup.quant.id)
-    if setup.engine != "llamacpp" and len(rig.cards) > 1 and any(capability(c) == _CRASHED_ON for c in rig.cards):
-        options = replace(options, custom_all_reduce=False)  # means nothing on one card, and layouts come and go
+    if (
+        setup.engine != "llamacpp"
+        and len(rig.cards) > 1
+        and any(capability(c) == _CRASHED_ON for c in rig.cards)
+    ):
+        # Means nothing on one card, and layouts come and go.
+        options = replace(options, custom_all_reduce=False)
     counted = Counter(map(_in_catalogue, rig.cards))
-    cards = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
-    others = dict.fromkeys((_in_catalogue(card), card.title) for card in rig.cards if _in_catalogue(card) != card.id)
-    notes = [f"`hardware` says {name} for {title}, which is not in the catalogue" for name, title in others]
+    cards = " + ".join(
+        f"{count}x {name}" if count > 1 else name for name, count in counted.items()
+    )
+    others = dict.fromkeys(
+        (_in_catalogue(card), card.title) for card in rig.cards if _in_catalogue(card) != card.id
+    )
+    notes = [
+        f"`hardware` says {name} for {title}, which is not in the catalogue"
+        for name, title in others
+    ]
     return Preset(
-        name=_plain(model), title=f"{model} on {rig.title}, where a search begins", engine=setup.engine,
-        model=_called(setup.model, checkpoint or model), checkpoint=checkpoint or checkpoint_name(setup),
-        served_as=model, hardware=cards, source=_SOURCE, slots=setup.slots or 1,
-        context_tokens=setup.context, replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,
+        name=_plain(model),
+        title=f"{model} on {rig.title}, where a search begins",
+        engine=setup.engine,
+        model=_called(setup.model, checkpoint or model),
+        checkpoint=checkpoint or checkpoint_name(setup),
+        served_as=model,
+        hardware=cards,
+        source=_SOURCE,
+        slots=setup.slots or 1,
+        context_tokens=setup.context,
+        replicas=setup.layout.replicas,
+        options=options,
+        stand_in=checkpoint is None,
         notes=tuple(notes),
-    )  # fmt: skip
+    )
 
 
 def _in_catalogue(card: Device) -> str:
@@ -205,13 +274,19 @@ def _in_catalogue(card: Device) -> str:
     if find_device(card.id) is not None:
         return card.id
     same = (card.vendor, card.compute_capability, card.bandwidth_gbs)
-    alike = [d for d in devices().values() if (d.vendor, d.compute_capability, d.bandwidth_gbs) == same]
-    return min(alike, key=lambda d: abs(d.memory_gib - card.memory_gib)).id if alike else card.id
+    alike = [
+        d for d in devices().values() if (d.vendor, d.compute_capability, d.bandwidth_gbs) == same
+    ]
+    if alike:
+        return min(alike, key=lambda d: abs(d.memory_gib - card.memory_gib)).id
+    return card.id
 
 
 def _called(known: Geometry | None, checkpoint: str) -> str:
     """A preset's model is of the catalogue, or called as its checkpoint is."""
-    return known.id if known is not None and find_geometry(known.id) is not None else own_name(checkpoint)
+    if known is not None and find_geometry(known.id) is not None:
+        return known.id
+    return own_name(checkpoint)
 
 
 def _plain(model: str) -> str:
@@ -222,8 +297,12 @@ LONGEST_NAME = 80
 
 
 def tuned_preset(tuning: Tuning, stage: TuneStage, name: str) -> Preset:
-    """The stage's configuration, with what it was measured as. The figures of the base's author are not its own."""
-    base, day = base_of(tuning), datetime.fromtimestamp(tuning.created_at, UTC).date().isoformat()
+    """The stage's configuration, with what it was measured as.
+
+    The figures of the base's author are not its own.
+    """
+    base = base_of(tuning)
+    day = datetime.fromtimestamp(tuning.created_at, UTC).date().isoformat()
     mark = "SIMULATED, " if tuning.simulated else ""
     notes = [
         f"{mark}tuned for {tuning.aim} ({tuning.aim.shape}) on {tuning.rig}",
@@ -231,9 +310,14 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, name: str) -> Preset:
     ]
     published: tuple[Published, ...] = ()
     if stage.figure is not None:
-        how = "SIMULATED, not measured" if tuning.simulated else "measured"
+        if tuning.simulated:
+            how = "SIMULATED, not measured"
+        else:
+            how = "measured"
         notes.append(f"{how}: {figure_words(stage.figure)} {unit_of(tuning)}, 95 % interval")
-        if not tuning.simulated and tuning.aim.metric == "effective_tok_s":  # what a sweep can be held against
+        if (
+            not tuning.simulated and tuning.aim.metric == "effective_tok_s"
+        ):  # what a sweep can be held against
             load = (tuning.aim.concurrency, tuning.aim.input_tokens, tuning.aim.output_tokens)
             measured = Published(stage.figure.estimate, "output", *load, "client")
             published = (replace(measured, ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms),)
@@ -249,13 +333,21 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, name: str) -> Preset:
     )
 
 
-def write_preset(found: TuningRecord, name: str, paths: Paths, *, overwrite: bool = False) -> tuple[Path, TuneStage]:
-    """The best, into the user's folder, where `skep up NAME` finds it. What could not be read back is not written."""
-    folder, tuning = presets_folder(paths), found.tuning
+def write_preset(
+    found: TuningRecord, name: str, paths: Paths, *, overwrite: bool = False
+) -> tuple[Path, TuneStage]:
+    """The best, into the user's folder, where `skep up NAME` finds it.
+
+    What could not be read back is not written.
+    """
+    folder = presets_folder(paths)
+    tuning = found.tuning
     path = folder / f"{check_name(name)}.toml"
     if (best := best_of(found.stages)) is None:
         hint = f"`skep tune show {tuning.id}` says why"
-        raise UserError(f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint)
+        raise UserError(
+            f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint
+        )
     text = preset_toml(tuned_preset(tuning, best, name))
     try:
         parse_preset(text, name, str(path))
@@ -270,11 +362,14 @@ def write_preset(found: TuningRecord, name: str, paths: Paths, *, overwrite: boo
 
 
 def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | None:
-    """Return the best's name as a preset, which is written; None: nothing was better, or it is simulated."""
+    """Return the best's name as a preset, which is written; None: nothing was better, or it is
+    simulated.
+    """
     if found.tuning.simulated or not accepted(found.stages):
         return None
     name = preset_name(found.tuning)
-    _, best = write_preset(found, name, paths, overwrite=True)  # the id is in its name: it is of this tuning
+    # The id is in its name: it is of this tuning.
+    _, best = write_preset(found, name, paths, overwrite=True)
     if name not in found.presets:
         tunings.append_preset(found.id, name, time.time(), stage=best.number)
     return name
@@ -283,6 +378,9 @@ def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | 
 def preset_name(tuning: Tuning) -> str:
     """`MODEL-tuned-ID`."""
     ending = f"-tuned-{tuning.id}"
-    model = Path(tuning.model).stem if "/" in tuning.model else tuning.model
+    if "/" in tuning.model:
+        model = Path(tuning.model).stem
+    else:
+        model = tuning.model
     plain = re.sub(r"[^a-z0-9._-]+", "-", model.lower()).strip(".-_")
     return f"{plain[: LONGEST_NAME - len(ending)] or 'model'}{ending}".lower()

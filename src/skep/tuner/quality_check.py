@@ -1,9 +1,8 @@
 """The quality guard: a faster configuration that answers worse is not better.
 
-Each configuration is asked the same items once, greedily and at the goal's concurrency; its sheet of answers is kept:
-what challengers are held against is not asked again for each of them. Two sides need not be resident at once. Knows
-nothing of how configurations are started.
-"""
+Each configuration is asked the same items once, greedily and at the goal's concurrency; its sheet
+of answers is kept: what challengers are held against is not asked again for each of them. Two
+sides need not be resident at once. Knows nothing of how configurations are started."""
 
 from __future__ import annotations
 
@@ -50,12 +49,17 @@ class Sheet(msgspec.Struct, frozen=True):
 
 
 def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
-    """Of the items that both were asked. Held against the first configuration: small losses cannot add up."""
+    """Of the items that both were asked.
+
+    Held against the first configuration: small losses cannot add up.
+    """
     if before.is_silent:
         words = f"not judged: the configuration to compare with answered nothing: {before.fault}"
         return JudgeResult(ok=True, words=words, seconds=0.0, skipped=True)
     if after.is_silent:
-        return JudgeResult(ok=False, words=f"none of its requests was answered: {after.fault}", seconds=0.0)
+        return JudgeResult(
+            ok=False, words=f"none of its requests was answered: {after.fault}", seconds=0.0
+        )
     both = before.outcomes.keys() & after.outcomes.keys()
     was, now = (sum(sheet.outcomes[item].passed for item in both) for sheet in (before, after))
     score = f"{now} of {len(both)} right against {was}"
@@ -81,9 +85,12 @@ def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
 
 
 DELTA = 0.05  # five points
-ITEMS = 96  # by equal answers 61 exclude a loss of five points; with 96 one item may be lost and two may change
+# by equal answers 61 exclude a loss of five points; with 96 one item may be lost and two may
+# change
+ITEMS = 96
 ROOM_TOKENS = 2048  # for an answer at least: some models think aloud
-TIMEOUT_S, MOST_S = 600.0, 600.0
+TIMEOUT_S = 600.0
+MOST_S = 600.0
 
 
 class GuardPlan(msgspec.Struct, frozen=True):
@@ -92,7 +99,9 @@ class GuardPlan(msgspec.Struct, frozen=True):
     items: int = ITEMS
     seed: int = 0
     tuning: str = ""  # id, noted in the stored runs
-    most_s: float = MOST_S  # of a sheet: after that no more is asked, and what was asked is compared
+    most_s: float = (
+        MOST_S  # of a sheet: after that no more is asked, and what was asked is compared
+    )
 
 
 def open_guard(plan: GuardPlan, store: Store, host: HostFacts, cache_dir: Path) -> QualityGuard:
@@ -119,16 +128,25 @@ class QualityGuard:
         """`seconds` are put by who started engines for it."""
         return compared(incumbent, challenger, self.plan.delta)
 
-    async def answers(self, served: TrialServer, config: KnobConfig, on_progress: OnProgress = lambda _: None) -> Sheet:
+    async def answers(
+        self, served: TrialServer, config: KnobConfig, on_progress: OnProgress = lambda _: None
+    ) -> Sheet:
         """Ask and judge now. One that answered nothing is asked again the next time."""
         try:
             endpoint = await find_endpoint(served.url, served.model)
         except SkepError as error:
             return Sheet(fault=str(error))
-        items, width, identity = self.bank.items, self.plan.concurrency, self._identity(config, endpoint)
+        items = self.bank.items
+        width = self.plan.concurrency
+        identity = self._identity(config, endpoint)
         # Prompts are never taken from a cache: that alone can change an answer.
-        one, engine, salt = ItemPass(width, 0), endpoint.engine, secrets.token_hex(8)
-        tasks = [one.task(item, index, 0.0, uncached(engine, one, index, salt)) for index, item in enumerate(items)]
+        one = ItemPass(width, 0)
+        engine = endpoint.engine
+        salt = secrets.token_hex(8)
+        tasks = [
+            one.task(item, index, 0.0, uncached(engine, one, index, salt))
+            for index, item in enumerate(items)
+        ]
         ended = itertools.count(1)
 
         def took(_row: Request) -> None:
@@ -136,24 +154,34 @@ class QualityGuard:
 
         async with Recording(self.store, endpoint, self.host, identity) as recording:
             self.store.append_items(recording.run_id, items)
-            driver = LoadGenerator(endpoint, recording, timeout_s=TIMEOUT_S, keep_text=True, most_connections=width)
+            driver = LoadGenerator(
+                endpoint, recording, timeout_s=TIMEOUT_S, keep_text=True, most_connections=width
+            )
             try:
                 until_s = driver.sender.now() + self.plan.most_s
                 rows, _ = await driver.run_tasks(width, 0, tasks, width, took, until_s=until_s)
             finally:
                 await driver.close()
             recording.check()
-            verdicts = await self.judge.judge([AnsweredItem(row, items[row.index]) for row in rows])
+            verdicts = await self.judge.judge(
+                [AnsweredItem(row, items[row.index]) for row in rows]
+            )
             self.store.append_verdicts(recording.run_id, verdicts)
-        fault = next((one.detail for one in verdicts if one.outcome in UNANSWERED and one.detail), "no answer came")
+        fault = next(
+            (one.detail for one in verdicts if one.outcome in UNANSWERED and one.detail),
+            "no answer came",
+        )
         sheet = Sheet({verdict.item: verdict.outcome for verdict in verdicts}, fault)
         if not sheet.is_silent:
             self._sheets[config.key] = sheet
         return sheet
 
     def _identity(self, config: KnobConfig, endpoint: Endpoint) -> Identity:
-        """The fingerprint is equal for repeats: the tuning it belongs to and the address may differ."""
-        bank, plan = self.bank, self.plan
+        """The fingerprint is equal for repeats: the tuning it belongs to and the address may
+        differ.
+        """
+        bank = self.bank
+        plan = self.plan
         same: dict[str, Any] = {
             "bank": bank.name,
             "items": len(bank.items),
@@ -162,5 +190,11 @@ class QualityGuard:
             "configuration": config.as_dict,
         }
         fingerprint = fingerprint_of([same, [item.id for item in bank.items]], endpoint, self.host)
-        document = {**same, "seed": plan.seed, "delta": plan.delta, "tuning": plan.tuning, "config_key": config.key}
+        document = {
+            **same,
+            "seed": plan.seed,
+            "delta": plan.delta,
+            "tuning": plan.tuning,
+            "config_key": config.key,
+        }
         return Identity(TUNE_QUALITY, fingerprint, document)

@@ -1,8 +1,8 @@
-"""What a tuning is made of: configurations, what the search asks for and is told of them, and the stages it decides.
+"""What a tuning is made of: configurations, what the search asks for and is told of them, and the
+stages it decides.
 
-`skep.tuner.search` decides, a `Bench` carries out. A search that is given the same answers makes the same requests, so
-that a stored one is taken up by giving it the stored answers again.
-"""
+`skep.tuner.search` decides, a `Bench` carries out. A search that is given the same answers makes
+the same requests, so that a stored one is taken up by giving it the stored answers again."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class KnobConfig(msgspec.Struct, frozen=True, dict=True):
         """Return what makes this one out of the other."""
         there = other.as_dict
         return tuple(
-            KnobChange(knob, there.get(knob), value) for knob, value in self.values if there.get(knob) != value
+            KnobChange(knob, there.get(knob), value)
+            for knob, value in self.values
+            if there.get(knob) != value
         )
 
     @property
@@ -73,13 +75,18 @@ class KnobConfig(msgspec.Struct, frozen=True, dict=True):
 
 
 class Knob(msgspec.Struct, frozen=True):
-    """Something that can be turned. `ordered`: its values are a ladder, to be searched by bracketing."""
+    """Something that can be turned.
+
+    `ordered`: its values are a ladder, to be searched by bracketing.
+    """
 
     name: str
     title: str
     values: tuple[Value, ...]
     ordered: bool = False
-    alters_answers: bool = False  # a faster value may answer worse: the quality guard looks before it is accepted
+    alters_answers: bool = (
+        False  # a faster value may answer worse: the quality guard looks before it is accepted
+    )
     expected: float = 0.02  # share gained by turning it, where nobody can foresee it
     along: bool = False  # it is turned only together with another one that does not fit without it
 
@@ -102,7 +109,10 @@ class ConfigFailure(msgspec.Struct, frozen=True):
         return self.kind == OUT_OF_MEMORY
 
     def __str__(self) -> str:
-        said = f" ({self.evidence})" if self.evidence and self.evidence not in self.cause else ""
+        if self.evidence and self.evidence not in self.cause:
+            said = f" ({self.evidence})"
+        else:
+            said = ""
         return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")
 
 
@@ -118,7 +128,10 @@ FAILURES = {
 
 
 class TuneReading(msgspec.Struct, frozen=True):
-    """One run of the goal's load. `figure`: of the goal's metric, more is better; None: nothing was answered."""
+    """One run of the goal's load.
+
+    `figure`: of the goal's metric, more is better; None: nothing was answered.
+    """
 
     figure: float | None
     effective_tok_s: float | None
@@ -129,7 +142,9 @@ class TuneReading(msgspec.Struct, frozen=True):
     requests: int
     failed: int = 0
     limited: bool = False  # the client was the limit: it does not count
-    over_limit: float = 0.0  # the worst figure as a share of its limit in the SLO; 1 or less is within
+    over_limit: float = (
+        0.0  # the worst figure as a share of its limit in the SLO; 1 or less is within
+    )
 
     @property
     def counts(self) -> bool:
@@ -151,14 +166,20 @@ class ServerStart(msgspec.Struct, frozen=True):
 
 
 class MeasurementRound(msgspec.Struct, frozen=True):
-    """Several configurations measured in turns, each started once. The nth readings of all stood side by side."""
+    """Several configurations measured in turns, each started once.
 
-    starts: tuple[ServerStart, ...] = msgspec.field(name="sittings")  # in the request's order of configurations
+    The nth readings of all stood side by side.
+    """
+
+    # In the request's order of configurations.
+    starts: tuple[ServerStart, ...] = msgspec.field(name="sittings")
     seconds: float
 
 
 class JudgeResult(msgspec.Struct, frozen=True):
-    """What the quality guard found: whether the second configuration answers as well as the first."""
+    """What the quality guard found: whether the second configuration answers as well as the
+    first.
+    """
 
     ok: bool
     words: str  # "38 of 40 right against 39 of 40: not worse by more than 5 points"
@@ -178,7 +199,10 @@ class StageDecision(StrEnum):
 
 
 class TuneStage(msgspec.Struct, frozen=True):
-    """One step of the ladder. `figure` and `ratio` have 95 % intervals, from the readings that decided."""
+    """One step of the ladder.
+
+    `figure` and `ratio` have 95 % intervals, from the readings that decided.
+    """
 
     number: int  # 0: the baseline
     changes: tuple[KnobChange, ...]  # against the best of that moment
@@ -228,7 +252,10 @@ METRICS = {
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """A search as it was begun. What became of it are its stages, in the order in which they were decided."""
+    """A search as it was begun.
+
+    What became of it are its stages, in the order in which they were decided.
+    """
 
     id: str
     created_at: float
@@ -256,7 +283,9 @@ def value_words(value: Value) -> str:
         return "auto"
     if isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 class MeasureRequest(msgspec.Struct, frozen=True):
@@ -292,14 +321,17 @@ class BenchProgress(msgspec.Struct, frozen=True):
 
 
 OnProgress = Callable[[BenchProgress], None]
-# A request that begins, how it goes on, its answer and the stages that it decided; those two are stored by then.
+# A request that begins, how it goes on, its answer and the stages that it decided; those two are
+# stored by then.
 TuneEvent = BenchRequest | BenchProgress | BenchResult | TuneStage
 
 
 class Bench(Protocol):
     """Carries requests out, on real engines or on a rig in virtual time."""
 
-    async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound: ...
+    async def measure(
+        self, request: MeasureRequest, on_progress: OnProgress
+    ) -> MeasurementRound: ...
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult: ...
 

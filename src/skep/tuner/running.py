@@ -1,9 +1,9 @@
-"""A tuning carried out: its machine, its bench and its journal, and the loop between the search and the bench.
+"""A tuning carried out: its machine, its bench and its journal, and the loop between the search
+and the bench.
 
-The search decides; the bench, on this machine's engines or on a rig in virtual time, measures. Each answer is stored as
-it comes, with the stages that it decided, so that a process that is killed leaves what came before. How much time a
-search may take is the search's own business.
-"""
+The search decides; the bench, on this machine's engines or on a rig in virtual time, measures.
+Each answer is stored as it comes, with the stages that it decided, so that a process that is
+killed leaves what came before. How much time a search may take is the search's own business."""
 
 from __future__ import annotations
 
@@ -38,11 +38,16 @@ OnEvent = Callable[[TuneEvent], None]
 
 
 class TuningJournal:
-    """One session of a stored tuning, open until `end`. UserError where it has ended or another one is at work."""
+    """One session of a stored tuning, open until `end`.
+
+    UserError where it has ended or another one is at work.
+    """
 
     def __init__(self, tunings: TuningStore, name: str, clock: Clock) -> None:
         found = tunings.find(name)
-        self._tunings, self.tuning, self._clock = tunings, found.tuning, clock
+        self._tunings = tunings
+        self.tuning = found.tuning
+        self._clock = clock
         self._session = tunings.begin_session(found.id, clock())
         self._ended = False
         self.stages = tunings.stages(found.id)  # those stored; they only grow
@@ -52,37 +57,58 @@ class TuningJournal:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        """A session that was left without a word is not done. Ctrl-C and cancellation are no fault."""
+        """A session that was left without a word is not done.
+
+        Ctrl-C and cancellation are no fault.
+        """
         if self._ended:
             return
-        first = first_of(error) if isinstance(error, BaseExceptionGroup) else error
-        fault = str(first) or type(first).__name__ if isinstance(first, Exception) else None
+        if isinstance(error, BaseExceptionGroup):
+            first: BaseException | None = first_of(error)
+        else:
+            first = error
+        if isinstance(first, Exception):
+            fault = str(first) or type(first).__name__
+        else:
+            fault = None
         try:
             self.end("stopped" if fault is None else "failed", fault)
         except StoreError:
-            if error is None:  # else it is the reason that is told, not that it could not be written down
+            if (
+                error is None
+            ):  # else it is the reason that is told, not that it could not be written down
                 raise
 
     def replay(self, search: KnobSearch) -> float:
         """Give the search its stored answers again. Return how many seconds they took.
 
-        UserError where it asks for something else, or decides otherwise: nothing has been written then."""
+        UserError where it asks for something else, or decides otherwise: nothing has been written
+        then."""
         for stored, answer in self.past:
             if search.request != stored:
                 raise self._differs(f"`{stored.words}` is not what would be asked for now")
             search.took(answer)
         for step, made in zip(self.stages, search.stages, strict=False):
-            if msgspec.structs.replace(step, why=made.why) != made:  # the words may be those of another version
-                raise self._differs(f"step {step.number}, `{step.title}`, would be decided otherwise now")
+            if (
+                msgspec.structs.replace(step, why=made.why) != made
+            ):  # the words may be those of another version
+                raise self._differs(
+                    f"step {step.number}, `{step.title}`, would be decided otherwise now"
+                )
         return sum(answer.seconds for _, answer in self.past)
 
-    async def run(self, search: KnobSearch, bench: Bench, on_event: OnEvent = lambda _: None) -> None:
+    async def run(
+        self, search: KnobSearch, bench: Bench, on_event: OnEvent = lambda _: None
+    ) -> None:
         """Until the search asks for nothing more.
 
-        Cancelled: the request under way leaves nothing, what was decided stands; another session goes on from there.
-        """
+        Cancelled: the request under way leaves nothing, what was decided stands; another session
+        goes on from there."""
         with self:
             while (request := search.request) is not None:
                 on_event(request)
@@ -103,11 +129,14 @@ class TuningJournal:
 
     def end(self, outcome: TuningOutcome, reason: str | None = None) -> None:
         """`reason`: what went wrong, or why nothing more was tried."""
-        self._tunings.end_session(self.tuning.id, self._session, at=self._clock(), outcome=outcome, reason=reason)
+        self._tunings.end_session(
+            self.tuning.id, self._session, at=self._clock(), outcome=outcome, reason=reason
+        )
         self._ended = True
 
     def _differs(self, what: str) -> UserError:
-        tuning, hint = self.tuning, "start a new one; `skep tune show` and `skep tune export` still know this one"
+        tuning = self.tuning
+        hint = "start a new one; `skep tune show` and `skep tune export` still know this one"
         why = f"was started by skep {tuning.skep_version} and cannot go on"
         return UserError(f"tuning `{tuning.id}` {why}: {what}", hint=hint)
 
@@ -121,11 +150,19 @@ class Service(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...]
 
     def __str__(self) -> str:
-        cards = f" on GPU {', '.join(map(str, self.gpus))}" if self.gpus else ""
-        return f"skep serves {', '.join(self.models) or 'no model'}{cards} at {self.url} (pid {self.pid})"
+        if self.gpus:
+            cards = f" on GPU {', '.join(map(str, self.gpus))}"
+        else:
+            cards = ""
+        return (
+            f"skep serves {', '.join(self.models) or 'no model'}{cards} at {self.url} (pid "
+            f"{self.pid})"
+        )
 
     def shares(self, cards: Sequence[int]) -> tuple[int, ...]:
-        """Return which of its cards another one would have too, who takes these; none named: any."""
+        """Return which of its cards another one would have too, who takes these;
+        none named: any.
+        """
         return tuple(card for card in self.gpus if not cards or card in cards)
 
 
@@ -138,12 +175,19 @@ def running_service(paths: Paths) -> Service | None:
     rows = [row for row in status["rows"] if row["kind"] not in NO_REPLICAS]
     models = tuple(sorted({row["model"] for row in rows if row["model"]}))
     rooms = {name for row in rows for name in row.get("room") or {} if name.startswith("gpu")}
-    return Service(status["url"], models, status["pid"], tuple(sorted(int(name.removeprefix("gpu")) for name in rooms)))
+    return Service(
+        status["url"],
+        models,
+        status["pid"],
+        tuple(sorted(int(name.removeprefix("gpu")) for name in rooms)),
+    )
 
 
 @contextmanager
 def service_paused(paths: Paths) -> Iterator[Service | None]:
-    """Its engines end, after their answers, and serve again when the block is left, or when this process is killed."""
+    """Its engines end, after their answers, and serve again when the block is left, or when this
+    process is killed.
+    """
     if (service := running_service(paths)) is None:
         yield None
         return
@@ -168,13 +212,20 @@ def _resume(say: Callable[[dict[str, Any]], object]) -> EngineError | None:
     try:
         say({"op": "resume"})
     except NotRunning:
-        return EngineError("the deployment was stopped during the tuning", hint="start it with `skep up -d`")
+        return EngineError(
+            "the deployment was stopped during the tuning", hint="start it with `skep up -d`"
+        )
     except SkepError as error:
-        return EngineError(f"the deployment could not be started again: {error.message}", hint=error.hint)
+        return EngineError(
+            f"the deployment could not be started again: {error.message}", hint=error.hint
+        )
     return None
 
 
-_IN_USE = "--in-place pauses it and starts it again at the end; --gpus uses other cards; or run `skep down`"
+_IN_USE = (
+    "--in-place pauses it and starts it again at the end; --gpus uses other cards; or run `skep "
+    "down`"
+)
 GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
 
 Say = Callable[[str], None]
@@ -186,16 +237,23 @@ def logs_folder(paths: Paths, tuning_id: str) -> Path:
 
 
 @contextmanager
-def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool) -> Iterator[None]:
-    """Held for one tuner; what `skep up` serves is paused meanwhile, or left alone where both can be."""
+def machine_for(
+    ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
+) -> Iterator[None]:
+    """Held for one tuner; what `skep up` serves is paused meanwhile, or left alone where both can
+    be.
+    """
     if ready.tuning.simulated:
         yield
         return
     with tuner_lock(paths):
         if not in_place and (service := running_service(paths)) is not None:
-            # Where both would have the same cards there is no room; elsewhere they only disturb each other.
+            # Where both would have the same cards there is no room; elsewhere they only disturb
+            # each other.
             if ready.space.rig is not None and (shared := service.shares(ready.space.base.gpus)):
-                raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=_IN_USE)
+                raise EngineError(
+                    f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=_IN_USE
+                )
             say(f"warning: {service}; its requests slow down what is measured here")
         with service_paused(paths) if in_place else nullcontext() as service:
             if service is not None:
@@ -208,14 +266,22 @@ def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
 
 
 async def carry_out(
-    ready: PreparedTuning, journal: TuningJournal, search: KnobSearch, store: Store, paths: Paths, *,
-    progress: PullProgress = lambda _done, _total: None, on_event: OnEvent = lambda _: None,
-) -> None:  # fmt: skip
+    ready: PreparedTuning,
+    journal: TuningJournal,
+    search: KnobSearch,
+    store: Store,
+    paths: Paths,
+    *,
+    progress: PullProgress = lambda _done, _total: None,
+    on_event: OnEvent = lambda _: None,
+) -> None:
     """Run the search to its end. What an earlier session measured is given to it first."""
     with journal:
         spent_s = journal.replay(search)
         try:
-            await journal.run(search, _bench(ready, journal, store, paths, progress, spent_s), on_event)
+            await journal.run(
+                search, _bench(ready, journal, store, paths, progress, spent_s), on_event
+            )
         finally:
             folder = logs_folder(paths, journal.tuning.id)
             for place in (folder, folder.parent):  # where they are empty
@@ -224,12 +290,19 @@ async def carry_out(
 
 
 def _bench(
-    ready: PreparedTuning, journal: TuningJournal, store: Store, paths: Paths, progress: PullProgress, spent_s: float
+    ready: PreparedTuning,
+    journal: TuningJournal,
+    store: Store,
+    paths: Paths,
+    progress: PullProgress,
+    spent_s: float,
 ) -> Bench:
     tuning = journal.tuning
     if tuning.simulated:
         return SimulatedBench(ready.space, seed=tuning.seed, now_s=spent_s)
-    host, base, guard = read_host(), ready.space.base, None
+    host = read_host()
+    base = ready.space.base
+    guard = None
     if ready.options.quality != UNJUDGED:
         most_s = min(MOST_S, GUARD_SHARE * tuning.budget_s)
         plan = GuardPlan(tuning.aim.concurrency, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
@@ -238,6 +311,13 @@ def _bench(
     work.mkdir(parents=True, exist_ok=True)
     servers = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
     return EngineBench(
-        servers, store, host, tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config),
-        first_round=len(journal.past), guard=guard,
-    )  # fmt: skip
+        servers,
+        store,
+        host,
+        tuning.id,
+        tuning.aim,
+        tuning.seed,
+        lambda config: apply_config(base, config),
+        first_round=len(journal.past),
+        guard=guard,
+    )

@@ -1,13 +1,14 @@
-"""The search: which change to try next, how often to measure it, when to accept it, and when to stop.
+"""The search: which change to try next, how often to measure it, when to accept it, and when to
+stop.
 
-Carry out `request`, give its answer to `took()`, until there is none. Without clock, chance and I/O: the same answers
-lead to the same requests, which is how a stored search is taken up again.
+Carry out `request`, give its answer to `took()`, until there is none. Without clock, chance and
+I/O: the same answers lead to the same requests, which is how a stored search is taken up again.
 
-    baseline twice -> screen what promises most a minute -> confirm with fresh readings -> accept or not ...
+    baseline twice -> screen what promises most a minute -> confirm with fresh readings -> accept
+    or not ...
 
-Readings that made a change look promising do not count when it is decided about: of many that bring nothing, the
-luckiest always looks good.
-"""
+Readings that made a change look promising do not count when it is decided about: of many that
+bring nothing, the luckiest always looks good."""
 
 from __future__ import annotations
 
@@ -42,12 +43,15 @@ _FAR = 1.1  # times a limit or another's share of it: clear
 
 
 class ConfigTrial:
-    """A configuration against the best so far: the starts of both sides, how long all took, and what they say.
+    """A configuration against the best so far: the starts of both sides, how long all took, and
+    what they say.
 
     `verdict` is final once it is not OPEN. `late`: limits decided, not speed.
     """
 
-    def __init__(self, config: KnobConfig, incumbent: KnobConfig, noise: MeasurementNoise, grain: Grain) -> None:
+    def __init__(
+        self, config: KnobConfig, incumbent: KnobConfig, noise: MeasurementNoise, grain: Grain
+    ) -> None:
         self.config = config
         self.predicted: float | None = None  # as a ratio
         self.changes = config.changes_from(incumbent)
@@ -57,7 +61,8 @@ class ConfigTrial:
         self.speeds = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
         self.verdict = SequentialVerdict.OPEN
         self.late = False
-        self.alone = False  # held against earlier starts of the incumbent: the gain is larger than any drift
+        # held against earlier starts of the incumbent: the gain is larger than any drift
+        self.alone = False
 
     @property
     def over_limits(self) -> tuple[float, float]:
@@ -75,9 +80,15 @@ class ConfigTrial:
         here, there = self.over_limits
         self.late, enough = max(here, there) > 1, len(self.starts) >= STARTS
         self.verdict = self.speeds.verdict
-        if self.late:  # within beats beyond; of two that are beyond the nearer one wins where it is clear
-            nearer, farther = here <= 1 or here * _FAR < there, there <= 1 or there * _FAR < here
-            self.verdict = SequentialVerdict.BETTER if nearer else SequentialVerdict.SAME
+        if (
+            self.late
+        ):  # within beats beyond; of two that are beyond the nearer one wins where it is clear
+            nearer = here <= 1 or here * _FAR < there
+            farther = there <= 1 or there * _FAR < here
+            if nearer:
+                self.verdict = SequentialVerdict.BETTER
+            else:
+                self.verdict = SequentialVerdict.SAME
             if farther:
                 self.verdict = SequentialVerdict.WORSE
             if not enough and not (farther and here > _FAR):
@@ -87,14 +98,22 @@ class ConfigTrial:
 
 
 MOST_ALARMS = 2  # failures of what was accepted, before one goes back
-MOST_JUDGING_S, JUDGING_SHARE = 600.0, 0.1
+MOST_JUDGING_S = 600.0
+JUDGING_SHARE = 0.1
 _SPENT = "the budget is spent"
-_TURNED_DOWN = {SequentialVerdict.WORSE: StageDecision.WORSE, SequentialVerdict.SAME: StageDecision.SAME}
+_TURNED_DOWN = {
+    SequentialVerdict.WORSE: StageDecision.WORSE,
+    SequentialVerdict.SAME: StageDecision.SAME,
+}
 
 
 class KnobSearch:
-    def __init__(self, space: Predictor, baseline: KnobConfig, aim: TuneGoal, *, budget_s: float) -> None:
-        self.aim, self.baseline, self.incumbent = aim, baseline, baseline
+    def __init__(
+        self, space: Predictor, baseline: KnobConfig, aim: TuneGoal, *, budget_s: float
+    ) -> None:
+        self.aim = aim
+        self.baseline = baseline
+        self.incumbent = baseline
         self.stages: list[TuneStage] = []
         self.failure: ConfigFailure | None = None  # of the baseline: nothing can be tuned
         self.ended: str | None = None  # why
@@ -105,16 +124,22 @@ class KnobSearch:
         self._trial: ConfigTrial | None = None
         self._judging = False
         self._altering = {knob.name for knob in space.knobs if knob.alters_answers}
-        self._judging_s = min(MOST_JUDGING_S, JUDGING_SHARE * budget_s)  # what it is expected to take
+        # What it is expected to take.
+        self._judging_s = min(MOST_JUDGING_S, JUDGING_SHARE * budget_s)
         self._before: list[KnobConfig] = []  # what was best before
         self._alarms: dict[KnobConfig, int] = {}
-        self._looks: dict[KnobConfig, ConfigTrial] = {}  # first looks that nothing was decided about yet
+        self._looks: dict[
+            KnobConfig, ConfigTrial
+        ] = {}  # first looks that nothing was decided about yet
         self.request = self._next()  # None: the search is over
 
     # What is asked and answered
 
     def took(self, answer: BenchResult) -> None:
-        """The answer to `request`. What it decides, and what is asked next, is known when this returns."""
+        """The answer to `request`.
+
+        What it decides, and what is asked next, is known when this returns.
+        """
         request = self.request
         self.time_budget.spent_s += answer.seconds
         if isinstance(answer, JudgeResult):
@@ -129,19 +154,27 @@ class KnobSearch:
     def _tell_looks(self) -> None:
         """A search that ends early has looked at more than it could decide about."""
         for trial in list(self._looks.values()):
-            self._note(trial, StageDecision.UNDECIDED, "looked at once; something else promised more")
+            self._note(
+                trial, StageDecision.UNDECIDED, "looked at once; something else promised more"
+            )
 
     def _next(self) -> BenchRequest | None:
-        if self._book.counted_starts(self.baseline) < self.time_budget.baseline_starts and not self.stages:
+        if (
+            self._book.counted_starts(self.baseline) < self.time_budget.baseline_starts
+            and not self.stages
+        ):
             words = f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
-            return MeasureRequest((self.baseline,), self.time_budget.readings(self.baseline), "baseline", words)
+            return MeasureRequest(
+                (self.baseline,), self.time_budget.readings(self.baseline), "baseline", words
+            )
         if self._trial is not None:
             if not self._judging:
                 return self._confirm(self._trial)
             if not self.time_budget.can_afford(self._judging_s):
                 self._out_of_time(self._trial, "no time was left to judge its answers")
                 return None
-            return JudgeRequest(self.baseline, self._trial.config)  # not the step before: small losses would add up
+            # Not the step before: small losses would add up.
+            return JudgeRequest(self.baseline, self._trial.config)
         if (chosen := self.chooser.choose(self.incumbent)) is None:
             self.ended = "; ".join(["no promising change is left", *self._never_started()])
             return None
@@ -157,36 +190,58 @@ class KnobSearch:
         if not chosen:
             self.ended = _SPENT
             return None
-        words = f"a first look at {'; '.join(changes_words(one, self.incumbent) for one in chosen)}"
+        words = (
+            f"a first look at {'; '.join(changes_words(one, self.incumbent) for one in chosen)}"
+        )
         return MeasureRequest((*beside, *chosen), SCREENED, "screen", words)
 
     def _never_started(self) -> list[str]:
-        """Return for each knob which of its values were never up, and why the first of them was not."""
+        """Return for each knob which of its values were never up, and why the first of them was
+        not.
+        """
         told = []
         for knob in self._space.knobs:
             values = [value for value in knob.values if not self._was_up(knob.name, value)]
             if values and not knob.along:
                 reason = self._reason_against(self.incumbent.turned({knob.name: values[0]}))
                 words = ", ".join(map(value_words, values))
-                told += [f"{knob.name} {words} did not start: {reason}"] if reason is not None else []
+                told += (
+                    [f"{knob.name} {words} did not start: {reason}"] if reason is not None else []
+                )
         return told
 
     def _was_up(self, knob: str, value: Value) -> bool:
-        return any(config.get(knob) == value and self._book.counted_starts(config) for config in self._book.configs)
+        return any(
+            config.get(knob) == value and self._book.counted_starts(config)
+            for config in self._book.configs
+        )
 
     def _reason_against(self, config: KnobConfig) -> str | None:
         """None: nothing is, it only promised too little."""
         failed = next((failure for known, failure in self._book.failures if known == config), None)
-        reason = failed.cause if failed is not None else self._space.refusal(config)
+        if failed is not None:
+            reason: str | None = failed.cause
+        else:
+            reason = self._space.refusal(config)
         if reason is None:
-            return "another one left more memory free and ran out of it" if self._book.is_narrow(config) else None
+            if self._book.is_narrow(config):
+                return "another one left more memory free and ran out of it"
+            return None
         spare = self._space.spare_bytes(config)
-        is_short = failed.is_of_memory if failed is not None else spare is not None and spare < 0
+        if failed is not None:
+            is_short = failed.is_of_memory
+        else:
+            is_short = spare is not None and spare < 0
         knobs = {knob.name for knob in self._space.knobs}
-        return f"{reason}; memory_share is not among the knobs" if is_short and "memory_share" not in knobs else reason
+        if is_short and "memory_share" not in knobs:
+            return f"{reason}; memory_share is not among the knobs"
+        return reason
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
-        configs = (trial.config,) if trial.alone else (self.incumbent, trial.config)
+        if trial.alone:
+            configs: tuple[KnobConfig, ...] = (trial.config,)
+        else:
+            configs = (self.incumbent, trial.config)
         readings = self.time_budget.readings(trial.config)
         if not self._affords(configs, readings):
             self._out_of_time(trial, "time ran out before it was decided")
@@ -214,7 +269,9 @@ class KnobSearch:
         earlier = [start for start in self._book.starts(self.incumbent) if start.figures][-STARTS:]
         if self._trial is not None and self._trial.alone:
             answer = replace(answer, starts=(earlier[len(self._trial.starts)], *answer.starts))
-        elif self.incumbent not in request.configs:  # a first look alone: beside the newest start of the best so far
+        elif (
+            self.incumbent not in request.configs
+        ):  # a first look alone: beside the newest start of the best so far
             answer = replace(answer, starts=(earlier[-1], *answer.starts))
         first, *others = answer.starts
         if first.failure is None and request.purpose == "confirm":
@@ -231,7 +288,8 @@ class KnobSearch:
     def _took_baseline(self, answer: MeasurementRound) -> None:
         starts = self._book.starts(self.baseline)
         trial = ConfigTrial(self.baseline, self.baseline, self._book.noise, self.chooser.grain)
-        trial.starts, trial.seconds = list(starts), self.time_budget.spent_s
+        trial.starts = list(starts)
+        trial.seconds = self.time_budget.spent_s
         self.failure = answer.starts[0].failure
         if len(starts) == 1:
             self.time_budget.settle()
@@ -245,7 +303,9 @@ class KnobSearch:
             self._fail(trial, self.failure)
             return
         self._book.settle(self.baseline)
-        self._note(trial, StageDecision.BASELINE, f"{len(starts)} start{'s' if len(starts) > 1 else ''}")
+        self._note(
+            trial, StageDecision.BASELINE, f"{len(starts)} start{'s' if len(starts) > 1 else ''}"
+        )
 
     def _took_screening(self, answer: MeasurementRound) -> None:
         grain = self.chooser.grain
@@ -255,7 +315,11 @@ class KnobSearch:
             trial = self._looked_at(start, answer)
             if not start.figures:  # up, but without a reading that counts: twice is enough
                 if len(self._book.starts(start.config)) >= STARTS:
-                    self._note(trial, StageDecision.SAME, speed_words(trial.starts, SequentialVerdict.SAME, None))
+                    self._note(
+                        trial,
+                        StageDecision.SAME,
+                        speed_words(trial.starts, SequentialVerdict.SAME, None),
+                    )
                     self.chooser.close(trial.changes, self.incumbent)
                 continue
             self._looks[start.config] = trial
@@ -265,7 +329,10 @@ class KnobSearch:
                 here, there = trial.over_limits
                 trial.late = here > max(1.0, there)
                 worse = trial.speeds.verdict is SequentialVerdict.WORSE
-                trial.verdict = SequentialVerdict.WORSE if worse else SequentialVerdict.SAME
+                if worse:
+                    trial.verdict = SequentialVerdict.WORSE
+                else:
+                    trial.verdict = SequentialVerdict.SAME
                 self._turn_down(trial)
 
     def _looked_at(self, start: ServerStart, answer: MeasurementRound) -> ConfigTrial:
@@ -286,7 +353,8 @@ class KnobSearch:
             return
         undecided = trial.verdict is SequentialVerdict.OPEN
         if trial.alone and (
-            not self.chooser.is_large(trial.config, self.incumbent) or (undecided and len(trial.starts) == STARTS)
+            not self.chooser.is_large(trial.config, self.incumbent)
+            or (undecided and len(trial.starts) == STARTS)
         ):
             self._trial = self._trial_of(trial.config, self.chooser.grain)  # again, side by side
             self._trial.seconds = trial.seconds
@@ -302,7 +370,8 @@ class KnobSearch:
             self._accept(trial)
 
     def _took_judged(self, judged: JudgeResult) -> None:
-        trial, self._judging = self._trial, False
+        trial = self._trial
+        self._judging = False
         assert trial is not None
         trial.seconds += judged.seconds
         self._judging_s = judged.seconds
@@ -310,18 +379,24 @@ class KnobSearch:
             self._accept(trial, judged.words)
         else:
             self._reject(
-                trial, StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE, judged.words
+                trial,
+                StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE,
+                judged.words,
             )
 
     def _accept(self, trial: ConfigTrial, words: str = "") -> None:
         self._trial = None
-        self._note(trial, StageDecision.ACCEPTED, "; ".join(filter(None, (self._said(trial), words))))
+        self._note(
+            trial, StageDecision.ACCEPTED, "; ".join(filter(None, (self._said(trial), words)))
+        )
         self._before.append(self.incumbent)
         self.incumbent = trial.config
         self.chooser.moved(self.incumbent, trial.changes)
 
     def _turn_down(self, trial: ConfigTrial) -> None:
-        self._reject(trial, StageDecision.OVER_LIMIT if trial.late else _TURNED_DOWN[trial.verdict])
+        self._reject(
+            trial, StageDecision.OVER_LIMIT if trial.late else _TURNED_DOWN[trial.verdict]
+        )
 
     def _reject(self, trial: ConfigTrial, decision: StageDecision, words: str = "") -> None:
         self._trial = None
@@ -339,7 +414,10 @@ class KnobSearch:
         self.chooser.close(trial.changes, self.incumbent, failed=True)
 
     def _alarm(self, start: ServerStart) -> None:
-        """The best so far died. Once may be chance; after that it is a failure of that configuration."""
+        """The best so far died.
+
+        Once may be chance; after that it is a failure of that configuration.
+        """
         assert start.failure is not None
         count = self._alarms[start.config] = self._alarms.get(start.config, 0) + 1
         if count < MOST_ALARMS:
@@ -347,7 +425,8 @@ class KnobSearch:
         self._trial = None
         self._book.failed(start.config, start.failure)
         if not self._before:
-            self.failure, self.ended = start.failure, "the baseline does not run reliably"
+            self.failure = start.failure
+            self.ended = "the baseline does not run reliably"
             return
         self.incumbent = self._before.pop()
         trial = ConfigTrial(start.config, self.incumbent, self._book.noise, self.chooser.grain)
@@ -355,7 +434,11 @@ class KnobSearch:
         self._fail(trial, start.failure)
 
     def _note(
-        self, trial: ConfigTrial, decision: StageDecision, why: str, failure: ConfigFailure | None = None
+        self,
+        trial: ConfigTrial,
+        decision: StageDecision,
+        why: str,
+        failure: ConfigFailure | None = None,
     ) -> None:
         """One more stage of the ladder."""
         read = [one for one in trial.starts if one.figures]
@@ -382,7 +465,10 @@ class KnobSearch:
 
     def _trial_of(self, config: KnobConfig, grain: Grain) -> ConfigTrial:
         trial = ConfigTrial(config, self.incumbent, self._book.noise, grain)
-        there, here = self._space.predict(config), self._space.predict(self.incumbent)
-        if there and here and there != here:  # else the planner has nothing to say on what was turned
+        there = self._space.predict(config)
+        here = self._space.predict(self.incumbent)
+        if (
+            there and here and there != here
+        ):  # else the planner has nothing to say on what was turned
             trial.predicted = there / here
         return trial

@@ -1,8 +1,8 @@
 """A bench in virtual time: no engine runs and nobody waits, a known truth is read through noise.
 
-What befalls real readings befalls these: each has noise of its own, each start an effect of its own, the whole machine
-drifts slowly, and now and then a reading is far off. What is read is what the planner foresees.
-"""
+What befalls real readings befalls these: each has noise of its own, each start an effect of its
+own, the whole machine drifts slowly, and now and then a reading is far off. What is read is what
+the planner foresees."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _START_SHARE = {"no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it h
 
 
 class SimulatedNoise(msgspec.Struct, frozen=True):
-    """Shares. `drift` is how far the machine as a whole goes up and down within `drift_period_s`."""
+    """Shares.
+
+    `drift` is how far the machine as a whole goes up and down within `drift_period_s`.
+    """
 
     reading: float = 0.03
     start: float = 0.01
@@ -52,22 +55,31 @@ class SimulatedBench:
     truth: Predictor
     seed: int
     noise: SimulatedNoise = field(default_factory=SimulatedNoise)
-    now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
+    now_s: float = (
+        0.0  # a search that is taken up again begins later, and meets the noise it would have met
+    )
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began_s = self._begin()
-        step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one
+        # Drawn, lest a drift always favours the same one.
+        step = 1 if self._rng.random() < 0.5 else -1
         starts = []
         for config in request.configs[::step]:
             truth, effect, start_s = self._start(config, on_progress)
             taken = self._readings(config, truth, effect, request.readings, on_progress)
-            starts.append(ServerStart(config, start_s, taken, truth if isinstance(truth, ConfigFailure) else None))
+            starts.append(
+                ServerStart(
+                    config, start_s, taken, truth if isinstance(truth, ConfigFailure) else None
+                )
+            )
             self.now_s += STOP_S
         return MeasurementRound(tuple(starts[::step]), self.now_s - began_s)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         on_progress(BenchProgress(request.challenger, "judging"))
-        return JudgeResult(ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True)
+        return JudgeResult(
+            ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True
+        )
 
     def _begin(self) -> float:
         """Return the time. The noise depends on it, and on the seed."""
@@ -75,10 +87,15 @@ class SimulatedBench:
         self._rng = Random(f"{self.seed} measure {self.now_s:.6f}")
         return self.now_s
 
-    def _start(self, config: KnobConfig, on_progress: OnProgress) -> tuple[TuneReading | ConfigFailure, float, float]:
-        """Return what it does without noise, or why it does not start; what this start makes of it; and its seconds."""
+    def _start(
+        self, config: KnobConfig, on_progress: OnProgress
+    ) -> tuple[TuneReading | ConfigFailure, float, float]:
+        """Return what it does without noise, or why it does not start; what this start makes of
+        it; and its seconds.
+        """
         on_progress(BenchProgress(config, "starting"))
-        found, start_s = self.truth.figure(config), self.truth.start_s(config)
+        found = self.truth.figure(config)
+        start_s = self.truth.start_s(config)
         effect = math.exp(self._rng.gauss(0.0, self.noise.start))
         if isinstance(found, ConfigFailure):
             start_s *= _START_SHARE[found.kind]
@@ -89,7 +106,12 @@ class SimulatedBench:
         return found, effect, start_s
 
     def _readings(
-        self, config: KnobConfig, truth: TuneReading | ConfigFailure, effect: float, count: int, on_progress: OnProgress
+        self,
+        config: KnobConfig,
+        truth: TuneReading | ConfigFailure,
+        effect: float,
+        count: int,
+        on_progress: OnProgress,
     ) -> tuple[TuneReading, ...]:
         """Of one that does not start there are none."""
         if isinstance(truth, ConfigFailure):
@@ -103,7 +125,13 @@ class SimulatedBench:
             if self._rng.random() < self.noise.outliers:
                 factor *= self._rng.choice(_OUTLIER_FACTORS)
             faster = {name: getattr(truth, name) * factor for name in _SPEEDS}
-            taken.append(replace(truth, **faster, **{name: getattr(truth, name) / factor for name in _TIMES}))
+            taken.append(
+                replace(
+                    truth, **faster, **{name: getattr(truth, name) / factor for name in _TIMES}
+                )
+            )
             self.now_s += taken[-1].wall_s
-            on_progress(BenchProgress(config, "measuring", number, count, taken[-1].effective_tok_s))
+            on_progress(
+                BenchProgress(config, "measuring", number, count, taken[-1].effective_tok_s)
+            )
         return tuple(taken)

@@ -1,8 +1,9 @@
-"""The journal of the tuner: what was asked and answered, the stages decided of it, and who worked on it when.
+"""The journal of the tuner: what was asked and answered, the stages decided of it, and who worked
+on it when.
 
-An answer and the stages that it decided are one transaction, so what a call returned from is kept even if the process
-is killed, and no half of it is. Which state a tuning is in is derived, never stored. Knows no clock: times are
-arguments, unix seconds; knows nothing of how a search decides.
+An answer and the stages that it decided are one transaction, so what a call returned from is kept
+even if the process is killed, and no half of it is. Which state a tuning is in is derived, never
+stored. Knows no clock: times are arguments, unix seconds; knows nothing of how a search decides.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class TuningRecord(msgspec.Struct, frozen=True):
     answers: int
     measured_s: float  # that the answers took, pauses between sessions left out
     worked_at: float  # when the last session began; of one without a session: when it was made
-    reason: str | None = None  # why the last session ended: what went wrong, or why nothing more was tried
+    reason: str | None = (
+        None  # why the last session ended: what went wrong, or why nothing more was tried
+    )
     presets: tuple[str, ...] = ()  # that were made of it, in that order
     stages: tuple[TuneStage, ...] = ()
 
@@ -81,7 +84,9 @@ class TuningRecord(msgspec.Struct, frozen=True):
     @property
     def unfinished(self) -> str | None:
         """Its state, where it did not come to its end."""
-        return None if self.state is TuningState.ENDED else self.state.value
+        if self.state is TuningState.ENDED:
+            return None
+        return self.state.value
 
 
 def to_document(value: Any) -> Any:
@@ -90,20 +95,28 @@ def to_document(value: Any) -> Any:
 
 
 def from_document(document: Any, kind: type[T]) -> T:
-    """Return what `to_document` was given. Fields that an older skep did not know have their defaults."""
+    """Return what `to_document` was given.
+
+    Fields that an older skep did not know have their defaults.
+    """
     return msgspec.convert(_numbers(document), kind)
 
 
 def base_of(tuning: Tuning) -> Preset:
     """Return the preset that its configurations are turned from."""
-    return from_document({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
+    return from_document(
+        {key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")},
+        Preset,
+    )
 
 
 def state_of(row: Row) -> TuningState:
     if row["outcome"] == "done":
         return TuningState.ENDED
     alive = row["sessions"] and row["ended_at"] is None and writes_on(row)
-    return TuningState.RUNNING if alive else TuningState.INTERRUPTED
+    if alive:
+        return TuningState.RUNNING
+    return TuningState.INTERRUPTED
 
 
 def _value(text: str, kind: type[T], what: str) -> T:
@@ -116,10 +129,14 @@ def _value(text: str, kind: type[T], what: str) -> T:
 
 def _open_ended(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else {_NO_NUMBER: str(value)}
+        if math.isfinite(value):
+            return value
+        return {_NO_NUMBER: str(value)}
     if isinstance(value, dict):
         return {name: _open_ended(one) for name, one in value.items()}
-    return [_open_ended(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_open_ended(one) for one in value]
+    return value
 
 
 def _numbers(value: Any) -> Any:
@@ -127,7 +144,9 @@ def _numbers(value: Any) -> Any:
         if value.keys() == {_NO_NUMBER}:
             return float(value[_NO_NUMBER])
         return {name: _numbers(one) for name, one in value.items()}
-    return [_numbers(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_numbers(one) for one in value]
+    return value
 
 
 TUNINGS = NamedRows(
@@ -136,7 +155,13 @@ TUNINGS = NamedRows(
     "tuning",
     lists="`skep tune list` lists them all",
     makes="`skep tune MODEL` makes one",
-    parts=("tuning_presets", "tuning_stages", "tuning_answers", "tuning_session_ends", "tuning_sessions"),
+    parts=(
+        "tuning_presets",
+        "tuning_stages",
+        "tuning_answers",
+        "tuning_session_ends",
+        "tuning_sessions",
+    ),
     key="tuning_id",
 )
 _ANSWERS = "SELECT kind, errand, answer FROM tuning_answers WHERE tuning_id = ? ORDER BY number"
@@ -146,71 +171,132 @@ _WHERE = """SELECT (SELECT max(number) FROM tuning_sessions WHERE tuning_id = ?1
 
 
 class TuningStore:
-    """Over an open store. What was appended is final; at most one living process is at work on a tuning."""
+    """Over an open store.
+
+    What was appended is final; at most one living process is at work on a tuning.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def begin(self, tuning: Tuning, *, suffix: Callable[[], str] = new_suffix) -> str:
-        """Return its id, which takes the place of the value's own. Nobody works on it before a session is begun."""
+        """Return its id, which takes the place of the value's own.
+
+        Nobody works on it before a session is begun.
+        """
         with self._store.transaction() as connection:
             tuning_id = free_id(connection, tuning.created_at, suffix)
-            aim, document = tuning.aim, document_text(to_document(replace(tuning, id=tuning_id)))
+            aim = tuning.aim
+            document = document_text(to_document(replace(tuning, id=tuning_id)))
             insert(
-                connection, "tunings", id=tuning_id, created_at=tuning.created_at, model=tuning.model,
-                engine=tuning.engine, rig=tuning.rig, goal=str(aim), shape=aim.shape, slo=aim.slo,
-                budget_s=tuning.budget_s, simulated=tuning.simulated, document=document,
+                connection,
+                "tunings",
+                id=tuning_id,
+                created_at=tuning.created_at,
+                model=tuning.model,
+                engine=tuning.engine,
+                rig=tuning.rig,
+                goal=str(aim),
+                shape=aim.shape,
+                slo=aim.slo,
+                budget_s=tuning.budget_s,
+                simulated=tuning.simulated,
+                document=document,
                 skep_version=tuning.skep_version,
-            )  # fmt: skip
+            )
         return tuning_id
 
     def begin_session(self, tuning_id: str, at: float) -> int:
-        """Its number, from 1. This process is its writer; UserError where another one is, or where it has ended."""
+        """Its number, from 1.
+
+        This process is its writer; UserError where another one is, or where it has ended.
+        """
         with self._store.transaction() as connection:
             row = TUNINGS.find(self._store, tuning_id)
             check_free(tuning_id, state_of(row))
             number = int(row["sessions"]) + 1
-            insert(connection, "tuning_sessions", this_process(), tuning_id=tuning_id, number=number, started_at=at)
+            insert(
+                connection,
+                "tuning_sessions",
+                this_process(),
+                tuning_id=tuning_id,
+                number=number,
+                started_at=at,
+            )
         return number
 
     def end_session(
-        self, tuning_id: str, session: int, *, at: float, outcome: TuningOutcome, reason: str | None = None
+        self,
+        tuning_id: str,
+        session: int,
+        *,
+        at: float,
+        outcome: TuningOutcome,
+        reason: str | None = None,
     ) -> None:
-        """`done`: of the whole tuning, which takes no more from then on. `reason`: why nothing more was tried."""
+        """`done`: of the whole tuning, which takes no more from then on.
+
+        `reason`: why nothing more was tried.
+        """
         with self._store.transaction() as connection:
             ended = {"ended_at": at, "outcome": outcome, "reason": reason}
             insert(connection, "tuning_session_ends", tuning_id=tuning_id, number=session, **ended)
 
-    def append(self, tuning_id: str, stages: Sequence[TuneStage], at: float, answered: Answered | None = None) -> None:
-        """Store what was asked of the bench and what came, with the stages that it decided; all of it or nothing."""
+    def append(
+        self,
+        tuning_id: str,
+        stages: Sequence[TuneStage],
+        at: float,
+        answered: Answered | None = None,
+    ) -> None:
+        """Store what was asked of the bench and what came, with the stages that it decided; all of
+        it or nothing.
+        """
         with self._store.transaction() as connection:
             session, answers = connection.execute(_WHERE, (tuning_id,)).fetchone()
             if answered is not None:
                 request, answer = answered
                 answers += 1
-                kind = "judged" if isinstance(answer, JudgeResult) else "round"
+                if isinstance(answer, JudgeResult):
+                    kind = "judged"
+                else:
+                    kind = "round"
                 documents = {
                     "errand": document_text(to_document(request)),
                     "answer": document_text(to_document(answer)),
                 }
                 insert(
-                    connection, "tuning_answers", tuning_id=tuning_id, number=answers, session=session, at=at,
-                    kind=kind, seconds=answer.seconds, **documents,
-                )  # fmt: skip
+                    connection,
+                    "tuning_answers",
+                    tuning_id=tuning_id,
+                    number=answers,
+                    session=session,
+                    at=at,
+                    kind=kind,
+                    seconds=answer.seconds,
+                    **documents,
+                )
             for stage in stages:
                 _insert_stage(connection, tuning_id, stage, at, answers)
 
-    def append_preset(self, tuning_id: str, name: str, at: float, *, stage: int | None = None) -> None:
+    def append_preset(
+        self, tuning_id: str, name: str, at: float, *, stage: int | None = None
+    ) -> None:
         """That a preset of this name was made of it; also after its end."""
         with self._store.transaction() as connection:
-            insert(connection, "tuning_presets", tuning_id=tuning_id, name=name, stage=stage, at=at)
+            insert(
+                connection, "tuning_presets", tuning_id=tuning_id, name=name, stage=stage, at=at
+            )
 
     def find(self, name: str) -> TuningRecord:
         """By its id, by the beginning of it, or "last"."""
         return self._saved([TUNINGS.find(self._store, name)])[0]
 
     def find_unfinished(self, name: str) -> TuningRecord:
-        """Return one that can go on; "last" is the newest such one. UserError where there is nothing left to do."""
+        """Return one that can go on; "last" is the newest such one.
+
+        UserError where there is nothing left to do.
+        """
         unfinished = (one for one in self.tunings() if one.state is TuningState.INTERRUPTED)
         found = (next(unfinished, None) if name == "last" else None) or self.find(name)
         check_free(found.id, found.state)
@@ -232,53 +318,90 @@ class TuningStore:
 
     def records(self, limit: int | None = None, model: str = "") -> list[TuningRecord]:
         """Return them newest first; of one model, where one is named."""
-        found = [one for one in self.tunings(None if model else limit) if not model or one.tuning.model == model]
+        found = [
+            one
+            for one in self.tunings(None if model else limit)
+            if not model or one.tuning.model == model
+        ]
         return [replace(one, stages=tuple(self.stages(one.id))) for one in found[:limit]]
 
     def answers(self, tuning_id: str) -> list[Answered]:
         """What was asked of the bench and what came, in order."""
-        found, what = [], f"tuning `{tuning_id}`"
+        found = []
+        what = f"tuning `{tuning_id}`"
         for kind, asked, came in self._store.read(_ANSWERS, tuning_id):
             if kind not in _KINDS:
-                raise StoreError(f"{what} has an answer of the kind `{kind}`, which this skep does not know")
+                raise StoreError(
+                    f"{what} has an answer of the kind `{kind}`, which this skep does not know"
+                )
             request, answer = _KINDS[kind]
             found.append((_value(asked, request, what), _value(came, answer, what)))
         return found
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Return how many there were to delete. One that somebody works on stays, and the others with it."""
-        return TUNINGS.delete(self._store, ids, lambda row: check_stopped(row["id"], state_of(row)))
+        """Return how many there were to delete.
+
+        One that somebody works on stays, and the others with it.
+        """
+        return TUNINGS.delete(
+            self._store, ids, lambda row: check_stopped(row["id"], state_of(row))
+        )
 
     def _saved(self, rows: Sequence[Row]) -> list[TuningRecord]:
         presets: dict[str, tuple[str, ...]] = {}
-        for whose, name in self._store.read("SELECT tuning_id, name FROM tuning_presets ORDER BY id"):
+        for whose, name in self._store.read(
+            "SELECT tuning_id, name FROM tuning_presets ORDER BY id"
+        ):
             presets[whose] = (*presets.get(whose, ()), name)
         return read(
             rows,
             TuningRecord,
-            tuning=lambda row: replace(_value(row["document"], Tuning, f"tuning `{row['id']}`"), id=row["id"]),
+            tuning=lambda row: replace(
+                _value(row["document"], Tuning, f"tuning `{row['id']}`"), id=row["id"]
+            ),
             state=state_of,
             measured_s=lambda row: row["measured_s"] or 0.0,
-            worked_at=lambda row: row["created_at"] if row["started_at"] is None else row["started_at"],
+            worked_at=lambda row: (
+                row["created_at"] if row["started_at"] is None else row["started_at"]
+            ),
             presets=lambda row: presets.get(row["id"], ()),
         )
 
 
-def _insert_stage(connection: Connection, tuning_id: str, stage: TuneStage, at: float, answers: int) -> None:
+def _insert_stage(
+    connection: Connection, tuning_id: str, stage: TuneStage, at: float, answers: int
+) -> None:
     """The plain columns are for other programs: an open end of an interval is NULL there."""
     failure = stage.failure
     bounds = {**_bounds("figure", stage.figure), **_bounds("ratio", stage.ratio)}
     insert(
-        connection, "tuning_stages", tuning_id=tuning_id, number=stage.number, at=at, answers=answers,
-        decision=stage.decision, title=stage.title, why=stage.why, predicted_ratio=stage.predicted,
-        config=document_text(to_document(stage.config.as_dict)), document=document_text(to_document(stage)),
-        ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms, starts=stage.starts, readings=stage.readings,
-        seconds=stage.seconds, failure_kind=failure and failure.kind, failure=failure and str(failure), **bounds,
-    )  # fmt: skip
+        connection,
+        "tuning_stages",
+        tuning_id=tuning_id,
+        number=stage.number,
+        at=at,
+        answers=answers,
+        decision=stage.decision,
+        title=stage.title,
+        why=stage.why,
+        predicted_ratio=stage.predicted,
+        config=document_text(to_document(stage.config.as_dict)),
+        document=document_text(to_document(stage)),
+        ttft_ms=stage.ttft_ms,
+        tpot_ms=stage.tpot_ms,
+        starts=stage.starts,
+        readings=stage.readings,
+        seconds=stage.seconds,
+        failure_kind=failure and failure.kind,
+        failure=failure and str(failure),
+        **bounds,
+    )
 
 
 def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
-    low, figure, high = (None,) * 3 if interval is None else (interval.low, interval.estimate, interval.high)
+    low, figure, high = (
+        (None,) * 3 if interval is None else (interval.low, interval.estimate, interval.high)
+    )
     return {f"{name}_low": finite(low), name: finite(figure), f"{name}_high": finite(high)}
 
 

@@ -1,8 +1,9 @@
-"""What is said of a search: from where to where, how much that is, and what became of each attempt. Pure.
+"""What is said of a search: from where to where, how much that is, and what became of each
+attempt. Pure.
 
-The gain is the product of the accepted steps' ratios, because each of those was measured side by side. The figures of
-two stages were taken at different times, so their quotient may be a little different.
-"""
+The gain is the product of the accepted steps' ratios, because each of those was measured side by
+side. The figures of two stages were taken at different times, so their quotient may be a little
+different."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ def unit_of(tuning: Tuning) -> str:
 
 def baseline_of(stages: Sequence[TuneStage]) -> TuneStage | None:
     """None: it was not measured yet, or could not be."""
-    return next((one for one in stages if one.decision is StageDecision.BASELINE and one.figure is not None), None)
+    return next(
+        (
+            one
+            for one in stages
+            if one.decision is StageDecision.BASELINE and one.figure is not None
+        ),
+        None,
+    )
 
 
 def best_of(stages: Sequence[TuneStage]) -> TuneStage | None:
@@ -36,7 +44,9 @@ def best_of(stages: Sequence[TuneStage]) -> TuneStage | None:
 
 
 def accepted(stages: Sequence[TuneStage]) -> list[TuneStage]:
-    """Return the steps that the best stands on: one that was accepted and died later is none of them."""
+    """Return the steps that the best stands on: one that was accepted and died later is none of
+    them.
+    """
     steps: list[TuneStage] = []
     for one in stages:
         if one.decision is StageDecision.ACCEPTED:
@@ -50,12 +60,16 @@ def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
     """Return the numbers of those that were accepted and died later."""
     standing = {one.number for one in accepted(stages)}
     return frozenset(
-        one.number for one in stages if one.decision is StageDecision.ACCEPTED and one.number not in standing
+        one.number
+        for one in stages
+        if one.decision is StageDecision.ACCEPTED and one.number not in standing
     )
 
 
 def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
-    """All accepted steps over the baseline, their errors taken as independent; None: no step, or one without ratio."""
+    """All accepted steps over the baseline, their errors taken as independent; None: no step, or
+    one without ratio.
+    """
     steps = [one.ratio for one in accepted(stages)]
     ratios = [one for one in steps if one is not None and known(one.estimate) and one.estimate > 0]
     if not ratios or len(ratios) < len(steps):
@@ -67,30 +81,48 @@ def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
 
 
 def _log(larger: float, smaller: float) -> float:
-    return math.log(larger / smaller) if smaller > 0 and math.isfinite(larger) else math.inf
+    if smaller > 0 and math.isfinite(larger):
+        return math.log(larger / smaller)
+    return math.inf
 
 
 def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     """Return one sentence without its full stop."""
-    base, best, unit = baseline_of(stages), best_of(stages), unit_of(tuning)
+    base = baseline_of(stages)
+    best = best_of(stages)
+    unit = unit_of(tuning)
     at = f"at C\u00a0=\u00a0{tuning.aim.concurrency}"
     if base is None or base.figure is None or best is None or best.figure is None:
         failed = next((one for one in stages if one.decision is StageDecision.FAILED), None)
-        return f"Nothing could be measured: it {decision_words(failed)}" if failed else "Nothing is measured yet"
+        if failed:
+            return f"Nothing could be measured: it {decision_words(failed)}"
+        return "Nothing is measured yet"
     if best is base:
         tried = len(stages) - 1
         said = f"none of {tried} change{'s' if tried > 1 else ''} was shown to be better"
-        return f"{number(base.figure.estimate)} {unit} {at}: {said if tried else 'no change has been measured'}"
-    gain, steps = total_gain(stages), len(accepted(stages))
+        return (
+            f"{number(base.figure.estimate)} {unit} {at}: "
+            f"{said if tried else 'no change has been measured'}"
+        )
+    gain = total_gain(stages)
+    steps = len(accepted(stages))
     many = "one step" if steps == 1 else f"{steps} steps"
-    told = f": {ratio_words(gain)} (95\u00a0%: {ratio_range(gain)})" if gain is not None else ""
-    return f"From {number(base.figure.estimate)} to {number(best.figure.estimate)} {unit} {at} in {many}{told}"
+    if gain is not None:
+        told = f": {ratio_words(gain)} (95\u00a0%: {ratio_range(gain)})"
+    else:
+        told = ""
+    return (
+        f"From {number(base.figure.estimate)} to {number(best.figure.estimate)} {unit} {at} in "
+        f"{many}{told}"
+    )
 
 
 def decision_words(stage: TuneStage) -> str:
     """ "accepted"; of a dead end what it was, in a few words."""
     dead = stage.decision is StageDecision.FAILED
-    return stage.failure.title if dead and stage.failure is not None else stage.decision.value
+    if dead and stage.failure is not None:
+        return stage.failure.title
+    return stage.decision.value
 
 
 def ratio_words(ratio: Interval | None) -> str:
@@ -108,7 +140,9 @@ def ratio_range(ratio: Interval | None) -> str:
 
 
 def _digits(ratio: Interval) -> int:
-    return 1 if ratio.estimate >= 9.95 else 3 if ratio.high - ratio.low < _FINE else 2
+    if ratio.estimate >= 9.95:
+        return 1
+    return 3 if ratio.high - ratio.low < _FINE else 2
 
 
 def figure_words(figure: Interval) -> str:
@@ -125,13 +159,22 @@ def count_decisions(stages: Sequence[TuneStage]) -> str:
 
 def shape_words(tuning: Tuning) -> str:
     aim = tuning.aim
-    agents = "one agent" if aim.concurrency == 1 else f"{aim.concurrency} agents at once"
-    return f"{number(aim.input_tokens, digits=0)} tokens in, {number(aim.output_tokens, digits=0)} out, {agents}"
+    if aim.concurrency == 1:
+        agents = "one agent"
+    else:
+        agents = f"{aim.concurrency} agents at once"
+    return (
+        f"{number(aim.input_tokens, digits=0)} tokens in, {number(aim.output_tokens, digits=0)} "
+        f"out, {agents}"
+    )
 
 
 def goal_words(aim: TuneGoal) -> str:
     limits = f", within {aim.slo}" if aim.slo else ""
-    context = f", context of {aim.min_context} at least" if aim.min_context else ""
+    if aim.min_context:
+        context = f", context of {aim.min_context} at least"
+    else:
+        context = ""
     return f"{aim} ({aim.shape}{limits}{context})"
 
 
@@ -140,25 +183,44 @@ def missed_slo(tuning: Tuning, stages: Sequence[TuneStage]) -> SkepError | None:
     if (best := best_of(stages)) is None or best.over_limit <= 1:
         return None
     what = f"no configuration kept {tuning.aim.slo} at C={tuning.aim.concurrency}"
-    hint = "a wider --slo, fewer agents or a longer --budget; the nearest to it and fastest is kept"
-    return SkepError(f"{what}; closest came step {best.number} with {best.over_limit:.2f} times the limit", hint=hint)
+    hint = (
+        "a wider --slo, fewer agents or a longer --budget; the nearest to it and fastest is kept"
+    )
+    return SkepError(
+        f"{what}; closest came step {best.number} with {best.over_limit:.2f} times the limit",
+        hint=hint,
+    )
 
 
 def stage_words(stage: TuneStage, unit: str) -> str:
     """Return one line: what was decided of which change, by which figures."""
-    figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"
-    ratio = "" if stage.ratio is None else f", {ratio_words(stage.ratio)} ({ratio_range(stage.ratio)})"
-    what = stage.decision.value if not stage.changes else f"{stage.decision.value}, {stage.title}"
+    if stage.figure is None:
+        figure = ""
+    else:
+        figure = f": {figure_words(stage.figure)} {unit}"
+    if stage.ratio is None:
+        ratio = ""
+    else:
+        ratio = f", {ratio_words(stage.ratio)} ({ratio_range(stage.ratio)})"
+    if not stage.changes:
+        what = stage.decision.value
+    else:
+        what = f"{stage.decision.value}, {stage.title}"
     return f"step {stage.number} {what}{figure}{ratio}; {stage.why}"
 
 
-def speed_words(starts: Sequence[ServerStart], verdict: SequentialVerdict, ratio: Interval | None) -> str:
+def speed_words(
+    starts: Sequence[ServerStart], verdict: SequentialVerdict, ratio: Interval | None
+) -> str:
     """Return how a contest of speeds ended."""
     if ratio is None:
         return "no reading of both sides counts: the client was the limit, or nothing was answered"
     count = sum(bool(start.figures) for start in starts)
     readings = sum(len(start.figures) for start in starts)
-    measured = f"{count} start{'s' if count != 1 else ''} with {readings} reading{'s' if readings != 1 else ''}"
+    measured = (
+        f"{count} start{'s' if count != 1 else ''} with {readings} "
+        f"reading{'s' if readings != 1 else ''}"
+    )
     if verdict is SequentialVerdict.SAME and ratio.low <= 1:
         smallest = 100 * (ratio.high / ratio.estimate - 1)
         return f"{measured}: a gain below {smallest:.1f} % cannot be told from chance"

@@ -1,8 +1,8 @@
-"""One configuration served for as long as it is measured: supervisor, engines and gateway, in folders of its own.
+"""One configuration served for as long as it is measured: supervisor, engines and gateway, in
+folders of its own.
 
-The user's hive, socket, lock and store are not touched. Nothing is healed: an engine that dies is a result. However the
-tuner ends, the keepers end the engines.
-"""
+The user's hive, socket, lock and store are not touched. Nothing is healed: an engine that dies is
+a result. However the tuner ends, the keepers end the engines."""
 
 from __future__ import annotations
 
@@ -41,29 +41,42 @@ CLEAR_S = 60.0  # for a card to be given back by the engine that was there befor
 _COMPLAINT = ("error", "failed", "exception", "fatal", "out of memory", "cannot")
 # Words about memory of any kind, in a cause, a remedy or a line of a log.
 _MEMORY = re.compile(
-    r"out of (?:\w+ )?memory|\bOutOfMemory|\bOOM\b|no (?:GPU )?memory|not enough (?:GPU )?memory|bad_alloc"
+    r"out of (?:\w+ )?memory|\bOutOfMemory|\bOOM\b|no (?:GPU )?memory|not enough (?:GPU "
+    r")?memory|bad_alloc"
     r"|(?:lower|raise) memory_share|room in the KV cache|memory for the (?:KV cache|cache blocks)"
-    r"|the KV cache ran out|max seq len|increas\w{1,10} \S{0,80}(?:gpu_memory_utilization|mem-fraction-static)",
+    r"|the KV cache ran out|max seq len|increas\w{1,10} "
+    r"\S{0,80}(?:gpu_memory_utilization|mem-fraction-static)",
     re.IGNORECASE,
 )
 
 
 def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
     """Hold the lock of the tuner: two at a time would measure each other."""
-    return hold_lock(paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs")
+    return hold_lock(
+        paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs"
+    )
 
 
 def failure_of(found: Diagnosis, *, under_load: bool) -> ConfigFailure:
     """`under_load`: it had answered before."""
-    cause = f"died under load: {found.cause}" if under_load else found.cause
+    if under_load:
+        cause = f"died under load: {found.cause}"
+    else:
+        cause = found.cause
     said = " ".join(filter(None, (found.cause, found.evidence, found.remedy)))
-    kind = OUT_OF_MEMORY if _MEMORY.search(said) else "crash-under-load" if under_load else "no-start"
+    if _MEMORY.search(said):
+        kind = OUT_OF_MEMORY
+    else:
+        kind = "crash-under-load" if under_load else "no-start"
     return ConfigFailure(kind, cause, found.evidence, found.remedy)
 
 
 @dataclass(eq=False)
 class TrialServers:
-    """Serves configurations, one at a time. `work`: this tuning's own folder; logs of what failed stay in it."""
+    """Serves configurations, one at a time.
+
+    `work`: this tuning's own folder; logs of what failed stay in it.
+    """
 
     paths: Paths  # the user's
     work: Path
@@ -81,8 +94,13 @@ class TrialServers:
 
         `serve`: what is started in the preset's place, such as its simulated rig.
         """
-        here = next(one for one in (self.work / f"start-{n}" for n in itertools.count(1)) if not one.exists())
-        paths = Paths(here / "config", here / "data", self.paths.cache, here, here / "run")  # its own but for weights
+        here = next(
+            one
+            for one in (self.work / f"start-{n}" for n in itertools.count(1))
+            if not one.exists()
+        )
+        # Its own but for weights.
+        paths = Paths(here / "config", here / "data", self.paths.cache, here, here / "run")
         await asyncio.to_thread(self._sweep_up)
         try:
             make_private(paths.logs)
@@ -99,13 +117,18 @@ class TrialServers:
             shutil.rmtree(paths.data, ignore_errors=True)
 
     async def _hive(self, serve: Serve, paths: Paths, listener: socket.socket) -> Hive:
-        serve, monitor = replace(serve, binary=self.binary), replace(Monitor(), with_up=False)
+        serve = replace(serve, binary=self.binary)
+        monitor = replace(Monitor(), with_up=False)
         deadline_s = self.start_deadline_s
-        settings = Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=deadline_s, monitor=monitor)
+        settings = Settings(
+            _GATEWAY, (serve,), drain_s=0.0, start_deadline_s=deadline_s, monitor=monitor
+        )
         try:
             hive = await asyncio.to_thread(build_hive, settings, paths, listener, self.progress)
         except SkepError as error:
-            raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
+            raise ConfigFailed(
+                ConfigFailure("refused", error.message, remedy=error.hint)
+            ) from None
         once = {"failures_before_ready": 1, "failures_after_ready": 1, "fallbacks": 0}
         return replace(hive, policy=replace(hive.policy, **once, checked_before_ready_s=None))
 
@@ -122,14 +145,18 @@ _GATEWAY = GatewaySettings(port=0, store_requests=False)
 
 
 class TrialServer:
-    """One configuration that answers: a supervisor in this event loop, from its start to its end."""
+    """One configuration that answers: a supervisor in this event loop,
+    from its start to its end.
+    """
 
     def __init__(self, hive: Hive, listener: socket.socket) -> None:
-        self.url, self.model = hive.url, hive.replicas[0].model
+        self.url = hive.url
+        self.model = hive.replicas[0].model
         self.start_s = 0.0  # from the start of its first process until it answered
         self._hive = hive
         self._supervisor = Supervisor(hive, listener, self._changed)
-        self._moved, self._over = asyncio.Event(), asyncio.Event()
+        self._moved = asyncio.Event()
+        self._over = asyncio.Event()
         self._ready = False
         self._failure: ConfigFailure | None = None
 
@@ -144,7 +171,10 @@ class TrialServer:
                         self._moved.clear()
                         await self._moved.wait()
                     if not self._ready:
-                        raise ConfigFailed(self._failure or ConfigFailure("no-start", "it ended before it was ready"))
+                        raise ConfigFailed(
+                            self._failure
+                            or ConfigFailure("no-start", "it ended before it was ready")
+                        )
                     self.start_s = time.monotonic() - began
                     yield self
                 finally:
@@ -158,18 +188,29 @@ class TrialServer:
         try:
             await self._supervisor.run()
         except SkepError as error:
-            self._failure = self._failure or ConfigFailure("no-start", error.message, remedy=error.hint)
+            self._failure = self._failure or ConfigFailure(
+                "no-start", error.message, remedy=error.hint
+            )
         finally:
             self._over.set()
             self._moved.set()
 
     def _changed(self, supervisor: Supervisor) -> None:
         """The first failure is the one to tell: the others are ended for it."""
-        failed = (member for member in supervisor.replica_set.members if member.life.state is ReplicaState.FAILED)
+        failed = (
+            member
+            for member in supervisor.replica_set.members
+            if member.life.state is ReplicaState.FAILED
+        )
         if self._failure is None and (member := next(failed, None)) is not None:
-            found = member.diagnosis if isinstance(member, Replica) else None
+            if isinstance(member, Replica):
+                found = member.diagnosis
+            else:
+                found = None
             if found is None:
-                self._failure = ConfigFailure("hang", member.life.why or "it did not answer", self.last_words())
+                self._failure = ConfigFailure(
+                    "hang", member.life.why or "it did not answer", self.last_words()
+                )
             else:
                 self._failure = failure_of(found, under_load=self._ready)
         self._ready = self._ready or supervisor.phase == "ready"
@@ -187,7 +228,9 @@ class TrialServer:
             lines: deque[str] = deque(maxlen=200)
             with (
                 suppress(OSError),
-                (self._hive.log_dir / f"{launch.name}.log").open(encoding="utf-8", errors="replace") as log,
+                (self._hive.log_dir / f"{launch.name}.log").open(
+                    encoding="utf-8", errors="replace"
+                ) as log,
             ):
                 lines.extend(log)
             for line in reversed(lines):

@@ -1,1 +1,3 @@
-"""The dashboard: pages that are made on the server, live figures, and everything on screen as JSON."""
+"""The dashboard: pages that are made on the server, live figures, and everything on screen as
+JSON.
+"""

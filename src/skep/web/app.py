@@ -30,7 +30,10 @@ WARM_AFTER_S = 2.0  # the first page comes before the pictures' engine
 
 
 def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Starlette:
-    """`app.state.end_streams` ends every stream. Where keys are wanted there are two views, with a reader each."""
+    """`app.state.end_streams` ends every stream.
+
+    Where keys are wanted there are two views, with a reader each.
+    """
     authenticator = auth.Authenticator(site)
     static = StaticFiles(site.paths.cache / "web")
     reader = live or Live(site)
@@ -59,7 +62,9 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         status = None
         if isinstance(error, HTTPException):
             status = error.status_code
-            words = {404: "there is no such page", 405: "this page is read-only"}.get(status, error.detail)
+            words = {404: "there is no such page", 405: "this page is read-only"}.get(
+                status, error.detail
+            )
             error = UserError(words, hint="see the links at the top" if status == 404 else None)
         assert isinstance(error, SkepError)
         return problem(view_of(site, request.scope), request, error, status)
@@ -67,7 +72,12 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
     views = [_pages(reader.site, reader) for reader in readers]
     pages = routes_by_visitor(*views) if site.guarded else views[0]
     access_routes = auth.routes(site, authenticator)
-    routes = [*pages, *access_routes, Route("/healthz", _healthy), Route("/static/{name}", static.answer)]
+    routes = [
+        *pages,
+        *access_routes,
+        Route("/healthz", _healthy),
+        Route("/static/{name}", static.answer),
+    ]
     app = Starlette(
         routes=public_routes(routes) if site.public else routes,
         middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
@@ -99,8 +109,12 @@ def _healthy(_request: Request) -> Response:
 
 
 async def _warm(static: StaticFiles) -> None:
-    """Templates are compiled before the first page is asked for; the engine of charts takes a second, and waits."""
-    await asyncio.to_thread(lambda: [environment().get_template(name) for name in environment().list_templates()])
+    """Templates are compiled before the first page is asked for; the engine of charts takes a
+    second, and waits.
+    """
+    await asyncio.to_thread(
+        lambda: [environment().get_template(name) for name in environment().list_templates()]
+    )
     await asyncio.sleep(WARM_AFTER_S)
     from skep.report.svg import picture
 
@@ -113,8 +127,13 @@ DEFAULT_PORT = 8401
 GRACE_S = 3
 
 
-def serve(site: Site, *, host: str, port: int, on_ready: Callable[[str], None] = lambda _url: None) -> None:
-    """Until Ctrl-C or SIGTERM. `on_ready` hears the URL once it answers. A port in use is a GatewayError."""
+def serve(
+    site: Site, *, host: str, port: int, on_ready: Callable[[str], None] = lambda _url: None
+) -> None:
+    """Until Ctrl-C or SIGTERM.
+
+    `on_ready` hears the URL once it answers. A port in use is a GatewayError.
+    """
     app = make_app(site)
     guarded = site.public or site.guarded
     with AsgiServer(

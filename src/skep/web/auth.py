@@ -1,7 +1,8 @@
-"""Access to the dashboard: by an API key as at the gateway, or by a browser session that a key has opened.
-Sessions are kept in memory alone, under the digests of their tokens: they end with the process, or with the key that
-opened them. Of every request are checked the name it was asked by, the key (in constant time), and where a form comes
-from. On loopback no key is wanted; one that is entered there is what the chat asks the gateway with."""
+"""Access to the dashboard: by an API key as at the gateway, or by a browser session that a key has
+opened. Sessions are kept in memory alone, under the digests of their tokens: they end with the
+process, or with the key that opened them. Of every request are checked the name it was asked by,
+the key (in constant time), and where a form comes from. On loopback no key is wanted; one that is
+entered there is what the chat asks the gateway with."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from skep.web.rights import VISITOR, Visitor, view_of, visitor_of
 
 log = logging.getLogger("skep.web")
 MOST_WRONG = 10  # keys a source may get wrong within `WITHIN_S`
-WITHIN_S, MOST_SOURCES = 60.0, 4096
+WITHIN_S = 60.0
+MOST_SOURCES = 4096
 
 
 class LoginThrottle:
@@ -45,7 +47,9 @@ class LoginThrottle:
     def wait_s(self, source: str, now: float) -> float:
         """Return the seconds until a key from this source is checked again, 0.0 for now."""
         wrong = self._wrong.get(network_of(source))
-        return 0.0 if wrong is None or len(wrong) < MOST_WRONG else max(0.0, wrong[0] + WITHIN_S - now)
+        if wrong is None or len(wrong) < MOST_WRONG:
+            return 0.0
+        return max(0.0, wrong[0] + WITHIN_S - now)
 
     def add_wrong_key(self, source: str, now: float) -> None:
         name = network_of(source)
@@ -84,13 +88,18 @@ class Authenticator:
 
     def __init__(self, site: Site) -> None:
         path = keys_path(site.paths)
-        self._keys = None if site.public else AcceptedKeys(path, site.api_key, must_read=site.guarded)
+        if site.public:
+            self._keys = None
+        else:
+            self._keys = AcceptedKeys(path, site.api_key, must_read=site.guarded)
         self._site = site
         self._sessions: dict[bytes, LoginSession] = {}  # by digest of a token; oldest first
         self._attempts = LoginThrottle()
 
     def wait_s(self, source: str) -> float:
-        """Return the seconds for which keys from this source are not checked, after too many wrong ones."""
+        """Return the seconds for which keys from this source are not checked, after too many wrong
+        ones.
+        """
         return self._attempts.wait_s(source, self._site.clock())
 
     def has_key(self, request: Request) -> bool:
@@ -99,21 +108,28 @@ class Authenticator:
         return bool(given) and self._find(given, source_of(request)) is not None
 
     def visitor(self, request: Request) -> Visitor | None:
-        """Return whose request it is; None where a key is wanted and none is shown that is accepted."""
+        """Return whose request it is; None where a key is wanted and none is shown that is
+        accepted.
+        """
         token = _session_of(request)
         if (visitor := self._in_session(token)) is not None:
             return visitor
         given = given_keys(request.headers.raw)
         if not self._site.guarded:  # the gateway judges a key that is sent along
             return Visitor(is_admin=not self._site.public, key=given[0] if given else None)
-        spec = self._find(given, source_of(request)) if given else None
+        if given:
+            spec = self._find(given, source_of(request))
+        else:
+            spec = None
         if spec is None:
             return None
         shown = next(key for key in given if hashlib.sha256(key).hexdigest() == spec.sha256)
         return Visitor(spec.admin, shown, spec)
 
     def is_still_admitted(self, visitor: Visitor) -> bool:
-        """Return whether one that is still being answered may have the rest, with the rights that it began with."""
+        """Return whether one that is still being answered may have the rest, with the rights that
+        it began with.
+        """
         if self._keys is None or visitor.spec is None:
             return True
         if visitor.session is not None and self._in_session(visitor.session) is None:
@@ -128,7 +144,9 @@ class Authenticator:
             return None
         now = self._site.clock()
         token = secrets.token_urlsafe(32)
-        self._sessions = {digest: session for digest, session in self._sessions.items() if session.ends_at > now}
+        self._sessions = {
+            digest: session for digest, session in self._sessions.items() if session.ends_at > now
+        }
         while len(self._sessions) >= MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         self._sessions[_digest(token)] = LoginSession(now + SESSION_S, spec, shown)
@@ -146,7 +164,9 @@ class Authenticator:
         return spec
 
     def _in_session(self, token: bytes) -> Visitor | None:
-        """Return whose session it is; None for one that has ended, or whose key is no longer accepted."""
+        """Return whose session it is; None for one that has ended, or whose key is no longer
+        accepted.
+        """
         session = self._sessions.get(token)
         if self._keys is None or session is None or session.ends_at <= self._site.clock():
             return None
@@ -166,17 +186,27 @@ def routes(site: Site, authenticator: Authenticator) -> list[Route]:
         return RedirectResponse(wanted, 303)
 
     async def enter(request: Request) -> Response:
-        form, source = await form_of(request), source_of(request)
-        wanted, token = way_back(form.get("next")), authenticator.enter(form.get("key", "").strip(), source)
+        form = await form_of(request)
+        source = source_of(request)
+        wanted = way_back(form.get("next"))
+        token = authenticator.enter(form.get("key", "").strip(), source)
         if token is None:
             if not (wait_s := math.ceil(authenticator.wait_s(source))):
                 return login_page(site, wanted, "This key is not valid here.")
-            refused = login_page(site, wanted, f"Too many wrong keys from your address: try again in {wait_s} s.", 429)
+            refused = login_page(
+                site,
+                wanted,
+                f"Too many wrong keys from your address: try again in {wait_s} s.",
+                429,
+            )
             refused.headers["retry-after"] = str(wait_s)
             return refused
         answer = RedirectResponse(wanted, 303)
-        secure = request.headers.get("origin", "").startswith("https://")  # before a proxy with TLS, ours is http
-        answer.set_cookie(COOKIE, token, int(SESSION_S), secure=secure, httponly=True, samesite="strict")
+        # Before a proxy with TLS, ours is http.
+        secure = request.headers.get("origin", "").startswith("https://")
+        answer.set_cookie(
+            COOKIE, token, int(SESSION_S), secure=secure, httponly=True, samesite="strict"
+        )
         return answer
 
     async def leave(request: Request) -> Response:
@@ -185,7 +215,11 @@ def routes(site: Site, authenticator: Authenticator) -> list[Route]:
         answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return answer
 
-    return [Route("/login", show), Route("/login", enter, methods=["POST"]), Route("/logout", leave, methods=["POST"])]
+    return [
+        Route("/login", show),
+        Route("/login", enter, methods=["POST"]),
+        Route("/logout", leave, methods=["POST"]),
+    ]
 
 
 def login_page(site: Site, wanted: str, wrong: str = "", status: int = 401) -> Response:
@@ -193,7 +227,9 @@ def login_page(site: Site, wanted: str, wrong: str = "", status: int = 401) -> R
 
 
 def source_of(request: Request) -> str:
-    return request.client.host if request.client is not None else ""
+    if request.client is not None:
+        return request.client.host
+    return ""
 
 
 def _session_of(request: Request) -> bytes:
@@ -204,9 +240,11 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-# Nothing from elsewhere, nothing inline. A page with a picture of its own style brings its own policy.
+# Nothing from elsewhere, nothing inline. A page with a picture of its own style brings its own
+# policy.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 # With `no-referrer` a browser would send `Origin: null` with our own forms.
@@ -226,7 +264,9 @@ class AccessMiddleware:
     """ASGI middleware; the outermost one."""
 
     def __init__(self, app: ASGIApp, site: Site, authenticator: Authenticator) -> None:
-        self.app, self._site, self._authenticator = app, site, authenticator
+        self.app = app
+        self._site = site
+        self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -242,7 +282,9 @@ class AccessMiddleware:
                 headers = MutableHeaders(raw=list(message["headers"]))
                 headers.update(ALWAYS)
                 headers.setdefault("content-security-policy", POLICY)
-                headers.setdefault("cache-control", "no-store" if self._site.guarded else "no-cache")
+                headers.setdefault(
+                    "cache-control", "no-store" if self._site.guarded else "no-cache"
+                )
                 message["headers"] = headers.raw
             await send(message)
 
@@ -260,11 +302,15 @@ class AccessMiddleware:
             await problem(view_of(self._site, scope), request, error)(scope, receive, send_guarded)
         except ClientDisconnect:  # in the middle of a form: nobody is left to answer
             return
-        except Exception as error:  # the border of the process: readers get one line, the log another
+        except (
+            Exception
+        ) as error:  # the border of the process: readers get one line, the log another
             log.error("request.failed path=%s error=%r", scope["path"], error)
             if not began:
                 view = view_of(self._site, scope)
-                words = "this page could not be rendered" + ("" if view.hides_private else "; the log says why")
+                words = "this page could not be rendered" + (
+                    "" if view.hides_private else "; the log says why"
+                )
                 await problem(view, request, UserError(words), 500)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
@@ -272,7 +318,9 @@ class AccessMiddleware:
         headers = request.headers
         refuse = partial(problem, view_of(site, request.scope), request)
         if site.hosts is not None and host_of(headers.get("host", "")) not in site.hosts:
-            message = f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
+            message = (
+                f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
+            )
             return PlainTextResponse(message, status_code=421)
         if request.method not in (*_READING, "POST"):
             refused = refuse(UserError("pages are read-only"), 405)
@@ -281,8 +329,12 @@ class AccessMiddleware:
         if request.method not in _READING:
             if site.public:
                 return refuse(UserError("this dashboard is read-only"), 405)
-            if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(request)):
-                return refuse(UserError("forms are accepted only from this dashboard's own pages"), 403)
+            if not same_origin(headers) and not (
+                site.guarded and self._authenticator.has_key(request)
+            ):
+                return refuse(
+                    UserError("forms are accepted only from this dashboard's own pages"), 403
+                )
         if _is_open(request):
             return None
         visitor = self._authenticator.visitor(request)
@@ -290,23 +342,37 @@ class AccessMiddleware:
             request.scope[VISITOR] = visitor
             return None
         if wants_json(request) or request.method not in _READING:
-            error = {"message": "an API key is required", "hint": "send it as `Authorization: Bearer KEY`"}
+            error = {
+                "message": "an API key is required",
+                "hint": "send it as `Authorization: Bearer KEY`",
+            }
             if wait_s := math.ceil(self._authenticator.wait_s(source_of(request))):
-                error = {"message": "too many wrong keys from your address", "hint": f"try again in {wait_s} s"}
+                error = {
+                    "message": "too many wrong keys from your address",
+                    "hint": f"try again in {wait_s} s",
+                }
             answer = json_answer({"error": error}, 429 if wait_s else 401)
-            answer.headers.update({"retry-after": str(wait_s)} if wait_s else {"www-authenticate": "Bearer"})
+            answer.headers.update(
+                {"retry-after": str(wait_s)} if wait_s else {"www-authenticate": "Bearer"}
+            )
             return answer
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)
 
 
 def _is_open(request: Request) -> bool:
-    """Not of `request.url`: the `Host` header is a part of it, and anybody may write anything into that."""
+    """Not of `request.url`: the `Host` header is a part of it, and anybody may write anything into
+    that.
+    """
     return bool(request.scope["path"].startswith(OPEN_PATHS))
 
 
 def same_origin(headers: RequestHeaders) -> bool:
-    """Return whether a form was sent by a page of this site. Browsers always say where a form comes from."""
-    origin, host = headers.get("origin", ""), headers.get("host", "")
+    """Return whether a form was sent by a page of this site.
+
+    Browsers always say where a form comes from.
+    """
+    origin = headers.get("origin", "")
+    host = headers.get("host", "")
     is_near = headers.get("sec-fetch-site", "same-origin") == "same-origin"
     return bool(origin and host) and is_near and is_same_origin(origin, host)

@@ -1,7 +1,8 @@
-"""The page Chat: question after question to the model that `skep up` serves, its answers streamed with their speed.
+"""The page Chat: question after question to the model that `skep up` serves, its answers streamed
+with their speed.
 
-The gateway is asked with the visitor's own key, or with none: what it would refuse to the visitor, the page refuses.
-"""
+The gateway is asked with the visitor's own key, or with none: what it would refuse to the visitor,
+the page refuses."""
 
 from __future__ import annotations
 
@@ -62,19 +63,29 @@ class ChatPage:
         return page(view, "chat.html", models=models, may_leave=leaves, log_in=LOG_IN)
 
     async def answer(self, request: Request) -> Response:
-        """Pass a question on, and what the gateway answers back as it comes. Who leaves ends the request."""
+        """Pass a question on, and what the gateway answers back as it comes.
+
+        Who leaves ends the request.
+        """
         question = await _question_of(request)
         visitor = visitor_of(request)
         answer = GatewayAnswer(await self._pool())
-        fields = [(b"content-type", b"application/json"), (b"x-skep-agent", b"dashboard"), *_key_lines(visitor)]
+        fields = [
+            (b"content-type", b"application/json"),
+            (b"x-skep-agent", b"dashboard"),
+            *_key_lines(visitor),
+        ]
         is_streaming = False
         try:
             answer.ask("/v1/chat/completions", fields, question.body())
             head = await answer.wait_for_head(request.receive, FIRST_BYTE_S)
             is_streaming = head.status == 200
-            return RelayedStream(answer) if is_streaming else await _refused(answer, head, visitor)
+            if is_streaming:
+                return RelayedStream(answer)
+            return await _refused(answer, head, visitor)
         except ClientGone:
-            return json_answer({"error": {"message": "the request was given up"}}, 401)  # read by nobody, mostly
+            # Read by nobody, mostly.
+            return json_answer({"error": {"message": "the request was given up"}}, 401)
         except (WireFailure, TimeoutError) as failure:
             message = f"the gateway did not answer: {failure or 'too slow'}"
             raise EndpointError(message, hint="`skep ps` shows it") from None
@@ -97,9 +108,13 @@ class ChatPage:
         if answer.status != 200:
             problem = _message_of(answer.body) or f"the gateway answered HTTP {answer.status}"
             wants_key = answer.status == 401 and visitor.key is None
-            return ServedModels(problem=problem, hint=_advice(answer.status, visitor), wants_key=wants_key)
+            return ServedModels(
+                problem=problem, hint=_advice(answer.status, visitor), wants_key=wants_key
+            )
         names = tuple(str(entry["id"]) for entry in answer.document().get("data", []))
-        return ServedModels(names) if names else ServedModels(problem="the gateway serves no model now")
+        if names:
+            return ServedModels(names)
+        return ServedModels(problem="the gateway serves no model now")
 
     async def _pool(self) -> Pool:
         url = await asyncio.to_thread(url_here, self.site.paths, os.environ)
@@ -128,7 +143,9 @@ async def _refused(answer: GatewayAnswer, head: ResponseHead, visitor: Visitor) 
 
 
 def _key_lines(visitor: Visitor) -> Headers:
-    return [] if visitor.key is None else [(b"authorization", b"Bearer " + visitor.key)]
+    if visitor.key is None:
+        return []
+    return [(b"authorization", b"Bearer " + visitor.key)]
 
 
 def _advice(status: int, visitor: Visitor) -> str:
@@ -137,7 +154,9 @@ def _advice(status: int, visitor: Visitor) -> str:
         return ""
     if visitor.key is None:
         return "enter a key of the gateway at /login, or send one as `Authorization: Bearer KEY`"
-    return "the gateway does not know your key yet: `skep replica reload` has it read keys.toml again"
+    return (
+        "the gateway does not know your key yet: `skep replica reload` has it read keys.toml again"
+    )
 
 
 def _message_of(body: bytes) -> str:

@@ -1,4 +1,6 @@
-"""The compare page: targets on one axis with the ratio of their medians, or stored runs side by side."""
+"""The compare page: targets on one axis with the ratio of their medians, or stored runs side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -47,17 +49,29 @@ def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[
 def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
     told = []
     for run in runs:
-        same = {name: getattr(run, name) for name in ("id", "kind", "created_at", "simulated", "config")}
-        told.append({**same, "model": site.label(run.model), "levels": RunCache().levels(store, run)})
-    pair = [load_run(store, run.id) for run in runs] if len(runs) == 2 else []
+        same = {
+            name: getattr(run, name)
+            for name in ("id", "kind", "created_at", "simulated", "config")
+        }
+        told.append(
+            {**same, "model": site.label(run.model), "levels": RunCache().levels(store, run)}
+        )
+    if len(runs) == 2:
+        pair = [load_run(store, run.id) for run in runs]
+    else:
+        pair = []
     return {"runs": told, "comparisons": comparisons_of(store, pair)}
 
 
 def shared_keys(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
-    """Return the series that every picked target has, as those of the first; first what stands for one of them."""
+    """Return the series that every picked target has, as those of the first; first what stands for
+    one of them.
+    """
     every = [chosen_key(series, name, None)[1] for name in asked.targets]
     kinds = [key.kind for keys in every for key in keys[:1]]
-    shared = [key for key in every[0] if all(key.kind in {one.kind for one in keys} for keys in every)]
+    shared = [
+        key for key in every[0] if all(key.kind in {one.kind for one in keys} for keys in every)
+    ]
     return sorted(shared, key=lambda key: key.kind not in kinds)
 
 
@@ -68,10 +82,18 @@ def target_parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterat
         yield _part("told_simulated")
     if histories:
         since = min([asked.until, *(row[0] for one in histories for row in one.band[:1])])
-        caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
+        caption = (
+            f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
+        )
         yield _part("figure", picture=_picture(asked, since, histories), caption=caption)
     for place, pair in enumerate(pairs(site, series, asked)):
-        yield _part("pair_of", pair=pair.comparison, headline=pair.headline, starts=pair.cold_starts, place=place)
+        yield _part(
+            "pair_of",
+            pair=pair.comparison,
+            headline=pair.headline,
+            starts=pair.cold_starts,
+            place=place,
+        )
     if len(asked.targets) < 2:
         yield _part("alone")
 
@@ -84,14 +106,22 @@ def pairs(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[Targ
     for other in asked.targets[1:]:
         found = pair_of(series, asked.targets[0], other, asked.since, asked.until)
         compared = found.comparison
-        models = [None if model is None else site.label(model) for model in (compared.model_a, compared.model_b)]
+        models = [
+            None if model is None else site.label(model)
+            for model in (compared.model_a, compared.model_b)
+        ]
         compared = replace(compared, model_a=models[0], model_b=models[1])
-        yield replace(found, comparison=compared, headline=found.headline and labelled(site, found.headline))
+        yield replace(
+            found, comparison=compared, headline=found.headline and labelled(site, found.headline)
+        )
 
 
 def targets_document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:
     histories = _histories(series, asked)
-    targets = [{"series": str(one.key), "unit": one.key.metric.unit, **shown_values(one)} for one in histories]
+    targets = [
+        {"series": str(one.key), "unit": one.key.metric.unit, **shown_values(one)}
+        for one in histories
+    ]
     compared = [pair.document() for pair in pairs(site, series, asked)]
     return {"since": asked.since, "until": asked.until, "targets": targets, "pairs": compared}
 
@@ -100,7 +130,10 @@ def _histories(series: SeriesStore, asked: HistoryQuery) -> list[SeriesHistory]:
     """Return the same series of each target; none where they share none."""
     shared = shared_keys(series, asked)
     chosen = next((key for key in shared if key.kind == asked.series), next(iter(shared), None))
-    keys = [] if chosen is None else [replace(chosen, target=name) for name in asked.targets]
+    if chosen is None:
+        keys = []
+    else:
+        keys = [replace(chosen, target=name) for name in asked.targets]
     return [history_of(series, key, asked.since, asked.until) for key in keys]
 
 
@@ -121,14 +154,29 @@ def routes(site: Site) -> list[Route]:
             with site.store() as store:
                 title = f"Compare {len(found_runs(store, ids))} runs"
             frame = page(site, "compare.html", title=title, runs=ids, asked=None)
-            return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids)))
+            return streamed(
+                site, frame, lambda store: runs_parts(site, store, found_runs(store, ids))
+            )
         with site.series() as series:
             known, asked = _asked(series, read_query(request.query_params, site.clock()))
             probing = how_probed(series, asked.targets)
-            choices = [(key.kind, in_words(key)) for key in shared_keys(series, asked)] if asked.targets else []
-        title = f"Compare {' and '.join(asked.targets)}" if len(asked.targets) > 1 else "Compare"
+            if asked.targets:
+                choices = [(key.kind, in_words(key)) for key in shared_keys(series, asked)]
+            else:
+                choices = []
+        if len(asked.targets) > 1:
+            title = f"Compare {' and '.join(asked.targets)}"
+        else:
+            title = "Compare"
         frame = page(
-            site, "compare.html", title=title, runs=(), asked=asked, known=known, series=choices, probing=probing
+            site,
+            "compare.html",
+            title=title,
+            runs=(),
+            asked=asked,
+            known=known,
+            series=choices,
+            probing=probing,
         )
         if not asked.targets:
             return frame
@@ -137,18 +185,28 @@ def routes(site: Site) -> list[Route]:
     def as_json(request: Request) -> Response:
         with site.store() as store:
             if names := request.query_params.get("runs"):
-                return json_answer(runs_document(site, store, found_runs(store, runs_named(names))))
+                return json_answer(
+                    runs_document(site, store, found_runs(store, runs_named(names)))
+                )
             series = SeriesStore(store)
             _, asked = _asked(series, read_query(request.query_params, site.clock()))
-            return json_answer(targets_document(site, series, asked) if asked.targets else {"targets": [], "pairs": []})
+            return json_answer(
+                targets_document(site, series, asked)
+                if asked.targets
+                else {"targets": [], "pairs": []}
+            )
 
     return [Route("/compare", show), Route("/api/compare.json", as_json)]
 
 
 def _asked(series: SeriesStore, asked: HistoryQuery) -> tuple[list[str], HistoryQuery]:
-    """Return all targets, and what is asked with targets: those that were named, else the first that have figures."""
+    """Return all targets, and what is asked with targets: those that were named, else the first
+    that have figures.
+    """
     known = known_targets(series, asked)
     if asked.targets:
         return known, asked
     measured = {key.target for key in series.keys()}  # noqa: SIM118
-    return known, asked.of(*[name for name in known if name in measured][:_AT_FIRST], series=asked.series)
+    return known, asked.of(
+        *[name for name in known if name in measured][:_AT_FIRST], series=asked.series
+    )

@@ -1,4 +1,7 @@
-"""What every page is made from: where things lie, who may look, what may be shown. Knows nothing of HTTP."""
+"""What every page is made from: where things lie, who may look, what may be shown.
+
+Knows nothing of HTTP.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,39 @@ from skep.units import UNKNOWN, public_name, public_url
 
 _HIDDEN = object()
 _PUBLIC = tomllib.loads((files("skep.web") / "public.toml").read_text(encoding="utf-8"))
-_WORDS, _TELLING = frozenset(_PUBLIC["words"].split()), frozenset(_PUBLIC["telling"].split())
+_WORDS = frozenset(_PUBLIC["words"].split())
+_TELLING = frozenset(_PUBLIC["telling"].split())
 HIDDEN_COLUMNS: dict[str, dict[str, str]] = _PUBLIC["columns"]
 _PLACE, _NOT_A_WORD, _SECRET = (
-    re.compile(_PUBLIC[name], re.IGNORECASE | re.VERBOSE) for name in ("place", "not_a_word", "secret")
+    re.compile(_PUBLIC[name], re.IGNORECASE | re.VERBOSE)
+    for name in ("place", "not_a_word", "secret")
 )
-_LONGEST_WORDS, _LONGEST_NAME = 160, 40
+_LONGEST_WORDS = 160
+_LONGEST_NAME = 40
 ELSEWHERE = "another machine"  # stands for a hidden address
 _TWO_OF_SOMETHING = """
 SELECT (SELECT count(*) FROM (SELECT 1 FROM runs LIMIT 2)) = 2
     OR (SELECT count(*) FROM (SELECT 1 FROM targets LIMIT 2)) = 2
 """
-_WITHOUT_ROWID = ("changes", "probes", "samples", "events", "alerts")  # or with an `id` that is the same
+_WITHOUT_ROWID = (
+    "changes",
+    "probes",
+    "samples",
+    "events",
+    "alerts",
+)  # or with an `id` that is the same
 
 
 def hide_private_columns(store: Store) -> Store:
     """Return the same store, which from now on has nothing that is not for the public."""
-    for function in (names_place, public_name, public_facts, public_document, public_word, public_place):
+    for function in (
+        names_place,
+        public_name,
+        public_facts,
+        public_document,
+        public_word,
+        public_place,
+    ):
         store.add_function(function.__name__, partial(_unless_none, function))
     store.read("BEGIN")
     for table, hidden in HIDDEN_COLUMNS.items():
@@ -76,8 +95,12 @@ def public_place(url: str) -> str:
 
 
 def public_word(said: str) -> str:
-    """Return a name as it may be shown; one that could be an address, a path or somebody's text is not told."""
-    return said if len(said) <= _LONGEST_NAME and _is_word(said) else "task"
+    """Return a name as it may be shown; one that could be an address, a path or somebody's text is
+    not told.
+    """
+    if len(said) <= _LONGEST_NAME and _is_word(said):
+        return said
+    return "task"
 
 
 def _is_word(said: str) -> bool:
@@ -92,18 +115,28 @@ def public_facts(document: str) -> str:
 def _public(name: str, value: Any) -> Any:
     match value:
         case dict():
-            told = {key: one for key, one in value.items() if _is_word(key) and not _SECRET.search(key)}
-            return {key: shown for key, one in told.items() if (shown := _public(key, one)) is not _HIDDEN}
+            told = {
+                key: one for key, one in value.items() if _is_word(key) and not _SECRET.search(key)
+            }
+            return {
+                key: shown
+                for key, one in told.items()
+                if (shown := _public(key, one)) is not _HIDDEN
+            }
         case list():
             return [one for one in (_public(name, item) for item in value) if one is not _HIDDEN]
         case str():
-            return value if value and name in _WORDS and _is_word(value) else _HIDDEN
+            if value and name in _WORDS and _is_word(value):
+                return value
+            return _HIDDEN
         case _:
             return value
 
 
 def public_document(document: str) -> str:
-    """Return a free document with the bare names of its files, and no text that holds an address or is private."""
+    """Return a free document with the bare names of its files, and no text that holds an address
+    or is private.
+    """
     if not names_place(document) and not any(f'"{key}"' in document.lower() for key in _TELLING):
         return document
     return json.dumps(_cleaned(json.loads(document), private=False))
@@ -112,13 +145,18 @@ def public_document(document: str) -> str:
 def _cleaned(value: Any, *, private: bool) -> Any:
     match value:
         case dict():
-            return {key: _cleaned(one, private=private or key.lower() in _TELLING) for key, one in value.items()}
+            return {
+                key: _cleaned(one, private=private or key.lower() in _TELLING)
+                for key, one in value.items()
+            }
         case list():
             return [_cleaned(one, private=private) for one in value]
         case str() if private or names_place(value):
             name = value.rpartition("/")[2]
             is_file = value.startswith(("/", "~", "./", "../")) and " " not in value
-            return name if is_file and not private and not names_place(name) else ""
+            if is_file and not private and not names_place(name):
+                return name
+            return ""
         case _:
             return value
 
@@ -146,7 +184,10 @@ class Site(msgspec.Struct, frozen=True):
 
     @contextmanager
     def store(self) -> Iterator[Store]:
-        """Open for reading, for one request; empty where nothing is stored yet. Without what this view hides."""
+        """Open for reading, for one request; empty where nothing is stored yet.
+
+        Without what this view hides.
+        """
         with read_store(self.paths.store) as store:
             yield hide_private_columns(store) if self.hides_private else store
 
@@ -166,24 +207,44 @@ class Site(msgspec.Struct, frozen=True):
 
     def hide(self, url: str | None) -> str:
         """Return an address, a path or the name of a flow as it may be shown here."""
-        return UNKNOWN if url is None or self.hides_private else public_url(url)
+        if url is None or self.hides_private:
+            return UNKNOWN
+        return public_url(url)
 
     def label(self, model: str | None) -> str:
-        """Return the name of a model. Where it is a file or an address, its last part alone is for everybody."""
+        """Return the name of a model.
+
+        Where it is a file or an address, its last part alone is for everybody.
+        """
         if model is None:
             return UNKNOWN
-        return public_name(model) if self.hides_private else model
+        if self.hides_private:
+            return public_name(model)
+        return model
 
 
 def make_site(
-    paths: Paths, *, host: str, public: bool = False, api_key: str | None = None, clock: Callable[[], float] = time.time
+    paths: Paths,
+    *,
+    host: str,
+    public: bool = False,
+    api_key: str | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> Site:
-    """By the gateway's rule: beyond loopback a key is wanted. Raises UserError where there is none."""
+    """By the gateway's rule: beyond loopback a key is wanted.
+
+    Raises UserError where there is none.
+    """
     if public:
         return Site(paths, public=True, clock=clock)
     if host in LOOPBACK:  # no page of somebody else's reaches in by a name that it lets point here
         return Site(paths, api_key=api_key, clock=clock, hosts=frozenset((*LOOPBACK, host)))
     if not api_key and not read_keys(keys_path(paths)):
-        hint = "`skep key add NAME` makes a key; or set SKEP_API_KEY, or bind 127.0.0.1, or say --public"
-        raise UserError(f"showing the dashboard on `{host}` without an API key would let anybody in", hint=hint)
+        hint = (
+            "`skep key add NAME` makes a key; or set SKEP_API_KEY, or bind 127.0.0.1, or say "
+            "--public"
+        )
+        raise UserError(
+            f"showing the dashboard on `{host}` without an API key would let anybody in", hint=hint
+        )
     return Site(paths, guarded=True, api_key=api_key, clock=clock)

@@ -1,4 +1,5 @@
-"""The gateway's answer to one request of a dashboard's visitor, read piece by piece as fast as the browser takes it.
+"""The gateway's answer to one request of a dashboard's visitor, read piece by piece as fast as the
+browser takes it.
 
 Knows nothing of pages and keys.
 """
@@ -19,7 +20,9 @@ from skep.units import KIB
 from skep.wire.client import Call, Pool, WireFailure
 from skep.wire.heads import Headers, ResponseHead, lines_of
 
-MOST_WAITING_BYTES = 256 * KIB  # for a browser that reads slowly; beyond it the gateway has to wait
+MOST_WAITING_BYTES = (
+    256 * KIB
+)  # for a browser that reads slowly; beyond it the gateway has to wait
 MOST_ERROR_BYTES = 64 * KIB
 ERROR_S = 10.0  # for the body of an error to come
 
@@ -29,7 +32,10 @@ class ClientGone(Exception):
 
 
 class GatewayAnswer:
-    """Receives the answer. `close` ends the request, wherever it is: the gateway gives its slot back at once."""
+    """Receives the answer.
+
+    `close` ends the request, wherever it is: the gateway gives its slot back at once.
+    """
 
     takes_chunks = False
 
@@ -54,7 +60,10 @@ class GatewayAnswer:
         self._call = self._pool.send(head, self, body)
 
     async def wait_for_head(self, receive: Receive, timeout_s: float) -> ResponseHead:
-        """Return the head. Raise ClientGone if the client leaves before it, TimeoutError, WireFailure."""
+        """Return the head.
+
+        Raise ClientGone if the client leaves before it, TimeoutError, WireFailure.
+        """
         async with asyncio.TaskGroup() as tasks:
             leaving = tasks.create_task(_until_gone(receive))
             awaited: set[asyncio.Future[Any]] = {self.head, leaving}
@@ -131,7 +140,9 @@ class GatewayAnswer:
 
 
 def _error_event(message: str) -> bytes:
-    """Return the last event of a stream that was cut; a blank line first, as the one before may be cut too."""
+    """Return the last event of a stream that was cut; a blank line first, as the one before may be
+    cut too.
+    """
     return b"\n\ndata: " + json.dumps({"error": {"message": message}}).encode() + b"\n\n"
 
 
@@ -143,7 +154,10 @@ async def _until_gone(receive: Receive) -> None:
 
 
 class RelayedStream(StreamingResponse):
-    """An answer of the gateway on its way to a browser. However it ends, the request behind it ends too."""
+    """An answer of the gateway on its way to a browser.
+
+    However it ends, the request behind it ends too.
+    """
 
     def __init__(self, answer: GatewayAnswer) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}

@@ -1,4 +1,5 @@
-"""The history page: how targets did over days and months, what changed and when; without a target all, small.
+"""The history page: how targets did over days and months, what changed and when; without a target
+all, small.
 
 A note, written by whoever changed something, is all that the dashboard writes.
 """
@@ -39,7 +40,8 @@ WINDOWS: dict[str, tuple[float, str]] = {  # by name: its length and its words
     "1y": (365 * DAY_S, "1 year"),
     "all": (3650 * DAY_S, "all"),
 }
-DEFAULT_WINDOW, DEFAULT_SERIES = "7d", "hot/short/c1/tok_s"
+DEFAULT_WINDOW = "7d"
+DEFAULT_SERIES = "hot/short/c1/tok_s"
 _MOST_TARGETS = 8
 
 
@@ -53,24 +55,36 @@ class HistoryQuery(msgspec.Struct, frozen=True):
     until: float
 
     def query(self) -> str:
-        told = [*(("target", name) for name in self.targets), ("series", self.series), ("window", self.window)]
+        told = [
+            *(("target", name) for name in self.targets),
+            ("series", self.series),
+            ("window", self.window),
+        ]
         return urlencode([(name, value) for name, value in told if value])
 
     def of(self, *targets: str, series: str | None = None) -> HistoryQuery:
         return replace(self, targets=targets, series=series)
 
     def windows(self) -> list[tuple[str, str, bool]]:
-        """Return the windows: in words, the query string that asks for it, whether it is this one."""
+        """Return the windows: in words, the query string that asks for it,
+        whether it is this one.
+        """
         names = ((name, words) for name, (_, words) in WINDOWS.items())
-        return [(words, replace(self, window=name).query(), name == self.window) for name, words in names]
+        return [
+            (words, replace(self, window=name).query(), name == self.window)
+            for name, words in names
+        ]
 
 
 def read_query(query: QueryParams, now: float) -> HistoryQuery:
     """Raises UserError for what cannot be understood, with what could be."""
     targets = tuple(dict.fromkeys(filter(None, query.getlist("target"))))
     if len(targets) > _MOST_TARGETS:
-        raise UserError(f"{len(targets)} targets are too many for one page", hint=f"at most {_MOST_TARGETS}")
-    series, window = query.get("series") or None, query.get("window") or DEFAULT_WINDOW
+        raise UserError(
+            f"{len(targets)} targets are too many for one page", hint=f"at most {_MOST_TARGETS}"
+        )
+    series = query.get("series") or None
+    window = query.get("window") or DEFAULT_WINDOW
     try:
         SeriesKey.parse(f"any/{series or DEFAULT_SERIES}")
     except ValueError:
@@ -86,12 +100,15 @@ _MOST_AROUND = 8  # newest events that are compared before and after
 _MOST_MARKS = 2000  # failed and missed ones
 _MOST_ROWS = 300  # of the table behind a picture
 _MOST_FLAGS = 60
-_ROOM, _LEAST_ROOM_S = 0.02, 30.0  # of a time axis, before what is first seen on it
+# of a time axis, before what is first seen on it
+_ROOM = 0.02
+_LEAST_ROOM_S = 30.0
 _NOT_DONE = """
 SELECT due_at, ended_at, outcome FROM probes
 WHERE target = ?1 AND due_at >= ?2 AND due_at < ?3 AND outcome <> 'done'
 UNION ALL
-SELECT due_at, ended_at, outcome FROM probes WHERE target = ?1 AND slots > 1 AND ended_at >= ?2 AND due_at < ?2
+SELECT due_at, ended_at, outcome FROM probes
+WHERE target = ?1 AND slots > 1 AND ended_at >= ?2 AND due_at < ?2
 ORDER BY due_at DESC LIMIT ?4
 """
 _THROTTLED = """
@@ -118,7 +135,16 @@ class TargetHistory(msgspec.Struct, frozen=True):
     cold_start: ColdStart | None  # of the last 7 days
 
     def document(self) -> dict[str, Any]:
-        as_they_are = ("target", "since", "until", "failed", "missed", "throttled", "alerts", "simulated")
+        as_they_are = (
+            "target",
+            "since",
+            "until",
+            "failed",
+            "missed",
+            "throttled",
+            "alerts",
+            "simulated",
+        )
         return {
             **{name: getattr(self, name) for name in as_they_are},
             "series": None if self.key is None else str(self.key),
@@ -136,10 +162,13 @@ def known_targets(series: SeriesStore, asked: HistoryQuery) -> list[str]:
     return known
 
 
-def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[SeriesKey | None, tuple[SeriesKey, ...]]:
-    """The series to show, and all there are: those that stand for the target first, then hot before cold.
-    One that the target does not have falls back to what stands for it."""
-    first, all_of_it = primary_keys(series, target), series.keys(target)
+def chosen_key(
+    series: SeriesStore, target: str, asked: str | None
+) -> tuple[SeriesKey | None, tuple[SeriesKey, ...]]:
+    """The series to show, and all there are: those that stand for the target first, then hot
+    before cold. One that the target does not have falls back to what stands for it."""
+    first = primary_keys(series, target)
+    all_of_it = series.keys(target)
     others = sorted(set(all_of_it) - set(first), key=lambda key: (key.heat is Heat.COLD, key))
     keys = (*first, *others)
     return next((key for key in keys if key.kind == asked), next(iter(keys), None)), keys
@@ -156,19 +185,42 @@ def labelled(site: Site, headline: SpeedHeadline) -> SpeedHeadline:
 
 def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -> TargetHistory:
     key, keys = chosen_key(series, target, asked.series)
-    since, until = asked.since, asked.until
-    history = None if key is None else history_of(series, key, since, until)
+    since = asked.since
+    until = asked.until
+    if key is None:
+        history = None
+    else:
+        history = history_of(series, key, since, until)
     rows = series.store.read(_NOT_DONE, target, since, until, _MOST_MARKS)[::-1]
-    # Notes and versions divide a series: what was before and what came after are compared by themselves.
-    events = [one for one in (history.events if history else ()) if one.kind in (EventKind.NOTE, EventKind.VERSION)]
-    around = {one.id: around_event(series, one, key)["sentence"] for one in events[-_MOST_AROUND:] if key and one.id}
-    alerts = [one for one in series.alerts(since=since) if one.target in (target, None) and one.opened_at < until]
+    # Notes and versions divide a series: what was before and what came after are compared by
+    # themselves.
+    events = [
+        one
+        for one in (history.events if history else ())
+        if one.kind in (EventKind.NOTE, EventKind.VERSION)
+    ]
+    around = {
+        one.id: around_event(series, one, key)["sentence"]
+        for one in events[-_MOST_AROUND:]
+        if key and one.id
+    }
+    alerts = [
+        one
+        for one in series.alerts(since=since)
+        if one.target in (target, None) and one.opened_at < until
+    ]
     if site.hides_private:  # without their words, which may come from a server's answer
-        alerts = [replace(alert, message=alert.rule.value, closed_because=None) for alert in alerts]
+        alerts = [
+            replace(alert, message=alert.rule.value, closed_because=None) for alert in alerts
+        ]
     return TargetHistory(
         *(target, key, keys, since, until, history),
         failed=tuple(row["due_at"] for row in rows if row["outcome"] == ProbeOutcome.FAILED),
-        missed=tuple((row["due_at"], row["ended_at"]) for row in rows if row["outcome"] == ProbeOutcome.MISSED),
+        missed=tuple(
+            (row["due_at"], row["ended_at"])
+            for row in rows
+            if row["outcome"] == ProbeOutcome.MISSED
+        ),
         around=around,
         throttled=tuple(row[0] for row in series.store.read(_THROTTLED, target, since, until)),
         alerts=tuple(alerts),
@@ -178,7 +230,9 @@ def view_of(site: Site, series: SeriesStore, asked: HistoryQuery, target: str) -
 
 
 def axis_begin(since: float, until: float, *moments: float) -> float:
-    """Return where a time axis begins: with the window, or shortly before the first thing in it."""
+    """Return where a time axis begins: with the window,
+    or shortly before the first thing in it.
+    """
     first = min(moments, default=since)
     return max(since, first - max(_LEAST_ROOM_S, _ROOM * (until - first)))
 
@@ -187,13 +241,20 @@ def trend_picture(history: SeriesHistory) -> Markup:
     words = history.sentences[0] if history.sentences else ""
     tracks = [Track(history.key.target, (), history.band, steps=history.steps)]
     since = axis_begin(history.since, history.until, *(row[0] for row in history.band[:1]))
-    return trend_svg(Picture(history.key.target, words, "", since, history.until, tracks, history.changes))
+    return trend_svg(
+        Picture(history.key.target, words, "", since, history.until, tracks, history.changes)
+    )
 
 
 def picture_of(view: TargetHistory, history: SeriesHistory) -> Picture:
-    title, track = in_words(history.key), track_of(history, theme.SKY)
+    title = in_words(history.key)
+    track = track_of(history, theme.SKY)
     events = history.events[-_MOST_FLAGS:]
-    seen = [*(row[0] for row in track.band[:1]), *(point.at for point in track.points[:1]), *view.failed[:1]]
+    seen = [
+        *(row[0] for row in track.band[:1]),
+        *(point.at for point in track.points[:1]),
+        *view.failed[:1],
+    ]
     seen += [begin for begin, _ in view.missed[:1]]
     return Picture(
         title=title,
@@ -211,8 +272,12 @@ def picture_of(view: TargetHistory, history: SeriesHistory) -> Picture:
 
 
 def track_of(history: SeriesHistory, colour: str) -> Track:
-    """Return points; where the window is long, hours or days instead: their middle, from p10 to p90."""
-    band = history.band or [(span.start, span.median, span.p10, span.p90) for span in history.spans]
+    """Return points; where the window is long, hours or days instead: their middle, from p10 to
+    p90.
+    """
+    band = history.band or [
+        (span.start, span.median, span.p10, span.p90) for span in history.spans
+    ]
     return Track(history.key.target, history.points, band, colour, history.steps)
 
 
@@ -230,16 +295,24 @@ def routes(site: Site) -> list[Route]:
         asked = read_query(request.query_params, site.clock())
         with site.series() as series:
             targets = known_targets(series, asked)
-            key, keys = chosen_key(series, asked.targets[0], asked.series) if asked.targets else (None, ())
+            key, keys = (
+                chosen_key(series, asked.targets[0], asked.series) if asked.targets else (None, ())
+            )
             probing = how_probed(series, asked.targets or targets)
-        frame = page(site, "history.html", asked=asked, targets=targets, key=key, keys=keys, probing=probing)
-        return streamed(site, frame, lambda store: _parts(site, SeriesStore(store), asked, targets))
+        frame = page(
+            site, "history.html", asked=asked, targets=targets, key=key, keys=keys, probing=probing
+        )
+        return streamed(
+            site, frame, lambda store: _parts(site, SeriesStore(store), asked, targets)
+        )
 
     def as_json(request: Request) -> Response:
         asked = read_query(request.query_params, site.clock())
         with site.series() as series:
             targets = known_targets(series, asked)
-            views = [view_of(site, series, asked, name).document() for name in asked.targets or targets]
+            views = [
+                view_of(site, series, asked, name).document() for name in asked.targets or targets
+            ]
         return json_answer({"views": views})
 
     async def add_note(request: Request) -> Response:
@@ -257,10 +330,22 @@ def routes(site: Site) -> list[Route]:
     return [*shown, Route("/notes", add_note, methods=["POST"])]
 
 
-def _parts(site: Site, series: SeriesStore, asked: HistoryQuery, targets: list[str]) -> Iterator[str]:
+def _parts(
+    site: Site, series: SeriesStore, asked: HistoryQuery, targets: list[str]
+) -> Iterator[str]:
     open_now = {alert.target for alert in series.alerts(open_only=True)}
     for place, name in enumerate(asked.targets or targets):
-        values = {"asked": asked, "view": view_of(site, series, asked, name), "alarmed": name in open_now}
+        values = {
+            "asked": asked,
+            "view": view_of(site, series, asked, name),
+            "alarmed": name in open_now,
+        }
         macro = "target" if asked.targets else "card"
-        functions = {"picture_of": picture_of, "shift_label": shift_label, "trend_picture": trend_picture}
-        yield render_macro("history_parts.html", macro, MOST_ROWS=_MOST_ROWS, place=place, **values, **functions)
+        functions = {
+            "picture_of": picture_of,
+            "shift_label": shift_label,
+            "trend_picture": trend_picture,
+        }
+        yield render_macro(
+            "history_parts.html", macro, MOST_ROWS=_MOST_ROWS, place=place, **values, **functions
+        )

@@ -1,6 +1,7 @@
 """What pages are made of: the templates, and the scripts, style sheets and pictures beside them.
-What a template shows is escaped, except `Markup`. An address with the digest of a static file in it may be kept for
-ever; one without is asked for again. The style sheet begins with the theme's colours."""
+What a template shows is escaped, except `Markup`. An address with the digest of a static file in
+it may be kept for ever; one without is asked for again. The style sheet begins with the theme's
+colours."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ PAGES = (
 PRIVATE = ("chat", "swarm")  # pages that the public does not have
 PLACE = "<!--parts-->"  # of the parts, in a page that is streamed
 STATIC = Path(__file__).parent / "static"
-_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 
 
 @cache
@@ -80,7 +85,9 @@ def render(template: str, **values: Any) -> str:
 
 
 def render_macro(template: str, macro: str, **values: Any) -> str:
-    """Return what a macro without arguments of that file makes, where the values are its variables."""
+    """Return what a macro without arguments of that file makes, where the values are its
+    variables.
+    """
     return str(getattr(environment().get_template(template).make_module(values), macro)())
 
 
@@ -88,9 +95,11 @@ def page(site: Site, template: str, *, status: int = 200, **values: Any) -> HTML
     return HTMLResponse(render(template, site=site, status=status, **values), status_code=status)
 
 
-def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[str]]) -> StreamingResponse:
-    """`whole` has PLACE in it once. The store is opened anew: the parts of a page are made once its frame was sent.
-    What goes wrong then is told on it, in place of the rest."""
+def streamed(
+    site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[str]]
+) -> StreamingResponse:
+    """`whole` has PLACE in it once. The store is opened anew: the parts of a page are made once
+    its frame was sent. What goes wrong then is told on it, in place of the rest."""
     before, _, after = bytes(whole.body).partition(PLACE.encode())
 
     def pieces() -> Iterator[bytes]:
@@ -101,12 +110,16 @@ def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[
                     yield part.encode()
         except SkepError as error:
             yield _alert("this cannot be shown right now" if site.hides_private else error.message)
-        except Exception as error:  # the border of the process: the reader gets a whole page, the log the reason
+        except (
+            Exception
+        ) as error:  # the border of the process: the reader gets a whole page, the log the reason
             log.error("page.failed error=%r", error)
             yield _alert("the rest of this page could not be rendered")
         yield after
 
-    return StreamingResponse(pieces(), status_code=whole.status_code, media_type="text/html; charset=utf-8")
+    return StreamingResponse(
+        pieces(), status_code=whole.status_code, media_type="text/html; charset=utf-8"
+    )
 
 
 def value_text(metric: SeriesMetric, value: float | None) -> str:
@@ -123,15 +136,23 @@ def minute(unix_time: float) -> str:
 def ago(then: float, now: float) -> str:
     """Return how long ago it was; never finer than it is redrawn."""
     passed = max(0.0, now - then)
-    return units.moment(then) if passed > 14 * DAY_S else span(passed) if passed >= 60 else "a minute"
+    if passed > 14 * DAY_S:
+        return units.moment(then)
+    return span(passed) if passed >= 60 else "a minute"
 
 
 def span(seconds: float) -> str:
-    return units.format_seconds(round(seconds)) if seconds >= 60 else f"{seconds:.0f} s"
+    if seconds >= 60:
+        return units.format_seconds(round(seconds))
+    return f"{seconds:.0f} s"
 
 
 def _alert(words: str) -> bytes:
-    return Markup('<p class="banner incomplete" role="alert">{}</p>').format(units.printable(words)).encode()
+    return (
+        Markup('<p class="banner incomplete" role="alert">{}</p>')
+        .format(units.printable(words))
+        .encode()
+    )
 
 
 class Asset(msgspec.Struct, frozen=True):
@@ -176,24 +197,29 @@ def vega_address() -> str:
 
 
 class StaticFiles:
-    """The files of `static/`; and `vega.js`: Vega, Vega-Lite and Vega-Embed as `vl_convert` carries them.
+    """The files of `static/`; and `vega.js`: Vega, Vega-Lite and Vega-Embed as `vl_convert`
+    carries them.
 
-    Making one script of them takes seconds, in which `vl_convert` draws nothing: a process of its own does it, once for
-    each version.
-    """
+    Making one script of them takes seconds, in which `vl_convert` draws nothing: a process of its
+    own does it, once for each version."""
 
     def __init__(self, folder: Path) -> None:
         self._vega = folder / f"vega-{vega_version()}.js.gz"
         self._making = asyncio.Lock()
 
     async def answer(self, request: Request) -> Response:
-        name, packed = request.path_params["name"], dict[str, str]()
+        name = request.path_params["name"]
+        packed = dict[str, str]()
         found = assets().get(name)
         if name == "vega.js":
-            found, packed = Asset(await self.vega(), vega_version(), _TYPES[".js"]), {"content-encoding": "gzip"}
+            found = Asset(await self.vega(), vega_version(), _TYPES[".js"])
+            packed = {"content-encoding": "gzip"}
         if found is None:
             return PlainTextResponse("there is no such file\n", status_code=404)
-        kept = "public, max-age=31536000, immutable" if request.query_params.get("v") == found.digest else "no-cache"
+        if request.query_params.get("v") == found.digest:
+            kept = "public, max-age=31536000, immutable"
+        else:
+            kept = "no-cache"
         headers = {"etag": f'"{found.digest}"', "cache-control": kept, **packed}
         if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -211,5 +237,8 @@ class StaticFiles:
                     if child.returncode is None:
                         child.kill()
                 if child.returncode:
-                    raise EngineError("the script of the charts could not be made", hint="pages show pictures instead")
+                    raise EngineError(
+                        "the script of the charts could not be made",
+                        hint="pages show pictures instead",
+                    )
         return self._vega.read_bytes()

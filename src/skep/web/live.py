@@ -1,4 +1,6 @@
-"""The page `Now`: what the hive and the store say of the present, read once for all browsers, streamed to each."""
+"""The page `Now`: what the hive and the store say of the present, read once for all browsers,
+streamed to each.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +64,23 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
             else:
                 target["url"] = site.hide(target["url"])
         alerts = [alert_document(alert) for alert in self.alerts]
-        events = [{"at": one.at, "kind": str(one.kind), "target": one.target, "text": one.text} for one in self.notes]
-        shown = [public_alert(one) for one in alerts] if site.hides_private else alerts
+        events = [
+            {"at": one.at, "kind": str(one.kind), "target": one.target, "text": one.text}
+            for one in self.notes
+        ]
+        if site.hides_private:
+            shown = [public_alert(one) for one in alerts]
+        else:
+            shown = alerts
         headlines = [headline.document() for headline in self.headlines]
         starts = [start.document() for start in self.cold_starts]
-        return {"headlines": headlines, "cold_starts": starts, "targets": targets, "alerts": shown, "events": events}
+        return {
+            "headlines": headlines,
+            "cold_starts": starts,
+            "targets": targets,
+            "alerts": shown,
+            "events": events,
+        }
 
 
 def public_alert(alert: dict[str, Any]) -> dict[str, Any]:
@@ -78,12 +92,19 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
     with site.series() as series:
         found = tuple(target_statuses(series, now))
         keys = [standing.readings[0].key if standing.readings else None for standing in found]
-        spans = [series.spans(key, SpanKind.HOUR, now - WEEK_S, now) if key else () for key in keys]
+        spans = [
+            series.spans(key, SpanKind.HOUR, now - WEEK_S, now) if key else () for key in keys
+        ]
         return MonitorSnapshot(
             standings=found,
             headlines=tuple(labelled(site, one) for one in headlines_of(series, found, now)),
-            cold_starts=tuple(cold_starts_of(series, (one.target.name for one in found), now - WEEK_S, now)),
-            lines=tuple(tuple(SeriesPoint(one.start, one.median) for one in some if one.count) for some in spans),
+            cold_starts=tuple(
+                cold_starts_of(series, (one.target.name for one in found), now - WEEK_S, now)
+            ),
+            lines=tuple(
+                tuple(SeriesPoint(one.start, one.median) for one in some if one.count)
+                for some in spans
+            ),
             alerts=tuple(series.alerts(open_only=True)),
             notes=tuple(series.events(now - WEEK_S, now)[:-6:-1]),
             fault=None,
@@ -91,19 +112,23 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
 
 
 def read_ttft(site: Site, now: float) -> dict[str, float] | None:
-    """Of streamed answers that ended of late, as the gateway saw them; None: there were none, or it keeps no rows."""
+    """Of streamed answers that ended of late, as the gateway saw them; None: there were none, or
+    it keeps no rows.
+    """
     with site.store() as store:
         rows = store.read(_FIRST_BYTES, now - TTFT_WINDOW_S, _MOST_ROWS)
     ordered = sorted(1000 * float(row[0]) for row in rows)
     if not ordered:
         return None
-    p50, p95 = percentile(ordered, 50), percentile(ordered, 95)
+    p50 = percentile(ordered, 50)
+    p95 = percentile(ordered, 95)
     return {"median_ms": p50, "p95_ms": p95, "count": len(ordered), "window_s": TTFT_WINDOW_S}
 
 
 def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
     """None before the first reading. A public one names no address, process or reason."""
-    status, gateway = readings.status, readings.gateway
+    status = readings.status
+    gateway = readings.gateway
     if not status:
         return None
     queues = gateway.get("queues") or {}
@@ -119,13 +144,20 @@ def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
         "requests_per_s": readings.requests_per_s,
         "ended": readings.ended,
         "slots": readings.slots(),
-        "replicas": [_replica(readings, site, one, number) for number, one in enumerate(readings.replicas, 1)],
-        "queues": [{"model": site.label(one), "waiting": dict(waiting)} for one, waiting in queues.items()],
+        "replicas": [
+            _replica(readings, site, one, number)
+            for number, one in enumerate(readings.replicas, 1)
+        ],
+        "queues": [
+            {"model": site.label(one), "waiting": dict(waiting)} for one, waiting in queues.items()
+        ],
         "history": {"tok_s": list(readings.speeds), "queued": list(readings.queued)},
     }
 
 
-def _replica(readings: HiveReadings, site: Site, shown: ReplicaStatus, number: int) -> dict[str, Any]:
+def _replica(
+    readings: HiveReadings, site: Site, shown: ReplicaStatus, number: int
+) -> dict[str, Any]:
     """In public by its number: the name of a server elsewhere is made of its address."""
     return {
         "name": f"replica-{number}" if site.hides_private else shown.name,
@@ -145,7 +177,8 @@ log = logging.getLogger("skep.web")
 EVERY_S = 1.0
 ANSWER_S = 2.0  # for the hive to say how it is
 LINGER_S = 30.0  # the reader goes on so long after the last browser: most come back
-TTFT_EVERY_S, WATCHED_EVERY_S = 5.0, 15.0
+TTFT_EVERY_S = 5.0
+WATCHED_EVERY_S = 15.0
 FIRST_PAINT_S = 0.15  # a page waits so long for a reading, and no longer
 HEARTBEAT_S = 15.0
 RETRY_MS = 2000
@@ -155,21 +188,33 @@ Told = TypeVar("Told")
 
 
 class Live:
-    """`run` reads while somebody watches. Everything but `_told` and `_ask_hive` is of the event loop's thread."""
+    """`run` reads while somebody watches.
+
+    Everything but `_told` and `_ask_hive` is of the event loop's thread.
+    """
 
     def __init__(
-        self, site: Site, *, read: Callable[[Site], Status] = lambda site: read_status(site.paths, ANSWER_S),
-        every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic, first_paint_s: float = FIRST_PAINT_S,
-    ) -> None:  # fmt: skip
+        self,
+        site: Site,
+        *,
+        read: Callable[[Site], Status] = lambda site: read_status(site.paths, ANSWER_S),
+        every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+        first_paint_s: float = FIRST_PAINT_S,
+    ) -> None:
         self.document: dict[str, Any] = {}
         self.watched = MonitorSnapshot()
-        self.site, self._read_status, self._every_s, self._clock = site, read, every_s, clock
+        self.site = site
+        self._read_status = read
+        self._every_s = every_s
+        self._clock = clock
         self._first_paint_s = first_paint_s
         self._readings = HiveReadings()
         self._ttft: dict[str, float] | None = None
         self._ttft_at = self._watched_at = self._read_at = self._left_at = float("-inf")
         self._streams = 0
-        self._wanted, self._changed = asyncio.Event(), asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._changed = asyncio.Event()
         self._reading = asyncio.Lock()  # one reading at a time: rates are between readings
         self.closing = False
 
@@ -224,21 +269,31 @@ class Live:
         self._wake()
 
     def _wake(self) -> None:
-        before, self._changed = self._changed, asyncio.Event()
+        before = self._changed
+        self._changed = asyncio.Event()
         before.set()
 
     async def read_once(self) -> None:
-        """Ask the store first: it answers at once, and a hive that hangs must not hold back what it says."""
+        """Ask the store first: it answers at once, and a hive that hangs must not hold back what
+        it says.
+        """
         async with self._reading:
             await self._read_store()
             found = await asyncio.to_thread(self._ask_hive)
             self._read_at = now = self._clock()
             try:
                 self.document = self._document(found, now)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:  # a hive of another version
+            except (
+                AttributeError,
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as error:  # a hive of another version
                 log.error("hive.unknown error=%r", error)
                 self._readings.forget()
-                self.document = self._document(EngineError("this skep cannot read the status of the deployment"), now)
+                self.document = self._document(
+                    EngineError("this skep cannot read the status of the deployment"), now
+                )
         self._wake()
 
     async def _read_store(self) -> None:
@@ -246,11 +301,18 @@ class Live:
         began = self._clock()
         if began - self._ttft_at >= TTFT_EVERY_S:
             ttft = await asyncio.to_thread(self._told, read_ttft)
-            self._ttft, self._ttft_at = None if isinstance(ttft, str) else ttft, began
+            self._ttft = None if isinstance(ttft, str) else ttft
+            self._ttft_at = began
         if began - self._watched_at >= WATCHED_EVERY_S:
             watched = await asyncio.to_thread(self._told, read_monitor)
-            self.watched = MonitorSnapshot(fault=watched) if isinstance(watched, str) else watched
-            self._watched_at = began if self.watched.fault is None else float("-inf")
+            if isinstance(watched, str):
+                self.watched = MonitorSnapshot(fault=watched)
+            else:
+                self.watched = watched
+            if self.watched.fault is None:
+                self._watched_at = began
+            else:
+                self._watched_at = float("-inf")
 
     def _told(self, read: Callable[[Site, float], Told]) -> Told | str:
         """In a thread of its own. Return why the store tells nothing, where it does not."""
@@ -274,10 +336,19 @@ class Live:
             return EngineError("the deployment cannot be reached", hint="look at `skep logs skep`")
 
     def _document(self, found: Status | SkepError, now: float) -> dict[str, Any]:
-        document: dict[str, Any] = {"at": self.site.clock(), "state": "up", "message": None, "hint": None}
+        document: dict[str, Any] = {
+            "at": self.site.clock(),
+            "state": "up",
+            "message": None,
+            "hint": None,
+        }
         if isinstance(found, SkepError):
-            gone, told = isinstance(found, NotRunning), not self.site.hides_private
-            document |= {"state": "down" if gone else "silent", "message": found.message if gone or told else None}
+            gone = isinstance(found, NotRunning)
+            told = not self.site.hides_private
+            document |= {
+                "state": "down" if gone else "silent",
+                "message": found.message if gone or told else None,
+            }
             document["hint"] = found.hint if told else None
             if gone:
                 self._readings.forget()
@@ -287,14 +358,18 @@ class Live:
 
 
 class Stream:
-    """`GET /live` as an ASGI application: server-sent events, each a JSON document with the `parts` that changed."""
+    """`GET /live` as an ASGI application: server-sent events, each a JSON document with the
+    `parts` that changed.
+    """
 
     def __init__(self, live: Live, render: Render) -> None:
-        self._live, self._render = live, render
+        self._live = live
+        self._render = render
         self._rendered: tuple[object, Parts] = (None, {})  # once for all browsers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, kind = {"cache-control": "no-store", "x-accel-buffering": "no"}, "text/event-stream"
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        kind = "text/event-stream"
 
         async def send_quietly(message: Message) -> None:
             with contextlib.suppress(OSError):  # of a browser that is gone
@@ -322,7 +397,17 @@ class Stream:
             yield f"data: {json_text({**document, 'parts': changed})}\n\n"
 
 
-PARTS = ("state", "headline", "alerts", "cards", "replicas", "queues", "watched", "lately", "begin")
+PARTS = (
+    "state",
+    "headline",
+    "alerts",
+    "cards",
+    "replicas",
+    "queues",
+    "watched",
+    "lately",
+    "begin",
+)
 
 
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
@@ -336,8 +421,15 @@ def routes_of_now(site: Site, live: Live) -> list[Route]:
     async def show(_request: Request) -> Response:
         await live.fresh()
         targets = [one.target for one in live.watched.standings]
-        names, probing = [target.name for target in targets], describe_probing(targets)
-        return page(site, "now.html", parts=parts(site, live.document, live.watched), targets=names, probing=probing)
+        names = [target.name for target in targets]
+        probing = describe_probing(targets)
+        return page(
+            site,
+            "now.html",
+            parts=parts(site, live.document, live.watched),
+            targets=names,
+            probing=probing,
+        )
 
     async def as_json(_request: Request) -> Response:
         return json_answer({**await live.fresh(), **live.watched.document(site)})

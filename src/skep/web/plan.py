@@ -30,7 +30,9 @@ from skep.web.layout import page, render
 from skep.web.responses import json_answer
 
 OWN = "this"  # machine
-MOST_CARDS, MOST_AGENTS, MOST_TOKENS = 64, 4096, 1_000_000
+MOST_CARDS = 64
+MOST_AGENTS = 4096
+MOST_TOKENS = 1_000_000
 LONGEST_RIG = 200
 _COLOURS = (theme.HONEY, theme.SKY, theme.PLUM, theme.MOSS, theme.ROSE, theme.STONE, *theme.SERIES)
 
@@ -57,9 +59,17 @@ class PlanQuery(msgspec.Struct, frozen=True):
     @property
     def changed(self) -> dict[str, int]:
         """The numbers that are not as usual, as `skep plan` calls them."""
-        told = {"concurrency": "agents", "prompt-tokens": "input_tokens", "output-tokens": "output_tokens"}
+        told = {
+            "concurrency": "agents",
+            "prompt-tokens": "input_tokens",
+            "output-tokens": "output_tokens",
+        }
         found = {option: getattr(self, name) for option, name in told.items()}
-        return {option: found[option] for option, name in told.items() if found[option] != getattr(USUAL, name)}
+        return {
+            option: found[option]
+            for option, name in told.items()
+            if found[option] != getattr(USUAL, name)
+        }
 
     def flags(self) -> PlanFlags:
         alike = {name: getattr(self, name) for name in ("agents", "input_tokens", "output_tokens")}
@@ -74,8 +84,15 @@ class PlanQuery(msgspec.Struct, frozen=True):
         return urlencode({name: value for name, value in told.items() if value})
 
     def command(self) -> str:
-        words = ["skep", "plan", self.model, *(() if self.own_machine else ("--gpu", f'"{self.cards}"'))]
-        return " ".join([*words, *(f"--{option} {value}" for option, value in self.changed.items())])
+        words = [
+            "skep",
+            "plan",
+            self.model,
+            *(() if self.own_machine else ("--gpu", f'"{self.cards}"')),
+        ]
+        return " ".join(
+            [*words, *(f"--{option} {value}" for option, value in self.changed.items())]
+        )
 
 
 USUAL = PlanQuery()
@@ -83,7 +100,8 @@ USUAL = PlanQuery()
 
 def read_query(query: QueryParams) -> PlanQuery:
     """Raises UserError with what could be meant."""
-    model, card = query.get("model", "").strip(), query.get("card", "").strip()
+    model = query.get("model", "").strip()
+    card = query.get("card", "").strip()
     legible = any(one.isascii() and one.isalnum() for one in model)
     if model and (len(model) > 120 or model.startswith((".", "/", "~")) or not legible):
         hint = "`skep plan` accepts paths; this page does not"
@@ -97,20 +115,27 @@ def read_query(query: QueryParams) -> PlanQuery:
         _number(query, "input_tokens", MOST_TOKENS),
         _number(query, "output_tokens", MOST_TOKENS),
     )
-    return replace(asked, count=1) if asked.own_machine or asked.rig else asked
+    if asked.own_machine or asked.rig:
+        return replace(asked, count=1)
+    return asked
 
 
 _FORM: dict[str, Any] = {
-    "MOST_CARDS": MOST_CARDS, "MOST_AGENTS": MOST_AGENTS, "MOST_TOKENS": MOST_TOKENS, "LONGEST_RIG": LONGEST_RIG,
+    "MOST_CARDS": MOST_CARDS, "MOST_AGENTS": MOST_AGENTS, "MOST_TOKENS": MOST_TOKENS,
+    "LONGEST_RIG": LONGEST_RIG,
 }  # fmt: skip
 
 
 def _number(query: QueryParams, name: str, most: int) -> int:
-    said, usual = query.get(name, "").strip(), int(getattr(USUAL, name))
+    said = query.get(name, "").strip()
+    usual = int(getattr(USUAL, name))
     if not said:
         return usual
     if not said.isascii() or not said.isdecimal() or len(said) > 9 or not 1 <= int(said) <= most:
-        raise UserError(f"`{name}={said[:30]}` is not a number from 1 to {most:,}", hint=f"leave it out for {usual:,}")
+        raise UserError(
+            f"`{name}={said[:30]}` is not a number from 1 to {most:,}",
+            hint=f"leave it out for {usual:,}",
+        )
     return int(said)
 
 
@@ -118,12 +143,16 @@ def plan_picture(plans: Sequence[Document], field: str, label: str) -> Markup:
     """Return predicted curves over C, named by letters."""
     spec = predicted_chart(plans, field, "ms" if field == "ttft_ms" else "tok/s")
     with alive():
-        return Markup("not predicted") if spec is None else picture({**spec, "width": 500, "height": 290}, label)
+        if spec is None:
+            return Markup("not predicted")
+        return picture({**spec, "width": 500, "height": 290}, label)
 
 
 def term_colours(plans: Sequence[Document]) -> dict[str, str]:
     """Return one colour a term of memory, the same in every bar; weights and KV cache first."""
-    names = dict.fromkeys(["weights", "KV pool", *(term["term"] for plan in plans for term in plan["memory"])])
+    names = dict.fromkeys(
+        ["weights", "KV pool", *(term["term"] for plan in plans for term in plan["memory"])]
+    )
     return dict(zip(names, cycle(_COLOURS), strict=False))
 
 
@@ -134,14 +163,19 @@ MOST_WAITING = 8  # plans at a time; one takes up to some seconds
 class PlanPages:
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._one_at_a_time = threading.Lock()  # planning is all CPU: two at once would only be slower
-        self._queue = threading.BoundedSemaphore(MOST_WAITING)  # so that other pages are still answered
+        # Planning is all CPU: two at once would only be slower.
+        self._one_at_a_time = threading.Lock()
+        # So that other pages are still answered.
+        self._queue = threading.BoundedSemaphore(MOST_WAITING)
 
     def show(self, request: Request) -> Response:
         asked = read_query(request.query_params)
         whole = asked.model and request.query_params.get("whole") == "1"
         plan = self._shown(asked) if whole else None
-        known: dict[str, Any] = {"devices": list(devices().values()), "models": geometries().values()}
+        known: dict[str, Any] = {
+            "devices": list(devices().values()),
+            "models": geometries().values(),
+        }
         return page(self.site, "plan.html", asked=asked, plan=plan, **_FORM, **known)
 
     def fragment(self, request: Request) -> Response:
@@ -151,7 +185,9 @@ class PlanPages:
     def as_json(self, request: Request) -> Response:
         asked = read_query(request.query_params)
         if not asked.model:
-            raise UserError("no model is named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2")
+            raise UserError(
+                "no model is named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2"
+            )
         return json_answer(self._plan(asked))
 
     def _shown(self, asked: PlanQuery) -> str:
@@ -195,5 +231,9 @@ def drawn(asked: PlanQuery, found: dict[str, Any]) -> str:
 
 def routes(site: Site) -> list[Route]:
     pages = PlanPages(site)
-    shown = {"/plan": pages.show, "/plan/fragment": pages.fragment, "/api/plan.json": pages.as_json}
+    shown = {
+        "/plan": pages.show,
+        "/plan/fragment": pages.fragment,
+        "/api/plan.json": pages.as_json,
+    }
     return [Route(path, answer) for path, answer in shown.items()]

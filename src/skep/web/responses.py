@@ -42,7 +42,10 @@ def json_answer(document: Any, status: int = 200) -> Response:
 
 
 def json_text(document: Any) -> str:
-    """Return the document as one line. Dataclasses become objects, NaN and infinity become null."""
+    """Return the document as one line.
+
+    Dataclasses become objects, NaN and infinity become null.
+    """
     return msgspec.json.encode(document, enc_hook=str).decode()
 
 
@@ -51,7 +54,10 @@ def wants_json(request: Request) -> bool:
 
 
 def problem(site: Site, request: Request, error: SkepError, status: int | None = None) -> Response:
-    """One line and what to do next. What went wrong inside is not told in public: it may name a path."""
+    """One line and what to do next.
+
+    What went wrong inside is not told in public: it may name a path.
+    """
     message = error.message
     hint = error.hint
     if site.hides_private and not isinstance(error, UserError):
@@ -71,19 +77,29 @@ def _status_of(error: SkepError) -> int:
     return 400 if isinstance(error, UserError) else 500
 
 
-LONGEST_BODY, MOST_FIELDS = 16_384, 20
+LONGEST_BODY = 16_384
+MOST_FIELDS = 20
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form sent as `application/x-www-form-urlencoded`; of several of one name, the last."""
+    """Return the fields of a form sent as `application/x-www-form-urlencoded`; of several of one
+    name, the last.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise UserError(f"expected a form, not {kind[:60] or 'nothing'!r}", hint="send it as x-www-form-urlencoded")
+        raise UserError(
+            f"expected a form, not {kind[:60] or 'nothing'!r}",
+            hint="send it as x-www-form-urlencoded",
+        )
     received = await body_of(request, LONGEST_BODY, "the form", "shorten it")
     try:
-        return dict(parse_qsl(received.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS))
+        return dict(
+            parse_qsl(received.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        )
     except ValueError:
-        raise UserError("the form cannot be read", hint="send it as UTF-8, with at most 20 fields") from None
+        raise UserError(
+            "the form cannot be read", hint="send it as UTF-8, with at most 20 fields"
+        ) from None
 
 
 async def body_of(request: Request, most: int, what: str, hint: str) -> bytes:
@@ -97,13 +113,20 @@ async def body_of(request: Request, most: int, what: str, hint: str) -> bytes:
 
 def way_back(wanted: str | None) -> str:
     """Return the address where it is a page of this site, else `/`."""
-    if not wanted or not wanted.startswith("/") or wanted.startswith(("//", "/\\")) or min(wanted) < "!":
+    if (
+        not wanted
+        or not wanted.startswith("/")
+        or wanted.startswith(("//", "/\\"))
+        or min(wanted) < "!"
+    ):
         return "/"
     try:
         parts = urlsplit(wanted)
     except ValueError:
         return "/"
-    return "/" if parts.scheme or parts.netloc else wanted
+    if parts.scheme or parts.netloc:
+        return "/"
+    return wanted
 
 
 def report_answer(report: str) -> Response:

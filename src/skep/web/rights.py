@@ -1,9 +1,9 @@
 """Who may see and do what: the class of every route, and whose request it is.
 
-A key without the mark `admin` opens the pages as the public sees them, counts of the swarm, and the
-chat, which asks the gateway with that very key. What shows or changes what is the owner's is for
-admins: a key with the mark, SKEP_API_KEY, and everybody on a dashboard that answers on loopback.
-"""
+A key without the mark `admin` opens the pages as the public sees them, counts of the swarm, and
+the chat, which asks the gateway with that very key. What shows or changes what is the owner's is
+for admins: a key with the mark, SKEP_API_KEY, and everybody on a dashboard that answers on
+loopback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ VISITOR = "skep.visitor"  # the key of an ASGI scope
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """Whose request it is. The key itself is kept as long as the request or the session, in memory alone."""
+    """Whose request it is.
+
+    The key itself is kept as long as the request or the session, in memory alone.
+    """
 
     is_admin: bool
     key: bytes | None = None  # as it was shown
@@ -37,7 +40,9 @@ class Visitor(msgspec.Struct, frozen=True):
 class RouteClass(StrEnum):
     OPEN = "open"  # for everybody, before a key is shown
     SHARED = "shared"  # for whoever may look; what is private is shown to admins alone
-    KEY = "key"  # for whoever has a key, and for everybody on loopback; the public does not have it
+    KEY = (
+        "key"  # for whoever has a key, and for everybody on loopback; the public does not have it
+    )
     ADMIN = "admin"  # shows or changes what is the owner's
 
 
@@ -112,9 +117,17 @@ def public_routes(routes: Sequence[Route]) -> list[Route]:
     return [route for route in routes if class_of(route) in (RouteClass.OPEN, RouteClass.SHARED)]
 
 
-def routes_by_visitor(admin_routes: Sequence[Route], client_routes: Sequence[Route]) -> list[Route]:
-    """Return each route once: admins get what the first have there, clients what the second have."""
-    for_clients = {address_of(route): route.app for route in client_routes if class_of(route) is not RouteClass.ADMIN}
+def routes_by_visitor(
+    admin_routes: Sequence[Route], client_routes: Sequence[Route]
+) -> list[Route]:
+    """Return each route once: admins get what the first have there,
+    clients what the second have.
+    """
+    for_clients = {
+        address_of(route): route.app
+        for route in client_routes
+        if class_of(route) is not RouteClass.ADMIN
+    }
     chosen = []
     for route in admin_routes:
         answer = ByVisitor(route.app, for_clients.get(address_of(route), refuse_client))

@@ -1,4 +1,6 @@
-"""The stored runs and what is worked out of them, once where they have ended: key figures, levels, reports."""
+"""The stored runs and what is worked out of them, once where they have ended: key figures, levels,
+reports.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import msgspec
 from markupsafe import Markup
 
 from skep.bench.metrics import LevelSummary
-from skep.bench.stored_run import JUDGED, QUALITY, TIMED, TUNE_QUALITY, check_drawn_together, load_run
+from skep.bench.stored_run import (
+    JUDGED,
+    QUALITY,
+    TIMED,
+    TUNE_QUALITY,
+    check_drawn_together,
+    load_run,
+)
 from skep.errors import SkepError, UserError
 from skep.quality.trial_figures import conclusion
 from skep.report.stored import drawn, mixed_of, quality_of
@@ -27,7 +36,10 @@ _MAKERS = re.compile(r"^(NVIDIA |AMD |Intel\(R\) )(GeForce |Radeon )?")
 
 
 def machine_of(run: StoredRun) -> str:
-    """Return the cards, or the CPU where there is none. Of a far endpoint only its address is known."""
+    """Return the cards, or the CPU where there is none.
+
+    Of a far endpoint only its address is known.
+    """
     if run.simulated:
         return "no machine"
     if is_near(run.url):
@@ -43,24 +55,34 @@ def host_words(host: Mapping[str, Any]) -> str:
     if isinstance(cards, list) and cards:
         names = Counter(str(card.get("name", "?")) for card in cards if isinstance(card, dict))
         return " + ".join(f"{many}x {_MAKERS.sub('', name)}" for name, many in names.items())
-    cpu, cores = host.get("cpu_model") or host.get("machine"), host.get("cpu_cores")
-    return f"{cpu}, {cores} cores" if cpu and cores else str(cpu or "unknown machine")
+    cpu = host.get("cpu_model") or host.get("machine")
+    cores = host.get("cpu_cores")
+    if cpu and cores:
+        return f"{cpu}, {cores} cores"
+    return str(cpu or "unknown machine")
 
 
 def engine_of(run: StoredRun) -> str:
-    """Return its name and version, as the endpoint told; a simulated one tells its model, layout and cards."""
+    """Return its name and version, as the endpoint told; a simulated one tells its model, layout
+    and cards.
+    """
     names = (run.engine.get(key) for key in ("engine", "server", "measured_by"))
     told = str(next(filter(None, names), "unknown engine"))
     version = run.engine.get("version") or run.engine.get("build")
-    return told if not version or str(version) in told or "unknown" in str(version) else f"{told} {version}"
+    if not version or str(version) in told or "unknown" in str(version):
+        return told
+    return f"{told} {version}"
 
 
 def layout_of(run: StoredRun) -> str:
     """Return replicas and slots, where the endpoint told."""
-    replicas, slots = run.engine.get("replicas"), run.engine.get("slots")
+    replicas = run.engine.get("replicas")
+    slots = run.engine.get("slots")
     if not isinstance(slots, int):
         return ""
-    return f"{replicas} replicas, {slots} slots" if isinstance(replicas, int) and replicas > 1 else f"{slots} slots"
+    if isinstance(replicas, int) and replicas > 1:
+        return f"{replicas} replicas, {slots} slots"
+    return f"{slots} slots"
 
 
 def where_of(run: StoredRun) -> str:
@@ -79,7 +101,10 @@ class RunFigures(msgspec.Struct, frozen=True):
 
 
 class RunCache:
-    """One for a dashboard, asked by several threads. Keeps what is worked out of ended runs, by their ids."""
+    """One for a dashboard, asked by several threads.
+
+    Keeps what is worked out of ended runs, by their ids.
+    """
 
     def __init__(self) -> None:
         self._figures: dict[str, RunFigures] = {}
@@ -107,12 +132,17 @@ class RunCache:
 def figures_of(store: Store, run: StoredRun) -> RunFigures:
     try:
         if run.kind in JUDGED:
-            found = store.read("SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id)
+            found = store.read(
+                "SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id
+            )
             if run.kind == QUALITY:
                 words = conclusion(quality_of(store, run))
             else:
                 spot = mixed_of(store, run).advice.concurrency
-                words = "no sweet spot" if spot is None else f"sweet spot at C = {spot}"
+                if spot is None:
+                    words = "no sweet spot"
+                else:
+                    words = f"sweet spot at C = {spot}"
             return RunFigures(failed=int(found[0][0]), conclusion=words)
         _, summary, rows = load_run(store, run.id)
     except SkepError:
@@ -126,7 +156,8 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
     best = max(measured, key=lambda level: level.effective_tok_s or 0.0)
     closed = run.kind not in TIMED
     alone = next((level for level in summary.levels if closed and level.concurrency == 1), None)
-    at, ttft_ms = best.concurrency if closed else None, alone.ttft_ms.p50 if alone and alone.ttft_ms else None
+    at = best.concurrency if closed else None
+    ttft_ms = alone.ttft_ms.p50 if alone and alone.ttft_ms else None
     return RunFigures(best.effective_tok_s, at, ttft_ms, failed, best.client_limited)
 
 
@@ -141,7 +172,8 @@ def report_body(store: Store, runs: Sequence[StoredRun]) -> Markup:
         report = drawn(store, runs)
     lead = _LEAD.search(report.partition("<main>")[0])
     main = report.partition("<main>")[2].rpartition("</main>")[0]
-    plain = _STYLED.sub("", main.replace(_STACKED, ' class="stack"'))  # the headers forbid inline styles
+    # The headers forbid inline styles.
+    plain = _STYLED.sub("", main.replace(_STACKED, ' class="stack"'))
     return Markup(f'{lead[0] if lead else ""}<div class="report">{plain}</div>')  # noqa: S704
 
 
@@ -149,10 +181,16 @@ MOST_COMPARED = 8
 
 
 def runs_named(names: str) -> list[str]:
-    """Of `runs=A,B`. Raises UserError where there are too few or too many to stand beside each other."""
+    """Of `runs=A,B`.
+
+    Raises UserError where there are too few or too many to stand beside each other.
+    """
     ids = list(dict.fromkeys(one.strip() for one in names.split(",") if one.strip()))
     if not 2 <= len(ids) <= MOST_COMPARED:
-        raise UserError(f"`runs={names}` names {len(ids)} runs", hint=f"name two to {MOST_COMPARED}, as in runs=A,B")
+        raise UserError(
+            f"`runs={names}` names {len(ids)} runs",
+            hint=f"name two to {MOST_COMPARED}, as in runs=A,B",
+        )
     return ids
 
 

@@ -1,4 +1,6 @@
-"""The page of runs: every stored benchmark with its key figures, each with its report, two of them side by side."""
+"""The page of runs: every stored benchmark with its key figures, each with its report, two of them
+side by side.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ Listed = dict[str, Any]  # the `run`, and what is `told` of it
 
 
 class RunsQuery(msgspec.Struct, frozen=True):
-    """All of it is in the address. `text`: words that each stand somewhere in what is told of a run."""
+    """All of it is in the address.
+
+    `text`: words that each stand somewhere in what is told of a run.
+    """
 
     text: str = ""
     page: int = 1
@@ -41,7 +46,11 @@ class RunsQuery(msgspec.Struct, frozen=True):
 
     def query(self, **changed: Any) -> str:
         told = {**msgspec.structs.asdict(self), **changed}
-        told = {"q": told["text"], "page": "" if told["page"] == 1 else told["page"], "sort": told["sort"]}
+        told = {
+            "q": told["text"],
+            "page": "" if told["page"] == 1 else told["page"],
+            "sort": told["sort"],
+        }
         return urlencode({name: value for name, value in told.items() if value != ""})
 
     def address(self, **changed: Any) -> str:
@@ -49,12 +58,26 @@ class RunsQuery(msgspec.Struct, frozen=True):
         return f"/runs?{query}" if query else "/runs"
 
     def takes(self, run: StoredRun) -> bool:
-        """Runs of tunings are many and small: they are listed where words of them are asked for."""
+        """Runs of tunings are many and small: they are listed where words of them are asked
+        for.
+        """
         if run.kind in OF_A_TUNING and not self.text:
             return False
         how = "simulated" if run.simulated else "measured"
-        told = (run.id, run.model, run.kind, run.state.value, how, run.fingerprint, where_of(run), run.url)
-        return all(word in " ".join([*told, run.error or ""]).lower() for word in self.text.lower().split())
+        told = (
+            run.id,
+            run.model,
+            run.kind,
+            run.state.value,
+            how,
+            run.fingerprint,
+            where_of(run),
+            run.url,
+        )
+        return all(
+            word in " ".join([*told, run.error or ""]).lower()
+            for word in self.text.lower().split()
+        )
 
 
 class RunListing(msgspec.Struct, frozen=True):
@@ -73,18 +96,25 @@ class RunListing(msgspec.Struct, frozen=True):
 def read_query(query: QueryParams) -> RunsQuery:
     words, sort, said = (query.get(name, "") for name in ("q", "sort", "page"))
     if sort not in SORTS:
-        raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
+        raise UserError(
+            f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first"
+        )
     if said and (not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8):
         raise UserError(f"`page={said}` is not a page", hint="pages count from 1")
     return RunsQuery(words.strip()[:200], int(said[:9] or 1), sort)
 
 
-def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Callable[[StoredRun], RunFigures]) -> RunListing:
-    """`runs` are newest first. `figures` decide the order where the best are asked for: simulated runs come after
-    measured ones, and last what has not ended well or has no figure."""
+def listed(
+    runs: Sequence[StoredRun], asked: RunsQuery, figures: Callable[[StoredRun], RunFigures]
+) -> RunListing:
+    """`runs` are newest first. `figures` decide the order where the best are asked for: simulated
+    runs come after measured ones, and last what has not ended well or has no figure."""
     found = [run for run in runs if asked.takes(run)]
     if asked.sort:
-        best = {run.id: figures(run).best_tok_s if run.state is RunState.DONE else None for run in found}
+        best = {
+            run.id: figures(run).best_tok_s if run.state is RunState.DONE else None
+            for run in found
+        }
         found.sort(key=lambda run: (best[run.id] is None, run.simulated, -(best[run.id] or 0.0)))
     listing = RunListing(asked, (), len(found), sum(run.kind not in OF_A_TUNING for run in runs))
     number = min(asked.page, listing.pages)
@@ -94,7 +124,9 @@ def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Callable[[Store
 
 def tuning_of(run: StoredRun) -> str | None:
     told = run.config.get("tuning")
-    return told if run.kind in OF_A_TUNING and isinstance(told, str) and told else None
+    if run.kind in OF_A_TUNING and isinstance(told, str) and told:
+        return told
+    return None
 
 
 def run_columns(site: Site) -> list[Column[Listed]]:
@@ -102,16 +134,26 @@ def run_columns(site: Site) -> list[Column[Listed]]:
         return Column(key, key, lambda row: value(row["run"]))
 
     return [
-        *plain_columns("id=run.id created_at=run.created_at ended_at=run.ended_at kind=run.kind state=run.state.value"),
+        *plain_columns(
+            "id=run.id created_at=run.created_at ended_at=run.ended_at kind=run.kind "
+            "state=run.state.value"
+        ),
         of_run("model", lambda run: site.label(run.model)),
         of_run("machine", run_cache.machine_of),
         of_run("engine", run_cache.engine_of),
         of_run("layout", run_cache.layout_of),
-        *plain_columns("simulated=run.simulated requests=run.requests failed=told.failed best_tok_s=told.best_tok_s"),
-        *plain_columns("best_at=told.best_at ttft_ms=told.ttft_ms client_limited=told.client_limited"),
+        *plain_columns(
+            "simulated=run.simulated requests=run.requests failed=told.failed "
+            "best_tok_s=told.best_tok_s"
+        ),
+        *plain_columns(
+            "best_at=told.best_at ttft_ms=told.ttft_ms client_limited=told.client_limited"
+        ),
         Column("conclusion", "conclusion", lambda row: at("told.conclusion")(row) or None),
         of_run("url", lambda run: None if site.hides_private else site.hide(run.url)),
-        *plain_columns("fingerprint=run.fingerprint skep_version=run.skep_version error=run.error"),
+        *plain_columns(
+            "fingerprint=run.fingerprint skep_version=run.skep_version error=run.error"
+        ),
     ]
 
 
@@ -127,7 +169,9 @@ class RunsPages:
         """Its rows come one by one: the figures of a run take a moment the first time."""
         found = self._found(request)
         frame = page(self.site, "runs.html", found=found, asked=found.asked, SORTS=SORTS)
-        return streamed(self.site, frame, lambda store: self._rows(store, found.runs)) if found.runs else frame
+        if found.runs:
+            return streamed(self.site, frame, lambda store: self._rows(store, found.runs))
+        return frame
 
     def as_json(self, request: Request) -> Response:
         found = self._found(request)
@@ -140,8 +184,14 @@ class RunsPages:
         """The report comes after the rest: drawing it takes up to a second."""
         with self._stored(request.path_params["id"]) as (store, run):
             where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run)}
-            has_levels = run.kind not in JUDGED and run.state not in (RunState.DONE, RunState.RUNNING)
-            kept = kept_words(load_run(store, run.id)[1]) if has_levels else ""
+            has_levels = run.kind not in JUDGED and run.state not in (
+                RunState.DONE,
+                RunState.RUNNING,
+            )
+            if has_levels:
+                kept = kept_words(load_run(store, run.id)[1])
+            else:
+                kept = ""
         frame = page(self.site, "run.html", run=run, kept=kept, **where)
         return streamed(self.site, frame, lambda store: self._report(store, run))
 
@@ -152,7 +202,8 @@ class RunsPages:
     def run_json(self, request: Request) -> Response:
         """Return the run as the list tells it, its configuration and every level's figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
-            figures, levels = self.book.figures(store, run), self.book.levels(store, run)
+            figures = self.book.figures(store, run)
+            levels = self.book.levels(store, run)
         (told,) = documents(self.columns, [{"run": run, "told": figures}])
         facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
         return json_answer({**told, **facts, "levels": levels})

@@ -1,8 +1,9 @@
-"""The pages of swarm runs: all of them, and one with its picture and failures. A running one goes on.
+"""The pages of swarm runs: all of them, and one with its picture and failures. A running one goes
+on.
 
-An admin may cancel a run and resume it. Whose key a run was started with is not stored, so that other keys see counts
-alone: names of tasks and answers are somebody's text. None of it is for the public.
-"""
+An admin may cancel a run and resume it. Whose key a run was started with is not stored, so that
+other keys see counts alone: names of tasks and answers are somebody's text. None of it is for the
+public."""
 
 from __future__ import annotations
 
@@ -46,8 +47,11 @@ class SwarmPages:
     def one(self, request: Request) -> Response:
         story = self._story(request)
         running = story.run.state is SwarmRunState.RUNNING
-        title, body = run_title(story.account), _body(story)
-        return page(self.site, "swarm.html", title=title, run=story.run, running=running, body=body)
+        title = run_title(story.account)
+        body = _body(story)
+        return page(
+            self.site, "swarm.html", title=title, run=story.run, running=running, body=body
+        )
 
     def body(self, request: Request) -> Response:
         """Return what changes while it runs, for the script."""
@@ -100,5 +104,7 @@ def routes(site: Site) -> list[Route]:
         "/api/swarm/{id}.json": pages.one_json,
     }  # fmt: skip
     done = {"/swarm/{id}/cancel": pages.cancel, "/swarm/{id}/resume": pages.resume}
-    return [*(Route(path, answer) for path, answer in shown.items()),
-            *(Route(path, answer, methods=["POST"]) for path, answer in done.items())]  # fmt: skip
+    return [
+        *(Route(path, answer) for path, answer in shown.items()),
+        *(Route(path, answer, methods=["POST"]) for path, answer in done.items()),
+    ]

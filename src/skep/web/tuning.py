@@ -23,11 +23,15 @@ MOST = 200  # that the page lists; JSON has all
 
 
 def grouped(found: Sequence[TuningRecord]) -> list[list[TuningRecord]]:
-    """Measured ones before simulated ones, then by model, machine and shape: those may stand beside each other."""
+    """Measured ones before simulated ones, then by model, machine and shape: those may stand
+    beside each other.
+    """
     groups: dict[tuple[object, ...], list[TuningRecord]] = {}
     for one in found:
         tuning = one.tuning
-        groups.setdefault((tuning.simulated, tuning.model, tuning.rig, tuning.aim.shape), []).append(one)
+        groups.setdefault(
+            (tuning.simulated, tuning.model, tuning.rig, tuning.aim.shape), []
+        ).append(one)
     return [groups[key] for key in sorted(groups, key=lambda key: tuple(map(str, key)))]
 
 
@@ -43,8 +47,14 @@ class TuningPages:
         self.site = site
 
     def listing(self, request: Request) -> Response:
-        found, query = self._found(request, MOST), str(request.url.query)
-        values: dict[str, Any] = {"groups": grouped(found), "query": query, "full": len(found) >= MOST, "most": MOST}
+        found = self._found(request, MOST)
+        query = str(request.url.query)
+        values: dict[str, Any] = {
+            "groups": grouped(found),
+            "query": query,
+            "full": len(found) >= MOST,
+            "most": MOST,
+        }
         return page(self.site, "tunings.html", **values, summary=summary)
 
     def as_json(self, request: Request) -> Response:
@@ -53,7 +63,9 @@ class TuningPages:
     def one(self, request: Request) -> Response:
         found = self._stored(request)
         running = found.state is TuningState.RUNNING
-        return page(self.site, "tuning.html", tuning=found.tuning, running=running, body=body_of(found))
+        return page(
+            self.site, "tuning.html", tuning=found.tuning, running=running, body=body_of(found)
+        )
 
     def body(self, request: Request) -> Response:
         """Return what changes while it runs, for the script."""
@@ -77,7 +89,9 @@ class TuningPages:
             return self._labelled(TuningStore(store).record(request.path_params["id"]))
 
     def _labelled(self, found: TuningRecord) -> TuningRecord:
-        return replace(found, tuning=replace(found.tuning, model=self.site.label(found.tuning.model)))
+        return replace(
+            found, tuning=replace(found.tuning, model=self.site.label(found.tuning.model))
+        )
 
 
 def routes(site: Site) -> list[Route]:

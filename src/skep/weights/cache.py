@@ -1,7 +1,8 @@
-"""The folder of one pulled model: which file there may be trusted, who may write, how a file gets in.
+"""The folder of one pulled model: which file there may be trusted, who may write, how a file gets
+in.
 
-A file under its final name is always complete when it was put there: it is written beside, synced and renamed.
-"""
+A file under its final name is always complete when it was put there: it is written beside, synced
+and renamed."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ def file_sha256(path: Path) -> str:
 
 @contextmanager
 def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """One process at a time holds the folder. The lock file stays: removing it would let two in."""
+    """One process at a time holds the folder.
+
+    The lock file stays: removing it would let two in.
+    """
     with (folder / ".lock").open("ab") as lock:
         while True:
             with suppress(BlockingIOError):
@@ -56,15 +60,23 @@ def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """An empty folder on the same file system, gone at the end. With the lock held, what others left is nobody's."""
+    """An empty folder on the same file system, gone at the end.
+
+    With the lock held, what others left is nobody's.
+    """
     for leftover in folder.glob(".staging-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=".staging-", dir=folder, ignore_cleanup_errors=True) as path:
+    with tempfile.TemporaryDirectory(
+        prefix=".staging-", dir=folder, ignore_cleanup_errors=True
+    ) as path:
         yield Path(path)
 
 
 def largest_file_bytes(folder: Path) -> int:
-    """Return how far a download in `folder` has come. Files may vanish while they are looked at."""
+    """Return how far a download in `folder` has come.
+
+    Files may vanish while they are looked at.
+    """
     largest = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,6 @@
-"""A model's geometry from a Hugging Face config.json: by the keys that architectures share, by name where not."""
+"""A model's geometry from a Hugging Face config.json: by the keys that architectures share, by
+name where not.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +16,67 @@ from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.planner.setup import parts_of
 from skep.units import one_line
-from skep.weights.layer_kinds import INDEXED_RATIO, blocks_of, kinds_of, layer_key, linear_widths, window_of
+from skep.weights.layer_kinds import (
+    INDEXED_RATIO,
+    blocks_of,
+    kinds_of,
+    layer_key,
+    linear_widths,
+    window_of,
+)
 from skep.weights.model_config import ModelConfig, parsed
 
 _LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 _COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
+_PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_top_k",
+    "moe_k",
+)
 _SHARED = (
-    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-    "share_expert_dim",
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size", "share_expert_dim",
 )  # fmt: skip
 _SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-_FIRST_EXPERTS = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")  # layers before have none
+_FIRST_EXPERTS = (
+    "first_k_dense_replace",
+    "moe_layer_start_index",
+    "num_dense_layers",
+)  # layers before have none
 _MAX_LAYERS = 1000
 _LONGEST_NAME = 100  # that a file gives to something, in errors
 _MAX_VOCAB = 1 << 24
-_BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
-_UNCOUNTED = {"block_types": "RecurrentGemma", "mb_per_layer": "Phi-4-mini-flash"}  # by a key that only they have
+_BITS_OF = {
+    "fp8": 8.0,
+    "fbgemm_fp8": 8.0,
+    "mxfp4": 4.25,
+    "nvfp4": 4.5,
+    "modelopt_fp4": 4.5,
+    "awq": 4.0,
+    "gptq": 4.0,
+}
+_UNCOUNTED = {
+    "block_types": "RecurrentGemma",
+    "mb_per_layer": "Phi-4-mini-flash",
+}  # by a key that only they have
 _DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
 _TIED_BY_DEFAULT = ("gemma", "cohere", "lfm2")
 _CONVOLUTION = 4  # square matrices around the short convolution of a layer of LFM2
-_WRITES_NOTHING = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
-                   "ForImageClassification")  # fmt: skip
+_WRITES_NOTHING = (
+    "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+    "ForImageClassification",
+)  # fmt: skip
 
 
 def counted(drawn: Geometry, total: float | None = None) -> Geometry:
-    """`total` where it is known better than from the widths. A mixture reads its chosen experts for a token."""
-    parts = parts_of(replace(drawn, params_total=0.0))  # with no total to scale to, parts are what the widths give
+    """`total` where it is known better than from the widths.
+
+    A mixture reads its chosen experts for a token.
+    """
+    # With no total to scale to, parts are what the widths give.
+    parts = parts_of(replace(drawn, params_total=0.0))
     if total is None:
         body = parts.attention + parts.linear + parts.mlp + parts.shared + parts.experts
         total = parts.embedding + parts.head + body
@@ -52,7 +88,10 @@ def counted(drawn: Geometry, total: float | None = None) -> Geometry:
 
 
 def block_pattern(settings: ModelConfig) -> str:
-    """Nemotron-H: a letter for each layer, which is either Mamba, attention, an MLP or experts. Empty for others."""
+    """Nemotron-H: a letter for each layer, which is either Mamba, attention, an MLP or experts.
+
+    Empty for others.
+    """
     blocks = settings.list_of("layers_block_type")
     if blocks is None or settings.text("hybrid_override_pattern"):
         return settings.text("hybrid_override_pattern")
@@ -65,7 +104,10 @@ def layers_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     window = window_of(settings)
     linear = kinds.count("linear")
     # what a layer has compressed it keeps beside its window
-    sliding = layers if is_compressed(settings) else kinds.count("sliding")
+    if is_compressed(settings):
+        sliding = layers
+    else:
+        sliding = kinds.count("sliding")
     if sliding and not window:
         said = settings.get("sliding_window")
         raise settings.wrong("sliding_window", said, "a window, which some of its layers need")
@@ -89,11 +131,19 @@ def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     """Return the widths of the MLPs, by the names of `Geometry`."""
     count = settings.whole(*_COUNT, low=0, default=0)
     pattern = block_pattern(settings)
-    gated = 1.0 if settings.text("mlp_hidden_act") != "relu2" else 2 / 3
+    if settings.text("mlp_hidden_act") != "relu2":
+        gated = 1.0
+    else:
+        gated = 2 / 3
     if count < 2 or (pattern and "E" not in pattern):
         dense = _width(settings) * gated
-        return {"intermediate": round(dense * pattern.count("-") / layers) if pattern else round(dense)}
-    with_experts = pattern.count("E") if pattern else _expert_layers(settings, layers)
+        return {
+            "intermediate": round(dense * pattern.count("-") / layers) if pattern else round(dense)
+        }
+    if pattern:
+        with_experts = pattern.count("E")
+    else:
+        with_experts = _expert_layers(settings, layers)
     if not with_experts:
         return {"intermediate": _dense_width(settings)}
     width = settings.whole("moe_intermediate_size", "moe_ffn_hidden_size", default=0)
@@ -123,10 +173,15 @@ def _width(settings: ModelConfig) -> int:
 
 
 def _mean_width(settings: ModelConfig) -> int:
-    """Of blocks, each with a width of its own. A plain matrix instead of an MLP counts as the third that it is."""
+    """Of blocks, each with a width of its own.
+
+    A plain matrix instead of an MLP counts as the third that it is.
+    """
     layers = settings.whole("num_hidden_layers", high=_MAX_LAYERS)
     hidden = settings.whole("hidden_size")
-    widths = [hidden / 3 if block.linear_mlp else block.width for block in blocks_of(settings, layers)]
+    widths = [
+        hidden / 3 if block.linear_mlp else block.width for block in blocks_of(settings, layers)
+    ]
     return max(1, round(sum(widths) / layers))
 
 
@@ -152,7 +207,12 @@ def _expert_layers(settings: ModelConfig, layers: int) -> int:
         return sum(1 for kind in settings.list_of("moe_layer_freq", layers) or () if kind)
     dense = settings.whole(*_FIRST_EXPERTS, low=0, high=layers, default=0)
     dense += len(settings.list_of("mlp_only_layers") or ())
-    steps = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", "expert_layer_period")
+    steps = (
+        "decoder_sparse_step",
+        "interleave_moe_layer_step",
+        "moe_layer_freq",
+        "expert_layer_period",
+    )
     step = settings.whole(*steps, high=layers, default=1)
     return max(0, (layers - dense) // step)
 
@@ -175,7 +235,9 @@ def geometry_from_config(
     _refuse_uncounted(settings)
     title = title or name
     listed = len(block_pattern(settings)) or None
-    layers = settings.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", high=_MAX_LAYERS, default=listed)
+    layers = settings.whole(
+        "num_hidden_layers", "n_layer", "num_layers", "n_layers", high=_MAX_LAYERS, default=listed
+    )
     hidden = settings.whole("hidden_size", "n_embd", "d_model", "dim")
     tied = settings.text("model_type").casefold().startswith(_TIED_BY_DEFAULT)
     drawn = Geometry(
@@ -192,11 +254,17 @@ def geometry_from_config(
         mtp_layers=settings.whole(*_DRAFT_LAYERS, low=0, high=64, default=0),
         vision_params=_vision(settings),
         tied_embeddings=settings.flag("tie_word_embeddings", default=tied),
-        max_context=settings.whole("max_position_embeddings", "n_positions", high=1 << 40, default=0) or None,
+        max_context=settings.whole(
+            "max_position_embeddings", "n_positions", high=1 << 40, default=0
+        )
+        or None,
     )
     quantization = quantization_from_config(document, name)
     bits = None if quantization is None else quantization.bits
-    origins = {"geometry": ValueOrigin(f"`{name}`", "A"), "params_total": ValueOrigin("counted from the widths", "B")}
+    origins = {
+        "geometry": ValueOrigin(f"`{name}`", "A"),
+        "params_total": ValueOrigin("counted from the widths", "B"),
+    }
     return replace(counted(drawn), native_bits=bits, origins=origins)
 
 
@@ -204,14 +272,22 @@ def _refuse_uncounted(settings: ModelConfig) -> None:
     """Refuse what would be counted wrongly, by the key that says it."""
     hint = "plan a GGUF file of it, whose tensors tell all of its parameters"
     if layered := settings.whole("hidden_size_per_layer_input", low=0, default=0):
-        said = settings.wrong("hidden_size_per_layer_input", layered, "0: skep does not count embeddings of each layer")
+        said = settings.wrong(
+            "hidden_size_per_layer_input",
+            layered,
+            "0: skep does not count embeddings of each layer",
+        )
         raise UserError(said.message, hint=hint)
     for key, family in _UNCOUNTED.items():
         if settings.get(key) is not None:
-            raise UserError(f"{settings.name}: skep does not count the layers of {family} (`{key}`)", hint=hint)
+            raise UserError(
+                f"{settings.name}: skep does not count the layers of {family} (`{key}`)", hint=hint
+            )
 
 
-def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Quantization | None:
+def quantization_from_config(
+    text_or_mapping: str | bytes | Mapping[str, Any], name: str
+) -> Quantization | None:
     settings = ModelConfig.of(parsed(text_or_mapping, name), name)
     said = settings.table("quantization_config")
     if said is None:
@@ -220,25 +296,42 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
     method = inner.text("quant_method") or inner.text("quant_algo") or "unknown"
     method = one_line(method, _LONGEST_NAME).casefold()
     algorithm = (inner.text("quant_algo") or method).casefold()
-    if settings.get("expert_dtype") == "fp4":  # most weights of DeepSeek V4, whatever the others are in
+    if (
+        settings.get("expert_dtype") == "fp4"
+    ):  # most weights of DeepSeek V4, whatever the others are in
         method = "mxfp4"
         algorithm = method
     bits: float | None = inner.whole("bits", "w_bit", high=32, default=0) or None
-    # compressed-tensors and modelopt say for each group its bits, and whether it holds `int` or `float`
-    groups = said["config_groups"].values() if isinstance(said.get("config_groups"), Mapping) else ()
-    weights = [group["weights"] for group in groups if isinstance(group, Mapping) and "weights" in group]
+    # compressed-tensors and modelopt say for each group its bits, and whether it holds `int` or
+    # `float`
+    if isinstance(said.get("config_groups"), Mapping):
+        groups = said["config_groups"].values()
+    else:
+        groups = ()
+    weights = [
+        group["weights"] for group in groups if isinstance(group, Mapping) and "weights" in group
+    ]
     told = [one for one in weights if isinstance(one, Mapping)]
     if bits is None:  # the fewest of any group, which is where most weights are
         stated: list[Any] = [one.get("num_bits") for one in told]
-        few = min((float(n) for n in stated if type(n) in (int, float) and 1 <= n <= 32), default=None)
+        few = min(
+            (float(n) for n in stated if type(n) in (int, float) and 1 <= n <= 32), default=None
+        )
         bits = few or _BITS_OF.get(algorithm)
-    floats = next((one["type"] == "float" for one in told if one.get("type") in ("int", "float")), None)
+    floats = next(
+        (one["type"] == "float" for one in told if one.get("type") in ("int", "float")), None
+    )
     return Quantization(method, None if bits is None else float(bits), floats)
 
 
 def read_config(path: Path) -> Geometry:
-    """Of a config.json, or of the folder it lies in, by which it is called: that is the model's name."""
-    folder = path.parent if path.name == "config.json" and not path.is_dir() else path
+    """Of a config.json, or of the folder it lies in, by which it is called: that is the model's
+    name.
+    """
+    if path.name == "config.json" and not path.is_dir():
+        folder = path.parent
+    else:
+        folder = path
     title = folder.name or folder.resolve().name or path.name
     return geometry_from_config(*_read(path), title=title)
 
@@ -251,7 +344,9 @@ def _read(path: Path) -> tuple[bytes, str]:
     """Return the text, and what the file is called."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"there is no file `{file}`", hint="name a config.json or the folder it lies in")
+        raise UserError(
+            f"there is no file `{file}`", hint="name a config.json or the folder it lies in"
+        )
     try:
         with file.open("rb") as opened:
             return opened.read(8 << 20), str(file)
@@ -260,15 +355,22 @@ def _read(path: Path) -> tuple[bytes, str]:
 
 
 def _writes(settings: ModelConfig) -> None:
-    """Raises on encoders: they write no tokens, so no speed that is planned here applies to them."""
+    """Raises on encoders: they write no tokens,
+    so no speed that is planned here applies to them.
+    """
     kinds = settings.outer.get("architectures")
-    names = [name for name in kinds if isinstance(name, str)] if isinstance(kinds, list) else []
+    if isinstance(kinds, list):
+        names = [name for name in kinds if isinstance(name, str)]
+    else:
+        names = []
     kind = settings.outer.get("model_type")
     mute = bool(names) and all(name.endswith(_WRITES_NOTHING) for name in names)
     if mute or (isinstance(kind, str) and "bert" in kind.casefold()):
         what = one_line(", ".join(names) or str(kind), _LONGEST_NAME)
-        raise UserError(f"{settings.name} describes a model that writes no text: {what}",
-                        hint="plans are for models that generate tokens")  # fmt: skip
+        raise UserError(
+            f"{settings.name} describes a model that writes no text: {what}",
+            hint="plans are for models that generate tokens",
+        )
 
 
 def _attention(settings: ModelConfig, hidden: int, layers: int) -> dict[str, Any]:
@@ -279,11 +381,19 @@ def _attention(settings: ModelConfig, hidden: int, layers: int) -> dict[str, Any
     if rank:
         head_dim = settings.whole("v_head_dim", "qk_nope_head_dim", "head_dim")
         rope = settings.whole("qk_rope_head_dim", low=0, default=0)
-        return {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "mla_rank": rank, "mla_rope_dim": rope}
+        return {
+            "heads": heads,
+            "kv_heads": heads,
+            "head_dim": head_dim,
+            "mla_rank": rank,
+            "mla_rope_dim": rope,
+        }
     head_dim = settings.whole("head_dim", "kv_channels", default=0)
     if not head_dim:
         if hidden % heads:
-            raise settings.wrong("num_attention_heads", heads, f"a divisor of the hidden size {hidden}")
+            raise settings.wrong(
+                "num_attention_heads", heads, f"a divisor of the hidden size {hidden}"
+            )
         head_dim = hidden // heads
     if settings.get("block_configs") is not None:
         return _attention_of_blocks(settings, hidden, heads, head_dim, layers)
@@ -307,29 +417,42 @@ def _attention(settings: ModelConfig, hidden: int, layers: int) -> dict[str, Any
     elif settings.get("conv_L_cache") is not None:
         kinds = kinds_of(settings, layers)
         attending = kinds.count("full") * 2 * hidden * head_dim * (heads + kv_heads)
-        found["attention_params"] = float(attending + kinds.count("none") * _CONVOLUTION * hidden * hidden)
+        found["attention_params"] = float(
+            attending + kinds.count("none") * _CONVOLUTION * hidden * hidden
+        )
     return found
 
 
 def _mean_of_key_and_value(settings: ModelConfig, key_dim: int, name: str) -> int:
-    """Keys may be wider than values (MiMo). Memory and weights are those of heads as wide as their mean."""
+    """Keys may be wider than values (MiMo).
+
+    Memory and weights are those of heads as wide as their mean.
+    """
     return max(1, (key_dim + settings.whole(name, default=key_dim)) // 2)
 
 
-def _compressed_attention(settings: ModelConfig, hidden: int, heads: int, layers: int) -> dict[str, Any]:
-    """DeepSeek V4: one head is key and value at once, queries and output go through narrow matrices."""
+def _compressed_attention(
+    settings: ModelConfig, hidden: int, heads: int, layers: int
+) -> dict[str, Any]:
+    """DeepSeek V4: one head is key and value at once, queries and output go through narrow
+    matrices.
+    """
     width = settings.whole("head_dim")
     query_rank = settings.whole("q_lora_rank")
     output_rank = settings.whole("o_lora_rank")
     queries = (hidden + heads * width) * query_rank
-    output = heads * width * output_rank + settings.whole("o_groups", default=1) * output_rank * hidden
+    output = (
+        heads * width * output_rank + settings.whole("o_groups", default=1) * output_rank * hidden
+    )
     index_heads = settings.whole("index_n_heads", default=64)
     index_width = settings.whole("index_head_dim", default=128)
     index = query_rank * index_heads * index_width + hidden * (index_heads + 4 * index_width)
     counted_layers = 0
     for ratio in (settings.list_of("compress_ratios") or ())[:layers]:
         counted_layers += queries + output + hidden * width
-        if ratio == INDEXED_RATIO:  # its windows overlap, so it compresses with two sets of matrices
+        if (
+            ratio == INDEXED_RATIO
+        ):  # its windows overlap, so it compresses with two sets of matrices
             counted_layers += 4 * hidden * width + index
         elif ratio:
             counted_layers += 2 * hidden * width
@@ -342,13 +465,17 @@ def _compressed_attention(settings: ModelConfig, hidden: int, heads: int, layers
     }
 
 
-def _attention_of_blocks(settings: ModelConfig, hidden: int, heads: int, head_dim: int, layers: int) -> dict[str, Any]:
+def _attention_of_blocks(
+    settings: ModelConfig, hidden: int, heads: int, head_dim: int, layers: int
+) -> dict[str, Any]:
     blocks = blocks_of(settings, layers)
     kv_heads = max(block.kv_heads for block in blocks)
     found: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     if all(block.kv_heads in (0, kv_heads) and not block.linear_attention for block in blocks):
         return found
-    params = sum(2 * hidden * head_dim * (heads + block.kv_heads) for block in blocks if block.kv_heads)
+    params = sum(
+        2 * hidden * head_dim * (heads + block.kv_heads) for block in blocks if block.kv_heads
+    )
     params += hidden * hidden * sum(1 for block in blocks if block.linear_attention)
     return {**found, "attention_params": float(params)}
 

@@ -1,9 +1,9 @@
-"""Reads and checks the header of a GGUF file, versions 2 and 3, and tells the model's geometry: widths from its keys,
-kinds of layers and parameters from its tensors. Never touches the tensor data.
+"""Reads and checks the header of a GGUF file, versions 2 and 3, and tells the model's geometry:
+widths from its keys, kinds of layers and parameters from its tensors. Never touches the tensor
+data.
 
-A file is not trusted: no length read from it is used before it is held against the bytes that are left, and the
-number of steps that one header may cost is bounded.
-"""
+A file is not trusted: no length read from it is used before it is held against the bytes that are
+left, and the number of steps that one header may cost is bounded."""
 
 from __future__ import annotations
 
@@ -28,16 +28,29 @@ from skep.weights.model_config import ModelConfig
 
 # id: (name, values per block, bytes per block)
 _TYPES = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 28: ("F64", 1, 8),
-    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8),
-    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 28: ("F64", 1, 8), 24: ("I8", 1, 1),
+    25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
     10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
+    14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
 }  # fmt: skip
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 _LENGTH = struct.Struct("<Q")
 _PIECE_BYTES = 1 << 18
 _TEXT_VALUE = 8
@@ -50,7 +63,11 @@ _OTHER = "name a .gguf file"
 
 _LOOKS = (
     (b"<", "it is a web page: that is what a download was answered with", _AGAIN),
-    (b"version https://git-lfs", "it is a git-lfs pointer, not the file it points to", "run `git lfs pull`"),
+    (
+        b"version https://git-lfs",
+        "it is a git-lfs pointer, not the file it points to",
+        "run `git lfs pull`",
+    ),
     (b"\0" * 64, "it starts with zeros: a download reserved it and did not fill it", _AGAIN),
 )
 _HINT = "take a GGUF file of a language model that llama.cpp has converted"
@@ -80,7 +97,10 @@ class SkippedArray(msgspec.Struct, frozen=True):
 
 
 class GgufReader:
-    """Reads forward only. Each key, text and array element is a step; steps are limited for the whole header."""
+    """Reads forward only.
+
+    Each key, text and array element is a step; steps are limited for the whole header.
+    """
 
     def __init__(self, file: BinaryIO, size: int, *, keep_arrays: bool) -> None:
         self._file = file
@@ -97,7 +117,9 @@ class GgufReader:
         return int.from_bytes(self._take(width), "little")
 
     def count(self, what: str, limit: int, *, bytes_each: int) -> int:
-        """Return a number of things that follow: rejected when the rest of the file cannot hold that many."""
+        """Return a number of things that follow: rejected when the rest of the file cannot hold
+        that many.
+        """
         count = self.unsigned(8)
         if count > limit:
             raise DamagedFile(f"its header is damaged: it claims {count} {what}")
@@ -124,12 +146,15 @@ class GgufReader:
         return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
 
     def _array(self) -> tuple[Any, ...] | SkippedArray:
-        type_id, count = self.unsigned(4), self.unsigned(8)
+        type_id = self.unsigned(4)
+        count = self.unsigned(8)
         kept = self._keep_arrays or count <= _SMALL_ARRAY
         if type_id == _TEXT_VALUE:
             self._spend(count)
             self._need(count * 8)
-            return tuple(self.text() for _ in range(count)) if kept else self._skip_texts(count)
+            if kept:
+                return tuple(self.text() for _ in range(count))
+            return self._skip_texts(count)
         layout = _layout(type_id)
         self._need(count * struct.calcsize(layout))
         if not kept:
@@ -139,11 +164,16 @@ class GgufReader:
         return struct.unpack(f"<{count}{layout[1]}", self._take(count * struct.calcsize(layout)))
 
     def _skip_texts(self, count: int) -> SkippedArray:
-        """Return the slow part of a header: a vocabulary has 262,144 words, so they are walked in large pieces."""
-        start, at, piece = self.position, 0, b""
+        """Return the slow part of a header: a vocabulary has 262,144 words, so they are walked in
+        large pieces.
+        """
+        start = self.position
+        at = 0
+        piece = b""
         for _ in range(count):
             if at + 8 > len(piece):
-                start, at = start + at, 0
+                start = start + at
+                at = 0
                 if start + 8 > self._size:
                     raise self._cut()
                 self._file.seek(start)
@@ -173,7 +203,10 @@ class GgufReader:
             raise DamagedFile("its header is damaged: it holds more values than any model needs")
 
     def _cut(self) -> DamagedFile:
-        return DamagedFile(f"it has {self._size} bytes and ends inside its own header, so it is truncated or damaged")
+        return DamagedFile(
+            f"it has {self._size} bytes and ends inside its own header, so it is truncated "
+            "or damaged"
+        )
 
 
 def _layout(type_id: int) -> str:
@@ -184,12 +217,19 @@ def _layout(type_id: int) -> str:
 
 
 def looks_like(start: bytes) -> tuple[str, str]:
-    """Return the end of a sentence about the file, and a hint. `start`: its first bytes, up to a few hundred."""
+    """Return the end of a sentence about the file, and a hint.
+
+    `start`: its first bytes, up to a few hundred.
+    """
     if not start:
         return "it is empty", _AGAIN
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
         return "it is a safetensors file", _OTHER
-    known = ((what, hint) for opening, what, hint in _LOOKS if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(opening))
+    known = (
+        (what, hint)
+        for opening, what, hint in _LOOKS
+        if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(opening)
+    )
     return next(known, (f"it starts with {start[:8]!r}, not with `GGUF`", _OTHER))
 
 
@@ -201,11 +241,15 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     @property
     def type_name(self) -> str | None:
-        return _TYPES[self.type_id][0] if self.type_id in _TYPES else None
+        if self.type_id in _TYPES:
+            return _TYPES[self.type_id][0]
+        return None
 
     @property
     def size_bytes(self) -> int | None:
-        """None: the type is not known here, or the first dimension is no whole number of blocks."""
+        """None: the type is not known here, or the first dimension is no whole number of
+        blocks.
+        """
         _, block_values, block_bytes = _TYPES.get(self.type_id, ("", 0, 0))
         if not block_values or (self.shape[0] if self.shape else 1) % block_values:
             return None
@@ -241,7 +285,9 @@ def check_file(path: Path) -> GgufHeader:
     header = read_header(path)
     needed = header.expected_file_bytes
     if needed is not None and header.file_bytes < needed:
-        message = f"`{path}` is truncated: it has {header.file_bytes} bytes, its tensors need {needed}"
+        message = (
+            f"`{path}` is truncated: it has {header.file_bytes} bytes, its tensors need {needed}"
+        )
         raise WeightsError(message, hint="delete it and pull it again")
     return header
 
@@ -249,9 +295,13 @@ def check_file(path: Path) -> GgufHeader:
 def _open_regular(path: Path) -> BinaryIO:
     """Opening a named pipe would wait for a writer: it is no file."""
     if path.is_dir():
-        raise WeightsError(f"`{path}` is a folder, not a GGUF file", hint="name the .gguf file inside it")
+        raise WeightsError(
+            f"`{path}` is a folder, not a GGUF file", hint="name the .gguf file inside it"
+        )
     if not path.is_file():
-        raise WeightsError(f"there is no file `{path}`", hint="check the path, or `skep pull smollm2-135m`")
+        raise WeightsError(
+            f"there is no file `{path}`", hint="check the path, or `skep pull smollm2-135m`"
+        )
     return path.open("rb", buffering=1 << 18)
 
 
@@ -264,17 +314,25 @@ def _parse(file: BinaryIO, *, keep_arrays: bool) -> GgufHeader:
     file.seek(len(MAGIC))
     reader = GgufReader(file, size, keep_arrays=keep_arrays)
     if (version := reader.unsigned(4)) not in _VERSIONS:
-        raise DamagedFile(f"it is a GGUF of version {version}, known are 2 and 3", hint="pull a file of GGUF version 3")
+        raise DamagedFile(
+            f"it is a GGUF of version {version}, known are 2 and 3",
+            hint="pull a file of GGUF version 3",
+        )
     tensor_count = reader.count("tensors", _MAX_TENSORS, bytes_each=24)
     metadata = _metadata(reader, reader.count("metadata keys", _MAX_KEYS, bytes_each=13))
     tensors = _tensors(reader, tensor_count)
-    header_end, alignment = reader.position, metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    header_end = reader.position
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise DamagedFile(f"its header is damaged: the alignment is {repr(alignment)[:20]}, not a power of two")
+        raise DamagedFile(
+            f"its header is damaged: the alignment is {repr(alignment)[:20]}, not a power of two"
+        )
     data_offset = -(-header_end // alignment) * alignment
 
     def said(key: str, kind: type[Any]) -> Any:
-        return metadata[key] if type(metadata.get(key)) is kind else None
+        if type(metadata.get(key)) is kind:
+            return metadata[key]
+        return None
 
     architecture = said("general.architecture", str)
     return GgufHeader(
@@ -304,7 +362,9 @@ def _tensors(reader: GgufReader, count: int) -> tuple[TensorInfo, ...]:
     for _ in range(count):
         tensor = _tensor(reader)
         if tensor.name in tensors:
-            raise DamagedFile(f"its header is damaged: the tensor {tensor.name[:64]!r} stands in it twice")
+            raise DamagedFile(
+                f"its header is damaged: the tensor {tensor.name[:64]!r} stands in it twice"
+            )
         tensors[tensor.name] = tensor
     return tuple(tensors.values())
 
@@ -313,12 +373,16 @@ def _tensor(reader: GgufReader) -> TensorInfo:
     name = reader.text()
     dimensions = reader.unsigned(4)
     if dimensions > _MAX_DIMENSIONS:
-        raise DamagedFile(f"its header is damaged: tensor {name[:64]!r} has {dimensions} dimensions")
+        raise DamagedFile(
+            f"its header is damaged: tensor {name[:64]!r} has {dimensions} dimensions"
+        )
     shape = tuple(reader.unsigned(8) for _ in range(dimensions))
     return TensorInfo(name, shape, type_id=reader.unsigned(4), offset=reader.unsigned(8))
 
 
-def _expected_bytes(tensors: tuple[TensorInfo, ...], header_end: int, data_offset: int) -> int | None:
+def _expected_bytes(
+    tensors: tuple[TensorInfo, ...], header_end: int, data_offset: int
+) -> int | None:
     end = header_end
     for tensor in tensors:
         size = tensor.size_bytes
@@ -334,9 +398,11 @@ def geometry_of(header: GgufHeader) -> Geometry:
     if not header.architecture:
         raise UserError("the GGUF has no `general.architecture`", hint=_HINT)
     keys = _settings(header)
-    blocks, hidden = keys.whole("block_count", high=1000), keys.whole("embedding_length")
+    blocks = keys.whole("block_count", high=1000)
+    hidden = keys.whole("embedding_length")
     heads = keys.whole("attention.head_count")
-    draft = min(keys.whole("nextn_predict_layers", low=0, high=64, default=0), blocks - 1)  # blocks that only draft
+    # Blocks that only draft.
+    draft = min(keys.whole("nextn_predict_layers", low=0, high=64, default=0), blocks - 1)
     file = _layers(header, keys, blocks - draft)
     layers = layers_of_file(file)
     tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
@@ -357,7 +423,10 @@ def geometry_of(header: GgufHeader) -> Geometry:
         max_context=keys.whole("context_length", high=1 << 40, default=0) or None,
         native_bits=average_bits(header),
     )
-    origins = {"geometry": ValueOrigin("keys of the GGUF file", "A"), "params_total": ValueOrigin("its tensors", "A")}
+    origins = {
+        "geometry": ValueOrigin("keys of the GGUF file", "A"),
+        "params_total": ValueOrigin("its tensors", "A"),
+    }
     return replace(counted(drawn, _tensors_total(header, drawn)), origins=origins)
 
 
@@ -366,13 +435,22 @@ def average_bits(header: GgufHeader) -> float | None:
     sizes = [tensor.size_bytes for tensor in header.tensors]
     values = sum(prod(tensor.shape) for tensor in header.tensors)
     known = [size for size in sizes if size is not None]
-    return 8 * sum(known) / values if values and len(known) == len(sizes) else None
+    if values and len(known) == len(sizes):
+        return 8 * sum(known) / values
+    return None
 
 
 def _settings(header: GgufHeader) -> ModelConfig:
-    """Return the keys of the file's architecture. A list has one value a layer: the largest counts."""
+    """Return the keys of the file's architecture.
+
+    A list has one value a layer: the largest counts.
+    """
     prefix = f"{header.architecture}."
-    own = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
+    own = {
+        key.removeprefix(prefix): value
+        for key, value in header.metadata.items()
+        if key.startswith(prefix)
+    }
     for key, value in own.items():
         if isinstance(value, SkippedArray):
             own[key] = None
@@ -394,7 +472,10 @@ def _layers(header: GgufHeader, keys: ModelConfig, blocks: int) -> FileLayers:
         for key, value in header.metadata.items()
         if key.startswith(prefix) and isinstance(value, tuple)
     }
-    tensors = {block: frozenset(names) for block, names in parts.items()} if whole else {}
+    if whole:
+        tensors = {block: frozenset(names) for block, names in parts.items()}
+    else:
+        tensors = {}
     return FileLayers(header.architecture or "", keys, lists, tensors, blocks)
 
 
@@ -416,27 +497,46 @@ def _attention(keys: ModelConfig, hidden: int, heads: int, file: FileLayers) -> 
 
 
 def _mean_width(keys: ModelConfig, kind: str, default: int) -> int:
-    """Keys may be wider than values (MiMo): memory and weights are those of heads as wide as their mean."""
+    """Keys may be wider than values (MiMo): memory and weights are those of heads as wide as their
+    mean.
+    """
     key_width = keys.whole(f"attention.key_length{kind}", default=default)
-    return max(1, (key_width + keys.whole(f"attention.value_length{kind}", default=key_width)) // 2)
+    return max(
+        1, (key_width + keys.whole(f"attention.value_length{kind}", default=key_width)) // 2
+    )
 
 
 def _mlp(header: GgufHeader, file: FileLayers) -> dict[str, Any]:
-    keys, layers = file.keys, file.blocks
+    keys = file.keys
+    layers = file.blocks
     dense = keys.whole("feed_forward_length", low=0, default=0)
-    if widths := [width for width in file.lists.get("feed_forward_length", ()) if type(width) is int and width >= 0]:
+    if widths := [
+        width
+        for width in file.lists.get("feed_forward_length", ())
+        if type(width) is int and width >= 0
+    ]:
         dense = round(sum(widths) / len(widths))
     experts = keys.whole("expert_count", low=0, default=0)
     leading = keys.whole("leading_dense_block_count", low=0, high=layers, default=0)
-    with_experts = sum(1 for block in range(layers) if any("_exps" in name for name in file.tensors.get(block, ())))
+    with_experts = sum(
+        1
+        for block in range(layers)
+        if any("_exps" in name for name in file.tensors.get(block, ()))
+    )
     if not with_experts:
-        with_experts = (layers - leading) // keys.whole("interleave_moe_layer_step", high=layers, default=1)
+        with_experts = (layers - leading) // keys.whole(
+            "interleave_moe_layer_step", high=layers, default=1
+        )
     if experts < 2 or not with_experts:
         return {"intermediate": dense}
     width = keys.whole("expert_feed_forward_length", default=dense or None)
     shared = keys.whole("expert_shared_feed_forward_length", low=0, default=0)
     shared = shared or width * keys.whole("expert_shared_count", low=0, high=1024, default=0)
-    said = (one.shape[-1] for one in header.tensors if one.name.endswith(".ffn_up_shexp.weight") and one.shape)
+    said = (
+        one.shape[-1]
+        for one in header.tensors
+        if one.name.endswith(".ffn_up_shexp.weight") and one.shape
+    )
     return {
         "intermediate": dense if with_experts < layers else 0,
         "experts": experts,
@@ -450,8 +550,15 @@ def _mlp(header: GgufHeader, file: FileLayers) -> dict[str, Any]:
 def _vocab(header: GgufHeader, keys: ModelConfig) -> int:
     said = keys.whole("vocab_size", high=1 << 24, default=0)
     tokens = header.metadata.get("tokenizer.ggml.tokens")
-    count = tokens.count if isinstance(tokens, SkippedArray) else len(tokens) if isinstance(tokens, tuple) else 0
-    embedding = next((t.shape[-1] for t in header.tensors if t.name == "token_embd.weight" and t.shape), 0)
+    if isinstance(tokens, SkippedArray):
+        count = tokens.count
+    elif isinstance(tokens, tuple):
+        count = len(tokens)
+    else:
+        count = 0
+    embedding = next(
+        (t.shape[-1] for t in header.tensors if t.name == "token_embd.weight" and t.shape), 0
+    )
     found = said or count or embedding
     if not found:
         raise UserError("the GGUF has no `tokenizer.ggml.tokens`", hint=_HINT)
@@ -470,4 +577,6 @@ def _tensors_total(header: GgufHeader, drawn: Geometry) -> float | None:
         block = _BLOCK.fullmatch(tensor.name)
         if block is None or int(block[1]) < drawn.layers:  # the others only draft
             own += prod(tensor.shape)
-    return None if _is_split(header) or own <= drawn.vocab * drawn.hidden else float(own)
+    if _is_split(header) or own <= drawn.vocab * drawn.hidden:
+        return None
+    return float(own)

@@ -1,6 +1,5 @@
-"""What each layer of a GGUF file's model keeps: by the tensors of its blocks, by its lists of one value a block, and by
-the family's name where llama.cpp knows a family's layers without a key.
-"""
+"""What each layer of a GGUF file's model keeps: by the tensors of its blocks, by its lists of one
+value a block, and by the family's name where llama.cpp knows a family's layers without a key."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ _BESIDE_ATTENTION = {"ssm_in.weight", "attn_k.weight"}  # Falcon-H1: both in one
 
 
 class FileLayers(msgspec.Struct, frozen=True):
-    """`lists`: of one value a block, by key without the architecture. `tensors`: names by block, without its number;
-    empty where the file is one part of several. `blocks`: without those that only draft.
-    """
+    """`lists`: of one value a block, by key without the architecture. `tensors`: names by block,
+    without its number; empty where the file is one part of several. `blocks`: without those that
+    only draft."""
 
     architecture: str
     keys: ModelConfig
@@ -35,7 +34,9 @@ class FileLayers(msgspec.Struct, frozen=True):
     def of_block(self, key: str, block: int) -> Any:
         """Return the block's value of a list; None where there is no list."""
         values = self.lists.get(key, ())
-        return values[block] if block < len(values) else None
+        if block < len(values):
+            return values[block]
+        return None
 
 
 def layers_of_file(file: FileLayers) -> dict[str, Any]:
@@ -43,7 +44,9 @@ def layers_of_file(file: FileLayers) -> dict[str, Any]:
     if "attention.compress_ratios" in file.lists:
         return _compressed(file)
     kinds = [_kinds_of_block(file, block) for block in range(file.blocks)]
-    attending = [block for block, kind in enumerate(kinds[: _keeping(file)]) if "attention" in kind]
+    attending = [
+        block for block, kind in enumerate(kinds[: _keeping(file)]) if "attention" in kind
+    ]
     linear = sum(1 for kind in kinds if "linear" in kind)
     window, sliding = _sliding(file, attending)
     full = [block for block in attending if block not in sliding]
@@ -62,7 +65,9 @@ def layers_of_file(file: FileLayers) -> dict[str, Any]:
 
 def kv_heads_of(file: FileLayers, default: int) -> tuple[int, int]:
     """Return the KV heads of full layers, and of sliding ones."""
-    attending = [block for block in range(_keeping(file)) if file.of_block("attention.head_count_kv", block)]
+    attending = [
+        block for block in range(_keeping(file)) if file.of_block("attention.head_count_kv", block)
+    ]
     _, sliding = _sliding(file, attending)
     counts = {block: file.of_block("attention.head_count_kv", block) for block in attending}
     full_heads = [count for block, count in counts.items() if block not in sliding]
@@ -71,18 +76,26 @@ def kv_heads_of(file: FileLayers, default: int) -> tuple[int, int]:
 
 
 def _keeping(file: FileLayers) -> int:
-    """Return how many blocks keep what they have read: those at the end of Gemma 3n read what earlier ones kept."""
-    return file.blocks - file.keys.whole("attention.shared_kv_layers", low=0, high=file.blocks - 1, default=0)
+    """Return how many blocks keep what they have read: those at the end of Gemma 3n read what
+    earlier ones kept.
+    """
+    return file.blocks - file.keys.whole(
+        "attention.shared_kv_layers", low=0, high=file.blocks - 1, default=0
+    )
 
 
 def _kinds_of_block(file: FileLayers, block: int) -> tuple[str, ...]:
     """Return what one block has: attention, linear, both, or neither."""
     recurrent = file.of_block("attention.recurrent_layers", block)
-    interval = file.keys.whole("full_attention_interval", default=_FULL_INTERVAL.get(file.architecture, 0) or 1)
+    interval = file.keys.whole(
+        "full_attention_interval", default=_FULL_INTERVAL.get(file.architecture, 0) or 1
+    )
     if recurrent is None and file.architecture in _FULL_INTERVAL:
         recurrent = (block + 1) % interval != 0
     if recurrent is not None:
-        return ("linear",) if recurrent else ("attention",)
+        if recurrent:
+            return ("linear",)
+        return ("attention",)
     if file.tensors:
         return _kinds_of_tensors(file.tensors.get(block, frozenset()))
     without_heads = file.of_block("attention.head_count_kv", block) == 0
@@ -94,24 +107,38 @@ def _kinds_of_block(file: FileLayers, block: int) -> tuple[str, ...]:
 
 def _kinds_of_tensors(names: frozenset[str]) -> tuple[str, ...]:
     if any(name.startswith("ssm_") for name in names):
-        return ("linear", "attention") if names >= _BESIDE_ATTENTION else ("linear",)
-    attends = any(name.startswith("attn_") and not name.startswith(_NOT_ATTENTION) for name in names)
+        if names >= _BESIDE_ATTENTION:
+            return ("linear", "attention")
+        return ("linear",)
+    attends = any(
+        name.startswith("attn_") and not name.startswith(_NOT_ATTENTION) for name in names
+    )
     return ("attention",) if attends else ()
 
 
 def _sliding(file: FileLayers, attending: list[int]) -> tuple[int, frozenset[int]]:
     """Return the window, and which of these blocks slide."""
     keys = file.keys
-    window = keys.whole("attention.sliding_window", low=0, high=_MAX_WINDOW, default=_WINDOW.get(file.architecture, 0))
+    window = keys.whole(
+        "attention.sliding_window",
+        low=0,
+        high=_MAX_WINDOW,
+        default=_WINDOW.get(file.architecture, 0),
+    )
     if not window or window >= keys.whole("context_length", high=_MAX_WINDOW, default=_MAX_WINDOW):
         return 0, frozenset()
     pattern = file.lists.get("attention.sliding_window_pattern")
     if pattern and all(isinstance(entry, bool) for entry in pattern):
         return window, frozenset(
-            block for block in attending if file.of_block("attention.sliding_window_pattern", block)
+            block
+            for block in attending
+            if file.of_block("attention.sliding_window_pattern", block)
         )
     stated = keys.get("attention.sliding_window_pattern")
-    every = stated if type(stated) is int and stated > 0 else _PATTERN.get(file.architecture, 0)
+    if type(stated) is int and stated > 0:
+        every = stated
+    else:
+        every = _PATTERN.get(file.architecture, 0)
     full = {block for place, block in enumerate(attending) if every and place % every == every - 1}
     return window, frozenset(attending) - full
 
@@ -120,11 +147,17 @@ def _compressed(file: FileLayers) -> dict[str, Any]:
     """DeepSeek V4: layers keep one entry for several tokens, and all of them their window."""
     keys = file.keys
     ratios = file.lists["attention.compress_ratios"][: file.blocks]
-    if len(ratios) < file.blocks or any(type(ratio) is not int or not 0 <= ratio <= 1 << 20 for ratio in ratios):
-        raise keys.wrong("attention.compress_ratios", list(ratios), f"a list of {file.blocks} numbers of tokens")
+    if len(ratios) < file.blocks or any(
+        type(ratio) is not int or not 0 <= ratio <= 1 << 20 for ratio in ratios
+    ):
+        raise keys.wrong(
+            "attention.compress_ratios", list(ratios), f"a list of {file.blocks} numbers of tokens"
+        )
     width = keys.whole("attention.key_length")
     index = keys.whole("attention.indexer.key_length", default=128) / width
-    entries = sum((1 + index if ratio == INDEXED_RATIO else 1) / ratio for ratio in ratios if ratio)
+    entries = sum(
+        (1 + index if ratio == INDEXED_RATIO else 1) / ratio for ratio in ratios if ratio
+    )
     return {
         "full_layers": sum(1 for ratio in ratios if ratio),
         "full_entries": entries or None,
@@ -136,12 +169,18 @@ def _compressed(file: FileLayers) -> dict[str, Any]:
 
 
 def _linear_widths(keys: ModelConfig) -> dict[str, int]:
-    """llama.cpp keeps delta nets, Mamba and Mamba-2 under `ssm`: groups are key heads, the rank is value heads."""
+    """llama.cpp keeps delta nets, Mamba and Mamba-2 under `ssm`: groups are key heads, the rank is
+    value heads.
+    """
     convolution = keys.whole("ssm.conv_kernel", low=0, high=1024, default=4)
     if keys.get("kda.head_dim") is not None:
-        return _equal_widths(keys.whole("attention.head_count"), keys.whole("kda.head_dim"), convolution)
+        return _equal_widths(
+            keys.whole("attention.head_count"), keys.whole("kda.head_dim"), convolution
+        )
     if keys.get("ssm.state_size") is None:  # lightning attention
-        return _equal_widths(keys.whole("attention.head_count"), keys.whole("attention.key_length"), 0)
+        return _equal_widths(
+            keys.whole("attention.head_count"), keys.whole("attention.key_length"), 0
+        )
     v_heads = keys.whole("ssm.time_step_rank")
     inner = keys.whole("ssm.inner_size", high=1 << 24)
     return {

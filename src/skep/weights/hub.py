@@ -1,4 +1,6 @@
-"""Brings checkpoints of the Hugging Face hub into the hub's own cache, where every engine looks for them."""
+"""Brings checkpoints of the Hugging Face hub into the hub's own cache, where every engine looks
+for them.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class HubSource(msgspec.Struct, frozen=True):
     file: str = ""
 
     def __str__(self) -> str:
-        return f"{self.repo}:{self.file}" if self.file else self.repo
+        if self.file:
+            return f"{self.repo}:{self.file}"
+        return self.repo
 
 
 class HubFiles(msgspec.Struct, frozen=True):
@@ -60,17 +64,24 @@ class HubFiles(msgspec.Struct, frozen=True):
 def parse_hub_source(source: str) -> HubSource | None:
     """`organisation/name`, or `organisation/name:FILE.gguf`."""
     match = _SOURCE.fullmatch(source.strip())
-    return HubSource(match["repo"], match["file"] or "") if match else None
+    if match:
+        return HubSource(match["repo"], match["file"] or "")
+    return None
 
 
 def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder that all programs of the hub share."""
-    home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    home = (
+        environ.get("HF_HOME")
+        or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    )
     return Path(environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
 def hub_token(environ: Mapping[str, str]) -> bool:
-    """Whether gated repositories can be asked for: by a variable, or by what `hf auth login` wrote."""
+    """Whether gated repositories can be asked for: by a variable, or by what `hf auth login`
+    wrote.
+    """
     return bool(environ.get("HF_TOKEN")) or (hub_cache(environ).parent / "token").is_file()
 
 
@@ -80,23 +91,36 @@ def cached(source: HubSource) -> HubFiles | None:
     try:
         if source.file and not is_inside(source.file):
             return None
-        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+        snapshot = (
+            folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+        )
         names = _needed(snapshot, source.file)
-        sizes = [(snapshot / name).stat().st_size for name in names]  # through links: a missing file is told
+        # Through links: a missing file is told.
+        sizes = [(snapshot / name).stat().st_size for name in names]
     except (OSError, ValueError):
         return None
-    return HubFiles(snapshot / source.file, sum(sizes), already_there=True) if names else None
+    if names:
+        return HubFiles(snapshot / source.file, sum(sizes), already_there=True)
+    return None
 
 
 def _needed(snapshot: Path, file: str) -> list[str]:
-    """Return the weight files that must be there. Raises OSError or ValueError where that cannot be told."""
+    """Return the weight files that must be there.
+
+    Raises OSError or ValueError where that cannot be told.
+    """
     if file:
         return gguf_parts(file)
     index = snapshot / "model.safetensors.index.json"
     if index.exists():
         return ["config.json", *_indexed(index.read_text(encoding="utf-8"))]
-    weights = [path.name for path in snapshot.glob("*.safetensors")] or [path.name for path in snapshot.glob("*.bin")]
-    config = "config.json" if (snapshot / "config.json").exists() else "params.json"
+    weights = [path.name for path in snapshot.glob("*.safetensors")] or [
+        path.name for path in snapshot.glob("*.bin")
+    ]
+    if (snapshot / "config.json").exists():
+        config = "config.json"
+    else:
+        config = "params.json"
     return [config, *weights] if weights else []
 
 
@@ -114,7 +138,9 @@ def gguf_parts(name: str) -> list[str]:
     """Return the file, and the others where it is the first of several."""
     first = _FIRST_PART.search(name)
     count = int(first[1]) if first else 1
-    return [name] + [_FIRST_PART.sub(f"-{n:05}-of-{count:05}.gguf", name) for n in range(2, count + 1)]
+    return [name] + [
+        _FIRST_PART.sub(f"-{n:05}-of-{count:05}.gguf", name) for n in range(2, count + 1)
+    ]
 
 
 def pull_hub(source: HubSource, progress: Progress = lambda _done, _total: None) -> HubFiles:
@@ -128,7 +154,8 @@ def pull_hub(source: HubSource, progress: Progress = lambda _done, _total: None)
         if not files:
             hint = "look at the files of the model's page for the .gguf names"
             raise UserError(f"`{source.repo}` has no file `{source.file}`", hint=hint)
-        total, blobs = sum(size for size, _ in files.values()), _repo_folder(source) / "blobs"
+        total = sum(size for size, _ in files.values())
+        blobs = _repo_folder(source) / "blobs"
         with cache.write_errors(hub_cache(), total):
             hub_cache().mkdir(parents=True, exist_ok=True)
             cache.need_space(hub_cache(), total - _there(blobs) + _SPARE_BYTES)
@@ -153,15 +180,24 @@ def _check(folder: Path, files: Files) -> None:
             path.unlink(missing_ok=True)
             (folder / name).unlink(missing_ok=True)
             hint = "pull again; if it stays wrong, its source serves another file"
-            raise WeightsError(f"checksum mismatch: {name} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint)
+            raise WeightsError(
+                f"checksum mismatch: {name} has SHA-256 {have[:12]}…, expected {want[:12]}…",
+                hint=hint,
+            )
 
 
 @contextmanager
 def _client(source: HubSource) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own: Ctrl-C reaches skep alone, which then ends it. What it has fetched stays."""
+    """In a session of its own: Ctrl-C reaches skep alone, which then ends it. What it has fetched
+    stays.
+    """
     argv = [sys.executable, "-P", "-m", "skep.weights.hub", source.repo, source.file]
     child = subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         yield child
@@ -175,7 +211,9 @@ def _client(source: HubSource) -> Iterator[subprocess.Popen[bytes]]:
 def _hear(child: subprocess.Popen[bytes], source: HubSource) -> dict[str, Any]:
     assert child.stdout is not None
     line = child.stdout.readline()
-    told: dict[str, Any] = json.loads(line) if line else {"error": ["nothing"], "why": "the hub's client ended early"}
+    told: dict[str, Any] = (
+        json.loads(line) if line else {"error": ["nothing"], "why": "the hub's client ended early"}
+    )
     if "error" in told:
         raise _meaning(set(told["error"]), told.get("why", ""), told.get("errno"), source)
     return told
@@ -185,19 +223,40 @@ def _meaning(names: set[str], why: str, number: int | None, source: HubSource) -
     """Classes are told by name: they moved between modules from one release to the next."""
     page = f"https://huggingface.co/{source.repo}"
     if "GatedRepoError" in names:
-        hint = f"accept the licence on {page}, then `hf auth login`, or HF_TOKEN in the environment"
-        return UserError(f"`{source.repo}` is gated: its owner asks you to accept a licence first", hint=hint)
+        hint = (
+            f"accept the licence on {page}, then `hf auth login`, or HF_TOKEN in the environment"
+        )
+        return UserError(
+            f"`{source.repo}` is gated: its owner asks you to accept a licence first", hint=hint
+        )
     if "RepositoryNotFoundError" in names:
-        hint = "check the spelling; a private one needs `hf auth login`, or HF_TOKEN in the environment"
+        hint = (
+            "check the spelling; a private one needs `hf auth login`, or HF_TOKEN in the "
+            "environment"
+        )
         return UserError(f"the hub has no `{source.repo}`, or it is private", hint=hint)
     if "HFValidationError" in names:
         return UserError(f"`{source}` is not a name the hub knows: {why}")
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return cache.no_space(hub_cache(), "the disk is full; what is there stays, and the next pull goes on with it")
-    if names & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "TransportError"}:
-        hint = "connect this machine to the internet once, or copy the files here: `skep up MODEL --checkpoint FOLDER`"
+        return cache.no_space(
+            hub_cache(), "the disk is full; what is there stays, and the next pull goes on with it"
+        )
+    if names & {
+        "LocalEntryNotFoundError",
+        "OfflineModeIsEnabled",
+        "ConnectionError",
+        "ConnectError",
+        "TransportError",
+    }:
+        hint = (
+            "connect this machine to the internet once, or copy the files here: `skep up MODEL "
+            "--checkpoint FOLDER`"
+        )
         return WeightsError(f"cannot reach the hub, and `{source}` is not in its cache", hint=hint)
-    return WeightsError(f"cannot pull `{source}`: {why}", hint="what was fetched stays; `skep pull` goes on with it")
+    return WeightsError(
+        f"cannot pull `{source}`: {why}",
+        hint="what was fetched stays; `skep pull` goes on with it",
+    )
 
 
 def _repo_folder(source: HubSource) -> Path:
@@ -214,18 +273,26 @@ def _there(blobs: Path) -> int:
     return total
 
 
-# The hub's own client, in a process of its own: `python -m skep.weights.hub REPO [FILE]`. It writes a JSON line with
-# the files and their sizes, waits for a line on its standard input, fetches them into the hub's cache, and writes where
-# they are. Ended at any moment it leaves what the next one goes on with.
+# The hub's own client, in a process of its own: `python -m skep.weights.hub REPO [FILE]`. It
+# writes a JSON line with the files and their sizes, waits for a line on its standard input,
+# fetches them into the hub's cache, and writes where they are. Ended at any moment it leaves what
+# the next one goes on with.
 
 
 def wanted_files(names: list[str], file: str) -> list[str]:
-    """Return the file with all its parts; without one, what an engine reads: safetensors and their kin."""
+    """Return the file with all its parts; without one, what an engine reads: safetensors and their
+    kin.
+    """
     if file:
         parts = _FIRST_PART.sub(r"-*-of-\1.gguf", file)
         return [name for name in names if fnmatch.fnmatch(name, parts)]
-    for left_out in (OTHER_WEIGHTS, OTHER_ENGINES):  # the same weights in an older form only where there are no others
-        found = [name for name in names if not any(fnmatch.fnmatch(name, other) for other in left_out)]
+    for left_out in (
+        OTHER_WEIGHTS,
+        OTHER_ENGINES,
+    ):  # the same weights in an older form only where there are no others
+        found = [
+            name for name in names if not any(fnmatch.fnmatch(name, other) for other in left_out)
+        ]
         if any(name.endswith(".safetensors") for name in found):
             break
     return found
@@ -248,18 +315,28 @@ def main(repo: str, file: str = "") -> int:
         folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
         urls = {name: hf_hub_url(repo, name, revision=commit) for name in files}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            blobs = pool.map(lambda name: fetch(urls[name], folder / "blobs", files[name][1]), files)
+            blobs = pool.map(
+                lambda name: fetch(urls[name], folder / "blobs", files[name][1]), files
+            )
             say(folder=str(link_snapshot(folder, commit, dict(zip(files, blobs, strict=True)))))
     except Exception as error:
         why = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        say(error=[cls.__name__ for cls in type(error).__mro__], why=why, errno=getattr(error, "errno", None))
+        say(
+            error=[cls.__name__ for cls in type(error).__mro__],
+            why=why,
+            errno=getattr(error, "errno", None),
+        )
         return 1
     return 0
 
 
 def facts_of(sibling: Any) -> tuple[int | None, str | None]:
-    """Return the size and the SHA-256 that the hub lists for a file. None: it does not say, or nothing sound."""
-    size, sha256 = sibling.size, getattr(sibling.lfs, "sha256", None)
+    """Return the size and the SHA-256 that the hub lists for a file.
+
+    None: it does not say, or nothing sound.
+    """
+    size = sibling.size
+    sha256 = getattr(sibling.lfs, "sha256", None)
     is_size = type(size) is int and size >= 0
     is_sha256 = isinstance(sha256, str) and _SHA256.fullmatch(sha256) is not None
     return (size if is_size else None), (sha256 if is_sha256 else None)
@@ -268,32 +345,48 @@ def facts_of(sibling: Any) -> tuple[int | None, str | None]:
 def checked_commit(commit: str | None) -> str:
     """Return the revision, which names a folder. Raise ValueError where it is none."""
     if commit is None or _COMMIT.fullmatch(commit) is None:
-        raise ValueError(f"the hub names `{one_line(str(commit), 60)}` as the revision, which is none")
+        raise ValueError(
+            f"the hub names `{one_line(str(commit), 60)}` as the revision, which is none"
+        )
     return commit
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise ValueError where a name in the hub's list would be a file outside of the folder it belongs in."""
+    """Raise ValueError where a name in the hub's list would be a file outside of the folder it
+    belongs in.
+    """
     for name in names:
         if not is_inside(name):
-            raise ValueError(f"the hub lists the file `{one_line(name, 60)}`, which would lie elsewhere")
+            raise ValueError(
+                f"the hub lists the file `{one_line(name, 60)}`, which would lie elsewhere"
+            )
 
 
 def is_inside(name: str) -> bool:
     """Return whether a name of a remote list is a plain path below the folder it is for."""
     parts = name.split("/")
-    return name.isprintable() and "\\" not in name and not any(part in ("", ".", "..") for part in parts)
+    return (
+        name.isprintable()
+        and "\\" not in name
+        and not any(part in ("", ".", "..") for part in parts)
+    )
 
 
 def blob_name(etag: str, sha256: str | None) -> str:
-    """Return the name of a file's content in the cache. An ETag may be any text: a mirror chooses it."""
+    """Return the name of a file's content in the cache.
+
+    An ETag may be any text: a mirror chooses it.
+    """
     if _BLOB.fullmatch(etag):
         return etag
     return sha256 or hashlib.sha256(etag.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def link_snapshot(folder: Path, commit: str, blobs: Mapping[str, Path]) -> Path:
-    """Make the snapshot of a commit as the hub's own client does: links to contents. Return its folder."""
+    """Make the snapshot of a commit as the hub's own client does: links to contents.
+
+    Return its folder.
+    """
     snapshot = folder / "snapshots" / commit
     for name, blob in blobs.items():
         link = snapshot / name
@@ -334,7 +427,9 @@ def fetch(url: str, blobs: Path, sha256: str | None) -> Path:
         if sha256 is None:  # nobody would notice that its beginning and its end are of two files
             file.truncate(0)
             headers["if-range"] = f'"{about.etag}"'  # of the client's own retries
-        http_get(url, file, resume_size=part.stat().st_size, headers=headers, expected_size=about.size)
+        http_get(
+            url, file, resume_size=part.stat().st_size, headers=headers, expected_size=about.size
+        )
         part.replace(blob)
     return blob
 

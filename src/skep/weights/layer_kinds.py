@@ -1,4 +1,6 @@
-"""What each layer of a model keeps, by the keys of its config.json that `layer_keys.toml` lists."""
+"""What each layer of a model keeps, by the keys of its config.json that `layer_keys.toml`
+lists.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,16 @@ from skep.weights.model_config import MAX_WIDTH, ModelConfig
 
 _MAX_WINDOW = 1 << 40
 _MAX_RATIO = 1 << 20
-# How a list of names is read: the first kind with a word that is part of the name. Other names are full attention.
+# How a list of names is read: the first kind with a word that is part of the name. Other names are
+# full attention.
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "linear": ("linear", "mamba", "recurrent", "kda", "gdn", "lightning"),
     "sliding": ("sliding", "chunked", "local"),
 }
 _NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
 _DEFAULT_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
-# DeepSeek V4: layers with this ratio choose what they read by an index, which they keep beside their entries.
+# DeepSeek V4: layers with this ratio choose what they read by an index, which they keep beside
+# their entries.
 INDEXED_RATIO = 4
 _INDEX_WIDTH = 128
 
@@ -58,15 +62,18 @@ class _LayerKeys(msgspec.Struct, frozen=True):
 
 
 class KindsOfLayers(msgspec.Struct, frozen=True):
-    """`kinds`: full, sliding, linear, both (full and linear) or none for each layer. `entries`: what all full layers
-    together keep of a token, in layers that keep it whole; None: as many as there are.
-    """
+    """`kinds`: full, sliding, linear, both (full and linear) or none for each layer. `entries`:
+    what all full layers together keep of a token, in layers that keep it whole; None: as many as
+    there are."""
 
     kinds: tuple[str, ...]
     entries: float | None = None
 
     def count(self, kind: str) -> int:
-        both = self.kinds.count("both") if kind in ("full", "linear") else 0
+        if kind in ("full", "linear"):
+            both = self.kinds.count("both")
+        else:
+            both = 0
         return self.kinds.count(kind) + both
 
 
@@ -101,13 +108,19 @@ def kinds_of(settings: ModelConfig, layers: int) -> KindsOfLayers:
 
 def linear_widths(settings: ModelConfig) -> dict[str, int]:
     """Return the widths of a linear layer by the names of `Geometry`."""
-    known = next(table for table in _layer_keys().linear if not table.when or settings.get(table.when) is not None)
+    known = next(
+        table
+        for table in _layer_keys().linear
+        if not table.when or settings.get(table.when) is not None
+    )
     names = [field for field in known.__struct_fields__ if field != "when"]
     return {name: _width(settings, name, getattr(known, name)) for name in names}
 
 
 def _width(settings: ModelConfig, name: str, told: int | str | list[str | int]) -> int:
-    """Return a width that a table of the list tells as a number, a key, a product of keys or the first of several."""
+    """Return a width that a table of the list tells as a number, a key, a product of keys or the
+    first of several.
+    """
     if isinstance(told, int):
         return told
     if isinstance(told, str) and "*" in told:
@@ -117,7 +130,10 @@ def _width(settings: ModelConfig, name: str, told: int | str | list[str | int]) 
     default = next((choice for choice in choices if isinstance(choice, int)), None)
     is_convolution = name == "conv_kernel"
     return settings.whole(
-        *keys, low=0 if is_convolution else 1, high=1024 if is_convolution else MAX_WIDTH, default=default
+        *keys,
+        low=0 if is_convolution else 1,
+        high=1024 if is_convolution else MAX_WIDTH,
+        default=default,
     )
 
 
@@ -135,7 +151,9 @@ def _words(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers
     names = settings.list_of(known.key, layers) or ()
     compressed = next((name for name in names if "compress" in str(name)), None)
     if compressed is not None:  # how many tokens share an entry is not told here
-        raise settings.wrong(known.key, compressed, "a name that tells what a token keeps; `compress_ratios` does")
+        raise settings.wrong(
+            known.key, compressed, "a name that tells what a token keeps; `compress_ratios` does"
+        )
     kinds = [_kind_of_name(str(name)) for name in names]
     if not window_of(settings) and not settings.flag("use_sliding_window", default=True):
         kinds = ["full" if kind == "sliding" else kind for kind in kinds]
@@ -143,7 +161,9 @@ def _words(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers
 
 
 def _kind_of_name(name: str) -> str:
-    found = next((kind for kind, words in _WORDS.items() if any(word in name for word in words)), None)
+    found = next(
+        (kind for kind, words in _WORDS.items() if any(word in name for word in words)), None
+    )
     if found is not None:
         return found
     return "none" if name in _NOTHING else "full"
@@ -151,7 +171,10 @@ def _kind_of_name(name: str) -> str:
 
 def _numbers(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
     numbers = settings.list_of(known.key, layers) or ()
-    if any(str(int(number) if isinstance(number, bool) else number) not in known.kinds for number in numbers):
+    if any(
+        str(int(number) if isinstance(number, bool) else number) not in known.kinds
+        for number in numbers
+    ):
         raise settings.wrong(known.key, list(numbers), f"a list of {' and '.join(known.kinds)}")
     return KindsOfLayers(tuple(known.kinds[str(int(number))] for number in numbers))
 
@@ -160,9 +183,13 @@ def _numbered(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLay
     listed = settings.list_of(known.key) or ()
     last = known.first + layers - 1
     if any(type(number) is not int or not known.first <= number <= last for number in listed):
-        raise settings.wrong(known.key, list(listed), f"a list of layers from {known.first} to {last}")
+        raise settings.wrong(
+            known.key, list(listed), f"a list of layers from {known.first} to {last}"
+        )
     places = set(listed)
-    kinds = (known.named if known.first + place in places else known.others for place in range(layers))
+    kinds = (
+        known.named if known.first + place in places else known.others for place in range(layers)
+    )
     return KindsOfLayers(tuple(kinds))
 
 
@@ -184,22 +211,31 @@ def _blocks(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayer
     heads = [block.kv_heads for block in blocks_of(settings, layers)]
     kept = [count for count in heads if count]
     if not kept:
-        raise settings.wrong(known.key, settings.get(known.key), "a list with `n_heads_in_group` in its blocks")
+        raise settings.wrong(
+            known.key, settings.get(known.key), "a list with `n_heads_in_group` in its blocks"
+        )
     entries = sum(kept) / max(kept)
     kinds = tuple("full" if count else "none" for count in heads)
     return KindsOfLayers(kinds, None if entries == len(kept) else entries)
 
 
 def _ratios(settings: ModelConfig, known: LayerKey, layers: int) -> KindsOfLayers:
-    """Every layer also keeps the window whole, which the caller adds. Draft layers stand at the end."""
+    """Every layer also keeps the window whole, which the caller adds.
+
+    Draft layers stand at the end.
+    """
     ratios: Sequence[Any] = (settings.list_of(known.key) or ())[:layers]
     wrong = any(type(ratio) is not int or not 0 <= ratio <= _MAX_RATIO for ratio in ratios)
     if wrong or len(ratios) < layers:
         raise settings.wrong(known.key, list(ratios), f"a list of {layers} numbers of tokens")
     width = settings.whole("head_dim")
     index = settings.whole("index_head_dim", default=_INDEX_WIDTH)
-    entries = sum((1 + index / width if ratio == INDEXED_RATIO else 1) / ratio for ratio in ratios if ratio)
-    return KindsOfLayers(tuple("full" if ratio else "sliding" for ratio in ratios), entries or None)
+    entries = sum(
+        (1 + index / width if ratio == INDEXED_RATIO else 1) / ratio for ratio in ratios if ratio
+    )
+    return KindsOfLayers(
+        tuple("full" if ratio else "sliding" for ratio in ratios), entries or None
+    )
 
 
 _READERS: Mapping[str, Callable[[ModelConfig, LayerKey, int], KindsOfLayers]] = {
@@ -221,8 +257,11 @@ def _by_window(settings: ModelConfig, layers: int) -> tuple[str, ...]:
     if not window or window >= context or not settings.flag("use_sliding_window", default=True):
         return ("full",) * layers
     default = _DEFAULT_PATTERN.get(settings.text("model_type").casefold(), 0)
-    pattern = settings.whole("sliding_window_pattern", "_sliding_window_pattern", low=0, high=layers, default=default)
-    above = settings.whole("max_window_layers", low=0, default=0)  # Qwen 2: layers from here on slide
+    pattern = settings.whole(
+        "sliding_window_pattern", "_sliding_window_pattern", low=0, high=layers, default=default
+    )
+    # Qwen 2: layers from here on slide.
+    above = settings.whole("max_window_layers", low=0, default=0)
     full = layers // pattern if pattern else min(above, layers)
     return ("full",) * full + ("sliding",) * (layers - full)
 
@@ -231,7 +270,11 @@ def _by_window(settings: ModelConfig, layers: int) -> tuple[str, ...]:
 
 
 class LayerBlock(msgspec.Struct, frozen=True):
-    """One layer. `kv_heads` 0: it has no attention; `width` 0: no MLP. `linear`: what is a plain matrix instead."""
+    """One layer.
+
+    `kv_heads` 0: it has no attention; `width` 0: no MLP. `linear`: what is a plain matrix
+    instead.
+    """
 
     kv_heads: int
     width: int
@@ -243,19 +286,31 @@ def blocks_of(settings: ModelConfig, layers: int) -> tuple[LayerBlock, ...]:
     blocks: Sequence[Any] = settings.list_of("block_configs", layers) or ()
     heads = settings.whole("num_attention_heads")
     hidden = settings.whole("hidden_size")
-    return tuple(_block(settings, place, block, heads, hidden) for place, block in enumerate(blocks))
+    return tuple(
+        _block(settings, place, block, heads, hidden) for place, block in enumerate(blocks)
+    )
 
 
 def _block(settings: ModelConfig, place: int, block: Any, heads: int, hidden: int) -> LayerBlock:
-    told = [block.get(name) for name in ("attention", "ffn")] if isinstance(block, Mapping) else []
-    halves = [_half(settings, f"block_configs.{place}.", half) for half in told if isinstance(half, Mapping)]
+    if isinstance(block, Mapping):
+        told = [block.get(name) for name in ("attention", "ffn")]
+    else:
+        told = []
+    halves = [
+        _half(settings, f"block_configs.{place}.", half)
+        for half in told
+        if isinstance(half, Mapping)
+    ]
     if len(halves) != 2:
         raise settings.wrong(f"block_configs.{place}", block, "a table with `attention` and `ffn`")
     attention, mlp = halves
     kv_heads = width = 0
     if not _is_left_out(attention):
         group = attention.whole("n_heads_in_group", high=heads, default=0)
-        kv_heads = heads // group if group else attention.whole("num_key_value_heads", high=heads)
+        if group:
+            kv_heads = heads // group
+        else:
+            kv_heads = attention.whole("num_key_value_heads", high=heads)
     if not _is_left_out(mlp):
         width = mlp.whole("intermediate_size", default=0) or _multiplied(mlp, hidden)
     replaced = (half.flag("replace_with_linear", default=False) for half in (attention, mlp))
@@ -265,7 +320,11 @@ def _block(settings: ModelConfig, place: int, block: Any, heads: int, hidden: in
 def _half(settings: ModelConfig, place: str, half: Mapping[str, Any]) -> ModelConfig:
     other = next((name for name in ("moe", "mamba") if half.get(name) is not None), None)
     if other is not None:
-        raise settings.wrong(f"{place}{other}", half[other], "attention or an MLP, which are what skep reads of blocks")
+        raise settings.wrong(
+            f"{place}{other}",
+            half[other],
+            "attention or an MLP, which are what skep reads of blocks",
+        )
     return ModelConfig(settings.name, half, half, place, settings.hint)
 
 
@@ -274,8 +333,14 @@ def _is_left_out(half: ModelConfig) -> bool:
 
 
 def _multiplied(mlp: ModelConfig, hidden: int) -> int:
-    """Return the width of an MLP that is told as a multiple of the hidden size: two thirds, rounded up to 256."""
+    """Return the width of an MLP that is told as a multiple of the hidden size: two thirds,
+    rounded up to 256.
+    """
     multiple = mlp.get("ffn_mult")
-    if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not 0 < multiple < 64:
+    if (
+        isinstance(multiple, bool)
+        or not isinstance(multiple, int | float)
+        or not 0 < multiple < 64
+    ):
         raise mlp.wrong("ffn_mult", multiple, "a number from 0 to 64")
     return -(-int(2 * multiple * hidden / 3) // 256) * 256

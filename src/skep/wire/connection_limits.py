@@ -1,7 +1,8 @@
-"""How many connections a server holds, and how many of them one address. Decides; opens and closes nothing.
+"""How many connections a server holds, and how many of them one address. Decides; opens and closes
+nothing.
 
-Invariant: connections that are served never exceed `most`, those that are refused with a word never `spare`.
-"""
+Invariant: connections that are served never exceed `most`, those that are refused with a word
+never `spare`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ class RefusalReason(Enum):
 
 
 class ConnectionLimit:
-    """Decides on each connection that comes. The address None stands for whoever is not limited by address."""
+    """Decides on each connection that comes.
+
+    The address None stands for whoever is not limited by address.
+    """
 
     def __init__(self, most: int, *, per_address: int, spare: int) -> None:
         self.most = most
@@ -39,7 +43,9 @@ class ConnectionLimit:
         self._by_address = Counter[str]()  # served ones
 
     def __repr__(self) -> str:
-        return f"<ConnectionLimit {self._served}/{self.most} served, {self._refusing} being refused>"
+        return (
+            f"<ConnectionLimit {self._served}/{self.most} served, {self._refusing} being refused>"
+        )
 
     @property
     def has_room(self) -> bool:
@@ -77,15 +83,17 @@ class ConnectionLimit:
     def _reason_against(self, address: str | None) -> RefusalReason | None:
         if address is not None and self._by_address[address] >= self._per_address:
             return RefusalReason.ADDRESS
-        return RefusalReason.LIMIT if self._served >= self.most else None
+        if self._served >= self.most:
+            return RefusalReason.LIMIT
+        return None
 
 
 def limited_address(peer: object) -> str | None:
-    """Return what a connection of this peer counts as: an IPv4 address, an IPv6 network of 64 bits.
+    """Return what a connection of this peer counts as: an IPv4 address, an IPv6 network of 64
+    bits.
 
-    `peer` is as `getpeername` returns it. None for this machine itself, whose programs share one address, and for a
-    peer that has no address.
-    """
+    `peer` is as `getpeername` returns it. None for this machine itself, whose programs share one
+    address, and for a peer that has no address."""
     if not isinstance(peer, tuple):
         return None
     host: str = peer[0].removeprefix(MAPPED_PREFIX)

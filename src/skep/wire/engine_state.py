@@ -1,8 +1,7 @@
 """Reads what an engine says of itself, at `/metrics` and `/slots` for one.
 
-An answer has a largest size, and a long one is read in a thread: whatever one server says, the loop that asked goes on
-with its other connections. Knows nothing of what the figures mean.
-"""
+An answer has a largest size, and a long one is read in a thread: whatever one server says, the
+loop that asked goes on with its other connections. Knows nothing of what the figures mean."""
 
 from __future__ import annotations
 
@@ -19,11 +18,25 @@ LONG_STATE_BYTES = 65_536  # what is longer is read in a thread
 
 
 async def fetch_state(
-    pool: Pool, path: str, parse: Callable[[str], T], *, headers: Mapping[str, str], timeout_s: float
+    pool: Pool,
+    path: str,
+    parse: Callable[[str], T],
+    *,
+    headers: Mapping[str, str],
+    timeout_s: float,
 ) -> T | None:
     """Return what `parse` makes of the answer; None for any status but 200. Raises WireFailure."""
-    answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=timeout_s, most_bytes=LARGEST_STATE_BYTES)
-    return await parse_state(answer, parse) if answer.status == 200 else None
+    answer = await fetch(
+        pool,
+        "GET",
+        path,
+        headers=dict(headers),
+        timeout_s=timeout_s,
+        most_bytes=LARGEST_STATE_BYTES,
+    )
+    if answer.status == 200:
+        return await parse_state(answer, parse)
+    return None
 
 
 async def parse_state(answer: HttpResponse, parse: Callable[[str], T]) -> T:

@@ -1,9 +1,10 @@
-"""Request and response heads as bytes, and the chunks of a body. Knows the syntax of HTTP/1.1; does no I/O.
+"""Request and response heads as bytes, and the chunks of a body. Knows the syntax of HTTP/1.1;
+does no I/O.
 
-Heads that were read before are kept: peers send the same head again and again, but for the length of the body. A head
-is looked up by its own bytes with the digits of its Content-Length cut out, so it means what it meant when the parser
-read it. Only heads without any other framing than a Content-Length are kept.
-"""
+Heads that were read before are kept: peers send the same head again and again, but for the length
+of the body. A head is looked up by its own bytes with the digits of its Content-Length cut out, so
+it means what it meant when the parser read it. Only heads without any other framing than a
+Content-Length are kept."""
 
 from __future__ import annotations
 
@@ -21,12 +22,23 @@ from skep.errors import UserError
 Headers = list[tuple[bytes, bytes]]
 
 # Names that belong to one connection and never pass a proxy (RFC 9110, 7.6.1).
-HOP_BY_HOP = frozenset((
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
-    b"te", b"trailer", b"transfer-encoding", b"upgrade",
-))  # fmt: skip
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
-STATUS_LINES = {n: f"HTTP/1.1 {n} {_PHRASES.get(n, 'Status')}\r\n".encode() for n in range(100, 1000)}
+STATUS_LINES = {
+    n: f"HTTP/1.1 {n} {_PHRASES.get(n, 'Status')}\r\n".encode() for n in range(100, 1000)
+}
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -47,7 +59,9 @@ class Origin(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class HeadMemo:
-    """A place for what somebody worked out from a head; it is found again with the next head of the same bytes."""
+    """A place for what somebody worked out from a head; it is found again with the next head of
+    the same bytes.
+    """
 
     note: Any = None
 
@@ -57,7 +71,9 @@ class ResponseHead(msgspec.Struct):
 
     status: int
     headers: Headers = msgspec.field(default_factory=list)  # names in lower case
-    length: int | None = None  # of the body; None: until the last chunk or the end of the connection
+    length: int | None = (
+        None  # of the body; None: until the last chunk or the end of the connection
+    )
     memo: HeadMemo = msgspec.field(default_factory=HeadMemo)
 
     def get(self, name: bytes) -> bytes | None:
@@ -66,7 +82,10 @@ class ResponseHead(msgspec.Struct):
     @property
     def ends_with_connection(self) -> bool:
         """Nothing else says where the body ends."""
-        return self.length is None and b"chunked" not in (self.get(b"transfer-encoding") or b"").lower()
+        return (
+            self.length is None
+            and b"chunked" not in (self.get(b"transfer-encoding") or b"").lower()
+        )
 
 
 def parse_url(url: str, *, name: str = "--url") -> tuple[Origin, str]:
@@ -76,9 +95,12 @@ def parse_url(url: str, *, name: str = "--url") -> tuple[Origin, str]:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        parts, port = urlsplit(""), None
+        parts = urlsplit("")
+        port = None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(f"{name} `{url}` is not an http(s) URL", hint="write it as http://127.0.0.1:8400")
+        raise UserError(
+            f"{name} `{url}` is not an http(s) URL", hint="write it as http://127.0.0.1:8400"
+        )
     tls = parts.scheme == "https"
     return Origin(parts.hostname, port or (443 if tls else 80), tls), parts.path.rstrip("/")
 
@@ -89,8 +111,13 @@ def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def gateway_fields(header: bytes | str | None) -> dict[str, str]:
-    """What skep's gateway tells in `x-skep`: the request's `id`, and of an answer its `replica` and `queue-ms`."""
-    text = header.decode("latin-1") if isinstance(header, bytes) else header or ""
+    """What skep's gateway tells in `x-skep`: the request's `id`, and of an answer its `replica`
+    and `queue-ms`.
+    """
+    if isinstance(header, bytes):
+        text = header.decode("latin-1")
+    else:
+        text = header or ""
     return {name: value for name, _, value in (part.partition("=") for part in text.split("; "))}
 
 
@@ -119,8 +146,13 @@ class HeadCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, data: bytes, last: CachedHead[T] | None) -> tuple[CachedHead[T], int, int] | None:
-        """Return the known head that `data` begins with, where its body begins, how long it is. `last`: tried first."""
+    def find(
+        self, data: bytes, last: CachedHead[T] | None
+    ) -> tuple[CachedHead[T], int, int] | None:
+        """Return the known head that `data` begins with, where its body begins, how long it is.
+
+        `last`: tried first.
+        """
         if last is not None and data.startswith(last.before):
             at = len(last.before)
             end = data.find(b"\r", at, at + LENGTH_DIGITS + 1)
@@ -128,22 +160,37 @@ class HeadCache(Generic[T]):
             if data.startswith(last.behind, end) and digits.isdigit():
                 return last, end + len(last.behind), int(digits)
         end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
-        length = _LENGTH.search(data, 0, end + 2) if end >= 0 else None
+        if end >= 0:
+            length = _LENGTH.search(data, 0, end + 2)
+        else:
+            length = None
         if length is None:
             return None
         at, behind = length.span(1)
         known = self._known.get((data[:at], data[behind : end + 4]))
-        return None if known is None else (known, end + 4, int(length[1]))
+        if known is None:
+            return None
+        return (known, end + 4, int(length[1]))
 
     def keep(self, data: bytes, value: T | None) -> None:
-        """The head that `data` begins with was read by the parser and is this. The caller vouches for its framing."""
-        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES) if value is not None else -1
-        length = _LENGTH.search(data, 0, end + 2) if end >= 0 else None
+        """The head that `data` begins with was read by the parser and is this.
+
+        The caller vouches for its framing.
+        """
+        if value is not None:
+            end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
+        else:
+            end = -1
+        if end >= 0:
+            length = _LENGTH.search(data, 0, end + 2)
+        else:
+            length = None
         if value is None or length is None:
             return
         if len(self._known) >= HEADS:
             self._known.clear()
-        before, behind = data[: length.start(1)], data[length.end(1) : end + 4]
+        before = data[: length.start(1)]
+        behind = data[length.end(1) : end + 4]
         self._known[before, behind] = CachedHead(before, behind, value)
 
 
@@ -156,7 +203,10 @@ class RequestHead:
 
 
 class PartialBody:
-    """A body of known length that comes in several reads. `missing` below zero: more came than belongs to it."""
+    """A body of known length that comes in several reads.
+
+    `missing` below zero: more came than belongs to it.
+    """
 
     __slots__ = ("_length", "_parts", "missing")
 
@@ -185,7 +235,9 @@ SHORT_CHUNK = 2048  # longer ones are measured
 
 
 def _frame_chunks() -> tuple[list[bytes], list[int]]:
-    """By the length of a whole chunk with its framing: its first line, and how many bytes of a body it carries."""
+    """By the length of a whole chunk with its framing: its first line, and how many bytes of a
+    body it carries.
+    """
     lines = [b" " * SHORT_CHUNK] * SHORT_CHUNK  # where no chunk has that length, nothing begins so
     carried = [0] * SHORT_CHUNK
     for size in range(1, SHORT_CHUNK):
@@ -199,7 +251,9 @@ SIZE_LINES, CARRIED = _frame_chunks()
 
 
 def chunked_body_size(data: bytes) -> int:
-    """How many bytes of body the chunks carry, if `data` is one or more whole ones and none is the last; else 0."""
+    """How many bytes of body the chunks carry, if `data` is one or more whole ones and none is the
+    last; else 0.
+    """
     length = len(data)
     if length < SHORT_CHUNK and data.startswith(SIZE_LINES[length]) and data.endswith(b"\r\n"):
         return CARRIED[length]  # one chunk, as nearly always
@@ -207,7 +261,9 @@ def chunked_body_size(data: bytes) -> int:
 
 
 def _sum_chunks(data: bytes) -> int:
-    carried, at, total = 0, 0, len(data)
+    carried = 0
+    at = 0
+    total = len(data)
     while at < total:
         line = data.find(b"\r\n", at, at + SIZE_DIGITS + 2)
         digits = data[at:line]
@@ -226,7 +282,8 @@ def _sum_chunks(data: bytes) -> int:
 
 def strip_chunk_headers(data: bytes) -> bytes:
     """Return what they carry. `data` has passed `chunked_body_size`."""
-    parts, at = [], 0
+    parts = []
+    at = 0
     while at < len(data):
         line = data.index(b"\r\n", at)
         size = int(data[at:line], 16)

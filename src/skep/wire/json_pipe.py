@@ -1,8 +1,8 @@
 """JSON lines both ways over a stream socket: how skep's own processes talk to each other.
 
-The end of the stream is a message too: the process at the other end is gone. A question has a number, `id`, which its
-answer repeats. Also how a value becomes a document and is read from one: paths are texts there.
-"""
+The end of the stream is a message too: the process at the other end is gone. A question has a
+number, `id`, which its answer repeats. Also how a value becomes a document and is read from one:
+paths are texts there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def from_document(document: object, kind: Any) -> Any:
 class JsonPipe(Generic[T]):
     """`kind`: the messages that come in, of which others are passed over."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind, dec_hook=_made)
@@ -54,7 +56,9 @@ class JsonPipe(Generic[T]):
         return cls(*await asyncio.open_unix_connection(sock=sock, limit=4 * MIB), kind)
 
     async def receive(self) -> T | None:
-        """Return the next message that answers no question; None when the other side is gone or makes no sense."""
+        """Return the next message that answers no question; None when the other side is gone or
+        makes no sense.
+        """
         while (message := await self._next()) is not None:
             asked = self._asked.get(getattr(message, "id", 0))
             if asked is None:
@@ -70,14 +74,18 @@ class JsonPipe(Generic[T]):
         while True:
             try:
                 line = await self._reader.readline()
-                return self._decoder.decode(line) if line.endswith(b"\n") else None
+                if line.endswith(b"\n"):
+                    return self._decoder.decode(line)
+                return None
             except msgspec.ValidationError:
                 continue  # of another version of skep
             except (OSError, ValueError, RecursionError):
                 return None
 
     async def ask(self, question: msgspec.Struct, timeout_s: float) -> T | None:
-        """Return the answer, while somebody calls `receive`; None if it does not come in time or never will."""
+        """Return the answer, while somebody calls `receive`; None if it does not come in time or
+        never will.
+        """
         number = next(self._ids)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         self.send(msgspec.structs.replace(question, id=number))
@@ -107,14 +115,28 @@ async def start_linked(
     fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
 ) -> tuple[asyncio.subprocess.Process, JsonPipe[Any]]:
-    """Start `program --link-fd N args`, and return it with the pipe to it. Raise OSError where that cannot be."""
+    """Start `program --link-fd N args`, and return it with the pipe to it.
+
+    Raise OSError where that cannot be.
+    """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             fd = theirs.fileno()
-            how: dict[str, Any] = {"stdin": DEVNULL, "stdout": output, "stderr": output, "env": env}
+            how: dict[str, Any] = {
+                "stdin": DEVNULL,
+                "stdout": output,
+                "stderr": output,
+                "env": env,
+            }
             process = await asyncio.create_subprocess_exec(
-                *program, "--link-fd", str(fd), *args, pass_fds=[fd, *fds], start_new_session=True, **how
+                *program,
+                "--link-fd",
+                str(fd),
+                *args,
+                pass_fds=[fd, *fds],
+                start_new_session=True,
+                **how,
             )
     except BaseException:
         ours.close()

@@ -1,6 +1,5 @@
-"""Addresses to listen on: the socket of a server, which port is free, why one cannot be had, and what takes connections
-from the socket.
-"""
+"""Addresses to listen on: the socket of a server, which port is free, why one cannot be had, and
+what takes connections from the socket."""
 
 from __future__ import annotations
 
@@ -19,7 +18,10 @@ from skep.paths import HOST, LOOPBACK
 def bind(host: str, port: int, *, guarded: bool) -> socket.socket:
     """Return a listening socket. `guarded`: whoever connects must show a key."""
     if host not in LOOPBACK and not guarded:
-        hint = "`skep key add NAME` makes a key; or set SKEP_API_KEY to one of your own, or bind 127.0.0.1"
+        hint = (
+            "`skep key add NAME` makes a key; or set SKEP_API_KEY to one of your own, or bind "
+            "127.0.0.1"
+        )
         raise UserError(f"binding `{host}` without an API key would let anybody in", hint=hint)
     listener = socket_for(host)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,7 +33,9 @@ def bind(host: str, port: int, *, guarded: bool) -> socket.socket:
             hint = "choose another one with --port, or --port 0 for any"
             raise GatewayError(f"port {port} on {host} is in use", hint=hint) from None
         why = error.strerror or str(error)
-        raise GatewayError(f"cannot bind {host}:{port}: {why}", hint="choose another --host or --port") from None
+        raise GatewayError(
+            f"cannot bind {host}:{port}: {why}", hint="choose another --host or --port"
+        ) from None
     listener.listen(1024)
     return listener
 
@@ -41,7 +45,10 @@ def socket_for(host: str) -> socket.socket:
 
 
 def free_port(host: str = HOST) -> int:
-    """Return a port that nobody holds there now. An engine that cannot tell its own is given it."""
+    """Return a port that nobody holds there now.
+
+    An engine that cannot tell its own is given it.
+    """
     with socket_for(host) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -49,10 +56,11 @@ def free_port(host: str = HOST) -> int:
 
 
 def claim_port(host: str, port: int) -> socket.socket | None:
-    """A port that nobody holds there now, kept from others of ours until the claim is closed, or its process ends.
+    """A port that nobody holds there now, kept from others of ours until the claim is closed, or
+    its process ends.
 
-    An engine may bind it minutes after it was chosen. The name is not in the file system but of this network: who has
-    the same addresses sees the same claims. Linux only. None: it is taken.
+    An engine may bind it minutes after it was chosen. The name is not in the file system but of
+    this network: who has the same addresses sees the same claims. Linux only. None: it is taken.
     """
     claim = socket.socket(socket.AF_UNIX)
     with suppress(OSError):
@@ -92,7 +100,10 @@ OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 
 class ConnectionAcceptor:
-    """Takes connections from a listening socket while there is room for them. The others wait in the kernel."""
+    """Takes connections from a listening socket while there is room for them.
+
+    The others wait in the kernel.
+    """
 
     def __init__(
         self,
@@ -146,7 +157,8 @@ class HandedOver(msgspec.Struct, frozen=True):
     """What came through the socket by which another process hands connections over."""
 
     is_over: bool  # that process has closed it
-    client: socket.socket | None  # None: the kernel has dropped the connection, since no file is left
+    # None: the kernel has dropped the connection, since no file is left.
+    client: socket.socket | None
 
 
 def receive_connection(door: socket.socket) -> HandedOver | None:

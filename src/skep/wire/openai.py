@@ -1,11 +1,12 @@
-"""The OpenAI client: streamed chat requests to one server, for whoever measures, asks or watches it.
+"""The OpenAI client: streamed chat requests to one server, for whoever measures, asks or watches
+it.
 
-An answer is received by a `StreamReader`: it keeps bytes with the time of their arrival, and reads them when the answer
-has ended. What costs time is put off: while tokens stream, a read is one time and one piece of memory, so that a client
-with a thousand streams still notes each arrival when it happens. Times belong to network reads, never to parsing.
-Tokens come from `usage` or the engine, never from counting events. Faults are told in `error_kind`, not raised.
-Knows nothing of tasks, rows and retries.
-"""
+An answer is received by a `StreamReader`: it keeps bytes with the time of their arrival, and reads
+them when the answer has ended. What costs time is put off: while tokens stream, a read is one time
+and one piece of memory, so that a client with a thousand streams still notes each arrival when it
+happens. Times belong to network reads, never to parsing. Tokens come from `usage` or the engine,
+never from counting events. Faults are told in `error_kind`, not raised. Knows nothing of tasks,
+rows and retries."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ CHAT = "/chat/completions"
 
 
 class LineSplitter:
-    """Feed bytes as they arrive, cut anywhere; get the lines that became complete, without their `\\n`."""
+    """Feed bytes as they arrive, cut anywhere; get the lines that became complete, without their
+    `\\n`.
+    """
 
     __slots__ = ("_parts", "held_bytes")
 
@@ -58,7 +61,9 @@ class LineSplitter:
 
 
 class SseParser:
-    """Feed bytes as they arrive, cut anywhere; get the `data` payloads of the events that became complete."""
+    """Feed bytes as they arrive, cut anywhere; get the `data` payloads of the events that became
+    complete.
+    """
 
     __slots__ = ("_data", "_data_bytes", "_lines")
 
@@ -166,7 +171,8 @@ class StreamReader:
         self.timings: dict[str, Any] = {}
         self.text: list[str] = []
         self.reasoning: list[str] = []
-        # Arrivals and bytes, side by side: whole chunks as they came, or a part of the body in a tuple.
+        # Arrivals and bytes, side by side: whole chunks as they came, or a part of the body in a
+        # tuple.
         self._times: list[float] = []
         self._reads: list[bytes | tuple[bytes]] = []
         self._parser = SseParser()
@@ -216,7 +222,10 @@ class StreamReader:
             self.done.set_result(at)
 
     def on_failure(self, failure: WireFailure, at: float) -> None:
-        kind = "cut" if self.first_byte is not None and failure.kind == "closed" else failure.kind
+        if self.first_byte is not None and failure.kind == "closed":
+            kind = "cut"
+        else:
+            kind = failure.kind
         self.give_up(kind, str(failure), at)
 
     def give_up(self, kind: str, message: str, at: float) -> None:
@@ -261,14 +270,22 @@ class StreamReader:
     @property
     def retry_after_s(self) -> float | None:
         """In seconds; a date is not read, and the caller's own patience stands in for it."""
-        told = _number(self.head.get(b"retry-after")) if self.head else None
-        return None if told is None or told < 0 else min(told, LONGEST_WAIT_S)
+        if self.head:
+            told = _number(self.head.get(b"retry-after"))
+        else:
+            told = None
+        if told is None or told < 0:
+            return None
+        return min(told, LONGEST_WAIT_S)
 
     def engine_figures(self) -> dict[str, Any]:
-        """Return the engine's own figures: llama.cpp's `timings`, vLLM's `metrics`, Ollama's durations."""
+        """Return the engine's own figures: llama.cpp's `timings`, vLLM's `metrics`, Ollama's
+        durations.
+        """
         told = self.timings
         if "eval_duration" in told:
-            count, nanoseconds = count_of(told.get("eval_count")), float_of(told.get("eval_duration"))
+            count = count_of(told.get("eval_count"))
+            nanoseconds = float_of(told.get("eval_duration"))
             prompt = float_of(told.get("prompt_eval_duration"))
             return {
                 "prompt_tokens": count_of(told.get("prompt_eval_count")),
@@ -277,7 +294,9 @@ class StreamReader:
                 "decode_ms": None if nanoseconds is None else nanoseconds / NANOSECONDS_IN_MS,
                 "decode_tok_s": count * 1e9 / nanoseconds if count and nanoseconds else None,
             }
-        cached = told.get("cache_n", _inner(self.usage, "prompt_tokens_details").get("cached_tokens"))
+        cached = told.get(
+            "cache_n", _inner(self.usage, "prompt_tokens_details").get("cached_tokens")
+        )
         if "generation_time_ms" in told:
             gap = float_of(told.get("mean_itl_ms"))
             return {
@@ -302,11 +321,16 @@ class StreamReader:
 
     @property
     def _gateway_fields(self) -> dict[str, str]:
-        return gateway_fields(self.head.get(b"x-skep")) if self.head else {}
+        if self.head:
+            return gateway_fields(self.head.get(b"x-skep"))
+        return {}
 
     def _digest(self) -> None:
-        times, reads = self._times, self._reads
-        self._times, self._reads, self._bytes = [], [], 0
+        times = self._times
+        reads = self._reads
+        self._times = []
+        self._reads = []
+        self._bytes = 0
         if self._stream == "ndjson":
             self._digest_lines(times, reads)
             return
@@ -358,7 +382,11 @@ class StreamReader:
             delta = choice.delta
             if delta is not None:
                 thought = delta.reasoning_content or delta.reasoning
-                if delta.content or thought or (delta.tool_calls and bytes(delta.tool_calls) not in (b"null", b"[]")):
+                if (
+                    delta.content
+                    or thought
+                    or (delta.tool_calls and bytes(delta.tool_calls) not in (b"null", b"[]"))
+                ):
                     self.arrivals.append(at)
                     if delta.content:
                         self.text.append(delta.content)
@@ -387,7 +415,10 @@ class StreamReader:
         if document.get("done"):
             self.finished = True
             reason = document.get("done_reason") or "stop"
-            self.finish_reason = reason if isinstance(reason, str) else None
+            if isinstance(reason, str):
+                self.finish_reason = reason
+            else:
+                self.finish_reason = None
             counts = {"prompt_tokens": "prompt_eval_count", "completion_tokens": "eval_count"}
             self.usage = {name: document[key] for name, key in counts.items() if key in document}
             self.timings = {key: document[key] for key in OLLAMA_DURATIONS if key in document}
@@ -395,24 +426,38 @@ class StreamReader:
     def _whole(self, at: float) -> None:
         """An error, or a server that does not stream: everything arrives at the end."""
         raw = b"".join(map(_body, self._reads))
-        self._times, self._reads = [], []
+        self._times = []
+        self._reads = []
         if self.status != 200:
             document = json_object(raw)
-            told = message_of(document) if document is not None else raw[:MAX_ERROR_TEXT].decode(errors="replace")
+            if document is not None:
+                told = message_of(document)
+            else:
+                told = raw[:MAX_ERROR_TEXT].decode(errors="replace")
             self._fail(f"http_{self.status}", told or f"HTTP {self.status}")
             return
         choice = next(_choices(self._object(raw, "the answer")), None)
         if choice is None:
             self._fail("garbage", f"the answer is not a chat completion: {raw[:80]!r}")
             return
-        reason, message = choice.get("finish_reason"), _inner(choice, "message")
-        self.finish_reason = reason if isinstance(reason, str) else None
-        content = message.get("content") if message else choice.get("text")
+        reason = choice.get("finish_reason")
+        message = _inner(choice, "message")
+        if isinstance(reason, str):
+            self.finish_reason = reason
+        else:
+            self.finish_reason = None
+        if message:
+            content = message.get("content")
+        else:
+            content = choice.get("text")
         self.text.append(content if isinstance(content, str) else "")
         self.arrivals.append(at)
 
     def _object(self, text: bytes, what: str, kind: str = "garbage") -> dict[str, Any]:
-        """Take the figures of a JSON object. Empty: it is none, or tells of an error, and that is noted."""
+        """Take the figures of a JSON object.
+
+        Empty: it is none, or tells of an error, and that is noted.
+        """
         document = json_object(text)
         if document is None:
             self._fail(kind, f"{what} is not a JSON object: {text[:80]!r}")
@@ -428,9 +473,13 @@ class StreamReader:
         return document
 
     def _take(self, fields: dict[str, Any], text: object, at: float) -> None:
-        """The text of an event, wherever it stands: in these fields of its message, or beside them."""
+        """The text of an event, wherever it stands: in these fields of its message, or beside
+        them.
+        """
         content = fields.get("content") or text
-        thought = fields.get("reasoning_content") or fields.get("reasoning") or fields.get("thinking")
+        thought = (
+            fields.get("reasoning_content") or fields.get("reasoning") or fields.get("thinking")
+        )
         if content or thought or fields.get("tool_calls"):
             self.arrivals.append(at)
         if isinstance(content, str):
@@ -445,7 +494,8 @@ class StreamReader:
 
 
 OLLAMA_DURATIONS = (
-    "total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "eval_count", "prompt_eval_count",
+    "total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "eval_count",
+    "prompt_eval_count",
 )  # fmt: skip
 
 
@@ -455,7 +505,9 @@ def json_object(text: bytes) -> dict[str, Any] | None:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) else None
+    if isinstance(document, dict):
+        return document
+    return None
 
 
 def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
@@ -466,11 +518,15 @@ def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _choices(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     found = document.get("choices")
-    return (choice for choice in (found if isinstance(found, list) else ()) if isinstance(choice, dict))
+    return (
+        choice for choice in (found if isinstance(found, list) else ()) if isinstance(choice, dict)
+    )
 
 
 def count_of(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST:
+        return value
+    return None
 
 
 def _number(text: bytes | str | None) -> float | None:
@@ -497,25 +553,45 @@ def message_of(document: dict[str, Any]) -> str:
 class OpenAIClient:
     """Chat requests to one path over one pool. `in_flight`: the answers under way."""
 
-    def __init__(self, pool: Pool, path: str, headers: Mapping[str, str], *, timeout_s: float) -> None:
+    def __init__(
+        self, pool: Pool, path: str, headers: Mapping[str, str], *, timeout_s: float
+    ) -> None:
         self.pool = pool
         self.timeout_s = timeout_s
         self.in_flight: set[StreamReader] = set()
         self._loop = asyncio.get_running_loop()
         own = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         fixed = "accept: */*\r\nuser-agent: skep\r\ncontent-type: application/json\r\n"
-        self._lines = b"POST %b HTTP/1.1\r\n%b%b" % (path.encode(), pool.host_line, f"{fixed}{own}".encode())
+        self._lines = b"POST %b HTTP/1.1\r\n%b%b" % (
+            path.encode(),
+            pool.host_line,
+            f"{fixed}{own}".encode(),
+        )
 
-    def encode(self, body: Mapping[str, Any], headers: Mapping[str, str | None] | None = None) -> tuple[bytes, bytes]:
-        """Return the head and the body of a request. `headers`: of this one alone; None is left out."""
+    def encode(
+        self, body: Mapping[str, Any], headers: Mapping[str, str | None] | None = None
+    ) -> tuple[bytes, bytes]:
+        """Return the head and the body of a request.
+
+        `headers`: of this one alone; None is left out.
+        """
         data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-        own = "".join(f"{name}: {_visible(value)}\r\n" for name, value in (headers or {}).items() if value)
+        own = "".join(
+            f"{name}: {_visible(value)}\r\n" for name, value in (headers or {}).items() if value
+        )
         return b"%b%bcontent-length: %d\r\n\r\n" % (self._lines, own.encode(), len(data)), data
 
     async def send(
-        self, request: tuple[bytes, bytes], reading: StreamReader | None = None, *, timeout_s: float | None = None
+        self,
+        request: tuple[bytes, bytes],
+        reading: StreamReader | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> StreamReader:
-        """Return when the answer has ended, in whatever way. `reading`: a reader of the caller's own kind."""
+        """Return when the answer has ended, in whatever way.
+
+        `reading`: a reader of the caller's own kind.
+        """
         reading = reading or StreamReader(self._loop.create_future())
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         self.in_flight.add(reading)
@@ -524,7 +600,9 @@ class OpenAIClient:
 
         def time_out() -> None:
             call.abort()
-            reading.give_up("timeout", f"no complete answer within {limit_s:g} s", time.monotonic())
+            reading.give_up(
+                "timeout", f"no complete answer within {limit_s:g} s", time.monotonic()
+            )
 
         timer = self._loop.call_later(limit_s, time_out)
         try:
@@ -545,10 +623,13 @@ def _visible(text: str) -> str:
     return "".join(one if one.isascii() and one.isprintable() else "_" for one in text)
 
 
-# What can happen to a request, and what is done about it: tried again after which wait, or given up.
+# What can happen to a request, and what is done about it: tried again after which wait, or given
+# up.
 
 REFUSALS = (429, 503)
-FULL_OR_AWAY = frozenset((*REFUSALS, 502, 504))  # a server or what stands before it, not the request
+FULL_OR_AWAY = frozenset(
+    (*REFUSALS, 502, 504)
+)  # a server or what stands before it, not the request
 TASKS_OWN = range(400, 500)  # what else a server says about the request itself
 NOT_TASKS_OWN = (404, 408, 409, 425)  # a model that is being exchanged, a proxy's patience
 
@@ -560,12 +641,14 @@ class ErrorKind(Enum):
     KEY = "key"  # the endpoint refuses the key: so it will for every task
     REFUSED = "refused"  # too much at once; says nothing about the task
     AWAY = "away"  # nobody answers at the address; says nothing about the task
-    BROKEN = "broken"  # the answer was broken off: the endpoint's fault, unless it happens to one task again and again
+    # the answer was broken off: the endpoint's fault, unless it happens to one task again and
+    # again
+    BROKEN = "broken"
     TRY = "try"  # the task has had its chance: too slow, nonsense, rejected
 
 
-# The name of an error as it is stored: what it says, in words and for whoever may try again. All others are a TRY, but
-# for `http_NNN`, whose status says it.
+# The name of an error as it is stored: what it says, in words and for whoever may try again. All
+# others are a TRY, but for `http_NNN`, whose status says it.
 KINDS: Mapping[str, tuple[ErrorKind, str]] = {
     "connect": (ErrorKind.AWAY, "it cannot be reached"),
     "closed": (ErrorKind.BROKEN, "the connection was closed"),
@@ -581,22 +664,29 @@ def classify_error(error_kind: str | None, status: int | None) -> ErrorKind | No
     if error_kind is None:
         return None
     if not error_kind.startswith("http_") or status is None:
-        return KINDS[error_kind][0] if error_kind in KINDS else ErrorKind.TRY
+        if error_kind in KINDS:
+            return KINDS[error_kind][0]
+        return ErrorKind.TRY
     if status == 401:
         return ErrorKind.KEY
     if status in REFUSALS:
         return ErrorKind.REFUSED
-    return ErrorKind.FINAL if status in TASKS_OWN and status not in NOT_TASKS_OWN else ErrorKind.BROKEN
+    if status in TASKS_OWN and status not in NOT_TASKS_OWN:
+        return ErrorKind.FINAL
+    return ErrorKind.BROKEN
 
 
-def wait_s(mishap: ErrorKind, times: int, rng: Random, retry_after_s: float | None = None) -> float:
+def wait_s(
+    mishap: ErrorKind, times: int, rng: Random, retry_after_s: float | None = None
+) -> float:
     """Before the same task is tried again, when this has happened to it so often in a row.
 
-    With chance in it, so that those who failed together do not come back together. A wait that was asked for is kept,
-    and some comes on top.
-    """
+    With chance in it, so that those who failed together do not come back together. A wait that was
+    asked for is kept, and some comes on top."""
     if mishap is ErrorKind.TRY:
-        return 0.0 if times <= 1 else 0.5 * rng.random()
+        if times <= 1:
+            return 0.0
+        return 0.5 * rng.random()
     first, longest = (0.5, 30.0) if mishap is ErrorKind.REFUSED else (0.1, 10.0)
     backoff = min(longest, first * 2.0 ** min(times - 1, 16)) * (0.5 + rng.random())
     if retry_after_s is None:

@@ -1,8 +1,7 @@
 """Prometheus' text form: counters, gauges and histograms that write it, and what reads it.
 
-Written by hand because every request of the gateway passes here: a label set is one dictionary lookup, an observation
-one bisection.
-"""
+Written by hand because every request of the gateway passes here: a label set is one dictionary
+lookup, an observation one bisection."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ Labels = tuple[str, ...]
 NAMES = 10_000  # of samples that are read from one text
 LINES = 100_000
 BRACES = 100_000  # of what a server says of its slots, prompts included
-# No part can give back what it took, so that a line that does not fit is left after one look at it.
+# No part can give back what it took, so that a line that does not fit is left after one look at
+# it.
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
 _LABELS = r'\{(?>(?:[^"}\n]++|"(?>(?:[^"\\\n]++|\\.)*)")*)\}'
 _LINE = re.compile(rf"({_NAME})(?:{_LABELS})? ([0-9.eE+-]{{1,64}})(?: [0-9]{{1,64}})?$")
@@ -35,9 +35,15 @@ class _Values:
     """One value for each set of labels."""
 
     def __init__(
-        self, name: str, help_text: str, labels: Labels = (), values: dict[Labels, float] | None = None
+        self,
+        name: str,
+        help_text: str,
+        labels: Labels = (),
+        values: dict[Labels, float] | None = None,
     ) -> None:
-        self.name, self.help, self.labels = name, help_text, labels
+        self.name = name
+        self.help = help_text
+        self.labels = labels
         self._values = {} if values is None else values
 
     def lines(self) -> Iterable[str]:
@@ -55,7 +61,8 @@ class Counter(_Values):
 
     def by(self, label: str) -> dict[str, float]:
         """Summed over all other labels."""
-        place, sums = self.labels.index(label), dict[str, float]()
+        place = self.labels.index(label)
+        sums = dict[str, float]()
         for values, value in self._values.items():
             sums[values[place]] = sums.get(values[place], 0) + value
         return sums
@@ -65,7 +72,9 @@ class Histogram:
     kind = "histogram"
 
     def __init__(self, name: str, help_text: str, labels: Labels, bounds: Sequence[float]) -> None:
-        self.name, self.help, self.labels = name, help_text, labels
+        self.name = name
+        self.help = help_text
+        self.labels = labels
         self._bounds = tuple(bounds)
         self._series: dict[Labels, tuple[list[int], list[float]]] = {}  # counts per bucket; [sum]
 
@@ -83,7 +92,9 @@ class Histogram:
         for values, (counts, (total,)) in self._series.items():
             running = list(accumulate(counts))
             for bound, count in zip(bounds, running, strict=True):
-                yield f"{self.name}_bucket{_braces((*self.labels, 'le'), (*values, bound))} {count}"
+                yield (
+                    f"{self.name}_bucket{_braces((*self.labels, 'le'), (*values, bound))} {count}"
+                )
             braces = _braces(self.labels, values)
             yield f"{self.name}_sum{braces} {_number(total)}"
             yield f"{self.name}_count{braces} {running[-1]}"
@@ -107,7 +118,10 @@ Metric = Counter | Histogram | Gauge
 
 
 def metrics_text(metrics: Iterable[Metric], *, known_only: bool = False) -> bytes:
-    """Return the metrics as `GET /metrics` answers them. `known_only`: without those of which nothing is known."""
+    """Return the metrics as `GET /metrics` answers them.
+
+    `known_only`: without those of which nothing is known.
+    """
     lines = []
     for metric in metrics:
         samples = list(metric.lines())
@@ -116,7 +130,9 @@ def metrics_text(metrics: Iterable[Metric], *, known_only: bool = False) -> byte
         if metric.help:
             lines.append(f"# HELP {metric.name} {metric.help}")
         lines += [f"# TYPE {metric.name} {metric.kind}", *samples]
-    return ("\n".join(lines) + "\n").encode("utf-8", "replace") if lines else b""
+    if lines:
+        return ("\n".join(lines) + "\n").encode("utf-8", "replace")
+    return b""
 
 
 class _EngineSlot(msgspec.Struct):
@@ -129,7 +145,9 @@ _SLOTS = msgspec.json.Decoder(list[_EngineSlot])
 
 
 def count_busy(slots: str) -> int | None:
-    """Return how many of llama.cpp's `/slots` are processing, None where the answer is no list of them."""
+    """Return how many of llama.cpp's `/slots` are processing, None where the answer is no list of
+    them.
+    """
     if slots.count("{") > BRACES:  # it would take long, and no other thread gets a turn meanwhile
         return None
     try:
@@ -151,7 +169,9 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def _line_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each line begins and ends: one at a time, so that other threads get their turn in between."""
+    """Yield where each line begins and ends: one at a time, so that other threads get their turn
+    in between.
+    """
     start = 0
     while start < len(text):
         end = text.find("\n", start)
@@ -161,7 +181,10 @@ def _line_spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def label_samples(text: str, replica: str) -> str:
-    """An engine's samples, each with one label more. Descriptions are left out: those of all replicas are the same."""
+    """An engine's samples, each with one label more.
+
+    Descriptions are left out: those of all replicas are the same.
+    """
     label = f'replica="{_escaped(replica)}"'
     labelled = []
     for start, end in islice(_line_spans(text), LINES):
@@ -171,7 +194,10 @@ def label_samples(text: str, replica: str) -> str:
         if sample is None:
             labelled.append(text[start:end])
             continue
-        opened = f"{sample[1]}{{{label}," if sample[0].endswith("{") else f"{sample[1]}{{{label}}} "
+        if sample[0].endswith("{"):
+            opened = f"{sample[1]}{{{label},"
+        else:
+            opened = f"{sample[1]}{{{label}}} "
         labelled.append(opened + text[sample.end() : end])
     return "".join(f"{line}\n" for line in labelled)
 
@@ -189,5 +215,9 @@ def _escaped(text: str) -> str:
 
 def _number(value: float) -> str:
     if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if value == int(value) else repr(value)
+        if math.isnan(value):
+            return "NaN"
+        return "+Inf" if value > 0 else "-Inf"
+    if value == int(value):
+        return str(int(value))
+    return repr(value)

@@ -1,8 +1,8 @@
-"""An application served over HTTP, as the dashboard and the MCP server are: uvicorn on a socket that is bound first.
+"""An application served over HTTP, as the dashboard and the MCP server are: uvicorn on a socket
+that is bound first.
 
-uvicorn limits neither how long a request may take to arrive nor how many connections there are: `LimitedConnection`
-does. Knows nothing of what is served.
-"""
+uvicorn limits neither how long a request may take to arrive nor how many connections there are:
+`LimitedConnection` does. Knows nothing of what is served."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HEAD_BYTES = 64 * KIB
 
 
 class AsgiServer(uvicorn.Server):
-    """Ends quietly: a signal is an end as good as any, and streams do not hold it up. A port in use is a GatewayError.
+    """Ends quietly: a signal is an end as good as any, and streams do not hold it up. A port in
+    use is a GatewayError.
 
-    `guarded`: those who may not come in are turned away by the application. `on_ready` hears the URL, `path` added,
-    once it answers; `on_end` ends the streams that are open at the end.
-    """
+    `guarded`: those who may not come in are turned away by the application. `on_ready` hears the
+    URL, `path` added, once it answers; `on_end` ends the streams that are open at the end."""
 
     def __init__(
         self,
@@ -45,7 +45,9 @@ class AsgiServer(uvicorn.Server):
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._listener = bind(host, port, guarded=guarded)
-        self._path, self._on_ready, self._on_end = path, on_ready, on_end
+        self._path = path
+        self._on_ready = on_ready
+        self._on_end = on_end
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -96,9 +98,9 @@ NO_HTTP_2 = "HTTP/1.1 is spoken here, not HTTP/2."
 class StrictParser(h11.Connection):
     """Refuses what no browser sends and what would cost far more to read than to send.
 
-    h11 makes an event of every chunk: two clients that sent chunks of one byte, before they had shown a
-    key, kept everybody else waiting for as long as they went on. It takes HTTP/2's preface for a request.
-    """
+    h11 makes an event of every chunk: two clients that sent chunks of one byte, before they had
+    shown a key, kept everybody else waiting for as long as they went on. It takes HTTP/2's preface
+    for a request."""
 
     complaint = REFUSED
 
@@ -119,7 +121,8 @@ class StrictParser(h11.Connection):
 
 
 class LimitedConnection(H11Protocol):
-    """Closes a connection on which no request arrives whole, or whose client does not read its answer.
+    """Closes a connection on which no request arrives whole, or whose client does not read its
+    answer.
 
     Where there are too many, the one goes that has waited longest for a request.
     """
@@ -179,8 +182,8 @@ class LimitedConnection(H11Protocol):
     def is_waiting(self) -> bool:
         """Return whether the client has to send something before anything can be done.
 
-        Where reading is paused, the application does not take what has arrived: the client is not late.
-        """
+        Where reading is paused, the application does not take what has arrived: the client is not
+        late."""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.flow.read_paused
 
     def _make_room(self) -> None:
@@ -194,7 +197,8 @@ class LimitedConnection(H11Protocol):
         longest.transport.abort()
 
     def _look(self, before: tuple[int, int, int] | None) -> None:
-        """A head must be whole by the second look, and bytes of a body or of the answer must have moved.
+        """A head must be whole by the second look, and bytes of a body or of the answer must have
+        moved.
 
         How long an answer is made is not limited.
         """
@@ -205,7 +209,10 @@ class LimitedConnection(H11Protocol):
         unsent_bytes = self.transport.get_write_buffer_size()
         now = (self._answers, arrived_bytes, unsent_bytes)
         in_body = self.conn.their_state is h11.SEND_BODY
-        self._looks_at_body = self._looks_at_body + 1 if in_body else 0
+        if in_body:
+            self._looks_at_body = self._looks_at_body + 1
+        else:
+            self._looks_at_body = 0
         is_late = self._looks_at_body > self.body_looks and not self.flow.read_paused
         if is_late or (now == before and unsent_bytes):
             self.transport.abort()

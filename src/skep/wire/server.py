@@ -1,7 +1,8 @@
-"""The HTTP/1.1 server side: whole requests in, answers out in pieces, and word at once when the client leaves.
+"""The HTTP/1.1 server side: whole requests in, answers out in pieces, and word at once when the
+client leaves.
 
-Knows nothing of models or engines. `server_request` says what a request must be and what a client may use up.
-"""
+Knows nothing of models or engines. `server_request` says what a request must be and what a client
+may use up."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ from skep.wire.server_request import (
     size_of,
 )
 
-SPARE_CONNECTIONS = 64  # beyond the limit, these many at once are told so; the others wait to be accepted
+SPARE_CONNECTIONS = (
+    64  # beyond the limit, these many at once are told so; the others wait to be accepted
+)
 SPARE_SHARE = 16  # and at most this part of the files that the process may open
 OTHER_FILES = 32  # that a process needs for itself: its loop, its links, its log, the store
 BACKLOG = 1024
@@ -53,9 +56,8 @@ _UNUSUAL = frozenset((b"connection", b"upgrade", b"transfer-encoding", b"expect"
 class ServerConnection(asyncio.Protocol):
     """Once `_ended` is set, nothing that arrives is looked at: a refusal is final.
 
-    The way of a normal request (one read, one answer) is kept short: limits that need counting are looked at only when
-    a request is not whole after a read, times only by the sweep.
-    """
+    The way of a normal request (one read, one answer) is kept short: limits that need counting are
+    looked at only when a request is not whole after a read, times only by the sweep."""
 
     def __init__(self, server: HttpServer) -> None:
         limits = self._limits = server.limits
@@ -65,40 +67,65 @@ class ServerConnection(asyncio.Protocol):
         self._heads = server.heads
         self._bodies = server.bodies
         self._last_head: CachedHead[RequestHead] | None = None
-        self._to_keep: RequestHead | None = None  # the first head of this read, if its like may be known by its bytes
+        self._to_keep: RequestHead | None = (
+            None  # the first head of this read, if its like may be known by its bytes
+        )
         self._heads_read = 0
         self._gathering: PartialBody | None = None  # a body whose head was known
         self.transport: asyncio.Transport | None = None
         self.address: str | None = None  # that it is counted under
-        self.entry: ConnectionEntry | None = None  # None: it is not counted, not yet or not any more
+        self.entry: ConnectionEntry | None = (
+            None  # None: it is not counted, not yet or not any more
+        )
         self.refusal: InvalidRequest | None = None  # of the connection itself
         self._parser = httptools.HttpRequestParser(self)
         self._patience = ClientTimeouts(limits, time.monotonic())
         self._active: ServerRequest | None = None
         self._waiting: deque[ServerRequest] = deque()
-        self._waiting_bytes, self._ended = 0, False
+        self._waiting_bytes = 0
+        self._ended = False
         self._leaving = False  # no request after the one under way
-        self._paused = self._deaf = False  # the client reads slower than we write; and so we do not read
+        self._paused = self._deaf = (
+            False  # the client reads slower than we write; and so we do not read
+        )
         self.written = self._messages = 0  # bytes of all answers; whole requests
         self._in_message = False  # between a request's first byte and its last
         self._reading: ServerRequest | None = None  # its head is whole
         self._checked = False  # its head was looked at by the handler's side: its body may be read
-        self._offered: ServerRequest | None = None  # its head is whole, with an offer to speak another protocol
-        self._target, self._headers = b"", list[tuple[bytes, bytes]]()
+        self._offered: ServerRequest | None = (
+            None  # its head is whole, with an offer to speak another protocol
+        )
+        self._target = b""
+        self._headers = list[tuple[bytes, bytes]]()
         self._body: bytes | bytearray = b""
         self._room = limits.body_bytes  # for the body
-        self._read, self._spans = 0, False  # bytes of this read; the request came in more than one
-        # Bytes of its reads after the first, those of them since the body last grew, the body after the read before.
+        # bytes of this read; the request came in more than one
+        self._read = 0
+        self._spans = False
+        # Bytes of its reads after the first, those of them since the body last grew, the body
+        # after the read before.
         self._raw = self._quiet = self._seen_body = 0
 
     @property
     def busy(self) -> bool:
-        """It is being opened, a request is being read or answered, or its answer has not left yet."""
-        opening = not self._ended and (self.transport is None or (self._leaving and not self._messages))
-        return opening or self._active is not None or self._in_message or unsent_bytes(self.transport) > 0
+        """It is being opened, a request is being read or answered,
+        or its answer has not left yet.
+        """
+        opening = not self._ended and (
+            self.transport is None or (self._leaving and not self._messages)
+        )
+        return (
+            opening
+            or self._active is not None
+            or self._in_message
+            or unsent_bytes(self.transport) > 0
+        )
 
     def close_when_idle(self) -> None:
-        """For a graceful stop: finish what is under way, take nothing new. The first request may be on its way."""
+        """For a graceful stop: finish what is under way, take nothing new.
+
+        The first request may be on its way.
+        """
         self._leaving = True
         if self._active is not None:
             self._active.keep_alive = False
@@ -119,14 +146,19 @@ class ServerConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         if self.transport is not None:
-            with contextlib.suppress(AttributeError):  # asyncio's TLS of Python 3.11.2, closed twice
+            with contextlib.suppress(
+                AttributeError
+            ):  # asyncio's TLS of Python 3.11.2, closed twice
                 self.transport.abort()
 
     def sweep(self, now: float) -> None:
         """Called every `sweep_s`: carries out what patience says."""
         unsent = unsent_bytes(self.transport)
         left = self.written - unsent - (unread_bytes(self.transport) if unsent else 0)
-        arrived = len(self._body) if self._gathering is None else -self._gathering.missing
+        if self._gathering is None:
+            arrived = len(self._body)
+        else:
+            arrived = -self._gathering.missing
         told = {"message": self._messages, "arrived": arrived, "unsent": unsent, "left": left}
         match self._patience.look(now, self._stage(), **told):
             case SweepAction.ABORT:
@@ -174,11 +206,18 @@ class ServerConnection(asyncio.Protocol):
         if self._gathering is not None:
             self._gather(self._gathering, data)
             return
-        inside, messages = self._in_message, self._messages
-        if not inside and self._active is None and not self._paused and self._handle_cached_head(data):
+        inside = self._in_message
+        messages = self._messages
+        if (
+            not inside
+            and self._active is None
+            and not self._paused
+            and self._handle_cached_head(data)
+        ):
             return
         self._read = len(data)
-        self._to_keep, self._heads_read = None, 0
+        self._to_keep = None
+        self._heads_read = 0
         stop = self._feed(data)
         if stop is not None:
             self._stopped(stop, data)
@@ -191,7 +230,8 @@ class ServerConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self._active is not None:
-            self.abort()  # who closes half of a connection counts as gone, and for the gone nothing is flushed
+            # who closes half of a connection counts as gone, and for the gone nothing is flushed
+            self.abort()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -199,7 +239,8 @@ class ServerConnection(asyncio.Protocol):
         self._ended = True
         self._server.forget(self)
         self._forget_unread()
-        active, self._active = self._active, None
+        active = self._active
+        self._active = None
         if active is not None:
             if active.on_gone is not None:
                 active.on_gone()
@@ -238,18 +279,26 @@ class ServerConnection(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        parser, headers, target, limits = self._parser, self._headers, self._target, self._limits
+        parser = self._parser
+        headers = self._headers
+        target = self._target
+        limits = self._limits
         self._headers = []  # trailers go nowhere
         if self._spans or self._read > limits.head_bytes or len(headers) > limits.headers:
             limits.check_head_size(target, headers)
         fields = dict(headers)
         keep_alive = parser.should_keep_alive()
-        # Only HTTP/1.1 is kept alive without a word about it; asking the parser costs more than all checks.
-        version = "1.1" if keep_alive and b"connection" not in fields else parser.get_http_version()
+        # Only HTTP/1.1 is kept alive without a word about it; asking the parser costs more than
+        # all checks.
+        if keep_alive and b"connection" not in fields:
+            version = "1.1"
+        else:
+            version = parser.get_http_version()
         method = parser.get_method()
         target = check_head(method, target, version, headers, fields, limits)
         request = ServerRequest(self, method, target, headers, HeadMemo(), self._bodies)
-        request.version, request.keep_alive = version, keep_alive
+        request.version = version
+        request.keep_alive = keep_alive
         self._checked = False
         self._heads_read += 1
         if self._heads_read == 1 and version == "1.1" and fields.keys().isdisjoint(_UNUSUAL):
@@ -277,7 +326,8 @@ class ServerConnection(asyncio.Protocol):
             self._out_of_room()
 
     def on_message_complete(self) -> None:
-        request, self._reading = self._reading, None
+        request = self._reading
+        self._reading = None
         if request is None:
             return  # it had an offer: the parser stops here, and `_stopped` goes on
         self._in_message = False
@@ -293,13 +343,18 @@ class ServerConnection(asyncio.Protocol):
             return
         self._waiting.append(request)
         self._waiting_bytes += size_of(request)
-        if len(self._waiting) > self._limits.pipelined or self._waiting_bytes > self._limits.pipelined_bytes:
+        if (
+            len(self._waiting) > self._limits.pipelined
+            or self._waiting_bytes > self._limits.pipelined_bytes
+        ):
             raise InvalidRequest(429, "too many pipelined requests")
 
     # Inside
 
     def _handle_cached_head(self, data: bytes) -> bool:
-        """Return a read that begins with a head that was read before: the parser need not see this request."""
+        """Return a read that begins with a head that was read before: the parser need not see this
+        request.
+        """
         found = self._heads.find(data, self._last_head)
         if found is None:
             return False
@@ -309,13 +364,18 @@ class ServerConnection(asyncio.Protocol):
         if missing < 0 or length > self._limits.body_bytes:
             return False
         bodies = self._bodies
-        request = ServerRequest(self, known.method, known.target, known.headers, known.memo, bodies)
+        request = ServerRequest(
+            self, known.method, known.target, known.headers, known.memo, bodies
+        )
         if missing:
-            self._in_message, self._reading, self._checked = True, request, False
+            self._in_message = True
+            self._reading = request
+            self._checked = False
             self._gathering = PartialBody(memoryview(data)[begins:], missing)
             self._hold(request, self._gathering.size)
             return True
-        request.body, request.counted = data[begins:], length
+        request.body = data[begins:]
+        request.counted = length
         bodies.bytes += length
         if bodies.bytes > bodies.limit:
             request.drop_body()
@@ -326,7 +386,9 @@ class ServerConnection(asyncio.Protocol):
         return True
 
     def _hold(self, request: ServerRequest, size: int) -> None:
-        """So much of a body is there, and more is to come: whoever may not ask is told before it is read."""
+        """So much of a body is there, and more is to come: whoever may not ask is told before it
+        is read.
+        """
         try:
             if not self._checked:
                 self._check_head(request)
@@ -365,7 +427,10 @@ class ServerConnection(asyncio.Protocol):
         self._hand_over(request)
 
     def _feed(self, data: bytes | memoryview) -> Exception | None:
-        """What stopped the parser. Returned, not raised: an exception on its way would hide the next one's context."""
+        """What stopped the parser.
+
+        Returned, not raised: an exception on its way would hide the next one's context.
+        """
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as stop:
@@ -373,13 +438,17 @@ class ServerConnection(asyncio.Protocol):
         return None
 
     def _stopped(self, stop: Exception | None, data: bytes) -> None:
-        """The parser did not take all of the read: an offer to pass over, or the end of this connection."""
+        """The parser did not take all of the read: an offer to pass over, or the end of this
+        connection.
+        """
         rest = memoryview(data)
         while isinstance(stop, httptools.HttpParserUpgrade):
             rest = rest[stop.args[0] :]
-            request, self._offered = self._offered, None
+            request = self._offered
+            self._offered = None
             assert request is not None
-            # The parser takes what follows such a head for the other protocol; a new one reads it as the body it is.
+            # The parser takes what follows such a head for the other protocol; a new one reads it
+            # as the body it is.
             self._parser = httptools.HttpRequestParser(self)
             stop = self._feed(head_without_offer(request)) or self._feed(rest)
         if stop is None:
@@ -393,9 +462,13 @@ class ServerConnection(asyncio.Protocol):
             raise stop
 
     def _count_raw(self, *, began: bool) -> None:
-        """The request is not whole yet: bound what was read and has become neither headers nor body."""
-        limits, body_bytes = self._limits, len(self._body)
-        if began:  # the read may hold the end of another request; what of it is ours is bounded by its size
+        """The request is not whole yet: bound what was read and has become neither headers nor
+        body.
+        """
+        limits = self._limits
+        body_bytes = len(self._body)
+        # the read may hold the end of another request; what of it is ours is bounded by its size
+        if began:
             self._spans = True
             self._raw = self._quiet = self._seen_body = 0
             return
@@ -404,14 +477,24 @@ class ServerConnection(asyncio.Protocol):
             if self._raw > limits.head_bytes:
                 self._refuse(limits.head_too_large())
             return
-        self._quiet = 0 if body_bytes != self._seen_body else self._quiet + self._read
+        if body_bytes != self._seen_body:
+            self._quiet = 0
+        else:
+            self._quiet = self._quiet + self._read
         self._seen_body = body_bytes
         overhead_bytes = self._raw - body_bytes
-        if self._quiet > limits.head_bytes or overhead_bytes > 2 * limits.head_bytes + OVERHEAD_PER_BYTE * body_bytes:
-            self._refuse(InvalidRequest(400, "the chunks of the body carry more overhead than body"))
+        if (
+            self._quiet > limits.head_bytes
+            or overhead_bytes > 2 * limits.head_bytes + OVERHEAD_PER_BYTE * body_bytes
+        ):
+            self._refuse(
+                InvalidRequest(400, "the chunks of the body carry more overhead than body")
+            )
 
     def _out_of_room(self) -> None:
-        """Room was measured when the head came; the answer it waited behind may be finished by now."""
+        """Room was measured when the head came; the answer it waited behind may be finished by
+        now.
+        """
         if self._active is not None and self._room < self._limits.body_bytes:
             raise InvalidRequest(429, "the client sent too much while an answer was in progress")
         self._room = self._limits.body_bytes
@@ -419,7 +502,10 @@ class ServerConnection(asyncio.Protocol):
             raise self._limits.body_too_large()
 
     def _refuse(self, refusal: InvalidRequest) -> None:
-        """Answer once and close. What is being answered already is finished first, and is then the last answer."""
+        """Answer once and close.
+
+        What is being answered already is finished first, and is then the last answer.
+        """
         if self._ended:
             return
         self._ended = True
@@ -435,9 +521,9 @@ class ServerConnection(asyncio.Protocol):
     def _end(self) -> None:
         """Close after what is written has left.
 
-        Closing with unread bytes would reset the connection and lose the answer: only our side ends, and the rest may
-        arrive, until the client closes too or the sweep does it. TLS reads on by itself while it closes.
-        """
+        Closing with unread bytes would reset the connection and lose the answer: only our side
+        ends, and the rest may arrive, until the client closes too or the sweep does it. TLS reads
+        on by itself while it closes."""
         self._ended = True
         if self.transport is None or self.transport.is_closing():
             return
@@ -452,7 +538,8 @@ class ServerConnection(asyncio.Protocol):
             if unread is not None:
                 unread.drop_body()
         self._reading = self._offered = self._gathering = None
-        self._headers, self._body = [], b""
+        self._headers = []
+        self._body = b""
         self._waiting.clear()
         self._waiting_bytes = 0
 
@@ -462,8 +549,12 @@ class ServerConnection(asyncio.Protocol):
         if self._ended:
             return ConnectionStage.ENDED
         if self._in_message:
-            return ConnectionStage.HEAD if self._reading is None else ConnectionStage.BODY
-        return ConnectionStage.IDLE if self._messages else ConnectionStage.NEW
+            if self._reading is None:
+                return ConnectionStage.HEAD
+            return ConnectionStage.BODY
+        if self._messages:
+            return ConnectionStage.IDLE
+        return ConnectionStage.NEW
 
 
 QUIET_POLL_S = 0.02
@@ -471,14 +562,19 @@ SWEPT_AT_ONCE = 16
 
 
 def spare_connections(files: int) -> int:
-    """Return how many connections beyond the limit are told so. `files`: that the process may open."""
+    """Return how many connections beyond the limit are told so.
+
+    `files`: that the process may open.
+    """
     if files == resource.RLIM_INFINITY:
         return SPARE_CONNECTIONS
     return min(SPARE_CONNECTIONS, max(1, files // SPARE_SHARE))
 
 
 def within_files(limits: ServerLimits, files: int) -> ServerLimits:
-    """Return the limits, with as many connections as files suffice for: each may need one to an engine as well."""
+    """Return the limits, with as many connections as files suffice for: each may need one to an
+    engine as well.
+    """
     if files == resource.RLIM_INFINITY:
         return limits
     free_files = files - OTHER_FILES - spare_connections(files)
@@ -486,7 +582,10 @@ def within_files(limits: ServerLimits, files: int) -> ServerLimits:
 
 
 class HttpServer:
-    """Accepts on a bound socket until closed. `check_head` refuses, before its body is read, who may not send one."""
+    """Accepts on a bound socket until closed.
+
+    `check_head` refuses, before its body is read, who may not send one.
+    """
 
     def __init__(
         self,
@@ -527,7 +626,10 @@ class HttpServer:
         return self.connections.has_room
 
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept while there is room, a few at a time. A connection counts from here on: a handshake may take long."""
+        """Accept while there is room, a few at a time.
+
+        A connection counts from here on: a handshake may take long.
+        """
 
         def take(client: socket.socket) -> None:
             self.take(client, tls)
@@ -574,13 +676,21 @@ class HttpServer:
             connection.entry = None
             self.on_room()
 
-    async def _open(self, connection: ServerConnection, client: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _open(
+        self, connection: ServerConnection, client: socket.socket, tls: ssl.SSLContext | None
+    ) -> None:
         options = self._tls_options(tls, refused=connection.refusal is not None)
         with contextlib.suppress(OSError):  # its client has left, or speaks no TLS
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client, **options)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, client, **options
+            )
 
-    def _opened(self, task: asyncio.Task[None], connection: ServerConnection, client: socket.socket) -> None:
-        """Give back the place of a connection that did not open, and of one that has ended already."""
+    def _opened(
+        self, task: asyncio.Task[None], connection: ServerConnection, client: socket.socket
+    ) -> None:
+        """Give back the place of a connection that did not open, and of one that has ended
+        already.
+        """
         self._opening.discard(task)
         if connection.transport is None:
             client.close()
@@ -590,14 +700,19 @@ class HttpServer:
         if tls is None:
             return {}
         limits = self.limits
-        handshake_s = limits.linger_s if refused else limits.head_timeout_s
+        if refused:
+            handshake_s = limits.linger_s
+        else:
+            handshake_s = limits.head_timeout_s
         times = {"ssl_handshake_timeout": handshake_s, "ssl_shutdown_timeout": limits.linger_s}
         return {"ssl": tls, **times}
 
     def _refusal(self, reason: RefusalReason) -> InvalidRequest:
         message = "too many connections are open; try again in 1 s"
         if reason is RefusalReason.ADDRESS:
-            message = "too many connections are open from your address; close some, or try again in 1 s"
+            message = (
+                "too many connections are open from your address; close some, or try again in 1 s"
+            )
         return InvalidRequest(503, message, code="too_many_connections")
 
     def stop_accepting(self) -> None:
@@ -623,11 +738,13 @@ class HttpServer:
             connection.abort()
 
     def _sweep(self, left: list[ServerConnection] | None = None) -> None:
-        """Look after all connections, a few at a time: answers do not wait for it. `left`: those of this round.
+        """Look after all connections, a few at a time: answers do not wait for it. `left`: those
+        of this round.
 
         Goes on as long as there is a connection.
         """
-        loop, now = asyncio.get_running_loop(), time.monotonic()
+        loop = asyncio.get_running_loop()
+        now = time.monotonic()
         left = list(self.open) if left is None else left
         for connection in left[:SWEPT_AT_ONCE]:
             connection.sweep(now)

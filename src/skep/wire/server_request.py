@@ -1,6 +1,5 @@
-"""One request and the means to answer it, as handlers see it; what it must be, what a client may use up, and when the
-patience with it ends. Knows framing; does no I/O, reads no clock.
-"""
+"""One request and the means to answer it, as handlers see it; what it must be, what a client may
+use up, and when the patience with it ends. Knows framing; does no I/O, reads no clock."""
 
 from __future__ import annotations
 
@@ -19,21 +18,29 @@ from skep.wire.heads import STATUS_LINES, Headers, HeadMemo, lines_of
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """Times are kept by a sweep over all connections every `sweep_s`: each may be exceeded by two such steps."""
+    """Times are kept by a sweep over all connections every `sweep_s`: each may be exceeded by two
+    such steps.
+    """
 
-    head_bytes: int = 64 * KIB  # target and headers; also for what stands between the chunks of a body
+    # Target and headers; also for what stands between the chunks of a body.
+    head_bytes: int = 64 * KIB
     headers: int = 256
     body_bytes: int = 64 * MIB
-    held_bytes: int = 512 * MIB  # of all bodies being read or waiting for an answer; at least two of the largest
+    # Of all bodies being read or waiting for an answer; at least two of the largest.
+    held_bytes: int = 512 * MIB
     pipelined: int = 16  # requests waiting behind the one being answered
     pipelined_bytes: int = MIB  # their heads and bodies, together with the one being read
     max_connections: int = 10_000  # fewer where the process may not open so many files
     address_share: float = 0.5  # of the connections, for one address of another machine at most
-    head_timeout_s: float = 30.0  # from a request's first byte to the end of its head; also for a new connection
+    head_timeout_s: float = (
+        30.0  # from a request's first byte to the end of its head; also for a new connection
+    )
     body_idle_s: float = 30.0  # without a byte of the body
     request_timeout_s: float = 300.0  # from a request's first byte to its last
     idle_timeout_s: float = 300.0  # of a keep-alive connection between requests
-    write_idle_s: float = 120.0  # an answer is waiting all the while and the client takes less of it than
+    write_idle_s: float = (
+        120.0  # an answer is waiting all the while and the client takes less of it than
+    )
     write_bytes: int = 32 * KIB  # these: nobody reads a token a second, and a slot waits behind it
     linger_s: float = 2.0  # after a refusal, for what the client still sends
     sweep_s: float = 0.5
@@ -41,14 +48,19 @@ class ServerLimits(msgspec.Struct, frozen=True):
     def check_head_size(self, target: bytes, headers: Headers) -> None:
         if len(headers) > self.headers:
             raise InvalidRequest(431, f"the request has more than {self.headers} headers")
-        if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > self.head_bytes:
+        if (
+            len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+            > self.head_bytes
+        ):
             raise self.head_too_large()
 
     def head_too_large(self) -> InvalidRequest:
         return InvalidRequest(431, f"the request's head is larger than {self.head_bytes} bytes")
 
     def body_too_large(self) -> InvalidRequest:
-        message = f"the body is larger than {self.body_bytes} bytes; `body_limit` in skep.toml raises it"
+        message = (
+            f"the body is larger than {self.body_bytes} bytes; `body_limit` in skep.toml raises it"
+        )
         return InvalidRequest(413, message)
 
 
@@ -70,9 +82,20 @@ class SweepAction(Enum):
 
 
 class ClientTimeouts:
-    """One connection's clocks, asked by the sweep only: the way of a request sets no timer and reads no clock."""
+    """One connection's clocks, asked by the sweep only: the way of a request sets no timer and
+    reads no clock.
+    """
 
-    __slots__ = ("_arrived", "_left", "_left_at", "_limits", "_message", "_message_at", "_since", "_stage")
+    __slots__ = (
+        "_arrived",
+        "_left",
+        "_left_at",
+        "_limits",
+        "_message",
+        "_message_at",
+        "_since",
+        "_stage",
+    )
 
     def __init__(self, limits: ServerLimits, now: float) -> None:
         self._limits = limits
@@ -81,34 +104,61 @@ class ClientTimeouts:
         self._message_at = now  # when the message was first seen
         self._since = now  # when the stage was entered, or last got on
         self._arrived = 0
-        self._left = 0  # bytes the client had taken when it was last found waiting for nothing, or quick enough
+        # bytes the client had taken when it was last found waiting for nothing, or quick enough
+        self._left = 0
         self._left_at = now
 
     def look(
-        self, now: float, stage: ConnectionStage, *, message: int, arrived: int, unsent: int, left: int
+        self,
+        now: float,
+        stage: ConnectionStage,
+        *,
+        message: int,
+        arrived: int,
+        unsent: int,
+        left: int,
     ) -> SweepAction | None:
-        """`message` counts whole requests, `arrived` bytes of the body being read, `left` bytes the client took."""
+        """`message` counts whole requests, `arrived` bytes of the body being read, `left` bytes
+        the client took.
+        """
         limits = self._limits
         if unsent == 0:
-            self._left, self._left_at = left, now
+            self._left = left
+            self._left_at = now
         elif now - self._left_at > limits.write_idle_s:
             if left - self._left < limits.write_bytes:
                 return SweepAction.ABORT
-            self._left, self._left_at = left, now
-        if message != self._message or self._stage not in (ConnectionStage.HEAD, ConnectionStage.BODY):
+            self._left = left
+            self._left_at = now
+        if message != self._message or self._stage not in (
+            ConnectionStage.HEAD,
+            ConnectionStage.BODY,
+        ):
             self._message_at = now
-        if stage is not self._stage or message != self._message or arrived != self._arrived or unsent:
+        if (
+            stage is not self._stage
+            or message != self._message
+            or arrived != self._arrived
+            or unsent
+        ):
             self._since = now
-        self._stage, self._message, self._arrived = stage, message, arrived
-        waited_s, message_s = now - self._since, now - self._message_at
+        self._stage = stage
+        self._message = message
+        self._arrived = arrived
+        waited_s = now - self._since
+        message_s = now - self._message_at
         match stage:
             case ConnectionStage.NEW if waited_s > limits.head_timeout_s:
                 return SweepAction.CLOSE
             case ConnectionStage.IDLE if waited_s > limits.idle_timeout_s:
                 return SweepAction.CLOSE
-            case ConnectionStage.HEAD if message_s > min(limits.head_timeout_s, limits.request_timeout_s):
+            case ConnectionStage.HEAD if message_s > min(
+                limits.head_timeout_s, limits.request_timeout_s
+            ):
                 return SweepAction.TIMED_OUT
-            case ConnectionStage.BODY if waited_s > limits.body_idle_s or message_s > limits.request_timeout_s:
+            case ConnectionStage.BODY if (
+                waited_s > limits.body_idle_s or message_s > limits.request_timeout_s
+            ):
                 return SweepAction.TIMED_OUT
             case ConnectionStage.ENDED if waited_s > limits.linger_s:
                 return SweepAction.ABORT
@@ -117,27 +167,38 @@ class ClientTimeouts:
 
 # What a request must be, beyond what the parser insists on. Each refusal names its status.
 #
-# llhttp refuses by itself: bare CR or LF at line ends, folded lines, control bytes, spaces around names, doubled,
-# signed, hexadecimal or overflowing lengths, a length beside a transfer coding, anything after `chunked`. It lets pass:
-# missing or doubled Host, HTTP/0.9 and 2.0, codings before `chunked`, chunks on HTTP/1.0, fragments, methods of other
-# protocols, heads and chunk extensions without end. tests/wire/test_server_hardening.py holds both lists against the
-# real server. Tolerated, as they hide nothing: blank lines before a request, several spaces in its first line,
+# llhttp refuses by itself: bare CR or LF at line ends, folded lines, control bytes, spaces around
+# names, doubled, signed, hexadecimal or overflowing lengths, a length beside a transfer coding,
+# anything after `chunked`. It lets pass: missing or doubled Host, HTTP/0.9 and 2.0, codings before
+# `chunked`, chunks on HTTP/1.0, fragments, methods of other protocols, heads and chunk extensions
+# without end. tests/wire/test_server_hardening.py holds both lists against the real server.
+# Tolerated, as they hide nothing: blank lines before a request, several spaces in its first line,
 # `RTSP/1.0` for `HTTP/1.0`.
 
 METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 
 # Twice the same of these could be read differently by whoever stands before or behind us.
-_SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding", b"expect", b"authorization"))
+_SINGLE = frozenset(
+    (b"host", b"content-length", b"transfer-encoding", b"expect", b"authorization")
+)
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _ABSOLUTE = re.compile(rb"https?://([^/?]+)(.*)", re.IGNORECASE | re.DOTALL)
 _MAX_LENGTH_DIGITS = 19
 
 
 class InvalidRequest(Exception):
-    """Answered with this status, and the connection closed. `answer`: headers and body, where a handler made them."""
+    """Answered with this status, and the connection closed.
+
+    `answer`: headers and body, where a handler made them.
+    """
 
     def __init__(
-        self, status: int, message: str, *, code: str = "bad_request", answer: tuple[Headers, bytes] | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str = "bad_request",
+        answer: tuple[Headers, bytes] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -151,14 +212,24 @@ class InvalidRequest(Exception):
             ours = self.status >= 500 and self.status != 501
             kind = "server_error" if ours else "invalid_request_error"
             error = {"message": str(self), "type": kind, "param": None, "code": self.code}
-            headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"1")] if ours else [])]
+            headers = [
+                (b"content-type", b"application/json"),
+                *([(b"retry-after", b"1")] if ours else []),
+            ]
             body = json.dumps({"error": error, "source": "gateway"}).encode()
-        lines = lines_of([*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
+        lines = lines_of(
+            [*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        )
         return b"".join((STATUS_LINES[self.status], lines, b"\r\n", body))
 
 
 def check_head(
-    method: bytes, target: bytes, version: str, headers: Headers, fields: dict[bytes, bytes], limits: ServerLimits
+    method: bytes,
+    target: bytes,
+    version: str,
+    headers: Headers,
+    fields: dict[bytes, bytes],
+    limits: ServerLimits,
 ) -> bytes:
     """Raise InvalidRequest, or return the target in origin form. `fields` is `dict(headers)`."""
     if version not in ("1.1", "1.0"):
@@ -206,7 +277,9 @@ def _origin_form(target: bytes, host: bytes | None) -> bytes:
     authority, path = absolute.groups()
     if host is None or authority.lower() != host.lower():
         raise InvalidRequest(400, "the request's target names another host than its Host header")
-    return path if path.startswith(b"/") else b"/" + path
+    if path.startswith(b"/"):
+        return path
+    return b"/" + path
 
 
 _OFFER = frozenset((b"connection", b"upgrade", b"http2-settings"))
@@ -221,7 +294,10 @@ class HeldBodies:
     bytes: int = 0
 
     def too_large(self) -> InvalidRequest:
-        message = f"the bodies of the requests in progress exceed {self.limit} bytes together; try again in 1 s"
+        message = (
+            f"the bodies of the requests in progress exceed {self.limit} bytes together; try "
+            "again in 1 s"
+        )
         return InvalidRequest(503, message, code="too_many_bytes")
 
 
@@ -234,11 +310,11 @@ class RequestConnection(Protocol):
 
 
 class ServerRequest(msgspec.Struct, eq=False):
-    """One request and the means to answer it. Exactly one of `respond` or `start`…`finish` is called.
+    """One request and the means to answer it. Exactly one of `respond` or `start`…`finish` is
+    called.
 
-    `on_gone` is called once if the client leaves before the answer is complete; writes after that are dropped.
-    `on_pause` and `on_resume` tell that the client reads slower than we write.
-    """
+    `on_gone` is called once if the client leaves before the answer is complete; writes after that
+    are dropped. `on_pause` and `on_resume` tell that the client reads slower than we write."""
 
     carrier: RequestConnection
     method: bytes
@@ -271,7 +347,10 @@ class ServerRequest(msgspec.Struct, eq=False):
         return None
 
     def count_body(self, size: int) -> bool:
-        """Count so much of its body among what is held. False: with it, all bodies together are too large."""
+        """Count so much of its body among what is held.
+
+        False: with it, all bodies together are too large.
+        """
         if self.bodies is None:
             return True
         self.bodies.bytes += size - self.counted
@@ -293,20 +372,25 @@ class ServerRequest(msgspec.Struct, eq=False):
         self.carrier.finished(self)
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """For who tells the carrier by himself that it is finished. `lines` are headers, each with its line end."""
+        """For who tells the carrier by himself that it is finished.
+
+        `lines` are headers, each with its line end.
+        """
         head = self._head(status, lines, len(body))
         self.carrier.send(self, head if self._mute else head + body)
         self._done = True
 
-    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None) -> None:
+    def start(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None
+    ) -> None:
         self.start_with(status, lines_of(headers), length)
 
     def start_with(self, status: int, lines: bytes, length: int | None) -> None:
-        """Send the head: with a length, together with the first bytes of the body; without one, at once.
+        """Send the head: with a length, together with the first bytes of the body; without one, at
+        once.
 
-        The body without a length goes out in chunks, or until the close for HTTP/1.0. `lines` are headers, each with
-        its line end.
-        """
+        The body without a length goes out in chunks, or until the close for HTTP/1.0. `lines` are
+        headers, each with its line end."""
         head = self._head(status, lines, length)
         if length and not self._mute:
             self._held = head
@@ -324,7 +408,8 @@ class ServerRequest(msgspec.Struct, eq=False):
         if self.chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         elif self._held:
-            data, self._held = self._held + data, b""
+            data = self._held + data
+            self._held = b""
         self.carrier.send(self, data)
 
     def finish(self) -> None:
@@ -367,11 +452,17 @@ class ServerRequest(msgspec.Struct, eq=False):
 
 def size_of(request: ServerRequest) -> int:
     """Return what a request that waits takes up."""
-    return len(request.body) + len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+    return (
+        len(request.body)
+        + len(request.target)
+        + sum(len(name) + len(value) for name, value in request.headers)
+    )
 
 
 def head_without_offer(request: ServerRequest) -> bytes:
-    """Return the head again, without its offer to speak another protocol (h2c, from `curl --http2` or Java)."""
+    """Return the head again, without its offer to speak another protocol (h2c, from `curl --http2`
+    or Java).
+    """
     kept = [field for field in request.headers if field[0] not in _OFFER]
     kept.append((b"connection", b"keep-alive" if request.keep_alive else b"close"))
     first = (request.method, request.target, request.version.encode())

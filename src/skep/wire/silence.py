@@ -1,8 +1,8 @@
-"""Whether a process that should give a sign of life a few times a second still does. Knows no process and no clock.
+"""Whether a process that should give a sign of life a few times a second still does. Knows no
+process and no clock.
 
-Time counts only as long as it says something about the process: not while whoever looks was itself stopped or asleep,
-and not while the process was ready to run and had no processor.
-"""
+Time counts only as long as it says something about the process: not while whoever looks was itself
+stopped or asleep, and not while the process was ready to run and had no processor."""
 
 from __future__ import annotations
 
@@ -42,13 +42,21 @@ class SilenceWatch:
         self._heard_ever = True
 
     def started(self, *, gives_signs: bool) -> None:
-        """It has started. Without `gives_signs` no sign of life is expected of it, now or later."""
+        """It has started.
+
+        Without `gives_signs` no sign of life is expected of it, now or later.
+        """
         self._watching = gives_signs
         self.heard()
 
     def look(self, now: float, *, waited_s: float = 0.0) -> Liveness:
-        """`waited_s`: for how long since the last look it was ready to run, and had no processor."""
-        pause_s = 0.0 if self._looked_at is None else now - self._looked_at
+        """`waited_s`: for how long since the last look it was ready to run,
+        and had no processor.
+        """
+        if self._looked_at is None:
+            pause_s = 0.0
+        else:
+            pause_s = now - self._looked_at
         self._looked_at = now
         if pause_s > self._limits.gap_s:
             self._silence_s = 0.0
@@ -61,7 +69,11 @@ class SilenceWatch:
     def _after(self, silence_s: float) -> Liveness:
         limits = self._limits
         if not self._heard_ever:
-            return Liveness.HANGS if silence_s >= limits.start_s else Liveness.ANSWERS
+            if silence_s >= limits.start_s:
+                return Liveness.HANGS
+            return Liveness.ANSWERS
         if silence_s >= limits.hangs_s:
             return Liveness.HANGS
-        return Liveness.SILENT if silence_s >= limits.silent_s else Liveness.ANSWERS
+        if silence_s >= limits.silent_s:
+            return Liveness.SILENT
+        return Liveness.ANSWERS

@@ -1,4 +1,5 @@
-"""A user's own bank: JSON lines, one item each, checked with line numbers before anything is asked.
+"""A user's own bank: JSON lines, one item each, checked with line numbers before anything is
+asked.
 
     {"prompt": "What is 7 * 8?", "checker": {"kind": "number", "answer": 56}}
 
@@ -67,23 +68,37 @@ def _is_id(value: Any) -> bool:
 
 
 _TEXT: Demand = ("a text that is not blank", is_text)
-_NAME: Demand = ("the name of a function", lambda value: isinstance(value, str) and value.isidentifier())
+_NAME: Demand = (
+    "the name of a function",
+    lambda value: isinstance(value, str) and value.isidentifier(),
+)
 _YES_NO: Demand = ("true or false", lambda value: isinstance(value, bool))
 
 _ITEM: Mapping[str, Demand] = {
     "id": ("a text of at most 200 characters, on one line", _is_id),
     "prompt": _TEXT,
-    "messages": (f"a list such as [{_MESSAGE_LOOKS}]", lambda value: isinstance(value, list) and bool(value)),
+    "messages": (
+        f"a list such as [{_MESSAGE_LOOKS}]",
+        lambda value: isinstance(value, list) and bool(value),
+    ),
     "max_tokens": whole_number(1, 1_000_000),
-    "family": ("a text of at most 100 characters", lambda value: is_text(value) and len(value) <= 100),
+    "family": (
+        "a text of at most 100 characters",
+        lambda value: is_text(value) and len(value) <= 100,
+    ),
 }
 _MESSAGE: Mapping[str, Demand] = {"role": one_of(ROLES), "content": _TEXT}
 _NEEDED: Mapping[str, Mapping[str, Demand]] = {
     "exact": {"answer": ("a text or a number", _is_answer)},
-    "choice": {"answer": ("a text", _is_answer), "options": ("a list of two or more different texts", _is_options)},
+    "choice": {
+        "answer": ("a text", _is_answer),
+        "options": ("a list of two or more different texts", _is_options),
+    },
     "number": {"answer": ("a number, or a text that is one, such as 1/3", _is_number)},
     "contains": {"all": ("a list of texts", lambda value: _is_texts(value) and bool(value))},
-    "regex": {"pattern": (f"a regular expression of at most {LONGEST_PATTERN} characters", _is_pattern)},
+    "regex": {
+        "pattern": (f"a regular expression of at most {LONGEST_PATTERN} characters", _is_pattern)
+    },
     "python": {"tests": _TEXT},
     "completion": {"prompt": _TEXT, "entry_point": _NAME, "tests": _TEXT},
 }
@@ -98,26 +113,41 @@ _ALLOWED: Mapping[str, Mapping[str, Demand]] = {
 def checker_faults(checker: Any) -> Iterator[str]:
     """Yield what is wrong with it, each in a line; none: it is sound."""
     if not isinstance(checker, Mapping):
-        yield f'`checker` must be an object such as {{"kind": "contains", "all": ["x"]}}, not `{short(checker)}`'
+        yield (
+            f'`checker` must be an object such as {{"kind": "contains", "all": ["x"]}}, not '
+            f"`{short(checker)}`"
+        )
         return
     kind = checker.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        said = "has no `kind`" if kind is None else f"has the unknown kind `{short(kind)}`"
+        if kind is None:
+            said = "has no `kind`"
+        else:
+            said = f"has the unknown kind `{short(kind)}`"
         yield f"`checker` {said}; {like(str(kind or ''), KINDS)}"
         return
     values = {name: value for name, value in checker.items() if name != "kind"}
     yield from field_faults(values, _NEEDED[kind], _ALLOWED.get(kind, {}), place="checker.")
-    options, answer = checker.get("options"), checker.get("answer")
-    known = {one.casefold() for one in options or ()} if kind == "choice" and _is_options(options) else None
+    options = checker.get("options")
+    answer = checker.get("answer")
+    if kind == "choice" and _is_options(options):
+        known = {one.casefold() for one in options or ()}
+    else:
+        known = None
     if known is not None and answer is not None and str(answer).casefold() not in known:
         yield "`checker.answer` is not one of its options"
 
 
 def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
-    """Parse a bank, in the order of the file. An item without an id gets the number of its line."""
+    """Parse a bank, in the order of the file.
+
+    An item without an id gets the number of its line.
+    """
     items: list[Item] = []
     numbers: dict[str, int] = {}
-    hint = f"one JSON object a line, such as {_LOOKS}; docs/quality.md describes each kind of checker"
+    hint = (
+        f"one JSON object a line, such as {_LOOKS}; docs/quality.md describes each kind of checker"
+    )
     for number, line in enumerate(lines, start=1):
         text = line.removeprefix("\ufeff") if number == 1 else line
         if not text.strip():
@@ -130,7 +160,9 @@ def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
             raise UserError(f"line {number} of `{name}`: {error}", hint=hint) from None
         item = _item(given, number)
         if (earlier := numbers.setdefault(item.id, number)) != number:
-            raise UserError(f"line {number} of `{name}` has the id `{short(item.id)}` of line {earlier}")
+            raise UserError(
+                f"line {number} of `{name}` has the id `{short(item.id)}` of line {earlier}"
+            )
         items.append(item)
     if not items:
         raise UserError(f"the bank `{name}` holds no items", hint=hint)
@@ -141,7 +173,8 @@ def _object(text: str) -> dict[str, Any]:
     """Return the object of a line; ValueError with what is wrong."""
     if len(text) > LONGEST_LINE:
         raise ValueError(
-            f"it has {len(text)} characters, at most {LONGEST_LINE} are read; is this a file of JSON lines?"
+            f"it has {len(text)} characters, at most {LONGEST_LINE} are read; is this a "
+            "file of JSON lines?"
         )
     if "\0" in text:
         raise ValueError("it holds a NUL; a bank is text: is this the right file?")
@@ -162,13 +195,22 @@ def _no_constant(word: str) -> Any:
 
 def _item_faults(given: Mapping[str, Any]) -> Iterator[str]:
     if ("prompt" in given) == ("messages" in given):
-        yield "it has both `prompt` and `messages`" if "prompt" in given else "it has neither `prompt` nor `messages`"
-    yield from field_faults({name: value for name, value in given.items() if name != "checker"}, {}, _ITEM)
+        yield (
+            "it has both `prompt` and `messages`"
+            if "prompt" in given
+            else "it has neither `prompt` nor `messages`"
+        )
+    yield from field_faults(
+        {name: value for name, value in given.items() if name != "checker"}, {}, _ITEM
+    )
     for place, message in enumerate(given.get("messages", ())):
         if isinstance(message, dict):
             yield from field_faults(message, _MESSAGE, {}, place=f"messages[{place}].")
         else:
-            yield f"`messages[{place}]` must be an object such as {_MESSAGE_LOOKS}, not `{short(message)}`"
+            yield (
+                f"`messages[{place}]` must be an object such as {_MESSAGE_LOOKS}, not "
+                f"`{short(message)}`"
+            )
     if "messages" in given and given["messages"][-1]["role"] != "user":
         yield "the last of `messages` is the question: its `role` must be `user`"
     yield from checker_faults(given.get("checker"))
@@ -176,7 +218,8 @@ def _item_faults(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _item(given: Mapping[str, Any], number: int) -> Item:
     """Return the item of a line that is sound."""
-    kind, values = given["checker"]["kind"], {key: one for key, one in given["checker"].items() if key != "kind"}
+    kind = given["checker"]["kind"]
+    values = {key: one for key, one in given["checker"].items() if key != "kind"}
     if kind in ("exact", "choice"):
         values["answer"] = str(values["answer"])  # a number stands for its digits
     return Item(

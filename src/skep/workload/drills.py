@@ -1,8 +1,9 @@
-"""Drills: small tasks made by a generator, each with one right answer, graded from 1 (very easy) to 5.
+"""Drills: small tasks made by a generator, each with one right answer, graded from 1 (very easy)
+to 5.
 
-Short prompts after worked examples, answers of one line; no question comes twice. The same seed gives the same drills
-for ever; an id names the same drill however many are asked for, of one grade or of all.
-"""
+Short prompts after worked examples, answers of one line; no question comes twice. The same seed
+gives the same drills for ever; an id names the same drill however many are asked for, of one grade
+or of all."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from skep.workload.filling import pick, read_data, shuffled
 from skep.workload.items import Checker, Item
 
 WORDS, NAMES, DAYS, MONTHS = (
-    tuple(str(read_data("words.toml")[name]).split()) for name in ("words", "names", "days", "months")
+    tuple(str(read_data("words.toml")[name]).split())
+    for name in ("words", "names", "days", "months")
 )
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -49,7 +51,10 @@ class DrillFamily(msgspec.Struct, frozen=True):
         return self.maker(rng, grade, *self.grades[grade])
 
     def asks(self, grade: int, task: Drill) -> dict[str, str]:
-        said = self.says if isinstance(self.says, str) else self.says[str(grade)]
+        if isinstance(self.says, str):
+            said = self.says
+        else:
+            said = self.says[str(grade)]
         return {"role": "user", "content": f"{said}\n{task.question}"}
 
 
@@ -106,12 +111,14 @@ def _add(rng: Random, _grade: int, count: int, low: int, high: int) -> Drill:
 
 
 def _subtract(rng: Random, _grade: int, low: int, high: int) -> Drill:
-    less, rest = between(rng, low, high), between(rng, low, high)
+    less = between(rng, low, high)
+    rest = between(rng, low, high)
     return number(f"{less + rest} - {less} = ?", rest)
 
 
 def _multiply(rng: Random, _grade: int, a: int, b: int, c: int, d: int) -> Drill:
-    x, y = between(rng, a, b), between(rng, c, d)
+    x = between(rng, a, b)
+    y = between(rng, c, d)
     return number(f"{x} * {y} = ?", x * y)
 
 
@@ -156,7 +163,9 @@ def _rule(rng: Random, grade: int, count: int, highest: int) -> Drill:
 
 
 def _trace(rng: Random, grade: int, *lines: str) -> Drill:
-    a, b, c = between(rng, 2, 9), between(rng, 2, 9), between(rng, 2, 5)
+    a = between(rng, 2, 9)
+    b = between(rng, 2, 9)
+    c = between(rng, 2, 5)
     end = a + b + 3
     printed = {
         1: 10 * b + c,
@@ -180,7 +189,8 @@ def _upper(rng: Random, _grade: int, count: int) -> Drill:
 
 def _pick(rng: Random, grade: int, count: int) -> Drill:
     """Return the first or the last; later ones by their number, at last from behind."""
-    words, ordinals = some_words(rng, count), _DATA["ordinals"]
+    words = some_words(rng, count)
+    ordinals = _DATA["ordinals"]
     if grade <= 2:
         place, said = (0, "first") if coin(rng) else (-1, "last")
     elif grade <= 4:
@@ -188,7 +198,8 @@ def _pick(rng: Random, grade: int, count: int) -> Drill:
         said = ordinals[place]
     else:
         back = between(rng, 2, len(words) - 2)
-        place, said = -back, f"{ordinals[back - 1]} from the end"
+        place = -back
+        said = f"{ordinals[back - 1]} from the end"
     return exact(f"{listed(words)}. Which word is {said}?", words[place])
 
 
@@ -199,19 +210,30 @@ def _count_words(rng: Random, _grade: int, low: int, high: int) -> Drill:
 
 def _count_letter(rng: Random, _grade: int, most: int, length: int) -> Drill:
     """Return how often a letter occurs: each number as often as the others."""
-    count, letter = between(rng, 1, most), pick(rng, "aeort")
+    count = between(rng, 1, most)
+    letter = pick(rng, "aeort")
     others = [pick(rng, _LETTERS.replace(letter, "")) for _ in range(length - count)]
-    return number(f"How often is {letter} in {''.join(shuffled(rng, [letter] * count + others))}?", count)
+    return number(
+        f"How often is {letter} in {''.join(shuffled(rng, [letter] * count + others))}?", count
+    )
 
 
 def _member(rng: Random, _grade: int, count: int) -> Drill:
     words = some_words(rng, count + 1)
     asked = pick(rng, words[1:]) if coin(rng) else words[0]
-    return choice(f"{listed(words[1:])}. Is {asked} in the list?", "yes" if asked in words[1:] else "no", "yes", "no")
+    return choice(
+        f"{listed(words[1:])}. Is {asked} in the list?",
+        "yes" if asked in words[1:] else "no",
+        "yes",
+        "no",
+    )
 
 
 def _reverse(rng: Random, _grade: int, count: int, longest: int = 0) -> Drill:
-    things = some_words(rng, 1, shortest=count, longest=longest)[0] if longest else some_words(rng, count)
+    if longest:
+        things: Sequence[str] = some_words(rng, 1, shortest=count, longest=longest)[0]
+    else:
+        things = some_words(rng, count)
     return exact(" ".join(things), " ".join(reversed(things)))
 
 
@@ -221,10 +243,13 @@ def _sort(rng: Random, _grade: int, count: int) -> Drill:
 
 
 def _calendar(rng: Random, grade: int, low: int, high: int) -> Drill:
-    """Return the next one, then the one before: there are only so many days, and no grade asks what another does."""
+    """Return the next one, then the one before: there are only so many days, and no grade asks
+    what another does.
+    """
     names, what = (DAYS, "day") if coin(rng) else (MONTHS, "month")
     start = between(rng, 0, len(names) - 1)
-    step, back = between(rng, low, high), grade > 1 and (grade == 2 or coin(rng))
+    step = between(rng, low, high)
+    back = grade > 1 and (grade == 2 or coin(rng))
     answer = names[(start - step if back else start + step) % len(names)]
     where = "before" if back else "after"
     if step == 1:
@@ -241,12 +266,16 @@ def _json(rng: Random, grade: int, key_count: int, name_count: int) -> Drill:
         return number(f"{json.dumps(table)}\nWhat is {asked}?", table[asked])
     names = some(rng, NAMES, name_count)
     tables = {name: {key: between(rng, 2, 99) for key in keys} for name in names}
-    name, asked = pick(rng, names), pick(rng, keys)
+    name = pick(rng, names)
+    asked = pick(rng, keys)
     if grade < 5:
         return number(f"{json.dumps(tables)}\nWhat is the {asked} of {name}?", tables[name][asked])
     for place, one in enumerate(shuffled(rng, names)):  # no two alike, so that one is the largest
         tables[one][asked] = 10 * (place + 1) + between(rng, 0, 9)
-    return exact(f"{json.dumps(tables)}\nWho has the largest {asked}?", max(names, key=lambda one: tables[one][asked]))
+    return exact(
+        f"{json.dumps(tables)}\nWho has the largest {asked}?",
+        max(names, key=lambda one: tables[one][asked]),
+    )
 
 
 def _edit(rng: Random, grade: int) -> Drill:
@@ -304,11 +333,19 @@ _TRIES = 200  # that find no new question: the family has run out
 
 
 def drills(
-    seed: int, count: int, difficulty: int | None = None, families: Sequence[DrillFamily] = FAMILIES
+    seed: int,
+    count: int,
+    difficulty: int | None = None,
+    families: Sequence[DrillFamily] = FAMILIES,
 ) -> list[Item]:
-    """`count` of them; all grades in turn, or of one `difficulty`. More of them begin with the same ones."""
+    """`count` of them; all grades in turn, or of one `difficulty`.
+
+    More of them begin with the same ones.
+    """
     if difficulty is not None and difficulty not in GRADES:
-        raise UserError(f"there are no drills of difficulty `{difficulty}`", hint="from 1, very easy, to 5")
+        raise UserError(
+            f"there are no drills of difficulty `{difficulty}`", hint="from 1, very easy, to 5"
+        )
     if not 1 <= count <= MOST:
         raise UserError(f"`{count}` drills are not possible", hint=f"from 1 to {MOST}")
     grades = GRADES if difficulty is None else (difficulty,)
@@ -317,13 +354,18 @@ def drills(
         wanted = len(range(place, count, len(grades)))
         rows.append(list(islice(_graded(seed, grade, families), wanted)))
         if len(rows[-1]) < wanted:
-            what = f"there are only {len(rows[-1])} different drills of grade {grade}, not {wanted}"
+            what = (
+                f"there are only {len(rows[-1])} different drills of grade {grade}, not {wanted}"
+            )
             raise UserError(what, hint="ask for fewer, or for another grade")
     return [rows[place % len(rows)][place // len(rows)] for place in range(count)]
 
 
 def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[Item]:
-    """Each family once before any comes again. Examples are turns that went before: small models follow those."""
+    """Each family once before any comes again.
+
+    Examples are turns that went before: small models follow those.
+    """
     rng = Random(f"drills/{VERSION}/{seed}/{grade}")
     left = [family for family in families if grade in family.grades]
     asked: set[str] = set()
@@ -339,12 +381,17 @@ def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[
                 said += [family.asks(grade, one), {"role": "assistant", "content": one.answer}]
             messages = (*said, family.asks(grade, task))
             name = f"drills-{seed}/{family.name}/{place}"
-            yield Item(name, messages, task.checker, family.tokens, family=family.name, difficulty=grade)
+            yield Item(
+                name, messages, task.checker, family.tokens, family=family.name, difficulty=grade
+            )
             place += len(GRADES)
 
 
 def _new_tasks(rng: Random, family: DrillFamily, grade: int, asked: set[str]) -> Iterator[Drill]:
-    """Those that were not asked before. After many draws no more: the family has no others, or hardly any."""
+    """Those that were not asked before.
+
+    After many draws no more: the family has no others, or hardly any.
+    """
     for _ in range(_TRIES):
         task = family.make(rng, grade)
         question = family.asks(grade, task)["content"]
@@ -354,7 +401,10 @@ def _new_tasks(rng: Random, family: DrillFamily, grade: int, asked: set[str]) ->
 
 
 def _examples(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list[Drill]:
-    """Other questions than the one that is asked. Choices in equal numbers, so that the examples favour none."""
+    """Other questions than the one that is asked.
+
+    Choices in equal numbers, so that the examples favour none.
+    """
     options = task.checker.values.get("options", ())
     room = {option: _EXAMPLES // len(options) for option in options}
     found: list[Drill] = []

@@ -1,8 +1,8 @@
-"""From an answer's text to what is judged: reasoning kept apart, code taken out of its fences and its prose.
+"""From an answer's text to what is judged: reasoning kept apart, code taken out of its fences and
+its prose.
 
-Knows nothing of what the code is for and never runs it. Every function goes over the text a fixed number of times:
-200 KB of backticks take no longer than 200 KB of prose.
-"""
+Knows nothing of what the code is for and never runs it. Every function goes over the text a fixed
+number of times: 200 KB of backticks take no longer than 200 KB of prose."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from collections.abc import Iterator
 import msgspec
 
 _DEFINED = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
-# Lines that prose does not begin with. `[^\n]` is bounded by the line, and no two parts can match the same text.
+# Lines that prose does not begin with. `[^\n]` is bounded by the line, and no two parts can match
+# the same text.
 _STRONG = re.compile(
     r"from [.\w]+ import |import [\w.]+(?: as \w+)?(?:, ?[\w.]+(?: as \w+)?)*\s*(?:#.*)?$"
     r"|(?:async )?def \w+ ?\(|class \w+ ?(?:\(|:\s*(?:#.*)?$)|@\w[\w.]*(?:\(|\s*$)"
-    r"|[A-Za-z_][\w.]*(?:\[[^\]\n]*\])? ?(?:: ?[\w\[\], .|\"']+)? ?[-+*/|]?=(?!=) ?\S|if __name__ ?=="
+    r"|[A-Za-z_][\w.]*(?:\[[^\]\n]*\])? ?(?:: ?[\w\[\], .|\"']+)? ?[-+*/|]?=(?!=) ?\S|if "
+    r"__name__ ?=="
 )
 _WEAK = re.compile(
-    r"(?:if|elif|while|with|async with|except|match) .*:\s*(?:#.*)?$|(?:async )?for .* in .*:\s*(?:#.*)?$"
-    r"|(?:else|try|finally|except):\s*(?:#.*)?$|(?:return|raise|yield|await|assert|del|global|nonlocal) ?\S"
+    r"(?:if|elif|while|with|async with|except|match) .*:\s*(?:#.*)?$|(?:async )?for .* in "
+    r".*:\s*(?:#.*)?$"
+    r"|(?:else|try|finally|except):\s*(?:#.*)?$"
+    r"|(?:return|raise|yield|await|assert|del|global|nonlocal) ?\S"
     r"|(?:return|pass|break|continue)\s*(?:#.*)?$|[A-Za-z_][\w.]*\(.*$|[)\]}]+[,:]?\s*(?:->.*)?$"
     r"|#|\"\"\"|'''"
 )
@@ -36,7 +40,10 @@ def looks_like_code(text: str) -> bool:
 
 
 def code_run(text: str) -> str | None:
-    """The longest run of lines that look like code, without fences. The body of a function stays indented."""
+    """The longest run of lines that look like code, without fences.
+
+    The body of a function stays indented.
+    """
     best: list[str] = []
     run: list[str] = []
     best_size = 0
@@ -45,7 +52,8 @@ def code_run(text: str) -> str | None:
             run.append(line)
             continue
         if (size := sum(map(len, run))) > best_size and looks_like_code("\n".join(run)):
-            best, best_size = run, size
+            best = run
+            best_size = size
         run = []
     while best and (not best[-1].strip() or best[-1].startswith("#")):
         best.pop()
@@ -53,30 +61,59 @@ def code_run(text: str) -> str | None:
         return None
     code = "\n".join(best).strip("\n") + "\n"
     dedented = textwrap.dedent(code)
-    return dedented if _DEFINED.search(dedented) else code
+    if _DEFINED.search(dedented):
+        return dedented
+    return code
 
 
 def _goes_on(line: str, run: list[str]) -> bool:
     if not line.strip():
         return bool(run)
     if line[0] in " \t":
-        return bool(run) or bool(_STRONG.match(line.strip()[:400]) or _WEAK.match(line.strip()[:400]))
-    return bool(_STRONG.match(line[:400]) or (_WEAK.match(line[:400]) and (run or not line.startswith("#"))))
+        return bool(run) or bool(
+            _STRONG.match(line.strip()[:400]) or _WEAK.match(line.strip()[:400])
+        )
+    return bool(
+        _STRONG.match(line[:400])
+        or (_WEAK.match(line[:400]) and (run or not line.startswith("#")))
+    )
 
 
 # Tags of DeepSeek, Qwen and others, Mistral's, Gemma's
 _THINKING = re.compile(
-    r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]|<\|channel>(?:thought\b)?|(<)channel\|>", re.IGNORECASE
+    r"<(/?)(?:think|thinking|thought|reasoning)>"
+    r"|\[(/?)THINK\]"
+    r"|<\|channel>(?:thought\b)?|(<)channel\|>",
+    re.IGNORECASE,
 )
-# OpenAI's harmony: <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
+# OpenAI's harmony:
+# <|channel|>analysis<|message|>...<|end|>
+# <|start|>assistant<|channel|>final<|message|>...<|return|>
 _MARK = re.compile(r"<\|(start|channel|message|constrain|end|return|call)\|>")
 _WINDOW = 65_536  # characters that are searched in one call
 _LONGEST_MARK = 64  # characters of a tag or a mark, and more
 
-_FENCE = re.compile(r"(?P<lead>[ \t]*(?:[-*+][ \t]+|\d{1,4}[.)][ \t]+)?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$")
-_PYTHON = frozenset({"python", "python3", "python2", "py", "py3", "pycon", "ipython", "ipython3", "python-repl", "gyp"})
+_FENCE = re.compile(
+    r"(?P<lead>[ \t]*(?:[-*+][ \t]+|\d{1,4}[.)][ \t]+)?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$"
+)
+_PYTHON = frozenset(
+    {
+        "python",
+        "python3",
+        "python2",
+        "py",
+        "py3",
+        "pycon",
+        "ipython",
+        "ipython3",
+        "python-repl",
+        "gyp",
+    }
+)
 _UNSAID = frozenset({"", "code", "snippet"})
-_DEEPER = 4  # columns: a fence so much deeper than the opening one is part of the code, in a docstring for example
+# columns: a fence so much deeper than the opening one is part of the code, in a docstring for
+# example
+_DEEPER = 4
 
 
 class SplitAnswer(msgspec.Struct, frozen=True):
@@ -85,18 +122,23 @@ class SplitAnswer(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """`language` is in lower case, every spelling of Python is `python`; "" where none is given."""
+    """`language` is in lower case, every spelling of Python is `python`;
+    "" where none is given.
+    """
 
     language: str
     code: str
 
 
 def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
-    """Without its thinking: unclosed, that swallows the rest; a closing tag alone means that the prompt opened it."""
+    """Without its thinking: unclosed, that swallows the rest; a closing tag alone means that the
+    prompt opened it.
+    """
     parts: list[str] = []
     thoughts = [_whole(reasoning)] if reasoning else []
     text = _by_channel(_whole(answer), thoughts)
-    start, inside = 0, False
+    start = 0
+    inside = False
     for tag in _matches(_THINKING, text):
         closes = any(tag.groups())
         if closes and not inside and not parts and start == 0:
@@ -105,14 +147,19 @@ def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
             (thoughts if inside else parts).append(text[start : tag.start()])
         else:
             continue  # opened once more: part of the thinking
-        start, inside = tag.end(), not closes
+        start = tag.end()
+        inside = not closes
     (thoughts if inside else parts).append(text[start:])
     said = "".join(parts)
-    return SplitAnswer(said.strip() if thoughts else said, "\n".join(filter(None, map(str.strip, thoughts))))
+    return SplitAnswer(
+        said.strip() if thoughts else said, "\n".join(filter(None, map(str.strip, thoughts)))
+    )
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """Find what `finditer` finds, window by window: a search of 64 MiB in one call stops every other thread."""
+    """Find what `finditer` finds, window by window: a search of 64 MiB in one call stops every
+    other thread.
+    """
     at = 0
     while at < len(text):
         edge = at + _WINDOW
@@ -125,7 +172,9 @@ def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 
 def _whole(text: str) -> str:
-    """Halves of characters, which some servers send, cannot be written to a file: made whole, or replaced."""
+    """Halves of characters, which some servers send, cannot be written to a file: made whole, or
+    replaced.
+    """
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -134,9 +183,12 @@ def _whole(text: str) -> str:
 def _by_channel(text: str, thoughts: list[str]) -> str:
     """Return what the final channel said. What comes before any mark was said aloud."""
     said: list[str] = []
-    channel, expects, start = "final", "message", 0
+    channel = "final"
+    expects = "message"
+    start = 0
     for mark in _matches(_MARK, text):
-        piece, kind = text[start : mark.start()], mark.group(1)
+        piece = text[start : mark.start()]
+        kind = mark.group(1)
         if expects == "message":
             (said if channel == "final" else thoughts).append(piece)
         elif expects == "channel":
@@ -163,7 +215,11 @@ def code_blocks(text: str) -> list[Block]:
         if match and (opened is None or _ends(match, opened)):
             if opened is not None:
                 found.append(_block(opened, lines))
-            opened, lines = match if opened is None or match["info"].strip() else None, []
+            if opened is None or match["info"].strip():
+                opened = match
+            else:
+                opened = None
+            lines = []
         elif opened is not None:
             lines.append(line)
     if opened is not None and any(line.strip() for line in lines):
@@ -183,14 +239,20 @@ def _block(opened: re.Match[str], lines: list[str]) -> Block:
 
 
 def language_of(info: str) -> str:
-    """The first word of what stands behind a fence: `Python3 title="a.py"`, `{.python}`, `py:main.py`, `main.py`."""
+    """The first word of what stands behind a fence: `Python3 title="a.py"`, `{.python}`,
+    `py:main.py`, `main.py`.
+    """
     words = re.split(r"[\s,:;{}=(]+", info.strip()[:200].strip("{}. \t").lower(), maxsplit=1)
     word = words[0].strip(".")
-    return "python" if word in _PYTHON or word.endswith(".py") else word
+    if word in _PYTHON or word.endswith(".py"):
+        return "python"
+    return word
 
 
 def python_blocks(text: str) -> list[str]:
-    """Return the Python code that the answer gives, block by block; without blocks, the longest run of code lines."""
+    """Return the Python code that the answer gives, block by block; without blocks, the longest
+    run of code lines.
+    """
     if blocks := code_blocks(text):
         return [block.code for block in blocks if _is_python(block)]
     alone = code_run(text.replace("\r\n", "\n"))

@@ -1,12 +1,14 @@
-"""What fills a prompt up to its length: a module of distinct functions, then wishes about the answer.
+"""What fills a prompt up to its length: a module of distinct functions, then wishes about the
+answer.
 
-The functions and words are data (`words.toml`): `{thing}`, `{things}`, `{field}` and `{number}` are filled in; `bug` is
-a text of the code and what it becomes in the broken version.
+The functions and words are data (`words.toml`): `{thing}`, `{things}`, `{field}` and `{number}`
+are filled in; `bug` is a text of the code and what it becomes in the broken version.
 
-A length is counted without the engine's tokenizer. Characters are a poor measure: prose has more of them to a token
-than code. *Pieces* are a better one: a word, a digit, an underscore, a run of signs, or a line break with its indent is
-one piece, and about one token in today's vocabularies. How many tokens there are to a piece is measured once for each
-engine (`calibrate` in `prompts.py`).
+A length is counted without the engine's tokenizer. Characters are a poor measure: prose has more
+of them to a token than code. *Pieces* are a better one: a word, a digit, an underscore, a run of
+signs, or a line break with its indent is one piece, and about one token in today's vocabularies.
+How many tokens there are to a piece is measured once for each engine (`calibrate` in
+`prompts.py`).
 
 Draws use only `random()` and `getrandbits()` of a generator: they are the same on every Python.
 """
@@ -34,7 +36,10 @@ def pick(rng: Random, items: Sequence[_T]) -> _T:
 
 
 def shuffled(rng: Random, items: Sequence[_T]) -> list[_T]:
-    return [item for _, _, item in sorted((rng.random(), place, item) for place, item in enumerate(items))]
+    return [
+        item
+        for _, _, item in sorted((rng.random(), place, item) for place, item in enumerate(items))
+    ]
 
 
 def exponential(rng: Random, mean: float) -> float:
@@ -42,7 +47,9 @@ def exponential(rng: Random, mean: float) -> float:
 
 
 def capped_exponential(rng: Random, mean: float) -> float:
-    """Exponential, never above five times its scale; the scale is set so that the mean is as asked for."""
+    """Exponential, never above five times its scale; the scale is set so that the mean is as asked
+    for.
+    """
     scale = mean / (1.0 - math.exp(-5.0))
     return min(exponential(rng, scale), 5.0 * scale)
 
@@ -61,7 +68,9 @@ class Idea(msgspec.Struct, frozen=True):
 
 _DATA = read_data("words.toml")
 TINY, FULL = (msgspec.convert(_DATA[kind], tuple[Idea, ...]) for kind in ("tiny", "full"))
-THINGS = msgspec.convert([pair.split("/") for pair in _DATA["things"].split()], tuple[tuple[str, str], ...])
+THINGS = msgspec.convert(
+    [pair.split("/") for pair in _DATA["things"].split()], tuple[tuple[str, str], ...]
+)
 FIELDS: tuple[str, ...] = tuple(_DATA["fields"].split())
 ADJECTIVES: tuple[str, ...] = tuple(_DATA["adjectives"].split())
 
@@ -79,7 +88,13 @@ def draw_names(rng: Random, *, qualified: bool = False) -> Names:
     thing, things = pick(rng, THINGS)
     number = str(2 + int(rng.random() * 998))
     field = pick(rng, FIELDS)
-    names = {"thing": thing, "things": things, "Thing": thing.title(), "field": field, "number": number}
+    names = {
+        "thing": thing,
+        "things": things,
+        "Thing": thing.title(),
+        "field": field,
+        "number": number,
+    }
     if qualified:
         adjective = pick(rng, ADJECTIVES)
         names |= {"thing": f"{adjective}_{thing}", "things": f"{adjective}_{things}"}
@@ -92,9 +107,13 @@ def fenced(code: str) -> str:
 
 
 def module(rng: Random, measure: Measure, room: int, lead: str) -> str:
-    """Return a paragraph with functions that fill the room; empty where there is no room for one."""
+    """Return a paragraph with functions that fill the room;
+    empty where there is no room for one.
+    """
     code = functions(rng, measure, room - measure(MODULE.format(lead=lead, code=fenced(""))))
-    return MODULE.format(lead=lead, code=fenced(code)) if code else ""
+    if code:
+        return MODULE.format(lead=lead, code=fenced(code))
+    return ""
 
 
 def functions(rng: Random, measure: Measure, room: int) -> str:
@@ -106,7 +125,9 @@ def functions(rng: Random, measure: Measure, room: int) -> str:
         if measure(text) > room:
             names = draw_names(rng, qualified=True)
             texts = {idea.name.format_map(names): _text(idea, names) for idea in _IDEAS}
-            fitting = [one for one in texts.items() if one[0] not in taken and measure(one[1]) <= room]
+            fitting = [
+                one for one in texts.items() if one[0] not in taken and measure(one[1]) <= room
+            ]
             if not fitting:
                 return "".join(made)
             name, text = pick(rng, fitting)
@@ -117,7 +138,8 @@ def functions(rng: Random, measure: Measure, room: int) -> str:
 
 def _function(rng: Random, taken: set[str]) -> tuple[str, str]:
     for _ in range(_ATTEMPTS):
-        idea, names = pick(rng, _IDEAS), draw_names(rng, qualified=True)
+        idea = pick(rng, _IDEAS)
+        names = draw_names(rng, qualified=True)
         name = idea.name.format_map(names)
         if name not in taken:
             break
@@ -131,7 +153,9 @@ def _text(idea: Idea, names: Names) -> str:
 def draw_requirements(
     rng: Random, names: Names, measure: Measure, room: int, *, exact: bool = False, said: str = ""
 ) -> str:
-    """Sentences that fit into the room and are not `said` yet; `exact` fills the rest with a closing word or more."""
+    """Sentences that fit into the room and are not `said` yet; `exact` fills the rest with a
+    closing word or more.
+    """
     chosen: list[str] = []
     for wish in shuffled(rng, _DATA["wishes"]):
         text = wish.format_map(names)
@@ -158,28 +182,49 @@ def pieces(text: str) -> int:
 
 
 class Lengths(TypedDict, total=False):
-    """How an engine counts, as a `TokenCalibration` found it; `overhead_tokens` are the chat template's."""
+    """How an engine counts, as a `TokenCalibration` found it; `overhead_tokens` are the chat
+    template's.
+    """
 
     chars_per_token: float
     overhead_tokens: float
 
 
-def pieces_for(tokens: float, *, chars_per_token: float = TYPICAL_CHARS_PER_TOKEN, overhead_tokens: float = 0.0) -> int:
-    """Return how many pieces make so many tokens, the chat template's own included. May be negative."""
+def pieces_for(
+    tokens: float,
+    *,
+    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
+    overhead_tokens: float = 0.0,
+) -> int:
+    """Return how many pieces make so many tokens, the chat template's own included.
+
+    May be negative.
+    """
     if not 0 < chars_per_token < math.inf:
-        raise UserError(f"`{chars_per_token}` characters per token is not possible", hint="between 2 and 6 is usual")
+        raise UserError(
+            f"`{chars_per_token}` characters per token is not possible",
+            hint="between 2 and 6 is usual",
+        )
     return round((tokens - overhead_tokens) * chars_per_token / CHARS_PER_PIECE)
 
 
 def room_for(what: str, tokens: int, fewest: int, **lengths: Unpack[Lengths]) -> int:
-    """`pieces_for`, refusing what is too short for such a text (`fewest` pieces) or beyond any model."""
+    """`pieces_for`, refusing what is too short for such a text (`fewest` pieces) or beyond any
+    model.
+    """
     room = pieces_for(tokens, **lengths)
     if room < fewest:
         per_token = lengths.get("chars_per_token", TYPICAL_CHARS_PER_TOKEN)
-        least = math.ceil(fewest * CHARS_PER_PIECE / per_token + lengths.get("overhead_tokens", 0.0))
-        raise UserError(f"`{tokens}` tokens are too few for {what}", hint=f"ask for {least} or more")
+        least = math.ceil(
+            fewest * CHARS_PER_PIECE / per_token + lengths.get("overhead_tokens", 0.0)
+        )
+        raise UserError(
+            f"`{tokens}` tokens are too few for {what}", hint=f"ask for {least} or more"
+        )
     if tokens > MOST_TOKENS:
-        raise UserError(f"`{tokens}` tokens are too many for {what}", hint=f"ask for {MOST_TOKENS} or fewer")
+        raise UserError(
+            f"`{tokens}` tokens are too many for {what}", hint=f"ask for {MOST_TOKENS} or fewer"
+        )
     return room
 
 

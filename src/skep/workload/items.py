@@ -1,7 +1,8 @@
-"""An item: what is asked, and how its answer is judged. Both are data, stored with the run that asked it.
+"""An item: what is asked, and how its answer is judged. Both are data, stored with the run that
+asked it.
 
-Objects that users write, such as items and classes of traffic, are checked field by field against tables of `Demand`s.
-"""
+Objects that users write, such as items and classes of traffic, are checked field by field against
+tables of `Demand`s."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ EXECUTED = ("regex", "python", "completion")
 class Checker(msgspec.Struct, frozen=True):
     """`values` by kind:
 
-    exact      answer; ignore_case (true)          the answer's last line or its whole text, white space apart
-    choice     answer; options                     the one option that the answer settles on
-    number     answer; tolerance (0)               the last number in the text
-    contains   all: list of texts; ignore_case (true)
-    regex      pattern                             searched for, multi-line
-    python     tests: code run after the answer's; entry_point (None); before: code run first; packages: what the
+    exact      answer; ignore_case (true)          the answer's last line or its whole text, white
+    space apart choice     answer; options                     the one option that the answer
+    settles on number     answer; tolerance (0)               the last number in the text contains
+    all: list of texts; ignore_case (true) regex      pattern                             searched
+    for, multi-line python     tests: code run after the answer's; entry_point (None); before: code
+    run first; packages: what the
                answer may import, which must be installed
-    completion prompt, entry_point, tests          HumanEval's form: a body, or the whole function again
-    """
+    completion prompt, entry_point, tests          HumanEval's form: a body, or the whole function
+    again"""
 
     kind: str
     values: Mapping[str, Any] = {}
@@ -65,26 +66,46 @@ Demand = tuple[str, Callable[[Any], bool]]  # what is wanted, in words, and whet
 
 def is_text(value: Any) -> bool:
     """Return whether it is text that is not blank and has no half of a character in it."""
-    return isinstance(value, str) and bool(value.strip()) and not re.search("[\\ud800-\\udfff]", value)
+    return (
+        isinstance(value, str)
+        and bool(value.strip())
+        and not re.search("[\\ud800-\\udfff]", value)
+    )
 
 
 def whole_number(least: int, most: float = inf) -> Demand:
     up = "up" if most == inf else f"to {most}"
-    return f"a whole number from {least} {up}", lambda value: type(value) is int and least <= value <= most
+    return (
+        f"a whole number from {least} {up}",
+        lambda value: type(value) is int and least <= value <= most,
+    )
 
 
 def real_number(least: float, most: float) -> Demand:
-    return f"a number from {least:g} to {most:g}", lambda value: type(value) in (int, float) and least <= value <= most
+    return (
+        f"a number from {least:g} to {most:g}",
+        lambda value: type(value) in (int, float) and least <= value <= most,
+    )
 
 
 def one_of(known: Sequence[str]) -> Demand:
-    return f"one of {', '.join(f'`{one}`' for one in known)}", lambda value: isinstance(value, str) and value in known
+    return (
+        f"one of {', '.join(f'`{one}`' for one in known)}",
+        lambda value: isinstance(value, str) and value in known,
+    )
 
 
 def field_faults(
-    given: Mapping[str, Any], needed: Mapping[str, Demand], allowed: Mapping[str, Demand], *, place: str = ""
+    given: Mapping[str, Any],
+    needed: Mapping[str, Demand],
+    allowed: Mapping[str, Demand],
+    *,
+    place: str = "",
 ) -> Iterator[str]:
-    """Yield what is wrong with the fields of an object, each in a line. `place`: before their names, `checker.`."""
+    """Yield what is wrong with the fields of an object, each in a line.
+
+    `place`: before their names, `checker.`.
+    """
     known = {**needed, **allowed}
     for name in given:
         if name not in known:
@@ -104,6 +125,9 @@ def like(name: str, known: Sequence[str]) -> str:
 
 def short(value: Any) -> str:
     """Return a value in a few printable characters."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
     text = "".join(one if one.isprintable() else " " for one in text[:61])
     return f"{text[:60]}…" if len(text) > 60 else text

@@ -1,8 +1,10 @@
-"""Unlimited distinct coding prompts of one length, and conversations about one piece of code, from a seed.
+"""Unlimited distinct coding prompts of one length, and conversations about one piece of code, from
+a seed.
 
-Each prompt begins with a tag of its own, so that no prefix cache helps: every request pays for its prompt. Prompts of
-one size differ little in length, so that the levels of a sweep are comparable. A conversation begins with a coding
-prompt and goes on with written follow-ups; its context grows by whatever the model answers.
+Each prompt begins with a tag of its own, so that no prefix cache helps: every request pays for its
+prompt. Prompts of one size differ little in length, so that the levels of a sweep are comparable.
+A conversation begins with a coding prompt and goes on with written follow-ups; its context grows
+by whatever the model answers.
 
 From a few texts that an engine has counted, `calibrate` finds how long prompts are in its tokens.
 """
@@ -41,7 +43,9 @@ from skep.workload.filling import (
 Kind = Literal["implement", "test", "fix", "refactor", "document"]
 KINDS: tuple[Kind, ...] = ("implement", "test", "fix", "refactor", "document")
 
-SHORT_CHARACTERS = 155  # system and user message together: about 50 tokens, fewer or more by tokenizer
+SHORT_CHARACTERS = (
+    155  # system and user message together: about 50 tokens, fewer or more by tokenizer
+)
 FEWEST_PIECES = 28
 _PIECES_FOR_CODE = 80
 _PIECES_FOR_FULL_IDEAS = 170
@@ -52,7 +56,9 @@ _WITHOUT_CODE: Mapping[Kind, str] = read_data("words.toml")["tasks_without_code"
 _LEAD = "It belongs to this module:"
 _BETWEEN = "\n\n"  # system and user message, as `Prompt.text` joins them
 
-Form = Literal["bare", "plain", "full"]  # without code; a few lines of code; a function or class and its module
+Form = Literal[
+    "bare", "plain", "full"
+]  # without code; a few lines of code; a function or class and its module
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -69,14 +75,19 @@ class Prompt(msgspec.Struct, frozen=True):
         return [{"role": "system", "content": self.system}, {"role": "user", "content": self.user}]
 
 
-def coding_prompts(rng: Random, *, tokens: int | None = None, **lengths: Unpack[Lengths]) -> Iterator[Prompt]:
+def coding_prompts(
+    rng: Random, *, tokens: int | None = None, **lengths: Unpack[Lengths]
+) -> Iterator[Prompt]:
     """Endless; any five in a row hold each kind. `tokens` None: short ones."""
     if tokens is not None:
         budget, form = token_budget(tokens, **lengths)
     else:
-        budget, form = Budget(len, SHORT_CHARACTERS), "plain"
+        budget = Budget(len, SHORT_CHARACTERS)
+        form = "plain"
     order = shuffled(rng, KINDS)
-    return (compose(rng, order[serial % len(order)], serial, budget, form)[0] for serial in count())
+    return (
+        compose(rng, order[serial % len(order)], serial, budget, form)[0] for serial in count()
+    )
 
 
 def token_budget(tokens: int, **lengths: Unpack[Lengths]) -> tuple[Budget, Form]:
@@ -85,22 +96,38 @@ def token_budget(tokens: int, **lengths: Unpack[Lengths]) -> tuple[Budget, Form]
 
 
 def form_for(room: int) -> Form:
-    return "bare" if room < _PIECES_FOR_CODE else "plain" if room < _PIECES_FOR_FULL_IDEAS else "full"
+    if room < _PIECES_FOR_CODE:
+        return "bare"
+    if room < _PIECES_FOR_FULL_IDEAS:
+        return "plain"
+    return "full"
 
 
 def tag(rng: Random, serial: int) -> str:
-    """Return what a message begins with so that no other begins like it. In digits: tokenizers agree on those."""
+    """Return what a message begins with so that no other begins like it.
+
+    In digits: tokenizers agree on those.
+    """
     return f"{rng.getrandbits(32) % 10_000_000:07d}-{serial}"
 
 
-def compose(rng: Random, kind: Kind, serial: int, budget: Budget, form: Form) -> tuple[Prompt, Names]:
+def compose(
+    rng: Random, kind: Kind, serial: int, budget: Budget, form: Form
+) -> tuple[Prompt, Names]:
     """Return one prompt, with the names that it speaks of."""
-    system = tag(rng, serial) if form == "bare" else f"{tag(rng, serial)} You write Python."
+    if form == "bare":
+        system = tag(rng, serial)
+    else:
+        system = f"{tag(rng, serial)} You write Python."
     names = filling.draw_names(rng)
     exact = budget.measure is pieces
     before = (system, _BETWEEN) if exact else (system,)
     tasks = [_task(kind, idea, names, form) for idea in (FULL if form == "full" else TINY)]
-    user = pick(rng, [task for task in tasks if budget.left(*before, task) >= 0] or [min(tasks, key=budget.measure)])
+    user = pick(
+        rng,
+        [task for task in tasks if budget.left(*before, task) >= 0]
+        or [min(tasks, key=budget.measure)],
+    )
     if form == "full":
         kept_free = _FOR_REQUIREMENTS if exact else 0
         user += filling.module(rng, budget.measure, budget.left(*before, user) - kept_free, _LEAD)
@@ -113,19 +140,27 @@ def compose(rng: Random, kind: Kind, serial: int, budget: Budget, form: Form) ->
 def _task(kind: Kind, idea: Idea, names: Names, form: Form) -> str:
     code = (idea.code.replace(*idea.bug, 1) if kind == "fix" else idea.code).format_map(names)
     code = filling.fenced(code) if form == "full" else code
-    name, summary = idea.name.format_map(names), idea.summary.format_map(names)
-    return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(name=name, summary=summary, code=code)
+    name = idea.name.format_map(names)
+    summary = idea.summary.format_map(names)
+    return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(
+        name=name, summary=summary, code=code
+    )
 
 
 FEWEST_SYSTEM_PIECES = 60
-_ABOUT = "{tag} You write Python for a project of many people. Keep to the style of its code and to its conventions."
+_ABOUT = (
+    "{tag} You write Python for a project of many people. Keep to the style of its code and to "
+    "its conventions."
+)
 _SHARED_LEAD = "This is what there is so far:"
 
 
 def shared_prefix(
     rng: Random, *, tokens: int = 4096, task_tokens: int = 60, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
-    """Endless tasks behind one system message of `tokens` tokens that no other seed has; a template counts as task."""
+    """Endless tasks behind one system message of `tokens` tokens that no other seed has; a
+    template counts as task.
+    """
     task_room = room_for("a task", task_tokens, FEWEST_PIECES, **lengths)
     lengths["overhead_tokens"] = 0.0
     room = room_for("a shared system prompt", tokens, FEWEST_SYSTEM_PIECES, **lengths)
@@ -142,10 +177,14 @@ def _system(rng: Random, room: int) -> str:
     return f"{text}\n\n{said}" if said else text
 
 
-def _with_system(rng: Random, system: str, serial: int, kinds: Sequence[Kind], room: int) -> Prompt:
+def _with_system(
+    rng: Random, system: str, serial: int, kinds: Sequence[Kind], room: int
+) -> Prompt:
     """The task, its own tag first, is the user message: agents part ways at its first token."""
     kind = kinds[serial % len(kinds)]
-    return Prompt(kind, system, compose(rng, kind, serial, Budget(pieces, room), form_for(room))[0].text)
+    return Prompt(
+        kind, system, compose(rng, kind, serial, Budget(pieces, room), form_for(room))[0].text
+    )
 
 
 FEWEST_TURN_PIECES = 12
@@ -157,7 +196,10 @@ FOLLOW_UPS: tuple[str, ...] = tuple(read_data("words.toml")["follow_ups"])
 
 
 class ConversationScript(msgspec.Struct, frozen=True):
-    """What one agent says, turn by turn. `think_s[i]` passes between the answer to turn i and turn i + 1."""
+    """What one agent says, turn by turn.
+
+    `think_s[i]` passes between the answer to turn i and turn i + 1.
+    """
 
     kind: Kind
     system: str
@@ -165,7 +207,9 @@ class ConversationScript(msgspec.Struct, frozen=True):
     think_s: tuple[float, ...]
 
     def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
-        """Return what is sent for turn 0, 1, ...: everything said so far, with the answers to the turns before."""
+        """Return what is sent for turn 0, 1, ...: everything said so far, with the answers to the
+        turns before.
+        """
         said = [{"role": "system", "content": self.system}]
         for asked, answer in zip(self.turns[:turn], answers, strict=True):
             said += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
@@ -173,12 +217,23 @@ class ConversationScript(msgspec.Struct, frozen=True):
 
 
 def conversations(
-    rng: Random, *, turns: int = 4, tokens_first: int = 250, tokens_turn: int = 40, think_s: float = 5.0,
+    rng: Random,
+    *,
+    turns: int = 4,
+    tokens_first: int = 250,
+    tokens_turn: int = 40,
+    think_s: float = 5.0,
     **lengths: Unpack[Lengths],
-) -> Iterator[ConversationScript]:  # fmt: skip
-    """Endless. Think times: exponential with that mean, at most about 5 times it. `tokens_turn`: without template."""
+) -> Iterator[ConversationScript]:
+    """Endless.
+
+    Think times: exponential with that mean, at most about 5 times it. `tokens_turn`: without
+    template.
+    """
     if not 1 <= turns <= MOST_TURNS:
-        raise UserError(f"a conversation of `{turns}` turns is not possible", hint=f"from 1 to {MOST_TURNS}")
+        raise UserError(
+            f"a conversation of `{turns}` turns is not possible", hint=f"from 1 to {MOST_TURNS}"
+        )
     if not 0 <= think_s < math.inf:
         raise UserError(f"`{think_s}` is not a think time", hint="give seconds, 0 or more")
     budget, form = token_budget(tokens_first, **lengths)
@@ -201,14 +256,19 @@ def _further(rng: Random, names: Names, number: int, room: int) -> Iterator[str]
     for _ in range(number):
         if not leads:
             leads = shuffled(rng, FOLLOW_UPS)
-        lead, own = leads.pop(), {**names, "number": filling.draw_names(rng)["number"]}
+        lead = leads.pop()
+        own = {**names, "number": filling.draw_names(rng)["number"]}
         text = lead.format_map(own)
         if pieces(text) > room:  # too long for so short a turn: one that is not
-            text = pick(rng, [short for short in FOLLOW_UPS if "{" not in short and pieces(short) <= room])
+            text = pick(
+                rng, [short for short in FOLLOW_UPS if "{" not in short and pieces(short) <= room]
+            )
         if room >= _PIECES_FOR_CODE_AROUND:
             text += filling.module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _CALLER)
         glue = "\n\n" if "\n" in text else " "
-        said = filling.draw_requirements(rng, own, pieces, room - pieces(text) - pieces(glue), exact=True)
+        said = filling.draw_requirements(
+            rng, own, pieces, room - pieces(text) - pieces(glue), exact=True
+        )
         yield f"{text}{glue}{said}" if said else text
 
 
@@ -219,14 +279,17 @@ _TELLS_OVERHEAD = 1.5  # longest sample over shortest, at least
 
 
 class TokenCalibration(msgspec.Struct, frozen=True):
-    """tokens = overhead_tokens + characters / chars_per_token, for prompts of this package; both are rounded.
+    """tokens = overhead_tokens + characters / chars_per_token, for prompts of this package; both
+    are rounded.
 
     Short prompts are made of other words than long ones: the overhead may lie a little below zero.
     """
 
     chars_per_token: float = TYPICAL_CHARS_PER_TOKEN
     overhead_tokens: float = 0.0
-    error: float | None = None  # median miss of the samples, as a share of their tokens; None: nothing was measured
+    error: float | None = (
+        None  # median miss of the samples, as a share of their tokens; None: nothing was measured
+    )
     worst: float | None = None  # largest miss
     samples: int = 0
 
@@ -240,18 +303,27 @@ class TokenCalibration(msgspec.Struct, frozen=True):
         return self.overhead_tokens + pieces(text) * CHARS_PER_PIECE / self.chars_per_token
 
 
-def sample_prompts(rng: Random, *, tokens: int | None = None, count: int = 12) -> tuple[Prompt, ...]:
-    """To be counted by the engine: around a target if one is given, else of many lengths; none beyond 2000 tokens."""
+def sample_prompts(
+    rng: Random, *, tokens: int | None = None, count: int = 12
+) -> tuple[Prompt, ...]:
+    """To be counted by the engine: around a target if one is given, else of many lengths; none
+    beyond 2000 tokens.
+    """
     lengths: Sequence[int] = _SPREAD
     if tokens is not None:
         target = min(tokens, _LONGEST_SAMPLE / _AROUND[-1])
         lengths = [max(FEWEST_PIECES, round(target * share)) for share in _AROUND]
-    streams = [coding_prompts(rng, tokens=length, chars_per_token=CHARS_PER_PIECE) for length in lengths]
+    streams = [
+        coding_prompts(rng, tokens=length, chars_per_token=CHARS_PER_PIECE) for length in lengths
+    ]
     return tuple(next(streams[place % len(streams)]) for place in range(count))
 
 
 def calibrate(counted: Iterable[tuple[str, int]]) -> TokenCalibration:
-    """By medians: a few wrong counts do no harm. Samples of one length do not tell the overhead: it is zero then."""
+    """By medians: a few wrong counts do no harm.
+
+    Samples of one length do not tell the overhead: it is zero then.
+    """
     pairs = [(pieces(text), tokens) for text, tokens in counted if text and tokens > 0]
     if not pairs:
         hint = "ask for short prompts instead"
@@ -259,15 +331,25 @@ def calibrate(counted: Iterable[tuple[str, int]]) -> TokenCalibration:
     slope, overhead = _line(pairs)
     chars_per_token = round(CHARS_PER_PIECE / slope, 3)
     overhead = round(overhead, 1)
-    misses = sorted(abs(overhead + x * CHARS_PER_PIECE / chars_per_token - y) / y for x, y in pairs)
-    return TokenCalibration(chars_per_token, overhead, misses[len(misses) // 2], misses[-1], len(pairs))
+    misses = sorted(
+        abs(overhead + x * CHARS_PER_PIECE / chars_per_token - y) / y for x, y in pairs
+    )
+    return TokenCalibration(
+        chars_per_token, overhead, misses[len(misses) // 2], misses[-1], len(pairs)
+    )
 
 
 def _line(pairs: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Slope and offset by Theil and Sen's method; pairs far apart say more of the slope, short texts of the offset."""
+    """Slope and offset by Theil and Sen's method; pairs far apart say more of the slope, short
+    texts of the offset.
+    """
     lengths = [x for x, _ in pairs]
     if max(lengths) >= _TELLS_OVERHEAD * min(lengths):
-        slopes = [((b - a) / (x2 - x1), abs(x2 - x1)) for (x1, a), (x2, b) in combinations(pairs, 2) if x1 != x2]
+        slopes = [
+            ((b - a) / (x2 - x1), abs(x2 - x1))
+            for (x1, a), (x2, b) in combinations(pairs, 2)
+            if x1 != x2
+        ]
         slope = _weighted_median(slopes)
         if slope > 0:
             return slope, _weighted_median([(y - slope * x, 1.0 / x) for x, y in pairs])
@@ -288,7 +370,10 @@ Option = str | int | float | bool | None
 
 
 def workload_fingerprint(options: Mapping[str, Option]) -> str:
-    """64 hex digits, the same for equal options in any order. An option that is None counts as left out."""
+    """64 hex digits, the same for equal options in any order.
+
+    An option that is None counts as left out.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     text = json.dumps({"version": VERSION, "options": given}, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -1,10 +1,11 @@
 r"""Answers judged by reading them: exact texts, choices, numbers, and texts that must occur.
 
-Tolerant of form, not of content: quotes, emphasis, a final period and "the answer is" are taken away, but an answer
-that settles on nothing, or on two things, is wrong. Every function here takes time in proportion to the text.
+Tolerant of form, not of content: quotes, emphasis, a final period and "the answer is" are taken
+away, but an answer that settles on nothing, or on two things, is wrong. Every function here takes
+time in proportion to the text.
 
-A user's regular expression may backtrack for ever, so it is searched for in the sandbox, where time is bounded.
-"""
+A user's regular expression may backtrack for ever, so it is searched for in the sandbox, where
+time is bounded."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from skep.workload.items import Checker
 CALM = Context(prec=40, traps=[])  # nothing raises; a difference is zero only of equal numbers
 
 _FRACTION = re.compile(r"\\[dt]?frac\{(-?\d{1,40})\}\{(\d{1,40})\}")
-# A sign counts where it cannot be a dash: `5-3` ends with 3. Digits glued to a letter before them belong to a name
-# (`m2`, `x1`) and are not a number that is said.
+# A sign counts where it cannot be a dash: `5-3` ends with 3. Digits glued to a letter before them
+# belong to a name (`m2`, `x1`) and are not a number that is said.
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]])[-+])?"
     r"(?<![^\W_])"
@@ -58,7 +59,9 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def value_of(given: Any) -> Decimal | None:
-    """Of an answer in an item: a number, or a text that is one, such as `1/3`; None: it is none."""
+    """Of an answer in an item: a number, or a text that is one, such as `1/3`;
+    None: it is none.
+    """
     if isinstance(given, bool):
         return None
     if isinstance(given, int | float):
@@ -100,11 +103,13 @@ def read_check(checker: Checker, text: str) -> tuple[bool, str]:
 
 
 def _exact(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    wanted, fold = str(values["answer"]), bool(values.get("ignore_case", True))
+    wanted = str(values["answer"])
+    fold = bool(values.get("ignore_case", True))
     lines = [line for line in _FENCE_LINE.sub("", text).split("\n") if line.strip()]
     if not lines:
         return False, "the answer is empty"
-    plain, bare = _plain(wanted, fold), _plain(wanted.strip(_EDGES), fold)
+    plain = _plain(wanted, fold)
+    bare = _plain(wanted.strip(_EDGES), fold)
     for said in (text, lines[-1]):
         for one in (said, _LABEL.sub("", said)):
             if _plain(one, fold) == plain or (bare and _plain(one.strip(_EDGES), fold) == bare):
@@ -120,17 +125,24 @@ def _plain(text: str, fold: bool) -> str:
 def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     fold = str.casefold if values.get("ignore_case", True) else str
     missing = [one for one in map(str, values["all"]) if fold(one) not in fold(text)]
-    return not missing, "all of it is there" if not missing else "not there: " + ", ".join(map(_shown, missing))
+    return not missing, "all of it is there" if not missing else "not there: " + ", ".join(
+        map(_shown, missing)
+    )
 
 
 def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    wanted, tolerance = value_of(values["answer"]), value_of(values.get("tolerance", 0))
+    wanted = value_of(values["answer"])
+    tolerance = value_of(values.get("tolerance", 0))
     if wanted is None or tolerance is None or not wanted.is_finite():
         raise ValueError(f"`{values['answer']}` is not a number")
-    said, unlike = last_number(text), f"not {_shown(str(values['answer']))}"
+    said = last_number(text)
+    unlike = f"not {_shown(str(values['answer']))}"
     if said is None:
         return False, f"no number, {unlike}"
-    candidates = [said.value, CALM.divide(said.value, Decimal(100))] if said.percent else [said.value]
+    if said.percent:
+        candidates = [said.value, CALM.divide(said.value, Decimal(100))]
+    else:
+        candidates = [said.value]
     right = not said.value.is_nan() and any(  # `0/0` is none
         CALM.compare(CALM.abs(CALM.subtract(one, wanted)), tolerance) <= 0 for one in candidates
     )
@@ -138,7 +150,8 @@ def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
 
 
 def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    wanted, options = str(values["answer"]), [str(one) for one in values["options"]]
+    wanted = str(values["answer"])
+    options = [str(one) for one in values["options"]]
     if not (settled := settled_on(options, text)):
         return False, f"none of the options, not {_shown(wanted)}"
     if len(settled) > 1:
@@ -148,16 +161,21 @@ def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
 
 
 def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
-    """Return the options that the text could mean: one; none; or several, where it does not settle.
+    """Return the options that the text could mean: one; none; or several, where it does not
+    settle.
 
-    In this order: the whole text, or the last `\\boxed{}`; the last "the answer is ..."; a first or last line that
-    begins with an option and a sign, such as `B) Paris`; whatever is mentioned at all.
-    """
+    In this order: the whole text, or the last `\\boxed{}`; the last "the answer is ..."; a first
+    or last line that begins with an option and a sign, such as `B) Paris`; whatever is mentioned
+    at all."""
     named = _ChoiceOptions(options)
     for whole in (text, last_boxed(text)):
         if whole and (option := named.is_one(whole)):
             return (option,)
-    if stated := [found for match in _STATED.finditer(text) if (found := named.alternatives(text, match.end()))]:
+    if stated := [
+        found
+        for match in _STATED.finditer(text)
+        if (found := named.alternatives(text, match.end()))
+    ]:
         return stated[-1]
     lines = [line for line in text.split("\n") if line.strip(_EDGES)]
     leads = [option for line in (lines[:1] + lines[-1:]) if (option := named.lead(line))]
@@ -165,7 +183,9 @@ def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
 
 
 class _ChoiceOptions:
-    """A letter is looked at twice: a lower-case `a` or the `A` of a sentence is not yet a choice."""
+    """A letter is looked at twice: a lower-case `a` or the `A` of a sentence is not yet a
+    choice.
+    """
 
     def __init__(self, options: Sequence[str]) -> None:
         self._spelled = {option.casefold(): option for option in options}
@@ -173,7 +193,9 @@ class _ChoiceOptions:
         one = rf"(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
         self._anywhere = re.compile(rf"(?<!\w){one}", re.IGNORECASE)
         self._here = re.compile(rf"[\s*_`\"'“‘(\[]{{0,8}}({one})", re.IGNORECASE)
-        self._other = re.compile(r"[\s*_`\"'”’)\]]{0,8}(?:,|/|&|\bor\b|\band\b){1,2}\s{0,4}", re.IGNORECASE)
+        self._other = re.compile(
+            r"[\s*_`\"'”’)\]]{0,8}(?:,|/|&|\bor\b|\band\b){1,2}\s{0,4}", re.IGNORECASE
+        )
 
     def is_one(self, text: str) -> str | None:
         return self._spelled.get(text.strip(_EDGES + "()[],:;").casefold())
@@ -187,7 +209,10 @@ class _ChoiceOptions:
                 return ()
             found.append(self._spelled[match.group(1).casefold()])
             other = self._other.match(text, match.end())
-            match = self._here.match(text, other.end()) if other else None
+            if other:
+                match = self._here.match(text, other.end())
+            else:
+                match = None
         return tuple(dict.fromkeys(found))
 
     def lead(self, line: str) -> str | None:
@@ -195,10 +220,16 @@ class _ChoiceOptions:
             return None
         rest = match.string[match.end() :].lstrip("*_`\"'”’")
         signs = ").:]" if len(match.group(1)) == 1 else ").:],;"
-        return self._spelled[match.group(1).casefold()] if not rest.strip() or rest[0] in signs else None
+        if not rest.strip() or rest[0] in signs:
+            return self._spelled[match.group(1).casefold()]
+        return None
 
     def mentioned(self, text: str) -> tuple[str, ...]:
-        meant = (one for one in self._anywhere.finditer(text) if self._is_meant(one.group(), text, one.end()))
+        meant = (
+            one
+            for one in self._anywhere.finditer(text)
+            if self._is_meant(one.group(), text, one.end())
+        )
         return tuple(dict.fromkeys(self._spelled[one.group().casefold()] for one in meant))
 
     def _is_meant(self, said: str, text: str, end: int) -> bool:
@@ -212,7 +243,9 @@ class _ChoiceOptions:
 
 def _shown(text: str) -> str:
     text = " ".join(text.split())
-    return f"`{text[:40]}…`" if len(text) > 40 else f"`{text}`"
+    if len(text) > 40:
+        return f"`{text[:40]}…`"
+    return f"`{text}`"
 
 
 _CHECKS = {"exact": _exact, "choice": _choice, "number": _number, "contains": _contains}

@@ -14,7 +14,15 @@ FOLDER = Path(__file__).parent
 
 def request(answer, **other):
     return Request(
-        **{"level": 4, "repeat": 1, "index": 7, "kind": "x", "started_s": 0.0, "ended_s": 1.0, "answer": answer}
+        **{
+            "level": 4,
+            "repeat": 1,
+            "index": 7,
+            "kind": "x",
+            "started_s": 0.0,
+            "ended_s": 1.0,
+            "answer": answer,
+        }
         | {"finish_reason": "stop", "output_tokens": 512}
         | other
     )
@@ -41,11 +49,15 @@ def sample(name):
 
 def samples_judged(names):
     """Name → verdict."""
-    answered = [AnsweredItem(request(sample(name)), ITEMS[name.partition("/")[0]]) for name in names]
+    answered = [
+        AnsweredItem(request(sample(name)), ITEMS[name.partition("/")[0]]) for name in names
+    ]
     return dict(zip(names, judged(answered), strict=True))
 
 
 def expected(name):
     """`fastapi1/no-answer-prose` → no answer."""
     stem = name.partition("/")[2]
-    return "no answer" if stem.startswith("no-answer") else stem.partition("-")[0]
+    if stem.startswith("no-answer"):
+        return "no answer"
+    return stem.partition("-")[0]

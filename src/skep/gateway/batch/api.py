@@ -1,8 +1,8 @@
 """/v1/files and /v1/batches as OpenAI defines them, for the gateway to mount.
 
-The shapes are OpenAI's: https://platform.openai.com/docs/api-reference/batch and /files. Answers are made in threads:
-the store, the disk and a form of many megabytes block, and no token of anybody waits for them.
-"""
+The shapes are OpenAI's: https://platform.openai.com/docs/api-reference/batch and /files. Answers
+are made in threads: the store, the disk and a form of many megabytes block, and no token of
+anybody waits for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from skep.config.gateway_messages import BatchPlaces
 from skep.errors import SkepError
 from skep.gateway.batch.files import FileStorage, boundary_of, new_file_id, parts_of
 from skep.gateway.batch.runner import BatchGatewayPort, BatchRunner
-from skep.gateway.batch.store import BATCH_FILE_S, BatchOrder, BatchStatus, BatchStore, StoredBatch, StoredFile
+from skep.gateway.batch.store import (
+    BATCH_FILE_S,
+    BatchOrder,
+    BatchStatus,
+    BatchStore,
+    StoredBatch,
+    StoredFile,
+)
 from skep.gateway.proxy import Proxy
 from skep.gateway.request_policy import JSON
 from skep.store.database import Store, open_store
@@ -37,7 +44,10 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/r
 PURPOSE = "batch"  # files are for batches: nothing else here reads one
 LONGEST_WINDOW_S = 86_400
 PIECE = 262_144  # bytes of a file that are sent at once
-MOST_FILES, MOST_BATCHES, SOME_BATCHES = 10_000, 100, 20  # of one page of a list
+# of one page of a list
+MOST_FILES = 10_000
+MOST_BATCHES = 100
+SOME_BATCHES = 20
 MOST_INPUT = 200_000_000
 LONGEST_NAME = 255
 AGAIN_S = 5.0
@@ -46,7 +56,9 @@ _UNITS = {"h": 3600, "m": 60, "s": 1}
 
 Owner = str | None  # None: no keys are wanted, and everything is everybody's
 Document = dict[str, Any]
-Answering = Callable[[BatchStore, ServerRequest, Owner], Document | StoredFile]  # StoredFile: what it holds
+Answering = Callable[
+    [BatchStore, ServerRequest, Owner], Document | StoredFile
+]  # StoredFile: what it holds
 Route = Callable[[ServerRequest], None]
 
 
@@ -90,7 +102,9 @@ class BatchApi:
                 while not self.runner.leaving:
                     try:
                         await self.runner.run(await self._open())
-                    except Exception as error:  # whatever it is, the gateway goes on, and the API with it
+                    except (
+                        Exception
+                    ) as error:  # whatever it is, the gateway goes on, and the API with it
                         self._say(f"batches are waiting: {error!r}")
                         await asyncio.sleep(AGAIN_S)
                 await asyncio.Event().wait()  # who asks for a file or a batch is still answered
@@ -103,8 +117,12 @@ class BatchApi:
     def _create_file(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         boundary = boundary_of((request.get(b"content-type") or b"").decode("latin-1"))
         if boundary is None:
-            raise BatchApiError(400, "a file must be sent as multipart/form-data, with the fields `file` and `purpose`")
-        body, request.body = request.body, b""
+            raise BatchApiError(
+                400,
+                "a file must be sent as multipart/form-data, with the fields `file` and `purpose`",
+            )
+        body = request.body
+        request.body = b""
         try:
             parts = {part.name: part for part in parts_of(body, boundary)}
         except ValueError as error:
@@ -112,11 +130,13 @@ class BatchApi:
         for field in ("purpose", "file"):
             if field not in parts:
                 raise BatchApiError(400, f"the field `{field}` is missing", param=field)
-        content, purpose = parts["file"], parts["purpose"].text
+        content = parts["file"]
+        purpose = parts["purpose"].text
         if purpose != PURPOSE:
             message = f"the `purpose` of a file must be `{PURPOSE}`, not `{purpose[:32]}`"
             raise BatchApiError(400, message, param="purpose")
-        now, size = time.time(), len(content.content)
+        now = time.time()
+        size = len(content.content)
         name = _plain_name(content.filename)
         file = StoredFile(new_file_id(), owner or "", now, name, purpose, size, now + BATCH_FILE_S)
         self._room.require_space(size)
@@ -134,9 +154,18 @@ class BatchApi:
         after = asked.get("after")
         if after is not None:
             _file(store, owner, after)
-        return page([*map(file_document, store.files(owner, asked.get("purpose"), after, limit=limit + 1))], limit)
+        return page(
+            [
+                *map(
+                    file_document, store.files(owner, asked.get("purpose"), after, limit=limit + 1)
+                )
+            ],
+            limit,
+        )
 
-    def _show_file(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document | StoredFile:
+    def _show_file(
+        self, store: BatchStore, request: ServerRequest, owner: Owner
+    ) -> Document | StoredFile:
         name, _, rest = _below(request, "/v1/files/").partition("/")
         file = _file(store, owner, name)
         if rest not in ("", "content"):
@@ -159,22 +188,35 @@ class BatchApi:
         window_s = window_seconds(wanted.completion_window)
         file = _file(store, owner, wanted.input_file_id, param="input_file_id")
         if file.purpose != PURPOSE:
-            message = f"{file.id} has the purpose `{file.purpose}`; a batch reads one with the purpose `batch`"
+            message = (
+                f"{file.id} has the purpose `{file.purpose}`; a batch reads one with the "
+                "purpose `batch`"
+            )
             raise BatchApiError(400, message, param="input_file_id")
         if file.bytes > MOST_INPUT:
-            raise BatchApiError(400, f"{file.id} is larger than {MOST_INPUT} bytes", param="input_file_id")
-        now, batch_id = time.time(), f"batch_{secrets.token_hex(12)}"
+            raise BatchApiError(
+                400, f"{file.id} is larger than {MOST_INPUT} bytes", param="input_file_id"
+            )
+        now = time.time()
+        batch_id = f"batch_{secrets.token_hex(12)}"
         order = BatchOrder(
-            batch_id, owner or "", now, wanted.endpoint, file.id,
-            wanted.completion_window, now + window_s, wanted.metadata,
-        )  # fmt: skip
+            batch_id,
+            owner or "",
+            now,
+            wanted.endpoint,
+            file.id,
+            wanted.completion_window,
+            now + window_s,
+            wanted.metadata,
+        )
         if not store.add_batch(order):  # deleted a moment ago
             raise _no_such("File", file.id, "input_file_id")
         return batch_document(_batch(store, owner, batch_id))
 
     def _list_batches(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         asked = _query(request)
-        limit, after = _limit(asked, default=SOME_BATCHES, most=MOST_BATCHES), asked.get("after")
+        limit = _limit(asked, default=SOME_BATCHES, most=MOST_BATCHES)
+        after = asked.get("after")
         if after is not None:
             _batch(store, owner, after)
         return page([*map(batch_document, store.batches(owner, after, limit=limit + 1))], limit)
@@ -188,7 +230,9 @@ class BatchApi:
             raise BatchApiError(404, f"no such path: {request.path[:200]}", code="not_found")
         batch = _batch(store, owner, name)
         if batch.status.is_final or batch.status is BatchStatus.FINALIZING:
-            raise BatchApiError(409, f"{name} cannot be cancelled: it is {batch.status.value}", code="batch_ended")
+            raise BatchApiError(
+                409, f"{name} cannot be cancelled: it is {batch.status.value}", code="batch_ended"
+            )
         store.become(name, BatchStatus.CANCELLING, time.time())
         return batch_document(_batch(store, owner, name))
 
@@ -197,7 +241,9 @@ class BatchApi:
     def _answers(self, answering: Answering) -> Route:
         def route(request: ServerRequest) -> None:
             key = self._key_of(request)
-            self._tasks.create_task(self._answer(request, None if key is None else key.name, answering))
+            self._tasks.create_task(
+                self._answer(request, None if key is None else key.name, answering)
+            )
 
         return route
 
@@ -216,7 +262,10 @@ class BatchApi:
             _refuse(request, refusal)
         except (SkepError, OSError) as error:
             self._say(f"{request.method.decode()} {request.path}: {error}")
-            said = error.message if isinstance(error, SkepError) else error.strerror or str(error)
+            if isinstance(error, SkepError):
+                said = error.message
+            else:
+                said = error.strerror or str(error)
             what = f"files and batches cannot be stored now: {said}"
             _refuse(request, BatchApiError(503, what, code="store_unavailable"))
         except Exception as error:
@@ -229,15 +278,20 @@ class BatchApi:
         try:
             source = await asyncio.to_thread(self._room.path(file.id).open, "rb")
         except FileNotFoundError:
-            raise BatchApiError(404, f"the content of {file.id} is missing", code="not_found", param="id") from None
-        goes_on, task = asyncio.Event(), asyncio.current_task()
+            raise BatchApiError(
+                404, f"the content of {file.id} is missing", code="not_found", param="id"
+            ) from None
+        goes_on = asyncio.Event()
+        task = asyncio.current_task()
         goes_on.set()
 
         def left() -> None:
             assert task is not None
             task.cancel()
 
-        request.on_gone, request.on_pause, request.on_resume = left, goes_on.clear, goes_on.set
+        request.on_gone = left
+        request.on_pause = goes_on.clear
+        request.on_resume = goes_on.set
         with contextlib.closing(source):
             request.start(200, [(b"content-type", b"application/octet-stream")], file.bytes)
             sent = 0
@@ -258,9 +312,13 @@ class BatchApi:
             if known is None or await asyncio.to_thread(lambda: known.moved):
                 self._store = await asyncio.to_thread(open_store, self._store_path)
                 if known is not None:
-                    self._say(f"`{self._store_path}` was deleted or replaced; batches that it does not hold are lost")
+                    self._say(
+                        f"`{self._store_path}` was deleted or replaced; batches that it "
+                        "does not hold are lost"
+                    )
                     self.runner.wake.set()
-                    await asyncio.to_thread(known.close)  # last: no other file has its identity while it is open
+                    # Last: no other file has its identity while it is open.
+                    await asyncio.to_thread(known.close)
             assert self._store is not None
             return BatchStore(self._store)
 
@@ -285,9 +343,13 @@ def parse_batch_spec(body: bytes) -> BatchSpec:
         spec = msgspec.json.decode(body, type=BatchSpec)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         param = next((name for name in BatchSpec.__struct_fields__ if name in str(error)), None)
-        raise BatchApiError(400, f"the body is not a batch request: {error}", param=param) from None
+        raise BatchApiError(
+            400, f"the body is not a batch request: {error}", param=param
+        ) from None
     if spec.endpoint not in ENDPOINTS:
-        message = f"the endpoint `{spec.endpoint[:64]}` does not take batches; {', '.join(ENDPOINTS)} do"
+        message = (
+            f"the endpoint `{spec.endpoint[:64]}` does not take batches; {', '.join(ENDPOINTS)} do"
+        )
         raise BatchApiError(400, message, param="endpoint")
     return spec
 
@@ -297,7 +359,9 @@ def window_seconds(window: str) -> int:
     found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 0 < seconds <= LONGEST_WINDOW_S:
-        message = f"the completion_window `{window[:32]}` is not `24h` or a shorter one such as `90m`"
+        message = (
+            f"the completion_window `{window[:32]}` is not `24h` or a shorter one such as `90m`"
+        )
         raise BatchApiError(400, message, param="completion_window")
     return seconds
 
@@ -305,7 +369,10 @@ def window_seconds(window: str) -> int:
 def _plain_name(told: str | None) -> str:
     """Return the last part of a path, of any system, without what a terminal would obey."""
     name = re.split(r"[/\\]", told or "")[-1][:LONGEST_NAME]
-    return storable("".join(one if one.isprintable() else "_" for one in name.lstrip("."))) or "upload"
+    return (
+        storable("".join(one if one.isprintable() else "_" for one in name.lstrip(".")))
+        or "upload"
+    )
 
 
 def _below(request: ServerRequest, place: str) -> str:
@@ -342,48 +409,83 @@ def _batch(store: BatchStore, owner: Owner, name: str) -> StoredBatch:
 
 
 def _no_such(kind: str, name: str, param: str = "id") -> BatchApiError:
-    """`kind`: "File" or "Batch". The same words for one that was never there and for one of another key."""
+    """`kind`: "File" or "Batch". The same words for one that was never there and for one of
+    another key.
+    """
     status = 404 if param == "id" else 400
-    return BatchApiError(status, f"No such {kind} object: {name[:64]}", code="not_found", param=param)
+    return BatchApiError(
+        status, f"No such {kind} object: {name[:64]}", code="not_found", param=param
+    )
 
 
 def _refuse(request: ServerRequest, refusal: BatchApiError) -> None:
     if request.started:
         request.cut()
         return
-    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
-    error = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
+    if refusal.status >= 500:
+        kind = "server_error"
+    else:
+        kind = "invalid_request_error"
+    error = {
+        "message": refusal.message,
+        "type": kind,
+        "param": refusal.param,
+        "code": refusal.code,
+    }
     later = [(b"retry-after", b"5")] if refusal.status == 503 else []
-    request.respond(refusal.status, [JSON, *later], json.dumps({"error": error, "source": "gateway"}).encode())
+    request.respond(
+        refusal.status, [JSON, *later], json.dumps({"error": error, "source": "gateway"}).encode()
+    )
 
 
 def file_document(file: StoredFile) -> Document:
     shown = {name: getattr(file, name) for name in ("id", "bytes", "filename", "purpose")}
-    times = {"created_at": int(file.created_at), "expires_at": file.expires_at and int(file.expires_at)}
+    times = {
+        "created_at": int(file.created_at),
+        "expires_at": file.expires_at and int(file.expires_at),
+    }
     return {**shown, "object": "file", **times, "status": "processed", "status_details": None}
 
 
 def batch_document(batch: StoredBatch) -> Document:
-    order, times, detail, tally = batch.order, batch.times, batch.detail, batch.detail["tally"]
+    order = batch.order
+    times = batch.times
+    detail = batch.detail
+    tally = batch.detail["tally"]
     faults = detail.get("errors")
     return {
-        **{name: getattr(order, name) for name in ("id", "endpoint", "input_file_id", "completion_window")},
+        **{
+            name: getattr(order, name)
+            for name in ("id", "endpoint", "input_file_id", "completion_window")
+        },
         **{name: detail.get(name) for name in ("model", "output_file_id", "error_file_id")},
         "object": "batch",
         "errors": None if faults is None else {"object": "list", "data": faults},
         "status": batch.status.value,
         "created_at": int(order.created_at),
         "expires_at": int(order.expires_at),
-        **{f"{one}_at": (at := times.get(one)) and int(at) for one in BatchStatus if one is not BatchStatus.VALIDATING},
-        "request_counts": {"total": detail.get("total", 0), **{name: tally[name] for name in ("completed", "failed")}},
+        **{
+            f"{one}_at": (at := times.get(one)) and int(at)
+            for one in BatchStatus
+            if one is not BatchStatus.VALIDATING
+        },
+        "request_counts": {
+            "total": detail.get("total", 0),
+            **{name: tally[name] for name in ("completed", "failed")},
+        },
         "usage": _usage(tally) if batch.status.is_final else None,
         "metadata": None if order.metadata is None else dict(order.metadata),
     }
 
 
 def _usage(tally: Document) -> Document | None:
-    """None: no answer told its tokens. Details that were never told are given as 0, for clients expect a number."""
-    told = {name: tally.get(f"{name}_tokens") for name in ("prompt", "cached", "output", "reasoning")}
+    """None: no answer told its tokens.
+
+    Details that were never told are given as 0, for clients expect a number.
+    """
+    told = {
+        name: tally.get(f"{name}_tokens") for name in ("prompt", "cached", "output", "reasoning")
+    }
     prompt, cached, output, reasoning = (count or 0 for count in told.values())
     usage = {
         "input_tokens": prompt,
@@ -392,10 +494,18 @@ def _usage(tally: Document) -> Document | None:
         "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": prompt + output,
     }
-    return None if told["prompt"] is None and told["output"] is None else usage
+    if told["prompt"] is None and told["output"] is None:
+        return None
+    return usage
 
 
 def page(documents: list[Document], limit: int) -> Document:
     data = documents[:limit]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(documents) > limit}
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": first,
+        "last_id": last,
+        "has_more": len(documents) > limit,
+    }

@@ -1,8 +1,9 @@
-"""Files of the batch API: the form they are uploaded with, their place on disk, and the requests in an input file.
+"""Files of the batch API: the form they are uploaded with, their place on disk, and the requests
+in an input file.
 
-Each is one file on disk, named by its id, in a folder of the owner's alone. It is there whole or not at all: it is
-written under another name, flushed, and renamed. An id of which no content is here is one that was deleted by hand.
-"""
+Each is one file on disk, named by its id, in a folder of the owner's alone. It is there whole or
+not at all: it is written under another name, flushed, and renamed. An id of which no content is
+here is one that was deleted by hand."""
 
 from __future__ import annotations
 
@@ -26,9 +27,13 @@ from skep.files import write_whole
 from skep.gateway.batch.store import BatchRequest
 from skep.units import MIB, format_bytes, shortened
 
-KEPT_FREE_BYTES = 512 * MIB  # of the disk, for results, the store and everything else that is on it
+KEPT_FREE_BYTES = (
+    512 * MIB
+)  # of the disk, for results, the store and everything else that is on it
 UNFINISHED_S = 3600.0  # after so long nobody writes to it any more
-ORPHANED_S = 30 * 86_400.0  # a name without a row: an upload that was killed, or a store that may be brought back
+ORPHANED_S = (
+    30 * 86_400.0
+)  # a name without a row: an upload that was killed, or a store that may be brought back
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 
 
@@ -52,8 +57,12 @@ class FileStorage:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(self.folder).free
         if free_bytes - more_bytes < self._kept_free_bytes:
-            has, keeps = format_bytes(free_bytes), format_bytes(self._kept_free_bytes)
-            message = f"the disk has {has} free, and uploads leave {keeps}; delete files (`DELETE /v1/files/ID`)"
+            has = format_bytes(free_bytes)
+            keeps = format_bytes(self._kept_free_bytes)
+            message = (
+                f"the disk has {has} free, and uploads leave {keeps}; delete files (`DELETE "
+                "/v1/files/ID`)"
+            )
             raise OSError(errno.ENOSPC, message)
 
     def write(self, file_id: str, pieces: Iterable[bytes | memoryview]) -> int:
@@ -70,13 +79,19 @@ class FileStorage:
             self.path(file_id).unlink()
 
     def sweep(self, known: Iterable[str], now: float | None = None) -> None:
-        """Remove what was left by processes that were killed: unfinished files, and very old ones that no row knows."""
-        ids, now = set(known), time.time() if now is None else now
+        """Remove what was left by processes that were killed: unfinished files, and very old ones
+        that no row knows.
+        """
+        ids = set(known)
+        now = time.time() if now is None else now
         with contextlib.suppress(FileNotFoundError):
             for path in self.folder.iterdir():
                 if not FILE_ID.match(path.name.lstrip(".")) or path.name in ids:
                     continue
-                kept_s = UNFINISHED_S if path.name.startswith(".") else ORPHANED_S
+                if path.name.startswith("."):
+                    kept_s = UNFINISHED_S
+                else:
+                    kept_s = ORPHANED_S
                 with contextlib.suppress(OSError):
                     if now - path.stat().st_mtime > kept_s:
                         path.unlink()
@@ -102,20 +117,28 @@ class FormPart(msgspec.Struct, frozen=True):
 def boundary_of(content_type: str) -> bytes | None:
     """None: it is no multipart form."""
     told = HeaderParser().parsestr(f"content-type: {content_type}")
-    boundary = told.get_boundary() if told.get_content_type() == "multipart/form-data" else None
-    return boundary.encode("latin-1", "replace") if boundary else None
+    if told.get_content_type() == "multipart/form-data":
+        boundary = told.get_boundary()
+    else:
+        boundary = None
+    if boundary:
+        return boundary.encode("latin-1", "replace")
+    return None
 
 
 def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
     """In their order. Raises ValueError for what is no form, or not a whole one."""
-    mark, view, parts = b"\r\n--" + boundary, memoryview(body), list[FormPart]()
+    mark = b"\r\n--" + boundary
+    view = memoryview(body)
+    parts = list[FormPart]()
     if not body.startswith(mark[2:]):
         raise ValueError("the form does not begin with its boundary")
     begin = len(mark) - 2
     while body[begin : begin + 2] != b"--":
         if len(parts) == MOST_PARTS:
             raise ValueError(f"the form has more than {MOST_PARTS} parts")
-        end, end_of_head = _find(body, mark, begin), body.find(b"\r\n\r\n", begin, begin + _HEAD_BYTES)
+        end = _find(body, mark, begin)
+        end_of_head = body.find(b"\r\n\r\n", begin, begin + _HEAD_BYTES)
         if end < 0:
             raise ValueError("the form is cut off: its last boundary is missing")
         if not 0 <= end_of_head < end:
@@ -127,7 +150,9 @@ def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
 
 
 def _find(body: bytes, mark: bytes, start: int) -> int:
-    """Piece by piece: one search through a large file would keep every other thread waiting for its whole length."""
+    """Piece by piece: one search through a large file would keep every other thread waiting for
+    its whole length.
+    """
     for at in range(start, len(body), _PIECE):
         found = body.find(mark, at, at + _PIECE + len(mark) - 1)
         if found >= 0:
@@ -139,7 +164,8 @@ def _names(head: bytes) -> tuple[str, str | None]:
     told = HeaderParser().parsestr(head.decode("utf-8", "replace"))
     if "content-disposition" not in told:
         raise ValueError("a part of the form has no Content-Disposition")
-    name, filename = told.get_param("name", "", "content-disposition"), told.get_filename()
+    name = told.get_param("name", "", "content-disposition")
+    filename = told.get_filename()
     if filename is not None:  # as browsers write what would end it
         filename = filename.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
     return str(name), filename
@@ -192,7 +218,10 @@ _INVALID = {"custom_id": "invalid_custom_id", "method": "invalid_method"}
 
 
 def check_lines(
-    lines: Iterable[bytes], endpoint: str, complaint_of: Callable[[str | None], str | None], most: int = MOST_REQUESTS
+    lines: Iterable[bytes],
+    endpoint: str,
+    complaint_of: Callable[[str | None], str | None],
+    most: int = MOST_REQUESTS,
 ) -> CheckedInput:
     """`complaint_of`: why a model is not served."""
     requests: list[BatchRequest] = []
@@ -201,7 +230,8 @@ def check_lines(
     model = None  # of the first request
     at = 0
     for number, line in enumerate(lines, start=1):
-        start, at = at, at + len(line)
+        start = at
+        at = at + len(line)
         text = line.removeprefix(_BOM) if number == 1 else line
         if not text.strip():
             continue
@@ -210,7 +240,9 @@ def check_lines(
                 raise LineError("too_many_tasks", f"the file has more than {most} requests")
             custom_id, its_model = _check(text, endpoint)
             if custom_id in seen:
-                message = f"the custom_id {_short(custom_id)} is already used in line {seen[custom_id]}"
+                message = (
+                    f"the custom_id {_short(custom_id)} is already used in line {seen[custom_id]}"
+                )
                 raise LineError("duplicate_custom_id", message, "custom_id")
             complaint = complaint_of(its_model) if not seen else None
             model = model if seen else its_model
@@ -219,11 +251,16 @@ def check_lines(
                 raise LineError("model_not_found", complaint, "body.model")
             if its_model != model:
                 others = f"({_short(model or 'none')}): one model a batch"
-                message = f"the model {_short(its_model or 'none')} is not that of the requests before {others}"
+                message = (
+                    f"the model {_short(its_model or 'none')} is not that of the requests "
+                    f"before {others}"
+                )
                 raise LineError("model_mismatch", message, "body.model")
             skipped = len(line) - len(text)
             requests.append(BatchRequest(len(requests), custom_id, start + skipped, len(text)))
-        except LineError as error:  # which holds the line, and what was read of it, as long as it is kept
+        except (
+            LineError
+        ) as error:  # which holds the line, and what was read of it, as long as it is kept
             fault = LineError(error.code, error.message, error.param, number)
             faults.append(fault)
             if len(faults) == MOST_ERRORS or fault.code == "too_many_tasks":
@@ -234,7 +271,10 @@ def check_lines(
 
 
 def body_of(line: bytes) -> bytes:
-    """The request's body, byte for byte as it stands in a line that was checked. ValueError: somebody changed it."""
+    """The request's body, byte for byte as it stands in a line that was checked.
+
+    ValueError: somebody changed it.
+    """
     try:
         return bytes(msgspec.json.decode(line, type=_RawBody).body)
     except msgspec.MsgspecError as error:
@@ -248,14 +288,25 @@ def _check(text: bytes, endpoint: str) -> tuple[str, str | None]:
         line = _lines.decode(text)
     except msgspec.ValidationError as error:
         field = next((name for name in _BatchLine.__struct_fields__ if name in str(error)), None)
-        code = "missing_required_parameter" if "missing required" in str(error) else _INVALID.get(field or "")
+        if "missing required" in str(error):
+            code: str | None = "missing_required_parameter"
+        else:
+            code = _INVALID.get(field or "")
         raise LineError(code or "invalid_request", f"not a request: {error}", field) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LineError("invalid_json_line", f"this line cannot be read as JSON: {error}") from None
+        raise LineError(
+            "invalid_json_line", f"this line cannot be read as JSON: {error}"
+        ) from None
     if line.url != endpoint:
-        raise LineError("url_mismatch", f"`url` is {_short(line.url)}; the batch is for {endpoint}", "url")
+        raise LineError(
+            "url_mismatch", f"`url` is {_short(line.url)}; the batch is for {endpoint}", "url"
+        )
     if line.body.stream:
-        raise LineError("invalid_request", "`stream` is not allowed in a batch: answers go into a file", "body.stream")
+        raise LineError(
+            "invalid_request",
+            "`stream` is not allowed in a batch: answers go into a file",
+            "body.stream",
+        )
     return line.custom_id, line.body.model
 
 

@@ -1,11 +1,11 @@
-"""Carries batches out from wherever an earlier process left them. Which ones at once is decided in `scheduler`.
+"""Carries batches out from wherever an earlier process left them. Which ones at once is decided in
+`scheduler`.
 
-Their requests are the gateway's own: each comes on no connection, waits in the class `batch`, and is counted like every
-other. What is held of answers that are not whole yet is bounded.
+Their requests are the gateway's own: each comes on no connection, waits in the class `batch`, and
+is counted like every other. What is held of answers that are not whole yet is bounded.
 
-One process at a time works on batches: while a gateway is replaced there are two, and a lock of the kernel, which a
-killed process cannot keep, says which.
-"""
+One process at a time works on batches: while a gateway is replaced there are two, and a lock of
+the kernel, which a killed process cannot keep, says which."""
 
 from __future__ import annotations
 
@@ -21,9 +21,29 @@ from itertools import chain
 
 from skep.errors import EngineError, SkepError, StoreError
 from skep.files import hold_lock
-from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_of, check_lines, new_file_id
-from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, BatchAnswer, BatchSchedule, choose, result_of
-from skep.gateway.batch.store import BATCH_FILE_S, BatchOrder, BatchRequest, BatchStatus, BatchStore, StoredFile
+from skep.gateway.batch.files import (
+    CheckedInput,
+    FileStorage,
+    LineError,
+    body_of,
+    check_lines,
+    new_file_id,
+)
+from skep.gateway.batch.scheduler import (
+    MOST_ANSWER_BYTES,
+    BatchAnswer,
+    BatchSchedule,
+    choose,
+    result_of,
+)
+from skep.gateway.batch.store import (
+    BATCH_FILE_S,
+    BatchOrder,
+    BatchRequest,
+    BatchStatus,
+    BatchStore,
+    StoredFile,
+)
 from skep.gateway.proxy import Proxy
 from skep.wire.heads import gateway_fields
 from skep.wire.server_request import ServerRequest
@@ -32,16 +52,27 @@ READY_POLL_S = 0.05
 
 
 class InternalRequest:
-    """One request without a connection: its own carrier, which gathers the answer until it is whole or given up."""
+    """One request without a connection: its own carrier, which gathers the answer until it is
+    whole or given up.
+    """
 
     def __init__(
-        self, port: BatchGatewayPort, owner: str, endpoint: str, body: bytes, on_end: Callable[[], None]
+        self,
+        port: BatchGatewayPort,
+        owner: str,
+        endpoint: str,
+        body: bytes,
+        on_end: Callable[[], None],
     ) -> None:
-        """With the rights of its owner. As HTTP/1.0, whose answers have no chunks to be taken apart again."""
+        """With the rights of its owner.
+
+        As HTTP/1.0, whose answers have no chunks to be taken apart again.
+        """
         self.owner = owner
         self.answer: BatchAnswer | None = None  # None: not whole yet, or nobody wants it
         self.held_bytes = 0
-        self._port, self._on_end = port, on_end
+        self._port = port
+        self._on_end = on_end
         self._received: list[bytes] = []
         request = ServerRequest(self, b"POST", endpoint.encode(), [], body=body, version="1.0")
         self._request: ServerRequest | None = request  # None: it is over
@@ -51,16 +82,22 @@ class InternalRequest:
     @property
     def waiting(self) -> bool:
         """No replica has it yet."""
-        return self._request is not None and self._exchange is not None and not self._exchange.under_way
+        return (
+            self._request is not None
+            and self._exchange is not None
+            and not self._exchange.under_way
+        )
 
     def end(self, answer: BatchAnswer | None = None) -> None:
-        """Drop what came and end the call to the replica: in the next round, for the exchange may be writing just now.
-        None: nobody wants the answer any more. Repeats have no effect.
-        """
-        request, self._request = self._request, None  # the accounts keep the request for a while
+        """Drop what came and end the call to the replica: in the next round, for the exchange may
+        be writing just now. None: nobody wants the answer any more. Repeats have no effect."""
+        # the accounts keep the request for a while
+        request = self._request
+        self._request = None
         if request is None:
             return
-        self.answer, self._received = answer, []
+        self.answer = answer
+        self._received = []
         self._port.out.discard(self)
 
         def hang_up() -> None:
@@ -103,17 +140,27 @@ class BatchGatewayPort:
         models = self.proxy.admission.models
         known = ", ".join(models)
         if model is None:
-            return None if len(models) == 1 else f"several models are served here: {known}; name one in the body"
-        if self.proxy.admission.knows(model) or any(fnmatchcase(model, alias) for alias in self.proxy.policy.aliases):
+            if len(models) == 1:
+                return None
+            return f"several models are served here: {known}; name one in the body"
+        if self.proxy.admission.knows(model) or any(
+            fnmatchcase(model, alias) for alias in self.proxy.policy.aliases
+        ):
             return None
         return f"the model `{model[:80]}` is not served here; known: {known}"
 
     def has_room(self, owner: str) -> bool:
-        """Return whether one more request of this owner may be out: a key can be used beside its batches."""
-        most = next((key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None)
+        """Return whether one more request of this owner may be out: a key can be used beside its
+        batches.
+        """
+        most = next(
+            (key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None
+        )
         return most is None or sum(call.owner == owner for call in self.out) < max(1, most - 1)
 
-    def send(self, owner: str, endpoint: str, body: bytes, on_end: Callable[[], None]) -> InternalRequest:
+    def send(
+        self, owner: str, endpoint: str, body: bytes, on_end: Callable[[], None]
+    ) -> InternalRequest:
         return InternalRequest(self, owner, endpoint, body, on_end)
 
     async def ready(self) -> None:
@@ -126,8 +173,11 @@ def _parse_answer(received: bytes) -> BatchAnswer:
     """Of the bytes of a whole answer."""
     head, _, body = received.partition(b"\r\n\r\n")
     fields = dict(re.findall(rb"\r\n(retry-after|x-skep): *([^\r\n]*)", head))
-    request_id, wait = gateway_fields(fields.get(b"x-skep")).get("id", ""), fields.get(b"retry-after", b"")
-    return BatchAnswer(int(head.split(b" ", 2)[1]), body, request_id, float(wait) if wait.isdigit() else None)
+    request_id = gateway_fields(fields.get(b"x-skep")).get("id", "")
+    wait = fields.get(b"retry-after", b"")
+    return BatchAnswer(
+        int(head.split(b" ", 2)[1]), body, request_id, float(wait) if wait.isdigit() else None
+    )
 
 
 BACKLOG = 2  # requests that wait for a slot
@@ -146,8 +196,8 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 class BatchSender:
     """Sends the requests of one batch as its schedule says, and records what came.
 
-    Nothing new is sent while the store does not take what there is: what is not recorded is asked again after a crash.
-    """
+    Nothing new is sent while the store does not take what there is: what is not recorded is asked
+    again after a crash."""
 
     runner: BatchRunner
     order: BatchOrder
@@ -157,20 +207,31 @@ class BatchSender:
         self._began_at = time.time()
         self.cancelled = False
         self._out: dict[int, InternalRequest] = {}
-        died, now = BatchAnswer(None, fault="gateway_died"), self._began_at
+        died = BatchAnswer(None, fault="gateway_died")
+        now = self._began_at
         self._unrecorded = [result_of(one, died, _name(), now) for one in self.schedule.set_aside]
         self._recorded: set[int] = set()  # what replicas have, as the store knows it
         self._wake = asyncio.Event()
 
     @property
     def _halt(self) -> BatchStatus | None:
-        """What it becomes before its end: no more is sent. IN_PROGRESS: it goes on later, or elsewhere."""
+        """What it becomes before its end: no more is sent.
+
+        IN_PROGRESS: it goes on later, or elsewhere.
+        """
         if self.cancelled or time.time() >= self.order.expires_at:
-            return BatchStatus.CANCELLED if self.cancelled else BatchStatus.EXPIRED
-        return BatchStatus.IN_PROGRESS if self.runner.leaving else None
+            if self.cancelled:
+                return BatchStatus.CANCELLED
+            return BatchStatus.EXPIRED
+        if self.runner.leaving:
+            return BatchStatus.IN_PROGRESS
+        return None
 
     async def run(self) -> BatchStatus:
-        """Return what becomes of the batch. COMPLETED: every request has its result, in the store."""
+        """Return what becomes of the batch.
+
+        COMPLETED: every request has its result, in the store.
+        """
         try:
             while True:
                 self._collect()
@@ -182,9 +243,14 @@ class BatchSender:
                 try:
                     await self._record()
                 except StoreError as error:
-                    self.runner.say(f"{self.order.id}: results are not recorded yet: {error.message}")
+                    self.runner.say(
+                        f"{self.order.id}: results are not recorded yet: {error.message}"
+                    )
                     await asyncio.sleep(STORE_AGAIN_S)
-                status = BatchStatus.COMPLETED if self.schedule.done else halt
+                if self.schedule.done:
+                    status: BatchStatus | None = BatchStatus.COMPLETED
+                else:
+                    status = halt
                 if status is not None and not self._out and not self._unrecorded:
                     return status
                 await _wait(self._wake, SENDING_LOOK_S)
@@ -196,10 +262,14 @@ class BatchSender:
 
     async def _record(self) -> None:
         """All that came meanwhile in one transaction, and what replicas have now."""
-        results, under_way = self._unrecorded, {index for index, call in self._out.items() if not call.waiting}
+        results = self._unrecorded
+        under_way = {index for index, call in self._out.items() if not call.waiting}
         if results or under_way != self._recorded:
-            await asyncio.to_thread(self.runner.store.record, self.order.id, results, under_way, self._began_at)
-            self._unrecorded, self._recorded = [], under_way
+            await asyncio.to_thread(
+                self.runner.store.record, self.order.id, results, under_way, self._began_at
+            )
+            self._unrecorded = []
+            self._recorded = under_way
 
     def _collect(self) -> None:
         for index, call in list(self._out.items()):
@@ -225,13 +295,19 @@ class BatchSender:
     async def _send_one(self, request: BatchRequest) -> None:
         order = self.order
         try:
-            line = await asyncio.to_thread(self.runner.room.read, order.input_file_id, request.start, request.length)
+            line = await asyncio.to_thread(
+                self.runner.room.read, order.input_file_id, request.start, request.length
+            )
             body = body_of(line)
         except (FileNotFoundError, ValueError):
             self._answered(request.index, BatchAnswer(None, fault="input_file_missing"))
             return
-        if self.runner.gateway.has_room(order.owner):  # another batch of the same owner may have been quicker
-            self._out[request.index] = self.runner.gateway.send(order.owner, order.endpoint, body, self._wake.set)
+        if self.runner.gateway.has_room(
+            order.owner
+        ):  # another batch of the same owner may have been quicker
+            self._out[request.index] = self.runner.gateway.send(
+                order.owner, order.endpoint, body, self._wake.set
+            )
         else:
             self.schedule.take_back(request.index)
 
@@ -256,11 +332,18 @@ TIDY_S = 3600.0
 class BatchRunner:
     store: BatchStore
 
-    def __init__(self, room: FileStorage, gateway: BatchGatewayPort, say: Callable[[str], None]) -> None:
-        self.room, self.gateway, self.say = room, gateway, say
-        self.wake = asyncio.Event()  # there is a new batch, or one was cancelled, or the store is another one
+    def __init__(
+        self, room: FileStorage, gateway: BatchGatewayPort, say: Callable[[str], None]
+    ) -> None:
+        self.room = room
+        self.gateway = gateway
+        self.say = say
+        # There is a new batch, or one was cancelled, or the store is another one.
+        self.wake = asyncio.Event()
         self.leaving = False
-        self._under_way: dict[str, BatchSender | None] = {}  # None: being checked, or written to its files
+        self._under_way: dict[
+            str, BatchSender | None
+        ] = {}  # None: being checked, or written to its files
         self._resting: dict[str, float] = {}
         self._turn: set[BatchSchedule] = set()
 
@@ -275,11 +358,15 @@ class BatchRunner:
         self.wake.set()
 
     async def run(self, store: BatchStore) -> None:
-        """Until told to leave, and then until nothing is out; or until the store is another one."""
+        """Until told to leave, and then until nothing is out;
+        or until the store is another one.
+        """
         self.store = store
         while not self.leaving:
             try:
-                with hold_lock(self.room.folder / ".lock", "a gateway with batches", "it ends by itself"):
+                with hold_lock(
+                    self.room.folder / ".lock", "a gateway with batches", "it ends by itself"
+                ):
                     await self.gateway.ready()
                     async with asyncio.TaskGroup() as tasks:
                         await self._take_up(tasks)
@@ -288,7 +375,8 @@ class BatchRunner:
                 await _wait(self.wake, LOCK_AGAIN_S)
 
     async def _take_up(self, tasks: asyncio.TaskGroup) -> None:
-        tidy_at, carrying = 0.0, set[asyncio.Task[None]]()
+        tidy_at = 0.0
+        carrying = set[asyncio.Task[None]]()
         while not self.leaving and not await asyncio.to_thread(lambda: self.store.database.moved):
             now = time.monotonic()
             try:
@@ -325,15 +413,23 @@ class BatchRunner:
         batch = await asyncio.to_thread(self.store.batch, batch_id)
         if batch is None or batch.status.is_final:
             return
-        if batch.status is BatchStatus.VALIDATING:  # its model is known then: it begins when there is room for it
+        if (
+            batch.status is BatchStatus.VALIDATING
+        ):  # its model is known then: it begins when there is room for it
             await asyncio.to_thread(self._check, batch.order)
             return
-        pending, lost = await asyncio.to_thread(lambda: (self.store.pending(batch_id), self.store.lost(batch_id)))
-        sender = BatchSender(self, batch.order, schedule := BatchSchedule(pending, lost, self._turn))
+        pending, lost = await asyncio.to_thread(
+            lambda: (self.store.pending(batch_id), self.store.lost(batch_id))
+        )
+        sender = BatchSender(
+            self, batch.order, schedule := BatchSchedule(pending, lost, self._turn)
+        )
         sender.cancelled = BatchStatus.CANCELLING in batch.times
         self._under_way[batch_id] = sender
         status = await sender.run()
-        if BatchStatus.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
+        if (
+            BatchStatus.IN_PROGRESS not in batch.times
+        ):  # it was cancelled before it had any requests
             status = BatchStatus.CANCELLED
         if status is not BatchStatus.IN_PROGRESS:
             await asyncio.to_thread(self._finish, batch.order, schedule.left(), status)
@@ -345,7 +441,9 @@ class BatchRunner:
             with self.room.path(order.input_file_id).open("rb") as file:
                 checked = check_lines(file, order.endpoint, self.gateway.complaint_of)
         except FileNotFoundError:
-            gone = LineError("input_file_missing", f"the file {order.input_file_id} is missing", "input_file_id")
+            gone = LineError(
+                "input_file_missing", f"the file {order.input_file_id} is missing", "input_file_id"
+            )
             checked = CheckedInput((), None, (gone,))
         if checked.faults:
             told = [asdict(fault) for fault in checked.faults]
@@ -358,21 +456,32 @@ class BatchRunner:
         if status is not BatchStatus.CANCELLED:
             self.store.become(order.id, BatchStatus.FINALIZING, now)
         names = ((one, f"batch_req_{order.id[6:]}_{one.index}") for one in left)
-        never = (result_of(one, BatchAnswer(None, fault=f"batch_{status}"), name, now).line for one, name in names)
+        never = (
+            result_of(one, BatchAnswer(None, fault=f"batch_{status}"), name, now).line
+            for one, name in names
+        )
         output, errors = (self.store.lines(order.id, ok=ok) for ok in (True, False))
         files: dict[str, StoredFile] = {}
         ended = False
         try:
             for kind, lines in (("output", output), ("error", chain(errors, never))):
                 if (first := next(lines, None)) is not None:
-                    file_id, name = new_file_id(), f"{order.id}_{kind}.jsonl"
+                    file_id = new_file_id()
+                    name = f"{order.id}_{kind}.jsonl"
                     size = self.room.write(file_id, chain((first,), lines))
-                    file = StoredFile(file_id, order.owner, now, name, "batch_output", size, now + BATCH_FILE_S)
+                    file = StoredFile(
+                        file_id, order.owner, now, name, "batch_output", size, now + BATCH_FILE_S
+                    )
                     files[f"{kind}_file_id"] = file
-            tally, ids = self.store.tally(order.id), {name: file.id for name, file in files.items()}
-            ended = self.store.become(order.id, status, time.time(), [*files.values()], tally=tally, **ids)
+            tally = self.store.tally(order.id)
+            ids = {name: file.id for name, file in files.items()}
+            ended = self.store.become(
+                order.id, status, time.time(), [*files.values()], tally=tally, **ids
+            )
         finally:
-            for file in files.values() if not ended else ():  # a full disk is not filled further, try by try
+            for file in (
+                files.values() if not ended else ()
+            ):  # a full disk is not filled further, try by try
                 self.room.delete(file.id)
         self.store.forget_ended()
 

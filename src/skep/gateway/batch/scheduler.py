@@ -1,11 +1,13 @@
-"""Which request of a batch is next, what becomes of an answer, and which batches are under way. No clock, no I/O.
+"""Which request of a batch is next, what becomes of an answer, and which batches are under way. No
+clock, no I/O.
 
-An answer is final, or it is no answer and the request comes again later: the endpoint is full, loads its model or lost
-a replica. What loses replicas again and again is set aside with its error; the rest waits until the batch expires.
+An answer is final, or it is no answer and the request comes again later: the endpoint is full,
+loads its model or lost a replica. What loses replicas again and again is set aside with its error;
+the rest waits until the batch expires.
 
-A request that was under way whenever the gateway died may be the cause of it, or was only there at the time. From the
-third time on it goes last, and one at a time: whoever is innocent ends, and the cause is alone with what it does.
-"""
+A request that was under way whenever the gateway died may be the cause of it, or was only there at
+the time. From the third time on it goes last, and one at a time: whoever is innocent ends, and the
+cause is alone with what it does."""
 
 from __future__ import annotations
 
@@ -22,19 +24,26 @@ from skep.gateway.body_inspection import tokens_of
 from skep.units import MIB
 from skep.wire.openai import FULL_OR_AWAY, REFUSALS, json_object
 
-COSTLY = frozenset(("replica_lost", "replica_timeout"))  # of the gateway: a replica had it, and gave no answer
+COSTLY = frozenset(
+    ("replica_lost", "replica_timeout")
+)  # of the gateway: a replica had it, and gave no answer
 MOST_COSTLY = 5  # such answers, or broken ones, of one request
-ALONE_FROM, MOST_LOST = 3, 5  # deaths of the gateway while one request was under way
+# deaths of the gateway while one request was under way
+ALONE_FROM = 3
+MOST_LOST = 5
 _NO_ANSWER = FULL_OR_AWAY | {None}  # None: it was broken off
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
-# An answer is in memory until it is whole. 131,072 tokens of text are half a MiB, 1,000 embeddings 20 to 40 MiB.
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 60.0
+# An answer is in memory until it is whole. 131,072 tokens of text are half a MiB, 1,000 embeddings
+# 20 to 40 MiB.
 MOST_ANSWER_BYTES = 64 * MIB
 WITHOUT_ANSWER = {  # code and message of a request's error where it has no answer
     "batch_expired": "This request could not be executed before the completion window expired.",
     "batch_cancelled": "This request was not executed: the batch was cancelled.",
     "input_file_missing": "This request was not executed: the input file cannot be read any more.",
     "gateway_died": (
-        f"The gateway died {MOST_LOST} times while this request was in progress (killed, or out of memory),"
+        f"The gateway died {MOST_LOST} times while this request was in progress (killed, or "
+        "out of memory),"
         " and it was not sent again. Send it alone, or ask for less in one request."
     ),
     "stream_cut": f"The answer was interrupted {MOST_COSTLY} times.",
@@ -46,7 +55,10 @@ WITHOUT_ANSWER = {  # code and message of a request's error where it has no answ
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """`status` None: the answer was broken off. `fault`: and asking again would not help, for this reason."""
+    """`status` None: the answer was broken off.
+
+    `fault`: and asking again would not help, for this reason.
+    """
 
     status: int | None
     body: bytes = b""
@@ -59,11 +71,12 @@ _Queued = tuple[float, int, BatchRequest]  # when it may go out, its index
 
 
 class BatchSchedule:
-    """The requests of one batch that have no result: each is out, or in a queue until it may go out (again).
+    """The requests of one batch that have no result: each is out, or in a queue until it may go
+    out (again).
 
-    `lost`: how often the gateway died while a request was under way, by index. `set_aside`: those that are not tried
-    again because of it. `turn`: the batch that has a suspect out, of all; only one goes out at a time.
-    """
+    `lost`: how often the gateway died while a request was under way, by index. `set_aside`: those
+    that are not tried again because of it. `turn`: the batch that has a suspect out, of all; only
+    one goes out at a time."""
 
     def __init__(
         self,
@@ -74,13 +87,19 @@ class BatchSchedule:
         lost = lost or {}
         self.set_aside = [one for one in pending if lost.get(one.index, 0) >= MOST_LOST]
         self._suspects = {index for index, times in lost.items() if times >= ALONE_FROM}
-        self._queues: tuple[list[_Queued], list[_Queued]] = ([], [])  # of all others, of suspects: the soonest first
+        # Of all others, of suspects: the soonest first.
+        self._queues: tuple[list[_Queued], list[_Queued]] = (
+            [],
+            [],
+        )
         for one in pending:
             if lost.get(one.index, 0) < MOST_LOST:
                 self._queues[one.index in self._suspects].append((0.0, one.index, one))
         self._turn = set() if turn is None else turn
         self.out: dict[int, BatchRequest] = {}
-        self._tried: dict[int, tuple[int, int]] = {}  # how often, and how often at the cost of a replica
+        self._tried: dict[
+            int, tuple[int, int]
+        ] = {}  # how often, and how often at the cost of a replica
         self._held_until = 0.0  # the endpoint said when to come back: nothing new goes out before
 
     @property
@@ -95,7 +114,11 @@ class BatchSchedule:
     def next(self, now: float) -> BatchRequest | None:
         """It counts as out until it is `answered` or taken back."""
         for is_suspect, queue in enumerate(self._queues):
-            if queue and max(queue[0][0], self._held_until) <= now and not (is_suspect and self._turn):
+            if (
+                queue
+                and max(queue[0][0], self._held_until) <= now
+                and not (is_suspect and self._turn)
+            ):
                 _, index, self.out[index] = heapq.heappop(queue)
                 if is_suspect:
                     self._turn.add(self)
@@ -120,7 +143,10 @@ class BatchSchedule:
             del self.out[index], self._tried[index]
             self._pass_turn(index)
             return True
-        pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S * 2.0 ** min(times, 10), answer.retry_after_s or 0.0))
+        pause_s = min(
+            LONGEST_PAUSE_S,
+            max(FIRST_PAUSE_S * 2.0 ** min(times, 10), answer.retry_after_s or 0.0),
+        )
         if answer.status in REFUSALS:
             self._held_until = max(self._held_until, now + pause_s)
         self.take_back(index, now + pause_s)
@@ -133,14 +159,24 @@ class BatchSchedule:
 
 def result_of(request: BatchRequest, answer: BatchAnswer, name: str, at: float) -> BatchResult:
     """Of an answer that is final. `name` is the line's own id."""
-    told: dict[str, Any] = {"id": name, "custom_id": request.custom_id, "response": None, "error": None}
+    told: dict[str, Any] = {
+        "id": name,
+        "custom_id": request.custom_id,
+        "response": None,
+        "error": None,
+    }
     if answer.status is None:
         code = answer.fault or "stream_cut"
         told["error"] = {"code": code, "message": WITHOUT_ANSWER[code]}
         return BatchResult(request.index, at, ok=False, line=msgspec.json.encode(told) + b"\n")
     body = msgspec.Raw(_one_line(answer.body))
-    told["response"] = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
-    line, is_ok = msgspec.json.encode(told) + b"\n", 200 <= answer.status < 300
+    told["response"] = {
+        "status_code": answer.status,
+        "request_id": answer.request_id,
+        "body": body,
+    }
+    line = msgspec.json.encode(told) + b"\n"
+    is_ok = 200 <= answer.status < 300
     tokens = tokens_of(b"", [answer.body], streamed=False)
     counts = (tokens.prompt, tokens.cached, tokens.output, tokens.reasoning)
     return BatchResult(request.index, at, is_ok, line, answer.status, *counts)
@@ -149,8 +185,13 @@ def result_of(request: BatchRequest, answer: BatchAnswer, name: str, at: float) 
 def _code_of(body: bytes) -> str | None:
     """Of an error in the gateway's own words."""
     document = (json_object(body) if b'"source"' in body else None) or {}
-    error = document.get("error") if document.get("source") == "gateway" else None
-    return error.get("code") if isinstance(error, dict) else None
+    if document.get("source") == "gateway":
+        error = document.get("error")
+    else:
+        error = None
+    if isinstance(error, dict):
+        return error.get("code")
+    return None
 
 
 def _one_line(body: bytes) -> bytes:
@@ -168,13 +209,17 @@ def _one_line(body: bytes) -> bytes:
 MOST_OF_KIND = 16  # batches of one owner for one model that are under way at once
 
 
-def choose(unfinished: Sequence[UnfinishedBatch], under_way: Container[str]) -> list[UnfinishedBatch]:
+def choose(
+    unfinished: Sequence[UnfinishedBatch], under_way: Container[str]
+) -> list[UnfinishedBatch]:
     """Return the batches that begin now. `under_way`: the ids of those that have begun.
 
-    Batches of one kind wait for the same slots, so more of them at once would be none the sooner. Those of other kinds
-    wait for others, and among owners the gateway's queue is fair: neither keeps the other from beginning.
-    """
-    kinds = Counter((one.owner, one.model) for one in unfinished if one.id in under_way and not one.ending)
+    Batches of one kind wait for the same slots, so more of them at once would be none the sooner.
+    Those of other kinds wait for others, and among owners the gateway's queue is fair: neither
+    keeps the other from beginning."""
+    kinds = Counter(
+        (one.owner, one.model) for one in unfinished if one.id in under_way and not one.ending
+    )
     begin = []
     for one in unfinished:
         if one.id not in under_way and (one.ending or kinds[one.owner, one.model] < MOST_OF_KIND):

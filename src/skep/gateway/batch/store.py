@@ -1,8 +1,8 @@
 """Files and batches of the batch API: their rows, one short transaction for each change.
 
-What a file holds is on disk, elsewhere. A batch is its row and its events, the newest of which says what it is now;
-each of its requests gets one result, and the first stays. Knows no clock: times are arguments.
-"""
+What a file holds is on disk, elsewhere. A batch is its row and its events, the newest of which
+says what it is now; each of its requests gets one result, and the first stays. Knows no clock:
+times are arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from skep.store.database import Store
 from skep.store.records import Index
 from skep.store.rows import insert, insert_all, queries, read
 
-MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at once
+# results that are in memory at once
+MOST_READ = 200
+MOST_READ_BYTES = 16_777_216
 DELETED_AT_ONCE = 2000
 BATCH_FILE_S = 30 * 86_400  # a file goes after so long
 
@@ -38,8 +40,13 @@ class BatchStatus(StrEnum):
         return self in FINAL
 
 
-FINAL = frozenset((BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED))
-_ENDED = f"SELECT batch_id FROM batch_events WHERE status IN ({', '.join(repr(one.value) for one in sorted(FINAL))})"  # noqa: S608
+FINAL = frozenset(
+    (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
+)
+_ENDED = (
+    "SELECT batch_id FROM batch_events WHERE status IN "  # noqa: S608
+    f"({', '.join(repr(one.value) for one in sorted(FINAL))})"
+)
 _FIRST_STAYS = "ON CONFLICT DO NOTHING"
 _SQL = queries("skep.gateway.batch")
 
@@ -68,9 +75,9 @@ class BatchOrder(msgspec.Struct, frozen=True):
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
-    """`times`: when it became what. `detail`: what its events tell, in one: model, total, errors, ids of files; and its
-    `tally`: what came of its requests so far. Tokens are None where no answer told them.
-    """
+    """`times`: when it became what. `detail`: what its events tell, in one: model, total, errors,
+    ids of files; and its `tally`: what came of its requests so far. Tokens are None where no
+    answer told them."""
 
     order: BatchOrder
     status: BatchStatus
@@ -83,7 +90,9 @@ class UnfinishedBatch(msgspec.Struct, frozen=True):
     owner: str
     model: str | None  # None: its file was not read yet, or names none
     cancelling: bool = False
-    ending: bool = False  # it needs no room: it is cancelled or expired, and nothing of it is sent any more
+    ending: bool = (
+        False  # it needs no room: it is cancelled or expired, and nothing of it is sent any more
+    )
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
@@ -110,7 +119,10 @@ class BatchResult(msgspec.Struct, frozen=True):
 
 
 class BatchStore:
-    """Over an open store. Several processes may use the file at once; one of them at a time works on batches."""
+    """Over an open store.
+
+    Several processes may use the file at once; one of them at a time works on batches.
+    """
 
     def __init__(self, store: Store) -> None:
         self.database = store
@@ -126,59 +138,98 @@ class BatchStore:
         return found[0] if found else None
 
     def files(
-        self, owner: str | None = None, purpose: str | None = None, after: str | None = None, *, limit: int = -1
+        self,
+        owner: str | None = None,
+        purpose: str | None = None,
+        after: str | None = None,
+        *,
+        limit: int = -1,
     ) -> list[StoredFile]:
         """Newest first; `owner` None: of all."""
         return read(self.database.read(_SQL["files"], owner, purpose, after, limit), StoredFile)
 
     def delete_file(self, file_id: str) -> str | None:
-        """None: it is not there any more. Else the unfinished batch that reads it, and it stays."""
-        with self.database.transaction() as connection:  # no batch can begin to read it between the look and the deed
+        """None: it is not there any more.
+
+        Else the unfinished batch that reads it, and it stays.
+        """
+        with (
+            self.database.transaction() as connection
+        ):  # no batch can begin to read it between the look and the deed
             user = connection.execute(_SQL["user"], (file_id,)).fetchone()
             if user is None:
                 connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
-        return None if user is None else str(user["id"])
+        if user is None:
+            return None
+        return str(user["id"])
 
     def expired_files(self, now: float) -> list[str]:
-        return [row["id"] for row in self.database.read("SELECT id FROM files WHERE expires_at <= ?", now)]
+        return [
+            row["id"]
+            for row in self.database.read("SELECT id FROM files WHERE expires_at <= ?", now)
+        ]
 
     # Batches
 
     def add_batch(self, order: BatchOrder) -> bool:
         """False: its input file is not there any more."""
         with self.database.transaction() as connection:
-            known = connection.execute("SELECT 1 FROM files WHERE id = ?", (order.input_file_id,)).fetchone()
+            known = connection.execute(
+                "SELECT 1 FROM files WHERE id = ?", (order.input_file_id,)
+            ).fetchone()
             if known is not None:
                 insert(connection, "batches", order)
         return known is not None
 
     def batch(self, batch_id: str) -> StoredBatch | None:
         rows = self.database.read("SELECT * FROM batches WHERE id = ?", batch_id)
-        return self._batch_of(rows[0]) if rows else None
+        if rows:
+            return self._batch_of(rows[0])
+        return None
 
-    def batches(self, owner: str | None = None, after: str | None = None, *, limit: int = -1) -> list[StoredBatch]:
+    def batches(
+        self, owner: str | None = None, after: str | None = None, *, limit: int = -1
+    ) -> list[StoredBatch]:
         """Newest first; `owner` None: of all."""
-        return [self._batch_of(row) for row in self.database.read(_SQL["batches"], owner, after, limit)]
+        return [
+            self._batch_of(row) for row in self.database.read(_SQL["batches"], owner, after, limit)
+        ]
 
     def unfinished(self, now: float) -> list[UnfinishedBatch]:
         """Oldest first."""
         return read(self.database.read(_SQL["unfinished"], now), UnfinishedBatch)
 
     def become(
-        self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile] = (), **detail: Any
+        self,
+        batch_id: str,
+        status: BatchStatus,
+        at: float,
+        files: Sequence[StoredFile] = (),
+        **detail: Any,
     ) -> bool:
-        """With its output files, where it ends: all or none. False: it had been that before, or has ended."""
+        """With its output files, where it ends: all or none.
+
+        False: it had been that before, or has ended.
+        """
         with self.database.transaction() as connection:
             became = _event(connection, batch_id, status, at, detail)
             if became:
                 insert_all(connection, "files", files)
         return became
 
-    def validated(self, batch_id: str, at: float, model: str | None, requests: Iterable[BatchRequest]) -> None:
+    def validated(
+        self, batch_id: str, at: float, model: str | None, requests: Iterable[BatchRequest]
+    ) -> None:
         """The list of its requests, and with it the beginning of the work. All of it or none."""
         rows = list(requests)
         with self.database.transaction() as connection:
-            if _event(connection, batch_id, BatchStatus.IN_PROGRESS, at, {"model": model, "total": len(rows)}):
+            if _event(
+                connection,
+                batch_id,
+                BatchStatus.IN_PROGRESS,
+                at,
+                {"model": model, "total": len(rows)},
+            ):
                 insert_all(connection, "batch_requests", rows, batch_id=batch_id)
 
     def pending(self, batch_id: str) -> list[BatchRequest]:
@@ -186,29 +237,45 @@ class BatchStore:
         return read(self.database.read(_SQL["pending"], batch_id), BatchRequest)
 
     def lost(self, batch_id: str) -> dict[int, int]:
-        """Of requests without a result, by index: how often the process that worked on it died meanwhile."""
+        """Of requests without a result, by index: how often the process that worked on it died
+        meanwhile.
+        """
         sql = "SELECT idx, count(*) FROM batch_beginnings WHERE batch_id = ? GROUP BY idx"
         return dict(map(tuple, self.database.read(sql, batch_id)))
 
     def record(
-        self, batch_id: str, results: Sequence[BatchResult] = (), under_way: Collection[int] = (), since: float = 0.0
+        self,
+        batch_id: str,
+        results: Sequence[BatchResult] = (),
+        under_way: Collection[int] = (),
+        since: float = 0.0,
     ) -> None:
-        """In one transaction. A request that has its result keeps it. `under_way`: what replicas have now, by index,
-        of the process that works on the batch `since` then; it replaces what that process said before.
-        """
+        """In one transaction. A request that has its result keeps it. `under_way`: what replicas
+        have now, by index, of the process that works on the batch `since` then; it replaces what
+        that process said before."""
         with self.database.transaction() as connection:
-            connection.execute("DELETE FROM batch_beginnings WHERE batch_id = ? AND begun_at = ?", (batch_id, since))
+            connection.execute(
+                "DELETE FROM batch_beginnings WHERE batch_id = ? AND begun_at = ?",
+                (batch_id, since),
+            )
             begun = [(batch_id, index, since) for index in under_way]
-            connection.executemany("INSERT INTO batch_beginnings (batch_id, idx, begun_at) VALUES (?, ?, ?)", begun)
+            connection.executemany(
+                "INSERT INTO batch_beginnings (batch_id, idx, begun_at) VALUES (?, ?, ?)", begun
+            )
             insert_all(connection, "batch_results", results, _FIRST_STAYS, batch_id=batch_id)
             sql = "DELETE FROM batch_beginnings WHERE batch_id = ? AND idx = ?"
             connection.executemany(sql, [(batch_id, one.index) for one in results])
 
     def lines(self, batch_id: str, *, ok: bool) -> Iterator[bytes]:
         """In the file's order, a few at a time: all together may be larger than memory."""
-        (longest,) = self.database.read("SELECT max(length(line)) FROM batch_results WHERE batch_id = ?", batch_id)[0]
+        (longest,) = self.database.read(
+            "SELECT max(length(line)) FROM batch_results WHERE batch_id = ?", batch_id
+        )[0]
         limit = min(MOST_READ, max(1, MOST_READ_BYTES // (longest or 1)))
-        sql = "SELECT idx, ok, line FROM batch_results WHERE batch_id = ? AND idx > ? ORDER BY idx LIMIT ?"
+        sql = (
+            "SELECT idx, ok, line FROM batch_results WHERE batch_id = ? AND idx > ? ORDER BY "
+            "idx LIMIT ?"
+        )
         last = -1
         while rows := self.database.read(sql, batch_id, last, limit):
             yield from (row["line"] for row in rows if row["ok"] == ok)
@@ -218,28 +285,48 @@ class BatchStore:
         return dict(self.database.read(_SQL["counts"], batch_id)[0])
 
     def forget_ended(self) -> None:
-        """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""
+        """Delete what the output files of ended batches have.
+
+        In short transactions: a gateway is serving.
+        """
         for table in ("batch_results", "batch_requests", "batch_beginnings"):
-            some = f"SELECT batch_id, idx FROM {table} WHERE batch_id IN ({_ENDED}) LIMIT {DELETED_AT_ONCE}"  # noqa: S608
+            some = (
+                f"SELECT batch_id, idx FROM {table} WHERE batch_id IN ({_ENDED}) LIMIT "  # noqa: S608
+                f"{DELETED_AT_ONCE}"
+            )
             deleted = DELETED_AT_ONCE
             while deleted >= DELETED_AT_ONCE:
                 with self.database.transaction() as connection:
-                    deleted = connection.execute(f"DELETE FROM {table} WHERE (batch_id, idx) IN ({some})").rowcount  # noqa: S608
+                    deleted = connection.execute(
+                        f"DELETE FROM {table} WHERE (batch_id, idx) IN ({some})"  # noqa: S608
+                    ).rowcount
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
         (order,) = read([row], BatchOrder)
-        status, times, detail = BatchStatus.VALIDATING, dict[BatchStatus, float](), dict[str, Any]()
-        for event in self.database.read("SELECT * FROM batch_events WHERE batch_id = ? ORDER BY number", order.id):
+        status = BatchStatus.VALIDATING
+        times = dict[BatchStatus, float]()
+        detail = dict[str, Any]()
+        for event in self.database.read(
+            "SELECT * FROM batch_events WHERE batch_id = ? ORDER BY number", order.id
+        ):
             status = BatchStatus(event["status"])
             times[status] = event["at"]
             detail |= json.loads(event["detail"])
-        if BatchStatus.CANCELLING in times and not status.is_final:  # it may have come while the file was being checked
+        if (
+            BatchStatus.CANCELLING in times and not status.is_final
+        ):  # it may have come while the file was being checked
             status = BatchStatus.CANCELLING
-        return StoredBatch(order, status, times, {"tally": detail.get("tally") or self.tally(order.id)} | detail)
+        return StoredBatch(
+            order, status, times, {"tally": detail.get("tally") or self.tally(order.id)} | detail
+        )
 
 
 def _event(
-    connection: sqlite3.Connection, batch_id: str, status: BatchStatus, at: float, detail: Mapping[str, Any]
+    connection: sqlite3.Connection,
+    batch_id: str,
+    status: BatchStatus,
+    at: float,
+    detail: Mapping[str, Any],
 ) -> bool:
     """Checked inside the transaction: another process may have ended it a moment ago."""
     if connection.execute(f"{_ENDED} AND batch_id = ?", (batch_id,)).fetchone():
